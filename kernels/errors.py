@@ -1,0 +1,26 @@
+"""The error types of every folder. Each message says what was found, what was expected and what to do."""
+from __future__ import annotations
+
+
+class MtmdError(Exception):
+    """Base of every error this package raises on purpose. Its text is one line, fit to be shown to a user."""
+
+
+class ImageError(MtmdError):
+    """An image that cannot be used: unreadable, truncated, too large."""
+
+
+class ModelError(MtmdError):
+    """A checkpoint that cannot be used: missing, broken, of an unknown architecture."""
+
+
+class OptionError(MtmdError):
+    """An option or argument out of its range."""
+
+
+class PromptError(MtmdError):
+    """A prompt that cannot be answered: empty, or longer than the context."""
+
+
+class PlacementError(MtmdError):
+    """An op that no backend takes, or a device that is not there."""
