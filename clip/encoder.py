@@ -1,0 +1,61 @@
+"""Tiles to embeddings: one vision family on its backends."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mtmd.clip.family import VisionFamily
+from mtmd.kernels.backends.backend import Backend
+from mtmd.kernels.executor import Executor, Observer, Residency
+from mtmd.kernels.flash import AttentionForm, FlashChoice, choose
+from mtmd.kernels.graph import Node, Shape, Type, WeightSource, graph_input
+from mtmd.kernels.scheduler import Override, Plan, make_plan
+
+BATCH = 4  # tiles encoded at once
+
+
+class Encoder:
+    """Flash attention is decided when it is made, by asking about one tile and about a full batch of the largest."""
+
+    def __init__(self, family: VisionFamily, weights: WeightSource, backends: Sequence[Backend], *, dtype: torch.dtype,
+                 flash_attn: str = "auto", overrides: Sequence[Override] = (), residency: Residency | None = None):
+        self.family, self.weights, self.backends, self.overrides = family, weights, backends, tuple(overrides)
+        self.dtype = dtype
+        self.residency = residency or Residency()
+        self.flash: FlashChoice = choose(self._probes, backends, overrides, flash_attn)
+        self._executor = lru_cache(maxsize=16)(self._make_executor)
+
+    def sizes(self) -> dict[str, tuple[int, Type]]:
+        """(batch, tile) by label: what the warm-up asks about, and the most that can come."""
+        return {"warm-up": (1, self.family.tile_type()), "largest": (BATCH, self.family.largest_tile_type())}
+
+    def graph(self, batch: int, tile: Shape, form: AttentionForm | None = None) -> Node:
+        """-> embeddings [B, T, D]"""
+        tiles = graph_input("inp.pixels", (batch, *tile), self.dtype, lambda tiles: tiles)
+        return self.family.graph(tiles, self.weights, form or self.flash.form)
+
+    def plan(self, batch: int, tile: Shape, overwrite: bool = True, form: AttentionForm | None = None) -> Plan:
+        return make_plan([self.graph(batch, tile, form)], self.backends, self.overrides, overwrite)
+
+    def _probes(self, form: AttentionForm) -> list[list[Node]]:
+        return [[self.graph(batch, tile.shape, form)] for batch, tile in self.sizes().values()]
+
+    def _make_executor(self, batch: int, tile: Shape) -> Executor:
+        return Executor(self.plan(batch, tile), self.residency)
+
+    def encode(self, tiles: Sequence[np.ndarray], observe: Observer | None = None) -> list[Tensor]:
+        """Embeddings [T, D] of each tile fp32 [3, Y, X], in the compute type, on the device; tiles of equal shape go together."""
+        done: dict[int, Tensor] = {}
+        waiting: dict[Shape, list[int]] = {}
+        for index, tile in enumerate(tiles):
+            waiting.setdefault(tuple(tile.shape), []).append(index)
+        for shape, indices in waiting.items():
+            for start in range(0, len(indices), BATCH):
+                part = indices[start:start + BATCH]
+                pixels = torch.from_numpy(np.stack([tiles[i] for i in part])).to(self.dtype)
+                done.update(zip(part, self._executor(len(part), shape).run(pixels, observe)[0].unbind(0), strict=True))
+        return [done[i] for i in range(len(tiles))]

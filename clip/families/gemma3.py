@@ -1,0 +1,117 @@
+"""Gemma 3's eye: a SigLIP tower, its patches averaged down to a fixed number of tokens, one projection (arXiv:2503.19786)."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isqrt
+from typing import Any
+
+import numpy as np
+import torch
+
+from mtmd.clip.blocks import VitParams, layer_norm, vit_block, vit_parameters
+from mtmd.clip.family import ImagePlan
+from mtmd.clip.image import resize
+from mtmd.kernels.settings import Settings
+from mtmd.kernels import ops
+from mtmd.kernels.errors import ModelError
+from mtmd.kernels.flash import AttentionForm
+from mtmd.kernels.graph import Node, Type, WeightSource, weight
+from mtmd.kernels.weights.canonical import Parameter, plus_one
+
+RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}  # Pillow's numbers
+GELU = {"gelu_pytorch_tanh": "tanh", "gelu": "none"}
+
+
+@dataclass(frozen=True)
+class Gemma3Vision:
+    vit: VitParams
+    image_size: int
+    patch: int
+    tokens: int
+    text_width: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    scale: float
+    resample: str
+
+    marker = "<start_of_image>"
+    image_token = "<image_soft_token>"
+    bidirectional = True
+
+    @property
+    def grid(self) -> int:
+        return self.image_size // self.patch
+
+    @property
+    def pool(self) -> int:
+        return self.grid // isqrt(self.tokens)
+
+    def parameters(self) -> Mapping[str, Parameter]:
+        width = self.vit.width
+        found = vit_parameters(self.vit, _tower)
+        found["v.patch_embd.weight"] = Parameter((width, 3, self.patch, self.patch), _tower("embeddings.patch_embedding.weight"))
+        found["v.patch_embd.bias"] = Parameter((width,), _tower("embeddings.patch_embedding.bias"))
+        found["v.position_embd.weight"] = Parameter((self.grid ** 2, width), _tower("embeddings.position_embedding.weight"))
+        found["v.post_ln.weight"] = Parameter((width,), _tower("post_layernorm.weight"))
+        found["v.post_ln.bias"] = Parameter((width,), _tower("post_layernorm.bias"))
+        found["mm.soft_emb_norm.weight"] = Parameter((width,), _anywhere("multi_modal_projector.mm_soft_emb_norm.weight"), convert=plus_one)
+        found["mm.input_projection.weight"] = Parameter(
+            (self.text_width, width), _anywhere("multi_modal_projector.mm_input_projection_weight"),
+            stored=(width, self.text_width), convert=torch.Tensor.t)
+        return found
+
+    def prepare(self, pixels: np.ndarray) -> ImagePlan:
+        """Stretched to a square, whatever its shape, as the reference does."""
+        size = self.image_size
+        values = resize(pixels, size, size, self.resample).astype(np.float32) * np.float32(self.scale)
+        values = (values - np.array(self.mean, np.float32)) / np.array(self.std, np.float32)
+        prompt = f"\n\n<start_of_image>{self.image_token * self.tokens}<end_of_image>\n\n"
+        return ImagePlan((np.ascontiguousarray(values.transpose(2, 0, 1)),), ((size, size),), self.tokens, prompt)
+
+    def tile_type(self) -> Type:
+        return Type.contiguous((3, self.image_size, self.image_size), torch.float32)
+
+    largest_tile_type = tile_type
+
+    def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
+        dtype = tiles.dtype
+        x = ops.patch_embed(tiles, weight("v.patch_embd.weight", weights, dtype), weight("v.patch_embd.bias", weights, dtype), name="v.patch_embd")
+        x = ops.add(x, weight("v.position_embd.weight", weights, dtype), name="v.position_embd")
+        for index in range(self.vit.layers):
+            x = vit_block(x, index, self.vit, weights, attention)
+        x = layer_norm(x, "v.post_ln", self.vit.eps, weights)
+        x = ops.pool2d(x, grid=(self.grid, self.grid), kernel=self.pool, name="mm.pool")
+        x = ops.rms_norm(x, weight("mm.soft_emb_norm.weight", weights, torch.float32), eps=self.vit.eps, name="mm.soft_emb_norm")
+        return ops.matmul(x, weight("mm.input_projection.weight", weights, dtype), name="mm.input_projection")
+
+
+def read(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Gemma3Vision:
+    """From config.json and preprocessor_config.json; ModelError where a value is missing or impossible."""
+    vision = Settings(config, "config.json").part("vision_config")
+    image = Settings(processor.get("image_processor", processor), "preprocessor_config.json")
+    vit = VitParams(vision.count("num_hidden_layers"), vision.count("hidden_size"), vision.count("intermediate_size"),
+                    vision.count("num_attention_heads"), vision.number("layer_norm_eps", 1e-6),
+                    GELU[vision.choice("hidden_act", GELU, "gelu_pytorch_tanh")])
+    size, patch, tokens = vision.count("image_size"), vision.count("patch_size"), Settings(config, "config.json").count("mm_tokens_per_image", 256)
+    side = isqrt(tokens)
+    if side * side != tokens or size % patch or (size // patch) % side or vit.width % vit.heads:
+        raise ModelError(f"config.json: image_size {size}, patch_size {patch}, mm_tokens_per_image {tokens} and {vit.heads} heads of width "
+                         f"{vit.width} do not fit together; expected a square grid of patches that divides into the tokens")
+    if image.flag("do_pan_and_scan", False):
+        raise ModelError("preprocessor_config.json: do_pan_and_scan true is not supported; set it to false")
+    height, width = image.part("size").count("height", size), image.part("size").count("width", size)
+    if (height, width) != (size, size):
+        raise ModelError(f"preprocessor_config.json: size {height} x {width}, expected {size} x {size} as in config.json")
+    return Gemma3Vision(
+        vit, size, patch, tokens, Settings(config, "config.json").part("text_config").count("hidden_size", 2304),
+        image.numbers("image_mean", 3, (0.5, 0.5, 0.5)), image.numbers("image_std", 3, (0.5, 0.5, 0.5)),
+        image.number("rescale_factor", 1 / 255), RESAMPLE[image.choice("resample", RESAMPLE, 2)])
+
+
+def _tower(name: str) -> tuple[str, ...]:
+    return _anywhere(f"vision_tower.vision_model.{name}") + _anywhere(f"vision_tower.{name}")
+
+
+def _anywhere(name: str) -> tuple[str, ...]:
+    return name, f"model.{name}"

@@ -1,0 +1,35 @@
+"""The CPU: flash attention in bounded memory, torch's own operators for the rest."""
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from mtmd.kernels.backends.backend import Kernel
+from mtmd.kernels.backends.reference import lower_reference, reference_workspace
+from mtmd.kernels.cpu import attention
+from mtmd.kernels.graph import Node
+
+
+class Cpu:
+    name = "cpu"
+    space = "cpu"
+    device = torch.device("cpu")
+
+    def rejects(self, node: Node) -> str | None:
+        if any(n.dtype == torch.float16 for n in (node, *node.operands)):
+            return "fp16 runs at about 1 GFLOP/s on CPUs; use bf16 or fp32"
+        return None
+
+    def lower(self, node: Node, in_place: bool = False) -> Kernel:
+        if node.op == "attention":
+            return functools.partial(attention.flash_attention, **node.attrs)
+        return lower_reference(node, in_place)
+
+    def workspace(self, node: Node) -> int:
+        if node.op != "attention":
+            return reference_workspace(node)
+        q, k, _, mask, bounds = (*node.inputs, None, None)[:5]
+        assert q is not None and k is not None
+        masked = mask is not None or bounds is not None or node.attrs.get("causal", False) or node.attrs.get("window") is not None
+        return attention.workspace(q.shape[0], q.shape[1], k.shape[1], q.shape[2], masked, node.attrs.get("softcap") is not None)

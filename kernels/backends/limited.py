@@ -1,0 +1,91 @@
+"""A backend that refuses what it is told to: how a plan falls back, seen on any machine.
+
+`--refuse attention:head=72` on the command line puts it in front of the real device, as a stand-in for an accelerator that lacks
+the kernel; tests use it for every rule of placement.
+"""
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from mtmd.kernels.backends.backend import Backend, Kernel
+from mtmd.kernels.dtype import name_of
+from mtmd.kernels.errors import OptionError
+from mtmd.kernels.graph import Node
+from mtmd.kernels.ops import OPS
+
+COMPARE: dict[str, Callable[[int, int], bool]] = {"=": operator.eq, ">": operator.gt, "<": operator.lt}
+FACTS = ("head", "batch", "rows", "width")
+_RULE = re.compile(r"(?P<op>\w+|\*)(?::(?:(?P<fact>\w+)(?P<sign>[=<>])(?P<number>\d+)|(?P<dtype>bf16|fp32|fp16)))?")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`OP`, `OP:FACT=N` (also < and >), `OP:DTYPE`, or `/REGEX/` on node names. OP may be `*`."""
+    text: str
+    op: str = "*"
+    fact: str | None = None
+    sign: str = "="
+    number: int = 0
+    dtype: str | None = None
+    name: re.Pattern[str] | None = None
+
+    @staticmethod
+    def parse(text: str) -> Rule:
+        if len(text) > 2 and text[0] == text[-1] == "/":
+            try:
+                return Rule(text, name=re.compile(text[1:-1]))
+            except re.error as error:
+                raise OptionError(f"refuse rule {text!r}: not a regular expression ({error})") from error
+        match = _RULE.fullmatch(text)
+        if not match or (match["op"] != "*" and match["op"] not in OPS) or (match["fact"] and match["fact"] not in FACTS):
+            raise OptionError(f"refuse rule {text!r}: expected OP, OP:FACT=N, OP:DTYPE or /NAME REGEX/, with OP one of "
+                              f"{', '.join(sorted(OPS))} or *, and FACT one of {', '.join(FACTS)}")
+        return Rule(text, match["op"], match["fact"], match["sign"] or "=", int(match["number"] or 0), match["dtype"])
+
+    def refuses(self, node: Node) -> str | None:
+        """Why this rule refuses the node, or None."""
+        if self.name:
+            return f"name matches {self.text}" if self.name.search(node.name) else None
+        if self.op not in ("*", node.op):
+            return None
+        if self.dtype:
+            return f"dtype {self.dtype} is not supported" if name_of(node.dtype) == self.dtype else None
+        if self.fact is None:
+            return f"op {node.op} is not supported"
+        value = _fact(node, self.fact)
+        if value is None or not COMPARE[self.sign](value, self.number):
+            return None
+        return f"{self.fact} {'size ' if self.fact == 'head' else ''}{value} is not supported"
+
+
+def _fact(node: Node, fact: str) -> int | None:
+    first = next(node.operands, node)
+    if fact == "head":
+        return first.shape[-1] if node.op.startswith("attention") or node.op == "attn_scores" else None
+    if fact == "width":
+        return first.shape[-1]
+    if len(first.shape) < 3:
+        return None
+    return first.shape[0] if fact == "batch" else first.shape[1]
+
+
+class Limited:
+    """Runs what `inner` runs, in a memory space of its own, less what the rules refuse."""
+
+    def __init__(self, inner: Backend, rules: Iterable[str | Rule]):
+        self.inner = inner
+        self.rules = tuple(r if isinstance(r, Rule) else Rule.parse(r) for r in rules)
+        self.name, self.device, self.space = "limited", inner.device, "limited"
+
+    def rejects(self, node: Node) -> str | None:
+        refused = (rule.refuses(node) for rule in self.rules)
+        return next((reason for reason in refused if reason), None) or self.inner.rejects(node)
+
+    def lower(self, node: Node, in_place: bool = False) -> Kernel:
+        return self.inner.lower(node, in_place)
+
+    def workspace(self, node: Node) -> int:
+        return self.inner.workspace(node)

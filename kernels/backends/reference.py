@@ -1,0 +1,92 @@
+"""Every op, on any torch device, by its reference function. What it computes is what the op means."""
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mtmd.kernels.backends.backend import Kernel
+from mtmd.kernels.graph import Node, Type
+from mtmd.kernels.ops import OPS
+
+
+class Reference:
+    def __init__(self, device: str | torch.device = "cpu"):
+        self.device = torch.device(device)
+        self.name = "reference"
+        self.space = str(self.device)
+
+    def rejects(self, node: Node) -> str | None:  # noqa: ARG002
+        return None
+
+    def lower(self, node: Node, in_place: bool = False) -> Kernel:
+        return lower_reference(node, in_place)
+
+    def workspace(self, node: Node) -> int:
+        return reference_workspace(node)
+
+
+def lower_reference(node: Node, in_place: bool = False) -> Kernel:
+    """The op's own function, or its overwriting form."""
+    op = OPS[node.op]
+    function = op.in_place if in_place else op.reference
+    assert function is not None
+    return functools.partial(function, **node.attrs) if node.attrs else function
+
+
+def reference_workspace(node: Node) -> int:
+    """Peak bytes of the tensors the reference makes on the way, its result not counted; found by running it on meta tensors."""
+    return _workspace(node.op, tuple(i and i.type for i in node.inputs), tuple(node.attrs.items()), 0 if node.alias else node.type.bytes)
+
+
+@functools.lru_cache(maxsize=65536)
+def _workspace(op: str, types: tuple[Type | None, ...], attrs: tuple[tuple[str, Any], ...], result_bytes: int) -> int:
+    values = [t and t.meta() for t in types]
+    with torch.inference_mode(False), torch.no_grad(), _Allocations() as seen:
+        result = OPS[op].reference(*values, **dict(attrs))
+    del result
+    return max(0, seen.peak - result_bytes)
+
+
+class _Allocations(TorchDispatchMode):
+    """Counts live bytes of the storages that operators make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self._users: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+        given = {t.untyped_storage()._cdata for t in _tensors((args, kwargs or {}))}
+        result = func(*args, **(kwargs or {}))
+        for tensor in _tensors(result):
+            storage = tensor.untyped_storage()
+            key, size = storage._cdata, storage.nbytes()
+            if key in given and key not in self._users:
+                continue  # a view of something made outside
+            if key not in self._users:
+                self._users[key] = 0
+                self.live += size
+                self.peak = max(self.peak, self.live)
+            self._users[key] += 1
+            weakref.finalize(tensor, self._release, key, size)
+        return result
+
+    def _release(self, key: int, size: int) -> None:
+        self._users[key] -= 1
+        if not self._users[key]:
+            del self._users[key]
+            self.live -= size
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return [t for v in value for t in _tensors(v)]
+    return []

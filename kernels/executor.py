@@ -1,0 +1,84 @@
+"""Runs a plan: straight through its steps, values let go at their last use."""
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mtmd.kernels.backends.backend import Backend, Kernel
+from mtmd.kernels.graph import Node
+from mtmd.kernels.scheduler import Plan
+
+Observer = Callable[[Node, Tensor, list[Tensor | None]], None]
+
+
+class Residency:
+    """Weights where plans need them: read once per memory space, shared by every plan of a model."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[int, str, torch.dtype, str], Tensor] = {}
+        self.bytes: Counter[str] = Counter()
+
+    def get(self, node: Node, backend: Backend) -> Tensor:
+        source = node.attrs["source"]
+        key = id(source), node.name, node.dtype, backend.space
+        if key not in self._held:
+            tensor = source.read(node.name, node.dtype).to(backend.device)
+            self._held[key] = tensor
+            self.bytes[backend.space] += tensor.nbytes
+        return self._held[key]
+
+
+class Executor:
+    """One plan, ready to run any number of times. Not thread safe."""
+
+    def __init__(self, plan: Plan, residency: Residency):
+        self.plan = plan
+        slots: dict[tuple[Node, str] | Node, int] = {}
+        self._inputs: list[tuple[int, Node, torch.device]] = []
+        self._template: list[Tensor | None] = []
+        for (node, space), backend in plan.leaves.items():
+            slots[node, space] = len(self._template)
+            if node.op == "input":
+                self._inputs.append((len(self._template), node, backend.device))
+            self._template.append(residency.get(node, backend) if node.op == "weight" else None)
+        self._program: list[tuple[Kernel, tuple[int, ...], int, tuple[int, ...], Node]] = []
+        nothing = len(self._template)
+        self._template.append(None)
+        for step in plan.steps:
+            slots[step.node] = len(self._template)
+            self._template.append(None)
+            reads = tuple(nothing if i is None else slots[(i, step.backend.space) if i.is_leaf else i] for i in step.inputs)
+            self._program.append((_kernel(step.node, step.backend, step.in_place), reads, slots[step.node],
+                                  tuple(slots[f] for f in step.frees), step.node))
+        self._outputs = [slots[o] for o in plan.outputs]
+
+    @torch.inference_mode()
+    def run(self, batch: Any, observe: Observer | None = None) -> list[Tensor]:
+        """The outputs for one batch, whatever the graph's inputs understand by it.
+
+        `observe(node, value, inputs)` is called after every node, in order; inputs that a step overwrote hold its result by then.
+        """
+        values = list(self._template)
+        filled: dict[Node, Tensor] = {}
+        for slot, node, device in self._inputs:
+            if node not in filled:
+                filled[node] = node.attrs["fill"](batch)
+            values[slot] = filled[node].to(device)
+        for kernel, reads, result, frees, node in self._program:
+            inputs = [values[i] for i in reads]
+            value = values[result] = kernel(*inputs)
+            if observe is not None:
+                observe(node, value, inputs)
+            for slot in frees:
+                values[slot] = None
+        return [values[i] for i in self._outputs]  # type: ignore[misc]
+
+
+def _kernel(node: Node, backend: Backend, in_place: bool) -> Kernel:
+    if node.op == "copy":
+        return lambda value: value.to(backend.device, copy=True)
+    return backend.lower(node, in_place)

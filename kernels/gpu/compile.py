@@ -1,0 +1,116 @@
+"""What the flash-attention kernel takes on a GPU, found by compiling it ahead of time; no GPU is needed.
+
+`python -m mtmd.kernels.gpu.compile > docs/kernels.md` writes the table of the documentation.
+"""
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from mtmd.kernels.dtype import name_of
+from mtmd.kernels.errors import OptionError, PlacementError
+from mtmd.kernels.gpu.flash_attention import Launch, attention_kernel, plan_launch
+from mtmd.kernels.gpu.tiles import Tile
+from mtmd.kernels.graph import Type
+
+# Shared memory that one program may use: CUDA C++ Programming Guide, "Compute Capabilities"; CDNA 3 ISA (LDS of a workgroup).
+SHARED_LIMIT = {"cuda:80": 163 * 1024, "cuda:90": 227 * 1024, "hip:gfx942": 64 * 1024}
+POINTER = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64"}
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Of one program. `spill_bytes` per thread: registers that did not fit and live in memory instead."""
+    target: str
+    shared_bytes: int
+    registers: int
+    spill_bytes: int
+    instruction: str
+
+
+def parse_target(text: str) -> GPUTarget:
+    """`cuda:90` (compute capability 9.0) or `hip:gfx942`. Raises OptionError."""
+    match = re.fullmatch(r"cuda:(\d{2,3})|hip:(gfx\w+)", text)
+    if not match:
+        raise OptionError(f"target {text!r}: expected cuda:CAPABILITY such as cuda:90, or hip:ARCH such as hip:gfx942")
+    return GPUTarget("cuda", int(match[1]), 32) if match[1] else GPUTarget("hip", match[2], 64)
+
+
+def compile_for(target: str, q: Type, k: Type, v: Type, mask: Type | None = None, bounds: Type | None = None, *, scale: float,
+                causal: bool = False, window: int | None = None, softcap: float | None = None, tile: Tile | None = None,
+                split: bool = True) -> Resources:
+    """Compile the kernel that a run on these types would use, and read what it takes.
+
+    Raises OptionError for a target that cannot be meant, PlacementError where the compiler refuses.
+    """
+    wanted = parse_target(target)
+    if not isinstance(attention_kernel, triton.runtime.JITFunction):
+        raise PlacementError("ahead-of-time compilation: the kernel is being interpreted; unset TRITON_INTERPRET")
+    launch = plan_launch(q, k, v, mask, bounds, scale=scale, causal=causal, window=window, softcap=softcap, tile=tile, split=split)
+    source = _source(launch, {"q": q, "k": k, "v": v, "mask": mask or q, "bounds": bounds or q, "out": v})
+    try:
+        compiled = triton.compile(source, target=wanted, options={"num_warps": launch.tile.warps, "num_stages": launch.tile.stages})
+    except Exception as error:  # the compiler's own errors share no base class
+        raise PlacementError(f"ahead-of-time compilation for {target} failed: {error}") from error
+    read = _read_cuda if wanted.backend == "cuda" else _read_hip
+    return read(target, compiled)
+
+
+def _source(launch: Launch, pointers: dict[str, Type]) -> ASTSource:
+    """The specialisation the just-in-time compiler would make: 1 is a constant, multiples of 16 and pointers are marked as such."""
+    signature: dict[str, str] = {}
+    constants: dict[str, Any] = dict(launch.constants)
+    attributes: dict[tuple[int, ...], Any] = {}
+    fixed = {p.name for p in attention_kernel.params if p.do_not_specialize}
+    for index, name in enumerate(attention_kernel.arg_names):
+        value = launch.scalars.get(name)
+        if name in launch.constants or (value == 1 and isinstance(value, int) and name not in fixed):
+            signature[name] = "constexpr"
+            constants.setdefault(name, value)
+            continue
+        signature[name] = POINTER[pointers[name].dtype] if name in pointers else _scalar(value)
+        if name in pointers or (isinstance(value, int) and value % 16 == 0 and name not in fixed):
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    return ASTSource(attention_kernel, signature=signature, constexprs=constants, attrs=attributes)
+
+
+def _scalar(value: int | float | None) -> str:
+    assert value is not None
+    if isinstance(value, float):
+        return "fp32"
+    return "i32" if -2**31 <= value < 2**31 else "i64"
+
+
+def _read_cuda(target: str, compiled: Any) -> Resources:
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder) / "kernel.cubin"
+        cubin.write_bytes(compiled.asm["cubin"])
+        told = subprocess.run([tool, "-res-usage", cubin], capture_output=True, text=True, check=True).stdout
+    match = re.search(r"REG:(\d+) STACK:(\d+)", told)
+    assert match, told
+    ptx = compiled.asm["ptx"]
+    instruction = next((name for name in ("wgmma", "tcgen05", "mma.sync") if name in ptx), "fma")
+    return Resources(target, compiled.metadata.shared, int(match[1]), int(match[2]), instruction)
+
+
+def _read_hip(target: str, compiled: Any) -> Resources:
+    text = compiled.asm["amdgcn"]
+
+    def field(name: str) -> int:
+        match = re.search(rf"\.{name}:\s*(\d+)", text)
+        assert match, f"no {name} in the assembly"
+        return int(match[1])
+
+    return Resources(target, compiled.metadata.shared, field("vgpr_count"), 4 * (field("vgpr_spill_count") + field("sgpr_spill_count")),
+                     "mfma" if "v_mfma" in text else "fma")

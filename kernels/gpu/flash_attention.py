@@ -1,0 +1,284 @@
+"""Flash attention, forward, for NVIDIA and AMD GPUs: the `attention` op without ever holding its scores.
+
+**Online softmax** (arXiv:2205.14135). One program owns a block of rows and walks over blocks of keys, keeping per row the largest
+score m so far, the sum l of exp(score - m) and the weighted sum o of values. When a block raises m to m', what was summed before is
+scaled by a = exp(m - m'):
+
+    l <- a l + sum_s exp(x_s - m')          o <- a o + sum_s exp(x_s - m') v_s          result = o / l
+
+with x_s = scale q.k_s, capped by c tanh(x / c), plus mask. Exponentials are taken to base 2 (one instruction), sums are fp32.
+A row that sees nothing keeps m = -inf, l = 0 and gives zeros.
+
+**Which keys a row sees** is always an interval [lo, hi]: `causal`, `window` and `bounds` each cut it from one side or both. Keys
+outside the intervals of all rows of a block are never loaded, key blocks inside all of them run without comparisons, and only the
+blocks in between are compared key by key.
+
+**Head size.** Matrix instructions want sizes that are powers of two. Instead of padding 72 to 128, the head is split into 64 + 16
+(11 % padding, not 78 %): two products add into the same scores, and values are summed in two parts. See `parts`.
+
+**Grouped heads.** The H / G query heads that share a key head are rows of the same block (row = token * H / G + head in the group):
+keys and values are loaded once for all of them, and decoding one token fills a matrix instruction with its query heads.
+A single token over a long context still runs as B * G programs; it is not split over the keys.
+"""
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mtmd.kernels.dtype import name_of
+from mtmd.kernels.errors import PlacementError
+from mtmd.kernels.graph import Type
+from mtmd.kernels.gpu.tiles import Tile, choose_tile, parts
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _fold(m, l, o1, o2, q1, q2, k_base, v_base, mask_rows, start, end, lo, hi, k_step, v_step, mask_step, scale, cap,
+          K: tl.constexpr, V: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr, V1: tl.constexpr, V2: tl.constexpr,
+          KEYS: tl.constexpr, CAP: tl.constexpr, MASK: tl.constexpr, COMPARE: tl.constexpr):
+    """One block of keys, start..start + KEYS, into the running m, l, o. Without COMPARE all rows see all of these keys."""
+    s = start + tl.arange(0, KEYS)
+    there = s < end
+    k_rows = k_base + s.to(tl.int64) * k_step
+    v_rows = v_base + s.to(tl.int64) * v_step
+    x = tl.dot(q1, tl.trans(_load(k_rows, there, 0, K1, K, COMPARE)), input_precision="ieee")
+    if K2 > 0:
+        x = tl.dot(q2, tl.trans(_load(k_rows, there, K1, K2, K, COMPARE)), x, input_precision="ieee")
+    if CAP or MASK:
+        x *= scale
+        if CAP:
+            x = cap * (2 * tl.sigmoid(2 * x / cap) - 1)  # tanh
+        if MASK:
+            at = mask_rows[:, None] + s.to(tl.int64)[None, :] * mask_step
+            if COMPARE:
+                x += tl.load(at, mask=there[None, :], other=0).to(tl.float32)
+            else:
+                x += tl.load(at).to(tl.float32)
+        to_log2 = LOG2E
+    else:
+        to_log2 = scale * LOG2E
+    if COMPARE:
+        x = tl.where((s[None, :] >= lo[:, None]) & (s[None, :] <= hi[:, None]), x, float("-inf"))
+    larger = tl.maximum(m, tl.max(x, 1))
+    top = larger
+    if COMPARE or MASK:
+        top = tl.where(larger == float("-inf"), 0.0, larger)  # -inf - -inf would be NaN
+    if MASK:
+        p = tl.exp2((x - top[:, None]) * to_log2)  # a mask may hold the lowest finite number, which * log2(e) is -inf
+    else:
+        p = tl.exp2(x * to_log2 - (top * to_log2)[:, None])
+    a = tl.exp2((m - top) * to_log2)
+    l = l * a + tl.sum(p, 1)
+    p = p.to(q1.dtype)
+    o1 = tl.dot(p, _load(v_rows, there, 0, V1, V, COMPARE), o1 * a[:, None], input_precision="ieee")
+    if V2 > 0:
+        o2 = tl.dot(p, _load(v_rows, there, V1, V2, V, COMPARE), o2 * a[:, None], input_precision="ieee")
+    return larger, l, o1, o2
+
+
+@triton.jit
+def _load(rows, there, FIRST: tl.constexpr, COUNT: tl.constexpr, SIZE: tl.constexpr, COMPARE: tl.constexpr):
+    """Columns FIRST..FIRST + COUNT of the rows; zeros past column SIZE and, under COMPARE, in rows that are not there."""
+    c = FIRST + tl.arange(0, COUNT)
+    at = rows[:, None] + c[None, :]
+    if FIRST + COUNT > SIZE:
+        inside = c[None, :] < SIZE
+        if COMPARE:
+            inside = inside & there[:, None]
+        return tl.load(at, mask=inside, other=0)
+    if COMPARE:
+        return tl.load(at, mask=there[:, None], other=0)
+    return tl.load(at)
+
+
+@triton.jit
+def _intervals(t, bounds, T, S, window, bound_step, bound_end, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BOUNDS: tl.constexpr):
+    """First and last key that each row may see; first > last where it sees none."""
+    lo = tl.zeros_like(t)
+    hi = lo + (S - 1)
+    if CAUSAL:
+        hi = tl.minimum(hi, t + (S - T))
+    if WINDOW:
+        lo = tl.maximum(lo, t + (S - T) - window + 1)
+    if BOUNDS:
+        at = bounds + t.to(tl.int64) * bound_step
+        lo = tl.maximum(lo, tl.minimum(tl.load(at), S).to(tl.int32))
+        hi = tl.minimum(hi, tl.maximum(tl.load(at + bound_end), -1).to(tl.int32))
+    return lo, hi
+
+
+@triton.jit(do_not_specialize=["T", "S", "window"])
+def attention_kernel(q, k, v, mask, bounds, out, scale, cap, window, T, S, H, q_batch, q_step, q_head, k_batch, k_step, k_head,
+                     v_batch, v_step, v_head, mask_batch, mask_head, mask_row, mask_step, bound_batch, bound_step, bound_end,
+                     GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr, V1: tl.constexpr,
+                     V2: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BOUNDS: tl.constexpr, CAP: tl.constexpr,
+                     MASK: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr):
+    """ROWS rows of one batch entry and key head. WHOLE: every row sees every key, and S is a multiple of KEYS."""
+    blocks = tl.cdiv(T * GROUP, ROWS)
+    block = tl.program_id(0) % blocks
+    if CAUSAL:
+        block = blocks - 1 - block  # the longest rows first
+    head = tl.program_id(0) // blocks % (H // GROUP)
+    batch = (tl.program_id(0) // blocks // (H // GROUP)).to(tl.int64)
+    row = block * ROWS + tl.arange(0, ROWS)
+    real = row < T * GROUP
+    row = tl.minimum(row, T * GROUP - 1)  # surplus rows repeat the last one: its loads and its interval are valid
+    t = row // GROUP
+    h = head * GROUP + row % GROUP
+    lo, hi = _intervals(t, bounds + batch * bound_batch, T, S, window, bound_step, bound_end, CAUSAL, WINDOW, BOUNDS)
+
+    all_there = tl.full([ROWS], True, tl.int1)
+    q_rows = q + batch * q_batch + t.to(tl.int64) * q_step + h.to(tl.int64) * q_head
+    q1 = _load(q_rows, all_there, 0, K1, K, False)
+    q2 = q1
+    if K2 > 0:
+        q2 = _load(q_rows, all_there, K1, K2, K, False)
+    k_base = k + batch * k_batch + head.to(tl.int64) * k_head
+    v_base = v + batch * v_batch + head.to(tl.int64) * v_head
+    mask_rows = mask + batch * mask_batch + h.to(tl.int64) * mask_head + t.to(tl.int64) * mask_row
+
+    m = tl.full([ROWS], float("-inf"), tl.float32)
+    l = tl.zeros([ROWS], tl.float32)
+    o1 = tl.zeros([ROWS, V1], tl.float32)
+    o2 = l
+    if V2 > 0:
+        o2 = tl.zeros([ROWS, V2], tl.float32)
+
+    # Keys begin..end hold everything that some row sees; inner_begin..inner_end are blocks that all rows see entirely.
+    begin = tl.min(tl.where(lo <= hi, lo, S), 0) // KEYS * KEYS
+    end = tl.max(tl.where(lo <= hi, hi, -1), 0) + 1
+    inner_begin = tl.minimum(tl.cdiv(tl.max(lo, 0), KEYS), tl.cdiv(end, KEYS)) * KEYS
+    inner_begin = tl.maximum(inner_begin, begin)
+    inner_end = tl.maximum((tl.min(hi, 0) + 1) // KEYS * KEYS, inner_begin)
+    if WHOLE:
+        inner_begin, inner_end = S * 0, S
+    for start in range(inner_begin, inner_end, KEYS):
+        start = tl.multiple_of(start, KEYS)
+        m, l, o1, o2 = _fold(m, l, o1, o2, q1, q2, k_base, v_base, mask_rows, start, end, lo, hi, k_step, v_step, mask_step, scale, cap,
+                             K, V, K1, K2, V1, V2, KEYS, CAP, MASK, False)
+    if not WHOLE:
+        before = (inner_begin - begin) // KEYS
+        after = tl.cdiv(tl.maximum(end - inner_end, 0), KEYS)
+        for i in range(0, before + after):
+            start = tl.multiple_of(tl.where(i < before, begin, inner_end - before * KEYS) + i * KEYS, KEYS)
+            m, l, o1, o2 = _fold(m, l, o1, o2, q1, q2, k_base, v_base, mask_rows, start, end, lo, hi, k_step, v_step, mask_step, scale,
+                                 cap, K, V, K1, K2, V1, V2, KEYS, CAP, MASK, True)
+
+    l = tl.where(l == 0, 1.0, l)
+    out_rows = out + ((batch * T + t) * H + h) * V
+    c = tl.arange(0, V1)
+    tl.store(out_rows[:, None] + c[None, :], (o1 / l[:, None]).to(out.dtype.element_ty), mask=real[:, None] & (c < V)[None, :])
+    if V2 > 0:
+        c = V1 + tl.arange(0, V2)
+        tl.store(out_rows[:, None] + c[None, :], (o2 / l[:, None]).to(out.dtype.element_ty), mask=real[:, None] & (c < V)[None, :])
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How the kernel is called for tensors of given types: everything but the tensors. Shared by the launcher and by
+    ahead-of-time compilation."""
+    scalars: dict[str, int | float]
+    constants: dict[str, int | bool]
+    tile: Tile
+    programs: int
+
+
+def plan_launch(q: Type, k: Type, v: Type, mask: Type | None, bounds: Type | None, *, scale: float, causal: bool, window: int | None,
+                softcap: float | None, tile: Tile | None = None, split: bool = True) -> Launch:
+    """`tile` and `split=False` (pad the head to a power of two) are for measurements; the defaults are what runs use."""
+    batch, rows, heads, width = q.shape
+    keys, groups, value = k.shape[1], k.shape[2], v.shape[3]
+    per_key = heads // groups
+    tile = tile or choose_tile(max(width, value), q.dtype, rows * per_key)
+    (k1, k2), (v1, v2) = (parts(width), parts(value)) if split else ((_padded(width), 0), (_padded(value), 0))
+    limited = causal or window is not None or bounds is not None
+    reach = keys + rows  # a window of this size sees everything, of minus this size nothing; larger numbers could overflow
+    scalars: dict[str, int | float] = {
+        "scale": float(scale), "cap": float(softcap or 1.0), "window": 0 if window is None else max(-reach, min(window, reach)),
+        "T": rows, "S": keys, "H": heads}
+    for name, strides in (("q", q.strides), ("k", k.strides), ("v", v.strides)):
+        scalars |= {f"{name}_batch": strides[0], f"{name}_step": strides[1], f"{name}_head": strides[2]}
+    mask_strides = _broadcast(mask, (batch, heads, rows, keys))
+    bound_strides = _broadcast(bounds, (batch, rows, 2))
+    scalars |= dict(zip(("mask_batch", "mask_head", "mask_row", "mask_step"), mask_strides, strict=True))
+    scalars |= dict(zip(("bound_batch", "bound_step", "bound_end"), bound_strides, strict=True))
+    constants: dict[str, int | bool] = {
+        "GROUP": per_key, "K": width, "V": value, "K1": k1, "K2": k2, "V1": v1, "V2": v2, "CAUSAL": causal, "WINDOW": window is not None,
+        "BOUNDS": bounds is not None, "CAP": softcap is not None, "MASK": mask is not None,
+        "WHOLE": not limited and keys % tile.keys == 0, "ROWS": tile.rows, "KEYS": tile.keys}
+    return Launch(scalars, constants, tile, batch * groups * -(-rows * per_key // tile.rows))
+
+
+def _padded(size: int) -> int:
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def _broadcast(given: Type | None, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides that read `given` as if it had the wanted shape: 0 along what it lacks."""
+    if given is None:
+        return (0,) * len(shape)
+    missing = len(shape) - len(given.shape)
+    held = zip(shape[missing:], given.shape, given.strides, strict=True)
+    return (0,) * missing + tuple(stride if size == wanted else 0 for wanted, size, stride in held)
+
+
+def rejects(q: Type, k: Type, v: Type, mask: Type | None = None, bounds: Type | None = None, *, scale: float, causal: bool = False,
+            window: int | None = None, softcap: float | None = None) -> str | None:
+    """None if the kernel computes attention on tensors of these types, else why not. Sizes of B, T, S and H never matter short of
+    the limits of a grid and of 32-bit row numbers, which are named."""
+    del causal, window
+    for name, type_ in (("q", q), ("k", k), ("v", v)):
+        if type_.dtype not in (torch.bfloat16, torch.float16, torch.float32) or type_.dtype != q.dtype:
+            return f"{name} is {name_of(type_.dtype)}; the kernel takes bf16, fp16 or fp32, the same for q, k and v"
+        if not 16 <= type_.shape[3] <= 256:
+            return f"{name} has head size {type_.shape[3]}; the kernel takes 16 to 256"
+        if type_.strides[3] != 1:
+            return f"{name} has strides {list(type_.strides)}; the kernel needs stride 1 in the last dimension"
+        if min(type_.strides) < 0:
+            return f"{name} has strides {list(type_.strides)}; the kernel takes none below 0"
+    if mask is not None and not mask.dtype.is_floating_point:
+        return f"mask is {name_of(mask.dtype)}; the kernel adds a floating-point mask"
+    if bounds is not None and bounds.dtype not in (torch.int32, torch.int64):
+        return f"bounds are {name_of(bounds.dtype)}; the kernel takes i32 or i64"
+    if not (scale > 0 and isfinite(scale)) or (softcap is not None and not (softcap > 0 and isfinite(softcap))):
+        return f"scale {scale}, softcap {softcap}; the kernel needs positive finite numbers"
+    batch, rows, heads, _ = q.shape
+    if rows + k.shape[1] >= 2**30 or rows * (heads // k.shape[2]) >= 2**30:
+        return f"{rows} rows x {heads // k.shape[2]} heads of a group, {k.shape[1]} keys; the kernel numbers rows and keys below 2^30"
+    if batch * heads * rows >= 2**31:
+        return f"{batch} x {heads} x {rows} rows; a grid has fewer than 2^31 programs"
+    return None
+
+
+def flash_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, bounds: Tensor | None = None, *, scale: float,
+                    causal: bool = False, window: int | None = None, softcap: float | None = None) -> Tensor:
+    """The `attention` op          q [B, T, H, K], k [B, S, G, K], v [B, S, G, V] -> [B, T, H, V], contiguous
+
+    mask [T, S], [H, T, S] or [B, H, T, S]; bounds [T, 2] or [B, T, 2]. Raises PlacementError with what `rejects` says.
+    """
+    types = [None if t is None else Type.of(t) for t in (q, k, v, mask, bounds)]
+    options: dict[str, Any] = {"scale": scale, "causal": causal, "window": window, "softcap": softcap}
+    reason = rejects(*types, **options)  # type: ignore[arg-type]
+    if reason:
+        raise PlacementError(f"flash attention on the GPU: {reason}")
+    return run_launch(plan_launch(*types, **options), q, k, v, mask, bounds)  # type: ignore[arg-type]
+
+
+def run_launch(launch: Launch, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bounds: Tensor | None) -> Tensor:
+    out = torch.empty((*q.shape[:3], v.shape[3]), dtype=v.dtype, device=q.device)
+    if not out.numel():
+        return out
+    device = torch.cuda.device(q.device) if q.is_cuda else contextlib.nullcontext()  # Triton launches on the current device
+    with device:
+        attention_kernel[(launch.programs,)](q, k, v, q if mask is None else mask, q if bounds is None else bounds, out,
+                                             **launch.scalars, **launch.constants,
+                                             num_warps=launch.tile.warps, num_stages=launch.tile.stages)
+    return out

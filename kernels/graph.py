@@ -1,0 +1,124 @@
+"""A graph is its output nodes: building a node computes its type and nothing else.
+
+Shapes are torch order, outermost first; strides are in elements. There is no graph object: `toposort(*outputs)` lists the
+nodes a result needs, inputs first.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Protocol
+
+import torch
+
+from mtmd.kernels.dtype import name_of
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Type:
+    """What an op promises about its result."""
+    shape: Shape
+    dtype: torch.dtype
+    strides: Shape
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> Type:
+        return Type(tuple(tensor.shape), tensor.dtype, tuple(tensor.stride()))
+
+    @staticmethod
+    def contiguous(shape: Iterable[int], dtype: torch.dtype) -> Type:
+        shape = tuple(shape)
+        strides, step = [], 1
+        for size in reversed(shape):
+            strides.append(step)
+            step *= max(size, 1)
+        return Type(shape, dtype, tuple(reversed(strides)))
+
+    @property
+    def count(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return self.count * self.dtype.itemsize
+
+    @property
+    def is_contiguous(self) -> bool:
+        return self == Type.contiguous(self.shape, self.dtype)
+
+    def meta(self) -> torch.Tensor:
+        """A tensor of this type without storage, to run shape rules on."""
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
+
+    def __str__(self) -> str:
+        return f"{name_of(self.dtype)} {list(self.shape)}"
+
+
+class WeightSource(Protocol):
+    """Where weights come from: their types without reading them, and their values, under canonical names."""
+
+    def type_of(self, name: str, dtype: torch.dtype) -> Type: ...
+    def read(self, name: str, dtype: torch.dtype) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One value of the graph. `inputs` holds None where an op's optional input is absent.
+
+    `alias` tells that the result shares the memory of input 0 (a view, or a cache written in place).
+    """
+    op: str
+    inputs: tuple[Node | None, ...]
+    type: Type
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+    alias: bool = False
+
+    @property
+    def shape(self) -> Shape:
+        return self.type.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.type.dtype
+
+    @property
+    def operands(self) -> Iterator[Node]:
+        """The inputs that are there."""
+        return (i for i in self.inputs if i is not None)
+
+    @property
+    def is_leaf(self) -> bool:
+        return self.op in ("input", "weight")
+
+    def __str__(self) -> str:
+        return f"{self.name or '(unnamed)'} = {self.op} -> {self.type}"
+
+
+def graph_input(name: str, shape: Iterable[int], dtype: torch.dtype, fill: Callable[[Any], torch.Tensor]) -> Node:
+    """A value supplied per run: `fill(batch)` makes it, written next to the code that uses it."""
+    return Node("input", (), Type.contiguous(shape, dtype), {"fill": fill}, name)
+
+
+def weight(name: str, source: WeightSource, dtype: torch.dtype) -> Node:
+    """A parameter under its canonical name, wanted in `dtype`. It is read when a plan makes it resident."""
+    return Node("weight", (), source.type_of(name, dtype), {"source": source}, name)
+
+
+def toposort(*outputs: Node) -> list[Node]:
+    """Every node the outputs need, each once, inputs before users, in the order in which they were first asked for."""
+    order: dict[Node, None] = {}
+    stack = [(n, False) for n in reversed(outputs)]
+    while stack:
+        node, ready = stack.pop()
+        if node in order:
+            continue
+        if ready:
+            order[node] = None
+            continue
+        stack.append((node, True))
+        stack.extend((i, False) for i in reversed(tuple(node.operands)))
+    return list(order)

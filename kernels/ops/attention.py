@@ -1,0 +1,93 @@
+"""Attention, as one op (flash) and as the three it is made of (explicit).
+
+Layout is [B, T, H, K] throughout, so that heads are a plain reshape of a projection's result. Grouped heads: q has H heads, k and
+v have G, and q head h reads k, v head h // (H / G).
+
+Which keys s a row t may see is any conjunction of
+- `causal`: s <= t + S - T (the last row sees everything)
+- `window`: s > t + S - T - window
+- `bounds` [T, 2] or [B, T, 2], int32: bounds[t, 0] <= s <= bounds[t, 1]. Causal rows behind a cache, sliding windows and image
+  blocks that see each other in both directions are all intervals; a row of cache slot p in a block of slots b..e under a window w
+  has bounds (min(p - w + 1, b), max(p, e)).
+`mask` [T, S], [H, T, S] or [B, H, T, S] (B, H may be 1) is added to the scores, after the soft cap c * tanh(score / c).
+A row that sees nothing gives zeros.
+"""
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mtmd.kernels.graph import Node
+from mtmd.kernels.ops.op import need, op
+
+
+def _flops(node: Node) -> int:
+    q, k = node.inputs[:2]
+    assert q is not None and k is not None
+    batch, rows, heads, _ = q.shape
+    return 2 * batch * heads * rows * k.shape[1] * (q.shape[-1] + node.shape[-1])
+
+
+@op(flops=_flops)
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, bounds: Tensor | None = None, *, scale: float,
+              causal: bool = False, window: int | None = None, softcap: float | None = None) -> Tensor:
+    """softmax(q k^T * scale) v          q [B, T, H, K], k [B, S, G, K], v [B, S, G, V] -> [B, T, H, V], contiguous"""
+    need(q.ndim == k.ndim == v.ndim == 4 and k.shape[:3] == v.shape[:3] and q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3]
+         and q.shape[2] % k.shape[2] == 0, f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}")
+    scores = attn_scores.reference(q, k, mask, scale=scale, softcap=softcap)
+    weights = attn_softmax.reference(scores, bounds, causal=causal, window=window)
+    return attn_mix.reference(weights, v)
+
+
+@op(flops=lambda n: 2 * n.type.count * n.inputs[0].shape[-1])  # type: ignore[union-attr]
+def attn_scores(q: Tensor, k: Tensor, mask: Tensor | None = None, *, scale: float, softcap: float | None = None) -> Tensor:
+    """q k^T * scale, capped, plus mask, in fp32          -> [B, H, T, S]"""
+    batch, rows, heads, width = q.shape
+    groups = k.shape[2]
+    grouped = q.transpose(1, 2).reshape(batch, groups, heads // groups * rows, width)
+    scores = (grouped @ k.permute(0, 2, 3, 1)).view(batch, heads, rows, k.shape[1]).float().mul_(scale)
+    if softcap is not None:
+        scores.div_(softcap).tanh_().mul_(softcap)
+    return scores if mask is None else scores.add_(mask)
+
+
+def visible(rows: int, keys: int, bounds: Tensor | None, causal: bool, window: int | None, device: torch.device) -> Tensor | None:
+    """bool [1 or B, 1, T, S]: which keys each row may see; None when that is all of them."""
+    if bounds is None and not causal and window is None:
+        return None
+    s = torch.arange(keys, device=device)
+    last = torch.arange(rows, device=device)[:, None] + (keys - rows)
+    seen = torch.ones(1, 1, rows, keys, dtype=torch.bool, device=device)
+    if causal:
+        seen = seen & (s <= last)
+    if window is not None:
+        seen = seen & (s > last - window)
+    if bounds is not None:
+        limits = bounds.view(-1, 1, rows, 2)
+        seen = seen & (s >= limits[..., :1]) & (s <= limits[..., 1:])
+    return seen
+
+
+def _softmax(scores: Tensor, bounds: Tensor | None = None, *, causal: bool = False, window: int | None = None) -> Tensor:
+    seen = visible(scores.shape[2], scores.shape[3], bounds, causal, window, scores.device)
+    if seen is not None:
+        scores.masked_fill_(~seen, -torch.inf)
+    scores.sub_(scores.amax(-1, keepdim=True).clamp_(min=torch.finfo(scores.dtype).min)).exp_()
+    total = scores.sum(-1, keepdim=True)
+    return scores.div_(total.masked_fill_(total == 0, 1))
+
+
+@op(flops=lambda n: 5 * n.type.count, in_place=_softmax)
+def attn_softmax(scores: Tensor, bounds: Tensor | None = None, *, causal: bool = False, window: int | None = None) -> Tensor:
+    """Softmax over the keys each row may see          scores [B, H, T, S]"""
+    return _softmax(scores.clone(), bounds, causal=causal, window=window)
+
+
+@op(flops=lambda n: 2 * n.type.count * n.inputs[0].shape[-1])  # type: ignore[union-attr]
+def attn_mix(weights: Tensor, v: Tensor) -> Tensor:
+    """weights v          weights [B, H, T, S], v [B, S, G, V] -> [B, T, H, V], contiguous, in v's type"""
+    batch, heads, rows, keys = weights.shape
+    groups = v.shape[2]
+    grouped = weights.to(v.dtype).view(batch, groups, heads // groups * rows, keys)
+    mixed = (grouped @ v.transpose(1, 2)).view(batch, heads, rows, v.shape[3])
+    return mixed.transpose(1, 2).contiguous()

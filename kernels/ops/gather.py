@@ -1,0 +1,41 @@
+"""Ops that pick rows, or put them somewhere."""
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mtmd.kernels.ops.op import need, op
+
+
+@op()
+def embed(tokens: Tensor, table: Tensor, *, scale: float = 1.0) -> Tensor:
+    """table[tokens] * scale          tokens [T], table [V, D] -> [T, D]; scale is rounded to table's type first, as Gemma does"""
+    rows = F.embedding(tokens, table)
+    return rows if scale == 1.0 else rows * torch.tensor(scale, dtype=table.dtype).item()
+
+
+def _place(x: Tensor, rows: Tensor, at: Tensor) -> Tensor:
+    return x.index_copy_(0, at, rows.to(x.dtype))
+
+
+@op(in_place=_place)
+def place_rows(x: Tensor, rows: Tensor, at: Tensor) -> Tensor:
+    """x with x[at[i]] = rows[i]          x [T, D], rows [M, D], at [M]"""
+    need(rows.shape == (at.shape[0], x.shape[1]), f"rows {list(rows.shape)} for at {list(at.shape)} and x {list(x.shape)}")
+    return _place(x.clone(), rows, at)
+
+
+@op()
+def take_rows(x: Tensor, at: Tensor) -> Tensor:
+    """x[at]          x [T, D], at [M] -> [M, D]"""
+    return x.index_select(0, at)
+
+
+@op()
+def kv_store(cache: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> Tensor:
+    """The cache with k and v written at its slots, in place          cache [2, S, G, K]; k, v [T, G, K]; slots [T]"""
+    need(k.shape == v.shape and cache.shape[2:] == k.shape[1:], f"k {list(k.shape)}, v {list(v.shape)} into cache {list(cache.shape)}")
+    cache[0].index_copy_(0, slots, k.to(cache.dtype))
+    cache[1].index_copy_(0, slots, v.to(cache.dtype))
+    return cache

@@ -1,0 +1,34 @@
+"""Ops on pictures and grids of patches."""
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from mtmd.kernels.graph import Node
+from mtmd.kernels.ops.op import need, op
+
+
+def _patch_flops(node: Node) -> int:
+    w = node.inputs[1]
+    assert w is not None
+    return 2 * node.type.count * (w.type.count // w.shape[0])
+
+
+@op(flops=_patch_flops)
+def patch_embed(pixels: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    """One embedding per patch, row by row          pixels [B, 3, Y, X], w [C, 3, S, S], b [C] -> [B, P, C], P = (Y/S)(X/S)"""
+    size = w.shape[-1]
+    need(pixels.shape[2] % size == 0 and pixels.shape[3] % size == 0, f"pixels {list(pixels.shape)} are no multiple of patch {size}")
+    batch, channels, height, width = pixels.shape
+    patches = pixels.reshape(batch, channels, height // size, size, width // size, size).permute(0, 2, 4, 1, 3, 5)
+    return F.linear(patches.reshape(batch, -1, channels * size * size), w.reshape(w.shape[0], -1), b)
+
+
+@op(flops=lambda n: n.type.count * n.attrs["kernel"] ** 2)
+def pool2d(x: Tensor, *, grid: tuple[int, int], kernel: int) -> Tensor:
+    """Average over kernel x kernel neighbours of a grid          x [B, P, C], P = rows * columns -> [B, P / kernel^2, C]"""
+    rows, columns = grid
+    need(x.shape[1] == rows * columns, f"x {list(x.shape)} is not a grid of {rows} x {columns}")
+    need(rows % kernel == 0 and columns % kernel == 0, f"grid {rows} x {columns} does not divide by {kernel}")
+    cells = x.unflatten(1, (rows // kernel, kernel, columns // kernel, kernel))
+    return cells.float().mean((2, 4)).to(x.dtype).flatten(1, 2)

@@ -1,0 +1,87 @@
+"""Values of a checkpoint's JSON files, checked as they are read."""
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mtmd.kernels.errors import ModelError
+
+MAX_BYTES = 16 << 20  # a configuration; tokenizers have a limit of their own
+MAX_COUNT = 1 << 24   # no size in a configuration is larger
+T = TypeVar("T")
+
+
+class Settings:
+    """A JSON object with its place, for errors that say where. null counts as absent."""
+
+    def __init__(self, values: Any, where: str):
+        if not isinstance(values, Mapping):
+            raise ModelError(f"{where}: found {type(values).__name__}, expected an object")
+        self.values, self.where = values, where
+
+    def get(self, key: str, default: T) -> Any | T:
+        value = self.values.get(key)
+        return default if value is None else value
+
+    def part(self, key: str) -> Settings:
+        """The object under `key`, empty where it is absent."""
+        return Settings(self.get(key, {}), f"{self.where}: {key}")
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """A positive integer."""
+        value = self.get(key, default)
+        if type(value) is not int or not 0 < value <= MAX_COUNT:
+            raise ModelError(f"{self.where}: {key} is {_short(value)}, expected an integer from 1 to {MAX_COUNT}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number above zero."""
+        value = self.get(key, default)
+        if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:  # type: ignore[arg-type,operator]
+            raise ModelError(f"{self.where}: {key} is {_short(value)}, expected a number above 0")
+        return float(value)  # type: ignore[arg-type]
+
+    def numbers(self, key: str, length: int, default: tuple[float, ...]) -> tuple[float, ...]:
+        value = self.get(key, default)
+        if not isinstance(value, (list, tuple)) or len(value) != length or not all(type(v) in (int, float) and math.isfinite(v) for v in value):
+            raise ModelError(f"{self.where}: {key} is {_short(value)}, expected {length} numbers")
+        return tuple(float(v) for v in value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.get(key, default)
+        if type(value) is not bool:
+            raise ModelError(f"{self.where}: {key} is {_short(value)}, expected true or false")
+        return value
+
+    def choice(self, key: str, among: Collection[T], default: T) -> T:
+        value = self.get(key, default)
+        if isinstance(value, (list, dict)) or value not in among:
+            raise ModelError(f"{self.where}: {key} is {_short(value)}, expected one of {', '.join(map(str, among))}")
+        return value  # type: ignore[no-any-return]
+
+
+def read_json(path: Path, required: bool = True) -> dict[str, Any]:
+    """A JSON object from a file; {} for an absent one that is not required. Raises ModelError naming the file."""
+    if not path.is_file():
+        if required:
+            raise ModelError(f"{path.parent}: {path.name} is missing; expected a checkpoint folder in the Hugging Face layout")
+        return {}
+    size = path.stat().st_size
+    if size > MAX_BYTES:
+        raise ModelError(f"{path}: {size} bytes, expected at most {MAX_BYTES}")
+    try:
+        values = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        at = f" at line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise ModelError(f"{path}: not valid JSON{at}; fetch the file again") from error
+    if not isinstance(values, dict):
+        raise ModelError(f"{path}: found a JSON {type(values).__name__}, expected an object")
+    return values
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

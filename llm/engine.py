@@ -1,0 +1,118 @@
+"""From spans to tokens, one sequence at a time: prefill in batches, then a token at a time, until something says stop."""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from mtmd.kernels.backends.backend import Backend
+from mtmd.kernels.errors import PromptError
+from mtmd.kernels.executor import Executor, Observer, Residency
+from mtmd.kernels.flash import AttentionForm, FlashChoice, choose
+from mtmd.kernels.graph import Node, WeightSource
+from mtmd.kernels.scheduler import Override, Plan, make_plan
+from mtmd.llm.family import TextFamily
+from mtmd.llm.inputs import TextInputs
+from mtmd.llm.sampler import Sampler
+from mtmd.llm.sequence import Batch, Span, cut, make_batch
+
+PREFILL = 512  # tokens of a prefill batch
+
+
+@dataclass
+class Generated:
+    """What one generation has done so far, for its receipt. `finish` is "stop" or "length"; `peer` tells the seed that was used."""
+    tokens: list[int] = field(default_factory=list)
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+    finish: str | None = None
+
+
+class Engine:
+    """A text family on its backends. `context` is the longest sequence, in tokens, and the size of its cache."""
+
+    def __init__(self, family: TextFamily, weights: WeightSource, backends: Sequence[Backend], *, dtype: torch.dtype, context: int,
+                 flash_attn: str = "auto", overrides: Sequence[Override] = (), residency: Residency | None = None):
+        self.family, self.weights, self.backends, self.overrides = family, weights, backends, tuple(overrides)
+        self.dtype, self.context = dtype, context
+        self.residency = residency or Residency()
+        self.flash: FlashChoice = choose(self._probes, backends, overrides, flash_attn)
+        self._executor = lru_cache(maxsize=32)(self._make_executor)
+
+    def graph(self, tokens: int, images: int, wanted: int, form: AttentionForm | None = None) -> Node:
+        """-> logits [wanted, V]"""
+        inputs = TextInputs(tokens, images, wanted, self.context, self.family.width, self.dtype)
+        return self.family.graph(inputs, self.weights, form or self.flash.form)
+
+    def plan(self, tokens: int, images: int = 0, wanted: int = 1) -> Plan:
+        return make_plan([self.graph(tokens, images, wanted)], self.backends, self.overrides)
+
+    def _probes(self, form: AttentionForm) -> list[list[Node]]:
+        """A step of decode, and the largest prefill."""
+        return [[self.graph(tokens, 0, 1, form)] for tokens in (1, min(PREFILL, self.context))]
+
+    def _make_executor(self, tokens: int, images: int, wanted: int) -> Executor:
+        return Executor(self.plan(tokens, images, wanted), self.residency)
+
+    def new_caches(self) -> list[Tensor]:
+        """One cache per layer, where the layer's `kv_store` runs. Memory is taken as slots are written, not before."""
+        where = self.plan(1).backend_of
+        return [torch.zeros(2, self.context, kv.groups, kv.head, dtype=self.dtype, device=where[f"blk.{layer}.kv_store"].device)
+                for layer, kv in enumerate(self.family.layers)]
+
+    def cache_bytes(self) -> dict[str, int]:
+        """Bytes of a full cache, per memory space."""
+        where, spaces = self.plan(1).backend_of, {}
+        for layer, kv in enumerate(self.family.layers):
+            space = where[f"blk.{layer}.kv_store"].space
+            spaces[space] = spaces.get(space, 0) + 2 * self.context * kv.groups * kv.head * self.dtype.itemsize
+        return spaces
+
+    def forward(self, batch: Batch, observe: Observer | None = None) -> Tensor:
+        """Logits [R, V] of the rows the batch wants."""
+        images = 0 if batch.images is None else len(batch.images)
+        return self._executor(len(batch.tokens), images, len(batch.wanted)).run(batch, observe)[0]
+
+    def prefill(self, spans: Sequence[Span], caches: Sequence[Tensor], observe: Observer | None = None) -> Tensor:
+        """Logits [V] after the last token of the spans. Raises PromptError where they do not fit, with the numbers."""
+        total = sum(map(len, spans))
+        if total >= self.context:
+            raise PromptError(f"the prompt takes {total} tokens, images included, and the context holds {self.context}, answer included; "
+                              "shorten the prompt, use fewer images or raise the context")
+        start, batches = 0, cut(spans, PREFILL)
+        logits = torch.empty(0)
+        for index, part in enumerate(batches):
+            batch = make_batch(part, start, caches, wants_logits=index == len(batches) - 1)
+            logits = self.forward(batch, observe)
+            start += len(batch.tokens)
+        return logits[0]
+
+    def generate(self, spans: Sequence[Span], sampler: Sampler, *, stop: Collection[int], max_tokens: int, done: Generated,
+                 cancelled: Callable[[], bool] = lambda: False) -> Iterator[int]:
+        """Tokens as they come, the stop token not among them. `done` is filled along the way."""
+        clock = time.perf_counter()
+        caches = self.new_caches()
+        logits = self.prefill(spans, caches)
+        seen = [t for s in spans for t in s.tokens]
+        done.prefill_ms = (time.perf_counter() - clock) * 1e3
+        clock = time.perf_counter()
+        while done.finish is None:
+            token = sampler(logits, seen)
+            if token in stop:
+                done.finish = "stop"
+                break
+            done.tokens.append(token)
+            seen.append(token)
+            if len(done.tokens) >= max_tokens or len(seen) >= self.context:
+                done.finish = "length"
+            done.decode_ms = (time.perf_counter() - clock) * 1e3
+            yield token
+            if done.finish is None and cancelled():
+                done.finish = "cancelled"
+            if done.finish is None:
+                logits = self.forward(make_batch([Span((token,))], len(seen) - 1, caches, wants_logits=True))[0]
+        done.decode_ms = (time.perf_counter() - clock) * 1e3

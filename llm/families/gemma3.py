@@ -1,0 +1,136 @@
+"""Gemma 3 (arXiv:2503.19786): sliding and global layers with a RoPE base each, norms before and after, q and k normed, GELU-gated FFN."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mtmd.kernels import ops
+from mtmd.kernels.errors import ModelError
+from mtmd.kernels.flash import AttentionForm
+from mtmd.kernels.graph import Node, WeightSource
+from mtmd.kernels.settings import Settings
+from mtmd.kernels.weights.canonical import Parameter, plus_one
+from mtmd.llm.blocks import Weights, heads, remember, token_embeddings
+from mtmd.llm.family import KV
+from mtmd.llm.inputs import TextInputs
+
+KINDS = ("sliding_attention", "full_attention")
+
+
+@dataclass(frozen=True)
+class Rope:
+    base: float
+    factor: float
+
+
+@dataclass(frozen=True)
+class Gemma3Text:
+    width: int
+    ffn: int
+    heads: int
+    groups: int
+    head: int
+    vocabulary: int
+    context: int
+    eps: float
+    scale: float
+    window: int
+    kinds: tuple[str, ...]
+    ropes: Mapping[str, Rope]
+    softcap: float | None
+    final_softcap: float | None
+
+    @property
+    def layers(self) -> list[KV]:
+        return [KV(self.groups, self.head)] * len(self.kinds)
+
+    def parameters(self) -> Mapping[str, Parameter]:
+        q, kv, width = self.heads * self.head, self.groups * self.head, self.width
+        names: dict[str, tuple[str, tuple[int, ...]]] = {
+            "attn_norm": ("input_layernorm", (width,)), "post_attention_norm": ("post_attention_layernorm", (width,)),
+            "ffn_norm": ("pre_feedforward_layernorm", (width,)), "post_ffw_norm": ("post_feedforward_layernorm", (width,)),
+            "attn_q": ("self_attn.q_proj", (q, width)), "attn_k": ("self_attn.k_proj", (kv, width)),
+            "attn_v": ("self_attn.v_proj", (kv, width)), "attn_output": ("self_attn.o_proj", (width, q)),
+            "attn_q_norm": ("self_attn.q_norm", (self.head,)), "attn_k_norm": ("self_attn.k_norm", (self.head,)),
+            "ffn_gate": ("mlp.gate_proj", (self.ffn, width)), "ffn_up": ("mlp.up_proj", (self.ffn, width)),
+            "ffn_down": ("mlp.down_proj", (width, self.ffn)),
+        }
+        found = {"token_embd.weight": _parameter("embed_tokens", (self.vocabulary, width)), "output_norm.weight": _parameter("norm", (width,))}
+        for layer in range(len(self.kinds)):
+            found |= {f"blk.{layer}.{part}.weight": _parameter(f"layers.{layer}.{name}", shape) for part, (name, shape) in names.items()}
+        return found
+
+    def graph(self, inputs: TextInputs, weights: WeightSource, attention: AttentionForm) -> Node:
+        w = Weights(weights, inputs.dtype)
+        x = token_embeddings(inputs, w, self.width ** 0.5)
+        for layer, kind in enumerate(self.kinds):
+            x = self._layer(x, layer, kind, inputs, w, attention)
+        x = ops.take_rows(x, inputs.wanted_rows(), name="wanted")
+        logits = ops.matmul(w.rms_norm(x, "output_norm", self.eps), w.matrix("token_embd"), name="logits")
+        return ops.softcap(logits, cap=self.final_softcap, name="logits.capped") if self.final_softcap else logits
+
+    def _layer(self, x: Node, layer: int, kind: str, inputs: TextInputs, w: Weights, attention: AttentionForm) -> Node:
+        at, rope, positions, rows = f"blk.{layer}", self.ropes[kind], inputs.positions(), x.shape[0]
+        y = w.rms_norm(x, f"{at}.attn_norm", self.eps)
+        q = heads(w.linear(y, f"{at}.attn_q"), self.heads, f"{at}.attn_q")
+        k = heads(w.linear(y, f"{at}.attn_k"), self.groups, f"{at}.attn_k")
+        v = heads(w.linear(y, f"{at}.attn_v"), self.groups, f"{at}.attn_v")
+        q = ops.rope(w.rms_norm(q, f"{at}.attn_q_norm", self.eps), positions, base=rope.base, factor=rope.factor, name=f"{at}.attn_q.rope")
+        k = ops.rope(w.rms_norm(k, f"{at}.attn_k_norm", self.eps), positions, base=rope.base, factor=rope.factor, name=f"{at}.attn_k.rope")
+        keys, values = remember(k, v, layer, inputs)
+        bounds = inputs.bounds(self.window if kind == "sliding_attention" else None)
+        q = ops.reshape(q, shape=(1, rows, self.heads, self.head), name=f"{at}.attn_q.batch")
+        mixed = attention(q, keys, values, None, bounds, scale=self.scale, softcap=self.softcap, name=f"{at}.attn")
+        y = w.linear(ops.reshape(mixed, shape=(rows, self.heads * self.head), name=f"{at}.attn.flat"), f"{at}.attn_output")
+        x = ops.add(w.rms_norm(y, f"{at}.post_attention_norm", self.eps), x, name=f"{at}.attn_residual")
+        y = w.rms_norm(x, f"{at}.ffn_norm", self.eps)
+        gated = ops.gelu_mul(w.linear(y, f"{at}.ffn_gate"), w.linear(y, f"{at}.ffn_up"), approximate="tanh", name=f"{at}.ffn_gated")
+        y = w.rms_norm(w.linear(gated, f"{at}.ffn_down"), f"{at}.post_ffw_norm", self.eps)
+        return ops.add(y, x, name=f"{at}.ffn_residual")
+
+
+def read(config: Mapping[str, Any]) -> Gemma3Text:
+    """From config.json's text_config, with transformers' defaults for what published files leave out; ModelError where it is impossible."""
+    c = Settings(config, "config.json: text_config")
+    c.choice("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
+    for key in ("attention_bias", "use_bidirectional_attention"):
+        if c.flag(key, False):
+            raise ModelError(f"{c.where}: {key} true is not supported")
+    layers, head, count, groups = c.count("num_hidden_layers", 26), c.count("head_dim", 256), c.count("num_attention_heads", 8), c.count("num_key_value_heads", 4)
+    if count % groups or head % 2:
+        raise ModelError(f"{c.where}: {count} heads of size {head} in {groups} groups; expected groups that divide the heads, an even head size")
+    return Gemma3Text(
+        c.count("hidden_size", 2304), c.count("intermediate_size", 9216), count, groups, head, c.count("vocab_size", 262208),
+        c.count("max_position_embeddings", 131072), c.number("rms_norm_eps", 1e-6), c.number("query_pre_attn_scalar", 256) ** -0.5,
+        c.count("sliding_window", 4096), _kinds(c, layers), _ropes(c), _optional(c, "attn_logit_softcapping"), _optional(c, "final_logit_softcapping"))
+
+
+def _kinds(c: Settings, layers: int) -> tuple[str, ...]:
+    every = c.count("sliding_window_pattern", c.count("_sliding_window_pattern", 6))
+    kinds = c.get("layer_types", None) or [KINDS[(i + 1) % every == 0] for i in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in KINDS for k in kinds):
+        raise ModelError(f"{c.where}: layer_types has to name {layers} layers, each {' or '.join(KINDS)}")
+    return tuple(kinds)
+
+
+def _ropes(c: Settings) -> dict[str, Rope]:
+    """Either one `rope_parameters` per kind (transformers 5), or `rope_theta`, `rope_local_base_freq` and a `rope_scaling` of the global layers."""
+    old = {"full_attention": ("rope_theta", 1e6, "rope_scaling"), "sliding_attention": ("rope_local_base_freq", 1e4, None)}
+    ropes = {}
+    for kind, (key, default, scaling) in old.items():
+        new = c.part("rope_parameters").part(kind)
+        part = new if new.values or scaling is None else c.part(scaling)
+        kind_of = part.choice("rope_type", ("default", "linear"), "default")
+        base = new.number("rope_theta", c.number(key, default))
+        ropes[kind] = Rope(base, part.number("factor") if kind_of == "linear" else 1.0)
+    return ropes
+
+
+def _optional(c: Settings, key: str) -> float | None:
+    return None if c.get(key, None) is None else c.number(key)
+
+
+def _parameter(name: str, shape: tuple[int, ...]) -> Parameter:
+    convert = plus_one if len(shape) == 1 else None
+    return Parameter(shape, tuple(f"{prefix}{name}.weight" for prefix in ("language_model.model.", "model.language_model.", "model.")), convert=convert)

@@ -1,0 +1,85 @@
+"""Random tiny checkpoints in the Hugging Face layout, made by transformers, and what transformers answers from them."""
+from __future__ import annotations
+
+import json
+import math
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+SPECIAL = ("<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<image_soft_token>", "<end_of_image>")
+TEMPLATE = """{{ bos_token }}{% for m in messages %}{{ '<start_of_turn>' + ('model' if m.role == 'assistant' else m.role) + '\\n' }}\
+{% if m.content is string %}{{ m.content | trim }}{% else %}{% for c in m.content %}{% if c.type == 'image' %}<start_of_image>{% else %}\
+{{ c.text | trim }}{% endif %}{% endfor %}{% endif %}{{ '<end_of_turn>\\n' }}{% endfor %}\
+{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"""
+
+
+@lru_cache
+def small_tokenizer() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(
+        ["Describe the image. What do you see here? a red circle at the left, user model"] * 4,
+        trainers.BpeTrainer(vocab_size=330, special_tokens=[AddedToken(s, special=True, normalized=False) for s in SPECIAL],
+                            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    return tokenizer
+
+
+def gemma3(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32, vision: dict[str, Any] | None = None,
+           text: dict[str, Any] | None = None, tokens: int = 4) -> Any:
+    """Write a checkpoint to `folder` and return transformers' model of it, in fp32, weights at unit gain so that logits say something."""
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+    tokenizer = small_tokenizer()
+    token = {s: tokenizer.token_to_id(s) for s in SPECIAL}
+    torch.manual_seed(seed)
+    vision = {"hidden_size": 144, "intermediate_size": 200, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 56,
+              "patch_size": 14, "vision_use_head": False} | (vision or {})
+    text = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16, "max_position_embeddings": 512,
+            "vocab_size": tokenizer.get_vocab_size(), "bos_token_id": token["<bos>"], "eos_token_id": token["<end_of_turn>"],
+            "pad_token_id": 0, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]} | (text or {})
+    config = Gemma3Config(vision_config=vision, text_config=text, mm_tokens_per_image=tokens, boi_token_index=token["<start_of_image>"],
+                          eoi_token_index=token["<end_of_image>"], image_token_index=token["<image_soft_token>"], pad_token_id=0,
+                          bos_token_id=token["<bos>"], eos_token_id=token["<end_of_turn>"])
+    model = Gemma3ForConditionalGeneration(config).eval()
+    for name, p in model.named_parameters():
+        if "embed_tokens" in name:
+            torch.nn.init.normal_(p, std=p.shape[-1] ** -0.5)
+        elif p.ndim >= 2:
+            torch.nn.init.normal_(p, std=1 / math.sqrt(p[0].numel()))
+        else:
+            torch.nn.init.normal_(p, std=0.2)
+    model = model.to(dtype)
+    model.save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    write(folder, "tokenizer_config.json", {"bos_token": "<bos>", "eos_token": "<end_of_turn>", "pad_token": "<pad>", "unk_token": "<unk>",
+                                            "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 512})
+    write(folder, "preprocessor_config.json", {
+        "image_processor_type": "Gemma3ImageProcessor", "do_resize": True, "do_rescale": True, "do_normalize": True, "do_convert_rgb": True,
+        "size": {"height": vision["image_size"], "width": vision["image_size"]}, "resample": 2, "rescale_factor": 1 / 255,
+        "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "image_seq_length": tokens})
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return model.float()
+
+
+def write(folder: Path, name: str, values: dict[str, Any]) -> None:
+    (folder / name).write_text(json.dumps(values))
+
+
+def nmse(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """|found - expected|^2 / |expected|^2"""
+    found, expected = found.double(), expected.double()
+    return float((found - expected).square().sum() / expected.square().sum())
+
+
+def picture(seed: int, width: int, height: int) -> np.ndarray:
+    """A random uint8 picture [height, width, 3] with large and small structure."""
+    rng = np.random.default_rng(seed)
+    coarse = rng.integers(0, 256, (4, 5, 3)).astype(np.float32)
+    rows, columns = np.linspace(0, 3.999, height).astype(int), np.linspace(0, 4.999, width).astype(int)
+    return np.clip(coarse[rows][:, columns] + rng.normal(0, 25, (height, width, 3)), 0, 255).astype(np.uint8)
