@@ -1,7 +1,7 @@
 """Tiles to embeddings: one vision family on its backends."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -47,8 +47,12 @@ class Encoder:
     def _make_executor(self, batch: int, tile: Shape) -> Executor:
         return Executor(self.plan(batch, tile), self.residency)
 
-    def encode(self, tiles: Sequence[np.ndarray], observe: Observer | None = None) -> list[Tensor]:
-        """Embeddings [T, D] of each tile fp32 [3, Y, X], in the compute type, on the device; tiles of equal shape go together."""
+    def encode(self, tiles: Sequence[np.ndarray], on_tile: Callable[[int, int], None] = lambda done, total: None,
+               observe: Observer | None = None) -> list[Tensor]:
+        """Embeddings [T, D] of each tile fp32 [3, Y, X], in the compute type, on the device; tiles of equal shape go together.
+
+        `on_tile(done, total)` is called as batches finish.
+        """
         done: dict[int, Tensor] = {}
         waiting: dict[Shape, list[int]] = {}
         for index, tile in enumerate(tiles):
@@ -58,4 +62,5 @@ class Encoder:
                 part = indices[start:start + BATCH]
                 pixels = torch.from_numpy(np.stack([tiles[i] for i in part])).to(self.dtype)
                 done.update(zip(part, self._executor(len(part), shape).run(pixels, observe)[0].unbind(0), strict=True))
+                on_tile(len(done), len(tiles))
         return [done[i] for i in range(len(tiles))]

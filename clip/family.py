@@ -37,6 +37,8 @@ class VisionFamily(Protocol):
     """The token whose place the picture's embeddings take."""
     bidirectional: bool
     """Whether the tokens of one picture see each other in both directions."""
+    unused: tuple[str, ...]
+    """Patterns of tensors that checkpoints may hold and that answering does not need."""
 
     def parameters(self) -> Mapping[str, Parameter]:
         """Canonical names and the checkpoint's."""

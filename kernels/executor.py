@@ -33,7 +33,7 @@ class Residency:
 
 
 class Executor:
-    """One plan, ready to run any number of times. Not thread safe."""
+    """One plan, ready to run any number of times, from any thread: runs share weights and nothing else."""
 
     def __init__(self, plan: Plan, residency: Residency):
         self.plan = plan

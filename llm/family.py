@@ -29,6 +29,8 @@ class TextFamily(Protocol):
     """The longest sequence the checkpoint was made for, in tokens."""
     layers: Sequence[KV]
     """What each layer keeps of the past."""
+    unused: tuple[str, ...]
+    """Patterns of tensors that checkpoints may hold and that answering does not need."""
 
     def parameters(self) -> Mapping[str, Parameter]:
         """Canonical names and the checkpoint's."""

@@ -1,0 +1,44 @@
+"""Images and prompts in, answers out, with a receipt of what the model saw and where it ran.
+
+    from mtmd import describe
+    print(describe("cat.png", "What is this?"))
+
+Importing this loads nothing heavy: torch comes with the first call.
+"""
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mtmd.clip.image import Picture
+    from mtmd.kernels.errors import ImageError, ModelError, MtmdError, OptionError, PlacementError, PromptError
+    from mtmd.kernels.report import WarmupReport
+    from mtmd.model import Answer, Event, Finished, Model, Progress, TextPiece, describe, load
+    from mtmd.receipt import ImageReceipt, Receipt
+
+__version__ = "0.1.0"
+
+_PLACES = {
+    "mtmd.model": ("Answer", "Event", "Finished", "Model", "Progress", "TextPiece", "describe", "load"),
+    "mtmd.receipt": ("ImageReceipt", "Receipt"),
+    "mtmd.clip.image": ("Picture",),
+    "mtmd.kernels.report": ("WarmupReport",),
+    "mtmd.kernels.errors": ("ImageError", "ModelError", "MtmdError", "OptionError", "PlacementError", "PromptError"),
+}
+_PLACE_OF = {name: module for module, names in _PLACES.items() for name in names}
+
+__all__ = [
+    "Answer", "Event", "Finished", "ImageError", "ImageReceipt", "Model", "ModelError", "MtmdError", "OptionError", "Picture",
+    "PlacementError", "Progress", "PromptError", "Receipt", "TextPiece", "WarmupReport", "describe", "load",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACE_OF:
+        raise AttributeError(f"module 'mtmd' has no attribute {name!r}")
+    return getattr(import_module(_PLACE_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -38,6 +38,7 @@ class Gemma3Vision:
     marker = "<start_of_image>"
     image_token = "<image_soft_token>"
     bidirectional = True
+    unused = (r"(model\.)?vision_tower\.(vision_model\.)?head\..*",)  # SigLIP's pooling head
 
     @property
     def grid(self) -> int:

@@ -41,6 +41,8 @@ class Gemma3Text:
     softcap: float | None
     final_softcap: float | None
 
+    unused = (r"(language_model\.)?lm_head\.weight",)  # a copy of the tied token table
+
     @property
     def layers(self) -> list[KV]:
         return [KV(self.groups, self.head)] * len(self.kinds)
@@ -94,6 +96,8 @@ def read(config: Mapping[str, Any]) -> Gemma3Text:
     """From config.json's text_config, with transformers' defaults for what published files leave out; ModelError where it is impossible."""
     c = Settings(config, "config.json: text_config")
     c.choice("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
+    if not c.flag("tie_word_embeddings", True):
+        raise ModelError(f"{c.where}: tie_word_embeddings false is not supported")
     for key in ("attention_bias", "use_bidirectional_attention"):
         if c.flag(key, False):
             raise ModelError(f"{c.where}: {key} true is not supported")

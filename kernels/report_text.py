@@ -1,0 +1,124 @@
+"""The warm-up report as text: warnings first and hard to miss, then memory, then time."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mtmd.kernels.dtype import mib
+from mtmd.kernels.report import Check, FlashFacts, GraphFacts, RefusedOp, WarmupReport
+
+RULE = "*" * 100
+SHOWN = 12  # copies of one graph that are listed by name
+
+
+def render(report: WarmupReport) -> str:
+    return "\n".join(line.rstrip() for part in (_head, _flash, _warnings, _graphs, _check, _verdict) for line in part(report))
+
+
+def _head(report: WarmupReport) -> Iterator[str]:
+    yield f"mtmd warm-up: {report.model} on {report.device} ({report.device_name}), {report.dtype}"
+    for note in report.notes:
+        yield f"  note: {note}"
+    yield ""
+
+
+def _flash(report: WarmupReport) -> Iterator[str]:
+    for flash in report.flash:
+        yield f"flash attention, {flash.graph}: {flash.state.upper()} ({_flash_reason(flash)})"
+    yield ""
+
+
+def _flash_reason(flash: FlashFacts) -> str:
+    told = f"asked for {flash.setting}"
+    if not flash.nodes:
+        return f"{told}; the graph has no attention"
+    if flash.on_fallback:
+        return f"{told}; {len(flash.on_fallback)} of {flash.nodes} nodes run on the fallback backend"
+    if flash.rebuilt:
+        return f"{told}; {len(flash.rebuilt)} of {flash.nodes} nodes were refused and rebuilt as explicit attention"
+    return f"{told}; {flash.nodes} nodes" if flash.setting == "off" else f"{told}; all {flash.nodes} nodes taken"
+
+
+def _warnings(report: WarmupReport) -> Iterator[str]:
+    if not report.refused:
+        yield f"every op is taken by {report.device}"
+        yield ""
+        return
+    attention = [r for r in report.refused if r.op == "attention"]
+    for refused in attention:
+        yield RULE
+        if "explicit" in refused.runs_on:
+            yield f"WARNING: flash attention is not supported by {refused.backend} for {_nodes(refused)}; memory use will increase"
+        else:
+            yield f"WARNING: flash attention of {_nodes(refused)} is not supported by {refused.backend}; it runs on {refused.runs_on}, slower"
+        yield f"  reason: {refused.reason}"
+        yield "  op params:"
+        for tensor in refused.tensors:
+            yield f"    {tensor.role:<6} type = {tensor.dtype}, shape = {list(tensor.shape)}, strides = {list(tensor.strides)}"
+        yield RULE
+        yield ""
+    yield RULE
+    total = sum(r.count for r in report.refused)
+    yield f"WARNING: {total} node{'s' if total > 1 else ''} not taken by {report.refused[0].backend}; each is listed here with its reason"
+    for r in report.refused:
+        shape = next((f"{t.dtype} {list(t.shape)}" for t in r.tensors if t.role == "dst"), "")
+        yield f"  {r.count:4d} x {r.op:<12} {shape:<30} {r.name}"
+        yield f"         {r.reason}; runs on {r.runs_on}"
+    yield RULE
+    yield ""
+
+
+def _nodes(refused: RefusedOp) -> str:
+    return refused.name if refused.count == 1 else f"{refused.count} nodes, first {refused.name}"
+
+
+def _graphs(report: WarmupReport) -> Iterator[str]:
+    for facts in report.graphs:
+        backends = ", ".join(f"{name} {count}" for name, count in facts.ops_by_backend.items())
+        yield (f"{facts.graph}, {facts.label} ({facts.size}): graph splits = {facts.splits}, nodes = {facts.nodes} ({backends}), "
+               f"copies = {len(facts.copies)}, {facts.gflop:.3g} GFLOP")
+        yield from _memory(facts)
+        for copy in facts.copies[:SHOWN]:
+            yield f"    copy {copy.name}: {copy.source} -> {copy.destination}, {mib(copy.bytes)}"
+        if len(facts.copies) > SHOWN:
+            yield f"    and {len(facts.copies) - SHOWN} more copies, {mib(sum(c.bytes for c in facts.copies[SHOWN:]))}"
+    yield ""
+
+
+def _memory(facts: GraphFacts) -> Iterator[str]:
+    for space in dict.fromkeys((*facts.weight_bytes, *facts.cache_bytes, *facts.compute_bytes)):
+        parts = [("weights", facts.weight_bytes), ("cache", facts.cache_bytes), ("compute (predicted peak)", facts.compute_bytes)]
+        yield f"    {space:<8} " + ", ".join(f"{name} {mib(sizes.get(space, 0))}" for name, sizes in parts if name != "cache" or facts.cache_bytes)
+
+
+def _check(report: WarmupReport) -> Iterator[str]:
+    if report.check is None:
+        yield "nothing was run: this is a prediction"
+        yield ""
+        return
+    check = report.check
+    yield f"one image encoded: first run {check.first_ms:.1f} ms, steady {check.steady_ms:.1f} ms"
+    yield from _times(check)
+    yield f"against the reference in fp32, op by op (NMSE, at most {check.limit:.0e} allowed):"
+    for op, node, error in check.worst:
+        yield f"    {op:<12} {error:8.1e}  worst at {node}"
+    for problem in check.failed:
+        yield f"WARNING: {problem}"
+    yield ""
+
+
+def _times(check: Check) -> Iterator[str]:
+    total = sum(o.ms for o in check.ops) or 1e-9
+    yield f"    {'op':<12} {'nodes':>5} {'ms':>9} {'share':>6} {'GFLOP/s':>9} {'GB/s':>7}"
+    for o in check.ops:
+        yield f"    {o.op:<12} {o.count:5d} {o.ms:9.2f} {100 * o.ms / total:5.1f}% {o.gflop_per_s:9.1f} {o.gb_per_s:7.1f}"
+
+
+def _verdict(report: WarmupReport) -> Iterator[str]:
+    if report.fully_accelerated:
+        yield f"result: everything runs on {report.device} as intended"
+        return
+    wrong = sum(r.count for r in report.refused)
+    parts = [f"{wrong} node{'s' if wrong > 1 else ''} refused"] if wrong else []
+    parts += [f"flash attention {f.state} in the {f.graph}" for f in report.flash if f.state != "on"]
+    parts += ["results differ from the reference"] if report.check and report.check.failed else []
+    yield f"result: not fully on the accelerated path: {'; '.join(parts)}"

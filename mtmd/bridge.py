@@ -1,0 +1,95 @@
+"""The batching bridge: pictures and a rendered prompt become spans that the decoder reads.
+
+Pictures are prepared, encoded in batches of equal tiles, and put where the chat template left their marker. Encoded pictures are
+remembered by their content: pixels and size, for this model in this compute type; never by path or name.
+"""
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mtmd.clip.encoder import Encoder
+from mtmd.clip.family import ImagePlan
+from mtmd.clip.image import Picture
+from mtmd.kernels.errors import PromptError
+from mtmd.llm.sequence import Span
+from mtmd.llm.tokenizer import Tokenizer
+from mtmd.receipt import ImageReceipt
+
+CACHE_BYTES = 256 << 20
+OnTile = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A picture's embeddings [T, D] and what its receipt says."""
+    plan: ImagePlan
+    embeddings: Tensor
+    receipt: ImageReceipt
+
+
+class Bridge:
+    def __init__(self, encoder: Encoder, tokenizer: Tokenizer, device: torch.device):
+        self.encoder, self.tokenizer, self.device = encoder, tokenizer, device
+        self._cache: OrderedDict[str, tuple[ImagePlan, Tensor]] = OrderedDict()
+
+    def encode(self, pictures: Sequence[Picture], on_tile: OnTile = lambda done, total: None) -> tuple[list[Encoded], float, float]:
+        """The pictures encoded, in order, and the milliseconds spent on preparing and on encoding. Each different picture is encoded once."""
+        clock = time.perf_counter()
+        keys = [p.sha256 for p in pictures]
+        plans = {key: self.encoder.family.prepare(p.pixels) for key, p in zip(keys, pictures, strict=True) if key not in self._cache}
+        prepare_ms, clock = (time.perf_counter() - clock) * 1e3, time.perf_counter()
+        tiles = [tile for plan in plans.values() for tile in plan.tiles]
+        done = iter(self.encoder.encode(tiles, on_tile))
+        known = {key: self._cache[key] for key in keys if key not in plans}
+        fresh = {key: (plan, torch.cat([next(done) for _ in plan.tiles])) for key, plan in plans.items()}
+        encode_ms = (time.perf_counter() - clock) * 1e3
+        for key in keys:
+            self._remember(key, known.get(key) or fresh[key])
+        found = [Encoded(*(known | fresh)[key], _receipt(p, (known | fresh)[key][0], key in known)) for key, p in zip(keys, pictures, strict=True)]
+        return found, prepare_ms, encode_ms
+
+    def _remember(self, key: str, entry: tuple[ImagePlan, Tensor]) -> None:
+        """The most recently used come last; the oldest go when there is too much."""
+        self._cache.pop(key, None)
+        plan = ImagePlan((), entry[0].sizes, entry[0].tokens, entry[0].prompt)  # pixels are not needed again
+        self._cache[key] = plan, entry[1]
+        while len(self._cache) > 1 and sum(e.nbytes for _, e in self._cache.values()) > CACHE_BYTES:
+            self._cache.popitem(last=False)
+
+    def spans(self, rendered: str, encoded: Sequence[Encoded]) -> list[Span]:
+        """The rendered prompt with pictures at their markers. Raises PromptError where the template wrote more or fewer markers."""
+        family = self.encoder.family
+        pieces = rendered.split(family.marker)
+        if len(pieces) - 1 != len(encoded):
+            raise PromptError(f"the chat template wrote {len(pieces) - 1} picture places for {len(encoded)} pictures; it does not fit this model")
+        text = pieces[0] + "".join(e.plan.prompt + piece for e, piece in zip(encoded, pieces[1:], strict=True))
+        return _to_spans(self.tokenizer.encode(text), self.tokenizer.id(family.image_token), encoded, family.bidirectional, self.device)
+
+
+def _to_spans(tokens: list[int], image_token: int, encoded: Sequence[Encoded], block: bool, device: torch.device) -> list[Span]:
+    """Runs of text, and a span for each picture's image tokens."""
+    spans, start, waiting = [], 0, list(encoded)
+    while start < len(tokens):
+        stop = start
+        if tokens[start] == image_token:
+            picture = waiting.pop(0)
+            stop = start + picture.plan.tokens
+            if tokens[start:stop] != [image_token] * picture.plan.tokens:
+                raise PromptError(f"a picture's {picture.plan.tokens} image tokens do not stand together in the prompt; the tokenizer does not fit this model")
+            spans.append(Span(tuple(tokens[start:stop]), picture.embeddings.to(device), block))
+        else:
+            while stop < len(tokens) and tokens[stop] != image_token:
+                stop += 1
+            spans.append(Span(tuple(tokens[start:stop])))
+        start = stop
+    return spans
+
+
+def _receipt(picture: Picture, plan: ImagePlan, cached: bool) -> ImageReceipt:
+    return ImageReceipt(picture.size, plan.sizes[0], len(plan.sizes), plan.tokens, picture.sha256, cached, picture.notes)

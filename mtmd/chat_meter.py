@@ -1,0 +1,106 @@
+"""What the rendering of one chat template may use: memory in characters, and seconds. Plain Python, without jinja2."""
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any, NoReturn
+
+from mtmd.kernels.errors import ModelError
+
+VALUE_WEIGHT_MAX = 4 << 20  # characters of one value; a list element counts as 16
+MADE_WEIGHT_MAX = 256 << 20  # all values of one rendering together
+INTEGER_BITS_MAX = 4096
+SECONDS_MAX = 5.0  # templates take milliseconds
+
+# Methods of strings, lists and dicts whose result is at most about as large as what goes in, or that are guarded below.
+METHODS = frozenset([
+    "capitalize", "casefold", "copy", "count", "endswith", "find", "format", "format_map", "get", "index", "isalnum", "isalpha", "isdigit",
+    "islower", "isnumeric", "isspace", "isupper", "items", "join", "keys", "lower", "lstrip", "partition", "removeprefix", "removesuffix",
+    "replace", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "split", "splitlines", "startswith", "strip", "title", "upper", "values",
+])
+
+# "%5000d", "%*d", "{:5000}", "{:{}}": fields padded to a width of four digits or more, or to one given as a value.
+_WIDE = re.compile(r"\d{4}|%[^a-zA-Z%]*\*|\{[^{}]+\{")
+_FIELD_CHARS = 1000  # what one field may be padded to
+
+
+class Meter:
+    """What one rendering may still use."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.made = 0
+        self._end = time.monotonic() + SECONDS_MAX
+
+    def charge(self, weight: int) -> None:
+        self.made += weight
+        if self.made > MADE_WEIGHT_MAX:
+            self.refuse(f"more than {MADE_WEIGHT_MAX} characters in intermediate values")
+        if time.monotonic() > self._end:
+            self.refuse(f"more than {SECONDS_MAX:g} seconds")
+
+    def check(self, weight: int) -> None:
+        """For a value about to be made."""
+        if weight > VALUE_WEIGHT_MAX:
+            self.refuse(f"a value of more than {VALUE_WEIGHT_MAX} characters")
+
+    def hold(self, value: Any) -> Any:
+        """Weigh a value just made, and return it. Parts that are shared count as often as they appear, as they do when printed."""
+        weight, stack = 0, [value]
+        while stack:
+            item = stack.pop()
+            weight += 16
+            if isinstance(item, str):
+                weight += len(item)
+            elif isinstance(item, int) and item.bit_length() > INTEGER_BITS_MAX:
+                self.refuse("an endless number")
+            elif isinstance(item, range):
+                weight += 16 * len(item)
+            elif isinstance(item, (list, tuple)):
+                stack.extend(item)
+            elif isinstance(item, dict):
+                stack.extend((*item.keys(), *item.values()))
+            self.check(weight)
+        self.charge(weight)
+        return value
+
+    def each(self, items: Iterable[Any], weight: int) -> Iterator[Any]:
+        for item in items:
+            self.charge(weight)
+            yield item
+
+    def refuse(self, what: str, cause: Exception | None = None) -> NoReturn:
+        raise ModelError(f"{self._name} asks for {what}; shorten the messages or use another template") from cause
+
+    def check_method(self, name: str, owner: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """Refuse a method whose result would be too large, before it runs. Returns the arguments to run it with."""
+        if name not in METHODS:
+            self.refuse(f"the method {name!r}, which chat templates may not use")
+        if not isinstance(owner, str):
+            return args
+        if name == "replace" and len(args) >= 2 and isinstance(args[0], str) and isinstance(args[1], str):
+            self.check_replace(owner, args[0], args[1])
+        elif name == "join" and args:
+            parts = list(self.each(args[0], 1))
+            self.hold(parts)
+            self.check(len(owner) * len(parts))
+            return (parts, *args[1:])
+        elif name in ("format", "format_map"):
+            self.check_format(owner, "{", [*args, kwargs])
+        return args
+
+    def check_replace(self, text: str, old: str, new: str) -> None:
+        self.check(len(text) + text.count(old) * len(new))
+
+    def check_format(self, text: str, sign: str, values: Any) -> None:
+        """Refuse a format that repeats or pads its values beyond measure. `sign` begins a field."""
+        if _WIDE.search(text):
+            self.refuse("a number padded to 1,000 characters or more")
+        before = self.made
+        self.hold(values)
+        self.check(len(text) + text.count(sign) * (_FIELD_CHARS + self.made - before))
+
+
+def one_line(error: object) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,23 @@
+"""`mtmd warmup`: what this machine can and cannot do for a model, and what that costs."""
+from __future__ import annotations
+
+import argparse
+import json
+
+from mtmd.commands.shared import add_model_arguments, load_from
+
+HELP = "Ask the device about every op, run one encode, and report."
+
+
+def add_arguments(sub: argparse.ArgumentParser) -> None:
+    add_model_arguments(sub)
+    sub.add_argument("--json", action="store_true", help="print the report as one JSON object")
+    sub.add_argument("--strict", action="store_true", help="exit with 3 if anything is not fully on the accelerated path")
+    sub.add_argument("--no-run", action="store_true", help="ask and predict only, run nothing")
+
+
+def run(args: argparse.Namespace) -> int:
+    model = load_from(args)
+    report = model.warmup_report if args.no_run else model.warm_up()
+    print(json.dumps(report.asdict()) if args.json else report)
+    return 3 if args.strict and not report.fully_accelerated else 0

@@ -1,0 +1,109 @@
+"""Options, checked once at the border: the same for Python, the command line and every later face."""
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from mtmd.kernels.errors import OptionError
+
+DEVICES = "auto, cpu, cuda or cuda:N"
+DTYPES = ("auto", "bf16", "fp32")
+FLASH = ("auto", "on", "off")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How a model is loaded. `context` is in tokens, None for what the checkpoint was made for, at most 8192; `override_tensor` are
+    "REGEX=DEVICE" on node and weight names; `refuse` are rules of ops the device is to be taken not to support."""
+    device: str = "auto"
+    dtype: str = "auto"
+    flash_attn: str = "auto"
+    override_tensor: tuple[str, ...] = ()
+    refuse: tuple[str, ...] = ()
+    threads: int | None = None
+    context: int | None = None
+
+    def __post_init__(self) -> None:
+        _among("dtype", self.dtype, DTYPES)
+        _among("flash_attn", self.flash_attn, FLASH)
+        _text("device", self.device)
+        for name in ("override_tensor", "refuse"):
+            values = getattr(self, name)
+            object.__setattr__(self, name, (values,) if isinstance(values, str) else tuple(values))
+            for value in getattr(self, name):
+                _text(name, value)
+        _count("threads", self.threads, 1, 1024)
+        _count("context", self.context, 16, 1 << 24)
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """How an answer is generated. Temperature 0 is greedy; top_k 0, top_p 1, min_p 0 and repetition_penalty 1 are off."""
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _count("max_tokens", self.max_tokens, 1, 1 << 20)
+        _number("temperature", self.temperature, 0, 100)
+        _count("top_k", self.top_k, 0, 1 << 24)
+        _number("top_p", self.top_p, 0, 1)
+        _number("min_p", self.min_p, 0, 1)
+        _number("repetition_penalty", self.repetition_penalty, 0.01, 100)
+        _count("seed", self.seed, 0, 2**63 - 1)
+        if type(self.ignore_eos) is not bool:
+            raise OptionError(f"ignore_eos: found {self.ignore_eos!r}, expected true or false")
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        for value in self.stop:
+            _text("stop", value)
+
+
+def options(kind: type[T], values: Mapping[str, Any]) -> T:
+    """`kind(**values)`, with an OptionError for a name it does not have."""
+    return kind(**_known(values, kind))
+
+
+def split_options(values: Mapping[str, Any]) -> tuple[LoadOptions, AnswerOptions]:
+    """Options of both kinds in one dictionary, as `describe` takes them."""
+    known = _known(values, LoadOptions, AnswerOptions)
+    names = {f.name for f in dataclasses.fields(LoadOptions)}
+    return (LoadOptions(**{k: v for k, v in known.items() if k in names}),
+            AnswerOptions(**{k: v for k, v in known.items() if k not in names}))
+
+
+def _known(values: Mapping[str, Any], *kinds: Any) -> Mapping[str, Any]:
+    names = [f.name for kind in kinds for f in dataclasses.fields(kind)]
+    for name in values:
+        if name not in names:
+            raise OptionError(f"option {name!r} is not known; expected one of {', '.join(names)}")
+    return values
+
+
+def _among(name: str, value: object, among: tuple[str, ...]) -> None:
+    if value not in among:
+        raise OptionError(f"{name}: found {value!r}, expected one of {', '.join(among)}")
+
+
+def _text(name: str, value: object) -> None:
+    if not isinstance(value, str) or not value:
+        raise OptionError(f"{name}: found {value!r}, expected a text that is not empty")
+
+
+def _count(name: str, value: object, least: int, most: int) -> None:
+    if value is not None and (type(value) is not int or not least <= value <= most):
+        raise OptionError(f"{name}: found {value!r}, expected an integer from {least} to {most}")
+
+
+def _number(name: str, value: object, least: float, most: float) -> None:
+    if type(value) not in (int, float) or not math.isfinite(value) or not least <= value <= most:  # type: ignore[arg-type,operator]
+        raise OptionError(f"{name}: found {value!r}, expected a number from {least:g} to {most:g}")

@@ -1,0 +1,106 @@
+"""Whatever a user calls an image, read within limits: paths, bytes, open files, Pillow images, arrays."""
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias, cast
+
+import numpy as np
+from PIL import Image
+
+from mtmd.clip.image import DEFAULT_LIMITS, ImageLimits, Picture, Source, check_bytes, one_line, open_picture
+from mtmd.kernels.errors import ImageError
+
+ImageSource: TypeAlias = "str | os.PathLike[str] | Source | BinaryIO"
+
+_KINDS = (
+    (stat.S_ISDIR, "a folder", "give the picture files in it"), (stat.S_ISFIFO, "a pipe", "save its content to a file first"),
+    (stat.S_ISSOCK, "a socket", "save its content to a file first"), (stat.S_ISCHR, "a device", "give a picture file"),
+    (stat.S_ISBLK, "a device", "give a picture file"),
+)
+_CHUNK_BYTES = 1 << 20
+
+
+def load_image(source: ImageSource, limits: ImageLimits = DEFAULT_LIMITS, name: str | None = None) -> Picture:
+    """One picture from a path, the bytes of a file, a file open for reading bytes, a Pillow image or a uint8 array.
+
+    An open file is read from where it stands, and left open. `name` stands for the picture in messages. Raises ImageError.
+    """
+    if isinstance(source, (str, os.PathLike)):
+        path = os.fspath(source)
+        name = name or one_line(str(path))
+        return open_picture(_read_path(path, limits, name), limits, name)
+    if hasattr(source, "read") and not isinstance(source, (bytes, bytearray, memoryview)):
+        own_name = getattr(source, "name", None)
+        name = name or (one_line(own_name) if isinstance(own_name, str) else "image")
+        return open_picture(_read_file(cast(BinaryIO, source), limits, name), limits, name)
+    if not isinstance(source, (bytes, bytearray, memoryview, Image.Image, np.ndarray)):
+        found = type(source).__name__  # type: ignore[unreachable]  # only for typed callers
+        expected = "a path, bytes, an open file, a Pillow image or an array"
+        raise ImageError(f"{name or 'image'}: found an object of type {found}, expected {expected}; open or convert it first")
+    return open_picture(source, limits, name or "image")
+
+
+def load_images(sources: ImageSource | Sequence[ImageSource], limits: ImageLimits = DEFAULT_LIMITS) -> list[Picture]:
+    """The pictures in one source or in a list or tuple of them, in order. Raises ImageError at the first that cannot be used."""
+    if not isinstance(sources, (list, tuple)):
+        return [load_image(cast(ImageSource, sources), limits)]
+    if not sources:
+        raise ImageError("images: found an empty list, expected at least one image; give a path, bytes, a Pillow image or an array")
+    named = len(sources) > 1
+    return [load_image(source, limits, _place(source, index) if named else None) for index, source in enumerate(sources, start=1)]
+
+
+def _place(source: ImageSource, index: int) -> str | None:
+    """A name by position for what has none of its own."""
+    has_name = isinstance(source, (str, os.PathLike)) or isinstance(getattr(source, "name", None), str)
+    return None if has_name else f"image {index}"
+
+
+def _read_path(path: str | bytes, limits: ImageLimits, name: str) -> bytes:
+    """The bytes of a regular file. Type and size are looked up first, so that no pipe is waited for and no huge file is read."""
+    if isinstance(path, bytes):
+        path = os.fsdecode(path)
+    if not path:
+        raise ImageError("image: found an empty path, expected that of a picture; check how it is made")
+    _refuse_address(path, name)
+    try:
+        found = Path(path).stat()
+        for is_kind, words, advice in _KINDS:
+            if is_kind(found.st_mode):
+                raise ImageError(f"{name}: found {words}, expected a picture file; {advice}")
+        check_bytes(found.st_size, limits, name)
+        with Path(path).open("rb") as file:
+            return _read_file(file, limits, name)
+    except (FileNotFoundError, NotADirectoryError):
+        raise ImageError(f"{name}: found no such file, expected a picture; check the path") from None
+    except PermissionError:
+        raise ImageError(f"{name}: found a file that may not be read, expected a readable one; change its permissions") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "not a usable path"
+        raise ImageError(f"{name}: found a path that cannot be opened ({reason}), expected a picture file; check the path") from error
+
+
+def _refuse_address(path: str, name: str) -> None:
+    scheme = path[:8].lower()
+    if scheme.startswith(("http://", "https://")):
+        raise ImageError(f"{name}: found a web address, expected a file; addresses are not fetched: download the picture and give its path")
+    if scheme.startswith("data:"):
+        raise ImageError(f"{one_line(path[:32])}...: found a data URL, expected a file; decode it and give the bytes")
+
+
+def _read_file(file: BinaryIO, limits: ImageLimits, name: str) -> bytes:
+    """All that is left in an open file; stops one byte past the limit, which the check that follows then refuses."""
+    chunks: list[Any] = []
+    room = limits.max_bytes + 1
+    try:
+        while room > 0 and (chunk := file.read(min(room, _CHUNK_BYTES))):
+            if not isinstance(chunk, (bytes, bytearray, memoryview)):
+                raise ImageError(f"{name}: found a file open for text, expected bytes; open it with mode 'rb'")
+            chunks.append(chunk)
+            room -= len(chunk)
+    except (OSError, ValueError) as error:
+        raise ImageError(f"{name}: found a file that cannot be read, expected one open for reading; open it anew with 'rb'") from error
+    return b"".join(chunks)

@@ -1,0 +1,343 @@
+"""A loaded model: prompts and pictures in, answers with receipts out."""
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+
+from mtmd.bridge import Bridge, Encoded
+from mtmd.checkpoint import Checkpoint, open_checkpoint
+from mtmd.clip.encoder import Encoder
+from mtmd.clip.image import Picture
+from mtmd.clip.warmup import encoder_facts, run_check
+from mtmd.config import AnswerOptions, LoadOptions, options, split_options
+from mtmd.kernels.backends import Backend, backends_for
+from mtmd.kernels.dtype import DTYPES
+from mtmd.kernels.errors import ModelError, OptionError, PromptError
+from mtmd.kernels.executor import Observer, Residency
+from mtmd.kernels.report import WarmupReport
+from mtmd.kernels.scheduler import Override
+from mtmd.llm.engine import Engine, Generated
+from mtmd.llm.sampler import Sampler, Sampling
+from mtmd.llm.sequence import Span
+from mtmd.llm.text_stream import StopChecker
+from mtmd.llm.warmup import decoder_facts
+from mtmd.media import ImageSource, load_image
+from mtmd.receipt import Receipt
+
+DEMO_MODEL = Path(__file__).parent / "demo_model"
+DEFAULT_PROMPT = "Describe the image."
+DEFAULT_CONTEXT = 8192
+SMALL_BYTES = 2 << 30  # weights in fp32: below this, fp32 on the CPU costs little and is exact
+Images: TypeAlias = "ImageSource | Sequence[ImageSource]"
+Message: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Work before the first token: `stage` is "encode" (in tiles) or "prefill" (in tokens)."""
+    stage: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class TextPiece:
+    """More of the answer; whole characters only."""
+    text: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    text: str
+    prompt_token_ids: tuple[int, ...]
+    output_token_ids: tuple[int, ...]
+    receipt: Receipt
+
+    def asdict(self) -> dict[str, Any]:
+        return {"text": self.text, "prompt_token_ids": list(self.prompt_token_ids), "output_token_ids": list(self.output_token_ids),
+                "receipt": self.receipt.asdict()}
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The last event of a stream."""
+    answer: Answer
+
+
+Event: TypeAlias = "Progress | TextPiece | Finished"
+
+
+@dataclass(frozen=True)
+class _Prompt:
+    spans: list[Span]
+    encoded: list[Encoded]
+    preprocess_ms: float
+    encode_ms: float
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return tuple(t for s in self.spans for t in s.tokens)
+
+
+class Model:
+    """Made by `load`. Safe to use from several threads; each answer is computed by itself."""
+
+    def __init__(self, checkpoint: Checkpoint, chosen: LoadOptions, backends: Sequence[Backend] | None = None):
+        """`backends` in order of preference replaces what `chosen.device` and `chosen.refuse` ask for."""
+        self.checkpoint, self.options = checkpoint, chosen
+        self.name = "demo model" if checkpoint.folder == DEMO_MODEL else checkpoint.folder.name
+        if chosen.threads:
+            torch.set_num_threads(chosen.threads)
+        self.backends = list(backends) if backends else backends_for(chosen.device, chosen.refuse)
+        self.dtype = _dtype(chosen.dtype, self.backends[0], checkpoint)
+        overrides = [Override.parse(o) for o in chosen.override_tensor]
+        placement: dict[str, Any] = {"dtype": self.dtype, "flash_attn": chosen.flash_attn, "overrides": overrides, "residency": Residency()}
+        context = min(chosen.context or DEFAULT_CONTEXT, checkpoint.text.context)
+        self.engine = Engine(checkpoint.text, checkpoint.text_weights, self.backends, context=context, **placement)
+        self.encoder = None
+        if checkpoint.vision and checkpoint.vision_weights:
+            self.encoder = Encoder(checkpoint.vision, checkpoint.vision_weights, self.backends, **placement)
+            self._bridge = Bridge(self.encoder, checkpoint.tokenizer, self.backends[0].device)
+        _check_overrides(overrides, self)
+
+    @cached_property
+    def warmup_report(self) -> WarmupReport:
+        """Where everything runs and what it will take. Nothing is run for it: `warm_up` does."""
+        return self._report(check=False)
+
+    def warm_up(self) -> WarmupReport:
+        """The report with a real encode: times, and every op against its reference."""
+        return self._report(check=True)
+
+    def describe(self, image: Images, prompt: str = DEFAULT_PROMPT, **chosen: Any) -> str:
+        """The answer to a prompt about one or several images; `chosen` are the fields of `AnswerOptions`.
+
+        image: path, bytes of a file, Pillow image, uint8 array [Y, X, 3], or a list of them. Raises MtmdError.
+        """
+        return self.answer(image, prompt, **chosen).text
+
+    def answer(self, image: Images, prompt: str = DEFAULT_PROMPT, **chosen: Any) -> Answer:
+        """As `describe`, with token ids and receipt."""
+        *_, last = self.stream([user_message(image, prompt)], **chosen)
+        assert isinstance(last, Finished)
+        return last.answer
+
+    def stream(self, messages: Sequence[Message], **chosen: Any) -> Iterator[Event]:
+        """Events of the answer to a conversation, the last one `Finished`. Stop early by closing the iterator.
+
+        messages: {"role": "user", "content": "..."} or content as a list of {"type": "text", "text": ...} and
+        {"type": "image", "image": source}. Options are checked at once, before the first event is asked for.
+        """
+        settings = options(AnswerOptions, chosen)
+        return self._stream(messages, settings)
+
+    def spans(self, messages: Sequence[Message]) -> list[Span]:
+        """What the decoder would read: the conversation tokenized, its images encoded."""
+        *_, prompt = self._prepare(messages)
+        assert isinstance(prompt, _Prompt)
+        return prompt.spans
+
+    def observe(self, messages: Sequence[Message], encoder: Observer, decoder: Observer) -> None:
+        """Encode and prefill a conversation, every node shown to an observer."""
+        pictures, plain = self._read(messages)
+        if pictures and self.encoder:
+            tiles = [t for p in pictures for t in self.encoder.family.prepare(p.pixels).tiles]
+            self.encoder.encode(tiles, observe=encoder)
+        self.engine.prefill(self.spans(plain), self.engine.new_caches(), decoder)
+
+    def _stream(self, messages: Sequence[Message], settings: AnswerOptions) -> Iterator[Event]:
+        prompt = None
+        for event in self._prepare(messages):
+            if isinstance(event, _Prompt):
+                prompt = event
+            else:
+                yield event
+        assert prompt is not None
+        sampler = Sampler(Sampling(settings.temperature, settings.top_k, settings.top_p, settings.min_p, settings.repetition_penalty, settings.seed))
+        done = Generated()
+        stop = frozenset() if settings.ignore_eos else self.checkpoint.stop_tokens
+        yield Progress("prefill", 0, len(prompt.tokens))
+        pieces = []
+        for piece in self._text(self.engine.generate(prompt.spans, sampler, stop=stop, max_tokens=settings.max_tokens, done=done), settings.stop, done):
+            pieces.append(piece)
+            yield TextPiece(piece)
+        receipt = self._receipt(prompt, done, sampler.seed if settings.temperature else None)
+        yield Finished(Answer("".join(pieces), prompt.tokens, tuple(done.tokens), receipt))
+
+    def _text(self, tokens: Iterator[int], stop: Sequence[str], done: Generated) -> Iterator[str]:
+        """Pieces of text from tokens, cut before the first stop string."""
+        stream, checker = self.checkpoint.tokenizer.stream(), StopChecker(stop)
+        for token in tokens:
+            piece = checker.push(stream.push(token))
+            if piece:
+                yield piece
+            if checker.found is not None:
+                done.finish = "stop"
+                return
+        rest = checker.push(stream.finish())
+        rest += checker.finish()
+        if rest:
+            yield rest
+
+    def _read(self, messages: Sequence[Message]) -> tuple[list[Picture], list[dict[str, Any]]]:
+        """The pictures of a conversation, loaded, and the conversation with its text sealed against special tokens."""
+        pictures, plain = [], []
+        for message in messages:
+            content = message.get("content")
+            if isinstance(content, (list, tuple)):
+                parts: Any = []
+                for part in content:
+                    if isinstance(part, Mapping) and part.get("type") == "image":
+                        pictures.append(_picture(part, len(pictures) + 1))
+                        parts.append({"type": "image", "image": pictures[-1]})
+                    else:
+                        parts.append(_sealed(part, "text", self))
+                plain.append({"role": message.get("role"), "content": parts})
+            else:
+                plain.append(_sealed(message, "content", self))
+        if not any(_has_text(m) for m in plain if m.get("role") == "user"):
+            raise PromptError("the prompt is empty; say what you want to know")
+        return pictures, plain
+
+    def _prepare(self, messages: Sequence[Message]) -> Iterator[Progress | _Prompt]:
+        """Progress of the encoding, then the prompt."""
+        clock = time.perf_counter()
+        pictures, plain = self._read(messages)
+        read_ms = (time.perf_counter() - clock) * 1e3
+        if pictures and self.encoder is None:
+            raise PromptError(f"{self.name} has no image encoder and was given {len(pictures)} image{'s' if len(pictures) > 1 else ''}; use a vision model")
+        rendered = self.checkpoint.template.render([_without_pixels(m) for m in plain])
+        if self.encoder is None:
+            yield _Prompt([Span(tuple(self.checkpoint.tokenizer.encode(rendered)))], [], read_ms, 0.0)
+            return
+        if pictures:
+            yield Progress("encode", 0, len(pictures))
+        encoded, prepare_ms, encode_ms = self._bridge.encode(pictures)
+        if pictures:
+            yield Progress("encode", len(pictures), len(pictures))
+        yield _Prompt(self._bridge.spans(rendered, encoded), encoded, read_ms + prepare_ms, encode_ms)
+
+    def _receipt(self, prompt: _Prompt, done: Generated, seed: int | None) -> Receipt:
+        images = tuple(e.receipt for e in prompt.encoded)
+        report = self.warmup_report
+        attention = {f.graph: f"{f.state} ({'flash' if f.state == 'on' else 'explicit' if f.state == 'off' else 'flash and explicit'})" for f in report.flash}
+        warnings = [f"{r.count} {r.op} node{'s' if r.count > 1 else ''} of the {r.graph} refused by {r.backend}: {r.reason}; runs on {r.runs_on}"
+                    for r in report.refused]
+        return Receipt(self.name, images, sum(i.tokens for i in images), len(prompt.tokens), len(done.tokens), done.finish or "cancelled",
+                       prompt.preprocess_ms, prompt.encode_ms, done.prefill_ms, done.decode_ms, report.device, report.dtype, attention, seed, tuple(warnings))
+
+    def _report(self, check: bool) -> WarmupReport:
+        flash, refused, graphs = [], [], []
+        parts = ([encoder_facts(self.encoder)] if self.encoder else []) + [decoder_facts(self.engine)]
+        for part_flash, part_refused, part_graphs in parts:
+            flash.append(part_flash)
+            refused += part_refused
+            graphs += part_graphs
+        result = run_check(self.encoder) if check and self.encoder else None
+        device = self.backends[0]
+        names = {name: dtype for name, dtype in DTYPES.items() if dtype == self.dtype}
+        return WarmupReport(self.name, device.name, _device_name(device), next(iter(names)), tuple(flash), tuple(refused), tuple(graphs), (), result)
+
+
+def load(model: str | PathLike[str] | None = None, *, progress: bool = False, **chosen: Any) -> Model:
+    """A model from a checkpoint folder or, as org/name, from the Hugging Face hub; None is the demo model that comes with the package.
+
+    `chosen` are the fields of `LoadOptions`. Raises MtmdError: ModelError for the checkpoint, OptionError for an option.
+    """
+    settings = options(LoadOptions, chosen)
+    if model is None:
+        return Model(open_checkpoint(DEMO_MODEL), settings)
+    from mtmd.hub import resolve_model
+    return Model(open_checkpoint(resolve_model(model, progress)), settings)
+
+
+_loaded: dict[Any, Model] = {}
+
+
+def describe(image: Images, prompt: str = DEFAULT_PROMPT, *, model: str | PathLike[str] | Model | None = None, **chosen: Any) -> str:
+    """The answer to a prompt about one or several images, in one call. The last model used is kept for the next.
+
+    `chosen` are the fields of `LoadOptions` and `AnswerOptions`. Raises MtmdError.
+    """
+    for_loading, for_answer = split_options(chosen)
+    answer_options = {name: getattr(for_answer, name) for name in chosen if hasattr(for_answer, name)}
+    if isinstance(model, Model):
+        return model.describe(image, prompt, **answer_options)
+    key = str(model), for_loading
+    if key not in _loaded:
+        _loaded.clear()
+        _loaded[key] = load(model, **{name: getattr(for_loading, name) for name in chosen if name not in answer_options})
+    return _loaded[key].describe(image, prompt, **answer_options)
+
+
+def user_message(image: Images, prompt: str) -> Message:
+    """One user turn: the images, then the prompt."""
+    images = image if isinstance(image, (list, tuple)) else [image]
+    return {"role": "user", "content": [*({"type": "image", "image": i} for i in images), {"type": "text", "text": prompt}]}
+
+
+def _dtype(asked: str, preferred: Backend, checkpoint: Checkpoint) -> torch.dtype:
+    """auto: bf16 on a GPU; on a CPU fp32, unless the model is large and the CPU multiplies bf16 in hardware."""
+    if asked != "auto":
+        return DTYPES[asked]
+    if preferred.device.type != "cpu":
+        return torch.bfloat16
+    large = 2 * checkpoint.weight_bytes > SMALL_BYTES
+    return torch.bfloat16 if large and _multiplies_bf16() else torch.float32
+
+
+def _multiplies_bf16() -> bool:
+    """Whether the CPU has bf16 instructions, as far as this torch can tell."""
+    return "AMX" in torch.backends.cpu.get_cpu_capability() or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _device_name(backend: Backend) -> str:
+    if backend.device.type == "cuda":
+        return torch.cuda.get_device_name(backend.device)
+    return f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _check_overrides(overrides: Sequence[Override], model: Model) -> None:
+    """An override that names nothing is a mistake, not a wish."""
+    plans = [model.engine.plan(1)] + ([model.encoder.plan(1, model.encoder.family.tile_type().shape)] if model.encoder else [])
+    for override in overrides:
+        if not any(override.matches(s.node) for p in plans for s in p.steps if s.node.op != "copy"):
+            raise OptionError(f"override {override.pattern.pattern!r} matches no node or weight; `mtmd dump` lists the names")
+
+
+def _picture(part: Mapping[str, Any], number: int) -> Picture:
+    source = part.get("image")
+    if source is None:
+        raise PromptError(f"image {number} of the conversation has no \"image\"; expected a path, bytes, a Pillow image or an array")
+    return source if isinstance(source, Picture) else load_image(source)
+
+
+def _sealed(values: Any, key: str, model: Model) -> Any:
+    """The same mapping with its text sealed; what is no text is left for the template's own checks."""
+    if isinstance(values, Mapping) and isinstance(values.get(key), str):
+        return {**values, key: model.checkpoint.tokenizer.seal(values[key])}
+    return values
+
+
+def _has_text(message: Mapping[str, Any]) -> bool:
+    content = message.get("content")
+    if isinstance(content, str):
+        return bool(content.strip())
+    return any(isinstance(p, Mapping) and isinstance(p.get("text"), str) and p["text"].strip() for p in content or ())
+
+
+def _without_pixels(message: Mapping[str, Any]) -> dict[str, Any]:
+    content = message["content"]
+    if isinstance(content, list):
+        content = [{"type": "image"} if isinstance(p, Mapping) and p.get("type") == "image" else p for p in content]
+    return {**message, "content": content}
+
+
+__all__ = ["Answer", "Event", "Finished", "Model", "ModelError", "Progress", "TextPiece", "describe", "load", "user_message"]

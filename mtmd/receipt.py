@@ -1,0 +1,56 @@
+"""What an answer comes with: what the model saw, where it ran, and how long each part took."""
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ImageReceipt:
+    """One picture: sizes are (width, height) in pixels; `notes` say what was done to it that its owner may not expect."""
+    original_size: tuple[int, int]
+    processed_size: tuple[int, int]
+    tiles: int
+    tokens: int
+    sha256: str
+    cached: bool
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """Times are wall time in milliseconds; `attention` tells, for encoder and decoder, the kernel and where it runs."""
+    model: str
+    images: tuple[ImageReceipt, ...]
+    image_tokens: int
+    prompt_tokens: int
+    output_tokens: int
+    finish: str
+    preprocess_ms: float
+    encode_ms: float
+    prefill_ms: float
+    decode_ms: float
+    device: str
+    dtype: str
+    attention: dict[str, str]
+    seed: int | None
+    warnings: tuple[str, ...]
+
+    def asdict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """One or a few lines for a terminal."""
+        lines = [f"image {i}: {_size(r.original_size)} seen as {_size(r.processed_size)}, {r.tiles} tile{'s' if r.tiles > 1 else ''}, "
+                 f"{r.tokens} tokens{', from the cache' if r.cached else ''}{''.join(f'; {n}' for n in r.notes)}"
+                 for i, r in enumerate(self.images, 1)]
+        per_second = f", {self.output_tokens / self.decode_ms * 1e3:.0f} tokens/s" if self.decode_ms else ""
+        lines.append(f"{self.prompt_tokens} prompt tokens, {self.output_tokens} output tokens ({self.finish}); preprocess {self.preprocess_ms:.0f} ms, "
+                     f"encode {self.encode_ms:.0f} ms, prefill {self.prefill_ms:.0f} ms, decode {self.decode_ms:.0f} ms{per_second}")
+        where = ", ".join(f"{part} attention {kernel}" for part, kernel in self.attention.items())
+        lines.append(f"{self.model} on {self.device}, {self.dtype}; {where}")
+        return "\n".join([*lines, *(f"warning: {w}" for w in self.warnings)])
+
+
+def _size(size: tuple[int, int]) -> str:
+    return f"{size[0]} x {size[1]}"
