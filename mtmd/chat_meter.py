@@ -17,7 +17,8 @@ SECONDS_MAX = 5.0  # templates take milliseconds
 METHODS = frozenset([
     "capitalize", "casefold", "copy", "count", "endswith", "find", "format", "format_map", "get", "index", "isalnum", "isalpha", "isdigit",
     "islower", "isnumeric", "isspace", "isupper", "items", "join", "keys", "lower", "lstrip", "partition", "removeprefix", "removesuffix",
-    "replace", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "split", "splitlines", "startswith", "strip", "title", "upper", "values",
+    "replace", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "split", "splitlines", "startswith", "strip", "title", "upper",
+    "values",
 ])
 
 # "%5000d", "%*d", "{:5000}", "{:{}}": fields padded to a width of four digits or more, or to one given as a value.
@@ -72,6 +73,17 @@ class Meter:
 
     def refuse(self, what: str, cause: Exception | None = None) -> NoReturn:
         raise ModelError(f"{self._name} asks for {what}; shorten the messages or use another template") from cause
+
+    def check_binop(self, operator: str, left: Any, right: Any) -> None:
+        """Refuse an operation whose result would be too large, before it runs. Sums at most double, so they are weighed afterwards."""
+        if operator == "*":
+            for value, times in ((left, right), (right, left)):
+                if isinstance(value, (str, list, tuple)) and isinstance(times, int):
+                    self.check(len(value) * max(times, 0))
+        elif operator == "**" and isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > INTEGER_BITS_MAX:
+            self.refuse("an endless number")
+        elif operator == "%" and isinstance(left, str):
+            self.check_format(left, "%", right)
 
     def check_method(self, name: str, owner: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Refuse a method whose result would be too large, before it runs. Returns the arguments to run it with."""

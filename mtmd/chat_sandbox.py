@@ -25,6 +25,7 @@ from mtmd.kernels.errors import ModelError, MtmdError, PromptError
 
 TEMPLATE_CHARS_MAX = 256 << 10  # the longest in use have about 30 thousand
 RENDERED_CHARS_MAX = 16 << 20  # several times the longest context of any model
+
 # Filters whose result is at most about as large as what goes in; format, indent, join, replace and tojson are written anew below.
 FILTERS = [
     "abs", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float", "int", "items", "last", "length", "list",
@@ -153,14 +154,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         meter = _meter(context)
-        if operator == "*":
-            for value, times in ((left, right), (right, left)):
-                if isinstance(value, (str, list, tuple)) and isinstance(times, int):
-                    meter.check(len(value) * max(times, 0))
-        elif operator == "**" and isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > INTEGER_BITS_MAX:
-            meter.refuse("an endless number")
-        elif operator == "%" and isinstance(left, str):
-            meter.check_format(left, "%", right)
+        meter.check_binop(operator, left, right)
         return meter.hold(super().call_binop(context, operator, left, right))
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:

@@ -43,7 +43,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     tokenizer = Tokenizer.from_folder(folder, reserved=(vision.marker, vision.image_token) if vision else ())
     if len(tokenizer) > text.vocabulary:
         raise ModelError(f"{folder}: tokenizer.json has {len(tokenizer)} tokens, config.json a vocabulary of {text.vocabulary}; they belong to different models")
-    template = ChatTemplate.from_folder(folder, tokenizer.special)
+    template = ChatTemplate.from_folder(folder, tokenizer.special_text)
     return Checkpoint(folder, vision, text, vision_weights, text_weights, file.bytes, tokenizer, template, _stop_tokens(folder, config))
 
 

@@ -96,7 +96,7 @@ def _numbered(rows: Sequence[Row]) -> dict[tuple[str, str, int], Row]:
     for row in rows:
         key = row.graph, row.name
         counts[key] = counts.get(key, -1) + 1
-        found[*key, counts[key]] = row
+        found[(*key, counts[key])] = row
     return found
 
 

@@ -37,7 +37,7 @@ def load_image(source: ImageSource, limits: ImageLimits = DEFAULT_LIMITS, name: 
         name = name or (one_line(own_name) if isinstance(own_name, str) else "image")
         return open_picture(_read_file(cast(BinaryIO, source), limits, name), limits, name)
     if not isinstance(source, (bytes, bytearray, memoryview, Image.Image, np.ndarray)):
-        found = type(source).__name__  # type: ignore[unreachable]  # only for typed callers
+        found = type(source).__name__  # type: ignore[unreachable]  # callers need not be type-checked
         expected = "a path, bytes, an open file, a Pillow image or an array"
         raise ImageError(f"{name or 'image'}: found an object of type {found}, expected {expected}; open or convert it first")
     return open_picture(source, limits, name or "image")

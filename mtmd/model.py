@@ -188,7 +188,8 @@ class Model:
 
     def _read(self, messages: Sequence[Message]) -> tuple[list[Picture], list[dict[str, Any]]]:
         """The pictures of a conversation, loaded, and the conversation with its text sealed against special tokens."""
-        pictures, plain = [], []
+        pictures: list[Picture] = []
+        plain: list[dict[str, Any]] = []
         for message in messages:
             content = message.get("content")
             if isinstance(content, (list, tuple)):
