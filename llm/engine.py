@@ -66,7 +66,8 @@ class Engine:
 
     def cache_bytes(self) -> dict[str, int]:
         """Bytes of a full cache, per memory space."""
-        where, spaces = self.plan(1).backend_of, {}
+        where = self.plan(1).backend_of
+        spaces: dict[str, int] = {}
         for layer, kv in enumerate(self.family.layers):
             space = where[f"blk.{layer}.kv_store"].space
             spaces[space] = spaces.get(space, 0) + 2 * self.context * kv.groups * kv.head * self.dtype.itemsize

@@ -26,12 +26,12 @@ class Span:
 class Batch:
     """One forward: T tokens of one sequence, at cache slots start..start+T.
 
-    tokens, positions, slots int64 [T]; block int64 [T, 2], the slots of the first and last token of the block a token belongs to (itself
-    for a causal one); images [M, D] put at rows image_at; logits are wanted for `wanted` rows.
+    tokens, positions, slots, block_end int64 [T]: block_end is the slot of the last token of the block a token belongs to (its own for a
+    causal one); images [M, D] put at rows image_at; logits are wanted for `wanted` rows.
     """
     tokens: Tensor
     slots: Tensor
-    block: Tensor
+    block_end: Tensor
     images: Tensor | None
     image_at: Tensor | None
     wanted: Tensor
@@ -50,26 +50,25 @@ class Batch:
         return self.image_at
 
     def bounds(self, window: int | None) -> Tensor:
-        """int32 [T, 2]: the first and last slot each token sees, looking back `window` tokens at most, but at all of its own block."""
+        """int32 [T, 2]: the first and last slot each token sees: `window` tokens back, itself counted, and ahead to the end of its block."""
         first = torch.zeros_like(self.slots) if window is None else (self.slots - (window - 1)).clamp_(min=0)
-        return torch.stack((torch.minimum(first, self.block[:, 0]), self.block[:, 1]), 1).int()
+        return torch.stack((first, self.block_end), 1).int()
 
 
 def make_batch(spans: Sequence[Span], start: int, caches: Sequence[Tensor], wants_logits: bool) -> Batch:
     """Spans, the first at cache slot `start`, as one batch. Logits are computed for the last token alone, wanted or not: one row."""
     tokens = torch.tensor([t for s in spans for t in s.tokens])
     slots = torch.arange(start, start + len(tokens))
-    block, at, images, offset = slots[:, None].repeat(1, 2), [], [], 0
+    block_end, at, images, offset = slots.clone(), [], [], 0
     for span in spans:
         if span.block:
-            block[offset:offset + len(span), 0] = start + offset
-            block[offset:offset + len(span), 1] = start + offset + len(span) - 1
+            block_end[offset:offset + len(span)] = start + offset + len(span) - 1
         if span.embeddings is not None:
             at.append(torch.arange(offset, offset + len(span)))
             images.append(span.embeddings)
         offset += len(span)
     wanted = torch.tensor([len(tokens) - 1] if wants_logits else [], dtype=torch.int64)
-    return Batch(tokens, slots, block, torch.cat(images) if images else None, torch.cat(at) if at else None, wanted, caches)
+    return Batch(tokens, slots, block_end, torch.cat(images) if images else None, torch.cat(at) if at else None, wanted, caches)
 
 
 def cut(spans: Sequence[Span], limit: int) -> list[list[Span]]:

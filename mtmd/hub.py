@@ -72,7 +72,8 @@ def _check_weights(model: str, files: list[str]) -> None:
     if not any(name in files for name in WEIGHTS):
         others = sorted({Path(name).suffix for name in files} & {".bin", ".gguf", ".pt", ".pth", ".safetensors"})
         note = f"; it has {', '.join(others)} files, which this version does not read" if others else ""
-        raise ModelError(f"model {model!r} has no {WEIGHTS[0]} on the Hugging Face hub{note}; choose a repository in the transformers layout")
+        raise ModelError(f"model {model!r} has no {WEIGHTS[0]} on the Hugging Face hub{note}; "
+                         "choose a repository in the transformers layout")
 
 
 def _explain(model: str, error: Exception, status: int) -> str:
@@ -99,7 +100,8 @@ def _cause(error: Exception) -> str:
 
 
 def _refuse_name(model: str) -> NoReturn:
-    raise ModelError(f"model {model!r:.200} is no folder here and no name on the Hugging Face hub; expected a checkpoint folder, or org/name")
+    raise ModelError(f"model {model!r:.200} is no folder here and no name on the Hugging Face hub; "
+                     "expected a checkpoint folder, or org/name")
 
 
 @contextmanager

@@ -52,12 +52,15 @@ def gemma3(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32, v
             torch.nn.init.normal_(p, std=p.shape[-1] ** -0.5)
         elif p.ndim >= 2:
             torch.nn.init.normal_(p, std=1 / math.sqrt(p[0].numel()))
+        elif "post_" in name and "layernorm.weight" in name and "language_model" in name:
+            torch.nn.init.normal_(p, mean=2.0, std=0.2)  # the layers outweigh the token itself, else it is just repeated
         else:
             torch.nn.init.normal_(p, std=0.2)
     model = model.to(dtype)
     model.save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     write(folder, "tokenizer_config.json", {"bos_token": "<bos>", "eos_token": "<end_of_turn>", "pad_token": "<pad>", "unk_token": "<unk>",
+                                            "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>",
                                             "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 512})
     write(folder, "preprocessor_config.json", {
         "image_processor_type": "Gemma3ImageProcessor", "do_resize": True, "do_rescale": True, "do_normalize": True, "do_convert_rgb": True,
@@ -65,6 +68,20 @@ def gemma3(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32, v
         "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "image_seq_length": tokens})
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     return model.float()
+
+
+def gemma3_inputs(folder: Path, messages: list[dict[str, Any]], images: list[np.ndarray]) -> Any:
+    """What transformers' own processor makes of a conversation: input_ids, pixel_values and the rest."""
+    from PIL import Image
+    from transformers import Gemma3Processor, PreTrainedTokenizerFast
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+    images_ = Gemma3ImageProcessorPil.from_pretrained(folder)
+    tokens = json.loads((folder / "preprocessor_config.json").read_text())["image_seq_length"]
+    processor = Gemma3Processor(images_, PreTrainedTokenizerFast.from_pretrained(folder), image_seq_length=tokens,
+                                chat_template=(folder / "chat_template.jinja").read_text())
+    text = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    pictures = [[Image.fromarray(i) for i in images]] if images else None
+    return processor(text=text, images=pictures, return_tensors="pt", add_special_tokens=False)
 
 
 def write(folder: Path, name: str, values: dict[str, Any]) -> None:

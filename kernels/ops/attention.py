@@ -7,8 +7,8 @@ Which keys s a row t may see is any conjunction of
 - `causal`: s <= t + S - T (the last row sees everything)
 - `window`: s > t + S - T - window
 - `bounds` [T, 2] or [B, T, 2], int32: bounds[t, 0] <= s <= bounds[t, 1]. Causal rows behind a cache, sliding windows and image
-  blocks that see each other in both directions are all intervals; a row of cache slot p in a block of slots b..e under a window w
-  has bounds (min(p - w + 1, b), max(p, e)).
+  blocks that see each other in both directions are all intervals: a row of cache slot p in a block that ends at slot e, under a
+  window w, has bounds (p - w + 1, e).
 `mask` [T, S], [H, T, S] or [B, H, T, S] (B, H may be 1) is added to the scores, after the soft cap c * tanh(score / c).
 A row that sees nothing gives zeros.
 """

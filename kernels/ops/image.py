@@ -30,5 +30,5 @@ def pool2d(x: Tensor, *, grid: tuple[int, int], kernel: int) -> Tensor:
     rows, columns = grid
     need(x.shape[1] == rows * columns, f"x {list(x.shape)} is not a grid of {rows} x {columns}")
     need(rows % kernel == 0 and columns % kernel == 0, f"grid {rows} x {columns} does not divide by {kernel}")
-    cells = x.unflatten(1, (rows // kernel, kernel, columns // kernel, kernel))
+    cells: Tensor = x.unflatten(1, (rows // kernel, kernel, columns // kernel, kernel))
     return cells.float().mean((2, 4)).to(x.dtype).flatten(1, 2)

@@ -34,7 +34,7 @@ class Op:
         functools.update_wrapper(self, reference)
 
     def __call__(self, *inputs: Node | None, name: str = "", **attrs: Any) -> Node:
-        types = tuple(i and i.type for i in inputs)
+        types = tuple(None if i is None else i.type for i in inputs)
         try:
             result, alias = _infer(self.name, types, tuple(attrs.items()))
         except (RuntimeError, ValueError, IndexError) as error:
@@ -54,7 +54,7 @@ class Op:
 @functools.lru_cache(maxsize=65536)
 def _infer(op: str, types: tuple[Type | None, ...], attrs: tuple[tuple[str, Any], ...]) -> tuple[Type, bool]:
     with torch.inference_mode(False), torch.no_grad():
-        values = [t and t.meta() for t in types]
+        values = [None if t is None else t.meta() for t in types]
         result = OPS[op].reference(*values, **dict(attrs))
     shares = [v is not None and v.untyped_storage()._cdata == result.untyped_storage()._cdata for v in values]
     need(not any(shares[1:]), f"{op} returns an input other than its first")
