@@ -13,8 +13,9 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from mtmd import load
 from world import ask, draw
+
+from mtmd import load
 
 
 def main() -> None:

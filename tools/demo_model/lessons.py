@@ -13,17 +13,17 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from model import GRID, IMAGE_SIZE, IMAGE_TOKENS, PATCH
 from PIL import Image
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
-
-from model import GRID, IMAGE_SIZE, IMAGE_TOKENS, PATCH
-from world import CANVAS, COLORS, SHAPES, SIZES, WORDS, Facts, Question, ask, draw
+from world import CANVAS, COLORS, SHAPES, SIZES, WORDS, Facts, Question, ask, ask_left_right, draw
 
 SPECIAL = ("<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<image_soft_token>",
            "<end_of_image>")
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 TEXTS = (*WORDS, *map(str, range(100)))
+TEXT_SHARE = 0.4
 NO_IMAGE = "I see no image. Please add one."
 NOT_MY_WORLD = "I only know simple pictures with shapes, colors, words and numbers."
 SMALL_TALK = ("Hello", "Hi", "Hello!", "Who are you?", "How are you?", "What is this?", "Thank you", "What can you do?", "Help")
@@ -88,7 +88,10 @@ def text_label(facts: Facts) -> int:
 
 
 class Teacher:
-    """An endless stream of batches of `rows` pictures with `length` tokens each."""
+    """An endless stream of batches of `rows` pictures with `length` tokens each.
+
+    What is hard comes more often than in the world: pictures of text, and comparing two places.
+    """
 
     def __init__(self, tokenizer: Tokenizer, rows: int, length: int, seed: int):
         self.tokenizer, self.rows, self.length, self.seed = tokenizer, rows, length, seed
@@ -103,7 +106,7 @@ class Teacher:
             yield self.batch(rng)
 
     def pictures(self, rng: random.Random) -> tuple[list[Facts], dict[str, Tensor]]:
-        drawn = [draw(rng) for _ in range(self.rows)]
+        drawn = [draw(rng, TEXT_SHARE) for _ in range(self.rows)]
         facts = [f for _, f in drawn]
         return facts, {"pixels": torch.from_numpy(np.stack([pixels(i) for i, _ in drawn])),
                        "patches": torch.from_numpy(np.stack([patch_labels(f) for f in facts])),
@@ -115,10 +118,10 @@ class Teacher:
         return batch | {name: torch.stack([r[name] for r in rows]) for name in rows[0]}
 
     def _segments(self, facts: Facts, rng: random.Random) -> Iterator[Segment]:
-        questions = [q for _ in range(2) for q in ask(facts, rng)]
+        questions = [q for _ in range(2) for q in ask(facts, rng)] + [q for _ in range(3) for q in ask_left_right(facts.things, rng)]
         unique = list({"describe" if q.kind == "describe" else q.text: q for q in questions}.values())
         rng.shuffle(unique)
-        if rng.random() < 0.6:  # a description is the longest answer: make sure that it fits
+        if rng.random() < 0.5:  # a description is the longest answer: make sure that it fits
             unique.sort(key=lambda q: q.kind != "describe")
         while unique:
             if rng.random() < 0.04:

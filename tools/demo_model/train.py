@@ -42,7 +42,7 @@ class DenseLabels(nn.Module):
         """features [B, P, C], patches [B, 5, P], text [B] -> the loss, and [shape, character, text] accuracies"""
         guesses = self.patch(features.float()).split(list(LABELS.values()), -1)
         loss = torch.zeros(())
-        for guess, label, (name, weight) in zip(guesses, patches.unbind(1), LABEL_WEIGHT.items(), strict=True):
+        for guess, label, weight in zip(guesses, patches.unbind(1), LABEL_WEIGHT.values(), strict=True):
             loss = loss + weight * F.cross_entropy(guess.flatten(0, 1), label.flatten())
         said = self.text(features.float().amax(1))
         loss = loss + 0.5 * F.cross_entropy(said, text)

@@ -26,8 +26,8 @@ SIZES = ("small", "large")
 ALIKE = ({"white", "yellow"}, {"yellow", "orange"}, {"orange", "red"}, {"blue", "purple"})  # too close to read one on the other
 PLACES = ("top left", "top", "top right", "left", "center", "right", "bottom left", "bottom", "bottom right")
 COUNTS = ("zero", "one", "two", "three", "four")
-WORDS = tuple("cat dog sun tree car house apple fish bird moon star milk book lamp ship rain hat key bus cup "
-              "hello open stop go exit sale".split())
+WORDS = ("cat", "dog", "sun", "tree", "car", "house", "apple", "fish", "bird", "moon", "star", "milk", "book", "lamp", "ship", "rain",
+         "hat", "key", "bus", "cup", "hello", "open", "stop", "go", "exit", "sale")
 KINDS = ("describe", "background", "read", "text color", "count", "count shape", "color", "where", "shape", "what at",
          "is there shape", "is there color", "left right")
 
@@ -78,16 +78,16 @@ class Question:
 
 # ------------------------------------------------------------------ pictures
 
-def draw(rng: random.Random) -> tuple[Image.Image, Facts]:
-    """One RGB picture of CANVAS x CANVAS and its facts: 76 % shapes, 22 % text, 2 % empty."""
+def draw(rng: random.Random, text_share: float = 0.22) -> tuple[Image.Image, Facts]:
+    """One RGB picture of CANVAS x CANVAS and its facts: a share of text, 2 % empty, else shapes."""
     background = rng.choice(("white", "white", "white", *COLORS))
     paper = _jitter(COLORS[background], rng, 6)
     image = Image.new("RGB", (CANVAS, CANVAS), paper)
     pen = ImageDraw.Draw(image)
     kind = rng.random()
-    if kind < 0.22:
+    if kind < text_share:
         return image, Facts(background, text=_draw_text(pen, background, rng))
-    if kind < 0.24:
+    if kind < text_share + 0.02:
         return image, Facts(background)
     cells = sorted(rng.sample(range(9), rng.choice((1, 1, 2, 2, 3, 3, 4, 4))))
     return image, Facts(background, tuple(_draw_thing(pen, paper, background, cell, rng) for cell in cells))
@@ -206,7 +206,7 @@ def _ask_things(facts: Facts, rng: random.Random) -> list[Question]:
     color = rng.choice(things).color if things and rng.random() < 0.5 else rng.choice([c for c in COLORS if c != facts.background])
     questions.append(_question("is there color", _yes(any(t.color == color for t in things)), rng,
                                f"Is there {article(color)} shape?", f"Is there {article(color)} object?"))
-    return questions + _ask_left_right(things, rng)
+    return questions + ask_left_right(things, rng)
 
 
 def _ask_thing(facts: Facts, thing: Thing, rng: random.Random) -> list[Question]:
@@ -222,7 +222,8 @@ def _ask_thing(facts: Facts, thing: Thing, rng: random.Random) -> list[Question]
     return questions
 
 
-def _ask_left_right(things: tuple[Thing, ...], rng: random.Random) -> list[Question]:
+def ask_left_right(things: tuple[Thing, ...], rng: random.Random) -> list[Question]:
+    """One question about two things in different columns, if there are such; none otherwise."""
     names = [t.name for t in things]
     unique = [t for t in things if names.count(t.name) == 1]
     pairs = [(a, b) for a in unique for b in unique if a.cell % 3 != b.cell % 3]
