@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +22,6 @@ from mtmd.llm.tokenizer import Tokenizer
 from mtmd.receipt import ImageReceipt
 
 CACHE_BYTES = 256 << 20
-OnTile = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -33,28 +32,48 @@ class Encoded:
     receipt: ImageReceipt
 
 
+class Encoding:
+    """Pictures on their way to embeddings: iterate for (tiles done, tiles in all), then read `found` and the times in milliseconds."""
+
+    def __init__(self, bridge: Bridge, pictures: Sequence[Picture]):
+        self.found: list[Encoded] = []
+        self.prepare_ms = self.encode_ms = 0.0
+        self._bridge, self._pictures = bridge, pictures
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        bridge, clock = self._bridge, time.perf_counter()
+        keys = [p.sha256 for p in self._pictures]
+        known = {key: entry for key in keys if (entry := bridge.known(key))}
+        plans = {key: bridge.encoder.family.prepare(p.pixels) for key, p in zip(keys, self._pictures, strict=True) if key not in known}
+        self.prepare_ms, clock = (time.perf_counter() - clock) * 1e3, time.perf_counter()
+        tiles = [tile for plan in plans.values() for tile in plan.tiles]
+        done: dict[int, Tensor] = {}
+        if tiles:
+            yield 0, len(tiles)
+        for part, values in bridge.encoder.batches(tiles):
+            done.update(zip(part, values, strict=True))
+            yield len(done), len(tiles)
+        ordered = iter([done[i] for i in range(len(tiles))])
+        entries = known | {key: (plan, torch.cat([next(ordered) for _ in plan.tiles])) for key, plan in plans.items()}
+        self.encode_ms = (time.perf_counter() - clock) * 1e3
+        for key in keys:
+            bridge.remember(key, entries[key])
+        self.found = [Encoded(*entries[key], _receipt(p, entries[key][0], key in known)) for key, p in zip(keys, self._pictures, strict=True)]
+
+
 class Bridge:
     def __init__(self, encoder: Encoder, tokenizer: Tokenizer, device: torch.device):
         self.encoder, self.tokenizer, self.device = encoder, tokenizer, device
         self._cache: OrderedDict[str, tuple[ImagePlan, Tensor]] = OrderedDict()
 
-    def encode(self, pictures: Sequence[Picture], on_tile: OnTile = lambda done, total: None) -> tuple[list[Encoded], float, float]:
-        """The pictures encoded, in order, and the milliseconds spent on preparing and on encoding. Each different picture is encoded once."""
-        clock = time.perf_counter()
-        keys = [p.sha256 for p in pictures]
-        plans = {key: self.encoder.family.prepare(p.pixels) for key, p in zip(keys, pictures, strict=True) if key not in self._cache}
-        prepare_ms, clock = (time.perf_counter() - clock) * 1e3, time.perf_counter()
-        tiles = [tile for plan in plans.values() for tile in plan.tiles]
-        done = iter(self.encoder.encode(tiles, on_tile))
-        known = {key: self._cache[key] for key in keys if key not in plans}
-        fresh = {key: (plan, torch.cat([next(done) for _ in plan.tiles])) for key, plan in plans.items()}
-        encode_ms = (time.perf_counter() - clock) * 1e3
-        for key in keys:
-            self._remember(key, known.get(key) or fresh[key])
-        found = [Encoded(*(known | fresh)[key], _receipt(p, (known | fresh)[key][0], key in known)) for key, p in zip(keys, pictures, strict=True)]
-        return found, prepare_ms, encode_ms
+    def encode(self, pictures: Sequence[Picture]) -> Encoding:
+        """Start on the pictures; iterate over what is returned to do the work. Each different picture is encoded once."""
+        return Encoding(self, pictures)
 
-    def _remember(self, key: str, entry: tuple[ImagePlan, Tensor]) -> None:
+    def known(self, key: str) -> tuple[ImagePlan, Tensor] | None:
+        return self._cache.get(key)
+
+    def remember(self, key: str, entry: tuple[ImagePlan, Tensor]) -> None:
         """The most recently used come last; the oldest go when there is too much."""
         self._cache.pop(key, None)
         plan = ImagePlan((), entry[0].sizes, entry[0].tokens, entry[0].prompt)  # pixels are not needed again

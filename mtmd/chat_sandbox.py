@@ -13,10 +13,11 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 from jinja2 import nodes
+from jinja2.exceptions import SecurityError, TemplateSyntaxError
 from jinja2.ext import Extension
 from jinja2.filters import do_indent
-from jinja2.runtime import Context, LoopContext
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, pass_context
 from jinja2.visitor import NodeTransformer
 
@@ -34,7 +35,7 @@ FILTERS = [
 ]
 
 _METER = " meter"  # with a blank, so that no template can name it
-_EACH, _RUN, _HOLD, _CONCAT = " each", " run", " hold", " concat"
+_EACH, _HOLD, _CONCAT = " each", " hold", " concat"
 
 
 class SafeTemplate:
@@ -78,21 +79,16 @@ class SafeTemplate:
 
 
 class _Metering(NodeTransformer):
-    """Puts the meter into a template: around what loops and macros run, and around new lists and joined strings."""
+    """Puts the meter into a template: around what loops run over, and around new lists and joined strings."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
-        node.iter = _apply(_EACH, node.iter, _literal_chars(node))
+        if node.recursive:  # its calls would go round the meter
+            raise TemplateSyntaxError("recursive loops are not supported", node.lineno)
+        node.iter = _apply(_EACH, node.iter, 1)
         return node
 
-    def visit_Macro(self, node: Any) -> nodes.Node:
-        self.generic_visit(node)
-        node.body.insert(0, nodes.ExprStmt(_apply(_RUN, nodes.Const(_literal_chars(node)))))
-        return node
-
-    visit_Block = visit_CallBlock = visit_Macro
-
-    def visit_List(self, node: Any) -> nodes.Node:
+    def visit_List(self, node: nodes.List | nodes.Tuple | nodes.Dict) -> nodes.Node:
         self.generic_visit(node)
         if getattr(node, "ctx", "load") != "load":  # the targets of an assignment
             return node
@@ -109,7 +105,7 @@ class _Metering(NodeTransformer):
         return _apply(_CONCAT, nodes.List(node.nodes))
 
 
-def _apply(name: str, value: nodes.Expr, *args: int) -> nodes.Filter:
+def _apply(name: str, value: nodes.Node, *args: int) -> nodes.Filter:
     return nodes.Filter(value, name, [nodes.Const(arg) for arg in args], [], None, None)
 
 
@@ -144,7 +140,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"], finalize=_hold)
         self.filters = {name: _metered(name) for name in FILTERS}
         self.filters.update({"format": _format, "indent": _indent, "join": _join, "replace": _replace, "tojson": _to_json})
-        self.filters.update({_EACH: _each, _RUN: _run, _HOLD: _hold, _CONCAT: _concat})
+        self.filters.update({_EACH: _each, _HOLD: _hold, _CONCAT: _concat})
         self.globals = {"range": self.globals["range"], "dict": _dict, "namespace": _Namespace, "raise_exception": _raise_exception,
                         "strftime_now": _strftime_now}
 
@@ -164,8 +160,6 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         owner = getattr(method, "__self__", None)
         if isinstance(owner, (str, bytes, int, float, list, tuple, dict)):
             args = meter.check_method(method.__name__, owner, args, kwargs)
-        elif isinstance(__obj, LoopContext):  # a recursive loop's `loop(items)`
-            args = tuple(meter.each(arg, 1) for arg in args)
         meter.charge(1)
         return meter.hold(super().call(__context, __obj, *args, **kwargs))
 
@@ -194,11 +188,6 @@ def _metered(name: str) -> Callable[..., Any]:
 @pass_context
 def _each(context: Context, items: Iterable[Any], weight: int) -> Iterator[Any]:
     return _meter(context).each(items, weight)
-
-
-@pass_context
-def _run(context: Context, weight: int) -> None:
-    _meter(context).charge(weight)
 
 
 @pass_context

@@ -41,7 +41,7 @@ def resolve_model(model: str | os.PathLike[str], progress: bool = False, *, endp
 
 def _fetch(model: str, repo: str, revision: str | None, endpoint: str | None, cache_dir: Path | None) -> Path:
     from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.utils import HfHubHTTPError, HFValidationError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     def snapshot(local: bool) -> Path:
         return Path(snapshot_download(repo, revision=revision, cache_dir=cache_dir, endpoint=endpoint, allow_patterns=ALLOWED,
@@ -78,16 +78,16 @@ def _check_weights(model: str, files: list[str]) -> None:
 
 def _explain(model: str, error: Exception, status: int) -> str:
     """Why the hub refused, and what to do. The hub's own texts carry addresses and are long."""
-    from huggingface_hub.utils import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     if isinstance(error, GatedRepoError):
         return f"model {model!r} is gated on the Hugging Face hub; accept its terms on its page there, then log in with 'hf auth login'"
     if isinstance(error, RevisionNotFoundError):
         return f"model {model!r} has no such revision on the Hugging Face hub; expected a branch, tag or commit after the @"
-    if isinstance(error, RepositoryNotFoundError):
+    if isinstance(error, RepositoryNotFoundError) or status in (401, 404):  # the hub says 401 of private and missing ones alike
         return (f"model {model!r} is neither a local folder nor found on the Hugging Face hub; check the spelling, or log in with "
                 "'hf auth login' if it is private")
-    return f"model {model!r} was refused by the Hugging Face hub with HTTP status {status}; check your login ('hf auth whoami')"
+    return f"model {model!r} was refused by the Hugging Face hub (HTTP status {status}); check your login with 'hf auth whoami'"
 
 
 def _cause(error: Exception) -> str:
@@ -110,7 +110,7 @@ def _progress_bars(show: bool) -> Iterator[None]:
     if show:
         yield
         return
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     already = are_progress_bars_disabled()
     if not already:

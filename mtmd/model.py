@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
@@ -14,12 +14,12 @@ import torch
 from mtmd.bridge import Bridge, Encoded
 from mtmd.checkpoint import Checkpoint, open_checkpoint
 from mtmd.clip.encoder import Encoder
-from mtmd.clip.image import Picture
 from mtmd.clip.warmup import encoder_facts, run_check
 from mtmd.config import AnswerOptions, LoadOptions, options, split_options
+from mtmd.conversation import Conversation, Images, Message, read_conversation, user_message
 from mtmd.kernels.backends import Backend, backends_for
 from mtmd.kernels.dtype import DTYPES
-from mtmd.kernels.errors import ModelError, OptionError, PromptError
+from mtmd.kernels.errors import OptionError, PromptError
 from mtmd.kernels.executor import Observer, Residency
 from mtmd.kernels.report import WarmupReport
 from mtmd.kernels.scheduler import Override
@@ -28,15 +28,12 @@ from mtmd.llm.sampler import Sampler, Sampling
 from mtmd.llm.sequence import Span
 from mtmd.llm.text_stream import StopChecker
 from mtmd.llm.warmup import decoder_facts
-from mtmd.media import ImageSource, load_image
 from mtmd.receipt import Receipt
 
 DEMO_MODEL = Path(__file__).parent / "demo_model"
 DEFAULT_PROMPT = "Describe the image."
 DEFAULT_CONTEXT = 8192
 SMALL_BYTES = 2 << 30  # weights in fp32: below this, fp32 on the CPU costs little and is exact
-Images: TypeAlias = "ImageSource | Sequence[ImageSource]"
-Message: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -146,11 +143,10 @@ class Model:
 
     def observe(self, messages: Sequence[Message], encoder: Observer, decoder: Observer) -> None:
         """Encode and prefill a conversation, every node shown to an observer."""
-        pictures, plain = self._read(messages)
-        if pictures and self.encoder:
-            tiles = [t for p in pictures for t in self.encoder.family.prepare(p.pixels).tiles]
-            self.encoder.encode(tiles, observe=encoder)
-        self.engine.prefill(self.spans(plain), self.engine.new_caches(), decoder)
+        pictures = self._read(messages).pictures
+        if self.encoder:
+            self.encoder.encode([t for p in pictures for t in self.encoder.family.prepare(p.pixels).tiles], encoder)
+        self.engine.prefill(self.spans(messages), self.engine.new_caches(), decoder)
 
     def _stream(self, messages: Sequence[Message], settings: AnswerOptions) -> Iterator[Event]:
         prompt = None
@@ -186,44 +182,25 @@ class Model:
         if rest:
             yield rest
 
-    def _read(self, messages: Sequence[Message]) -> tuple[list[Picture], list[dict[str, Any]]]:
-        """The pictures of a conversation, loaded, and the conversation with its text sealed against special tokens."""
-        pictures: list[Picture] = []
-        plain: list[dict[str, Any]] = []
-        for message in messages:
-            content = message.get("content")
-            if isinstance(content, (list, tuple)):
-                parts: Any = []
-                for part in content:
-                    if isinstance(part, Mapping) and part.get("type") == "image":
-                        pictures.append(_picture(part, len(pictures) + 1))
-                        parts.append({"type": "image", "image": pictures[-1]})
-                    else:
-                        parts.append(_sealed(part, "text", self))
-                plain.append({"role": message.get("role"), "content": parts})
-            else:
-                plain.append(_sealed(message, "content", self))
-        if not any(_has_text(m) for m in plain if m.get("role") == "user"):
-            raise PromptError("the prompt is empty; say what you want to know")
-        return pictures, plain
-
     def _prepare(self, messages: Sequence[Message]) -> Iterator[Progress | _Prompt]:
         """Progress of the encoding, then the prompt."""
         clock = time.perf_counter()
-        pictures, plain = self._read(messages)
+        conversation = self._read(messages)
+        rendered = self.checkpoint.template.render(conversation.messages)
         read_ms = (time.perf_counter() - clock) * 1e3
-        if pictures and self.encoder is None:
-            raise PromptError(f"{self.name} has no image encoder and was given {len(pictures)} image{'s' if len(pictures) > 1 else ''}; use a vision model")
-        rendered = self.checkpoint.template.render([_without_pixels(m) for m in plain])
         if self.encoder is None:
             yield _Prompt([Span(tuple(self.checkpoint.tokenizer.encode(rendered)))], [], read_ms, 0.0)
             return
-        if pictures:
-            yield Progress("encode", 0, len(pictures))
-        encoded, prepare_ms, encode_ms = self._bridge.encode(pictures)
-        if pictures:
-            yield Progress("encode", len(pictures), len(pictures))
-        yield _Prompt(self._bridge.spans(rendered, encoded), encoded, read_ms + prepare_ms, encode_ms)
+        encoding = self._bridge.encode(conversation.pictures)
+        for done, total in encoding:
+            yield Progress("encode", done, total)
+        yield _Prompt(self._bridge.spans(rendered, encoding.found), encoding.found, read_ms + encoding.prepare_ms, encoding.encode_ms)
+
+    def _read(self, messages: Sequence[Message]) -> Conversation:
+        conversation = read_conversation(messages, self.checkpoint.tokenizer.seal)
+        if conversation.pictures and self.encoder is None:
+            raise PromptError(f"{self.name} has no image encoder and was given {len(conversation.pictures)} images; use a vision model")
+        return conversation
 
     def _receipt(self, prompt: _Prompt, done: Generated, seed: int | None) -> Receipt:
         images = tuple(e.receipt for e in prompt.encoded)
@@ -278,12 +255,6 @@ def describe(image: Images, prompt: str = DEFAULT_PROMPT, *, model: str | PathLi
     return _loaded[key].describe(image, prompt, **answer_options)
 
 
-def user_message(image: Images, prompt: str) -> Message:
-    """One user turn: the images, then the prompt."""
-    images = image if isinstance(image, (list, tuple)) else [image]
-    return {"role": "user", "content": [*({"type": "image", "image": i} for i in images), {"type": "text", "text": prompt}]}
-
-
 def _dtype(asked: str, preferred: Backend, checkpoint: Checkpoint) -> torch.dtype:
     """auto: bf16 on a GPU; on a CPU fp32, unless the model is large and the CPU multiplies bf16 in hardware."""
     if asked != "auto":
@@ -311,34 +282,3 @@ def _check_overrides(overrides: Sequence[Override], model: Model) -> None:
     for override in overrides:
         if not any(override.matches(s.node) for p in plans for s in p.steps if s.node.op != "copy"):
             raise OptionError(f"override {override.pattern.pattern!r} matches no node or weight; `mtmd dump` lists the names")
-
-
-def _picture(part: Mapping[str, Any], number: int) -> Picture:
-    source = part.get("image")
-    if source is None:
-        raise PromptError(f"image {number} of the conversation has no \"image\"; expected a path, bytes, a Pillow image or an array")
-    return source if isinstance(source, Picture) else load_image(source)
-
-
-def _sealed(values: Any, key: str, model: Model) -> Any:
-    """The same mapping with its text sealed; what is no text is left for the template's own checks."""
-    if isinstance(values, Mapping) and isinstance(values.get(key), str):
-        return {**values, key: model.checkpoint.tokenizer.seal(values[key])}
-    return values
-
-
-def _has_text(message: Mapping[str, Any]) -> bool:
-    content = message.get("content")
-    if isinstance(content, str):
-        return bool(content.strip())
-    return any(isinstance(p, Mapping) and isinstance(p.get("text"), str) and p["text"].strip() for p in content or ())
-
-
-def _without_pixels(message: Mapping[str, Any]) -> dict[str, Any]:
-    content = message["content"]
-    if isinstance(content, list):
-        content = [{"type": "image"} if isinstance(p, Mapping) and p.get("type") == "image" else p for p in content]
-    return {**message, "content": content}
-
-
-__all__ = ["Answer", "Event", "Finished", "Model", "ModelError", "Progress", "TextPiece", "describe", "load", "user_message"]

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 def _show(event: Any) -> None:
     """What the model is busy with, on a terminal only: a line that is overwritten."""
     if sys.stderr.isatty():
-        told = f"encoding image {event.done} of {event.total}" if event.stage == "encode" else f"reading {event.total} tokens"
+        told = f"encoded {event.done} of {event.total} tiles" if event.stage == "encode" else f"reading {event.total} tokens"
         print(f"\r\x1b[K{told}", end="", file=sys.stderr, flush=True)
 
 

@@ -13,7 +13,7 @@ def add_model_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--override-tensor", action="append", default=[], metavar="RE=DEVICE",
                      help="run nodes whose name, or weight's name, matches RE on DEVICE; may be repeated")
     sub.add_argument("--refuse", action="append", default=[], metavar="RULE",
-                     help="plan as if the device did not support OP, OP:head=72, OP:batch>1, OP:bf16 or /NAME REGEX/; may be repeated")
+                     help="plan as if the device did not support OP, OP:head=72, OP:batch>1, OP:bf16 or OP:/NAME REGEX/; may be repeated")
     sub.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: torch's choice)")
     sub.add_argument("--context", type=int, metavar="N", help="longest sequence in tokens, answer included (default: the model's, at most 8192)")
 
