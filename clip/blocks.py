@@ -30,7 +30,8 @@ def vit_block(x: Node, index: int, p: VitParams, weights: WeightSource, attentio
     at = f"v.blk.{index}"
 
     def linear(y: Node, part: str) -> Node:
-        return ops.matmul(y, weight(f"{at}.{part}.weight", weights, x.dtype), weight(f"{at}.{part}.bias", weights, x.dtype), name=f"{at}.{part}")
+        w, bias = (weight(f"{at}.{part}.{kind}", weights, x.dtype) for kind in ("weight", "bias"))
+        return ops.matmul(y, w, bias, name=f"{at}.{part}")
 
     def norm(y: Node, part: str) -> Node:
         return layer_norm(y, f"{at}.{part}", p.eps, weights)
@@ -40,7 +41,8 @@ def vit_block(x: Node, index: int, p: VitParams, weights: WeightSource, attentio
     q, k, v = (ops.reshape(linear(y, part), shape=(batch, patches, p.heads, p.head), name=f"{at}.{part}.heads")
                for part in ("attn_q", "attn_k", "attn_v"))
     mixed = attention(q, k, v, scale=p.head ** -0.5, name=f"{at}.attn")
-    x = ops.add(linear(ops.reshape(mixed, shape=(batch, patches, p.width), name=f"{at}.attn.flat"), "attn_out"), x, name=f"{at}.attn_residual")
+    mixed = ops.reshape(mixed, shape=(batch, patches, p.width), name=f"{at}.attn.flat")
+    x = ops.add(linear(mixed, "attn_out"), x, name=f"{at}.attn_residual")
     y = ops.gelu(linear(norm(x, "ln2"), "ffn_up"), approximate=p.gelu, name=f"{at}.ffn_gelu")
     return ops.add(linear(y, "ffn_down"), x, name=f"{at}.ffn_residual")
 

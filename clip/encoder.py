@@ -1,7 +1,7 @@
 """Tiles to embeddings: one vision family on its backends."""
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -47,13 +47,11 @@ class Encoder:
     def _make_executor(self, batch: int, tile: Shape) -> Executor:
         return Executor(self.plan(batch, tile), self.residency)
 
-    def encode(self, tiles: Sequence[np.ndarray], on_tile: Callable[[int, int], None] = lambda done, total: None,
-               observe: Observer | None = None) -> list[Tensor]:
-        """Embeddings [T, D] of each tile fp32 [3, Y, X], in the compute type, on the device; tiles of equal shape go together.
+    def batches(self, tiles: Sequence[np.ndarray], observe: Observer | None = None) -> Iterator[tuple[list[int], list[Tensor]]]:
+        """Which tiles, and their embeddings [T, D] in the compute type, on the device, batch by batch.
 
-        `on_tile(done, total)` is called as batches finish.
+        tiles: fp32 [3, Y, X]; those of equal shape go together, at most `BATCH` at once.
         """
-        done: dict[int, Tensor] = {}
         waiting: dict[Shape, list[int]] = {}
         for index, tile in enumerate(tiles):
             waiting.setdefault(tuple(tile.shape), []).append(index)
@@ -61,6 +59,9 @@ class Encoder:
             for start in range(0, len(indices), BATCH):
                 part = indices[start:start + BATCH]
                 pixels = torch.from_numpy(np.stack([tiles[i] for i in part])).to(self.dtype)
-                done.update(zip(part, self._executor(len(part), shape).run(pixels, observe)[0].unbind(0), strict=True))
-                on_tile(len(done), len(tiles))
+                yield part, list(self._executor(len(part), shape).run(pixels, observe)[0].unbind(0))
+
+    def encode(self, tiles: Sequence[np.ndarray], observe: Observer | None = None) -> list[Tensor]:
+        """Embeddings [T, D] of each tile, in order."""
+        done = {index: value for part, values in self.batches(tiles, observe) for index, value in zip(part, values, strict=True)}
         return [done[i] for i in range(len(tiles))]

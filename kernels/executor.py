@@ -3,13 +3,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from threading import Lock
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mtmd.kernels.backends.backend import Backend, Kernel
-from mtmd.kernels.graph import Node
+from mtmd.kernels.errors import PlacementError
+from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.scheduler import Plan
 
 Observer = Callable[[Node, Tensor, list[Tensor | None]], None]
@@ -19,17 +21,20 @@ class Residency:
     """Weights where plans need them: read once per memory space, shared by every plan of a model."""
 
     def __init__(self) -> None:
-        self._held: dict[tuple[int, str, torch.dtype, str], Tensor] = {}
+        # Sources are held with their tensors: an id is unique only as long as its object lives.
+        self._held: dict[tuple[int, str, torch.dtype, str], tuple[Any, Tensor]] = {}
+        self._lock = Lock()
         self.bytes: Counter[str] = Counter()
 
     def get(self, node: Node, backend: Backend) -> Tensor:
         source = node.attrs["source"]
         key = id(source), node.name, node.dtype, backend.space
-        if key not in self._held:
-            tensor = source.read(node.name, node.dtype).to(backend.device)
-            self._held[key] = tensor
-            self.bytes[backend.space] += tensor.nbytes
-        return self._held[key]
+        with self._lock:
+            if key not in self._held:
+                tensor = source.read(node.name, node.dtype).to(backend.device)
+                self._held[key] = source, tensor
+                self.bytes[backend.space] += tensor.nbytes
+            return self._held[key][1]
 
 
 class Executor:
@@ -67,7 +72,7 @@ class Executor:
         for slot, node, device in self._inputs:
             if node not in filled:
                 filled[node] = node.attrs["fill"](batch)
-            values[slot] = filled[node].to(device)
+            values[slot] = _placed(node, filled[node], device)
         for kernel, reads, result, frees, node in self._program:
             inputs = [values[i] for i in reads]
             value = values[result] = kernel(*inputs)
@@ -76,6 +81,18 @@ class Executor:
             for slot in frees:
                 values[slot] = None
         return [values[i] for i in self._outputs]  # type: ignore[misc]
+
+
+def _placed(node: Node, value: Tensor, device: torch.device) -> Tensor:
+    """An input as the plan expects it. State is written in place: a copy of it would lose what is written."""
+    if tuple(value.shape) != node.shape or value.dtype != node.dtype:
+        raise PlacementError(f"input {node.name} was filled with {Type.of(value)}, the plan is made for {node.type}; "
+                             "make a plan for this size")
+    placed = value.to(device).contiguous()
+    if node.attrs.get("state") and placed is not value:
+        raise PlacementError(f"state {node.name} lies on {value.device} with strides {value.stride()}, expected contiguous on {device}, "
+                             "where it is written")
+    return placed
 
 
 def _kernel(node: Node, backend: Backend, in_place: bool) -> Kernel:

@@ -12,10 +12,11 @@ from typing import Any
 from mtmd.kernels import ops
 from mtmd.kernels.backends.backend import Backend
 from mtmd.kernels.errors import OptionError
-from mtmd.kernels.graph import Node
-from mtmd.kernels.scheduler import Override, Refusal, make_plan
+from mtmd.kernels.graph import Node, toposort
+from mtmd.kernels.scheduler import Override, Refusal
 
 SETTINGS = ("auto", "on", "off")
+EXPLICIT = ("attn_scores", "attn_softmax", "attn_mix")
 
 
 @dataclass(frozen=True)
@@ -55,18 +56,30 @@ def choose(build: Callable[[AttentionForm], Sequence[Sequence[Node]]], backends:
     """Ask the preferred backend about every attention node of every graph that `build` makes, one graph per size to be expected.
 
     auto: nodes it refuses at any size are built explicitly, the others stay. on: all stay, refused or not. off: none are asked.
+    A node whose explicit form it refuses too stays as well: either way it leaves the device, and flash attention takes less memory.
+    Nodes that an override places are not asked about: they stay.
     """
     if setting not in SETTINGS:
         raise OptionError(f"flash_attn {setting!r}: expected one of {', '.join(SETTINGS)}")
     if setting == "off":
         return FlashChoice(setting, AttentionForm(all_explicit=True), (), 0)
+    asked, names = _ask(build(AttentionForm()), backends[0], overrides, ("attention",))
+    explicit = frozenset(asked) if setting == "auto" else frozenset()
+    if explicit:
+        still, _ = _ask(build(AttentionForm(explicit)), backends[0], overrides, EXPLICIT)
+        explicit -= {name.removesuffix(".scores").removesuffix(".softmax") for name in still}
+    return FlashChoice(setting, AttentionForm(explicit), tuple(asked.values()), len(names))
+
+
+def _ask(graphs: Sequence[Sequence[Node]], backend: Backend, overrides: Sequence[Override],
+         ops_asked: Sequence[str]) -> tuple[dict[str, Refusal], set[str]]:
+    """The first refusal of each node of these ops, by name, and the names of all of them."""
     refused: dict[str, Refusal] = {}
     names: set[str] = set()
-    for outputs in build(AttentionForm()):
-        plan = make_plan(outputs, backends, overrides)
-        names |= {s.node.name for s in plan.steps if s.node.op == "attention"}
-        for refusal in plan.refusals:
-            if refusal.node.op == "attention" and refusal.backend == backends[0].name:
-                refused.setdefault(refusal.node.name, refusal)
-    explicit = frozenset(refused) if setting == "auto" else frozenset()
-    return FlashChoice(setting, AttentionForm(explicit), tuple(refused.values()), len(names))
+    for outputs in graphs:
+        for node in (n for n in toposort(*outputs) if n.op in ops_asked):
+            names.add(node.name)
+            reason = None if any(o.matches(node) for o in overrides) else backend.rejects(node)
+            if reason is not None:
+                refused.setdefault(node.name, Refusal(node, backend.name, reason))
+    return refused, names

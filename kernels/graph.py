@@ -26,7 +26,12 @@ class Type:
 
     @staticmethod
     def of(tensor: torch.Tensor) -> Type:
-        return Type(tuple(tensor.shape), tensor.dtype, tuple(tensor.stride()))
+        """A dimension of size 1 gets the stride it has in a contiguous tensor: its own says nothing, and differs between devices."""
+        shape, strides, step = tuple(tensor.shape), list(tensor.stride()), 1
+        for i in reversed(range(len(shape))):
+            strides[i] = step if shape[i] == 1 else strides[i]
+            step = strides[i] * max(shape[i], 1)
+        return Type(shape, tensor.dtype, tuple(strides))
 
     @staticmethod
     def contiguous(shape: Iterable[int], dtype: torch.dtype) -> Type:

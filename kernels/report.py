@@ -92,7 +92,8 @@ class Check:
     @property
     def failed(self) -> tuple[str, ...]:
         """What is wrong with the results, empty if nothing."""
-        bad = [f"{op} at {node}: NMSE {error:.1e}, expected at most {self.limit:.0e}" for op, node, error in self.worst if not error <= self.limit]
+        bad = [f"{op} at {node}: NMSE {error:.1e}, expected at most {self.limit:.0e}"
+               for op, node, error in self.worst if not error <= self.limit]
         return ((f"NaN first at {self.first_nan}",) if self.first_nan else ()) + tuple(bad)
 
 
@@ -112,8 +113,13 @@ class WarmupReport:
     @property
     def fully_accelerated(self) -> bool:
         """Every node on the preferred backend, attention as flash attention, results sound. `--strict` asks for this."""
-        return (not self.refused and all(f.state == "on" and not f.on_fallback for f in self.flash if f.nodes)
+        return (not self.refused and not self.elsewhere and all(f.state == "on" and not f.on_fallback for f in self.flash if f.nodes)
                 and not (self.check and self.check.failed))
+
+    @property
+    def elsewhere(self) -> int:
+        """Most nodes of one graph that run on another backend than the device's, refused or placed there by an override."""
+        return max((sum(count for name, count in g.ops_by_backend.items() if name != self.device) for g in self.graphs), default=0)
 
     def asdict(self) -> dict[str, Any]:
         return asdict(self) | {"fully_accelerated": self.fully_accelerated}
@@ -131,21 +137,25 @@ def flash_facts(graph: str, choice: FlashChoice, plan: Plan, preferred: str) -> 
 
 
 def refused_ops(graph: str, choice: FlashChoice, plans: tuple[Plan, ...], preferred: str) -> list[RefusedOp]:
-    """Attention nodes that were rebuilt, then every other node of the plans that the preferred backend refused; alike ones counted together."""
+    """Attention nodes that were rebuilt, then every other node that the preferred backend refused; alike ones counted together.
+
+    A node that several plans have is told of once for each reason, with the shapes of the first.
+    """
     groups: dict[tuple[Any, ...], list[tuple[Refusal, str]]] = {}
-    for refusal in choice.refusals if choice.setting == "auto" else ():
+    seen: set[tuple[str, str]] = set()
+    for refusal in (r for r in choice.refusals if r.node.name in choice.form.explicit):
         groups.setdefault(_kind(refusal), []).append((refusal, f"{preferred}, as explicit attention"))
     for plan in plans:
-        seen: set[Node] = set()
         for refusal in plan.refusals:
-            if refusal.backend == preferred and refusal.node not in seen:
-                seen.add(refusal.node)
+            if refusal.backend == preferred and (refusal.node.name, refusal.reason) not in seen:
+                seen.add((refusal.node.name, refusal.reason))
                 groups.setdefault(_kind(refusal), []).append((refusal, plan.backend_of[refusal.node.name].name))
     rows = []
     for found in groups.values():
         refusal, runs_on = found[0]
         names = {r.node.name for r, _ in found}
-        rows.append(RefusedOp(graph, refusal.node.op, refusal.node.name, len(names), refusal.backend, refusal.reason, runs_on, _tensors(refusal.node)))
+        rows.append(RefusedOp(graph, refusal.node.op, refusal.node.name, len(names), refusal.backend, refusal.reason, runs_on,
+                              _tensors(refusal.node)))
     return rows
 
 

@@ -32,7 +32,7 @@ def _flash_reason(flash: FlashFacts) -> str:
     if not flash.nodes:
         return f"{told}; the graph has no attention"
     if flash.on_fallback:
-        return f"{told}; {len(flash.on_fallback)} of {flash.nodes} nodes run on the fallback backend"
+        return f"{told}; {len(flash.on_fallback)} of {flash.nodes} nodes run on another backend"
     if flash.rebuilt:
         return f"{told}; {len(flash.rebuilt)} of {flash.nodes} nodes were refused and rebuilt as explicit attention"
     return f"{told}; {flash.nodes} nodes" if flash.setting == "off" else f"{told}; all {flash.nodes} nodes taken"
@@ -49,7 +49,8 @@ def _warnings(report: WarmupReport) -> Iterator[str]:
         if "explicit" in refused.runs_on:
             yield f"WARNING: flash attention is not supported by {refused.backend} for {_nodes(refused)}; memory use will increase"
         else:
-            yield f"WARNING: flash attention of {_nodes(refused)} is not supported by {refused.backend}; it runs on {refused.runs_on}, slower"
+            yield (f"WARNING: flash attention of {_nodes(refused)} is not supported by {refused.backend}; "
+                   f"it runs on {refused.runs_on}, slower")
         yield f"  reason: {refused.reason}"
         yield "  op params:"
         for tensor in refused.tensors:
@@ -87,7 +88,8 @@ def _graphs(report: WarmupReport) -> Iterator[str]:
 def _memory(facts: GraphFacts) -> Iterator[str]:
     for space in dict.fromkeys((*facts.weight_bytes, *facts.cache_bytes, *facts.compute_bytes)):
         parts = [("weights", facts.weight_bytes), ("cache", facts.cache_bytes), ("compute (predicted peak)", facts.compute_bytes)]
-        yield f"    {space:<8} " + ", ".join(f"{name} {mib(sizes.get(space, 0))}" for name, sizes in parts if name != "cache" or facts.cache_bytes)
+        told = ", ".join(f"{name} {mib(sizes.get(space, 0))}" for name, sizes in parts if name != "cache" or facts.cache_bytes)
+        yield f"    {space:<8} {told}"
 
 
 def _check(report: WarmupReport) -> Iterator[str]:
@@ -119,6 +121,8 @@ def _verdict(report: WarmupReport) -> Iterator[str]:
         return
     wrong = sum(r.count for r in report.refused)
     parts = [f"{wrong} node{'s' if wrong > 1 else ''} refused"] if wrong else []
-    parts += [f"flash attention {f.state} in the {f.graph}" for f in report.flash if f.state != "on"]
+    if report.elsewhere and not wrong:
+        parts.append(f"{report.elsewhere} node{'s' if report.elsewhere > 1 else ''} placed elsewhere by override")
+    parts += [f"flash attention {f.state} in the {f.graph}" for f in report.flash if f.state != "on" and f.nodes]
     parts += ["results differ from the reference"] if report.check and report.check.failed else []
     yield f"result: not fully on the accelerated path: {'; '.join(parts)}"

@@ -30,7 +30,7 @@ class Override:
             raise OptionError(f"override {text!r}: expected REGEX=DEVICE, for example 'v\\.blk\\.3\\..*=cpu'")
         try:
             return Override(re.compile(expression), target)
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise OptionError(f"override {text!r}: {expression!r} is not a regular expression ({error})") from error
 
     def matches(self, node: Node) -> bool:
@@ -109,9 +109,9 @@ class Plan:
     def weight_bytes(self) -> dict[str, int]:
         """Resident weights per memory space."""
         spaces: Counter[str] = Counter()
-        for (node, space) in self.leaves:
-            if node.op == "weight":
-                spaces[space] += node.type.bytes
+        weights = {(id(n.attrs["source"]), n.name, n.type, space) for n, space in self.leaves if n.op == "weight"}  # tied ones once
+        for *_, kind, space in weights:
+            spaces[space] += kind.bytes
         return dict(spaces)
 
     @cached_property
@@ -128,7 +128,7 @@ class Plan:
             space = step.backend.space
             if held.owner[step.node] is step.node:
                 live[space] += step.node.type.bytes
-            extra = 0 if step.in_place or step.node.op == "copy" else step.backend.workspace(step.node)
+            extra = 0 if step.node.op == "copy" else step.backend.workspace(step.node)
             peak[space] = max(peak[space], live[space] + extra)
             for owner in held.ends.get(index, ()):
                 live[held.space[owner]] -= owner.type.bytes
@@ -173,7 +173,8 @@ def make_plan(outputs: Sequence[Node], backends: Sequence[Backend], overrides: I
     return Plan(tuple(outputs), tuple(steps if overwrite else (replace(s, in_place=False) for s in steps)), tuple(refusals))
 
 
-def _assign(nodes: Sequence[Node], backends: Sequence[Backend], overrides: tuple[Override, ...]) -> tuple[dict[Node, Backend], list[Refusal]]:
+def _assign(nodes: Sequence[Node], backends: Sequence[Backend],
+            overrides: tuple[Override, ...]) -> tuple[dict[Node, Backend], list[Refusal]]:
     by_name = {name: b for b in reversed(backends) for name in (b.name, b.space)}
     for override in overrides:
         if override.target not in by_name:
@@ -194,7 +195,8 @@ def _assign(nodes: Sequence[Node], backends: Sequence[Backend], overrides: tuple
             refusals.append(Refusal(node, backend.name, reason))
         else:
             told = f"{forced.name}, as the override asks, does not" if forced else "no backend does"
-            raise PlacementError(f"{told} take {node}: {refusals[-1].reason}")
+            reasons = "; ".join(f"{r.backend}: {r.reason}" for r in refusals if r.node is node)
+            raise PlacementError(f"{told} take {node} ({reasons or 'there is none'})")
     return where, refusals
 
 

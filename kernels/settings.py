@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,13 +40,13 @@ class Settings:
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number above zero."""
         value = self.get(key, default)
-        if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:  # type: ignore[arg-type,operator]
+        if not _is_number(value) or value <= 0:  # type: ignore[operator]
             raise ModelError(f"{self.where}: {key} is {_short(value)}, expected a number above 0")
         return float(value)  # type: ignore[arg-type]
 
     def numbers(self, key: str, length: int, default: tuple[float, ...]) -> tuple[float, ...]:
         value = self.get(key, default)
-        if not isinstance(value, (list, tuple)) or len(value) != length or not all(type(v) in (int, float) and math.isfinite(v) for v in value):
+        if not isinstance(value, (list, tuple)) or len(value) != length or not all(map(_is_number, value)):
             raise ModelError(f"{self.where}: {key} is {_short(value)}, expected {length} numbers")
         return tuple(float(v) for v in value)
 
@@ -58,7 +58,7 @@ class Settings:
 
     def choice(self, key: str, among: Collection[T], default: T) -> T:
         value = self.get(key, default)
-        if isinstance(value, (list, dict)) or value not in among:
+        if not any(type(value) is type(a) and value == a for a in among):
             raise ModelError(f"{self.where}: {key} is {_short(value)}, expected one of {', '.join(map(str, among))}")
         return value  # type: ignore[no-any-return]
 
@@ -74,12 +74,19 @@ def read_json(path: Path, required: bool = True) -> dict[str, Any]:
         raise ModelError(f"{path}: {size} bytes, expected at most {MAX_BYTES}")
     try:
         values = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read ({error.strerror}); expected a JSON file") from error
     except (ValueError, RecursionError) as error:
         at = f" at line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise ModelError(f"{path}: not valid JSON{at}; fetch the file again") from error
     if not isinstance(values, dict):
         raise ModelError(f"{path}: found a JSON {type(values).__name__}, expected an object")
     return values
+
+
+def _is_number(value: Any) -> bool:
+    """A JSON number that a float can hold: no boolean, not infinite, no integer of hundreds of digits."""
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 def _short(value: Any) -> str:

@@ -50,7 +50,7 @@ class Batch:
         return self.image_at
 
     def bounds(self, window: int | None) -> Tensor:
-        """int32 [T, 2]: the first and last slot each token sees: `window` tokens back, itself counted, and ahead to the end of its block."""
+        """int32 [T, 2], the first and last slot each token sees: `window` tokens back, itself counted, and on to the end of its block."""
         first = torch.zeros_like(self.slots) if window is None else (self.slots - (window - 1)).clamp_(min=0)
         return torch.stack((first, self.block_end), 1).int()
 

@@ -168,9 +168,7 @@ def _named_tokens(config: Mapping[str, Any], folder: Path) -> tuple[dict[str, st
     """The special tokens a checkpoint names (`..._token` keys and `extra_special_tokens`), and those it only lists."""
     extra = config.get("extra_special_tokens") or {}
     fields = {**config, **extra} if isinstance(extra, dict) else dict(config)
-    named = {key: _spelling(value, key, folder) for key, value in fields.items() if key.endswith("_token") and value}
-    # `add_bos_token: true` and its like are switches, not spellings.
-    named = {key: text for key, text in named.items() if text is not None}
+    named = {key: text for key, value in fields.items() if key.endswith("_token") and value and (text := _spelling(value, key, folder))}
     listed = [*(config.get("additional_special_tokens") or []), *(extra if isinstance(extra, list) else [])]
     return named, [text for value in listed if (text := _spelling(value, "additional_special_tokens", folder))]
 
@@ -178,7 +176,7 @@ def _named_tokens(config: Mapping[str, Any], folder: Path) -> tuple[dict[str, st
 def _spelling(value: object, key: str, folder: Path) -> str | None:
     if isinstance(value, dict):
         value = value.get("content")
-    if isinstance(value, bool):
+    if isinstance(value, bool):  # `add_bos_token: true` and its like are switches, not spellings
         return None
     if not isinstance(value, str):
         raise ModelError(f"{folder / 'tokenizer_config.json'} has {key!r}: {value!r:.60}; expected the token's text")

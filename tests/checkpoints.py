@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-SPECIAL = ("<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<image_soft_token>", "<end_of_image>")
+SPECIAL = ("<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<image_soft_token>",
+           "<end_of_image>")
 TEMPLATE = """{{ bos_token }}{% for m in messages %}{{ '<start_of_turn>' + ('model' if m.role == 'assistant' else m.role) + '\\n' }}\
 {% if m.content is string %}{{ m.content | trim }}{% else %}{% for c in m.content %}{% if c.type == 'image' %}<start_of_image>{% else %}\
 {{ c.text | trim }}{% endif %}{% endfor %}{% endif %}{{ '<end_of_turn>\\n' }}{% endfor %}\
@@ -59,9 +60,10 @@ def gemma3(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32, v
     model = model.to(dtype)
     model.save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
-    write(folder, "tokenizer_config.json", {"bos_token": "<bos>", "eos_token": "<end_of_turn>", "pad_token": "<pad>", "unk_token": "<unk>",
-                                            "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>",
-                                            "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 512})
+    write(folder, "tokenizer_config.json", {
+        "bos_token": "<bos>", "eos_token": "<end_of_turn>", "pad_token": "<pad>", "unk_token": "<unk>", "boi_token": "<start_of_image>",
+        "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>", "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": 512})
     write(folder, "preprocessor_config.json", {
         "image_processor_type": "Gemma3ImageProcessor", "do_resize": True, "do_rescale": True, "do_normalize": True, "do_convert_rgb": True,
         "size": {"height": vision["image_size"], "width": vision["image_size"]}, "resample": 2, "rescale_factor": 1 / 255,

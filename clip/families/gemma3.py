@@ -12,11 +12,11 @@ import torch
 from mtmd.clip.blocks import VitParams, layer_norm, vit_block, vit_parameters
 from mtmd.clip.family import ImagePlan
 from mtmd.clip.image import resize
-from mtmd.kernels.settings import Settings
 from mtmd.kernels import ops
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.flash import AttentionForm
 from mtmd.kernels.graph import Node, Type, WeightSource, weight
+from mtmd.kernels.settings import Settings
 from mtmd.kernels.weights.canonical import Parameter, plus_one
 
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}  # Pillow's numbers
@@ -77,7 +77,8 @@ class Gemma3Vision:
 
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
         dtype = tiles.dtype
-        x = ops.patch_embed(tiles, weight("v.patch_embd.weight", weights, dtype), weight("v.patch_embd.bias", weights, dtype), name="v.patch_embd")
+        kernel, bias = weight("v.patch_embd.weight", weights, dtype), weight("v.patch_embd.bias", weights, dtype)
+        x = ops.patch_embed(tiles, kernel, bias, name="v.patch_embd")
         x = ops.add(x, weight("v.position_embd.weight", weights, dtype), name="v.position_embd")
         for index in range(self.vit.layers):
             x = vit_block(x, index, self.vit, weights, attention)
@@ -89,12 +90,13 @@ class Gemma3Vision:
 
 def read(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Gemma3Vision:
     """From config.json and preprocessor_config.json; ModelError where a value is missing or impossible."""
-    vision = Settings(config, "config.json").part("vision_config")
+    top = Settings(config, "config.json")
+    vision, text_width = top.part("vision_config"), top.part("text_config").count("hidden_size", 2304)
     image = Settings(processor.get("image_processor", processor), "preprocessor_config.json")
     vit = VitParams(vision.count("num_hidden_layers"), vision.count("hidden_size"), vision.count("intermediate_size"),
                     vision.count("num_attention_heads"), vision.number("layer_norm_eps", 1e-6),
                     GELU[vision.choice("hidden_act", GELU, "gelu_pytorch_tanh")])
-    size, patch, tokens = vision.count("image_size"), vision.count("patch_size"), Settings(config, "config.json").count("mm_tokens_per_image", 256)
+    size, patch, tokens = vision.count("image_size"), vision.count("patch_size"), top.count("mm_tokens_per_image", 256)
     side = isqrt(tokens)
     if side * side != tokens or size % patch or (size // patch) % side or vit.width % vit.heads:
         raise ModelError(f"config.json: image_size {size}, patch_size {patch}, mm_tokens_per_image {tokens} and {vit.heads} heads of width "
@@ -105,7 +107,7 @@ def read(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Gemma3Visio
     if (height, width) != (size, size):
         raise ModelError(f"preprocessor_config.json: size {height} x {width}, expected {size} x {size} as in config.json")
     return Gemma3Vision(
-        vit, size, patch, tokens, Settings(config, "config.json").part("text_config").count("hidden_size", 2304),
+        vit, size, patch, tokens, text_width,
         image.numbers("image_mean", 3, (0.5, 0.5, 0.5)), image.numbers("image_std", 3, (0.5, 0.5, 0.5)),
         image.number("rescale_factor", 1 / 255), RESAMPLE[image.choice("resample", RESAMPLE, 2)])
 

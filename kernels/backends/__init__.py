@@ -1,6 +1,7 @@
 """Where nodes can run, in order of preference."""
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import torch
@@ -21,9 +22,9 @@ def backends_for(device: str = "auto", refuse: Sequence[str] = ()) -> list[Backe
     Raises OptionError for a device that is not there.
     """
     fallback: list[Backend] = [Cpu(), Reference()]
-    kind, _, index = device.partition(":")
-    if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdigit())):
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,4})?", device):
         raise OptionError(f"device {device!r}: expected auto, cpu, cuda or cuda:N")
+    kind, _, index = device.partition(":")
     count = torch.cuda.device_count() if kind != "cpu" else 0
     number = int(index or 0)
     if kind == "cuda" and number >= count:

@@ -7,7 +7,7 @@ import torch
 
 from mtmd.kernels.backends.backend import Kernel
 from mtmd.kernels.backends.reference import lower_reference, reference_workspace
-from mtmd.kernels.cpu import attention
+from mtmd.kernels.cpu import attention, matmul
 from mtmd.kernels.graph import Node
 
 
@@ -27,9 +27,12 @@ class Cpu:
         return lower_reference(node, in_place)
 
     def workspace(self, node: Node) -> int:
+        if node.op == "matmul":
+            x, w = node.inputs[:2]
+            assert x is not None and w is not None
+            return matmul.workspace(x.type, w.type)
         if node.op != "attention":
             return reference_workspace(node)
-        q, k, _, mask, bounds = (*node.inputs, None, None)[:5]
-        assert q is not None and k is not None
-        masked = mask is not None or bounds is not None or node.attrs.get("causal", False) or node.attrs.get("window") is not None
-        return attention.workspace(q.shape[0], q.shape[1], k.shape[1], q.shape[2], masked, node.attrs.get("softcap") is not None)
+        q, k, v, mask, bounds = (*(i and i.type for i in node.inputs), None, None)[:5]
+        assert q is not None and k is not None and v is not None
+        return attention.workspace(q, k, v, mask, bounds, **{name: value for name, value in node.attrs.items() if name != "scale"})

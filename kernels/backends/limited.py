@@ -18,12 +18,12 @@ from mtmd.kernels.ops import OPS
 
 COMPARE: dict[str, Callable[[int, int], bool]] = {"=": operator.eq, ">": operator.gt, "<": operator.lt}
 FACTS = ("head", "batch", "rows", "width")
-_RULE = re.compile(r"(?P<op>\w+|\*)(?::(?:(?P<fact>\w+)(?P<sign>[=<>])(?P<number>\d+)|(?P<dtype>bf16|fp32|fp16)))?")
+_RULE = re.compile(r"(?P<op>\w+|\*)(?::(?:(?P<fact>\w+)(?P<sign>[=<>])(?P<number>\d{1,9})|(?P<dtype>bf16|fp32|fp16)))?", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """`OP`, `OP:FACT=N` (also < and >), `OP:DTYPE`, or `/REGEX/` on node names. OP may be `*`."""
+    """`OP`, `OP:FACT=N` (also < and >), `OP:DTYPE`, or `OP:/REGEX/` on node names. OP may be `*`."""
     text: str
     op: str = "*"
     fact: str | None = None
@@ -34,23 +34,24 @@ class Rule:
 
     @staticmethod
     def parse(text: str) -> Rule:
-        if len(text) > 2 and text[0] == text[-1] == "/":
+        op, colon, pattern = text.partition(":")
+        if colon and len(pattern) > 2 and pattern[0] == pattern[-1] == "/" and (op == "*" or op in OPS):
             try:
-                return Rule(text, name=re.compile(text[1:-1]))
-            except re.error as error:
+                return Rule(text, op, name=re.compile(pattern[1:-1]))
+            except (re.error, OverflowError, RecursionError) as error:
                 raise OptionError(f"refuse rule {text!r}: not a regular expression ({error})") from error
         match = _RULE.fullmatch(text)
         if not match or (match["op"] != "*" and match["op"] not in OPS) or (match["fact"] and match["fact"] not in FACTS):
-            raise OptionError(f"refuse rule {text!r}: expected OP, OP:FACT=N, OP:DTYPE or /NAME REGEX/, with OP one of "
+            raise OptionError(f"refuse rule {text!r}: expected OP, OP:FACT=N, OP:DTYPE or OP:/NAME REGEX/, with OP one of "
                               f"{', '.join(sorted(OPS))} or *, and FACT one of {', '.join(FACTS)}")
         return Rule(text, match["op"], match["fact"], match["sign"] or "=", int(match["number"] or 0), match["dtype"])
 
     def refuses(self, node: Node) -> str | None:
         """Why this rule refuses the node, or None."""
-        if self.name:
-            return f"name matches {self.text}" if self.name.search(node.name) else None
         if self.op not in ("*", node.op):
             return None
+        if self.name:
+            return f"name matches /{self.name.pattern}/" if self.name.search(node.name) else None
         if self.dtype:
             return f"dtype {self.dtype} is not supported" if name_of(node.dtype) == self.dtype else None
         if self.fact is None:
@@ -69,6 +70,8 @@ def _fact(node: Node, fact: str) -> int | None:
         return first.shape[-1]
     if len(first.shape) < 3:
         return None
+    if fact == "rows" and node.op in ("attn_softmax", "attn_mix"):  # [B, H, T, S], the others are [B, T, ...]
+        return first.shape[2]
     return first.shape[0] if fact == "batch" else first.shape[1]
 
 

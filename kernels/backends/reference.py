@@ -59,7 +59,7 @@ class _Allocations(TorchDispatchMode):
         self.live = self.peak = 0
         self._users: dict[int, int] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = {t.untyped_storage()._cdata for t in _tensors((args, kwargs or {}))}
         result = func(*args, **(kwargs or {}))
         for tensor in _tensors(result):

@@ -1,7 +1,7 @@
 """Flash attention on the CPU: rows in blocks, so that no more than a block's scores ever exist.
 
-torch's own CPU flash kernel does the work inside a block; what it does not know (bounds, windows, soft caps) becomes a mask of
-block x keys, and keys that no row of the block can see are left out. A single row, the decode step, is two small products.
+torch's own CPU flash kernel does the work. What it does not know (bounds, windows) becomes a mask of block x keys, and keys that no
+row of the block can see are left out; soft caps and values of another width than the keys take the explicit way, block by block.
 """
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mtmd.kernels.graph import Type
 from mtmd.kernels.ops.attention import attn_mix, attn_scores, attn_softmax, visible
 
 ROWS = 256  # rows of a block; a mask of 256 x 16,384 keys is 16 MiB in fp32
@@ -17,10 +18,12 @@ ROWS = 256  # rows of a block; a mask of 256 x 16,384 keys is 16 MiB in fp32
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, bounds: Tensor | None = None, *, scale: float,
                     causal: bool = False, window: int | None = None, softcap: float | None = None) -> Tensor:
     """The `attention` op: q [B, T, H, K], k [B, S, G, K], v [B, S, G, V] -> [B, T, H, V]"""
-    batch, rows, heads, _ = q.shape
-    plain = mask is None and bounds is None and not causal and window is None and softcap is None
-    if plain and q.shape[2] == k.shape[2] and q.shape[3] == v.shape[3]:
-        return _sdpa(q, k, v, None, scale).contiguous()
+    # Given other strides, or a mask of three dimensions, torch leaves its flash kernel for one that makes all scores.
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    mask = None if mask is None else mask[(None,) * (4 - mask.ndim)]
+    batch, rows, heads, width = q.shape
+    if bounds is None and not causal and window is None and softcap is None and width == v.shape[3]:
+        return _sdpa(q, k, v, mask, scale).contiguous()
     out = q.new_empty(batch, rows, heads, v.shape[3])
     for start in range(0, rows, ROWS):
         stop = min(start + ROWS, rows)
@@ -28,12 +31,37 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None,
     return out
 
 
-def workspace(batch: int, rows: int, keys: int, heads: int, masked: bool, softcap: bool) -> int:
-    """Bytes beyond the result: one block's mask, or its scores where a soft cap rules torch's kernel out."""
-    block = min(rows, ROWS) * keys
-    if softcap or rows == 1:
-        return 3 * batch * heads * block * 4
-    return batch * block * 5 if masked else 0
+def workspace(q: Type, k: Type, v: Type, mask: Type | None = None, bounds: Type | None = None, *, causal: bool = False,
+              window: int | None = None, softcap: float | None = None) -> int:
+    """Most bytes beyond the result; fewer where whole stretches of keys turn out to be out of a block's sight."""
+    batch, rows, heads, width = q.shape
+    keys, item = k.shape[1], q.dtype.itemsize
+    copies = sum(t.bytes for t in (q, k, v) if t.strides[-1] != 1)
+    limited = bounds is not None or causal or window is not None
+    if not limited and softcap is None and width == v.shape[3]:
+        return copies + _kernel_bytes(q, k, rows)
+    block = min(rows, ROWS)
+    out = batch * block * heads * v.shape[3] * item
+    spread = bounds.shape[0] if bounds is not None and len(bounds.shape) == 3 else 1
+    seen = spread * block * keys if limited else 0
+    masked = 0 if mask is None else max(spread, (1, 1, *mask.shape)[-4]) * (1, *mask.shape)[-3] * block * keys
+    if softcap is not None or width != v.shape[3]:
+        queries, count = batch * block * heads * width * item, batch * heads * block * keys
+        half = 0 if item == 4 else max(count * item, masked * 4 if mask is not None and mask.dtype.itemsize != 4 else 0)
+        # The products copy keys, then values, where batch and groups are not one dimension in memory.
+        return copies + out + queries + count * 4 + half + 2 * seen + (max(k.bytes, v.bytes) if batch > 1 else 0)
+    bias = seen * item if mask is None else masked * mask.dtype.itemsize
+    return copies + max(4 * seen, 2 * seen + bias, seen + bias + out + _kernel_bytes(q, k, block))
+
+
+def _kernel_bytes(q: Type, k: Type, rows: int) -> int:
+    """What torch's kernel takes for itself (aten/src/ATen/native/cpu/FlashAttentionKernel.cpp of torch 2.13): scores and results of a
+    tile per thread, a sum per row, and in 16 bits a packed copy of keys and values."""
+    batch, _, heads, width = q.shape
+    half = q.dtype.itemsize == 2
+    tile = 256 if rows >= 768 else 64 if rows >= 192 else 32
+    packed = 2 * k.bytes if half and rows >= 192 and torch.backends.cpu.get_cpu_capability().startswith("AVX512") else 0
+    return torch.get_num_threads() * tile * (512 * (6 if half else 4) + (width + 2) * 4) + batch * heads * rows * 4 + packed
 
 
 def _block(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bounds: Tensor | None, start: int, stop: int, scale: float,
@@ -53,16 +81,17 @@ def _block(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bounds: Tensor 
     part, k, v = q[:, start:stop], k[:, first:last + 1], v[:, first:last + 1]
     seen = _seen(limits, start, stop, first, last, rows, keys, causal, window)
     bias = None if mask is None else mask[..., start:stop, first:last + 1]
-    if softcap is not None or stop - start == 1 or q.shape[3] != v.shape[3]:
+    if softcap is not None or q.shape[3] != v.shape[3]:
         scores = attn_scores.reference(part, k, bias, scale=scale, softcap=softcap)
         if seen is not None:
             scores.masked_fill_(~seen, -torch.inf)
         assert attn_softmax.in_place is not None
         return attn_mix.reference(attn_softmax.in_place(scores), v)
-    if seen is not None:
-        bias = torch.zeros(seen.shape, dtype=q.dtype).masked_fill_(~seen, -torch.inf) if bias is None else bias.masked_fill(~seen, -torch.inf)
-    out = _sdpa(part, k, v, bias, scale)
-    return out if seen is None else out.masked_fill(~seen.any(-1).transpose(1, 2)[..., None], 0)
+    if seen is not None and bias is None:
+        bias = torch.zeros(seen.shape, dtype=q.dtype).masked_fill_(~seen, -torch.inf)
+    elif seen is not None and bias is not None:
+        bias = bias.masked_fill(~seen, -torch.inf)
+    return _sdpa(part, k, v, bias, scale)
 
 
 def _seen(limits: Tensor | None, start: int, stop: int, first: int, last: int, rows: int, keys: int, causal: bool,
@@ -81,7 +110,9 @@ def _seen(limits: Tensor | None, start: int, stop: int, first: int, last: int, r
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    bias = None if bias is None else bias.to(q.dtype)
+    """torch's kernel, on any layout of heads; it adds masks in fp32 or in q's type, and a row whose mask is all -inf gives zeros."""
+    if bias is not None and bias.dtype not in (q.dtype, torch.float32):
+        bias = bias.float()
     grouped = q.shape[2] != k.shape[2]
     out = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), bias, scale=scale, enable_gqa=grouped)
     return out.transpose(1, 2)

@@ -1,10 +1,9 @@
 """What the flash-attention kernel takes on a GPU, found by compiling it ahead of time; no GPU is needed.
 
-`python -m mtmd.kernels.gpu.compile > docs/kernels.md` writes the table of the documentation.
+`python -m mtmd.kernels.gpu.resources > docs/kernels.md` prints the tables of the documentation.
 """
 from __future__ import annotations
 
-import functools
 import re
 import subprocess
 import tempfile
@@ -17,13 +16,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import OptionError, PlacementError
-from mtmd.kernels.gpu.flash_attention import Launch, attention_kernel, plan_launch
-from mtmd.kernels.gpu.tiles import Tile
+from mtmd.kernels.gpu.flash_attention import attention_kernel
+from mtmd.kernels.gpu.launch import Launch, Tile, plan_launch
 from mtmd.kernels.graph import Type
 
-# Shared memory that one program may use: CUDA C++ Programming Guide, "Compute Capabilities"; CDNA 3 ISA (LDS of a workgroup).
+# What one program may use: CUDA C++ Programming Guide, "Compute Capabilities"; AMD CDNA 3 ISA guide, local data share of a workgroup.
 SHARED_LIMIT = {"cuda:80": 163 * 1024, "cuda:90": 227 * 1024, "hip:gfx942": 64 * 1024}
 POINTER = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64"}
 
@@ -58,8 +56,9 @@ def compile_for(target: str, q: Type, k: Type, v: Type, mask: Type | None = None
         raise PlacementError("ahead-of-time compilation: the kernel is being interpreted; unset TRITON_INTERPRET")
     launch = plan_launch(q, k, v, mask, bounds, scale=scale, causal=causal, window=window, softcap=softcap, tile=tile, split=split)
     source = _source(launch, {"q": q, "k": k, "v": v, "mask": mask or q, "bounds": bounds or q, "out": v})
+    options = {"num_warps": launch.tile.warps, "num_stages": launch.tile.stages, "enable_fp_fusion": True}
     try:
-        compiled = triton.compile(source, target=wanted, options={"num_warps": launch.tile.warps, "num_stages": launch.tile.stages})
+        compiled = triton.compile(source, target=wanted, options=options)
     except Exception as error:  # the compiler's own errors share no base class
         raise PlacementError(f"ahead-of-time compilation for {target} failed: {error}") from error
     read = _read_cuda if wanted.backend == "cuda" else _read_hip
@@ -112,5 +111,6 @@ def _read_hip(target: str, compiled: Any) -> Resources:
         assert match, f"no {name} in the assembly"
         return int(match[1])
 
-    return Resources(target, compiled.metadata.shared, field("vgpr_count"), 4 * (field("vgpr_spill_count") + field("sgpr_spill_count")),
+    # Spilled scalar registers move into lanes of vector registers; what reaches memory is the private segment.
+    return Resources(target, compiled.metadata.shared, field("vgpr_count"), field("private_segment_fixed_size"),
                      "mfma" if "v_mfma" in text else "fma")

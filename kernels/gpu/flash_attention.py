@@ -1,13 +1,13 @@
 """Flash attention, forward, for NVIDIA and AMD GPUs: the `attention` op without ever holding its scores.
 
 **Online softmax** (arXiv:2205.14135). One program owns a block of rows and walks over blocks of keys, keeping per row the largest
-score m so far, the sum l of exp(score - m) and the weighted sum o of values. When a block raises m to m', what was summed before is
+score m so far, the sum z of exp(score - m) and the weighted sum o of values. When a block raises m to m', what was summed before is
 scaled by a = exp(m - m'):
 
-    l <- a l + sum_s exp(x_s - m')          o <- a o + sum_s exp(x_s - m') v_s          result = o / l
+    z <- a z + sum_s exp(x_s - m')          o <- a o + sum_s exp(x_s - m') v_s          result = o / z
 
 with x_s = scale q.k_s, capped by c tanh(x / c), plus mask. Exponentials are taken to base 2 (one instruction), sums are fp32.
-A row that sees nothing keeps m = -inf, l = 0 and gives zeros.
+A row that sees nothing keeps m = -inf, z = 0 and gives zeros.
 
 **Which keys a row sees** is always an interval [lo, hi]: `causal`, `window` and `bounds` each cut it from one side or both. Keys
 outside the intervals of all rows of a block are never loaded, key blocks inside all of them run without comparisons, and only the
@@ -23,7 +23,6 @@ A single token over a long context still runs as B * G programs; it is not split
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
@@ -34,24 +33,24 @@ from torch import Tensor
 
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import PlacementError
+from mtmd.kernels.gpu.launch import Launch, plan_launch
 from mtmd.kernels.graph import Type
-from mtmd.kernels.gpu.tiles import Tile, choose_tile, parts
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _fold(m, l, o1, o2, q1, q2, k_base, v_base, mask_rows, start, end, lo, hi, k_step, v_step, mask_step, scale, cap,
+def _fold(m, z, o1, o2, q1, q2, k, v, k_from, v_from, mask_rows, start, end, lo, hi, k_step, v_step, mask_step, scale, cap,
           K: tl.constexpr, V: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr, V1: tl.constexpr, V2: tl.constexpr,
-          KEYS: tl.constexpr, CAP: tl.constexpr, MASK: tl.constexpr, COMPARE: tl.constexpr):
-    """One block of keys, start..start + KEYS, into the running m, l, o. Without COMPARE all rows see all of these keys."""
+          KEYS: tl.constexpr, ALIGN: tl.constexpr, CAP: tl.constexpr, MASK: tl.constexpr, COMPARE: tl.constexpr):
+    """One block of keys, start..start + KEYS, into the running m, z, o. Without COMPARE all rows see all of these keys."""
     s = start + tl.arange(0, KEYS)
     there = s < end
-    k_rows = k_base + s.to(tl.int64) * k_step
-    v_rows = v_base + s.to(tl.int64) * v_step
-    x = tl.dot(q1, tl.trans(_load(k_rows, there, 0, K1, K, COMPARE)), input_precision="ieee")
+    k_rows = k_from + s.to(tl.int64) * k_step
+    v_rows = v_from + s.to(tl.int64) * v_step
+    x = tl.dot(q1, tl.trans(_load(k, k_rows, there, 0, K1, K, ALIGN, COMPARE)), input_precision="ieee")
     if K2 > 0:
-        x = tl.dot(q2, tl.trans(_load(k_rows, there, K1, K2, K, COMPARE)), x, input_precision="ieee")
+        x = tl.dot(q2, tl.trans(_load(k, k_rows, there, K1, K2, K, ALIGN, COMPARE)), x, input_precision="ieee")
     if CAP or MASK:
         x *= scale
         if CAP:
@@ -71,24 +70,25 @@ def _fold(m, l, o1, o2, q1, q2, k_base, v_base, mask_rows, start, end, lo, hi, k
     top = larger
     if COMPARE or MASK:
         top = tl.where(larger == float("-inf"), 0.0, larger)  # -inf - -inf would be NaN
-    if MASK:
-        p = tl.exp2((x - top[:, None]) * to_log2)  # a mask may hold the lowest finite number, which * log2(e) is -inf
-    else:
-        p = tl.exp2(x * to_log2 - (top * to_log2)[:, None])
+    # A mask may hold the lowest finite number, which times log2(e) is -inf: subtract first. Else one multiply-add does both.
+    p = tl.exp2((x - top[:, None]) * to_log2) if MASK else tl.exp2(x * to_log2 - (top * to_log2)[:, None])
     a = tl.exp2((m - top) * to_log2)
-    l = l * a + tl.sum(p, 1)
+    z = z * a + tl.sum(p, 1)
     p = p.to(q1.dtype)
-    o1 = tl.dot(p, _load(v_rows, there, 0, V1, V, COMPARE), o1 * a[:, None], input_precision="ieee")
+    o1 = tl.dot(p, _load(v, v_rows, there, 0, V1, V, ALIGN, COMPARE), o1 * a[:, None], input_precision="ieee")
     if V2 > 0:
-        o2 = tl.dot(p, _load(v_rows, there, V1, V2, V, COMPARE), o2 * a[:, None], input_precision="ieee")
-    return larger, l, o1, o2
+        o2 = tl.dot(p, _load(v, v_rows, there, V1, V2, V, ALIGN, COMPARE), o2 * a[:, None], input_precision="ieee")
+    return larger, z, o1, o2
 
 
 @triton.jit
-def _load(rows, there, FIRST: tl.constexpr, COUNT: tl.constexpr, SIZE: tl.constexpr, COMPARE: tl.constexpr):
-    """Columns FIRST..FIRST + COUNT of the rows; zeros past column SIZE and, under COMPARE, in rows that are not there."""
+def _load(base, rows, there, FIRST: tl.constexpr, COUNT: tl.constexpr, SIZE: tl.constexpr, ALIGN: tl.constexpr, COMPARE: tl.constexpr):
+    """Columns FIRST..FIRST + COUNT of rows; zeros past column SIZE and, under COMPARE, in rows that are not there.
+
+    `rows` are offsets in units of ALIGN elements. The multiplication tells the compiler how wide it may load: what it finds out by
+    itself is strides that divide by 16, and with a head stride of 72 it would load single elements."""
     c = FIRST + tl.arange(0, COUNT)
-    at = rows[:, None] + c[None, :]
+    at = base + ((rows * ALIGN)[:, None] + c[None, :])
     if FIRST + COUNT > SIZE:
         inside = c[None, :] < SIZE
         if COMPARE:
@@ -110,8 +110,9 @@ def _intervals(t, bounds, T, S, window, bound_step, bound_end, CAUSAL: tl.conste
         lo = tl.maximum(lo, t + (S - T) - window + 1)
     if BOUNDS:
         at = bounds + t.to(tl.int64) * bound_step
-        lo = tl.maximum(lo, tl.minimum(tl.load(at), S).to(tl.int32))
-        hi = tl.minimum(hi, tl.maximum(tl.load(at + bound_end), -1).to(tl.int32))
+        # Bounds may be 64-bit: cut to size first, then narrow.
+        lo = tl.maximum(lo, tl.minimum(tl.maximum(tl.load(at), 0), S).to(tl.int32))
+        hi = tl.minimum(hi, tl.minimum(tl.maximum(tl.load(at + bound_end), -1), S).to(tl.int32))
     return lo, hi
 
 
@@ -120,8 +121,9 @@ def attention_kernel(q, k, v, mask, bounds, out, scale, cap, window, T, S, H, q_
                      v_batch, v_step, v_head, mask_batch, mask_head, mask_row, mask_step, bound_batch, bound_step, bound_end,
                      GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr, V1: tl.constexpr,
                      V2: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BOUNDS: tl.constexpr, CAP: tl.constexpr,
-                     MASK: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr):
-    """ROWS rows of one batch entry and key head. WHOLE: every row sees every key, and S is a multiple of KEYS."""
+                     MASK: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, ALIGN: tl.constexpr):
+    """ROWS rows of one batch entry and key head. WHOLE: every row sees every key, and S is a multiple of KEYS. Strides of
+    q, k and v count ALIGN elements."""
     blocks = tl.cdiv(T * GROUP, ROWS)
     block = tl.program_id(0) % blocks
     if CAUSAL:
@@ -136,19 +138,19 @@ def attention_kernel(q, k, v, mask, bounds, out, scale, cap, window, T, S, H, q_
     lo, hi = _intervals(t, bounds + batch * bound_batch, T, S, window, bound_step, bound_end, CAUSAL, WINDOW, BOUNDS)
 
     all_there = tl.full([ROWS], True, tl.int1)
-    q_rows = q + batch * q_batch + t.to(tl.int64) * q_step + h.to(tl.int64) * q_head
-    q1 = _load(q_rows, all_there, 0, K1, K, False)
+    q_rows = batch * q_batch + t.to(tl.int64) * q_step + h.to(tl.int64) * q_head
+    q1 = _load(q, q_rows, all_there, 0, K1, K, ALIGN, False)
     q2 = q1
     if K2 > 0:
-        q2 = _load(q_rows, all_there, K1, K2, K, False)
-    k_base = k + batch * k_batch + head.to(tl.int64) * k_head
-    v_base = v + batch * v_batch + head.to(tl.int64) * v_head
+        q2 = _load(q, q_rows, all_there, K1, K2, K, ALIGN, False)
+    k_from = batch * k_batch + head.to(tl.int64) * k_head
+    v_from = batch * v_batch + head.to(tl.int64) * v_head
     mask_rows = mask + batch * mask_batch + h.to(tl.int64) * mask_head + t.to(tl.int64) * mask_row
 
     m = tl.full([ROWS], float("-inf"), tl.float32)
-    l = tl.zeros([ROWS], tl.float32)
+    z = tl.zeros([ROWS], tl.float32)
     o1 = tl.zeros([ROWS, V1], tl.float32)
-    o2 = l
+    o2 = z
     if V2 > 0:
         o2 = tl.zeros([ROWS, V2], tl.float32)
 
@@ -162,72 +164,23 @@ def attention_kernel(q, k, v, mask, bounds, out, scale, cap, window, T, S, H, q_
         inner_begin, inner_end = S * 0, S
     for start in range(inner_begin, inner_end, KEYS):
         start = tl.multiple_of(start, KEYS)
-        m, l, o1, o2 = _fold(m, l, o1, o2, q1, q2, k_base, v_base, mask_rows, start, end, lo, hi, k_step, v_step, mask_step, scale, cap,
-                             K, V, K1, K2, V1, V2, KEYS, CAP, MASK, False)
+        m, z, o1, o2 = _fold(m, z, o1, o2, q1, q2, k, v, k_from, v_from, mask_rows, start, end, lo, hi, k_step, v_step, mask_step,
+                             scale, cap, K, V, K1, K2, V1, V2, KEYS, ALIGN, CAP, MASK, False)
     if not WHOLE:
         before = (inner_begin - begin) // KEYS
         after = tl.cdiv(tl.maximum(end - inner_end, 0), KEYS)
-        for i in range(0, before + after):
+        for i in range(before + after):
             start = tl.multiple_of(tl.where(i < before, begin, inner_end - before * KEYS) + i * KEYS, KEYS)
-            m, l, o1, o2 = _fold(m, l, o1, o2, q1, q2, k_base, v_base, mask_rows, start, end, lo, hi, k_step, v_step, mask_step, scale,
-                                 cap, K, V, K1, K2, V1, V2, KEYS, CAP, MASK, True)
+            m, z, o1, o2 = _fold(m, z, o1, o2, q1, q2, k, v, k_from, v_from, mask_rows, start, end, lo, hi, k_step, v_step, mask_step,
+                                 scale, cap, K, V, K1, K2, V1, V2, KEYS, ALIGN, CAP, MASK, True)
 
-    l = tl.where(l == 0, 1.0, l)
+    z = tl.where(z == 0, 1.0, z)
     out_rows = out + ((batch * T + t) * H + h) * V
     c = tl.arange(0, V1)
-    tl.store(out_rows[:, None] + c[None, :], (o1 / l[:, None]).to(out.dtype.element_ty), mask=real[:, None] & (c < V)[None, :])
+    tl.store(out_rows[:, None] + c[None, :], (o1 / z[:, None]).to(out.dtype.element_ty), mask=real[:, None] & (c < V)[None, :])
     if V2 > 0:
         c = V1 + tl.arange(0, V2)
-        tl.store(out_rows[:, None] + c[None, :], (o2 / l[:, None]).to(out.dtype.element_ty), mask=real[:, None] & (c < V)[None, :])
-
-
-@dataclass(frozen=True)
-class Launch:
-    """How the kernel is called for tensors of given types: everything but the tensors. Shared by the launcher and by
-    ahead-of-time compilation."""
-    scalars: dict[str, int | float]
-    constants: dict[str, int | bool]
-    tile: Tile
-    programs: int
-
-
-def plan_launch(q: Type, k: Type, v: Type, mask: Type | None, bounds: Type | None, *, scale: float, causal: bool, window: int | None,
-                softcap: float | None, tile: Tile | None = None, split: bool = True) -> Launch:
-    """`tile` and `split=False` (pad the head to a power of two) are for measurements; the defaults are what runs use."""
-    batch, rows, heads, width = q.shape
-    keys, groups, value = k.shape[1], k.shape[2], v.shape[3]
-    per_key = heads // groups
-    tile = tile or choose_tile(max(width, value), q.dtype, rows * per_key)
-    (k1, k2), (v1, v2) = (parts(width), parts(value)) if split else ((_padded(width), 0), (_padded(value), 0))
-    limited = causal or window is not None or bounds is not None
-    reach = keys + rows  # a window of this size sees everything, of minus this size nothing; larger numbers could overflow
-    scalars: dict[str, int | float] = {
-        "scale": float(scale), "cap": float(softcap or 1.0), "window": 0 if window is None else max(-reach, min(window, reach)),
-        "T": rows, "S": keys, "H": heads}
-    for name, strides in (("q", q.strides), ("k", k.strides), ("v", v.strides)):
-        scalars |= {f"{name}_batch": strides[0], f"{name}_step": strides[1], f"{name}_head": strides[2]}
-    mask_strides = _broadcast(mask, (batch, heads, rows, keys))
-    bound_strides = _broadcast(bounds, (batch, rows, 2))
-    scalars |= dict(zip(("mask_batch", "mask_head", "mask_row", "mask_step"), mask_strides, strict=True))
-    scalars |= dict(zip(("bound_batch", "bound_step", "bound_end"), bound_strides, strict=True))
-    constants: dict[str, int | bool] = {
-        "GROUP": per_key, "K": width, "V": value, "K1": k1, "K2": k2, "V1": v1, "V2": v2, "CAUSAL": causal, "WINDOW": window is not None,
-        "BOUNDS": bounds is not None, "CAP": softcap is not None, "MASK": mask is not None,
-        "WHOLE": not limited and keys % tile.keys == 0, "ROWS": tile.rows, "KEYS": tile.keys}
-    return Launch(scalars, constants, tile, batch * groups * -(-rows * per_key // tile.rows))
-
-
-def _padded(size: int) -> int:
-    return max(16, 1 << (size - 1).bit_length())
-
-
-def _broadcast(given: Type | None, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides that read `given` as if it had the wanted shape: 0 along what it lacks."""
-    if given is None:
-        return (0,) * len(shape)
-    missing = len(shape) - len(given.shape)
-    held = zip(shape[missing:], given.shape, given.strides, strict=True)
-    return (0,) * missing + tuple(stride if size == wanted else 0 for wanted, size, stride in held)
+        tl.store(out_rows[:, None] + c[None, :], (o2 / z[:, None]).to(out.dtype.element_ty), mask=real[:, None] & (c < V)[None, :])
 
 
 def rejects(q: Type, k: Type, v: Type, mask: Type | None = None, bounds: Type | None = None, *, scale: float, causal: bool = False,
@@ -280,5 +233,5 @@ def run_launch(launch: Launch, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | N
     with device:
         attention_kernel[(launch.programs,)](q, k, v, q if mask is None else mask, q if bounds is None else bounds, out,
                                              **launch.scalars, **launch.constants,
-                                             num_warps=launch.tile.warps, num_stages=launch.tile.stages)
+                                             num_warps=launch.tile.warps, num_stages=launch.tile.stages, enable_fp_fusion=True)
     return out

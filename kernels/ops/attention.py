@@ -10,7 +10,7 @@ Which keys s a row t may see is any conjunction of
   blocks that see each other in both directions are all intervals: a row of cache slot p in a block that ends at slot e, under a
   window w, has bounds (p - w + 1, e).
 `mask` [T, S], [H, T, S] or [B, H, T, S] (B, H may be 1) is added to the scores, after the soft cap c * tanh(score / c).
-A row that sees nothing gives zeros.
+A row that sees nothing gives zeros. Keys and values that a row may not see still have to be finite: they are multiplied by zero.
 """
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, bound
     need(q.ndim == k.ndim == v.ndim == 4 and k.shape[:3] == v.shape[:3] and q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3]
          and q.shape[2] % k.shape[2] == 0, f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}")
     scores = attn_scores.reference(q, k, mask, scale=scale, softcap=softcap)
-    weights = attn_softmax.reference(scores, bounds, causal=causal, window=window)
-    return attn_mix.reference(weights, v)
+    return attn_mix.reference(_softmax(scores, bounds, causal=causal, window=window), v)
 
 
 @op(flops=lambda n: 2 * n.type.count * n.inputs[0].shape[-1])  # type: ignore[union-attr]
@@ -44,6 +43,9 @@ def attn_scores(q: Tensor, k: Tensor, mask: Tensor | None = None, *, scale: floa
     """q k^T * scale, capped, plus mask, in fp32          -> [B, H, T, S]"""
     batch, rows, heads, width = q.shape
     groups = k.shape[2]
+    need(mask is None or (mask.is_floating_point() and mask.shape[-2:] == (rows, k.shape[1]) and mask.ndim <= 4
+                          and all(m in (1, size) for m, size in zip(mask.shape[-3::-1], (heads, batch), strict=False))),
+         f"mask {None if mask is None else list(mask.shape)} does not add to scores {[batch, heads, rows, k.shape[1]]}")
     grouped = q.transpose(1, 2).reshape(batch, groups, heads // groups * rows, width)
     scores = (grouped @ k.permute(0, 2, 3, 1)).view(batch, heads, rows, k.shape[1]).float().mul_(scale)
     if softcap is not None:
@@ -69,6 +71,9 @@ def visible(rows: int, keys: int, bounds: Tensor | None, causal: bool, window: i
 
 
 def _softmax(scores: Tensor, bounds: Tensor | None = None, *, causal: bool = False, window: int | None = None) -> Tensor:
+    batch, _, rows, _ = scores.shape
+    need(bounds is None or bounds.shape in ((rows, 2), (batch, rows, 2)),
+         f"bounds {None if bounds is None else list(bounds.shape)} for {rows} rows in a batch of {batch}")
     seen = visible(scores.shape[2], scores.shape[3], bounds, causal, window, scores.device)
     if seen is not None:
         scores.masked_fill_(~seen, -torch.inf)
@@ -88,6 +93,6 @@ def attn_mix(weights: Tensor, v: Tensor) -> Tensor:
     """weights v          weights [B, H, T, S], v [B, S, G, V] -> [B, T, H, V], contiguous, in v's type"""
     batch, heads, rows, keys = weights.shape
     groups = v.shape[2]
-    grouped = weights.to(v.dtype).view(batch, groups, heads // groups * rows, keys)
+    grouped = weights.to(v.dtype).reshape(batch, groups, heads // groups * rows, keys)
     mixed = (grouped @ v.transpose(1, 2)).view(batch, heads, rows, v.shape[3])
     return mixed.transpose(1, 2).contiguous()

@@ -36,4 +36,4 @@ def gelu_mul(gate: Tensor, up: Tensor, *, approximate: str) -> Tensor:
 @op(flops=lambda n: 10 * n.type.count, in_place=lambda x, cap: x.div_(cap).tanh_().mul_(cap))
 def softcap(x: Tensor, *, cap: float) -> Tensor:
     """cap * tanh(x / cap)"""
-    return torch.tanh(x / cap).mul_(cap)
+    return (x / cap).tanh_().mul_(cap)

@@ -5,10 +5,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mtmd.kernels.graph import Node
 from mtmd.kernels.ops.op import need, op
 
 
-@op()
+def _rows_traffic(node: Node) -> int:
+    """The rows that are picked, read and written, and their numbers; not the table they are picked from."""
+    return 2 * node.type.bytes + min(i.type.bytes for i in node.operands if not i.dtype.is_floating_point)
+
+
+def _written_traffic(node: Node) -> int:
+    """What is written, read and written, and the places."""
+    *rows, places = list(node.operands)[1:]
+    return sum(2 * r.type.bytes for r in rows) + places.type.bytes
+
+
+@op(traffic=_rows_traffic)
 def embed(tokens: Tensor, table: Tensor, *, scale: float = 1.0) -> Tensor:
     """table[tokens] * scale          tokens [T], table [V, D] -> [T, D]; scale is rounded to table's type first, as Gemma does"""
     rows = F.embedding(tokens, table)
@@ -19,20 +31,20 @@ def _place(x: Tensor, rows: Tensor, at: Tensor) -> Tensor:
     return x.index_copy_(0, at, rows.to(x.dtype))
 
 
-@op(in_place=_place)
+@op(traffic=_written_traffic, in_place=_place)
 def place_rows(x: Tensor, rows: Tensor, at: Tensor) -> Tensor:
     """x with x[at[i]] = rows[i]          x [T, D], rows [M, D], at [M]"""
     need(rows.shape == (at.shape[0], x.shape[1]), f"rows {list(rows.shape)} for at {list(at.shape)} and x {list(x.shape)}")
     return _place(x.clone(), rows, at)
 
 
-@op()
+@op(traffic=_rows_traffic)
 def take_rows(x: Tensor, at: Tensor) -> Tensor:
     """x[at]          x [T, D], at [M] -> [M, D]"""
     return x.index_select(0, at)
 
 
-@op()
+@op(traffic=_written_traffic)
 def kv_store(cache: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> Tensor:
     """The cache with k and v written at its slots, in place          cache [2, S, G, K]; k, v [T, G, K]; slots [T]"""
     need(k.shape == v.shape and cache.shape[2:] == k.shape[1:], f"k {list(k.shape)}, v {list(v.shape)} into cache {list(cache.shape)}")

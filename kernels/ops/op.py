@@ -18,16 +18,17 @@ OPS: dict[str, Op] = {}
 
 
 class Op:
-    """A named operation. `flops(node)` counts multiply and add as two; `bytes(node)` is the least traffic it can need.
+    """A named operation. `flops(node)` counts multiply and add as two; `bytes(node)` is the least traffic it can need: each operand
+    read once and the result written, unless the op says otherwise.
 
     `in_place`, where an op has one, is the same function overwriting its first input; the planner uses it when nothing else
     still reads that input.
     """
 
-    def __init__(self, reference: Callable[..., torch.Tensor], flops: Callable[[Node], int] | None,
+    def __init__(self, reference: Callable[..., torch.Tensor], flops: Callable[[Node], int] | None, traffic: Callable[[Node], int] | None,
                  in_place: Callable[..., torch.Tensor] | None, view: bool):
         self.name, self.reference, self.in_place, self.is_view = reference.__name__, reference, in_place, view
-        self._flops = flops
+        self._flops, self._traffic = flops, traffic
         if self.name in OPS:
             raise ValueError(f"op {self.name} registered twice")
         OPS[self.name] = self
@@ -39,13 +40,16 @@ class Op:
             result, alias = _infer(self.name, types, tuple(attrs.items()))
         except (RuntimeError, ValueError, IndexError) as error:
             given = ", ".join(str(t) if t else "nothing" for t in types)
-            raise PlacementError(f"{self.name} {name or '(unnamed)'} cannot take ({given}) with {attrs}: {error}") from error
+            why = " ".join(str(error).split())  # torch's messages have line breaks
+            raise PlacementError(f"{self.name} {name or '(unnamed)'} cannot take ({given}) with {attrs}: {why}") from error
         return Node(self.name, inputs, result, attrs, name, alias)
 
     def flops(self, node: Node) -> int:
         return self._flops(node) if self._flops else 0
 
     def bytes(self, node: Node) -> int:
+        if self._traffic:
+            return self._traffic(node)
         if node.alias:
             return 0
         return node.type.bytes + sum(i.type.bytes for i in node.operands)
@@ -61,10 +65,10 @@ def _infer(op: str, types: tuple[Type | None, ...], attrs: tuple[tuple[str, Any]
     return Type.of(result), any(shares)
 
 
-def op(*, flops: Callable[[Node], int] | None = None, in_place: Callable[..., torch.Tensor] | None = None,
-       view: bool = False) -> Callable[[Callable[..., torch.Tensor]], Op]:
+def op(*, flops: Callable[[Node], int] | None = None, traffic: Callable[[Node], int] | None = None,
+       in_place: Callable[..., torch.Tensor] | None = None, view: bool = False) -> Callable[[Callable[..., torch.Tensor]], Op]:
     """Register a function as an op. `view`: it only looks at its input differently, and runs wherever that lies."""
-    return lambda reference: Op(reference, flops, in_place, view)
+    return lambda reference: Op(reference, flops, traffic, in_place, view)
 
 
 def need(ok: bool, message: str) -> None:

@@ -8,8 +8,11 @@ from typing import Protocol
 
 import torch
 
+from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Shape, Type
+
+PLAIN = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # types whose values mean what they say
 
 
 class WeightFile(Protocol):
@@ -33,7 +36,10 @@ class CanonicalWeights:
     """A `WeightSource` over a file: every parameter found and of the right shape before anything is read."""
 
     def __init__(self, file: WeightFile, parameters: Mapping[str, Parameter], where: str):
-        """Raises ModelError naming the first tensor that is missing or misshapen. `where` names the checkpoint in errors."""
+        """Raises ModelError naming the first tensor that is missing, misshapen or of a type that would need scales.
+
+        `where` names the checkpoint in errors.
+        """
         self._file, self._parameters = file, dict(parameters)
         self._source: dict[str, str] = {}
         present = set(file.names())
@@ -41,9 +47,12 @@ class CanonicalWeights:
             source = next((s for s in parameter.sources if s in present), None)
             if source is None:
                 raise ModelError(f"{where}: tensor {parameter.sources[0]} is missing; the checkpoint is incomplete, fetch it again")
-            found, expected = file.meta(source)[0], parameter.stored or parameter.shape
+            (found, dtype), expected = file.meta(source), parameter.stored or parameter.shape
             if tuple(found) != expected:
                 raise ModelError(f"{where}: tensor {source} has shape {list(found)}, expected {list(expected)} from config.json")
+            if dtype not in PLAIN:
+                raise ModelError(f"{where}: tensor {source} is {name_of(dtype)}, expected {', '.join(map(name_of, PLAIN))}; "
+                                 "quantized checkpoints are not read, use the original one")
             self._source[name] = source
 
     @property
@@ -65,7 +74,8 @@ def check_no_extra(file: WeightFile, used: Iterable[str], ignored: Iterable[str]
     extra = sorted(n for n in set(file.names()) - set(used) if not any(p.fullmatch(n) for p in patterns))
     if extra:
         more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
-        raise ModelError(f"{where}: tensor {extra[0]}{more} is not part of the model that config.json describes; wrong config or wrong weights")
+        raise ModelError(f"{where}: tensor {extra[0]}{more} is not part of the model that config.json describes; "
+                         "wrong config or wrong weights")
 
 
 def plus_one(tensor: torch.Tensor) -> torch.Tensor:

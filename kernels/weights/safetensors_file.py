@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -87,8 +87,8 @@ class SafetensorsWeights:
         except (SafetensorError, OSError, RuntimeError) as error:
             raise ModelError(f"{path}: tensor {name!r} cannot be read: {error}; download the file again") from error
         if (tuple(tensor.shape), tensor.dtype) != (entry.shape, entry.dtype):
-            raise ModelError(f"{path}: tensor {name!r} is {tensor.dtype} {tuple(tensor.shape)}, its header said {entry.dtype} {entry.shape}; "
-                             "the file changed while it was open")
+            raise ModelError(f"{path}: tensor {name!r} is {tensor.dtype} {tuple(tensor.shape)}, its header said {entry.dtype} "
+                             f"{entry.shape}; the file changed while it was open")
         # The format does not promise alignment, kernels need it.
         return tensor if tensor.data_ptr() % tensor.element_size() == 0 else tensor.clone()
 
@@ -173,7 +173,7 @@ def _check_layout(path: Path, entries: Mapping[str, _Entry], size: int) -> None:
         raise ModelError(f"{path} has {size} bytes of data, its tensors take {end}; download the file again")
 
 
-def _is_sizes(value: Any) -> bool:
+def _is_sizes(value: Any) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(n) is int and 0 <= n < 1 << 63 for n in value) and len(value) <= 64
 
 

@@ -58,7 +58,8 @@ class Gemma3Text:
             "ffn_gate": ("mlp.gate_proj", (self.ffn, width)), "ffn_up": ("mlp.up_proj", (self.ffn, width)),
             "ffn_down": ("mlp.down_proj", (width, self.ffn)),
         }
-        found = {"token_embd.weight": _parameter("embed_tokens", (self.vocabulary, width)), "output_norm.weight": _parameter("norm", (width,))}
+        found = {"token_embd.weight": _parameter("embed_tokens", (self.vocabulary, width)),
+                 "output_norm.weight": _parameter("norm", (width,))}
         for layer in range(len(self.kinds)):
             found |= {f"blk.{layer}.{part}.weight": _parameter(f"layers.{layer}.{name}", shape) for part, (name, shape) in names.items()}
         return found
@@ -101,13 +102,16 @@ def read(config: Mapping[str, Any]) -> Gemma3Text:
     for key in ("attention_bias", "use_bidirectional_attention"):
         if c.flag(key, False):
             raise ModelError(f"{c.where}: {key} true is not supported")
-    layers, head, count, groups = c.count("num_hidden_layers", 26), c.count("head_dim", 256), c.count("num_attention_heads", 8), c.count("num_key_value_heads", 4)
+    layers, head = c.count("num_hidden_layers", 26), c.count("head_dim", 256)
+    count, groups = c.count("num_attention_heads", 8), c.count("num_key_value_heads", 4)
     if count % groups or head % 2:
-        raise ModelError(f"{c.where}: {count} heads of size {head} in {groups} groups; expected groups that divide the heads, an even head size")
+        raise ModelError(f"{c.where}: {count} heads of size {head} in {groups} groups; "
+                         "expected groups that divide the heads, an even head size")
     return Gemma3Text(
         c.count("hidden_size", 2304), c.count("intermediate_size", 9216), count, groups, head, c.count("vocab_size", 262208),
         c.count("max_position_embeddings", 131072), c.number("rms_norm_eps", 1e-6), c.number("query_pre_attn_scalar", 256) ** -0.5,
-        c.count("sliding_window", 4096), _kinds(c, layers), _ropes(c), _optional(c, "attn_logit_softcapping"), _optional(c, "final_logit_softcapping"))
+        c.count("sliding_window", 4096), _kinds(c, layers), _ropes(c), _optional(c, "attn_logit_softcapping"),
+        _optional(c, "final_logit_softcapping"))
 
 
 def _kinds(c: Settings, layers: int) -> tuple[str, ...]:
@@ -119,7 +123,7 @@ def _kinds(c: Settings, layers: int) -> tuple[str, ...]:
 
 
 def _ropes(c: Settings) -> dict[str, Rope]:
-    """Either one `rope_parameters` per kind (transformers 5), or `rope_theta`, `rope_local_base_freq` and a `rope_scaling` of the global layers."""
+    """One `rope_parameters` per kind (transformers 5), or `rope_theta`, `rope_local_base_freq` and a `rope_scaling` of global layers."""
     old = {"full_attention": ("rope_theta", 1e6, "rope_scaling"), "sliding_attention": ("rope_local_base_freq", 1e4, None)}
     ropes = {}
     for kind, (key, default, scaling) in old.items():
@@ -137,4 +141,5 @@ def _optional(c: Settings, key: str) -> float | None:
 
 def _parameter(name: str, shape: tuple[int, ...]) -> Parameter:
     convert = plus_one if len(shape) == 1 else None
-    return Parameter(shape, tuple(f"{prefix}{name}.weight" for prefix in ("language_model.model.", "model.language_model.", "model.")), convert=convert)
+    prefixes = ("language_model.model.", "model.language_model.", "model.")
+    return Parameter(shape, tuple(f"{prefix}{name}.weight" for prefix in prefixes), convert=convert)

@@ -37,7 +37,8 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """(folder, transformers' model, its inputs) for a prompt with two images between texts."""
     folder = tmp_path_factory.mktemp("gemma3")
     model = make.gemma3(folder, **VARIANTS[request.param])
-    parts = [{"type": "text", "text": "What is"}, {"type": "image"}, {"type": "text", "text": "and"}, {"type": "image"}, {"type": "text", "text": "here?"}]
+    image = {"type": "image"}
+    parts = [text("What is"), image, text("and"), image, text("here?")]
     return folder, model, make.gemma3_inputs(folder, [{"role": "user", "content": parts}], pictures())
 
 
@@ -45,10 +46,13 @@ def pictures() -> list[Any]:
     return [make.picture(i, *size) for i, size in enumerate(SIZES)]
 
 
+def text(words: str) -> dict[str, str]:
+    return {"type": "text", "text": words}
+
+
 def messages() -> list[dict[str, Any]]:
-    first, second = pictures()
-    return [{"role": "user", "content": [{"type": "text", "text": "What is"}, {"type": "image", "image": first}, {"type": "text", "text": "and"},
-                                         {"type": "image", "image": second}, {"type": "text", "text": "here?"}]}]
+    first, second = ({"type": "image", "image": p} for p in pictures())
+    return [{"role": "user", "content": [text("What is"), first, text("and"), second, text("here?")]}]
 
 
 def ours(folder: Path, **chosen: Any) -> Model:
@@ -88,7 +92,8 @@ def test_greedy_tokens_are_the_reference(case: tuple[Path, Any, Any]) -> None:
     assert isinstance(last, Finished)
     assert list(last.answer.prompt_token_ids) == inputs["input_ids"][0].tolist()
     with torch.no_grad():
-        tokens = reference.generate(**inputs, max_new_tokens=64, min_new_tokens=64, do_sample=False)[0, inputs["input_ids"].shape[1]:].tolist()
+        sequence = reference.generate(**inputs, max_new_tokens=64, min_new_tokens=64, do_sample=False)[0]
+    tokens = sequence[inputs["input_ids"].shape[1]:].tolist()
     # min_new_tokens forbids the end token where ours may take it: no answer here does, or the two would part.
     assert list(last.answer.output_token_ids) == tokens
     assert len(set(tokens)) > 5, "the random model repeats itself: the comparison says little"
@@ -109,7 +114,8 @@ def test_prefill_in_small_batches_is_the_same(case: tuple[Path, Any, Any], monke
 
 def test_text_alone(case: tuple[Path, Any, Any]) -> None:
     folder, reference, _ = case
-    conversation = [{"role": "user", "content": "Describe a circle"}, {"role": "assistant", "content": "red"}, {"role": "user", "content": "left?"}]
+    conversation = [{"role": "user", "content": "Describe a circle"}, {"role": "assistant", "content": "red"},
+                    {"role": "user", "content": "left?"}]
     inputs = make.gemma3_inputs(folder, conversation, [])
     model = ours(folder, dtype="fp32")
     spans = model.spans(conversation)
@@ -127,15 +133,15 @@ def test_published_names_and_config(tmp_path: Path) -> None:
     reference = make.gemma3(folder)
     tensors = load_file(folder / "model.safetensors")
     tower = "vision_tower."
-    renamed = {(f"{tower}vision_model.{n.removeprefix(tower)}" if n.startswith(tower) and "vision_model" not in n else n): t for n, t in tensors.items()}
+    renamed = {n.replace(tower, f"{tower}vision_model.") if "vision_model" not in n else n: t for n, t in tensors.items()}
     save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
-    text = config["text_config"]
-    kinds, ropes = text.pop("layer_types"), text.pop("rope_parameters")
-    text.pop("_sliding_window_pattern", None)
+    settings = config["text_config"]
+    kinds, ropes = settings.pop("layer_types"), settings.pop("rope_parameters")
+    settings.pop("_sliding_window_pattern", None)
     assert kinds == ["sliding_attention", "full_attention", "sliding_attention"]
-    text |= {"sliding_window_pattern": 2, "rope_theta": ropes["full_attention"]["rope_theta"],
-             "rope_local_base_freq": ropes["sliding_attention"]["rope_theta"], "tie_word_embeddings": None}
+    settings |= {"sliding_window_pattern": 2, "rope_theta": ropes["full_attention"]["rope_theta"],
+                 "rope_local_base_freq": ropes["sliding_attention"]["rope_theta"], "tie_word_embeddings": None}
     (folder / "config.json").write_text(json.dumps(config))
     inputs = make.gemma3_inputs(folder, [{"role": "user", "content": "What?"}], [])
     model = ours(folder, dtype="fp32")

@@ -1,0 +1,58 @@
+"""A GPU: attention by the Triton kernel, every other op by torch's own kernels on that device.
+
+Triton is imported only when a node asks for it, so that a machine without it gets a reason and not an ImportError.
+"""
+from __future__ import annotations
+
+import functools
+from importlib.util import find_spec
+
+import torch
+
+from mtmd.kernels.backends.backend import Kernel
+from mtmd.kernels.backends.reference import lower_reference, reference_workspace
+from mtmd.kernels.dtype import name_of
+from mtmd.kernels.graph import Node
+
+# torch has no integer matrix product on CUDA ("addmm_cuda" not implemented for 'Int').
+PRODUCTS = ("matmul", "patch_embed", "attn_scores", "attn_mix")
+
+
+class Gpu:
+    """`name`: cuda:N, also for AMD cards, which torch calls so too."""
+
+    def __init__(self, name: str = "cuda:0"):
+        self.name = self.space = name
+        self.device = torch.device(name)
+
+    def rejects(self, node: Node) -> str | None:
+        if not torch.cuda.is_available():
+            return "torch finds no CUDA device; install a CUDA or ROCm build of torch with its driver, or use --device cpu"
+        if node.op == "attention":
+            return self._rejects_attention(node)
+        if node.op in PRODUCTS and not node.dtype.is_floating_point:
+            return f"{node.op} in {name_of(node.dtype)}: torch multiplies matrices on CUDA in floating-point types only"
+        return None
+
+    def _rejects_attention(self, node: Node) -> str | None:
+        if find_spec("triton") is None:
+            return "the attention kernel needs Triton, which is not installed; pip install 'mtmd[gpu]'"
+        if torch.version.hip is None:
+            major, minor = torch.cuda.get_device_capability(self.device)
+            if major < 8:
+                card = torch.cuda.get_device_name(self.device)
+                return f"the attention kernel needs compute capability 8.0, found {major}.{minor} ({card})"
+        from mtmd.kernels.gpu.flash_attention import rejects
+        q, k, v, mask, bounds = (i and i.type for i in (*node.inputs, None, None)[:5])
+        assert q is not None and k is not None and v is not None
+        return rejects(q, k, v, mask, bounds, **node.attrs)
+
+    def lower(self, node: Node, in_place: bool = False) -> Kernel:
+        if node.op == "attention":
+            from mtmd.kernels.gpu.flash_attention import flash_attention
+            return functools.partial(flash_attention, **node.attrs)
+        return lower_reference(node, in_place)
+
+    def workspace(self, node: Node) -> int:
+        """The attention kernel keeps everything in registers and shared memory."""
+        return 0 if node.op == "attention" else reference_workspace(node)

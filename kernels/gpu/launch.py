@@ -1,0 +1,102 @@
+"""How the flash-attention kernel is launched for given types: the split of the head, the tile, strides. Plain arithmetic, no Triton."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+import torch
+
+from mtmd.kernels.graph import Type
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The work of one program: `rows` (tokens x query heads of a group) by blocks of `keys`, on `warps` warps, with loads running
+    `stages` - 1 blocks ahead."""
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How the kernel is called on tensors of given types: everything but the tensors."""
+    scalars: dict[str, int | float]
+    constants: dict[str, int | bool]
+    tile: Tile
+    programs: int
+
+
+def parts(size: int) -> tuple[int, int]:
+    """A head size as two powers of two that cover it, the second 0 or at least 16: 72 = 64 + 16, 80 = 64 + 16, 88 = 64 + 32.
+
+    Where both would be equal they are one (112 = 64 + 64 = 128): a third part would cover 112 exactly, for 12 % less arithmetic at
+    the price of a third accumulator and a third kind of load.
+    """
+    first = max(16, 1 << (size.bit_length() - 1))
+    if first >= size:
+        return first, 0
+    second = max(16, power_of_two(size - first))
+    return (2 * first, 0) if second == first else (first, second)
+
+
+def power_of_two(size: int) -> int:
+    """The smallest power of two that is not below size."""
+    return 1 << (size - 1).bit_length()
+
+
+def choose_tile(width: int, dtype: torch.dtype, rows: int, masked: bool) -> Tile:
+    """The tile for a head size and a number of rows (tokens x query heads of a group).
+
+    Chosen from the compiler's report alone, not by a GPU's clock: the largest tile without spills on cuda:80 and cuda:90 that fits
+    gfx942's 64 KiB and, compiled as for cuda:80, the 99 KiB of consumer cards. See docs/kernels.md.
+    """
+    if dtype == torch.float32:  # exact fp32 runs on plain multiply-adds on NVIDIA, whose operands take many registers
+        if rows <= 16:
+            return Tile(16, 16, 4, 2)
+        return Tile(64, 32, 8, 2) if width <= 96 else Tile(32, 32, 8, 2) if width <= 128 else Tile(32, 16, 8, 2)
+    if rows <= 16:  # decoding: the smallest block that a matrix instruction takes
+        return Tile(16, 64, 4, 2) if width <= 128 else Tile(16, 32, 4, 2)
+    if width > 128:
+        return Tile(64, 32, 8, 2)
+    if rows <= 64:
+        return Tile(64, 64, 4, 2) if width <= 96 else Tile(64, 32, 4, 2)
+    return Tile(128, 64, 8, 2 if masked or width > 96 else 3)  # a mask is loaded ahead as well: 32 KiB for each stage
+
+
+def plan_launch(q: Type, k: Type, v: Type, mask: Type | None = None, bounds: Type | None = None, *, scale: float, causal: bool = False,
+                window: int | None = None, softcap: float | None = None, tile: Tile | None = None, split: bool = True) -> Launch:
+    """`tile`, and `split=False` to pad the head to a power of two, are for measurements; the defaults are what runs use."""
+    batch, rows, heads, width = q.shape
+    keys, groups, value = k.shape[1], k.shape[2], v.shape[3]
+    per_key = heads // groups
+    tile = tile or choose_tile(max(width, value), q.dtype, rows * per_key, mask is not None)
+    (k1, k2), (v1, v2) = (parts(n) if split else (max(16, power_of_two(n)), 0) for n in (width, value))
+    reach = keys + rows  # a window of this size hides nothing, one of minus this size everything; larger numbers could overflow
+    scalars: dict[str, int | float] = {
+        "scale": float(scale), "cap": float(softcap or 1.0), "window": 0 if window is None else max(-reach, min(window, reach)),
+        "T": rows, "S": keys, "H": heads}
+    steps = {name: _broadcast(t, t.shape)[:3] for name, t in (("q", q), ("k", k), ("v", v))}
+    align = gcd(16, *(s for strides in steps.values() for s in strides))
+    for name, strides in steps.items():
+        scalars |= {f"{name}_{axis}": stride // align for axis, stride in zip(("batch", "step", "head"), strides, strict=True)}
+    mask_strides = _broadcast(mask, (batch, heads, rows, keys))
+    scalars |= dict(zip(("mask_batch", "mask_head", "mask_row", "mask_step"), mask_strides, strict=True))
+    bound_strides = _broadcast(bounds, (batch, rows, 2))
+    scalars |= dict(zip(("bound_batch", "bound_step", "bound_end"), bound_strides, strict=True))
+    limited = causal or window is not None or bounds is not None
+    constants: dict[str, int | bool] = {
+        "GROUP": per_key, "K": width, "V": value, "K1": k1, "K2": k2, "V1": v1, "V2": v2, "CAUSAL": causal, "WINDOW": window is not None,
+        "BOUNDS": bounds is not None, "CAP": softcap is not None, "MASK": mask is not None,
+        "WHOLE": not limited and keys % tile.keys == 0, "ROWS": tile.rows, "KEYS": tile.keys, "ALIGN": align}
+    return Launch(scalars, constants, tile, batch * groups * -(-rows * per_key // tile.rows))
+
+
+def _broadcast(given: Type | None, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides that read `given` as if it had the wanted shape: 0 along what it lacks, and where there is nothing to step over."""
+    if given is None:
+        return (0,) * len(shape)
+    missing = len(shape) - len(given.shape)
+    held = zip(shape[missing:], given.shape, given.strides, strict=True)
+    return (0,) * missing + tuple(stride if size == wanted != 1 else 0 for wanted, size, stride in held)

@@ -1,0 +1,107 @@
+"""The resource tables of docs/kernels.md: `python -m mtmd.kernels.gpu.resources > docs/kernels.md` (one to a few minutes)."""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+
+from mtmd.kernels.dtype import name_of
+from mtmd.kernels.gpu.cases import HEAD_SIZES
+from mtmd.kernels.gpu.compile import SHARED_LIMIT, Resources, compile_for
+from mtmd.kernels.gpu.launch import parts, plan_launch
+from mtmd.kernels.graph import Type
+
+HEAD = """# GPU kernels
+
+Written by `python -m mtmd.kernels.gpu.resources > docs/kernels.md` with triton {triton}. Do not edit by hand.
+
+**Not run on a GPU.** Every figure here is the compiler's: the kernel is compiled ahead of time for NVIDIA A100 (`cuda:80`), H100/H200
+(`cuda:90`) and AMD MI300 (`hip:gfx942`), which needs no GPU. The figures say that it compiles, fits and does not spill; they say
+nothing about speed. `python benchmarks/gpu.py` checks and measures it where there is a GPU. Its results are checked on the CPU in
+Triton's interpreter (`tests/kernels/test_flash_attention.py`).
+
+What the kernel takes: head sizes 16 to 256 (keys and values may differ), bf16, fp16 and fp32 with fp32 sums, grouped heads, causal,
+window, bounds, soft cap, an additive mask of any floating-point type that broadcasts, any strides but in the last dimension. Anything
+else is refused with a reason (`rejects` in `kernels/gpu/flash_attention.py`).
+
+Each cell: shared memory in KiB / registers per thread / spilled bytes per thread / matrix instruction. Limits of shared memory:
+{limits}. `tile` is rows x keys, warps, stages.
+"""
+
+WHY = """
+## Splitting the head instead of padding it
+
+The same tile with the head padded to the next power of two (128), which is what a kernel without the split must do. For 72 and 80 the
+split covers the head with 64 + 16 columns: 11 % and 0 % padding, not 78 % and 60 %. It takes less shared memory and fewer registers
+everywhere, so that loads can run further ahead.
+"""
+
+
+@dataclass(frozen=True)
+class Form:
+    """A use of the kernel: its shape and its limits."""
+    title: str
+    rows: int
+    heads: int
+    groups: int
+    keys: int = 4096
+    dtype: torch.dtype = torch.bfloat16
+    bounds: bool = False
+    mask: bool = False
+    sizes: tuple[int, ...] = HEAD_SIZES
+
+    def types(self, width: int) -> dict[str, Type | None]:
+        def of(rows: int, heads: int) -> Type:
+            return Type.contiguous((1, rows, heads, width), self.dtype)
+
+        bounds = Type.contiguous((self.rows, 2), torch.int32) if self.bounds else None
+        mask = Type.contiguous((self.rows, self.keys), torch.float32) if self.mask else None
+        key = of(self.keys, self.groups)
+        return {"q": of(self.rows, self.heads), "k": key, "v": key, "mask": mask, "bounds": bounds}
+
+
+VISION = Form("Vision encoder: 4096 patches, 16 heads, every patch sees every patch", 4096, 16, 16)
+PREFILL = Form("Text prefill: 2048 tokens, 8 query heads over 4, bounds (causal rows, windows and image blocks)", 2048, 8, 4, 2048,
+               bounds=True, sizes=(64, 72, 128, 256))
+FORMS = (
+    VISION,
+    Form("Vision encoder with an additive fp32 mask", 4096, 16, 16, mask=True, sizes=(64, 72, 80)),
+    PREFILL,
+    Form("Text decoding: 1 token, 8 query heads over 4, bounds", 1, 8, 4, bounds=True, sizes=(64, 128, 256)),
+    Form("Vision encoder in fp32 (exact products: multiply-adds on NVIDIA)", 4096, 16, 16, dtype=torch.float32, sizes=(64, 72, 128)),
+)
+
+
+def resources(form: Form, width: int, target: str, **options: Any) -> Resources:
+    return compile_for(target, **form.types(width), scale=width**-0.5, **options)  # type: ignore[arg-type]
+
+
+def row(form: Form, width: int, split: bool = True) -> str:
+    """One line of a table."""
+    tile = plan_launch(**form.types(width), scale=1.0).tile  # type: ignore[arg-type]
+    used = parts(width) if split else (128, 0)
+    cells = [f"{width}", " + ".join(str(n) for n in used if n), f"{tile.rows} x {tile.keys}, {tile.warps}, {tile.stages}"]
+    for target in SHARED_LIMIT:
+        r = resources(form, width, target, split=split)
+        cells.append(f"{r.shared_bytes / 1024:.0f} / {r.registers} / {r.spill_bytes} / {r.instruction}")
+    return "| " + " | ".join(cells) + " |"
+
+
+def table(rows: Iterable[str]) -> str:
+    heads = ["head size", "computed as", "tile", *(f"`{t}`" for t in SHARED_LIMIT)]
+    return "\n".join(["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads), *rows])
+
+
+def main() -> None:
+    limits = ", ".join(f"{size // 1024} KiB on `{target}`" for target, size in SHARED_LIMIT.items())
+    print(HEAD.format(triton=triton.__version__, limits=limits))
+    for form in FORMS:
+        print(f"## {form.title}\n\n{name_of(form.dtype)}.\n\n{table(row(form, width) for width in form.sizes)}\n")
+    print(f"{WHY.lstrip()}\n{table(row(VISION, width, split) for width in (72, 80) for split in (True, False))}")
+
+
+if __name__ == "__main__":
+    main()

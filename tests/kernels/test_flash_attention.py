@@ -1,0 +1,183 @@
+"""The flash-attention kernel in Triton's interpreter, against the op's reference in fp64."""
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import triton.language as tl
+from triton.runtime import interpreter
+
+from mtmd.kernels.errors import PlacementError
+from mtmd.kernels.gpu.cases import CASES, TOLERANCE, Case
+from mtmd.kernels.gpu.flash_attention import flash_attention, rejects
+from mtmd.kernels.gpu.launch import parts, power_of_two
+from mtmd.kernels.graph import Type
+from mtmd.kernels.ops.attention import attention
+
+
+@pytest.fixture(autouse=True)
+def exact_bf16(monkeypatch):
+    """The interpreter (triton 3.9) keeps bf16 as its bits: it multiplies those bits in a dot product, and truncates where a GPU rounds."""
+    builder = interpreter.InterpreterBuilder
+    dot, cast = builder.create_dot, builder.cast_impl
+
+    def widen(handle):
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    def rounding_cast(self, source, wanted):
+        if (source.dtype.scalar, wanted.scalar) != (tl.float32, tl.bfloat16):
+            return cast(self, source, wanted)
+        rounded = torch.from_numpy(np.ascontiguousarray(source.data)).to(torch.bfloat16)
+        return interpreter.TensorHandle(rounded.view(torch.int16).numpy().view(np.uint16), tl.bfloat16)
+
+    monkeypatch.setattr(builder, "create_dot", lambda self, a, b, *rest: dot(self, widen(a), widen(b), *rest))
+    monkeypatch.setattr(builder, "cast_impl", rounding_cast)
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    """What the kernel does not write is NaN."""
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: empty(*a, **k).fill_(torch.nan))
+
+
+def error_of(got, q, k, v, mask, bounds, **options):
+    """Largest error relative to max(1, |expected|), in units of the type's tolerance."""
+    expected = attention.reference(q.double(), k.double(), v.double(), mask, bounds, **options)
+    assert got.dtype == v.dtype and got.shape == expected.shape and got.is_contiguous()
+    error = (got.double() - expected).abs() / expected.abs().clamp(min=1)
+    assert not error.isnan().any()
+    return error.max().item() / TOLERANCE[v.dtype]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_matches_reference(case):
+    given = case.inputs()
+    assert rejects(*(None if t is None else Type.of(t) for t in given), **case.options) is None
+    assert error_of(flash_attention(*given, **case.options), *given, **case.options) <= 1
+
+
+def random_case(rng):
+    groups = rng.choice((1, 2, 3))
+    return Case(rng.randint(16, 256), rows=rng.choice((1, 2, 17, rng.randint(1, 80))), keys=rng.choice((1, 31, 64, rng.randint(1, 150))),
+                heads=groups * rng.choice((1, 2, 5)), groups=groups, batch=rng.randint(1, 5),
+                value=rng.choice((None, rng.randint(16, 256))), dtype=rng.choice(tuple(TOLERANCE)), causal=rng.random() < 0.4,
+                window=rng.choice((None, None, rng.randint(-2, 90))), softcap=rng.choice((None, None, 3.0)),
+                mask=rng.choice(("", "", "TS", "HTS", "1HTS", "B1TS", "BHTS")),
+                bounds=rng.choice(("", "", "T", "BT")), layout=rng.choice(("plain", "fused", "heads first")))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_fuzz(seed):
+    """Any head size, layout and mixture of limits is taken, at every batch size, and is right."""
+    case = random_case(random.Random(seed))
+    given = case.inputs(seed=seed)
+    for batch in range(1, 6):
+        types = [None if t is None else Type.of(t) for t in replace(case, batch=batch).inputs()]
+        assert rejects(*types, **case.options) is None
+    assert error_of(flash_attention(*given, **case.options), *given, **case.options) <= 1, case
+
+
+@pytest.mark.parametrize(("causal", "groups", "masked"), [(False, 4, False), (True, 2, False), (False, 1, True)])
+def test_matches_torch(causal, groups, masked):
+    case = Case(72, rows=67, keys=67, heads=4, groups=groups, batch=2, causal=causal)
+    q, k, v, _, _ = case.inputs()
+    mask = torch.randn(2, 1, 67, 67) if masked else None
+    expected = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), attn_mask=mask, is_causal=causal, enable_gqa=True)
+    got = flash_attention(q, k, v, mask, scale=72**-0.5, causal=causal)
+    torch.testing.assert_close(got, expected.transpose(1, 2), atol=1e-5, rtol=1e-5)
+
+
+def test_image_block_sees_itself_in_both_directions():
+    """Text is causal, slots 20..49 are an image whose rows all see 20..49 and what lies before."""
+    case = Case(72, rows=80, keys=80, heads=2, groups=1)
+    q, k, v, _, _ = case.inputs()
+    rows = torch.arange(80)
+    image = (rows >= 20) & (rows < 50)
+    bounds = torch.stack([torch.zeros(80, dtype=torch.long), torch.where(image, 49, rows)], 1).int()
+    allowed = rows[None, :] <= bounds[:, 1:]
+    expected = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), attn_mask=allowed, enable_gqa=True).transpose(1, 2)
+    got = flash_attention(q, k, v, bounds=bounds, scale=72**-0.5)
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+    everything = flash_attention(q, k, v, scale=72**-0.5)
+    assert (got - everything).abs().max() > 0.1
+
+
+def test_keys_out_of_reach_are_not_read():
+    """Cache slots behind the last visible key, and whole key blocks before the first, may hold anything."""
+    case = Case(72, rows=3, keys=400, heads=2, groups=1)
+    q, k, v, _, _ = case.inputs()
+    bounds = torch.tensor([[130, 150], [140, 200], [131, 170]], dtype=torch.int32)
+    expected = attention.reference(q, k, v, None, bounds, scale=0.1)
+    for x in (k, v):
+        x[:, :128] = torch.nan
+        x[:, 201:] = torch.nan
+    torch.testing.assert_close(flash_attention(q, k, v, bounds=bounds, scale=0.1), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"bounds": torch.tensor([[5, 2], [130, 200], [-9, -1]], dtype=torch.int32)}, {"window": -200},
+                                     {"mask": torch.full((3, 130), -torch.inf)}], ids=["bounds", "window", "mask"])
+def test_a_row_that_sees_nothing_gives_zeros(options):
+    q, k, v, _, _ = Case(72, rows=3).inputs()
+    assert torch.equal(flash_attention(q, k, v, scale=0.1, **options), torch.zeros(1, 3, 2, 72))
+
+
+def test_no_keys_and_no_rows():
+    q, k, v, _, _ = Case(72, rows=3).inputs()
+    assert torch.equal(flash_attention(q, k[:, :0], v[:, :0], scale=0.1), torch.zeros(1, 3, 2, 72))
+    assert flash_attention(q[:, :0], k, v, scale=0.1).shape == (1, 0, 2, 72)
+
+
+def test_64_bit_window_and_int64_bounds():
+    given = Case(72, rows=5, window=2**40, bounds="T").inputs()
+    bounds = given[4].long()
+    bounds[0, 1] = 2**40
+    bounds[1, 0] = -2**40
+    got = flash_attention(*given[:4], bounds, scale=0.1, window=2**40)
+    assert error_of(got, *given[:4], bounds, scale=0.1) <= 1
+
+
+def types(case=None, **changes):
+    given = zip(("q", "k", "v", "mask", "bounds"), (case or Case(72)).inputs(), strict=True)
+    return {name: t if t is None else Type.of(t) for name, t in given} | changes
+
+
+@pytest.mark.parametrize(("given", "options", "words"), [
+    (types(Case(12)), {}, "head size 12"),
+    (types(Case(257)), {}, "head size 257"),
+    (types(Case(72, value=8)), {}, "v has head size 8"),
+    (types(Case(72, dtype=torch.float64)), {}, "fp64"),
+    (types(v=Type.contiguous((1, 130, 1, 72), torch.bfloat16)), {}, "v is bf16"),
+    (types(q=Type((1, 65, 2, 72), torch.float32, (9360, 1, 4680, 65))), {}, "[9360, 1, 4680, 65]"),
+    (types(mask=Type.contiguous((65, 130), torch.bool)), {}, "mask is bool"),
+    (types(bounds=Type.contiguous((65, 2), torch.float32)), {}, "bounds are fp32"),
+    (types(), {"scale": -1.0}, "scale -1.0"),
+    (types(), {"softcap": 0.0}, "softcap 0.0"),
+    (types(q=Type.contiguous((1, 2**30, 2, 72), torch.float32)), {}, "2^30"),
+    (types(q=Type.contiguous((2**22, 512, 1, 72), torch.float32), k=Type.contiguous((2**22, 130, 1, 72), torch.float32),
+           v=Type.contiguous((2**22, 130, 1, 72), torch.float32)), {}, "2^31"),
+])
+def test_rejects_says_why(given, options, words):
+    reason = rejects(**given, **({"scale": 0.1} | options))
+    assert reason is not None and words in reason
+
+
+def test_launcher_refuses_what_rejects_names():
+    q, k, v, _, _ = Case(72, rows=3).inputs()
+    with pytest.raises(PlacementError, match=r"last dimension"):
+        flash_attention(q.transpose(1, 3).contiguous().transpose(1, 3), k, v, scale=0.1)
+
+
+def test_parts_cover_every_head_size():
+    for size in range(16, 257):
+        first, second = parts(size)
+        assert size <= first + second <= power_of_two(size) or size <= 16
+        assert all(n == 0 or (n >= 16 and n == power_of_two(n)) for n in (first, second))
+    assert [parts(n) for n in (16, 40, 64, 72, 80, 88, 96, 112, 256)] == [
+        (16, 0), (32, 16), (64, 0), (64, 16), (64, 16), (64, 32), (64, 32), (128, 0), (256, 0)]

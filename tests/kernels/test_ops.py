@@ -1,0 +1,307 @@
+"""What ops mean, against torch's and transformers' own words for it, and against formulas written out."""
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from op_cases import MAKERS, copies, draw, node_of
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from mtmd.kernels import ops
+from mtmd.kernels.graph import Type
+from mtmd.kernels.ops import OPS
+
+pytestmark = pytest.mark.usefixtures("poisoned")
+TYPES = [torch.float32, torch.bfloat16]
+ONE_ULP = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def close(found: Tensor, expected: Tensor, ulps: float) -> None:
+    """Within `ulps` units in the last place of found's type, of each value or of 1/8 for smaller ones."""
+    error = (found.double() - expected.double()).abs()
+    allowed = ulps * ONE_ULP[found.dtype] * expected.double().abs().clamp(min=0.125)
+    assert bool((error <= allowed).all()), f"off by {float((error / allowed).max()) * ulps:.2f} ulps"
+
+
+def naive_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, bounds: Tensor | None = None, *, scale: float,
+                    causal: bool = False, window: int | None = None, softcap: float | None = None) -> Tensor:
+    """Row by row in fp64, by the words of the definition."""
+    q, k, v = q.double(), k.double(), v.double()
+    batch, rows, heads, _ = q.shape
+    keys, group = k.shape[1], heads // k.shape[2]
+    out = torch.zeros(batch, rows, heads, v.shape[3], dtype=torch.float64)
+    full = None if mask is None else mask.double().expand(batch, heads, rows, keys)
+    for b in range(batch):
+        for t in range(rows):
+            here = t + keys - rows
+            seen = [s for s in range(keys) if (not causal or s <= here) and (window is None or s > here - window)]
+            if bounds is not None:
+                low, high = (int(x) for x in (bounds[t] if bounds.ndim == 2 else bounds[b, t]))
+                seen = [s for s in seen if low <= s <= high]
+            for h in range(heads):
+                score = (k[b, :, h // group] @ q[b, t, h]) * scale
+                score = score if softcap is None else softcap * torch.tanh(score / softcap)
+                score = score if full is None else score + full[b, h, t]
+                see = [s for s in seen if score[s] > -math.inf]
+                if see:
+                    out[b, t, h] = torch.softmax(score[see], 0) @ v[b, see, h // group]
+    return out
+
+
+def test_every_op_has_cases():
+    assert sorted(MAKERS) == sorted(OPS), "an op without a maker in op_cases.py is an op without tests of shapes, overwriting and backends"
+
+
+@pytest.mark.parametrize("strided", [False, True], ids=["plain", "strided"])
+@pytest.mark.parametrize("op", sorted(OPS))
+def test_the_shape_rule_is_what_the_reference_returns(op, strided):
+    for dtype in TYPES:
+        for seed in range(12):
+            inputs, attrs = draw(op, seed, dtype, strided)
+            node = node_of(op, inputs, attrs)
+            result = OPS[op].reference(*inputs, **attrs)
+            assert Type.of(result) == node.type, f"seed {seed} {dtype}"
+            shares = [t is not None and t.untyped_storage()._cdata == result.untyped_storage()._cdata for t in inputs]
+            assert shares[0] == node.alias and not any(shares[1:]), f"seed {seed} {dtype}"
+
+
+@pytest.mark.parametrize("op", sorted(OPS))
+def test_the_reference_leaves_its_inputs_alone(op):
+    for seed in range(6):
+        inputs, attrs = draw(op, seed, torch.float32, strided=bool(seed % 2))
+        before = copies(inputs)
+        OPS[op].reference(*inputs, **attrs)
+        written = [i for i, (a, b) in enumerate(zip(inputs, before, strict=True)) if a is not None and not torch.equal(a, b)]
+        assert written in (([0], []) if op == "kv_store" else ([],)), f"seed {seed}"
+
+
+@pytest.mark.parametrize("op", sorted(name for name, op in OPS.items() if op.in_place))
+def test_overwriting_gives_the_same_bits_in_the_first_input(op):
+    compared = 0
+    for dtype in (torch.float32, torch.bfloat16):
+        for seed in range(12):
+            inputs, attrs = draw(op, seed, dtype)
+            node = node_of(op, inputs, attrs)
+            if node.type != node.inputs[0].type:
+                continue  # never overwritten: the planner asks for equal types
+            expected, again = OPS[op].reference(*inputs, **attrs), copies(inputs)
+            found = OPS[op].in_place(*again, **attrs)
+            assert found.data_ptr() == again[0].data_ptr() and Type.of(found) == node.type
+            assert torch.equal(found, expected), f"seed {seed} {dtype}"
+            compared += 1
+    assert compared >= 12
+
+
+@pytest.mark.parametrize("factor", [1.0, 8.0])
+@pytest.mark.parametrize("base, heads, size", [(1e4, 3, 16), (1e6, 2, 256), (1e6, 1, 72)])
+def test_rope_is_transformers(base, heads, size, factor):
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+    kind = {"rope_type": "default"} if factor == 1 else {"rope_type": "linear", "factor": factor}
+    table = LlamaRotaryEmbedding(LlamaConfig(hidden_size=heads * size, num_attention_heads=heads, head_dim=size,
+                                             rope_parameters={**kind, "rope_theta": base}))
+    x, positions = random(7, heads, size), torch.tensor([0, 1, 2, 5, 511, 4095, 131071])
+    cos, sin = table(x, positions[None])
+    expected = apply_rotary_pos_emb(x[None].transpose(1, 2), x[None].transpose(1, 2), cos, sin)[0].transpose(1, 2)[0]
+    # At position p an angle is off by up to p / 2^24 turns of fp32 rounding in either: exact early, 1e-2 at 131,071.
+    found = ops.rope.reference(x, positions, base=base, factor=factor)
+    torch.testing.assert_close(found[:4], expected[:4], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-2)
+
+
+def test_rope_in_bf16_is_the_rounded_rope_in_fp32():
+    x, positions = random(9, 2, 32, dtype=torch.bfloat16), torch.arange(9) * 37
+    expected = ops.rope.reference(x.float(), positions, base=1e4).bfloat16()
+    assert torch.equal(ops.rope.reference(x, positions, base=1e4), expected)
+
+
+def test_rope_at_position_zero_changes_nothing_and_keeps_lengths():
+    x = random(3, 2, 18)
+    found = ops.rope.reference(x, torch.tensor([0, 3, 100]), base=1e4)
+    assert torch.equal(found[0], x[0])
+    torch.testing.assert_close(found.norm(dim=-1), x.norm(dim=-1))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_gelu_in_both_forms(dtype):
+    x = torch.cat((random(500, dtype=dtype) * 3, torch.tensor([0.0, -30.0, 30.0], dtype=dtype)))
+    wide = x.double()
+    exact = 0.5 * wide * (1 + torch.erf(wide / math.sqrt(2)))
+    tanh = 0.5 * wide * (1 + torch.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)))
+    for approximate, expected in ("none", exact), ("tanh", tanh):
+        found = ops.gelu.reference(x, approximate=approximate)
+        torch.testing.assert_close(found.double(), expected, rtol=ONE_ULP[dtype], atol=8 * ONE_ULP[dtype])
+    assert float((exact - tanh).abs().max()) > 1e-4  # the two are told apart by the lines above
+
+
+def test_gated_gelu_and_soft_cap():
+    gate, up = random(5, 7), random(5, 7, seed=1)
+    assert torch.equal(ops.gelu_mul.reference(gate, up, approximate="tanh"), F.gelu(gate, approximate="tanh") * up)
+    x = random(400) * 100
+    close(ops.softcap.reference(x, cap=30.0), 30 * torch.tanh(x.double() / 30), 4)
+
+
+def test_rms_norm_has_its_statistics_in_fp32():
+    x = random(3, 4097, dtype=torch.bfloat16) + 3
+    w = random(4097, seed=1)
+    expected = x.double() / torch.sqrt(x.double().square().mean(-1, keepdim=True) + 1e-6) * w.double()
+    close(ops.rms_norm.reference(x, w, eps=1e-6), expected, 1)
+    close(ops.rms_norm.reference(x.float(), w, eps=1e-6), expected, 16)
+    w16 = w.bfloat16()  # weights rounded to bf16, as a lazier norm would: not within an ulp
+    with pytest.raises(AssertionError, match="off by"):
+        close((x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)) * w16, expected, 1)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_layer_norm(dtype):
+    x, w, b = random(2, 5, 333, dtype=dtype) * 4 + 7, random(333, dtype=dtype, seed=1), random(333, dtype=dtype, seed=2)
+    wide = x.double()
+    mean, variance = wide.mean(-1, keepdim=True), wide.var(-1, unbiased=False, keepdim=True)
+    expected = (wide - mean) / torch.sqrt(variance + 1e-5) * w.double() + b.double()
+    found = ops.layer_norm.reference(x, w, b, eps=1e-5)
+    torch.testing.assert_close(found.double(), expected, rtol=2 * ONE_ULP[dtype], atol=8 * ONE_ULP[dtype])
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("batch, height, width, size", [(1, 56, 56, 14), (3, 28, 70, 14), (2, 6, 10, 2), (1, 5, 5, 5)])
+def test_patch_embed_is_a_convolution_with_its_stride(batch, height, width, size, bias):
+    pixels, w, b = random(batch, 3, height, width), random(11, 3, size, size, seed=1), random(11, seed=2) if bias else None
+    expected = F.conv2d(pixels, w, b, stride=size).flatten(2).transpose(1, 2)
+    torch.testing.assert_close(ops.patch_embed.reference(pixels, w, b), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("batch, rows, columns, kernel", [(1, 4, 4, 2), (2, 6, 9, 3), (3, 5, 7, 1), (1, 8, 4, 4)])
+def test_pool2d_is_average_pooling(batch, rows, columns, kernel):
+    x = random(batch, rows * columns, 13)
+    picture = x.transpose(1, 2).unflatten(2, (rows, columns))
+    expected = F.avg_pool2d(picture, kernel, stride=kernel).flatten(2).transpose(1, 2)
+    torch.testing.assert_close(ops.pool2d.reference(x, grid=(rows, columns), kernel=kernel), expected)
+    half = x.bfloat16()  # summed in fp32, rounded once
+    exact = ops.pool2d.reference(half.float(), grid=(rows, columns), kernel=kernel).bfloat16()
+    assert torch.equal(ops.pool2d.reference(half, grid=(rows, columns), kernel=kernel), exact)
+
+
+def test_embed_rounds_its_scale_to_the_tables_type():
+    from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
+    tokens, scale = torch.tensor([3, 0, 3, 6]), 2304**0.5 / 1.37
+    for dtype in (torch.float32, torch.bfloat16):
+        table = Gemma3TextScaledWordEmbedding(7, 5, padding_idx=0, embed_scale=scale).to(dtype)
+        torch.nn.init.normal_(table.weight)
+        assert torch.equal(ops.embed.reference(tokens, table.weight, scale=scale), table(tokens))
+    assert torch.equal(ops.embed.reference(tokens, table.weight), table.weight[tokens])
+    rounded = torch.tensor(scale).bfloat16().item()
+    assert rounded != scale and torch.equal(ops.embed.reference(tokens, table.weight, scale=scale), table.weight[tokens] * rounded)
+
+
+def test_rows_are_placed_and_taken():
+    x, rows, at = random(6, 4), random(3, 4, seed=1), torch.tensor([4, 0, 5])
+    placed = ops.place_rows.reference(x, rows, at)
+    assert torch.equal(placed[at], rows) and torch.equal(placed[1:4], x[1:4])
+    assert torch.equal(ops.take_rows.reference(x, at), x[at])
+    assert ops.take_rows.reference(x, torch.tensor([], dtype=torch.int64)).shape == (0, 4)
+    mixed = ops.place_rows.reference(x.bfloat16(), rows, at)
+    assert mixed.dtype == torch.bfloat16 and torch.equal(mixed[4], rows[0].bfloat16())
+
+
+def test_a_cache_is_written_in_place_at_its_slots_alone():
+    cache, k, v = random(2, 9, 2, 4), random(3, 2, 4, seed=1), random(3, 2, 4, seed=2)
+    before, slots = cache.clone(), torch.tensor([7, 0, 3])
+    kv = ops.kv_store.reference(cache, k, v, slots)
+    assert kv.data_ptr() == cache.data_ptr()
+    assert torch.equal(cache[0, slots], k) and torch.equal(cache[1, slots], v)
+    others = [s for s in range(9) if s not in slots.tolist()]
+    assert torch.equal(cache[:, others], before[:, others])
+    keys, values = ops.kv_half.reference(kv, which=0), ops.kv_half.reference(kv, which=1)
+    assert keys.shape == (1, 9, 2, 4) and torch.equal(keys[0, slots], k) and torch.equal(values[0, slots], v)
+
+
+@pytest.mark.parametrize("groups", [6, 3, 1])
+@pytest.mark.parametrize("mask", [(), (9, 11), (6, 9, 11), (2, 6, 9, 11), (2, 1, 9, 11), (1, 6, 9, 11)], ids=str)
+def test_attention_is_torchs(groups, mask):
+    q, k, v = random(2, 9, 6, 18), random(2, 11, groups, 18, seed=1), random(2, 11, groups, 18, seed=2)
+    added = random(*mask, seed=3) if mask else None
+    heads_first = (x.transpose(1, 2) for x in (q, k, v))
+    expected = F.scaled_dot_product_attention(*heads_first, added, scale=0.3, enable_gqa=groups != 6)
+    found = ops.attention.reference(q, k, v, added, scale=0.3)
+    torch.testing.assert_close(found, expected.transpose(1, 2), rtol=1e-5, atol=2e-6)
+    assert found.is_contiguous()
+
+
+def test_causal_attention_is_torchs_where_rows_and_keys_are_as_many():
+    q, k, v = random(1, 9, 2, 8), random(1, 9, 2, 8, seed=1), random(1, 9, 2, 8, seed=2)
+    expected = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, scale=0.3)
+    torch.testing.assert_close(ops.attention.reference(q, k, v, scale=0.3, causal=True), expected.transpose(1, 2))
+
+
+@pytest.mark.parametrize("rows, keys", [(7, 7), (3, 9), (9, 4), (1, 6), (5, 1)])
+@pytest.mark.parametrize("limits", [
+    {"causal": True}, {"window": 3}, {"causal": True, "window": 2}, {"causal": True, "window": 1}, {"softcap": 1.5},
+    {"causal": True, "softcap": 0.7, "window": 100}, {}], ids=str)
+def test_attention_is_its_definition(rows, keys, limits):
+    q, k, v = random(2, rows, 4, 6), random(2, keys, 2, 6, seed=1), random(2, keys, 2, 5, seed=2)
+    bounds = torch.randint(-1, keys + 1, (2, rows, 2), generator=torch.Generator().manual_seed(rows)).int()  # at times first > last
+    mask = random(4, rows, keys, seed=4).masked_fill(random(4, rows, keys, seed=5) > 0.8, -torch.inf)
+    for extra in ((None, None), (mask, None), (None, bounds), (None, bounds[0]), (mask, bounds)):
+        found = ops.attention.reference(q, k, v, *extra, scale=0.4, **limits)
+        torch.testing.assert_close(found.double(), naive_attention(q, k, v, *extra, scale=0.4, **limits), rtol=1e-5, atol=1e-6)
+
+
+def test_a_row_that_sees_nothing_gives_zeros():
+    q, k, v = random(1, 4, 2, 8), random(1, 5, 2, 8, seed=1), random(1, 5, 2, 8, seed=2)
+    mask = torch.zeros(4, 5)
+    mask[1] = -torch.inf
+    assert ops.attention.reference(q, k, v, mask, scale=1.0)[:, 1].eq(0).all()
+    bounds = torch.tensor([[0, 4], [3, 2], [-5, -1], [5, 9]]).int()
+    found = ops.attention.reference(q, k, v, None, bounds, scale=1.0)
+    assert found[:, 1:].eq(0).all() and found[:, 0].ne(0).all()
+    early = ops.attention.reference(q, k[:, :2], v[:, :2], scale=1.0, causal=True)  # rows before the first key
+    assert early[:, :2].eq(0).all() and early[:, 2:].ne(0).all()
+
+
+def test_an_image_block_sees_itself_in_both_directions():
+    """Cache slots 0..7, tokens 3..6 a picture: bounds say what the mask of a causal model with one block says."""
+    q, k, v = random(1, 8, 2, 8), random(1, 8, 2, 8, seed=1), random(1, 8, 2, 8, seed=2)
+    block = torch.zeros(8, dtype=torch.bool)
+    block[3:7] = True
+    seen = torch.ones(8, 8).tril().bool() | (block[:, None] & block[None])
+    bounds = torch.stack((torch.zeros(8), torch.where(block, 6, torch.arange(8))), 1).int()
+    expected = ops.attention.reference(q, k, v, torch.zeros(8, 8).masked_fill(~seen, -torch.inf), scale=0.5)
+    torch.testing.assert_close(ops.attention.reference(q, k, v, None, bounds, scale=0.5), expected)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_the_explicit_three_are_attention(dtype):
+    for seed in range(20):
+        inputs, attrs = draw("attention", seed, dtype)
+        q, k, v, mask, bounds = inputs
+        limits = {name: attrs[name] for name in ("causal", "window")}
+        scores = ops.attn_scores.reference(q, k, mask, scale=attrs["scale"], softcap=attrs["softcap"])
+        found = ops.attn_mix.reference(ops.attn_softmax.reference(scores, bounds, **limits), v)
+        assert torch.equal(found, ops.attention.reference(*inputs, **attrs)), f"seed {seed}"
+
+
+@pytest.mark.parametrize("op", ["matmul", "patch_embed", "attn_scores", "attn_mix", "attention"])
+def test_flops_are_those_that_torch_counts(op):
+    for seed in range(8):
+        inputs, attrs = draw(op, seed)
+        with FlopCounterMode(display=False) as counter:
+            OPS[op].reference(*inputs, **attrs)
+        assert OPS[op].flops(node_of(op, inputs, attrs)) == counter.get_total_flops(), f"seed {seed}"
+
+
+def test_bytes_are_what_has_to_be_read_and_written():
+    x, w = torch.zeros(8, 64), torch.zeros(32, 64)
+    assert OPS["matmul"].bytes(node_of("matmul", [x, w, None], {})) == 4 * (8 * 64 + 32 * 64 + 8 * 32)
+    tokens, table = torch.zeros(8, dtype=torch.int64), torch.zeros(1000, 64)
+    assert OPS["embed"].bytes(node_of("embed", [tokens, table], {})) == 2 * 4 * 8 * 64 + 8 * 8  # not the whole table
+    assert OPS["take_rows"].bytes(node_of("take_rows", [table, tokens], {})) == 2 * 4 * 8 * 64 + 8 * 8
+    stored = node_of("kv_store", [torch.zeros(2, 100, 2, 16), torch.zeros(8, 2, 16), torch.zeros(8, 2, 16), tokens], {})
+    assert OPS["kv_store"].bytes(stored) == 4 * 2 * 4 * 8 * 32 // 2 + 8 * 8
+    assert OPS["reshape"].bytes(node_of("reshape", [x], {"shape": (64, 8)})) == 0
