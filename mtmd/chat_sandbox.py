@@ -85,7 +85,7 @@ class _Metering(NodeTransformer):
         self.generic_visit(node)
         if node.recursive:  # its calls would go round the meter
             raise TemplateSyntaxError("recursive loops are not supported", node.lineno)
-        node.iter = _apply(_EACH, node.iter, 1)
+        node.iter = _apply(_EACH, node.iter, _literal_chars(node))
         return node
 
     def visit_List(self, node: nodes.List | nodes.Tuple | nodes.Dict) -> nodes.Node:

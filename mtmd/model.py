@@ -91,7 +91,7 @@ class Model:
         self.checkpoint, self.options = checkpoint, chosen
         self.name = "demo model" if checkpoint.folder == DEMO_MODEL else checkpoint.folder.name
         if chosen.threads:
-            torch.set_num_threads(chosen.threads)
+            set_threads(chosen.threads)
         self.backends = list(backends) if backends else backends_for(chosen.device, chosen.refuse)
         self.dtype = _dtype(chosen.dtype, self.backends[0], checkpoint)
         overrides = [Override.parse(o) for o in chosen.override_tensor]
@@ -253,6 +253,11 @@ def describe(image: Images, prompt: str = DEFAULT_PROMPT, *, model: str | PathLi
         _loaded.clear()
         _loaded[key] = load(model, **{name: getattr(for_loading, name) for name in chosen if name not in answer_options})
     return _loaded[key].describe(image, prompt, **answer_options)
+
+
+def set_threads(count: int) -> None:
+    """CPU threads that torch uses, for the whole process."""
+    torch.set_num_threads(count)
 
 
 def _dtype(asked: str, preferred: Backend, checkpoint: Checkpoint) -> torch.dtype:

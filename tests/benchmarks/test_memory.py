@@ -1,0 +1,29 @@
+"""Predicted against measured memory of a 4,096-patch encode (Gemma 3's 896 px shape, 2 layers), each form in a process of its own."""
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the peak resident size is read from /proc, which only Linux has")
+
+
+@pytest.fixture(scope="module")
+def memory() -> ModuleType:
+    path = Path(__file__).parents[2] / "benchmarks" / "memory.py"
+    spec = importlib.util.spec_from_file_location("memory", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_prediction_is_within_ten_percent_and_flash_is_five_times_smaller(memory: ModuleType) -> None:
+    found = {form: memory.run(form) for form in ("flash", "explicit")}
+    for result in found.values():
+        assert 0.9 <= result["predicted"] / result["measured"] <= 1.1
+    assert found["explicit"]["measured"] >= 5 * found["flash"]["measured"]
+    assert found["explicit"]["predicted"] >= 5 * found["flash"]["predicted"]

@@ -1,0 +1,109 @@
+"""The engine on a small random decoder: batches, limits, stopping, cancelling."""
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from mtmd.kernels.backends import Backend, Cpu, Limited, Reference
+from mtmd.kernels.errors import PromptError
+from mtmd.kernels.graph import Type
+from mtmd.llm.engine import Engine, Generated
+from mtmd.llm.families.gemma3 import Gemma3Text, Rope
+from mtmd.llm.sampler import Sampler, Sampling
+from mtmd.llm.sequence import Span
+
+FAMILY = Gemma3Text(width=32, ffn=48, heads=4, groups=2, head=8, vocabulary=64, context=256, eps=1e-6, scale=8**-0.5, window=6,
+                    kinds=("sliding_attention", "full_attention"),
+                    ropes={"sliding_attention": Rope(1e4, 1.0), "full_attention": Rope(1e6, 1.0)}, softcap=None, final_softcap=None)
+PROMPT = [Span(tuple(range(5, 16)))]
+
+
+class Noise:
+    def __init__(self) -> None:
+        self.shapes = {name: p.shape for name, p in FAMILY.parameters().items()}
+
+    def type_of(self, name: str, dtype: torch.dtype) -> Type:
+        return Type.contiguous(self.shapes[name], dtype)
+
+    def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(sorted(self.shapes).index(name))
+        shape = self.shapes[name]
+        return (torch.randn(shape, generator=generator) * (shape[-1] ** -0.5 if len(shape) > 1 else 4.0 if "post" in name else 1.0)).to(dtype)
+
+
+def engine(context: int = 64, rules: tuple[str, ...] = (), **chosen: Any) -> Engine:
+    backends: list[Backend] = [Limited(Cpu(), rules), Cpu(), Reference()] if rules else [Cpu(), Reference()]
+    return Engine(FAMILY, Noise(), backends, dtype=torch.float32, context=context, **chosen)
+
+
+def answer(engine: Engine, spans: list[Span] = PROMPT, count: int = 12, stop: frozenset[int] = frozenset(), **sampling: Any) -> Generated:
+    done = Generated()
+    tokens = list(engine.generate(spans, Sampler(Sampling(**sampling)), stop=stop, max_tokens=count, done=done))
+    assert tokens == done.tokens
+    return done
+
+
+def test_generation_equals_one_prefill_a_token() -> None:
+    """Decoding with a cache gives what prefilling the longer prompt anew gives."""
+    subject = engine()
+    tokens = answer(subject).tokens
+    assert len(set(tokens)) > 3
+    for n in range(len(tokens)):
+        logits = subject.prefill([*PROMPT, Span(tuple(tokens[:n]))] if n else PROMPT, subject.new_caches())
+        assert int(logits.argmax()) == tokens[n]
+
+
+@pytest.mark.parametrize("chosen", [{"flash_attn": "off"}, {"rules": ("attention:/blk\\.1/",)}, {"rules": ("attention",), "flash_attn": "on"},
+                                    {"rules": ("kv_store",)}, {"rules": ("matmul", "rope")}], ids=str)
+def test_same_tokens_wherever_it_runs(chosen: dict[str, Any]) -> None:
+    assert answer(engine(**chosen)).tokens == answer(engine()).tokens
+
+
+def test_caches_live_where_they_are_written() -> None:
+    assert engine().cache_bytes() == {"cpu": 2 * 2 * 64 * 2 * 8 * 4}
+    assert engine(rules=("kv_store:/blk\\.0/",)).cache_bytes() == {"cpu": 2 * 64 * 2 * 8 * 4, "limited": 2 * 64 * 2 * 8 * 4}
+
+
+def test_prompt_longer_than_the_context() -> None:
+    with pytest.raises(PromptError, match=r"takes 64 tokens.*context holds 64"):
+        answer(engine(), [Span((1,) * 64)])
+
+
+def test_the_context_ends_an_answer() -> None:
+    done = answer(engine(), [Span((1,) * 60)], count=100)
+    assert done.finish == "length" and len(done.tokens) == 4
+
+
+def test_stop_token_is_not_part_of_the_answer() -> None:
+    tokens = answer(engine()).tokens
+    done = answer(engine(), stop=frozenset({tokens[3]}))
+    assert done.tokens == tokens[:tokens.index(tokens[3])] and done.finish == "stop"
+
+
+def test_max_tokens() -> None:
+    done = answer(engine(), count=5)
+    assert len(done.tokens) == 5 and done.finish == "length" and done.prefill_ms > 0 and done.decode_ms > 0
+
+
+def test_cancelling_ends_after_the_token_in_work() -> None:
+    done, calls = Generated(), []
+    tokens = list(engine().generate(PROMPT, Sampler(Sampling()), stop=(), max_tokens=50, done=done,
+                                    cancelled=lambda: bool(calls.append(1)) or len(calls) >= 3))
+    assert len(tokens) == 3 and done.finish == "cancelled"
+
+
+def test_same_seed_same_draws() -> None:
+    first, second = (answer(engine(), temperature=1.0, seed=7).tokens for _ in range(2))
+    assert first == second
+    assert any(answer(engine(), temperature=1.0, seed=s).tokens != first for s in (8, 9))
+
+
+def test_two_generations_at_once_do_not_mix() -> None:
+    subject = engine()
+    other = [Span(tuple(range(30, 50)))]
+    alone = answer(subject, PROMPT).tokens, answer(subject, other).tokens
+    runs = [subject.generate(p, Sampler(Sampling()), stop=(), max_tokens=12, done=Generated()) for p in (PROMPT, other)]
+    together = list(zip(*runs, strict=True))
+    assert ([a for a, _ in together], [b for _, b in together]) == alone
