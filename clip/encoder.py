@@ -27,6 +27,7 @@ class Encoder:
         self.dtype = dtype
         self.residency = residency or Residency()
         self.flash: FlashChoice = choose(self._probes, backends, overrides, flash_attn)
+        self._plan = lru_cache(maxsize=16)(self._make_plan)
         self._executor = lru_cache(maxsize=16)(self._make_executor)
 
     def sizes(self) -> dict[str, tuple[int, Type]]:
@@ -38,8 +39,12 @@ class Encoder:
         tiles = graph_input("inp.pixels", (batch, *tile), self.dtype, lambda tiles: tiles)
         return self.family.graph(tiles, self.weights, form or self.flash.form)
 
-    def plan(self, batch: int, tile: Shape, overwrite: bool = True, form: AttentionForm | None = None) -> Plan:
-        return make_plan([self.graph(batch, tile, form)], self.backends, self.overrides, overwrite)
+    def plan(self, batch: int, tile: Shape, overwrite: bool = True) -> Plan:
+        """The plan of one shape of batch. `overwrite=False` keeps every value intact, for looking on."""
+        return self._plan(batch, tile, overwrite)
+
+    def _make_plan(self, batch: int, tile: Shape, overwrite: bool) -> Plan:
+        return make_plan([self.graph(batch, tile)], self.backends, self.overrides, overwrite)
 
     def _probes(self, form: AttentionForm) -> list[list[Node]]:
         return [[self.graph(batch, tile.shape, form)] for batch, tile in self.sizes().values()]

@@ -16,20 +16,23 @@ from mtmd.clip.encoder import Encoder
 from mtmd.kernels.executor import Executor, Observer
 from mtmd.kernels.graph import Node
 from mtmd.kernels.ops import OPS
-from mtmd.kernels.report import Check, FlashFacts, GraphFacts, RefusedOp, flash_facts, graph_facts, op_times, refused_ops
+from mtmd.kernels.report import Check, GraphFacts, Placement, graph_facts, op_times, placement
 
 LIMITS = {torch.float32: 1e-9, torch.bfloat16: 1e-4, torch.float16: 1e-5}  # NMSE of one op against fp32, per compute type
 ROWS = 256  # rows of an attention node that are checked: the reference's scores are rows x keys
 STEADY_RUNS = 3
 
 
-def encoder_facts(encoder: Encoder) -> tuple[FlashFacts, list[RefusedOp], list[GraphFacts]]:
-    """What the encoder's plans say, at the warm-up size and at the largest; nothing is run."""
-    preferred = encoder.backends[0].name
-    plans = {label: encoder.plan(batch, tile.shape) for label, (batch, tile) in encoder.sizes().items()}
-    facts = [graph_facts("encoder", label, _size(*encoder.sizes()[label]), plan) for label, plan in plans.items()]
-    return (flash_facts("encoder", encoder.flash, plans["largest"], preferred),
-            refused_ops("encoder", encoder.flash, tuple(plans.values()), preferred), facts)
+def encoder_placement(encoder: Encoder) -> Placement:
+    """What the preferred backend takes and refuses, at the warm-up size and at the largest; nothing is run."""
+    plans = tuple(encoder.plan(batch, tile.shape) for batch, tile in encoder.sizes().values())
+    return placement("encoder", encoder.flash, plans, encoder.backends[0].name)
+
+
+def encoder_graphs(encoder: Encoder) -> list[GraphFacts]:
+    """Splits, copies and predicted memory at both sizes; nothing is run or allocated."""
+    return [graph_facts("encoder", label, _size(batch, tile), encoder.plan(batch, tile.shape))
+            for label, (batch, tile) in encoder.sizes().items()]
 
 
 def run_check(encoder: Encoder) -> Check:

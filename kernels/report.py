@@ -129,6 +129,18 @@ class WarmupReport:
         return render(self)
 
 
+@dataclass(frozen=True)
+class Placement:
+    """Where one graph's nodes go: how attention runs, and what the preferred backend refused."""
+    flash: FlashFacts
+    refused: tuple[RefusedOp, ...]
+
+
+def placement(graph: str, choice: FlashChoice, plans: tuple[Plan, ...], preferred: str) -> Placement:
+    """From the plans of one graph at every size that was asked about, the largest last."""
+    return Placement(flash_facts(graph, choice, plans[-1], preferred), tuple(refused_ops(graph, choice, plans, preferred)))
+
+
 def flash_facts(graph: str, choice: FlashChoice, plan: Plan, preferred: str) -> FlashFacts:
     elsewhere = tuple(s.node.name for s in plan.steps if s.node.op == "attention" and s.backend.name != preferred)
     names = {s.node.name for s in plan.steps if s.node.op in ("attention", "attn_mix")}

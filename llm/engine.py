@@ -41,6 +41,7 @@ class Engine:
         self.dtype, self.context = dtype, context
         self.residency = residency or Residency()
         self.flash: FlashChoice = choose(self._probes, backends, overrides, flash_attn)
+        self._plan = lru_cache(maxsize=32)(self._make_plan)
         self._executor = lru_cache(maxsize=32)(self._make_executor)
 
     def graph(self, tokens: int, images: int, wanted: int, form: AttentionForm | None = None) -> Node:
@@ -49,6 +50,10 @@ class Engine:
         return self.family.graph(inputs, self.weights, form or self.flash.form)
 
     def plan(self, tokens: int, images: int = 0, wanted: int = 1) -> Plan:
+        """The plan of one shape of batch."""
+        return self._plan(tokens, images, wanted)
+
+    def _make_plan(self, tokens: int, images: int, wanted: int) -> Plan:
         return make_plan([self.graph(tokens, images, wanted)], self.backends, self.overrides)
 
     def _probes(self, form: AttentionForm) -> list[list[Node]]:

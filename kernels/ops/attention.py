@@ -17,8 +17,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mtmd.kernels.graph import Node
-from mtmd.kernels.ops.op import need, op
+from mtmd.kernels.graph import Node, Type
+from mtmd.kernels.ops.op import need, op, same_as_first
 
 
 def _flops(node: Node) -> int:
@@ -28,24 +28,45 @@ def _flops(node: Node) -> int:
     return 2 * batch * heads * rows * k.shape[1] * (q.shape[-1] + node.shape[-1])
 
 
-@op(flops=_flops)
+def _check_operands(q: Type, k: Type, mask: Type | None) -> None:
+    need(len(q.shape) == len(k.shape) == 4 and q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3] and q.shape[2] % k.shape[2] == 0,
+         f"q {list(q.shape)}, k {list(k.shape)}")
+    batch, rows, heads, _ = q.shape
+    need(mask is None or (mask.dtype.is_floating_point and mask.shape[-2:] == (rows, k.shape[1]) and len(mask.shape) <= 4
+                          and all(m in (1, size) for m, size in zip(mask.shape[-3::-1], (heads, batch), strict=False))),
+         f"mask {None if mask is None else list(mask.shape)} does not add to scores {[batch, heads, rows, k.shape[1]]}")
+
+
+def _check_bounds(batch: int, rows: int, bounds: Type | None) -> None:
+    need(bounds is None or bounds.shape in ((rows, 2), (batch, rows, 2)),
+         f"bounds {None if bounds is None else list(bounds.shape)} for {rows} rows in a batch of {batch}")
+
+
+def _shape(q: Type, k: Type, v: Type, mask: Type | None = None, bounds: Type | None = None, **attrs: object) -> Type:  # noqa: ARG001
+    _check_operands(q, k, mask)
+    _check_bounds(q.shape[0], q.shape[1], bounds)
+    need(len(v.shape) == 4 and k.shape[:3] == v.shape[:3], f"k {list(k.shape)}, v {list(v.shape)}")
+    return Type.contiguous((*q.shape[:3], v.shape[3]), v.dtype)
+
+
+@op(shape=_shape, flops=_flops)
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, bounds: Tensor | None = None, *, scale: float,
               causal: bool = False, window: int | None = None, softcap: float | None = None) -> Tensor:
     """softmax(q k^T * scale) v          q [B, T, H, K], k [B, S, G, K], v [B, S, G, V] -> [B, T, H, V], contiguous"""
-    need(q.ndim == k.ndim == v.ndim == 4 and k.shape[:3] == v.shape[:3] and q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3]
-         and q.shape[2] % k.shape[2] == 0, f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}")
     scores = attn_scores.reference(q, k, mask, scale=scale, softcap=softcap)
     return attn_mix.reference(_softmax(scores, bounds, causal=causal, window=window), v)
 
 
-@op(flops=lambda n: 2 * n.type.count * n.inputs[0].shape[-1])  # type: ignore[union-attr]
+def _scores_shape(q: Type, k: Type, mask: Type | None = None, **attrs: object) -> Type:  # noqa: ARG001
+    _check_operands(q, k, mask)
+    return Type.contiguous((q.shape[0], q.shape[2], q.shape[1], k.shape[1]), torch.float32)
+
+
+@op(shape=_scores_shape, flops=lambda n: 2 * n.type.count * n.inputs[0].shape[-1])  # type: ignore[union-attr]
 def attn_scores(q: Tensor, k: Tensor, mask: Tensor | None = None, *, scale: float, softcap: float | None = None) -> Tensor:
     """q k^T * scale, capped, plus mask, in fp32          -> [B, H, T, S]"""
     batch, rows, heads, width = q.shape
     groups = k.shape[2]
-    need(mask is None or (mask.is_floating_point() and mask.shape[-2:] == (rows, k.shape[1]) and mask.ndim <= 4
-                          and all(m in (1, size) for m, size in zip(mask.shape[-3::-1], (heads, batch), strict=False))),
-         f"mask {None if mask is None else list(mask.shape)} does not add to scores {[batch, heads, rows, k.shape[1]]}")
     grouped = q.transpose(1, 2).reshape(batch, groups, heads // groups * rows, width)
     scores = (grouped @ k.permute(0, 2, 3, 1)).view(batch, heads, rows, k.shape[1]).float().mul_(scale)
     if softcap is not None:
@@ -71,9 +92,6 @@ def visible(rows: int, keys: int, bounds: Tensor | None, causal: bool, window: i
 
 
 def _softmax(scores: Tensor, bounds: Tensor | None = None, *, causal: bool = False, window: int | None = None) -> Tensor:
-    batch, _, rows, _ = scores.shape
-    need(bounds is None or bounds.shape in ((rows, 2), (batch, rows, 2)),
-         f"bounds {None if bounds is None else list(bounds.shape)} for {rows} rows in a batch of {batch}")
     seen = visible(scores.shape[2], scores.shape[3], bounds, causal, window, scores.device)
     if seen is not None:
         scores.masked_fill_(~seen, -torch.inf)
@@ -82,13 +100,23 @@ def _softmax(scores: Tensor, bounds: Tensor | None = None, *, causal: bool = Fal
     return scores.div_(total.masked_fill_(total == 0, 1))
 
 
-@op(flops=lambda n: 5 * n.type.count, in_place=_softmax)
+def _softmax_shape(scores: Type, bounds: Type | None = None, **attrs: object) -> Type | None:  # noqa: ARG001
+    _check_bounds(scores.shape[0], scores.shape[2], bounds)
+    return same_as_first(scores)
+
+
+@op(shape=_softmax_shape, flops=lambda n: 5 * n.type.count, in_place=_softmax)
 def attn_softmax(scores: Tensor, bounds: Tensor | None = None, *, causal: bool = False, window: int | None = None) -> Tensor:
     """Softmax over the keys each row may see          scores [B, H, T, S]"""
     return _softmax(scores.clone(), bounds, causal=causal, window=window)
 
 
-@op(flops=lambda n: 2 * n.type.count * n.inputs[0].shape[-1])  # type: ignore[union-attr]
+def _mix_shape(weights: Type, v: Type) -> Type:
+    need(weights.shape[3] == v.shape[1] and weights.shape[1] % v.shape[2] == 0, f"weights {list(weights.shape)}, v {list(v.shape)}")
+    return Type.contiguous((weights.shape[0], weights.shape[2], weights.shape[1], v.shape[3]), v.dtype)
+
+
+@op(shape=_mix_shape, flops=lambda n: 2 * n.type.count * n.inputs[0].shape[-1])  # type: ignore[union-attr]
 def attn_mix(weights: Tensor, v: Tensor) -> Tensor:
     """weights v          weights [B, H, T, S], v [B, S, G, V] -> [B, T, H, V], contiguous, in v's type"""
     batch, heads, rows, keys = weights.shape

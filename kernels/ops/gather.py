@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mtmd.kernels.graph import Node
+from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops.op import need, op
 
 
@@ -20,7 +20,12 @@ def _written_traffic(node: Node) -> int:
     return sum(2 * r.type.bytes for r in rows) + places.type.bytes
 
 
-@op(traffic=_rows_traffic)
+def _embed_shape(tokens: Type, table: Type, *, scale: float = 1.0) -> Type:  # noqa: ARG001
+    need(len(tokens.shape) == 1 and len(table.shape) == 2, f"tokens {list(tokens.shape)}, table {list(table.shape)}")
+    return Type.contiguous((tokens.shape[0], table.shape[1]), table.dtype)
+
+
+@op(shape=_embed_shape, traffic=_rows_traffic)
 def embed(tokens: Tensor, table: Tensor, *, scale: float = 1.0) -> Tensor:
     """table[tokens] * scale          tokens [T], table [V, D] -> [T, D]; scale is rounded to table's type first, as Gemma does"""
     rows = F.embedding(tokens, table)
@@ -31,14 +36,22 @@ def _place(x: Tensor, rows: Tensor, at: Tensor) -> Tensor:
     return x.index_copy_(0, at, rows.to(x.dtype))
 
 
-@op(traffic=_written_traffic, in_place=_place)
+def _place_shape(x: Type, rows: Type, at: Type) -> Type | None:
+    need(rows.shape == (at.shape[0], x.shape[1]), f"rows {list(rows.shape)} for at {list(at.shape)} and x {list(x.shape)}")
+    return x if x.is_contiguous else None
+
+
+@op(shape=_place_shape, traffic=_written_traffic, in_place=_place)
 def place_rows(x: Tensor, rows: Tensor, at: Tensor) -> Tensor:
     """x with x[at[i]] = rows[i]          x [T, D], rows [M, D], at [M]"""
-    need(rows.shape == (at.shape[0], x.shape[1]), f"rows {list(rows.shape)} for at {list(at.shape)} and x {list(x.shape)}")
     return _place(x.clone(), rows, at)
 
 
-@op(traffic=_rows_traffic)
+def _take_shape(x: Type, at: Type) -> Type:
+    return Type.contiguous((at.shape[0], *x.shape[1:]), x.dtype)
+
+
+@op(shape=_take_shape, traffic=_rows_traffic)
 def take_rows(x: Tensor, at: Tensor) -> Tensor:
     """x[at]          x [T, D], at [M] -> [M, D]"""
     return x.index_select(0, at)

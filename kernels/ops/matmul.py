@@ -4,7 +4,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from mtmd.kernels.graph import Node
+from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops.op import need, op
 
 
@@ -14,8 +14,14 @@ def _flops(node: Node) -> int:
     return 2 * node.type.count * x.shape[-1]
 
 
-@op(flops=_flops)
+def _shape(x: Type, w: Type, bias: Type | None = None) -> Type | None:
+    need(len(w.shape) == 2 and x.shape[-1] == w.shape[1], f"x {list(x.shape)} and w {list(w.shape)}: inner sizes differ")
+    need(bias is None or bias.shape == w.shape[:1], f"bias {bias and list(bias.shape)} does not match w {list(w.shape)}")
+    plain = x.is_contiguous and x.dtype == w.dtype and (bias is None or bias.dtype == x.dtype)
+    return Type.contiguous((*x.shape[:-1], w.shape[0]), x.dtype) if plain else None
+
+
+@op(shape=_shape, flops=_flops)
 def matmul(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ w.T + bias          x [..., K], w [N, K], bias [N] -> [..., N]"""
-    need(w.ndim == 2 and x.shape[-1] == w.shape[1], f"x {list(x.shape)} and w {list(w.shape)}: inner sizes differ")
     return F.linear(x, w, bias)

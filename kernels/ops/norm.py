@@ -4,18 +4,23 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from mtmd.kernels.ops.op import need, op
+from mtmd.kernels.graph import Type
+from mtmd.kernels.ops.op import need, op, same_as_first
 
 
-@op(flops=lambda n: 4 * n.type.count)
+def _norm_shape(x: Type, *weights: Type, eps: float) -> Type | None:  # noqa: ARG001
+    for w in weights:
+        need(w.shape == x.shape[-1:], f"a weight {list(w.shape)} does not match x {list(x.shape)}")
+    return same_as_first(x)
+
+
+@op(shape=_norm_shape, flops=lambda n: 4 * n.type.count)
 def rms_norm(x: Tensor, w: Tensor, *, eps: float) -> Tensor:
     """x * rsqrt(mean(x^2) + eps) * w          x [..., D], w [D] in fp32; arXiv:1910.07467"""
-    need(w.shape == x.shape[-1:], f"w {list(w.shape)} does not match x {list(x.shape)}")
     return F.rms_norm(x.float(), x.shape[-1:], w.float(), eps).to(x.dtype)
 
 
-@op(flops=lambda n: 6 * n.type.count)
+@op(shape=_norm_shape, flops=lambda n: 6 * n.type.count)
 def layer_norm(x: Tensor, w: Tensor, b: Tensor, *, eps: float) -> Tensor:
     """(x - mean) * rsqrt(var + eps) * w + b          x [..., D], w, b [D] in x's type; arXiv:1607.06450"""
-    need(w.shape == x.shape[-1:] and b.shape == w.shape, f"w {list(w.shape)}, b {list(b.shape)} do not match x {list(x.shape)}")
     return F.layer_norm(x, x.shape[-1:], w, b, eps)

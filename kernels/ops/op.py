@@ -1,7 +1,8 @@
 """What an op is: one Python function on torch tensors, which is its meaning, its reference and its fallback.
 
-Calling an op on nodes builds a node; `op.reference` computes. The shape rule is the reference itself, run on meta tensors and
-remembered per types and attributes, so that the two cannot disagree.
+Calling an op on nodes builds a node; `op.reference` computes. What type the result has, the reference says by being run on meta
+tensors, remembered per types and attributes. Meta tensors make torch load its compiler, which takes longer than a cold answer may:
+so an op can have a shape rule for the usual case, and a test holds each rule to its reference.
 """
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.graph import Node, Type
 
 OPS: dict[str, Op] = {}
+ShapeRule = Callable[..., Type | None]
 
 
 class Op:
@@ -22,13 +24,14 @@ class Op:
     read once and the result written, unless the op says otherwise.
 
     `in_place`, where an op has one, is the same function overwriting its first input; the planner uses it when nothing else
-    still reads that input.
+    still reads that input. `shape`, on types in place of tensors, refuses operands that do not fit together and gives the result's
+    type, or None where only the reference can tell.
     """
 
-    def __init__(self, reference: Callable[..., torch.Tensor], flops: Callable[[Node], int] | None, traffic: Callable[[Node], int] | None,
+    def __init__(self, reference: Callable[..., torch.Tensor], shape: ShapeRule | None, flops: Callable[[Node], int] | None, traffic: Callable[[Node], int] | None,
                  in_place: Callable[..., torch.Tensor] | None, view: bool):
         self.name, self.reference, self.in_place, self.is_view = reference.__name__, reference, in_place, view
-        self._flops, self._traffic = flops, traffic
+        self.shape, self._flops, self._traffic = shape, flops, traffic
         if self.name in OPS:
             raise ValueError(f"op {self.name} registered twice")
         OPS[self.name] = self
@@ -38,7 +41,7 @@ class Op:
         types = tuple(None if i is None else i.type for i in inputs)
         try:
             result, alias = _infer(self.name, types, tuple(attrs.items()))
-        except (RuntimeError, ValueError, IndexError) as error:
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
             given = ", ".join(str(t) if t else "nothing" for t in types)
             why = " ".join(str(error).split())  # torch's messages have line breaks
             raise PlacementError(f"{self.name} {name or '(unnamed)'} cannot take ({given}) with {attrs}: {why}") from error
@@ -57,6 +60,13 @@ class Op:
 
 @functools.lru_cache(maxsize=65536)
 def _infer(op: str, types: tuple[Type | None, ...], attrs: tuple[tuple[str, Any], ...]) -> tuple[Type, bool]:
+    rule = OPS[op].shape
+    result = rule(*types, **dict(attrs)) if rule else None
+    return (result, False) if result else infer_by_running(op, types, attrs)
+
+
+def infer_by_running(op: str, types: tuple[Type | None, ...], attrs: tuple[tuple[str, Any], ...]) -> tuple[Type, bool]:
+    """The type that the reference's result has, and whether it lies in the first input's memory."""
     with torch.inference_mode(False), torch.no_grad():
         values = [None if t is None else t.meta() for t in types]
         result = OPS[op].reference(*values, **dict(attrs))
@@ -65,10 +75,15 @@ def _infer(op: str, types: tuple[Type | None, ...], attrs: tuple[tuple[str, Any]
     return Type.of(result), any(shares)
 
 
-def op(*, flops: Callable[[Node], int] | None = None, traffic: Callable[[Node], int] | None = None,
+def op(*, shape: ShapeRule | None = None, flops: Callable[[Node], int] | None = None, traffic: Callable[[Node], int] | None = None,
        in_place: Callable[..., torch.Tensor] | None = None, view: bool = False) -> Callable[[Callable[..., torch.Tensor]], Op]:
     """Register a function as an op. `view`: it only looks at its input differently, and runs wherever that lies."""
-    return lambda reference: Op(reference, flops, traffic, in_place, view)
+    return lambda reference: Op(reference, shape, flops, traffic, in_place, view)
+
+
+def same_as_first(first: Type, *others: Type | None, **attrs: Any) -> Type | None:  # noqa: ARG001
+    """The shape rule of ops on each element of their first input."""
+    return first if first.is_contiguous else None
 
 
 def need(ok: bool, message: str) -> None:

@@ -14,7 +14,7 @@ import torch
 from mtmd.clip.blocks import VitParams
 from mtmd.clip.encoder import BATCH, Encoder
 from mtmd.clip.families.gemma3 import Gemma3Vision
-from mtmd.clip.warmup import encoder_facts, run_check
+from mtmd.clip.warmup import encoder_graphs, encoder_placement, run_check
 from mtmd.kernels.backends import Backend, Cpu, Limited, Reference
 from mtmd.kernels.graph import Type
 from mtmd.kernels.report import WarmupReport
@@ -58,8 +58,9 @@ def encoder(scenario: str, weights: Noise | None = None, dtype: torch.dtype = to
 
 def report(scenario: str) -> WarmupReport:
     with patch("torch.get_num_threads", return_value=1):  # kernels take memory per thread
-        flash, refused, graphs = encoder_facts(encoder(scenario))
-    return WarmupReport("tiny", "limited", "a machine of the tests", "fp32", (flash,), tuple(refused), tuple(graphs))
+        subject = encoder(scenario)
+        found, graphs = encoder_placement(subject), encoder_graphs(subject)
+    return WarmupReport("tiny", "limited", "a machine of the tests", "fp32", (found.flash,), found.refused, tuple(graphs))
 
 
 def tiles(count: int) -> list[np.ndarray]:

@@ -68,7 +68,7 @@ def test_an_absent_operand_is_none():
     found: dict[str, int] = {}
     node = ops.attention(*(given("x", 1, 3, 2, 4),) * 3, None, given("b", 3, 2, dtype=torch.int32), scale=1.0, name="attn")
     bounds = torch.tensor([[0, 2]] * 3).int()
-    executor(node).run({"x": torch.randn(1, 3, 2, 4), "b": bounds}, lambda n, v, i: found.update({n.name: [t is None for t in i]}))
+    executor(node).run({"x": torch.randn(1, 3, 2, 4), "b": bounds}, lambda n, _, i: found.update({n.name: [t is None for t in i]}))
     assert found == {"attn": [False, False, False, True, False]}
 
 
@@ -142,7 +142,7 @@ def test_state_that_would_have_to_be_copied_is_refused():
     run = executor(*store())
     assert run.run(batch)  # one group: these strides say nothing, the memory is contiguous
     wide = {**batch, "cache": torch.zeros(2, 6, 1, 8)[..., :4]}
-    with pytest.raises(PlacementError, match="state cache lies on cpu with strides .*, expected contiguous on cpu"):
+    with pytest.raises(PlacementError, match=r"state cache lies on cpu with strides .*, expected contiguous on cpu"):
         run.run(wide)
 
 
@@ -220,6 +220,6 @@ def test_an_observer_changes_nothing(seed):
     graph = RandomGraph(seed)
     plan = make_plan(graph.outputs, [Limited(Cpu(), ["matmul", "add:width=8"]), Reference()])
     runs = []
-    for observe in (None, lambda n, v, i: None):
+    for observe in (None, lambda *_: None):
         runs.append(Executor(plan, Residency()).run({k: t.clone() for k, t in graph.batch.items()}, observe))
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))

@@ -111,7 +111,7 @@ def test_a_setting_that_is_none_is_refused():
 
 
 def test_a_graph_without_attention_is_no_flaw():
-    choice = choose(lambda form: [[ops.gelu(given("x", 3), approximate="none", name="a")]], [Cpu()], (), "auto")
+    choice = choose(lambda _: [[ops.gelu(given("x", 3), approximate="none", name="a")]], [Cpu()], (), "auto")
     assert choice.total == 0 and choice.refusals == () and choice.form == AttentionForm()
 
 

@@ -26,8 +26,8 @@ print(json.dumps({"resources": out, "row": row(VISION, 72)}))
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
+def compiled():
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-W", "error", "-c", SCRIPT], capture_output=True, text=True, env=env, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

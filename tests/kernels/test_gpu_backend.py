@@ -1,0 +1,73 @@
+"""What the GPU backend takes and why not, with the CUDA device faked; the kernel itself runs in Triton's interpreter."""
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mtmd.kernels.backends import gpu
+from mtmd.kernels.backends.gpu import Gpu
+from mtmd.kernels.graph import Node, graph_input
+from mtmd.kernels.ops import attention, gelu, matmul
+
+
+@pytest.fixture
+def ampere(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a card")
+
+
+def value(*shape, dtype=torch.float32):
+    return graph_input("x", shape, dtype, lambda batch: None)
+
+
+def attention_node(width=72, batch=1, **attrs) -> Node:
+    q, k = value(batch, 9, 4, width), value(batch, 9, 2, width)
+    return attention(q, k, k, name="attn", scale=0.1, **attrs)
+
+
+def test_without_a_device_it_takes_nothing(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "no CUDA device" in Gpu().rejects(gelu(value(2, 3), approximate="none"))
+
+
+@pytest.mark.usefixtures("ampere")
+def test_takes_every_head_size_and_batch():
+    for batch in range(1, 6):
+        assert Gpu().rejects(attention_node(batch=batch)) is None
+        assert Gpu().rejects(attention_node(8, batch)) == "q has head size 8; the kernel takes 16 to 256"
+
+
+@pytest.mark.usefixtures("ampere")
+def test_missing_triton_is_told(monkeypatch):
+    monkeypatch.setattr(gpu, "find_spec", lambda _: None)
+    assert "pip install" in Gpu().rejects(attention_node())
+    assert Gpu().rejects(matmul(value(2, 3), value(4, 3))) is None
+
+
+@pytest.mark.usefixtures("ampere")
+def test_old_card_is_told(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    assert Gpu().rejects(attention_node()) == "the attention kernel needs compute capability 8.0, found 7.5 (a card)"
+
+
+@pytest.mark.usefixtures("ampere")
+def test_integer_products_are_refused():
+    node = matmul(value(2, 3, dtype=torch.int32), value(4, 3, dtype=torch.int32), name="counts")
+    assert "matmul in i32" in Gpu().rejects(node)
+
+
+def test_attention_is_lowered_to_the_kernel():
+    node = attention_node(causal=True)
+    q, k = torch.randn(1, 9, 4, 72), torch.randn(1, 9, 2, 72)
+    got = Gpu().lower(node)(q, k, k)
+    torch.testing.assert_close(got, attention.reference(q, k, k, scale=0.1, causal=True), atol=1e-5, rtol=1e-5)
+    assert Gpu().workspace(node) == 0
+
+
+def test_other_ops_are_lowered_to_their_reference():
+    node = gelu(value(2, 3), approximate="tanh")
+    x = torch.randn(2, 3)
+    assert torch.equal(Gpu().lower(node)(x), torch.nn.functional.gelu(x, approximate="tanh"))
+    kept = x.clone()
+    assert Gpu().lower(node, in_place=True)(kept) is kept
