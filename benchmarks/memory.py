@@ -90,7 +90,8 @@ def main() -> None:
         return
     results = {form: run(form, args.layers, args.dtype) for form in ("flash", "explicit")}
     for form, r in results.items():
-        print(f"{form:<9} predicted {r['predicted'] / 2**20:8.1f} MiB  measured {r['measured'] / 2**20:8.1f} MiB  ratio {r['predicted'] / r['measured']:.3f}")
+        print(f"{form:<9} predicted {r['predicted'] / 2**20:8.1f} MiB  measured {r['measured'] / 2**20:8.1f} MiB  "
+              f"ratio {r['predicted'] / r['measured']:.3f}")
     print(f"explicit / flash: predicted {results['explicit']['predicted'] / results['flash']['predicted']:.1f}, "
           f"measured {results['explicit']['measured'] / results['flash']['measured']:.1f}")
 

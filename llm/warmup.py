@@ -13,8 +13,8 @@ def decoder_placement(engine: Engine) -> Placement:
 def decoder_graphs(engine: Engine) -> list[GraphFacts]:
     """Splits, copies and predicted memory; nothing is run or allocated."""
     cache = engine.cache_bytes()
-    return [graph_facts("decoder", label, f"{tokens} token{'s' if tokens > 1 else ''}, context {engine.context}", engine.plan(tokens), cache)
-            for label, tokens in _sizes(engine).items()]
+    return [graph_facts("decoder", label, f"{tokens} token{'s' if tokens > 1 else ''}, context {engine.context}", engine.plan(tokens),
+                        cache) for label, tokens in _sizes(engine).items()]
 
 
 def _sizes(engine: Engine) -> dict[str, int]:

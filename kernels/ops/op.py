@@ -28,8 +28,8 @@ class Op:
     type, or None where only the reference can tell.
     """
 
-    def __init__(self, reference: Callable[..., torch.Tensor], shape: ShapeRule | None, flops: Callable[[Node], int] | None, traffic: Callable[[Node], int] | None,
-                 in_place: Callable[..., torch.Tensor] | None, view: bool):
+    def __init__(self, reference: Callable[..., torch.Tensor], shape: ShapeRule | None, flops: Callable[[Node], int] | None,
+                 traffic: Callable[[Node], int] | None, in_place: Callable[..., torch.Tensor] | None, view: bool):
         self.name, self.reference, self.in_place, self.is_view = reference.__name__, reference, in_place, view
         self.shape, self._flops, self._traffic = shape, flops, traffic
         if self.name in OPS:

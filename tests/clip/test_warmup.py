@@ -81,8 +81,9 @@ def test_fallbacks_compute_the_same(scenario: str) -> None:
 
 
 @pytest.mark.parametrize(("scenario", "state", "accelerated"), [
+    ("no_form_of_it", "mixed", False),
     ("all_taken", "on", True), ("head_72_auto", "off", False), ("head_72_on", "on", False), ("off", "off", False),
-    ("one_layer_mixed", "mixed", False), ("pool2d", "on", False), ("batch", "on", False), ("override", "mixed", False), ("no_form_of_it", "mixed", False)])
+    ("one_layer_mixed", "mixed", False), ("pool2d", "on", False), ("batch", "on", False), ("override", "mixed", False)])
 def test_flash_state(scenario: str, state: str, accelerated: bool) -> None:
     found = report(scenario)
     assert found.flash[0].state == state

@@ -30,7 +30,8 @@ class Noise:
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         generator = torch.Generator().manual_seed(sorted(self.shapes).index(name))
         shape = self.shapes[name]
-        return (torch.randn(shape, generator=generator) * (shape[-1] ** -0.5 if len(shape) > 1 else 4.0 if "post" in name else 1.0)).to(dtype)
+        scale = shape[-1] ** -0.5 if len(shape) > 1 else 4.0 if "post" in name else 1.0
+        return (torch.randn(shape, generator=generator) * scale).to(dtype)
 
 
 def engine(context: int = 64, rules: tuple[str, ...] = (), **chosen: Any) -> Engine:
@@ -55,8 +56,9 @@ def test_generation_equals_one_prefill_a_token() -> None:
         assert int(logits.argmax()) == tokens[n]
 
 
-@pytest.mark.parametrize("chosen", [{"flash_attn": "off"}, {"rules": ("attention:/blk\\.1/",)}, {"rules": ("attention",), "flash_attn": "on"},
-                                    {"rules": ("kv_store",)}, {"rules": ("matmul", "rope")}], ids=str)
+@pytest.mark.parametrize("chosen", [
+    {"flash_attn": "off"}, {"rules": ("attention:/blk\\.1/",)}, {"rules": ("attention",), "flash_attn": "on"}, {"rules": ("kv_store",)},
+    {"rules": ("matmul", "rope")}], ids=str)
 def test_same_tokens_wherever_it_runs(chosen: dict[str, Any]) -> None:
     assert answer(engine(**chosen)).tokens == answer(engine()).tokens
 

@@ -122,8 +122,8 @@ def train_vision(model: Gemma3, dense: DenseLabels, batches: Iterator[dict[str, 
         optimizer.step(loss)
         right = right.lerp(now.detach(), 0.02)
         if optimizer.steps % 200 == 0:
-            print(f"vision {time.time() - optimizer.start:5.0f} s  step {optimizer.steps}  loss {loss.item():.3f}  shape patches {right[0]:.3f}"
-                  f"  character patches {right[1]:.3f}  text {right[2]:.3f}", flush=True)
+            print(f"vision {time.time() - optimizer.start:5.0f} s  step {optimizer.steps}  loss {loss.item():.3f}"
+                  f"  shape patches {right[0]:.3f}  character patches {right[1]:.3f}  text {right[2]:.3f}", flush=True)
         if optimizer.progress >= 1:
             return
 
