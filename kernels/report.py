@@ -98,8 +98,24 @@ class Check:
 
 
 @dataclass(frozen=True)
+class CompiledKernel:
+    """An attention kernel compiled ahead of time for a GPU that is not here, and what one program of it uses. `spill_bytes` are per
+    thread: registers that did not fit; `shared_limit` is None where it is not known."""
+    graph: str
+    name: str
+    nodes: int
+    head: int
+    target: str
+    shared_bytes: int
+    shared_limit: int | None
+    registers: int
+    spill_bytes: int
+    instruction: str
+
+
+@dataclass(frozen=True)
 class WarmupReport:
-    """What `mtmd warmup` tells. `check` is None where nothing was run."""
+    """What `mtmd warmup` tells. `check` is None where nothing was run, `compiled` is empty where the device is here."""
     model: str
     device: str
     device_name: str
@@ -109,6 +125,7 @@ class WarmupReport:
     graphs: tuple[GraphFacts, ...]
     notes: tuple[str, ...] = ()
     check: Check | None = None
+    compiled: tuple[CompiledKernel, ...] = ()
 
     @property
     def fully_accelerated(self) -> bool:

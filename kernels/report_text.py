@@ -11,7 +11,7 @@ SHOWN = 12  # copies of one graph that are listed by name
 
 
 def render(report: WarmupReport) -> str:
-    return "\n".join(line.rstrip() for part in (_head, _flash, _warnings, _graphs, _check, _verdict) for line in part(report))
+    return "\n".join(line.rstrip() for part in (_head, _flash, _warnings, _graphs, _compiled, _check, _verdict) for line in part(report))
 
 
 def _head(report: WarmupReport) -> Iterator[str]:
@@ -90,6 +90,16 @@ def _memory(facts: GraphFacts) -> Iterator[str]:
         parts = [("weights", facts.weight_bytes), ("cache", facts.cache_bytes), ("compute (predicted peak)", facts.compute_bytes)]
         told = ", ".join(f"{name} {mib(sizes.get(space, 0))}" for name, sizes in parts if name != "cache" or facts.cache_bytes)
         yield f"    {space:<8} {told}"
+
+
+def _compiled(report: WarmupReport) -> Iterator[str]:
+    for kernel in report.compiled:
+        limit = f" of {kernel.shared_limit}" if kernel.shared_limit else ""
+        spills = f"{kernel.spill_bytes} bytes spilled" if kernel.spill_bytes else "no spills"
+        yield (f"attention kernel compiled for {kernel.target}, {kernel.graph}, {kernel.nodes} nodes like {kernel.name} (head size {kernel.head}): "
+               f"{kernel.shared_bytes}{limit} bytes of shared memory, {kernel.registers} registers, {spills}, {kernel.instruction}")
+    if report.compiled:
+        yield ""
 
 
 def _check(report: WarmupReport) -> Iterator[str]:

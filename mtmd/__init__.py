@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from mtmd.kernels.errors import ImageError, ModelError, MtmdError, OptionError, PlacementError, PromptError
     from mtmd.kernels.report import WarmupReport
     from mtmd.model import Answer, Event, Finished, Model, Progress, TextPiece, describe, load
+    from mtmd.prediction import predict
     from mtmd.receipt import ImageReceipt, Receipt
 
 __version__ = "0.1.0"
 
 _PLACES = {
     "mtmd.model": ("Answer", "Event", "Finished", "Model", "Progress", "TextPiece", "describe", "load"),
+    "mtmd.prediction": ("predict",),
     "mtmd.receipt": ("ImageReceipt", "Receipt"),
     "mtmd.clip.image": ("Picture",),
     "mtmd.kernels.report": ("WarmupReport",),
@@ -31,6 +33,7 @@ _PLACE_OF = {name: module for module, names in _PLACES.items() for name in names
 __all__ = [
     "Answer", "Event", "Finished", "ImageError", "ImageReceipt", "Model", "ModelError", "MtmdError", "OptionError", "Picture",
     "PlacementError", "Progress", "PromptError", "Receipt", "TextPiece", "WarmupReport", "describe", "load",
+    "predict",
 ]
 
 

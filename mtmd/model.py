@@ -14,20 +14,20 @@ import torch
 from mtmd.bridge import Bridge, Encoded
 from mtmd.checkpoint import Checkpoint, open_checkpoint
 from mtmd.clip.encoder import Encoder
-from mtmd.clip.warmup import encoder_facts, run_check
+from mtmd.clip.warmup import encoder_graphs, encoder_placement, run_check
 from mtmd.config import AnswerOptions, LoadOptions, options, split_options
 from mtmd.conversation import Conversation, Images, Message, read_conversation, user_message
 from mtmd.kernels.backends import Backend, backends_for
-from mtmd.kernels.dtype import DTYPES
-from mtmd.kernels.errors import OptionError, PromptError
+from mtmd.kernels.dtype import DTYPES, name_of
+from mtmd.kernels.errors import ModelError, OptionError, PromptError
 from mtmd.kernels.executor import Observer, Residency
-from mtmd.kernels.report import WarmupReport
+from mtmd.kernels.report import FlashFacts, WarmupReport
 from mtmd.kernels.scheduler import Override
 from mtmd.llm.engine import Engine, Generated
 from mtmd.llm.sampler import Sampler, Sampling
 from mtmd.llm.sequence import Span
 from mtmd.llm.text_stream import StopChecker
-from mtmd.llm.warmup import decoder_facts
+from mtmd.llm.warmup import decoder_graphs, decoder_placement
 from mtmd.receipt import Receipt
 
 DEMO_MODEL = Path(__file__).parent / "demo_model"
@@ -86,17 +86,19 @@ class _Prompt:
 class Model:
     """Made by `load`. Safe to use from several threads; each answer is computed by itself."""
 
-    def __init__(self, checkpoint: Checkpoint, chosen: LoadOptions, backends: Sequence[Backend] | None = None):
-        """`backends` in order of preference replaces what `chosen.device` and `chosen.refuse` ask for."""
+    def __init__(self, checkpoint: Checkpoint, chosen: LoadOptions, backends: Sequence[Backend] | None = None, name: str | None = None):
+        """`backends` in order of preference replaces what `chosen.device` and `chosen.refuse` ask for; `name` is for people."""
         self.checkpoint, self.options = checkpoint, chosen
-        self.name = "demo model" if checkpoint.folder == DEMO_MODEL else checkpoint.folder.name
+        self.name = name or checkpoint.folder.resolve().name
         if chosen.threads:
             set_threads(chosen.threads)
         self.backends = list(backends) if backends else backends_for(chosen.device, chosen.refuse)
         self.dtype = _dtype(chosen.dtype, self.backends[0], checkpoint)
         overrides = [Override.parse(o) for o in chosen.override_tensor]
         placement: dict[str, Any] = {"dtype": self.dtype, "flash_attn": chosen.flash_attn, "overrides": overrides, "residency": Residency()}
-        context = min(chosen.context or DEFAULT_CONTEXT, checkpoint.text.context)
+        context = chosen.context or min(DEFAULT_CONTEXT, checkpoint.text.context)
+        if context > checkpoint.text.context:
+            raise OptionError(f"context: found {context}, expected at most {checkpoint.text.context}, which {self.name} was made for")
         self.engine = Engine(checkpoint.text, checkpoint.text_weights, self.backends, context=context, **placement)
         self.encoder = None
         if checkpoint.vision and checkpoint.vision_weights:
@@ -133,7 +135,8 @@ class Model:
         {"type": "image", "image": source}. Options are checked at once, before the first event is asked for.
         """
         settings = options(AnswerOptions, chosen)
-        return self._stream(messages, settings)
+        sampling = Sampling(settings.temperature, settings.top_k, settings.top_p, settings.min_p, settings.repetition_penalty, settings.seed)
+        return self._stream(messages, settings, Sampler(sampling))
 
     def spans(self, messages: Sequence[Message]) -> list[Span]:
         """What the decoder would read: the conversation tokenized, its images encoded."""
@@ -148,7 +151,7 @@ class Model:
             self.encoder.encode([t for p in pictures for t in self.encoder.family.prepare(p.pixels).tiles], encoder)
         self.engine.prefill(self.spans(messages), self.engine.new_caches(), decoder)
 
-    def _stream(self, messages: Sequence[Message], settings: AnswerOptions) -> Iterator[Event]:
+    def _stream(self, messages: Sequence[Message], settings: AnswerOptions, sampler: Sampler) -> Iterator[Event]:
         prompt = None
         for event in self._prepare(messages):
             if isinstance(event, _Prompt):
@@ -156,12 +159,12 @@ class Model:
             else:
                 yield event
         assert prompt is not None
-        sampler = Sampler(Sampling(settings.temperature, settings.top_k, settings.top_p, settings.min_p, settings.repetition_penalty, settings.seed))
         done = Generated()
         stop = frozenset() if settings.ignore_eos else self.checkpoint.stop_tokens
         yield Progress("prefill", 0, len(prompt.tokens))
         pieces = []
-        for piece in self._text(self.engine.generate(prompt.spans, sampler, stop=stop, max_tokens=settings.max_tokens, done=done), settings.stop, done):
+        tokens = self.engine.generate(prompt.spans, sampler, stop=stop, max_tokens=settings.max_tokens, done=done)
+        for piece in self._text(tokens, settings.stop, done):
             pieces.append(piece)
             yield TextPiece(piece)
         receipt = self._receipt(prompt, done, sampler.seed if settings.temperature else None)
@@ -204,24 +207,25 @@ class Model:
 
     def _receipt(self, prompt: _Prompt, done: Generated, seed: int | None) -> Receipt:
         images = tuple(e.receipt for e in prompt.encoded)
-        report = self.warmup_report
-        attention = {f.graph: f"{f.state} ({'flash' if f.state == 'on' else 'explicit' if f.state == 'off' else 'flash and explicit'})" for f in report.flash}
-        warnings = [f"{r.count} {r.op} node{'s' if r.count > 1 else ''} of the {r.graph} refused by {r.backend}: {r.reason}; runs on {r.runs_on}"
-                    for r in report.refused]
-        return Receipt(self.name, images, sum(i.tokens for i in images), len(prompt.tokens), len(done.tokens), done.finish or "cancelled",
-                       prompt.preprocess_ms, prompt.encode_ms, done.prefill_ms, done.decode_ms, report.device, report.dtype, attention, seed, tuple(warnings))
+        attention = {p.flash.graph: _attention(p.flash) for p in self._placements}
+        warnings = tuple(f"{r.count} {r.op} node{'s' if r.count > 1 else ''} of the {r.graph} refused by {r.backend}: {r.reason}; "
+                         f"runs on {r.runs_on}" for p in self._placements for r in p.refused)
+        return Receipt(
+            model=self.name, images=images, image_tokens=sum(i.tokens for i in images), prompt_tokens=len(prompt.tokens),
+            output_tokens=len(done.tokens), finish=done.finish or "cancelled", preprocess_ms=prompt.preprocess_ms, encode_ms=prompt.encode_ms,
+            prefill_ms=done.prefill_ms, decode_ms=done.decode_ms, device=self.backends[0].name, dtype=name_of(self.dtype),
+            attention=attention, seed=seed, warnings=warnings)
+
+    @cached_property
+    def _placements(self) -> tuple[Placement, ...]:
+        return (*([encoder_placement(self.encoder)] if self.encoder else []), decoder_placement(self.engine))
 
     def _report(self, check: bool) -> WarmupReport:
-        flash, refused, graphs = [], [], []
-        parts = ([encoder_facts(self.encoder)] if self.encoder else []) + [decoder_facts(self.engine)]
-        for part_flash, part_refused, part_graphs in parts:
-            flash.append(part_flash)
-            refused += part_refused
-            graphs += part_graphs
+        graphs = [*(encoder_graphs(self.encoder) if self.encoder else []), *decoder_graphs(self.engine)]
         result = run_check(self.encoder) if check and self.encoder else None
-        device = self.backends[0]
-        names = {name: dtype for name, dtype in DTYPES.items() if dtype == self.dtype}
-        return WarmupReport(self.name, device.name, _device_name(device), next(iter(names)), tuple(flash), tuple(refused), tuple(graphs), (), result)
+        return WarmupReport(
+            self.name, self.backends[0].name, _device_name(self.backends[0]), name_of(self.dtype), tuple(p.flash for p in self._placements),
+            tuple(r for p in self._placements for r in p.refused), tuple(graphs), (), result)
 
 
 def load(model: str | PathLike[str] | None = None, *, progress: bool = False, **chosen: Any) -> Model:
@@ -230,13 +234,23 @@ def load(model: str | PathLike[str] | None = None, *, progress: bool = False, **
     `chosen` are the fields of `LoadOptions`. Raises MtmdError: ModelError for the checkpoint, OptionError for an option.
     """
     settings = options(LoadOptions, chosen)
+    checkpoint, name = find_checkpoint(model, progress)
+    return Model(checkpoint, settings, name=name)
+
+
+def find_checkpoint(model: str | PathLike[str] | None, progress: bool = False) -> tuple[Checkpoint, str | None]:
+    """What `load` takes as `model`, opened, and the name to show where it is not the folder's."""
     if model is None:
-        return Model(open_checkpoint(DEMO_MODEL), settings)
+        return open_checkpoint(DEMO_MODEL), "demo model"
+    if not isinstance(model, (str, PathLike)):
+        raise ModelError(f"model is an object of type {type(model).__name__}; expected a checkpoint folder, or org/name on the Hugging Face hub")
     from mtmd.hub import resolve_model
-    return Model(open_checkpoint(resolve_model(model, progress)), settings)
+    folder = resolve_model(model, progress)
+    is_local = Path(model).expanduser().is_dir()  # else the folder is named by a hash
+    return open_checkpoint(folder), None if is_local else str(model)
 
 
-_loaded: dict[Any, Model] = {}
+_last: tuple[Any, Model] | None = None
 
 
 def describe(image: Images, prompt: str = DEFAULT_PROMPT, *, model: str | PathLike[str] | Model | None = None, **chosen: Any) -> str:
@@ -248,11 +262,11 @@ def describe(image: Images, prompt: str = DEFAULT_PROMPT, *, model: str | PathLi
     answer_options = {name: getattr(for_answer, name) for name in chosen if hasattr(for_answer, name)}
     if isinstance(model, Model):
         return model.describe(image, prompt, **answer_options)
-    key = str(model), for_loading
-    if key not in _loaded:
-        _loaded.clear()
-        _loaded[key] = load(model, **{name: getattr(for_loading, name) for name in chosen if name not in answer_options})
-    return _loaded[key].describe(image, prompt, **answer_options)
+    global _last
+    key, last = (None if model is None else str(model), for_loading), _last
+    if last is None or last[0] != key:
+        _last = last = key, load(model, **{name: getattr(for_loading, name) for name in chosen if name not in answer_options})
+    return last[1].describe(image, prompt, **answer_options)
 
 
 def set_threads(count: int) -> None:
@@ -278,12 +292,20 @@ def _multiplies_bf16() -> bool:
 def _device_name(backend: Backend) -> str:
     if backend.device.type == "cuda":
         return torch.cuda.get_device_name(backend.device)
-    return f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
+    threads = torch.get_num_threads()
+    return f"{threads} thread{'s' if threads > 1 else ''}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _attention(flash: FlashFacts) -> str:
+    """The kernel that attention runs by, and how much of it runs elsewhere than on the device."""
+    kernel = "explicit" if flash.state == "off" else "flash and explicit" if flash.rebuilt else "flash"
+    return f"{kernel}, {len(flash.on_fallback)} of {flash.nodes} nodes on another backend" if flash.on_fallback else kernel
 
 
 def _check_overrides(overrides: Sequence[Override], model: Model) -> None:
     """An override that names nothing is a mistake, not a wish."""
-    plans = [model.engine.plan(1)] + ([model.encoder.plan(1, model.encoder.family.tile_type().shape)] if model.encoder else [])
+    encoder = model.encoder
+    plans = [model.engine.plan(1, images=1), encoder.plan(1, encoder.family.tile_type().shape)] if encoder else [model.engine.plan(1)]
     for override in overrides:
         if not any(override.matches(s.node) for p in plans for s in p.steps if s.node.op != "copy"):
             raise OptionError(f"override {override.pattern.pattern!r} matches no node or weight; `mtmd dump` lists the names")

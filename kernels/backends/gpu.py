@@ -29,12 +29,11 @@ class Gpu:
         if not torch.cuda.is_available():
             return "torch finds no CUDA device; install a CUDA or ROCm build of torch with its driver, or use --device cpu"
         if node.op == "attention":
-            return self._rejects_attention(node)
-        if node.op in PRODUCTS and not node.dtype.is_floating_point:
-            return f"{node.op} in {name_of(node.dtype)}: torch multiplies matrices on CUDA in floating-point types only"
-        return None
+            return self._lacks() or rejects_attention(node)
+        return rejects_product(node)
 
-    def _rejects_attention(self, node: Node) -> str | None:
+    def _lacks(self) -> str | None:
+        """What the attention kernel would need and does not find."""
         if find_spec("triton") is None:
             return "the attention kernel needs Triton, which is not installed; pip install 'mtmd[gpu]'"
         if torch.version.hip is None:
@@ -42,10 +41,7 @@ class Gpu:
             if major < 8:
                 card = torch.cuda.get_device_name(self.device)
                 return f"the attention kernel needs compute capability 8.0, found {major}.{minor} ({card})"
-        from mtmd.kernels.gpu.flash_attention import rejects
-        q, k, v, mask, bounds = (i and i.type for i in (*node.inputs, None, None)[:5])
-        assert q is not None and k is not None and v is not None
-        return rejects(q, k, v, mask, bounds, **node.attrs)
+        return None
 
     def lower(self, node: Node, in_place: bool = False) -> Kernel:
         if node.op == "attention":
@@ -56,3 +52,18 @@ class Gpu:
     def workspace(self, node: Node) -> int:
         """The attention kernel keeps everything in registers and shared memory."""
         return 0 if node.op == "attention" else reference_workspace(node)
+
+
+def rejects_attention(node: Node) -> str | None:
+    """Why the Triton kernel does not take an attention node, on any GPU; None if it does. Needs Triton."""
+    from mtmd.kernels.gpu.flash_attention import rejects
+    q, k, v, mask, bounds = (None if i is None else i.type for i in (*node.inputs, None, None)[:5])
+    assert q is not None and k is not None and v is not None
+    return rejects(q, k, v, mask, bounds, **node.attrs)
+
+
+def rejects_product(node: Node) -> str | None:
+    """Why torch does not multiply these types on CUDA; None if it does, or nothing is multiplied."""
+    if node.op in PRODUCTS and not node.dtype.is_floating_point:
+        return f"{node.op} in {name_of(node.dtype)}: torch multiplies matrices on CUDA in floating-point types only"
+    return None

@@ -18,6 +18,7 @@ from mtmd.kernels.ops import OPS
 
 COMPARE: dict[str, Callable[[int, int], bool]] = {"=": operator.eq, ">": operator.gt, "<": operator.lt}
 FACTS = ("head", "batch", "rows", "width")
+NO_BATCH = ("kv_store", "kv_half", "rope")  # ops on the tokens of one sequence: no dimension of theirs counts as a batch
 _RULE = re.compile(r"(?P<op>\w+|\*)(?::(?:(?P<fact>\w+)(?P<sign>[=<>])(?P<number>\d{1,9})|(?P<dtype>bf16|fp32|fp16)))?", re.ASCII)
 
 
@@ -68,7 +69,7 @@ def _fact(node: Node, fact: str) -> int | None:
         return first.shape[-1] if node.op.startswith("attention") or node.op == "attn_scores" else None
     if fact == "width":
         return first.shape[-1]
-    if len(first.shape) < 3:
+    if len(first.shape) < 3 or node.op in NO_BATCH:
         return None
     if fact == "rows" and node.op in ("attn_softmax", "attn_mix"):  # [B, H, T, S], the others are [B, T, ...]
         return first.shape[2]

@@ -49,8 +49,9 @@ def power_of_two(size: int) -> int:
 def choose_tile(width: int, dtype: torch.dtype, rows: int, masked: bool) -> Tile:
     """The tile for a head size and a number of rows (tokens x query heads of a group).
 
-    Chosen from the compiler's report alone, not by a GPU's clock: the largest tile without spills on cuda:80 and cuda:90 that fits
-    gfx942's 64 KiB and, compiled as for cuda:80, the 99 KiB of consumer cards. See docs/kernels.md.
+    Chosen from the compiler's report alone, not by a GPU's clock: the largest tile that spills at most a few registers on cuda:80
+    and cuda:90 (none without limits in 16-bit types) and fits gfx942's 64 KiB and, compiled as for cuda:80, the 99 KiB of consumer
+    cards. See docs/kernels.md.
     """
     if dtype == torch.float32:  # exact fp32 runs on plain multiply-adds on NVIDIA, whose operands take many registers
         if rows <= 16:

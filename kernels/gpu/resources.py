@@ -19,9 +19,9 @@ HEAD = """# GPU kernels
 Written by `python -m mtmd.kernels.gpu.resources > docs/kernels.md` with triton {triton}. Do not edit by hand.
 
 **Not run on a GPU.** Every figure here is the compiler's: the kernel is compiled ahead of time for NVIDIA A100 (`cuda:80`), H100/H200
-(`cuda:90`) and AMD MI300 (`hip:gfx942`), which needs no GPU. The figures say that it compiles, fits and does not spill; they say
-nothing about speed. `python benchmarks/gpu.py` checks and measures it where there is a GPU. Its results are checked on the CPU in
-Triton's interpreter (`tests/kernels/test_flash_attention.py`).
+(`cuda:90`) and AMD MI300 (`hip:gfx942`), which needs no GPU. The figures say that it compiles, what it takes and where a few
+registers spill; they say nothing about speed. `python benchmarks/gpu.py` checks and measures the kernel where there is a GPU. Its
+results are checked on the CPU in Triton's interpreter (`tests/kernels/test_flash_attention.py`).
 
 What the kernel takes: head sizes 16 to 256 (keys and values may differ), bf16, fp16 and fp32 with fp32 sums, grouped heads, causal,
 window, bounds, soft cap, an additive mask of any floating-point type that broadcasts, any strides but in the last dimension. Anything

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mtmd.kernels.graph import Node, Type
-from mtmd.kernels.ops.op import need, op, same_as_first
+from mtmd.kernels.ops.op import need, need_floats, op, same_as_first
 
 
 def _flops(node: Node) -> int:
@@ -31,6 +31,8 @@ def _flops(node: Node) -> int:
 def _check_operands(q: Type, k: Type, mask: Type | None) -> None:
     need(len(q.shape) == len(k.shape) == 4 and q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3] and q.shape[2] % k.shape[2] == 0,
          f"q {list(q.shape)}, k {list(k.shape)}")
+    need_floats(q)
+    need(q.dtype == k.dtype, f"q is {q}, k {k}: of two types")
     batch, rows, heads, _ = q.shape
     need(mask is None or (mask.dtype.is_floating_point and mask.shape[-2:] == (rows, k.shape[1]) and len(mask.shape) <= 4
                           and all(m in (1, size) for m, size in zip(mask.shape[-3::-1], (heads, batch), strict=False))),
@@ -38,14 +40,15 @@ def _check_operands(q: Type, k: Type, mask: Type | None) -> None:
 
 
 def _check_bounds(batch: int, rows: int, bounds: Type | None) -> None:
-    need(bounds is None or bounds.shape in ((rows, 2), (batch, rows, 2)),
-         f"bounds {None if bounds is None else list(bounds.shape)} for {rows} rows in a batch of {batch}")
+    need(bounds is None or (bounds.shape in ((rows, 2), (batch, rows, 2)) and bounds.dtype == torch.int32),
+         f"bounds {bounds} for {rows} rows in a batch of {batch}, expected i32 [{rows}, 2] or [{batch}, {rows}, 2]")
 
 
 def _shape(q: Type, k: Type, v: Type, mask: Type | None = None, bounds: Type | None = None, **attrs: object) -> Type:  # noqa: ARG001
     _check_operands(q, k, mask)
     _check_bounds(q.shape[0], q.shape[1], bounds)
     need(len(v.shape) == 4 and k.shape[:3] == v.shape[:3], f"k {list(k.shape)}, v {list(v.shape)}")
+    need_floats(v)
     return Type.contiguous((*q.shape[:3], v.shape[3]), v.dtype)
 
 
@@ -101,6 +104,7 @@ def _softmax(scores: Tensor, bounds: Tensor | None = None, *, causal: bool = Fal
 
 
 def _softmax_shape(scores: Type, bounds: Type | None = None, **attrs: object) -> Type | None:  # noqa: ARG001
+    need(len(scores.shape) == 4, f"scores {list(scores.shape)}")
     _check_bounds(scores.shape[0], scores.shape[2], bounds)
     return same_as_first(scores)
 
@@ -112,7 +116,9 @@ def attn_softmax(scores: Tensor, bounds: Tensor | None = None, *, causal: bool =
 
 
 def _mix_shape(weights: Type, v: Type) -> Type:
-    need(weights.shape[3] == v.shape[1] and weights.shape[1] % v.shape[2] == 0, f"weights {list(weights.shape)}, v {list(v.shape)}")
+    need(len(weights.shape) == len(v.shape) == 4 and weights.shape[0] == v.shape[0] and weights.shape[3] == v.shape[1]
+         and weights.shape[1] % v.shape[2] == 0, f"weights {list(weights.shape)}, v {list(v.shape)}")
+    need_floats(weights, v)
     return Type.contiguous((weights.shape[0], weights.shape[2], weights.shape[1], v.shape[3]), v.dtype)
 
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtmd.kernels.graph import Type
-from mtmd.kernels.ops.op import need, op, same_as_first
+from mtmd.kernels.ops.op import need, need_floats, op, same_as_first
 
 
 def _add_shape(a: Type, b: Type) -> Type | None:
@@ -33,6 +33,7 @@ def gelu(x: Tensor, *, approximate: str) -> Tensor:
 
 def _gated_shape(gate: Type, up: Type, *, approximate: str) -> Type | None:  # noqa: ARG001
     need(gate.shape == up.shape, f"gate {list(gate.shape)} and up {list(up.shape)} differ")
+    need_floats(gate, up)
     return same_as_first(gate) if gate.dtype == up.dtype else None
 
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtmd.kernels.graph import Node, Type
-from mtmd.kernels.ops.op import need, op
+from mtmd.kernels.ops.op import need, need_floats, need_places, op
 
 
 def _rows_traffic(node: Node) -> int:
@@ -21,7 +21,9 @@ def _written_traffic(node: Node) -> int:
 
 
 def _embed_shape(tokens: Type, table: Type, *, scale: float = 1.0) -> Type:  # noqa: ARG001
-    need(len(tokens.shape) == 1 and len(table.shape) == 2, f"tokens {list(tokens.shape)}, table {list(table.shape)}")
+    need_places(tokens)
+    need_floats(table)
+    need(len(table.shape) == 2, f"table {list(table.shape)}")
     return Type.contiguous((tokens.shape[0], table.shape[1]), table.dtype)
 
 
@@ -37,7 +39,9 @@ def _place(x: Tensor, rows: Tensor, at: Tensor) -> Tensor:
 
 
 def _place_shape(x: Type, rows: Type, at: Type) -> Type | None:
-    need(rows.shape == (at.shape[0], x.shape[1]), f"rows {list(rows.shape)} for at {list(at.shape)} and x {list(x.shape)}")
+    need_places(at)
+    need(len(x.shape) == 2 and rows.shape == (at.shape[0], x.shape[1]),
+         f"rows {list(rows.shape)} for at {list(at.shape)} and x {list(x.shape)}")
     return x if x.is_contiguous else None
 
 
@@ -48,7 +52,9 @@ def place_rows(x: Tensor, rows: Tensor, at: Tensor) -> Tensor:
 
 
 def _take_shape(x: Type, at: Type) -> Type:
-    return Type.contiguous((at.shape[0], *x.shape[1:]), x.dtype)
+    need_places(at)
+    need(len(x.shape) == 2, f"x {list(x.shape)}")
+    return Type.contiguous((at.shape[0], x.shape[1]), x.dtype)
 
 
 @op(shape=_take_shape, traffic=_rows_traffic)
@@ -60,7 +66,9 @@ def take_rows(x: Tensor, at: Tensor) -> Tensor:
 @op(traffic=_written_traffic)
 def kv_store(cache: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> Tensor:
     """The cache with k and v written at its slots, in place          cache [2, S, G, K]; k, v [T, G, K]; slots [T]"""
-    need(k.shape == v.shape and cache.shape[2:] == k.shape[1:], f"k {list(k.shape)}, v {list(v.shape)} into cache {list(cache.shape)}")
+    need(k.shape == v.shape and cache.shape[2:] == k.shape[1:] and len(cache) == 2
+         and slots.shape == k.shape[:1] and slots.dtype == torch.int64,
+         f"k {list(k.shape)}, v {list(v.shape)} at slots {list(slots.shape)} into cache {list(cache.shape)}")
     cache[0].index_copy_(0, slots, k.to(cache.dtype))
     cache[1].index_copy_(0, slots, v.to(cache.dtype))
     return cache

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtmd.kernels.graph import Node, Type
-from mtmd.kernels.ops.op import need, op
+from mtmd.kernels.ops.op import need, need_floats, op
 
 
 def _patch_flops(node: Node) -> int:
@@ -14,13 +14,15 @@ def _patch_flops(node: Node) -> int:
     return 2 * node.type.count * (w.type.count // w.shape[0])
 
 
-def _patch_shape(pixels: Type, w: Type, b: Type | None = None) -> Type | None:
+def _patch_shape(pixels: Type, w: Type, b: Type | None = None) -> Type:
+    need(len(pixels.shape) == len(w.shape) == 4 and w.shape[2] == w.shape[3], f"pixels {list(pixels.shape)}, w {list(w.shape)}")
+    need_floats(pixels)
+    need(all(t is None or t.dtype == pixels.dtype for t in (w, b)), f"pixels are {pixels}, w {w}, b {b}: of several types")
     batch, _, height, width = pixels.shape
     size = w.shape[-1]
     need(height % size == 0 and width % size == 0, f"pixels {list(pixels.shape)} are no multiple of patch {size}")
     need(pixels.shape[1] == w.shape[1] and (b is None or b.shape == w.shape[:1]), f"pixels {list(pixels.shape)}, w {list(w.shape)}")
-    plain = pixels.dtype == w.dtype and (b is None or b.dtype == w.dtype)
-    return Type.contiguous((batch, (height // size) * (width // size), w.shape[0]), w.dtype) if plain else None
+    return Type.contiguous((batch, (height // size) * (width // size), w.shape[0]), w.dtype)
 
 
 @op(shape=_patch_shape, flops=_patch_flops)
@@ -33,6 +35,8 @@ def patch_embed(pixels: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
 
 
 def _pool_shape(x: Type, *, grid: tuple[int, int], kernel: int) -> Type:
+    need_floats(x)
+    need(len(x.shape) == 3, f"x {list(x.shape)}")
     rows, columns = grid
     need(x.shape[1] == rows * columns, f"x {list(x.shape)} is not a grid of {rows} x {columns}")
     need(rows % kernel == 0 and columns % kernel == 0, f"grid {rows} x {columns} does not divide by {kernel}")

@@ -11,7 +11,12 @@ from mtmd.kernels.ops.op import need, op, same_as_first
 def _norm_shape(x: Type, *weights: Type, eps: float) -> Type | None:  # noqa: ARG001
     for w in weights:
         need(w.shape == x.shape[-1:], f"a weight {list(w.shape)} does not match x {list(x.shape)}")
-    return same_as_first(x)
+    return same_as_first(x, *weights)
+
+
+def _layer_norm_shape(x: Type, w: Type, b: Type, *, eps: float) -> Type | None:
+    need(w.dtype == b.dtype == x.dtype, f"x is {x}, w {w}, b {b}: of several types")
+    return _norm_shape(x, w, b, eps=eps)
 
 
 @op(shape=_norm_shape, flops=lambda n: 4 * n.type.count)
@@ -20,7 +25,7 @@ def rms_norm(x: Tensor, w: Tensor, *, eps: float) -> Tensor:
     return F.rms_norm(x.float(), x.shape[-1:], w.float(), eps).to(x.dtype)
 
 
-@op(shape=_norm_shape, flops=lambda n: 6 * n.type.count)
+@op(shape=_layer_norm_shape, flops=lambda n: 6 * n.type.count)
 def layer_norm(x: Tensor, w: Tensor, b: Tensor, *, eps: float) -> Tensor:
     """(x - mean) * rsqrt(var + eps) * w + b          x [..., D], w, b [D] in x's type; arXiv:1607.06450"""
     return F.layer_norm(x, x.shape[-1:], w, b, eps)

@@ -7,6 +7,7 @@ so an op can have a shape rule for the usual case, and a test holds each rule to
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,7 @@ class Op:
                  traffic: Callable[[Node], int] | None, in_place: Callable[..., torch.Tensor] | None, view: bool):
         self.name, self.reference, self.in_place, self.is_view = reference.__name__, reference, in_place, view
         self.shape, self._flops, self._traffic = shape, flops, traffic
+        self._signature = inspect.signature(reference)
         if self.name in OPS:
             raise ValueError(f"op {self.name} registered twice")
         OPS[self.name] = self
@@ -47,6 +49,12 @@ class Op:
             raise PlacementError(f"{self.name} {name or '(unnamed)'} cannot take ({given}) with {attrs}: {why}") from error
         return Node(self.name, inputs, result, attrs, name, alias)
 
+    def check_call(self, types: tuple[Type | None, ...], attrs: tuple[tuple[str, Any], ...]) -> None:
+        """Raises TypeError for an operand that is missing and for an attribute that is missing or none of the op's."""
+        for name, value in self._signature.bind(*types, **dict(attrs)).arguments.items():
+            if value is None and self._signature.parameters[name].annotation == "Tensor":
+                raise TypeError(f"operand {name} is missing")
+
     def flops(self, node: Node) -> int:
         return self._flops(node) if self._flops else 0
 
@@ -60,6 +68,7 @@ class Op:
 
 @functools.lru_cache(maxsize=65536)
 def _infer(op: str, types: tuple[Type | None, ...], attrs: tuple[tuple[str, Any], ...]) -> tuple[Type, bool]:
+    OPS[op].check_call(types, attrs)
     rule = OPS[op].shape
     result = rule(*types, **dict(attrs)) if rule else None
     return (result, False) if result else infer_by_running(op, types, attrs)
@@ -83,7 +92,16 @@ def op(*, shape: ShapeRule | None = None, flops: Callable[[Node], int] | None = 
 
 def same_as_first(first: Type, *others: Type | None, **attrs: Any) -> Type | None:  # noqa: ARG001
     """The shape rule of ops on each element of their first input."""
+    need_floats(first, *others)
     return first if first.is_contiguous else None
+
+
+def need_floats(*types: Type | None) -> None:
+    need(all(t is None or t.dtype.is_floating_point for t in types), "expected numbers with a fraction")
+
+
+def need_places(at: Type) -> None:
+    need(len(at.shape) == 1 and at.dtype == torch.int64, f"{at} for places, expected i64 of one dimension")
 
 
 def need(ok: bool, message: str) -> None:

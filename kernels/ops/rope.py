@@ -5,11 +5,12 @@ import torch
 from torch import Tensor
 
 from mtmd.kernels.graph import Type
-from mtmd.kernels.ops.op import need, op
+from mtmd.kernels.ops.op import need, need_floats, op
 
 
 def _shape(x: Type, positions: Type, *, base: float, factor: float = 1.0) -> Type:  # noqa: ARG001
     fits = len(x.shape) == 3 and positions.shape == x.shape[:1] and x.shape[-1] % 2 == 0
+    need_floats(x)
     need(fits, f"x {list(x.shape)}, positions {list(positions.shape)}")
     return Type.contiguous(x.shape, x.dtype)
 

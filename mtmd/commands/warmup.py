@@ -5,6 +5,7 @@ import argparse
 import json
 
 from mtmd.commands.shared import add_model_arguments, load_from
+from mtmd.kernels.errors import OptionError
 
 HELP = "Ask the device about every op, run one encode, and report."
 
@@ -13,11 +14,19 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     add_model_arguments(sub)
     sub.add_argument("--json", action="store_true", help="print the report as one JSON object")
     sub.add_argument("--strict", action="store_true", help="exit with 3 if anything is not fully on the accelerated path")
+    sub.add_argument("--target", metavar="GPU", help="predict for a GPU that is not here: cuda:90, cuda:80 or hip:gfx942; runs nothing")
     sub.add_argument("--no-run", action="store_true", help="ask and predict only, run nothing")
 
 
 def run(args: argparse.Namespace) -> int:
-    model = load_from(args)
-    report = model.warmup_report if args.no_run else model.warm_up()
+    if args.target:
+        if args.device != "auto" or args.refuse or args.threads:
+            raise OptionError("--target predicts for a GPU that is not here; leave out --device, --refuse and --threads")
+        from mtmd.prediction import predict
+        report = predict(args.target, args.model, dtype=args.dtype, flash_attn=args.flash_attn, override_tensor=args.override_tensor,
+                         context=args.context)
+    else:
+        model = load_from(args)
+        report = model.warmup_report if args.no_run else model.warm_up()
     print(json.dumps(report.asdict()) if args.json else report)
     return 3 if args.strict and not report.fully_accelerated else 0

@@ -18,7 +18,7 @@ def ampere(monkeypatch):
 
 
 def value(*shape, dtype=torch.float32):
-    return graph_input("x", shape, dtype, lambda batch: None)
+    return graph_input("x", shape, dtype, lambda _: None)
 
 
 def attention_node(width=72, batch=1, **attrs) -> Node:

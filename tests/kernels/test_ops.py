@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from mtmd.kernels import ops
 from mtmd.kernels.graph import Type
 from mtmd.kernels.ops import OPS
+from mtmd.kernels.ops.op import _infer
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 TYPES = [torch.float32, torch.bfloat16]
@@ -70,6 +72,38 @@ def test_the_shape_rule_is_what_the_reference_returns(op, strided):
             assert Type.of(result) == node.type, f"seed {seed} {dtype}"
             shares = [t is not None and t.untyped_storage()._cdata == result.untyped_storage()._cdata for t in inputs]
             assert shares[0] == node.alias and not any(shares[1:]), f"seed {seed} {dtype}"
+
+
+def mutations(op: str, seed: int) -> list[tuple[tuple[Type | None, ...], dict[str, Any]]]:
+    """Types of a right case with one operand made another: a size off by one, a dimension more or less, another dtype, or missing."""
+    inputs, attrs = draw(op, seed)
+    types = [None if t is None else Type.of(t) for t in inputs]
+    found = []
+    for i, kind in enumerate(types):
+        if kind is None:
+            continue
+        shapes = [(*kind.shape[:d], n + 1, *kind.shape[d + 1:]) for d, n in enumerate(kind.shape)] + [(1, *kind.shape), kind.shape[1:]]
+        others = [Type.contiguous(shape, kind.dtype) for shape in shapes]
+        others += [Type.contiguous(kind.shape, dtype) for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.int32)]
+        found += [((*types[:i], other, *types[i + 1:]), attrs) for other in [*others, None]]
+    return found
+
+
+@pytest.mark.parametrize("op", sorted(OPS))
+def test_a_shape_rule_takes_nothing_that_its_reference_does_not(op):
+    """A rule may refuse more than torch does; what it takes has to run, and to give what it says."""
+    refused = 0
+    for seed in range(4):
+        for types, attrs in mutations(op, seed):
+            try:
+                told = _infer(op, types, tuple(attrs.items()))
+            except (RuntimeError, ValueError, IndexError, TypeError):
+                refused += 1
+                continue
+            values = [None if t is None else torch.zeros(t.shape, dtype=t.dtype) for t in types]
+            result = OPS[op].reference(*values, **attrs)
+            assert told[0] == Type.of(result), f"{[str(t) for t in types]} {attrs}"
+    assert refused or op in ("gelu", "softcap", "reshape")
 
 
 @pytest.mark.parametrize("op", sorted(OPS))

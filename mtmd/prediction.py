@@ -1,0 +1,29 @@
+"""What a model would do on a GPU that is not here."""
+from __future__ import annotations
+
+from dataclasses import replace
+from os import PathLike
+from typing import Any
+
+from mtmd.config import LoadOptions, options
+from mtmd.kernels.backends import Cpu, Reference
+from mtmd.kernels.backends.target import Target
+from mtmd.kernels.report import WarmupReport
+from mtmd.llm.engine import PREFILL
+from mtmd.model import Model, find_checkpoint
+
+
+def predict(target: str, model: str | PathLike[str] | None = None, **chosen: Any) -> WarmupReport:
+    """The warm-up report for `target`, cuda:90 or hip:gfx942: ops taken and refused, memory, attention kernels compiled ahead of time.
+
+    Nothing is run and no weight is read. `chosen` are the fields of `LoadOptions`, `device` aside. Raises MtmdError.
+    """
+    device = Target(target)
+    checkpoint, name = find_checkpoint(model)
+    subject = Model(checkpoint, options(LoadOptions, chosen), [device, Cpu(), Reference()], name=name)
+    encoder, engine = subject.encoder, subject.engine
+    sizes = encoder.sizes().items() if encoder else ()
+    plans = [(f"encoder, {label}", encoder.plan(batch, tile.shape)) for label, (batch, tile) in sizes if encoder]
+    plans += [("decoder, decode", engine.plan(1)), ("decoder, prefill", engine.plan(min(PREFILL, engine.context)))]
+    kernels = tuple(kernel for graph, plan in plans for kernel in device.compile(graph, plan))
+    return replace(subject.warmup_report, device_name="not here: predicted", compiled=kernels)

@@ -1,0 +1,53 @@
+"""Prediction for a GPU that is not here. Kernels are compiled, so these run in a process where Triton does not interpret."""
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="ahead-of-time compilation needs Triton, which has no build for this platform")
+
+
+def warmup(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    return subprocess.run([sys.executable, "-m", "mtmd.cli", "warmup", *arguments], env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def hopper() -> dict[str, Any]:
+    done = warmup("--target", "cuda:90", "--json", "--strict")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_everything_is_taken_and_fits(hopper: dict[str, Any]) -> None:
+    assert hopper["device"] == "cuda:90" and hopper["dtype"] == "bf16" and hopper["check"] is None
+    assert hopper["fully_accelerated"] and [f["state"] for f in hopper["flash"]] == ["on", "on"]
+    assert {g["graph"] for g in hopper["graphs"]} == {"encoder", "decoder"}
+    assert all(set(g["compute_bytes"]) == {"cuda:90"} and g["copies"] == [] for g in hopper["graphs"])
+
+
+def test_kernels_are_really_compiled(hopper: dict[str, Any]) -> None:
+    kernels = {k["graph"]: k for k in hopper["compiled"]}
+    assert set(kernels) == {"encoder, warm-up", "encoder, largest", "decoder, decode", "decoder, prefill"}
+    assert kernels["encoder, largest"]["head"] == 72 and kernels["decoder, prefill"]["head"] == 64
+    for kernel in kernels.values():
+        assert 0 < kernel["shared_bytes"] <= kernel["shared_limit"] and 0 < kernel["registers"] <= 255
+        assert kernel["instruction"] in ("wgmma", "mma.sync")
+
+
+def test_an_old_gpu_gets_explicit_attention_and_the_reason() -> None:
+    done = warmup("--target", "cuda:75", "--strict")
+    assert done.returncode == 3
+    assert "needs compute capability 8.0, found 7.5" in done.stdout and "flash attention, encoder: OFF" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [("--target", "tpu:1"), ("--target", "cuda:90", "--device", "cpu"), ("--target", "cuda:90", "--refuse", "gelu")])
+def test_refusals(arguments: tuple[str, ...]) -> None:
+    done = warmup(*arguments)
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1 and "target" in done.stderr
