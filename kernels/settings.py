@@ -60,7 +60,7 @@ class Settings:
         value = self.get(key, default)
         if not any(type(value) is type(a) and value == a for a in among):
             raise ModelError(f"{self.where}: {key} is {_short(value)}, expected one of {', '.join(map(str, among))}")
-        return value  # type: ignore[no-any-return]
+        return value
 
 
 def read_json(path: Path, required: bool = True) -> dict[str, Any]:

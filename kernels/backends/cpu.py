@@ -33,6 +33,6 @@ class Cpu:
             return matmul.workspace(x.type, w.type)
         if node.op != "attention":
             return reference_workspace(node)
-        q, k, v, mask, bounds = (*(i and i.type for i in node.inputs), None, None)[:5]
+        q, k, v, mask, bounds = (*(None if i is None else i.type for i in node.inputs), None, None)[:5]
         assert q is not None and k is not None and v is not None
         return attention.workspace(q, k, v, mask, bounds, **{name: value for name, value in node.attrs.items() if name != "scale"})

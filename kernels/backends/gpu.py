@@ -11,11 +11,7 @@ import torch
 
 from mtmd.kernels.backends.backend import Kernel
 from mtmd.kernels.backends.reference import lower_reference, reference_workspace
-from mtmd.kernels.dtype import name_of
 from mtmd.kernels.graph import Node
-
-# torch has no integer matrix product on CUDA ("addmm_cuda" not implemented for 'Int').
-PRODUCTS = ("matmul", "patch_embed", "attn_scores", "attn_mix")
 
 
 class Gpu:
@@ -30,7 +26,7 @@ class Gpu:
             return "torch finds no CUDA device; install a CUDA or ROCm build of torch with its driver, or use --device cpu"
         if node.op == "attention":
             return self._lacks() or rejects_attention(node)
-        return rejects_product(node)
+        return None
 
     def _lacks(self) -> str | None:
         """What the attention kernel would need and does not find."""
@@ -61,9 +57,3 @@ def rejects_attention(node: Node) -> str | None:
     assert q is not None and k is not None and v is not None
     return rejects(q, k, v, mask, bounds, **node.attrs)
 
-
-def rejects_product(node: Node) -> str | None:
-    """Why torch does not multiply these types on CUDA; None if it does, or nothing is multiplied."""
-    if node.op in PRODUCTS and not node.dtype.is_floating_point:
-        return f"{node.op} in {name_of(node.dtype)}: torch multiplies matrices on CUDA in floating-point types only"
-    return None

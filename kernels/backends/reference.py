@@ -48,14 +48,15 @@ def _workspace(op: str, types: tuple[Type | None, ...], attrs: tuple[tuple[str, 
     with torch.inference_mode(False), torch.no_grad(), _Allocations() as seen:
         result = OPS[op].reference(*values, **dict(attrs))
     del result
-    return max(0, seen.peak - result_bytes)
+    peak: int = seen.peak
+    return max(0, peak - result_bytes)
 
 
 class _Allocations(TorchDispatchMode):
     """Counts live bytes of the storages that operators make."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.live = self.peak = 0
         self._users: dict[int, int] = {}
 

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import torch
 
 from mtmd.kernels.backends.backend import Kernel
-from mtmd.kernels.backends.gpu import rejects_attention, rejects_product
+from mtmd.kernels.backends.gpu import rejects_attention
 from mtmd.kernels.backends.reference import reference_workspace
 from mtmd.kernels.errors import OptionError, PlacementError
 from mtmd.kernels.graph import Node, Type
@@ -35,9 +35,9 @@ class Target:
         kind, _, version = self.name.partition(":")
         if node.op == "attention" and kind == "cuda" and int(version) < MIN_CAPABILITY:
             return f"the attention kernel needs compute capability 8.0, found {int(version) / 10}"
-        return rejects_attention(node) if node.op == "attention" else rejects_product(node)
+        return rejects_attention(node) if node.op == "attention" else None
 
-    def lower(self, node: Node, in_place: bool = False) -> Kernel:
+    def lower(self, node: Node, in_place: bool = False) -> Kernel:  # noqa: ARG002
         raise PlacementError(f"{node.name}: {self.name} is a target to predict for, not a device; use --device to run")
 
     def workspace(self, node: Node) -> int:

@@ -51,12 +51,6 @@ def test_old_card_is_told(monkeypatch):
     assert Gpu().rejects(attention_node()) == "the attention kernel needs compute capability 8.0, found 7.5 (a card)"
 
 
-@pytest.mark.usefixtures("ampere")
-def test_integer_products_are_refused():
-    node = matmul(value(2, 3, dtype=torch.int32), value(4, 3, dtype=torch.int32), name="counts")
-    assert "matmul in i32" in Gpu().rejects(node)
-
-
 def test_attention_is_lowered_to_the_kernel():
     node = attention_node(causal=True)
     q, k = torch.randn(1, 9, 4, 72), torch.randn(1, 9, 2, 72)
