@@ -5,7 +5,9 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,7 +68,7 @@ class Engine:
     def new_caches(self) -> list[Tensor]:
         """One cache per layer, where the layer's `kv_store` runs. Memory is taken as slots are written, not before."""
         where = self.plan(1).backend_of
-        return [torch.zeros(2, self.context, kv.groups, kv.head, dtype=self.dtype, device=where[f"blk.{layer}.kv_store"].device)
+        return [_zeros((2, self.context, kv.groups, kv.head), self.dtype, where[f"blk.{layer}.kv_store"].device)
                 for layer, kv in enumerate(self.family.layers)]
 
     def cache_bytes(self) -> dict[str, int]:
@@ -122,3 +124,10 @@ class Engine:
             if done.finish is None:
                 logits = self.forward(make_batch([Span((token,))], len(seen) - 1, caches, wants_logits=True))[0]
         done.decode_ms = (time.perf_counter() - clock) * 1e3
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """On the CPU without touching the memory: torch.zeros would write all of it, fresh pages from the system are zero already."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
