@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -58,35 +59,42 @@ class Encoding:
         self.encode_ms = (time.perf_counter() - clock) * 1e3
         for key in keys:
             bridge.remember(key, entries[key])
-        self.found = [Encoded(*entries[key], _receipt(p, entries[key][0], key in known)) for key, p in zip(keys, self._pictures, strict=True)]
+        seen = set(known)  # the second of two equal pictures costs nothing either
+        for key, picture in zip(keys, self._pictures, strict=True):
+            self.found.append(Encoded(*entries[key], _receipt(picture, entries[key][0], key in seen)))
+            seen.add(key)
 
 
 class Bridge:
     def __init__(self, encoder: Encoder, tokenizer: Tokenizer, device: torch.device):
         self.encoder, self.tokenizer, self.device = encoder, tokenizer, device
         self._cache: OrderedDict[str, tuple[ImagePlan, Tensor]] = OrderedDict()
+        self._lock = Lock()
 
     def encode(self, pictures: Sequence[Picture]) -> Encoding:
         """Start on the pictures; iterate over what is returned to do the work. Each different picture is encoded once."""
         return Encoding(self, pictures)
 
     def known(self, key: str) -> tuple[ImagePlan, Tensor] | None:
-        return self._cache.get(key)
+        with self._lock:
+            return self._cache.get(key)
 
     def remember(self, key: str, entry: tuple[ImagePlan, Tensor]) -> None:
         """The most recently used come last; the oldest go when there is too much."""
-        self._cache.pop(key, None)
         plan = ImagePlan((), entry[0].sizes, entry[0].tokens, entry[0].prompt)  # pixels are not needed again
-        self._cache[key] = plan, entry[1]
-        while len(self._cache) > 1 and sum(e.nbytes for _, e in self._cache.values()) > CACHE_BYTES:
-            self._cache.popitem(last=False)
+        with self._lock:
+            self._cache.pop(key, None)
+            self._cache[key] = plan, entry[1]
+            while len(self._cache) > 1 and sum(e.nbytes for _, e in self._cache.values()) > CACHE_BYTES:
+                self._cache.popitem(last=False)
 
     def spans(self, rendered: str, encoded: Sequence[Encoded]) -> list[Span]:
         """The rendered prompt with pictures at their markers. Raises PromptError where the template wrote more or fewer markers."""
         family = self.encoder.family
         pieces = rendered.split(family.marker)
         if len(pieces) - 1 != len(encoded):
-            raise PromptError(f"the chat template wrote {len(pieces) - 1} picture places for {len(encoded)} pictures; it does not fit this model")
+            raise PromptError(f"the chat template wrote {len(pieces) - 1} picture places for {len(encoded)} pictures; "
+                              "it does not fit this model")
         text = pieces[0] + "".join(e.plan.prompt + piece for e, piece in zip(encoded, pieces[1:], strict=True))
         return _to_spans(self.tokenizer.encode(text), self.tokenizer.id(family.image_token), encoded, family.bidirectional, self.device)
 
@@ -97,10 +105,13 @@ def _to_spans(tokens: list[int], image_token: int, encoded: Sequence[Encoded], b
     while start < len(tokens):
         stop = start
         if tokens[start] == image_token:
+            if not waiting:
+                raise PromptError(f"the chat template wrote image tokens for more than {len(encoded)} pictures; it does not fit this model")
             picture = waiting.pop(0)
             stop = start + picture.plan.tokens
             if tokens[start:stop] != [image_token] * picture.plan.tokens:
-                raise PromptError(f"a picture's {picture.plan.tokens} image tokens do not stand together in the prompt; the tokenizer does not fit this model")
+                raise PromptError(f"a picture's {picture.plan.tokens} image tokens do not stand together in the prompt; "
+                                  "the tokenizer does not fit this model")
             spans.append(Span(tuple(tokens[start:stop]), picture.embeddings.to(device), block))
         else:
             while stop < len(tokens) and tokens[stop] != image_token:

@@ -31,10 +31,10 @@ class Checkpoint:
 
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Everything checked that can be without reading weights. Raises ModelError saying which file is wrong and how."""
+    file = open_weights(folder)
     config = read_json(folder / "config.json")
     settings = Settings(config, "config.json")
     vision, text = _families(folder, config, settings)
-    file = open_weights(folder)
     where = str(folder)
     text_weights = CanonicalWeights(file, text.parameters(), where)
     vision_weights = CanonicalWeights(file, vision.parameters(), where) if vision else None
@@ -42,26 +42,33 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     check_no_extra(file, used, (*text.unused, *(vision.unused if vision else ())), where)
     tokenizer = Tokenizer.from_folder(folder, reserved=(vision.marker, vision.image_token) if vision else ())
     if len(tokenizer) > text.vocabulary:
-        raise ModelError(f"{folder}: tokenizer.json has {len(tokenizer)} tokens, config.json a vocabulary of {text.vocabulary}; they belong to different models")
+        raise ModelError(f"{folder}: tokenizer.json has {len(tokenizer)} tokens, config.json a vocabulary of {text.vocabulary}; "
+                         "they belong to different models")
+    if vision:
+        tokenizer.id(vision.image_token)
     template = ChatTemplate.from_folder(folder, tokenizer.special_text)
-    return Checkpoint(folder, vision, text, vision_weights, text_weights, file.bytes, tokenizer, template, _stop_tokens(folder, config))
+    return Checkpoint(folder, vision, text, vision_weights, text_weights, file.bytes, tokenizer, template, _stop_tokens(folder, settings))
 
 
 def _families(folder: Path, config: Mapping[str, Any], settings: Settings) -> tuple[VisionFamily | None, TextFamily]:
     kind = settings.get("model_type", None)
     if not isinstance(kind, str):
-        raise ModelError(f"{folder / 'config.json'}: model_type is {kind!r}, expected the name of an architecture")
-    if "vision_config" not in config:
+        raise ModelError(f"{folder / 'config.json'}: model_type is {kind!r:.60}, expected the name of an architecture")
+    if settings.get("vision_config", None) is None:
         return None, text_family(kind, config)
     text = settings.part("text_config")
-    processor = read_json(folder / "preprocessor_config.json", required=False) or read_json(folder / "processor_config.json", required=False)
-    return vision_family(kind, config, processor), text_family(text.get("model_type", f"{kind}_text"), text.values)
+    text_kind = text.get("model_type", f"{kind}_text")
+    if not isinstance(text_kind, str):
+        raise ModelError(f"{folder / 'config.json'}: text_config: model_type is {text_kind!r:.60}, expected the name of an architecture")
+    places = (folder / "preprocessor_config.json", folder / "processor_config.json")
+    processor = next(filter(None, (read_json(path, required=False) for path in places)), {})
+    return vision_family(kind, config, processor), text_family(text_kind, text.values)
 
 
-def _stop_tokens(folder: Path, config: Mapping[str, Any]) -> frozenset[int]:
+def _stop_tokens(folder: Path, config: Settings) -> frozenset[int]:
     """End-of-sequence ids of the generation settings, else of the configuration."""
     generation = read_json(folder / "generation_config.json", required=False)
-    for values in (generation, config, config.get("text_config") or {}):
+    for values in (generation, config.values, config.part("text_config").values):
         ids = values.get("eos_token_id")
         ids = [ids] if isinstance(ids, int) else ids
         if isinstance(ids, list) and ids and all(isinstance(i, int) for i in ids):

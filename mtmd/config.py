@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,7 +17,8 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class LoadOptions:
     """How a model is loaded. `context` is in tokens, None for what the checkpoint was made for, at most 8192; `override_tensor` are
-    "REGEX=DEVICE" on node and weight names; `refuse` are rules of ops the device is to be taken not to support."""
+    "REGEX=DEVICE" on node and weight names; `refuse` are rules of ops the device is to be taken not to support; `threads` holds for
+    the whole process."""
     device: str = "auto"
     dtype: str = "auto"
     flash_attn: str = "auto"
@@ -32,12 +32,9 @@ class LoadOptions:
         _among("flash_attn", self.flash_attn, FLASH)
         _text("device", self.device)
         for name in ("override_tensor", "refuse"):
-            values = getattr(self, name)
-            object.__setattr__(self, name, (values,) if isinstance(values, str) else tuple(values))
-            for value in getattr(self, name):
-                _text(name, value)
-        _count("threads", self.threads, 1, 1024)
-        _count("context", self.context, 16, 1 << 24)
+            object.__setattr__(self, name, _texts(name, getattr(self, name)))
+        _count_or_none("threads", self.threads, 1, 1024)
+        _count_or_none("context", self.context, 16, 1 << 24)
 
 
 @dataclass(frozen=True)
@@ -60,12 +57,10 @@ class AnswerOptions:
         _number("top_p", self.top_p, 0, 1)
         _number("min_p", self.min_p, 0, 1)
         _number("repetition_penalty", self.repetition_penalty, 0.01, 100)
-        _count("seed", self.seed, 0, 2**63 - 1)
+        _count_or_none("seed", self.seed, 0, 2**63 - 1)
         if type(self.ignore_eos) is not bool:
-            raise OptionError(f"ignore_eos: found {self.ignore_eos!r}, expected true or false")
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
-        for value in self.stop:
-            _text("stop", value)
+            raise OptionError(f"ignore_eos: found {self.ignore_eos!r:.60}, expected true or false")
+        object.__setattr__(self, "stop", _texts("stop", self.stop))
 
 
 def options(kind: type[T], values: Mapping[str, Any]) -> T:
@@ -85,25 +80,40 @@ def _known(values: Mapping[str, Any], *kinds: Any) -> Mapping[str, Any]:
     names = [f.name for kind in kinds for f in dataclasses.fields(kind)]
     for name in values:
         if name not in names:
-            raise OptionError(f"option {name!r} is not known; expected one of {', '.join(names)}")
+            raise OptionError(f"option {name!r:.60} is not known; expected one of {', '.join(names)}")
     return values
 
 
 def _among(name: str, value: object, among: tuple[str, ...]) -> None:
-    if value not in among:
-        raise OptionError(f"{name}: found {value!r}, expected one of {', '.join(among)}")
+    if not isinstance(value, str) or value not in among:
+        raise OptionError(f"{name}: found {value!r:.60}, expected one of {', '.join(among)}")
 
 
 def _text(name: str, value: object) -> None:
     if not isinstance(value, str) or not value:
-        raise OptionError(f"{name}: found {value!r}, expected a text that is not empty")
+        raise OptionError(f"{name}: found {value!r:.60}, expected a text that is not empty")
+
+
+def _texts(name: str, value: object) -> tuple[str, ...]:
+    """One text, or a list or tuple of them."""
+    values = (value,) if isinstance(value, str) else value
+    if not isinstance(values, (list, tuple)):
+        raise OptionError(f"{name}: found {value!r:.60}, expected a text or a list of texts")
+    for item in values:
+        _text(name, item)
+    return tuple(values)
 
 
 def _count(name: str, value: object, least: int, most: int) -> None:
-    if value is not None and (type(value) is not int or not least <= value <= most):
-        raise OptionError(f"{name}: found {value!r}, expected an integer from {least} to {most}")
+    if type(value) is not int or not least <= value <= most:
+        raise OptionError(f"{name}: found {value!r:.60}, expected an integer from {least} to {most}")
+
+
+def _count_or_none(name: str, value: object, least: int, most: int) -> None:
+    if value is not None:
+        _count(name, value, least, most)
 
 
 def _number(name: str, value: object, least: float, most: float) -> None:
-    if type(value) not in (int, float) or not math.isfinite(value) or not least <= value <= most:  # type: ignore[arg-type,operator]
-        raise OptionError(f"{name}: found {value!r}, expected a number from {least:g} to {most:g}")
+    if type(value) not in (int, float) or not least <= value <= most:  # type: ignore[operator]  # NaN is in no range
+        raise OptionError(f"{name}: found {value!r:.60}, expected a number from {least:g} to {most:g}")

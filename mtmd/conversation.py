@@ -56,11 +56,12 @@ def _part(part: Any, where: str, seal: Callable[[str], str], pictures: list[Pict
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind == "text" and isinstance(part.get("text"), str):
         return {"type": "text", "text": seal(part["text"])}
-    if kind == "image" and part.get("image") is not None:
+    if kind == "image" and "image" in part:
         source = part["image"]
         pictures.append(source if isinstance(source, Picture) else load_image(source))
         return {"type": "image"}
-    raise PromptError(f"{where}: found a part of type {kind!r}, expected {{'type': 'text', 'text': ...}} or {{'type': 'image', 'image': ...}}")
+    expected = "{'type': 'text', 'text': ...} or {'type': 'image', 'image': ...}"
+    raise PromptError(f"{where}: found a part of type {kind!r:.60}, expected {expected}")
 
 
 def _says_something(content: str | list[dict[str, str]]) -> bool:

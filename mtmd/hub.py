@@ -27,10 +27,19 @@ def resolve_model(model: str | os.PathLike[str], progress: bool = False, *, endp
     Raises ModelError, in one line, if there is no such folder or repository, or it cannot be fetched.
     """
     text = os.fspath(model)
-    path = Path(text).expanduser()
-    if path.is_dir():
+    if not text:  # Path("") would be the current folder
+        _refuse_name(text)
+    try:
+        path = Path(text).expanduser()
+        is_folder, is_there = path.is_dir(), path.exists()
+    except (OSError, RuntimeError, ValueError):  # a name too long for the system, a home of nobody
+        _refuse_name(text)
+    if is_folder:
         return path
-    if path.exists():
+    if is_there:
+        if path.suffix == ".gguf":
+            raise ModelError(f"model {text!r:.200} is a GGUF file, which this version does not read yet; "
+                             "use the safetensors folder of the model")
         raise ModelError(f"model {text!r} is a file; expected the folder it is in, or org/name on the Hugging Face hub")
     found = _REPO.fullmatch(text)
     if not found:

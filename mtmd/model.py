@@ -21,7 +21,7 @@ from mtmd.kernels.backends import Backend, backends_for
 from mtmd.kernels.dtype import DTYPES, name_of
 from mtmd.kernels.errors import ModelError, OptionError, PromptError
 from mtmd.kernels.executor import Observer, Residency
-from mtmd.kernels.report import FlashFacts, WarmupReport
+from mtmd.kernels.report import FlashFacts, Placement, WarmupReport
 from mtmd.kernels.scheduler import Override
 from mtmd.llm.engine import Engine, Generated
 from mtmd.llm.sampler import Sampler, Sampling
@@ -135,8 +135,9 @@ class Model:
         {"type": "image", "image": source}. Options are checked at once, before the first event is asked for.
         """
         settings = options(AnswerOptions, chosen)
-        sampling = Sampling(settings.temperature, settings.top_k, settings.top_p, settings.min_p, settings.repetition_penalty, settings.seed)
-        return self._stream(messages, settings, Sampler(sampling))
+        sampler = Sampler(Sampling(settings.temperature, settings.top_k, settings.top_p, settings.min_p, settings.repetition_penalty,
+                                   settings.seed))
+        return self._stream(messages, settings, sampler)
 
     def spans(self, messages: Sequence[Message]) -> list[Span]:
         """What the decoder would read: the conversation tokenized, its images encoded."""
@@ -212,9 +213,9 @@ class Model:
                          f"runs on {r.runs_on}" for p in self._placements for r in p.refused)
         return Receipt(
             model=self.name, images=images, image_tokens=sum(i.tokens for i in images), prompt_tokens=len(prompt.tokens),
-            output_tokens=len(done.tokens), finish=done.finish or "cancelled", preprocess_ms=prompt.preprocess_ms, encode_ms=prompt.encode_ms,
-            prefill_ms=done.prefill_ms, decode_ms=done.decode_ms, device=self.backends[0].name, dtype=name_of(self.dtype),
-            attention=attention, seed=seed, warnings=warnings)
+            output_tokens=len(done.tokens), finish=done.finish or "cancelled", preprocess_ms=prompt.preprocess_ms,
+            encode_ms=prompt.encode_ms, prefill_ms=done.prefill_ms, decode_ms=done.decode_ms, device=self.backends[0].name,
+            dtype=name_of(self.dtype), attention=attention, seed=seed, warnings=warnings)
 
     @cached_property
     def _placements(self) -> tuple[Placement, ...]:
@@ -243,7 +244,8 @@ def find_checkpoint(model: str | PathLike[str] | None, progress: bool = False) -
     if model is None:
         return open_checkpoint(DEMO_MODEL), "demo model"
     if not isinstance(model, (str, PathLike)):
-        raise ModelError(f"model is an object of type {type(model).__name__}; expected a checkpoint folder, or org/name on the Hugging Face hub")
+        raise ModelError(f"model is an object of type {type(model).__name__}; expected a checkpoint folder, "
+                         "or org/name on the Hugging Face hub")
     from mtmd.hub import resolve_model
     folder = resolve_model(model, progress)
     is_local = Path(model).expanduser().is_dir()  # else the folder is named by a hash
@@ -256,11 +258,13 @@ _last: tuple[Any, Model] | None = None
 def describe(image: Images, prompt: str = DEFAULT_PROMPT, *, model: str | PathLike[str] | Model | None = None, **chosen: Any) -> str:
     """The answer to a prompt about one or several images, in one call. The last model used is kept for the next.
 
-    `chosen` are the fields of `LoadOptions` and `AnswerOptions`. Raises MtmdError.
+    `chosen` are the fields of `LoadOptions` and `AnswerOptions`, of the latter alone where `model` is a loaded one. Raises MtmdError.
     """
     for_loading, for_answer = split_options(chosen)
     answer_options = {name: getattr(for_answer, name) for name in chosen if hasattr(for_answer, name)}
     if isinstance(model, Model):
+        if late := [name for name in chosen if name not in answer_options]:
+            raise OptionError(f"{late[0]}: the model given is already loaded; give the option to `load`")
         return model.describe(image, prompt, **answer_options)
     global _last
     key, last = (None if model is None else str(model), for_loading), _last

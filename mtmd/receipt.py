@@ -19,7 +19,7 @@ class ImageReceipt:
 
 @dataclass(frozen=True)
 class Receipt:
-    """Times are wall time in milliseconds; `attention` tells, for encoder and decoder, the kernel and where it runs."""
+    """Times are wall time in milliseconds; `attention` tells by which kernel it runs, for each graph; `warnings` what was refused."""
     model: str
     images: tuple[ImageReceipt, ...]
     image_tokens: int
@@ -45,10 +45,12 @@ class Receipt:
                  f"{r.tokens} tokens{', from the cache' if r.cached else ''}{''.join(f'; {n}' for n in r.notes)}"
                  for i, r in enumerate(self.images, 1)]
         per_second = f", {self.output_tokens / self.decode_ms * 1e3:.0f} tokens/s" if self.decode_ms else ""
-        lines.append(f"{self.prompt_tokens} prompt tokens, {self.output_tokens} output tokens ({self.finish}); preprocess {self.preprocess_ms:.0f} ms, "
-                     f"encode {self.encode_ms:.0f} ms, prefill {self.prefill_ms:.0f} ms, decode {self.decode_ms:.0f} ms{per_second}")
-        where = ", ".join(f"{part} attention {kernel}" for part, kernel in self.attention.items())
-        lines.append(f"{self.model} on {self.device}, {self.dtype}; {where}")
+        lines.append(f"{self.prompt_tokens} prompt tokens, {self.output_tokens} output tokens ({self.finish}); "
+                     f"preprocess {self.preprocess_ms:.0f} ms, encode {self.encode_ms:.0f} ms, "
+                     f"prefill {self.prefill_ms:.0f} ms, decode {self.decode_ms:.0f} ms{per_second}")
+        where = "; ".join(f"{part}: {kernel} attention" for part, kernel in self.attention.items())
+        seed = "" if self.seed is None else f"; seed {self.seed}"
+        lines.append(f"{self.model} on {self.device}, {self.dtype}; {where}{seed}")
         return "\n".join([*lines, *(f"warning: {w}" for w in self.warnings)])
 
 

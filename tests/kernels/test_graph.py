@@ -89,7 +89,8 @@ def test_views_and_written_caches_are_told_as_alias():
     (lambda: ops.add(leaf(3), None), ("add", "operand b is missing")),
     (lambda: ops.matmul(leaf(3, 5), leaf(4, 5, dtype=torch.bfloat16)), ("matmul", "fp32 [3, 5]", "bf16 [4, 5]", "several types")),
     (lambda: ops.embed(leaf(3), leaf(7, 4)), ("embed", "fp32 [3] for places, expected i64")),
-    (lambda: ops.attn_softmax(leaf(2, 2, 3, 5), leaf(3, 3, 2, dtype=torch.int32)), ("bounds i32 [3, 3, 2]", "expected i32 [3, 2] or [2, 3, 2]")),
+    (lambda: ops.attn_softmax(leaf(2, 2, 3, 5), leaf(3, 3, 2, dtype=torch.int32)),
+     ("attn_softmax", "bounds i32 [3, 3, 2]", "expected i32 [3, 2] or [2, 3, 2]")),
 ])
 def test_a_graph_that_cannot_be_meant_is_refused_with_its_shapes(build, words):
     with pytest.raises(PlacementError) as refused:

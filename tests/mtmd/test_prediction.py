@@ -14,7 +14,8 @@ pytest.importorskip("triton", reason="ahead-of-time compilation needs Triton, wh
 
 def warmup(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    return subprocess.run([sys.executable, "-m", "mtmd.cli", "warmup", *arguments], env=environment, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "mtmd.cli", "warmup", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,8 @@ def test_an_old_gpu_gets_explicit_attention_and_the_reason() -> None:
     assert "needs compute capability 8.0, found 7.5" in done.stdout and "flash attention, encoder: OFF" in done.stdout
 
 
-@pytest.mark.parametrize("arguments", [("--target", "tpu:1"), ("--target", "cuda:90", "--device", "cpu"), ("--target", "cuda:90", "--refuse", "gelu")])
+@pytest.mark.parametrize("arguments", [
+    ("--target", "tpu:1"), ("--target", "cuda:90", "--device", "cpu"), ("--target", "cuda:90", "--refuse", "gelu")])
 def test_refusals(arguments: tuple[str, ...]) -> None:
     done = warmup(*arguments)
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1 and "target" in done.stderr

@@ -1,0 +1,78 @@
+"""Options: what is taken, what is refused, and that a refusal says what was found and expected."""
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mtmd.config import AnswerOptions, LoadOptions, options, split_options
+from mtmd.kernels.errors import OptionError
+
+GOOD: list[tuple[type, dict[str, Any]]] = [
+    (AnswerOptions, {}), (LoadOptions, {}),
+    (AnswerOptions, {"max_tokens": 1, "temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0, "repetition_penalty": 1, "seed": None}),
+    (AnswerOptions, {"max_tokens": 1 << 20, "temperature": 100, "top_p": 0.5, "min_p": 1.0, "repetition_penalty": 0.01, "seed": 2**63 - 1}),
+    (AnswerOptions, {"stop": ["a", "\n"], "ignore_eos": True}),
+    (LoadOptions, {"device": "cuda:3", "dtype": "bf16", "flash_attn": "off", "threads": 1, "context": 16}),
+    (LoadOptions, {"threads": None, "context": None, "override_tensor": [], "refuse": ()}),
+]
+BAD: list[tuple[str, Any, str]] = [
+    ("max_tokens", 0, "integer from 1"), ("max_tokens", -3, "integer from 1"), ("max_tokens", None, "integer from 1"),
+    ("max_tokens", 2.0, "integer"), ("max_tokens", "5", "integer"), ("max_tokens", True, "integer"), ("max_tokens", 10**400, "1048576"),
+    ("temperature", math.nan, "number from 0"), ("temperature", -1, "number from 0"), ("temperature", math.inf, "number"),
+    ("temperature", "1", "number"), ("temperature", None, "number"), ("temperature", 10**400, "number"),
+    ("top_k", -1, "integer from 0"), ("top_k", 1.5, "integer"), ("top_p", 2, "number from 0 to 1"), ("top_p", -0.1, "number"),
+    ("min_p", 1.01, "number from 0 to 1"), ("min_p", math.nan, "number"), ("repetition_penalty", 0, "number from 0.01"),
+    ("seed", -1, "integer from 0"), ("seed", 2**63, "9223372036854775807"), ("seed", "x", "integer"),
+    ("ignore_eos", 1, "true or false"), ("ignore_eos", "no", "true or false"), ("ignore_eos", None, "true or false"),
+    ("stop", "", "not empty"), ("stop", ["a", ""], "not empty"), ("stop", 5, "list of texts"), ("stop", None, "list of texts"),
+    ("stop", [b"x"], "a text"), ("stop", {"a": 1}, "list of texts"),
+    ("dtype", "int3", "auto, bf16, fp32"), ("dtype", None, "auto, bf16, fp32"), ("dtype", ["bf16"], "auto"), ("dtype", np.zeros(3), "auto"),
+    ("flash_attn", "maybe", "auto, on, off"), ("flash_attn", True, "auto, on, off"),
+    ("device", "", "not empty"), ("device", None, "a text"), ("device", 0, "a text"),
+    ("override_tensor", 3, "list of texts"), ("override_tensor", [None], "a text"), ("refuse", 3, "list of texts"),
+    ("refuse", [""], "not empty"),
+    ("threads", 0, "integer from 1"), ("threads", 10**6, "1024"), ("threads", 1.0, "integer"),
+    ("context", 15, "integer from 16"), ("context", -1, "integer"), ("context", "8k", "integer"),
+]
+
+
+@pytest.mark.parametrize(("kind", "values"), GOOD, ids=str)
+def test_taken(kind: type, values: dict[str, Any]) -> None:
+    made = options(kind, values)
+    for name, value in values.items():
+        assert getattr(made, name) == (tuple(value) if isinstance(value, list) else value)
+
+
+@pytest.mark.parametrize(("name", "value", "expected"), BAD, ids=lambda v: str(v)[:24])
+def test_refused_with_found_and_expected(name: str, value: Any, expected: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        split_options({name: value})
+    message = str(caught.value)
+    assert message.startswith(f"{name}: found ") and "expected" in message and expected in message.split("expected", 1)[1]
+    assert message.isprintable() and len(message) < 250
+
+
+@pytest.mark.parametrize("kind", [LoadOptions, AnswerOptions])
+def test_an_unknown_option_is_told_with_those_there_are(kind: type) -> None:
+    with pytest.raises(OptionError, match=r"option 'max_token' is not known; expected one of \w+(, \w+)+$"):
+        options(kind, {"max_token": 3})
+
+
+def test_options_of_the_other_kind_are_unknown() -> None:
+    with pytest.raises(OptionError, match="option 'dtype' is not known"):
+        options(AnswerOptions, {"dtype": "fp32"})
+
+
+def test_split() -> None:
+    load, answer = split_options({"dtype": "fp32", "max_tokens": 3, "override_tensor": "a=cpu", "stop": "x"})
+    assert load == LoadOptions(dtype="fp32", override_tensor=("a=cpu",))
+    assert answer == AnswerOptions(max_tokens=3, stop=("x",))
+    with pytest.raises(OptionError, match=r"'colour' is not known.*device.*max_tokens"):
+        split_options({"colour": 1})
+
+
+def test_options_can_be_keys() -> None:
+    assert len({LoadOptions(refuse=["a"]), LoadOptions(refuse=("a",)), LoadOptions(refuse="a")}) == 1
