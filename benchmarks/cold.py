@@ -1,4 +1,4 @@
-"""A cold `mtmd describe` on the demo model against `import torch` alone, both in fresh processes, alternating; prints medians and their ratio.
+"""A cold `mtmd describe` on the demo model against `import torch` alone, in fresh processes, alternating; prints medians and a ratio.
 
     python benchmarks/cold.py [-n RUNS]
 """
@@ -27,7 +27,7 @@ def main() -> None:
     commands = {"import torch": [sys.executable, "-c", "import torch"],
                 "mtmd describe": [sys.executable, "-m", "mtmd.cli", "describe", str(PICTURE)]}
     times: dict[str, list[float]] = {name: [] for name in commands}
-    for name, command in commands.items():
+    for command in commands.values():
         seconds(command)  # the files are in the page cache from here on
     for _ in range(args.n):
         for name, command in commands.items():
