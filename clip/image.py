@@ -62,6 +62,7 @@ class Picture:
     @cached_property
     def sha256(self) -> str:
         """Hex digest of size and pixels: equal for what a model cannot tell apart, whatever the file it came from."""
+        self.pixels.setflags(write=False)  # from now on they are known by this digest
         digest = hashlib.sha256(b"%dx%d " % self.size)
         digest.update(np.ascontiguousarray(self.pixels).data)
         return digest.hexdigest()

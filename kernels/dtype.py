@@ -16,5 +16,5 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def mib(size: float) -> str:
-    """Bytes as "12.34 MiB"."""
-    return f"{size / 2**20:.2f} MiB"
+    """Bytes as "12.34 MiB", or "56.7 KiB" below a tenth of that."""
+    return f"{size / 2**20:.2f} MiB" if size >= 2**20 / 10 or not size else f"{size / 2**10:.1f} KiB"

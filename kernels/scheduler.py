@@ -109,9 +109,9 @@ class Plan:
     def weight_bytes(self) -> dict[str, int]:
         """Resident weights per memory space."""
         spaces: Counter[str] = Counter()
-        weights = {(id(n.attrs["source"]), n.name, n.type, space) for n, space in self.leaves if n.op == "weight"}  # tied ones once
-        for *_, kind, space in weights:
-            spaces[space] += kind.bytes
+        weights = {(id(n.attrs["source"]), n.name, n.type, space): n for n, space in self.leaves if n.op == "weight"}  # tied ones once
+        for (*_, space), node in weights.items():
+            spaces[space] += node.type.bytes
         return dict(spaces)
 
     @cached_property
@@ -175,7 +175,7 @@ def make_plan(outputs: Sequence[Node], backends: Sequence[Backend], overrides: I
 
 def _assign(nodes: Sequence[Node], backends: Sequence[Backend],
             overrides: tuple[Override, ...]) -> tuple[dict[Node, Backend], list[Refusal]]:
-    by_name = {name: b for b in reversed(backends) for name in (b.name, b.space)}
+    by_name = {name: b for b in reversed(backends) for name in (b.device.type, b.space, b.name)}  # "cuda" is "cuda:0" if that is here
     for override in overrides:
         if override.target not in by_name:
             raise OptionError(f"override target {override.target!r}: expected one of {', '.join(dict.fromkeys(b.name for b in backends))}")

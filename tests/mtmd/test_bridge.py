@@ -70,6 +70,16 @@ def test_equal_bytes_of_another_shape_are_another_picture(demo: Model) -> None:
     assert len({e.receipt.sha256 for e in found}) == 8
 
 
+def test_a_picture_cannot_change_behind_its_digest() -> None:
+    own = np.zeros((4, 4, 3), np.uint8)
+    picture = open_picture(own)
+    assert len(picture.sha256) == 64
+    with pytest.raises(ValueError, match="read-only"):
+        picture.pixels[0] = 1
+    own[0] = 1
+    assert not picture.pixels.any()
+
+
 def test_a_hit_keeps_the_notes_of_its_own_picture(demo: Model) -> None:
     plain = np.full((5, 5, 3), 255, np.uint8)
     clear = np.zeros((5, 5, 4), np.uint8)  # wholly transparent, laid on white: the same pixels
