@@ -175,7 +175,7 @@ def make_plan(outputs: Sequence[Node], backends: Sequence[Backend], overrides: I
 
 def _assign(nodes: Sequence[Node], backends: Sequence[Backend],
             overrides: tuple[Override, ...]) -> tuple[dict[Node, Backend], list[Refusal]]:
-    by_name = {name: b for b in reversed(backends) for name in (b.device.type, b.space, b.name)}  # "cuda" is "cuda:0" if that is here
+    by_name = {name: b for b in reversed(backends) for name in (b.space.partition(":")[0], b.space, b.name)}
     for override in overrides:
         if override.target not in by_name:
             raise OptionError(f"override target {override.target!r}: expected one of {', '.join(dict.fromkeys(b.name for b in backends))}")
