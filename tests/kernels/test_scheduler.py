@@ -365,3 +365,8 @@ def test_the_workspace_of_a_reference_is_the_measured_one(op, peak_bytes):
         predicted = node.type.bytes + reference_workspace(node)
         measured = peak_bytes(lambda op=op, inputs=inputs: OPS[op].reference(*inputs, **ATTRS.get(op, {})))
         assert abs(predicted / measured - 1) < 0.1, f"{dtype}: predicted {predicted}, measured {measured}"
+
+
+def test_an_override_may_name_the_kind_of_a_device():
+    plan = make_plan([small()], [Cpu(), device("cuda:1"), Reference()], [Override.parse("^act$=cuda")])
+    assert plan.backend_of["act"].name == "cuda:1" and plan.backend_of["up"].name == "cpu"
