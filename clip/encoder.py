@@ -19,7 +19,7 @@ BATCH = 4  # tiles encoded at once
 
 
 class Encoder:
-    """Flash attention is decided when it is made, by asking about one tile and about a full batch of the largest."""
+    """Flash attention is decided when it is made, by asking about every batch of the tiles that are expected."""
 
     def __init__(self, family: VisionFamily, weights: WeightSource, backends: Sequence[Backend], *, dtype: torch.dtype,
                  flash_attn: str = "auto", overrides: Sequence[Override] = (), residency: Residency | None = None):
@@ -27,6 +27,8 @@ class Encoder:
         self.dtype = dtype
         self.residency = residency or Residency()
         self.flash: FlashChoice = choose(self._probes, backends, overrides, flash_attn)
+        self.fallbacks: dict[tuple[int, Shape], Plan] = {}
+        """Plans in use in which the preferred backend refused something."""
         self._plan = lru_cache(maxsize=16)(self._make_plan)
         self._executor = lru_cache(maxsize=16)(self._make_executor)
 
@@ -47,10 +49,15 @@ class Encoder:
         return make_plan([self.graph(batch, tile)], self.backends, self.overrides, overwrite)
 
     def _probes(self, form: AttentionForm) -> list[list[Node]]:
-        return [[self.graph(batch, tile.shape, form)] for batch, tile in self.sizes().values()]
+        """Every batch of the tiles that are expected."""
+        tiles = dict.fromkeys((self.family.tile_type(), self.family.largest_tile_type()))
+        return [[self.graph(batch, tile.shape, form)] for tile in tiles for batch in range(1, BATCH + 1)]
 
     def _make_executor(self, batch: int, tile: Shape) -> Executor:
-        return Executor(self.plan(batch, tile), self.residency)
+        plan = self.plan(batch, tile)
+        if any(r.backend == self.backends[0].name for r in plan.refusals):
+            self.fallbacks[batch, tile] = plan
+        return Executor(plan, self.residency)
 
     def batches(self, tiles: Sequence[np.ndarray], observe: Observer | None = None) -> Iterator[tuple[list[int], list[Tensor]]]:
         """Which tiles, and their embeddings [T, D] in the compute type, on the device, batch by batch.
@@ -64,7 +71,9 @@ class Encoder:
             for start in range(0, len(indices), BATCH):
                 part = indices[start:start + BATCH]
                 pixels = torch.from_numpy(np.stack([tiles[i] for i in part])).to(self.dtype)
-                yield part, list(self._executor(len(part), shape).run(pixels, observe)[0].unbind(0))
+                embeddings = self._executor(len(part), shape).run(pixels, observe)[0]
+                self.backends[0].synchronize()  # so that whoever measures, measures the encoding
+                yield part, list(embeddings.unbind(0))
 
     def encode(self, tiles: Sequence[np.ndarray], observe: Observer | None = None) -> list[Tensor]:
         """Embeddings [T, D] of each tile, in order."""

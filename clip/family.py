@@ -11,6 +11,7 @@ import numpy as np
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.flash import AttentionForm
 from mtmd.kernels.graph import Node, Type, WeightSource
+from mtmd.kernels.settings import Settings
 from mtmd.kernels.weights.canonical import Parameter
 
 FAMILIES = {"gemma3": "mtmd.clip.families.gemma3"}
@@ -46,6 +47,9 @@ class VisionFamily(Protocol):
     def prepare(self, pixels: np.ndarray) -> ImagePlan:
         """From uint8 [Y, X, 3]."""
 
+    def most_tokens(self) -> int:
+        """The most tokens that one picture takes."""
+
     def tile_type(self) -> Type:
         """The tile the warm-up asks about."""
 
@@ -56,9 +60,10 @@ class VisionFamily(Protocol):
         """tiles [B, 3, Y, X] in the compute type -> embeddings [B, T, D]"""
 
 
-def vision_family(model_type: str, config: Mapping[str, Any], processor: Mapping[str, Any]) -> VisionFamily:
-    """The family of a checkpoint. Raises ModelError for one we do not know, naming those we do."""
+def vision_family(model_type: str, config: Mapping[str, Any], image: Settings) -> VisionFamily:
+    """The family of a checkpoint; `image` are its image processor's settings. Raises ModelError for one we do not know, naming those we do.
+    """
     if model_type not in FAMILIES:
         raise ModelError(f"architecture {model_type!r} is not known; this version reads {', '.join(sorted(FAMILIES))}")
-    family: VisionFamily = import_module(FAMILIES[model_type]).read(config, processor)
+    family: VisionFamily = import_module(FAMILIES[model_type]).read(config, image)
     return family

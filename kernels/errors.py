@@ -22,5 +22,9 @@ class PromptError(MtmdError):
     """A prompt that cannot be answered: empty, or longer than the context."""
 
 
+class DeviceMemoryError(MtmdError):
+    """A device has less memory left than what was asked of it needs."""
+
+
 class PlacementError(MtmdError):
     """An op that no backend takes, or a device that is not there."""

@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from threading import Lock
 from typing import Any
 
@@ -10,11 +11,30 @@ import torch
 from torch import Tensor
 
 from mtmd.kernels.backends.backend import Backend, Kernel
-from mtmd.kernels.errors import PlacementError
+from mtmd.kernels.dtype import mib
+from mtmd.kernels.errors import DeviceMemoryError, PlacementError
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.scheduler import Plan
 
 Observer = Callable[[Node, Tensor, list[Tensor | None]], None]
+
+
+@contextmanager
+def memory_for(what: str, needed: Callable[[], int]) -> Iterator[None]:
+    """Turns the several ways in which torch and numpy run out of memory into a DeviceMemoryError that tells the bytes."""
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise _shortage(what, needed()) from error
+    except RuntimeError as error:
+        if "allocate memory" not in str(error):  # the CPU allocator has no error class of its own
+            raise
+        raise _shortage(what, needed()) from error
+
+
+def _shortage(what: str, needed: int) -> DeviceMemoryError:
+    return DeviceMemoryError(f"{what} needs {mib(needed)} that the device does not have; use a smaller --context, fewer or smaller images, "
+                             "--dtype bf16 or another device")
 
 
 class Residency:
@@ -31,7 +51,8 @@ class Residency:
         key = id(source), node.name, node.dtype, backend.space
         with self._lock:
             if key not in self._held:
-                tensor = source.read(node.name, node.dtype).to(backend.device)
+                with memory_for(f"weight {node.name}", lambda: node.type.bytes):
+                    tensor = source.read(node.name, node.dtype).to(backend.device)
                 self._held[key] = source, tensor
                 self.bytes[backend.space] += tensor.nbytes
             return self._held[key][1]
@@ -67,6 +88,10 @@ class Executor:
 
         `observe(node, value, inputs)` is called after every node, in order; inputs that a step overwrote hold its result by then.
         """
+        with memory_for("this run", lambda: sum(self.plan.compute_bytes.values())):
+            return self._run(batch, observe)
+
+    def _run(self, batch: Any, observe: Observer | None) -> list[Tensor]:
         values = list(self._template)
         filled: dict[Node, Tensor] = {}
         for slot, node, device in self._inputs:

@@ -81,7 +81,10 @@ class OpTime:
 
 @dataclass(frozen=True)
 class Check:
-    """A real run, each op against its reference in fp32 on the same inputs. `worst` are (op, node, NMSE), one an op, worst first."""
+    """A real run of `graph`: `what` was done, how long it took the first time and at best, and each op against its reference in fp32 on the
+    same inputs. `worst` are (op, node, NMSE), one an op, worst first; `ops` are the best time of each node, summed by op."""
+    graph: str
+    what: str
     first_nan: str | None
     worst: tuple[tuple[str, str, float], ...]
     limit: float
@@ -115,7 +118,7 @@ class CompiledKernel:
 
 @dataclass(frozen=True)
 class WarmupReport:
-    """What `mtmd warmup` tells. `check` is None where nothing was run, `compiled` is empty where the device is here."""
+    """What `mtmd warmup` tells. `checks` is empty where nothing was run, `compiled` is empty where the device is here."""
     model: str
     device: str
     device_name: str
@@ -124,14 +127,14 @@ class WarmupReport:
     refused: tuple[RefusedOp, ...]
     graphs: tuple[GraphFacts, ...]
     notes: tuple[str, ...] = ()
-    check: Check | None = None
+    checks: tuple[Check, ...] = ()
     compiled: tuple[CompiledKernel, ...] = ()
 
     @property
     def fully_accelerated(self) -> bool:
         """Every node on the preferred backend, attention as flash attention, results sound. `--strict` asks for this."""
         return (not self.refused and not self.elsewhere and all(f.state == "on" and not f.on_fallback for f in self.flash if f.nodes)
-                and not (self.check and self.check.failed))
+                and not any(c.failed for c in self.checks))
 
     @property
     def elsewhere(self) -> int:
@@ -154,13 +157,15 @@ class Placement:
 
 
 def placement(graph: str, choice: FlashChoice, plans: tuple[Plan, ...], preferred: str) -> Placement:
-    """From the plans of one graph at every size that was asked about, the largest last."""
-    return Placement(flash_facts(graph, choice, plans[-1], preferred), tuple(refused_ops(graph, choice, plans, preferred)))
+    """From the plans of one graph at every size that was asked about, and that was used since."""
+    return Placement(flash_facts(graph, choice, plans, preferred), tuple(refused_ops(graph, choice, plans, preferred)))
 
 
-def flash_facts(graph: str, choice: FlashChoice, plan: Plan, preferred: str) -> FlashFacts:
-    elsewhere = tuple(s.node.name for s in plan.steps if s.node.op == "attention" and s.backend.name != preferred)
-    names = {s.node.name for s in plan.steps if s.node.op in ("attention", "attn_mix")}
+def flash_facts(graph: str, choice: FlashChoice, plans: tuple[Plan, ...], preferred: str) -> FlashFacts:
+    attention = [(s.node.name, s.backend.name) for p in plans for s in p.steps if s.node.op in ("attention", "attn_mix")]
+    names = {name for name, _ in attention}
+    flash = {s.node.name for p in plans for s in p.steps if s.node.op == "attention"}
+    elsewhere = tuple(sorted({name for name, backend in attention if backend != preferred and name in flash}, key=_natural))
     state = "mixed" if choice.state == "on" and elsewhere and len(elsewhere) < len(names) else choice.state
     return FlashFacts(graph, choice.setting, state, len(names), tuple(sorted(choice.form.explicit, key=_natural)), elsewhere)
 
@@ -212,13 +217,15 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(p), "") if p.isdigit() else (-1, p) for p in name.split(".")]
 
 
-def op_times(seconds: dict[str, list[tuple[Node, float]]]) -> tuple[OpTime, ...]:
-    """Per op, most time first, from (node, seconds) of one run."""
+def op_times(timeline: list[tuple[Node, float]]) -> tuple[OpTime, ...]:
+    """Per op, most time first, from (node, seconds) of one run; copies are left out."""
+    by_op: dict[str, list[tuple[Node, float]]] = {}
+    for node, seconds in timeline:
+        if node.op != "copy":
+            by_op.setdefault(node.op, []).append((node, seconds))
     rows = []
-    for op, runs in seconds.items():
+    for op, runs in by_op.items():
         total = sum(s for _, s in runs) or 1e-9
         flops, traffic = sum(OPS[op].flops(n) for n, _ in runs), sum(OPS[op].bytes(n) for n, _ in runs)
         rows.append(OpTime(op, len(runs), total * 1e3, flops / total / 1e9, traffic / total / 1e9))
     return tuple(sorted(rows, key=lambda r: -r.ms))
-
-

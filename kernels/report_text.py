@@ -11,7 +11,7 @@ SHOWN = 12  # copies of one graph that are listed by name
 
 
 def render(report: WarmupReport) -> str:
-    return "\n".join(line.rstrip() for part in (_head, _flash, _warnings, _graphs, _compiled, _check, _verdict) for line in part(report))
+    return "\n".join(line.rstrip() for part in (_head, _flash, _warnings, _graphs, _compiled, _checks, _verdict) for line in part(report))
 
 
 def _head(report: WarmupReport) -> Iterator[str]:
@@ -103,20 +103,19 @@ def _compiled(report: WarmupReport) -> Iterator[str]:
         yield ""
 
 
-def _check(report: WarmupReport) -> Iterator[str]:
-    if report.check is None:
+def _checks(report: WarmupReport) -> Iterator[str]:
+    if not report.checks:
         yield "nothing was run: this is a prediction"
         yield ""
-        return
-    check = report.check
-    yield f"one image encoded: first run {check.first_ms:.1f} ms, steady {check.steady_ms:.1f} ms"
-    yield from _times(check)
-    yield f"against the reference in fp32, op by op (NMSE, at most {check.limit:.0e} allowed):"
-    for op, node, error in check.worst:
-        yield f"    {op:<12} {error:8.1e}  worst at {node}"
-    for problem in check.failed:
-        yield f"WARNING: {problem}"
-    yield ""
+    for check in report.checks:
+        yield f"{check.graph}: {check.what}: first run {check.first_ms:.1f} ms, steady {check.steady_ms:.1f} ms"
+        yield from _times(check)
+        yield f"    against the reference in fp32, op by op (NMSE, at most {check.limit:.0e} allowed):"
+        for op, node, error in check.worst:
+            yield f"    {op:<12} {error:8.1e}  worst at {node}"
+        for problem in check.failed:
+            yield f"WARNING: {problem}"
+        yield ""
 
 
 def _times(check: Check) -> Iterator[str]:
@@ -135,5 +134,5 @@ def _verdict(report: WarmupReport) -> Iterator[str]:
     if report.elsewhere and not wrong:
         parts.append(f"{report.elsewhere} node{'s' if report.elsewhere > 1 else ''} placed elsewhere by override")
     parts += [f"flash attention {f.state} in the {f.graph}" for f in report.flash if f.state != "on" and f.nodes]
-    parts += ["results differ from the reference"] if report.check and report.check.failed else []
+    parts += ["results differ from the reference"] if any(c.failed for c in report.checks) else []
     yield f"result: not fully on the accelerated path: {'; '.join(parts)}"

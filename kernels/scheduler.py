@@ -240,8 +240,6 @@ def _steps(ordered: Sequence[Node], reads: Mapping[Node, tuple[Node | None, ...]
     for index, node in enumerate(ordered):
         present = [i for i in reads[node] if i is not None]
         in_place = _may_overwrite(node, present, memory, kept) and read_until[memory[present[0]]] == index
-        if in_place:  # from here on the memory belongs to the result
-            read_until[memory[node]] = max(read_until[memory[node]], index)
         frees = tuple(v for v in dict.fromkeys((node, *present)) if last[v] == index and v not in kept and not v.is_leaf)
         yield Step(node, where[node], reads[node], in_place, frees)
 

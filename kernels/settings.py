@@ -11,6 +11,9 @@ from mtmd.kernels.errors import ModelError
 
 MAX_BYTES = 16 << 20  # a configuration; tokenizers have a limit of their own
 MAX_COUNT = 1 << 24   # no size in a configuration is larger
+MAX_LAYERS = 1024     # parameters are named layer by layer before the first is looked up
+MAX_WIDTH = 1 << 20   # of a layer or its FFN
+MAX_HEADS = 4096      # and as many numbers in each
 T = TypeVar("T")
 
 
@@ -30,11 +33,11 @@ class Settings:
         """The object under `key`, empty where it is absent."""
         return Settings(self.get(key, {}), f"{self.where}: {key}")
 
-    def count(self, key: str, default: int | None = None) -> int:
-        """A positive integer."""
+    def count(self, key: str, default: int | None = None, *, most: int = MAX_COUNT) -> int:
+        """A positive integer up to `most`."""
         value = self.get(key, default)
-        if type(value) is not int or not 0 < value <= MAX_COUNT:
-            raise ModelError(f"{self.where}: {key} is {_short(value)}, expected an integer from 1 to {MAX_COUNT}")
+        if type(value) is not int or not 0 < value <= most:
+            raise ModelError(f"{self.where}: {key} is {_short(value)}, expected an integer from 1 to {most}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:

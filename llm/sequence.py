@@ -56,7 +56,7 @@ class Batch:
 
 
 def make_batch(spans: Sequence[Span], start: int, caches: Sequence[Tensor], wants_logits: bool) -> Batch:
-    """Spans, the first at cache slot `start`, as one batch. Logits are computed for the last token alone, wanted or not: one row."""
+    """Spans, the first at cache slot `start`, as one batch. Logits are computed for the last token, or for none."""
     tokens = torch.tensor([t for s in spans for t in s.tokens])
     slots = torch.arange(start, start + len(tokens))
     block_end, at, images, offset = slots.clone(), [], [], 0

@@ -1,21 +1,32 @@
-"""The decoder's part of the warm-up report: what its plans say, for a step of decode and for the largest prefill."""
+"""The decoder's part of the warm-up: what its plans say, for a step of decode and for the largest prefill, and one step run."""
 from __future__ import annotations
 
-from mtmd.kernels.report import GraphFacts, Placement, graph_facts, placement
-from mtmd.llm.engine import PREFILL, Engine
+from mtmd.kernels.check import run_check
+from mtmd.kernels.report import Check, GraphFacts, Placement, graph_facts, placement
+from mtmd.llm.engine import Engine
+from mtmd.llm.sequence import Span, make_batch
+
+CHECKED = 16  # tokens read before the step that is looked at
 
 
 def decoder_placement(engine: Engine) -> Placement:
-    """What the preferred backend takes and refuses; nothing is run."""
-    return placement("decoder", engine.flash, tuple(engine.plan(tokens) for tokens in _sizes(engine).values()), engine.backends[0].name)
+    """What the preferred backend takes and refuses, at every size that was asked about and at those used since; nothing is run."""
+    plans = [engine.plan(tokens, images) for tokens, images in engine.sizes().values()]
+    return placement("decoder", engine.flash, (*plans, *engine.fallbacks.values()), engine.backends[0].name)
 
 
 def decoder_graphs(engine: Engine) -> list[GraphFacts]:
     """Splits, copies and predicted memory; nothing is run or allocated."""
     cache = engine.cache_bytes()
-    return [graph_facts("decoder", label, f"{tokens} token{'s' if tokens > 1 else ''}, context {engine.context}", engine.plan(tokens),
-                        cache) for label, tokens in _sizes(engine).items()]
+    return [graph_facts("decoder", label, f"{tokens} token{'s' if tokens > 1 else ''}, context {engine.context}",
+                        engine.plan(tokens, images), cache) for label, (tokens, images) in engine.sizes().items()]
 
 
-def _sizes(engine: Engine) -> dict[str, int]:
-    return {"decode": 1, "prefill": min(PREFILL, engine.context)}
+def check_decoder(engine: Engine) -> Check:
+    """Read a few tokens and compute the logits of the next."""
+    tokens = tuple(i * 7919 % engine.family.vocabulary for i in range(min(CHECKED, engine.context - 1)))
+    caches = engine.new_caches()
+    engine.prefill([Span(tokens)], caches)
+    batch = make_batch([Span(tokens[:1])], len(tokens), caches, wants_logits=True)
+    return run_check("decoder", "one token decoded", engine.plan(1), engine.plan(1, overwrite=False), engine.residency, engine.backends[0],
+                     engine.dtype, batch)

@@ -18,6 +18,7 @@ from mtmd.clip.encoder import Encoder
 from mtmd.clip.family import ImagePlan
 from mtmd.clip.image import Picture
 from mtmd.kernels.errors import PromptError
+from mtmd.kernels.executor import Observer
 from mtmd.llm.sequence import Span
 from mtmd.llm.tokenizer import Tokenizer
 from mtmd.receipt import ImageReceipt
@@ -36,27 +37,29 @@ class Encoded:
 class Encoding:
     """Pictures on their way to embeddings: iterate for (tiles done, tiles in all), then read `found` and the times in milliseconds."""
 
-    def __init__(self, bridge: Bridge, pictures: Sequence[Picture]):
+    def __init__(self, bridge: Bridge, pictures: Sequence[Picture], observe: Observer | None = None):
         self.found: list[Encoded] = []
         self.prepare_ms = self.encode_ms = 0.0
-        self._bridge, self._pictures = bridge, pictures
+        self._bridge, self._pictures, self._observe = bridge, pictures, observe
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         bridge, clock = self._bridge, time.perf_counter()
         keys = [p.sha256 for p in self._pictures]
-        known = {key: entry for key in keys if (entry := bridge.known(key))}
+        known = {} if self._observe else {key: entry for key in keys if (entry := bridge.known(key))}
         plans = {key: bridge.encoder.family.prepare(p.pixels) for key, p in zip(keys, self._pictures, strict=True) if key not in known}
-        self.prepare_ms, clock = (time.perf_counter() - clock) * 1e3, time.perf_counter()
+        self.prepare_ms = (time.perf_counter() - clock) * 1e3
         tiles = [tile for plan in plans.values() for tile in plan.tiles]
         done: dict[int, Tensor] = {}
         if tiles:
             yield 0, len(tiles)
-        for part, values in bridge.encoder.batches(tiles):
+        clock = time.perf_counter()
+        for part, values in bridge.encoder.batches(tiles, self._observe):
             done.update(zip(part, values, strict=True))
+            self.encode_ms += (time.perf_counter() - clock) * 1e3
             yield len(done), len(tiles)
+            clock = time.perf_counter()
         ordered = iter([done[i] for i in range(len(tiles))])
         entries = known | {key: (plan, torch.cat([next(ordered) for _ in plan.tiles])) for key, plan in plans.items()}
-        self.encode_ms = (time.perf_counter() - clock) * 1e3
         for key in keys:
             bridge.remember(key, entries[key])
         seen = set(known)  # the second of two equal pictures costs nothing either
@@ -71,9 +74,10 @@ class Bridge:
         self._cache: OrderedDict[str, tuple[ImagePlan, Tensor]] = OrderedDict()
         self._lock = Lock()
 
-    def encode(self, pictures: Sequence[Picture]) -> Encoding:
-        """Start on the pictures; iterate over what is returned to do the work. Each different picture is encoded once."""
-        return Encoding(self, pictures)
+    def encode(self, pictures: Sequence[Picture], observe: Observer | None = None) -> Encoding:
+        """Start on the pictures; iterate over what is returned to do the work. Each different picture is encoded once, and where somebody
+        observes, even if it is remembered."""
+        return Encoding(self, pictures, observe)
 
     def known(self, key: str) -> tuple[ImagePlan, Tensor] | None:
         with self._lock:

@@ -4,7 +4,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,11 +13,12 @@ import torch
 from mtmd.bridge import Bridge, Encoded
 from mtmd.checkpoint import Checkpoint, open_checkpoint
 from mtmd.clip.encoder import Encoder
-from mtmd.clip.warmup import encoder_graphs, encoder_placement, run_check
+from mtmd.clip.warmup import check_encoder, encoder_graphs, encoder_placement
 from mtmd.config import AnswerOptions, LoadOptions, options, split_options
 from mtmd.conversation import Conversation, Images, Message, read_conversation, user_message
+from mtmd.device import choose_dtype, device_name, set_threads
 from mtmd.kernels.backends import Backend, backends_for
-from mtmd.kernels.dtype import DTYPES, name_of
+from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import ModelError, OptionError, PromptError
 from mtmd.kernels.executor import Observer, Residency
 from mtmd.kernels.report import FlashFacts, Placement, WarmupReport
@@ -27,13 +27,12 @@ from mtmd.llm.engine import Engine, Generated
 from mtmd.llm.sampler import Sampler, Sampling
 from mtmd.llm.sequence import Span
 from mtmd.llm.text_stream import StopChecker
-from mtmd.llm.warmup import decoder_graphs, decoder_placement
+from mtmd.llm.warmup import check_decoder, decoder_graphs, decoder_placement
 from mtmd.receipt import Receipt
 
 DEMO_MODEL = Path(__file__).parent / "demo_model"
 DEFAULT_PROMPT = "Describe the image."
 DEFAULT_CONTEXT = 8192
-SMALL_BYTES = 2 << 30  # weights in fp32: below this, fp32 on the CPU costs little and is exact
 
 
 @dataclass(frozen=True)
@@ -93,20 +92,23 @@ class Model:
         if chosen.threads:
             set_threads(chosen.threads)
         self.backends = list(backends) if backends else backends_for(chosen.device, chosen.refuse)
-        self.dtype = _dtype(chosen.dtype, self.backends[0], checkpoint)
+        self.dtype = choose_dtype(chosen.dtype, self.backends[0], checkpoint.weight_bytes)
         overrides = [Override.parse(o) for o in chosen.override_tensor]
         placement: dict[str, Any] = {"dtype": self.dtype, "flash_attn": chosen.flash_attn, "overrides": overrides, "residency": Residency()}
         context = chosen.context or min(DEFAULT_CONTEXT, checkpoint.text.context)
         if context > checkpoint.text.context:
             raise OptionError(f"context: found {context}, expected at most {checkpoint.text.context}, which {self.name} was made for")
-        self.engine = Engine(checkpoint.text, checkpoint.text_weights, self.backends, context=context, **placement)
+        self._placed: dict[Any, tuple[Placement, ...]] = {}
+        image_tokens = checkpoint.vision.most_tokens() if checkpoint.vision else 0
+        self.engine = Engine(checkpoint.text, checkpoint.text_weights, self.backends, context=context, image_tokens=image_tokens,
+                             **placement)
         self.encoder = None
         if checkpoint.vision and checkpoint.vision_weights:
             self.encoder = Encoder(checkpoint.vision, checkpoint.vision_weights, self.backends, **placement)
             self._bridge = Bridge(self.encoder, checkpoint.tokenizer, self.backends[0].device)
         _check_overrides(overrides, self)
 
-    @cached_property
+    @property
     def warmup_report(self) -> WarmupReport:
         """Where everything runs and what it will take. Nothing is run for it: `warm_up` does."""
         return self._report(check=False)
@@ -147,10 +149,9 @@ class Model:
 
     def observe(self, messages: Sequence[Message], encoder: Observer, decoder: Observer) -> None:
         """Encode and prefill a conversation, every node shown to an observer."""
-        pictures = self._read(messages).pictures
-        if self.encoder:
-            self.encoder.encode([t for p in pictures for t in self.encoder.family.prepare(p.pixels).tiles], encoder)
-        self.engine.prefill(self.spans(messages), self.engine.new_caches(), decoder)
+        *_, prompt = self._prepare(messages, encoder)
+        assert isinstance(prompt, _Prompt)
+        self.engine.prefill(prompt.spans, self.engine.new_caches(), decoder)
 
     def _stream(self, messages: Sequence[Message], settings: AnswerOptions, sampler: Sampler) -> Iterator[Event]:
         prompt = None
@@ -186,7 +187,7 @@ class Model:
         if rest:
             yield rest
 
-    def _prepare(self, messages: Sequence[Message]) -> Iterator[Progress | _Prompt]:
+    def _prepare(self, messages: Sequence[Message], observe: Observer | None = None) -> Iterator[Progress | _Prompt]:
         """Progress of the encoding, then the prompt."""
         clock = time.perf_counter()
         conversation = self._read(messages)
@@ -195,7 +196,7 @@ class Model:
         if self.encoder is None:
             yield _Prompt([Span(tuple(self.checkpoint.tokenizer.encode(rendered)))], [], read_ms, 0.0)
             return
-        encoding = self._bridge.encode(conversation.pictures)
+        encoding = self._bridge.encode(conversation.pictures, observe)
         for done, total in encoding:
             yield Progress("encode", done, total)
         yield _Prompt(self._bridge.spans(rendered, encoding.found), encoding.found, read_ms + encoding.prepare_ms, encoding.encode_ms)
@@ -208,25 +209,32 @@ class Model:
 
     def _receipt(self, prompt: _Prompt, done: Generated, seed: int | None) -> Receipt:
         images = tuple(e.receipt for e in prompt.encoded)
-        attention = {p.flash.graph: _attention(p.flash) for p in self._placements}
+        placements = self._placements
+        attention = {p.flash.graph: _attention(p.flash) for p in placements}
         warnings = tuple(f"{r.count} {r.op} node{'s' if r.count > 1 else ''} of the {r.graph} refused by {r.backend}: {r.reason}; "
-                         f"runs on {r.runs_on}" for p in self._placements for r in p.refused)
+                         f"runs on {r.runs_on}" for p in placements for r in p.refused)
         return Receipt(
             model=self.name, images=images, image_tokens=sum(i.tokens for i in images), prompt_tokens=len(prompt.tokens),
-            output_tokens=len(done.tokens), finish=done.finish or "cancelled", preprocess_ms=prompt.preprocess_ms,
+            output_tokens=len(done.tokens), finish=done.finish or "stop", preprocess_ms=prompt.preprocess_ms,
             encode_ms=prompt.encode_ms, prefill_ms=done.prefill_ms, decode_ms=done.decode_ms, device=self.backends[0].name,
             dtype=name_of(self.dtype), attention=attention, seed=seed, warnings=warnings)
 
-    @cached_property
+    @property
     def _placements(self) -> tuple[Placement, ...]:
-        return (*([encoder_placement(self.encoder)] if self.encoder else []), decoder_placement(self.engine))
+        """Made anew when a shape has come up that the device does not take as a whole."""
+        key = len(self.engine.fallbacks), tuple(self.engine.fallbacks)[-1:], len(self.encoder.fallbacks) if self.encoder else 0
+        if key not in self._placed:
+            parts = [encoder_placement(self.encoder)] if self.encoder else []
+            self._placed = {key: (*parts, decoder_placement(self.engine))}
+        return self._placed[key]
 
     def _report(self, check: bool) -> WarmupReport:
         graphs = [*(encoder_graphs(self.encoder) if self.encoder else []), *decoder_graphs(self.engine)]
-        result = run_check(self.encoder) if check and self.encoder else None
+        checks = [*([check_encoder(self.encoder)] if self.encoder else []), check_decoder(self.engine)] if check else []
+        placements = self._placements
         return WarmupReport(
-            self.name, self.backends[0].name, _device_name(self.backends[0]), name_of(self.dtype), tuple(p.flash for p in self._placements),
-            tuple(r for p in self._placements for r in p.refused), tuple(graphs), (), result)
+            self.name, self.backends[0].name, device_name(self.backends[0]), name_of(self.dtype), tuple(p.flash for p in placements),
+            tuple(r for p in placements for r in p.refused), tuple(graphs), checks=tuple(checks))
 
 
 def load(model: str | PathLike[str] | None = None, *, progress: bool = False, **chosen: Any) -> Model:
@@ -271,33 +279,6 @@ def describe(image: Images, prompt: str = DEFAULT_PROMPT, *, model: str | PathLi
     if last is None or last[0] != key:
         _last = last = key, load(model, **{name: getattr(for_loading, name) for name in chosen if name not in answer_options})
     return last[1].describe(image, prompt, **answer_options)
-
-
-def set_threads(count: int) -> None:
-    """CPU threads that torch uses, for the whole process."""
-    torch.set_num_threads(count)
-
-
-def _dtype(asked: str, preferred: Backend, checkpoint: Checkpoint) -> torch.dtype:
-    """auto: bf16 on a GPU; on a CPU fp32, unless the model is large and the CPU multiplies bf16 in hardware."""
-    if asked != "auto":
-        return DTYPES[asked]
-    if preferred.device.type != "cpu":
-        return torch.bfloat16
-    large = 2 * checkpoint.weight_bytes > SMALL_BYTES
-    return torch.bfloat16 if large and _multiplies_bf16() else torch.float32
-
-
-def _multiplies_bf16() -> bool:
-    """Whether the CPU has bf16 instructions, as far as this torch can tell."""
-    return "AMX" in torch.backends.cpu.get_cpu_capability() or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-def _device_name(backend: Backend) -> str:
-    if backend.device.type == "cuda":
-        return torch.cuda.get_device_name(backend.device)
-    threads = torch.get_num_threads()
-    return f"{threads} thread{'s' if threads > 1 else ''}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def _attention(flash: FlashFacts) -> str:

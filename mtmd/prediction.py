@@ -9,7 +9,6 @@ from mtmd.config import LoadOptions, options
 from mtmd.kernels.backends import Cpu, Reference
 from mtmd.kernels.backends.target import Target
 from mtmd.kernels.report import WarmupReport
-from mtmd.llm.engine import PREFILL
 from mtmd.model import Model, find_checkpoint
 
 
@@ -24,6 +23,6 @@ def predict(target: str, model: str | PathLike[str] | None = None, **chosen: Any
     encoder, engine = subject.encoder, subject.engine
     sizes = encoder.sizes().items() if encoder else ()
     plans = [(f"encoder, {label}", encoder.plan(batch, tile.shape)) for label, (batch, tile) in sizes if encoder]
-    plans += [("decoder, decode", engine.plan(1)), ("decoder, prefill", engine.plan(min(PREFILL, engine.context)))]
+    plans += [(f"decoder, {label}", engine.plan(tokens, images)) for label, (tokens, images) in engine.sizes().items()]
     kernels = tuple(kernel for graph, plan in plans for kernel in device.compile(graph, plan))
     return replace(subject.warmup_report, device_name="not here: predicted", compiled=kernels)

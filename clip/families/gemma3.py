@@ -16,7 +16,7 @@ from mtmd.kernels import ops
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.flash import AttentionForm
 from mtmd.kernels.graph import Node, Type, WeightSource, weight
-from mtmd.kernels.settings import Settings
+from mtmd.kernels.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
 from mtmd.kernels.weights.canonical import Parameter, plus_one
 
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}  # Pillow's numbers
@@ -70,6 +70,9 @@ class Gemma3Vision:
         prompt = f"\n\n<start_of_image>{self.image_token * self.tokens}<end_of_image>\n\n"
         return ImagePlan((np.ascontiguousarray(values.transpose(2, 0, 1)),), ((size, size),), self.tokens, prompt)
 
+    def most_tokens(self) -> int:
+        return self.tokens
+
     def tile_type(self) -> Type:
         return Type.contiguous((3, self.image_size, self.image_size), torch.float32)
 
@@ -88,28 +91,40 @@ class Gemma3Vision:
         return ops.matmul(x, weight("mm.input_projection.weight", weights, dtype), name="mm.input_projection")
 
 
-def read(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Gemma3Vision:
-    """From config.json and preprocessor_config.json; ModelError where a value is missing or impossible."""
+def read(config: Mapping[str, Any], image: Settings) -> Gemma3Vision:
+    """From config.json and the image processor's settings, with transformers' defaults; ModelError where a value cannot be followed."""
     top = Settings(config, "config.json")
-    vision, text_width = top.part("vision_config"), top.part("text_config").count("hidden_size", 2304)
-    image = Settings(processor.get("image_processor", processor), "preprocessor_config.json")
-    vit = VitParams(vision.count("num_hidden_layers"), vision.count("hidden_size"), vision.count("intermediate_size"),
-                    vision.count("num_attention_heads"), vision.number("layer_norm_eps", 1e-6),
-                    GELU[vision.choice("hidden_act", GELU, "gelu_pytorch_tanh")])
-    size, patch, tokens = vision.count("image_size"), vision.count("patch_size"), top.count("mm_tokens_per_image", 256)
+    vision, text_width = top.part("vision_config"), top.part("text_config").count("hidden_size", 2304, most=MAX_WIDTH)
+    vit = VitParams(vision.count("num_hidden_layers", 12, most=MAX_LAYERS), vision.count("hidden_size", 768, most=MAX_WIDTH),
+                    vision.count("intermediate_size", 3072, most=MAX_WIDTH), vision.count("num_attention_heads", 12, most=MAX_HEADS),
+                    vision.number("layer_norm_eps", 1e-6), GELU[vision.choice("hidden_act", GELU, "gelu_pytorch_tanh")])
+    vision.choice("num_channels", (3,), 3)
+    size, patch, tokens = vision.count("image_size", 224), vision.count("patch_size", 16), top.count("mm_tokens_per_image", 256)
     side = isqrt(tokens)
     if side * side != tokens or size % patch or (size // patch) % side or vit.width % vit.heads:
         raise ModelError(f"config.json: image_size {size}, patch_size {patch}, mm_tokens_per_image {tokens} and {vit.heads} heads of width "
                          f"{vit.width} do not fit together; expected a square grid of patches that divides into the tokens")
-    if image.flag("do_pan_and_scan", False):
-        raise ModelError("preprocessor_config.json: do_pan_and_scan true is not supported; set it to false")
-    height, width = image.part("size").count("height", size), image.part("size").count("width", size)
-    if (height, width) != (size, size):
-        raise ModelError(f"preprocessor_config.json: size {height} x {width}, expected {size} x {size} as in config.json")
-    return Gemma3Vision(
-        vit, size, patch, tokens, text_width,
-        image.numbers("image_mean", 3, (0.5, 0.5, 0.5)), image.numbers("image_std", 3, (0.5, 0.5, 0.5)),
-        image.number("rescale_factor", 1 / 255), RESAMPLE[image.choice("resample", RESAMPLE, 2)])
+    _check_steps(image, size)
+    mean, std = (image.numbers(key, 3, (0.5, 0.5, 0.5)) for key in ("image_mean", "image_std"))
+    if min(std) <= 0:
+        raise ModelError(f"{image.where}: image_std is {list(std)}, expected 3 numbers above 0, as it is divided by")
+    return Gemma3Vision(vit, size, patch, tokens, text_width, mean, std, image.number("rescale_factor", 1 / 255),
+                        RESAMPLE[image.choice("resample", RESAMPLE, 2)])
+
+
+def _check_steps(image: Settings, side: int) -> None:
+    """The one way from a picture to the tower: stretched to its square, scaled, normalised. ModelError where the settings leave it."""
+    for key, expected in (("do_resize", True), ("do_rescale", True), ("do_normalize", True), ("do_pan_and_scan", False)):
+        if image.flag(key, expected) != expected:
+            raise ModelError(f"{image.where}: {key} {str(not expected).lower()} is not supported; set it to {str(expected).lower()}")
+    found = image.get("size", 224)
+    size = Settings({"height": found, "width": found} if type(found) is int else found, f"{image.where}: size")
+    given = {key for key, value in size.values.items() if value is not None}
+    if given != {"height", "width"}:
+        raise ModelError(f"{size.where} has {', '.join(sorted(given)) or 'nothing'}, expected height and width; set both to {side}")
+    height, width = size.count("height"), size.count("width")
+    if (height, width) != (side, side):
+        raise ModelError(f"{size.where} is {height} x {width}, expected {side} x {side} as config.json's image_size; correct one of them")
 
 
 def _tower(name: str) -> tuple[str, ...]:

@@ -25,3 +25,6 @@ class Backend(Protocol):
 
     def workspace(self, node: Node) -> int:
         """Bytes the kernel holds at its peak beyond its inputs and its result."""
+
+    def synchronize(self) -> None:
+        """Wait until everything asked of the device is done."""

@@ -36,3 +36,6 @@ class Cpu:
         q, k, v, mask, bounds = (*(None if i is None else i.type for i in node.inputs), None, None)[:5]
         assert q is not None and k is not None and v is not None
         return attention.workspace(q, k, v, mask, bounds, **{name: value for name, value in node.attrs.items() if name != "scale"})
+
+    def synchronize(self) -> None:
+        """Nothing is pending: torch's CPU operators return when they are done."""

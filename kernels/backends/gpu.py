@@ -45,6 +45,9 @@ class Gpu:
             return functools.partial(flash_attention, **node.attrs)
         return lower_reference(node, in_place)
 
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.device)
+
     def workspace(self, node: Node) -> int:
         """The attention kernel keeps everything in registers and shared memory."""
         return 0 if node.op == "attention" else reference_workspace(node)

@@ -93,3 +93,6 @@ class Limited:
 
     def workspace(self, node: Node) -> int:
         return self.inner.workspace(node)
+
+    def synchronize(self) -> None:
+        self.inner.synchronize()

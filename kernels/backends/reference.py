@@ -28,6 +28,10 @@ class Reference:
     def workspace(self, node: Node) -> int:
         return reference_workspace(node)
 
+    def synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
 
 def lower_reference(node: Node, in_place: bool = False) -> Kernel:
     """The op's own function, or its overwriting form."""
@@ -44,9 +48,11 @@ def reference_workspace(node: Node) -> int:
 
 @functools.lru_cache(maxsize=65536)
 def _workspace(op: str, types: tuple[Type | None, ...], attrs: tuple[tuple[str, Any], ...], result_bytes: int) -> int:
-    values = [t and t.meta() for t in types]
-    with torch.inference_mode(False), torch.no_grad(), _Allocations() as seen:
-        result = OPS[op].reference(*values, **dict(attrs))
+    with torch.inference_mode(False), torch.no_grad():
+        values = [t and t.meta() for t in types]
+        seen = _Allocations()
+        with seen:
+            result = OPS[op].reference(*values, **dict(attrs))
     del result
     peak: int = seen.peak
     return max(0, peak - result_bytes)

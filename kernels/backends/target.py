@@ -43,6 +43,9 @@ class Target:
     def workspace(self, node: Node) -> int:
         return 0 if node.op == "attention" else reference_workspace(node)
 
+    def synchronize(self) -> None:
+        """Nothing runs."""
+
     def compile(self, graph: str, plan: Plan) -> list[CompiledKernel]:
         """The kernel of each different attention node of a plan, compiled, and what it uses."""
         from mtmd.kernels.gpu.compile import SHARED_LIMIT, compile_for

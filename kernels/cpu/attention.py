@@ -111,7 +111,7 @@ def _seen(limits: Tensor | None, start: int, stop: int, first: int, last: int, r
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     """torch's kernel, on any layout of heads; it adds masks in fp32 or in q's type, and a row whose mask is all -inf gives zeros."""
-    if bias is not None and bias.dtype not in (q.dtype, torch.float32):
+    if bias is not None and bias.dtype != q.dtype:
         bias = bias.float()
     grouped = q.shape[2] != k.shape[2]
     out = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), bias, scale=scale, enable_gqa=grouped)

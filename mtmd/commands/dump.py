@@ -25,10 +25,12 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from mtmd.conversation import user_message
-    from mtmd.dumping import compare, pattern, read_rows, record
+    from mtmd.dumping import check_tolerance, compare, pattern, read_rows, record
+    check_tolerance(args.tolerance)
     wanted = pattern(args.filter)
     other = read_rows(args.compare) if args.compare else None
-    rows = record(load_from(args), [user_message(args.images, args.prompt)], wanted)
+    message = user_message(args.images, args.prompt) if args.images else {"role": "user", "content": args.prompt}
+    rows = record(load_from(args), [message], wanted)
     if not rows:
         raise OptionError(f"filter {args.filter!r} matches no node")
     if other is not None:

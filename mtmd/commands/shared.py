@@ -32,7 +32,8 @@ def load_from(args: argparse.Namespace) -> Any:
     from mtmd.config import LoadOptions, options
     chosen = {field.name: getattr(args, field.name) for field in dataclasses.fields(LoadOptions)}
     options(LoadOptions, chosen)
-    from mtmd.model import load, set_threads
+    from mtmd.device import set_threads
+    from mtmd.model import load
     model = load(args.model, progress=sys.stderr.isatty(), **chosen)
     if args.threads is None and model.checkpoint.weight_bytes < SMALL_BYTES:
         set_threads(1)

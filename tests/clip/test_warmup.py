@@ -14,7 +14,7 @@ import torch
 from mtmd.clip.blocks import VitParams
 from mtmd.clip.encoder import BATCH, Encoder
 from mtmd.clip.families.gemma3 import Gemma3Vision
-from mtmd.clip.warmup import encoder_graphs, encoder_placement, run_check
+from mtmd.clip.warmup import check_encoder, encoder_graphs, encoder_placement
 from mtmd.kernels.backends import Backend, Cpu, Limited, Reference
 from mtmd.kernels.graph import Type
 from mtmd.kernels.report import WarmupReport
@@ -127,9 +127,9 @@ def test_check_finds_a_wrong_kernel() -> None:
             kernel = super().lower(node, in_place)
             return (lambda *a: kernel(*a) * 1.001) if node.name == "v.blk.1.ffn_up" else kernel
 
-    good = run_check(encoder("all_taken"))
+    good = check_encoder(encoder("all_taken"))
     assert good.first_nan is None and not good.failed and good.steady_ms > 0
-    bad = run_check(Encoder(FAMILY, Noise(), [Wrong()], dtype=torch.float32))
+    bad = check_encoder(Encoder(FAMILY, Noise(), [Wrong()], dtype=torch.float32))
     assert bad.worst[0][:2] == ("matmul", "v.blk.1.ffn_up") and "v.blk.1.ffn_up" in bad.failed[0]
 
 
@@ -139,13 +139,13 @@ def test_check_finds_the_first_nan() -> None:
             tensor = super().read(name, dtype)
             return tensor.fill_(torch.nan) if name == "v.blk.1.ffn_up.bias" else tensor
 
-    check = run_check(encoder("all_taken", Broken()))
+    check = check_encoder(encoder("all_taken", Broken()))
     assert check.first_nan == "v.blk.1.ffn_up"
     assert "NaN first at v.blk.1.ffn_up" in check.failed
 
 
 def test_check_in_bf16() -> None:
-    check = run_check(encoder("all_taken", dtype=torch.bfloat16))
+    check = check_encoder(encoder("all_taken", dtype=torch.bfloat16))
     assert not check.failed and check.worst[0][2] > 1e-9, "bf16 rounds: an error of nothing would mean nothing was compared"
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mtmd.kernels import ops
+from mtmd.kernels.backends import Cpu, Limited
 from mtmd.kernels.flash import AttentionForm
 from mtmd.kernels.graph import Node, Type, graph_input, toposort, weight
 from mtmd.kernels.ops import OPS
@@ -35,6 +36,13 @@ class Source:
         self.reads[name] += 1
         values = torch.randn(self.shapes[name], generator=torch.Generator().manual_seed(sum(map(ord, name))))
         return (values * self.shapes[name][-1] ** -0.5).to(dtype)
+
+
+def device(name: str, *rules: str) -> Limited:
+    """A device of its own memory that refuses by `rules`."""
+    limited = Limited(Cpu(), rules)
+    limited.name = limited.space = name
+    return limited
 
 
 def given(name: str, *shape: int, dtype: torch.dtype = torch.float32, state: bool = False) -> Node:

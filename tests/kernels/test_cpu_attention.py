@@ -139,9 +139,6 @@ def test_random_cases_strided_or_not(dtype):
         close(flash_attention(*inputs, **attrs), *inputs, **attrs)
 
 
-# --- memory
-
-
 def peak(peak_bytes: Any, inputs: list[Tensor | None], options: dict[str, Any]) -> tuple[int, int]:
     """(measured, predicted) bytes, the result among them."""
     node: Node = node_of("attention", inputs, options)

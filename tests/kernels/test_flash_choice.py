@@ -13,7 +13,7 @@ from mtmd.kernels.errors import OptionError
 from mtmd.kernels.executor import Executor, Residency
 from mtmd.kernels.flash import AttentionForm, FlashChoice, choose
 from mtmd.kernels.graph import Node, toposort
-from mtmd.kernels.report import GraphFacts, WarmupReport, flash_facts, graph_facts, refused_ops
+from mtmd.kernels.report import GraphFacts, WarmupReport, graph_facts, placement
 from mtmd.kernels.scheduler import Override, Plan, make_plan
 
 SHAPE = {"rows": 5, "width": 16, "heads": 2, "ffn": 12}
@@ -115,16 +115,13 @@ def test_a_graph_without_attention_is_no_flaw():
     assert choice.total == 0 and choice.refusals == () and choice.form == AttentionForm()
 
 
-# --- what the report makes of it
-
-
 def report(setting: str, *rules: str, overrides: Sequence[Override] = ()) -> WarmupReport:
     backends = [Limited(Cpu(), rules), Cpu(), Reference()]
     choice = choose(build, backends, overrides, setting)
     plans: list[Plan] = [make_plan(outputs, backends, overrides) for outputs in build(choice.form)]
     facts: list[GraphFacts] = [graph_facts("encoder", label, "", plan) for label, plan in zip(("warm-up", "largest"), plans, strict=True)]
-    return WarmupReport("demo", "limited", "cpu", "fp32", (flash_facts("encoder", choice, plans[1], "limited"),),
-                        tuple(refused_ops("encoder", choice, tuple(plans), "limited")), tuple(facts))
+    placed = placement("encoder", choice, tuple(plans), "limited")
+    return WarmupReport("demo", "limited", "cpu", "fp32", (placed.flash,), placed.refused, tuple(facts))
 
 
 @pytest.mark.parametrize("setting, rules, overrides, accelerated, verdict", [

@@ -2,12 +2,13 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from mtmd.kernels.backends import Backend, Cpu, Limited, Reference
-from mtmd.kernels.errors import PromptError
+from mtmd.kernels.errors import DeviceMemoryError, ModelError, PromptError
 from mtmd.kernels.graph import Type
 from mtmd.llm.engine import Engine, Generated
 from mtmd.llm.families.gemma3 import Gemma3Text, Rope
@@ -89,11 +90,37 @@ def test_max_tokens() -> None:
     assert len(done.tokens) == 5 and done.finish == "length" and done.prefill_ms > 0 and done.decode_ms > 0
 
 
-def test_cancelling_ends_after_the_token_in_work() -> None:
-    done, calls = Generated(), []
-    tokens = list(engine().generate(PROMPT, Sampler(Sampling()), stop=(), max_tokens=50, done=done,
-                                    cancelled=lambda: bool(calls.append(1)) or len(calls) >= 3))
-    assert len(tokens) == 3 and done.finish == "cancelled"
+def test_closing_the_iterator_ends_the_work() -> None:
+    done = Generated()
+    tokens = engine().generate(PROMPT, Sampler(Sampling()), stop=(), max_tokens=50, done=done)
+    taken = [next(tokens), next(tokens)]
+    tokens.close()
+    assert done.tokens == taken and done.finish is None
+
+
+def test_a_token_without_an_embedding() -> None:
+    with pytest.raises(ModelError, match=r"token 64.*table ends at 63"):
+        answer(engine(), [Span((1, 64))])
+
+
+def test_an_empty_prompt() -> None:
+    with pytest.raises(PromptError, match="takes 0 tokens"):
+        answer(engine(), [])
+
+
+def test_no_memory_for_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mtmd.llm.engine.np.zeros", Mock(side_effect=MemoryError))
+    with pytest.raises(DeviceMemoryError, match=r"the cache of 64 tokens needs 16.0 KiB.*--context"):
+        answer(engine())
+
+
+def test_no_memory_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = engine()
+
+    told = "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes."
+    monkeypatch.setattr("mtmd.kernels.backends.cpu.Cpu.lower", Mock(return_value=Mock(side_effect=RuntimeError(told))))
+    with pytest.raises(DeviceMemoryError, match="this run needs"):
+        answer(subject)
 
 
 def test_same_seed_same_draws() -> None:

@@ -27,7 +27,7 @@ def hopper() -> dict[str, Any]:
 
 
 def test_everything_is_taken_and_fits(hopper: dict[str, Any]) -> None:
-    assert hopper["device"] == "cuda:90" and hopper["dtype"] == "bf16" and hopper["check"] is None
+    assert hopper["device"] == "cuda:90" and hopper["dtype"] == "bf16" and hopper["checks"] == []
     assert hopper["fully_accelerated"] and [f["state"] for f in hopper["flash"]] == ["on", "on"]
     assert {g["graph"] for g in hopper["graphs"]} == {"encoder", "decoder"}
     assert all(set(g["compute_bytes"]) == {"cuda:90"} and g["copies"] == [] for g in hopper["graphs"])

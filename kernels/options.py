@@ -1,0 +1,41 @@
+"""Numbers that people choose, checked. NumPy's scalars count as the numbers they hold, booleans do not."""
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+from typing import NoReturn
+
+from mtmd.kernels.errors import OptionError
+
+
+def integer(name: str, value: object, least: int, most: int) -> int:
+    """`value` as an int. Raises OptionError unless it is a whole number from `least` to `most`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or not least <= value <= most:
+        refuse(name, value, f"an integer from {least} to {most}")
+    return int(value)
+
+
+def integer_or_none(name: str, value: object, least: int, most: int) -> int | None:
+    return None if value is None else integer(name, value, least, most)
+
+
+def number(name: str, value: object, least: float, most: float) -> float:
+    """`value` as a float. Raises OptionError unless it is a number from `least` to `most`; NaN is in no range."""
+    if not least <= as_float(value) <= most:
+        refuse(name, value, f"a number from {least:g} to {most:g}")
+    return as_float(value)
+
+
+def as_float(value: object) -> float:
+    """NaN, which fails every comparison, for what is no number or too large for a float."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan
+
+
+def refuse(name: str, value: object, expected: str) -> NoReturn:
+    """Raises OptionError naming the option, what was found and what is expected."""
+    raise OptionError(f"{name}: found {value!r:.60}, expected {expected}")

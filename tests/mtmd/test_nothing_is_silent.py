@@ -1,0 +1,30 @@
+"""Whatever the device refuses at the shape of a run is in the answer's receipt, and in the report from then on."""
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mtmd import load
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+ONE, FOUR, WORD = EXAMPLES / "one.png", EXAMPLES / "four.png", EXAMPLES / "word.png"
+
+
+def test_an_op_that_only_prompts_with_images_need() -> None:
+    model = load(refuse=["place_rows"])
+    assert not model.warmup_report.fully_accelerated
+    assert [r.op for r in model.warmup_report.refused] == ["place_rows"]
+    warnings = model.answer(ONE, max_tokens=2).receipt.warnings
+    assert len(warnings) == 1 and "place_rows" in warnings[0] and "runs on cpu" in warnings[0]
+
+
+@pytest.mark.parametrize(("rule", "images", "told"), [
+    ("*:batch=2", [FOUR, WORD], "batch 2 is not supported"), ("attention:rows=30", [ONE], "rows 30 is not supported")])
+def test_a_shape_that_nobody_asked_about(rule: str, images: list[Path], told: str) -> None:
+    model, plain = load(refuse=[rule]), load()
+    assert not [w for w in model.answer(ONE, "How many?", max_tokens=1).receipt.warnings if "encoder" not in w]
+    answer = model.answer(images)
+    assert answer.text == plain.answer(images).text
+    assert any(told in w for w in answer.receipt.warnings)
+    assert any(told in r.reason for r in model.warmup_report.refused) and not model.warmup_report.fully_accelerated
