@@ -19,7 +19,8 @@ ROWS = 256  # rows of an attention node that are checked: the reference's scores
 STEADY_RUNS = 3
 
 
-def run_check(graph: str, what: str, plan: Plan, intact: Plan, residency: Residency, device: Backend, dtype: torch.dtype, batch: Any) -> Check:
+def run_check(graph: str, what: str, plan: Plan, intact: Plan, residency: Residency, device: Backend, dtype: torch.dtype,
+              batch: Any) -> Check:
     """Run `plan` on a batch, as answers do, and `intact`, the same without overwriting, under the eyes of the reference."""
     executor = Executor(plan, residency)
     first = _timed(executor, batch, device)

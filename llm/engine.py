@@ -120,7 +120,8 @@ class Engine:
             start += len(batch.tokens)
         return self.forward(make_batch(last, start, caches, wants_logits=True), observe)[0]
 
-    def generate(self, spans: Sequence[Span], sampler: Sampler, *, stop: Collection[int], max_tokens: int, done: Generated) -> Iterator[int]:
+    def generate(self, spans: Sequence[Span], sampler: Sampler, *, stop: Collection[int], max_tokens: int,
+                 done: Generated) -> Iterator[int]:
         """Tokens as they come, the stop token not among them; close the iterator to stop early. `done` is filled along the way, its times
         without what the caller does between two tokens."""
         clock = time.perf_counter()

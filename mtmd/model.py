@@ -8,8 +8,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import torch
-
 from mtmd.bridge import Bridge, Encoded
 from mtmd.checkpoint import Checkpoint, open_checkpoint
 from mtmd.clip.encoder import Encoder
