@@ -10,7 +10,7 @@ from mtmd.kernels.errors import OptionError
 
 def integer(name: str, value: object, least: int, most: int) -> int:
     """`value` as an int. Raises OptionError unless it is a whole number from `least` to `most`."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or not least <= value <= most:
+    if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) <= most:
         refuse(name, value, f"an integer from {least} to {most}")
     return int(value)
 
@@ -38,4 +38,8 @@ def as_float(value: object) -> float:
 
 def refuse(name: str, value: object, expected: str) -> NoReturn:
     """Raises OptionError naming the option, what was found and what is expected."""
-    raise OptionError(f"{name}: found {value!r:.60}, expected {expected}")
+    try:
+        found = f"{value!r:.60}"
+    except ValueError:  # an integer of thousands of digits, which Python does not print
+        found = f"a huge {type(value).__name__}"
+    raise OptionError(f"{name}: found {found}, expected {expected}")

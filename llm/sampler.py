@@ -8,55 +8,13 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
-from mtmd.kernels.errors import MtmdError, OptionError
+from mtmd.kernels.errors import MtmdError
+from mtmd.llm.sampling import Sampling
 
-SEED_LIMIT = 1 << 63  # torch.Generator takes a signed 64-bit integer
-TEMPERATURE_MIN = 1e-5  # below this, float32 logits over the temperature are all -inf but the first: greedy, said differently
-PENALTY_RANGE = (0.01, 100.0)  # keeps penalised float32 logits finite
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How to choose tokens. The defaults are greedy: `temperature` 0 takes the most probable token and ignores all but the penalty.
-
-    `top_k`: keep this many tokens (0: all). `top_p`: keep the smallest set of tokens with this probability. `min_p`: keep tokens with at
-    least this share of the best token's probability. `repetition_penalty`: above 1 makes tokens seen before less likely.
-    `seed`: equal seeds give equal answers; None draws one.
-
-    Raises OptionError naming the field, what was found and what is expected.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int | None = None
-
-    def __post_init__(self) -> None:
-        low, high = PENALTY_RANGE
-        t = self._number("temperature")
-        self._require(t == 0 or TEMPERATURE_MIN <= t < math.inf, "temperature", f"0 (greedy), or {TEMPERATURE_MIN:g} and more")
-        self._require(_is_int(self.top_k) and self.top_k >= 0, "top_k", "a whole number, 0 (off) or more")
-        self._require(0 < self._number("top_p") <= 1, "top_p", "a number above 0 and at most 1 (off)")
-        self._require(0 <= self._number("min_p") <= 1, "min_p", "a number from 0 (off) to 1")
-        self._require(low <= self._number("repetition_penalty") <= high, "repetition_penalty",
-                      f"a number from {low:g} to {high:g}; 1 is off")
-        seed_fits = self.seed is None or (_is_int(self.seed) and 0 <= self.seed < SEED_LIMIT)
-        self._require(seed_fits, "seed", f"a whole number from 0 to {SEED_LIMIT - 1}, or none")
-
-    def _number(self, name: str) -> float:
-        """The field as a float; nan if it is no number, which fails every comparison."""
-        value = getattr(self, name)
-        return float(value) if _is_int(value) or isinstance(value, float) else math.nan
-
-    def _require(self, fits: bool, name: str, expected: str) -> None:
-        if not fits:
-            raise OptionError(f"{name} is {getattr(self, name)!r:.60}; expected {expected}")
+__all__ = ["Sampler", "Sampling", "candidates", "penalize"]
 
 
 class Sampler:
@@ -141,7 +99,3 @@ def _check_peak(best: float, logits: torch.Tensor) -> None:
     bad = int(logits.isnan().sum()) or int((logits == best).sum())
     raise MtmdError(f"the model's output has {best:g} in {bad} of {len(logits)} logits; expected finite numbers. "
                     "Try --dtype fp32; if that does not help, the weights are broken")
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -74,6 +74,10 @@ class Tokenizer:
         """Number of ids, added tokens included. A checkpoint's embedding may have more rows."""
         return self._inner.get_vocab_size(with_added_tokens=True)
 
+    def largest_ordinary_id(self) -> int:
+        """The largest id that user text can produce; sealed tokens, which it cannot, may lie beyond the rows of an embedding. -1: none."""
+        return max(set(self._inner.get_vocab(with_added_tokens=True).values()) - self._forbidden, default=-1)
+
     def id(self, text: str) -> int:
         """The id of the one token spelled `text`. Raises ModelError if there is none."""
         found = self._inner.token_to_id(text)

@@ -41,11 +41,11 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     used = text_weights.sources | (vision_weights.sources if vision_weights else set())
     check_no_extra(file, used, (*text.unused, *(vision.unused if vision else ())), where)
     tokenizer = Tokenizer.from_folder(folder, reserved=(vision.marker, vision.image_token) if vision else ())
-    if len(tokenizer) > text.vocabulary:
-        raise ModelError(f"{folder}: tokenizer.json has {len(tokenizer)} tokens, config.json a vocabulary of {text.vocabulary}; "
-                         "they belong to different models")
+    if (largest := tokenizer.largest_ordinary_id()) >= text.vocabulary:
+        raise ModelError(f"{folder}: tokenizer.json has a token with id {largest}, config.json a vocabulary of {text.vocabulary}, "
+                         f"expected ids below that; they belong to different models, fetch both again")
     if vision:
-        tokenizer.id(vision.image_token)
+        _check_image_token(folder, settings, vision.image_token, tokenizer)
     template = ChatTemplate.from_folder(folder, tokenizer.special_text)
     return Checkpoint(folder, vision, text, vision_weights, text_weights, file.bytes, tokenizer, template, _stop_tokens(folder, settings))
 
@@ -60,17 +60,36 @@ def _families(folder: Path, config: Mapping[str, Any], settings: Settings) -> tu
     text_kind = text.get("model_type", f"{kind}_text")
     if not isinstance(text_kind, str):
         raise ModelError(f"{folder / 'config.json'}: text_config: model_type is {text_kind!r:.60}, expected the name of an architecture")
-    places = (folder / "preprocessor_config.json", folder / "processor_config.json")
-    processor = next(filter(None, (read_json(path, required=False) for path in places)), {})
-    return vision_family(kind, config, processor), text_family(text_kind, text.values)
+    return vision_family(kind, config, _image_processor(folder)), text_family(text_kind, text.values)
+
+
+def _image_processor(folder: Path) -> Settings:
+    """How pictures are prepared: one file in transformers 5, another before; as there, the first has precedence."""
+    processor = Settings(read_json(folder / "processor_config.json", required=False), "processor_config.json")
+    if processor.get("image_processor", None) is not None:
+        return processor.part("image_processor")
+    return Settings(read_json(folder / "preprocessor_config.json"), "preprocessor_config.json")
+
+
+def _check_image_token(folder: Path, config: Settings, token: str, tokenizer: Tokenizer) -> None:
+    """Raises ModelError where config.json and tokenizer.json disagree about the token that stands for pictures."""
+    expected = tokenizer.id(token)
+    for key in ("image_token_index", "image_token_id"):
+        found = config.get(key, expected)
+        if type(found) is not int or found != expected:
+            raise ModelError(f"{folder / 'config.json'}: {key} is {found!r:.60}, expected {expected}, the id of {token} in tokenizer.json; "
+                             "they belong to different models, fetch both again")
 
 
 def _stop_tokens(folder: Path, config: Settings) -> frozenset[int]:
-    """End-of-sequence ids of the generation settings, else of the configuration."""
-    generation = read_json(folder / "generation_config.json", required=False)
-    for values in (generation, config.values, config.part("text_config").values):
-        ids = values.get("eos_token_id")
-        ids = [ids] if isinstance(ids, int) else ids
-        if isinstance(ids, list) and ids and all(isinstance(i, int) for i in ids):
-            return frozenset(ids)
+    """End-of-sequence ids of the generation settings, else of the configuration. Raises ModelError for what is neither id nor list."""
+    generation = Settings(read_json(folder / "generation_config.json", required=False), "generation_config.json")
+    for settings in (generation, config, config.part("text_config")):
+        found = settings.get("eos_token_id", None)
+        if found is None:
+            continue
+        ids = found if isinstance(found, list) else [found]
+        if not ids or not all(type(i) is int and i >= 0 for i in ids):
+            raise ModelError(f"{folder}: {settings.where}: eos_token_id is {found!r:.60}, expected a token's id or a list of ids")
+        return frozenset(ids)
     raise ModelError(f"{folder}: no eos_token_id in generation_config.json or config.json; answers could not end")

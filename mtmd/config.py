@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from mtmd.kernels.errors import OptionError
+from mtmd.kernels.options import integer, integer_or_none, refuse
+from mtmd.llm.sampling import Sampling
 
-DEVICES = "auto, cpu, cuda or cuda:N"
 DTYPES = ("auto", "bf16", "fp32")
 FLASH = ("auto", "on", "off")
 T = TypeVar("T")
@@ -33,8 +34,8 @@ class LoadOptions:
         _text("device", self.device)
         for name in ("override_tensor", "refuse"):
             object.__setattr__(self, name, _texts(name, getattr(self, name)))
-        _count_or_none("threads", self.threads, 1, 1024)
-        _count_or_none("context", self.context, 16, 1 << 24)
+        object.__setattr__(self, "threads", integer_or_none("threads", self.threads, 1, 1024))
+        object.__setattr__(self, "context", integer_or_none("context", self.context, 16, 1 << 24))
 
 
 @dataclass(frozen=True)
@@ -51,16 +52,17 @@ class AnswerOptions:
     stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _count("max_tokens", self.max_tokens, 1, 1 << 20)
-        _number("temperature", self.temperature, 0, 100)
-        _count("top_k", self.top_k, 0, 1 << 24)
-        _number("top_p", self.top_p, 0, 1)
-        _number("min_p", self.min_p, 0, 1)
-        _number("repetition_penalty", self.repetition_penalty, 0.01, 100)
-        _count_or_none("seed", self.seed, 0, 2**63 - 1)
+        object.__setattr__(self, "max_tokens", integer("max_tokens", self.max_tokens, 1, 1 << 20))
+        for name, value in vars(self.sampling).items():
+            object.__setattr__(self, name, value)
         if type(self.ignore_eos) is not bool:
-            raise OptionError(f"ignore_eos: found {self.ignore_eos!r:.60}, expected true or false")
+            refuse("ignore_eos", self.ignore_eos, "true or false")
         object.__setattr__(self, "stop", _texts("stop", self.stop))
+
+    @property
+    def sampling(self) -> Sampling:
+        """The part that the sampler reads, and that checks itself."""
+        return Sampling(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Sampling)})
 
 
 def options(kind: type[T], values: Mapping[str, Any]) -> T:
@@ -86,34 +88,19 @@ def _known(values: Mapping[str, Any], *kinds: Any) -> Mapping[str, Any]:
 
 def _among(name: str, value: object, among: tuple[str, ...]) -> None:
     if not isinstance(value, str) or value not in among:
-        raise OptionError(f"{name}: found {value!r:.60}, expected one of {', '.join(among)}")
+        refuse(name, value, f"one of {', '.join(among)}")
 
 
 def _text(name: str, value: object) -> None:
     if not isinstance(value, str) or not value:
-        raise OptionError(f"{name}: found {value!r:.60}, expected a text that is not empty")
+        refuse(name, value, "a text that is not empty")
 
 
 def _texts(name: str, value: object) -> tuple[str, ...]:
     """One text, or a list or tuple of them."""
     values = (value,) if isinstance(value, str) else value
     if not isinstance(values, (list, tuple)):
-        raise OptionError(f"{name}: found {value!r:.60}, expected a text or a list of texts")
+        refuse(name, value, "a text or a list of texts")
     for item in values:
         _text(name, item)
     return tuple(values)
-
-
-def _count(name: str, value: object, least: int, most: int) -> None:
-    if type(value) is not int or not least <= value <= most:
-        raise OptionError(f"{name}: found {value!r:.60}, expected an integer from {least} to {most}")
-
-
-def _count_or_none(name: str, value: object, least: int, most: int) -> None:
-    if value is not None:
-        _count(name, value, least, most)
-
-
-def _number(name: str, value: object, least: float, most: float) -> None:
-    if type(value) not in (int, float) or not least <= value <= most:  # type: ignore[operator]  # NaN is in no range
-        raise OptionError(f"{name}: found {value!r:.60}, expected a number from {least:g} to {most:g}")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from mtmd.clip.image import Picture
-from mtmd.kernels.errors import PromptError
+from mtmd.kernels.errors import ImageError, PromptError
 from mtmd.media import ImageSource, load_image
 
 Images: TypeAlias = "ImageSource | Sequence[ImageSource]"
@@ -21,8 +21,10 @@ class Conversation:
 
 
 def user_message(image: Images, prompt: str) -> Message:
-    """One user turn: the images, then the prompt."""
+    """One user turn: the images, then the prompt. Raises ImageError for an empty list: a turn of text alone needs no such message."""
     images = image if isinstance(image, (list, tuple)) else [image]
+    if not images:
+        raise ImageError("images: found an empty list, expected at least one; give a path, bytes, a Pillow image or an array")
     return {"role": "user", "content": [*({"type": "image", "image": i} for i in images), {"type": "text", "text": prompt}]}
 
 
@@ -34,14 +36,21 @@ def read_conversation(messages: Sequence[Message], seal: Callable[[str], str]) -
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence) or not messages:
         raise PromptError(f"messages: found {type(messages).__name__}, expected a list of at least one {{'role': ..., 'content': ...}}")
-    pictures: list[Picture] = []
-    plain = tuple(_message(m, f"message {i}", seal, pictures) for i, m in enumerate(messages, 1))
+    images: list[ImageSource | Picture] = []
+    plain = tuple(_message(m, f"message {i}", seal, images) for i, m in enumerate(messages, 1))
     if not any(_says_something(m["content"]) for m in plain if m["role"] == "user"):
         raise PromptError("the prompt is empty; say what you want to know")
-    return Conversation(plain, tuple(pictures))
+    return Conversation(plain, _load(images))
 
 
-def _message(message: Any, where: str, seal: Callable[[str], str], pictures: list[Picture]) -> dict[str, Any]:
+def _load(images: Sequence[ImageSource | Picture]) -> tuple[Picture, ...]:
+    """The pictures in order; of several, those without a name are called by their place."""
+    several = len(images) > 1
+    return tuple(image if isinstance(image, Picture) else load_image(image, unnamed=f"image {i}" if several else "image")
+                 for i, image in enumerate(images, 1))
+
+
+def _message(message: Any, where: str, seal: Callable[[str], str], images: list[ImageSource | Picture]) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise PromptError(f"{where}: expected a mapping with 'role' and 'content'")
     content = message.get("content")
@@ -49,16 +58,17 @@ def _message(message: Any, where: str, seal: Callable[[str], str], pictures: lis
         return {"role": message["role"], "content": seal(content)}
     if not isinstance(content, (list, tuple)):
         raise PromptError(f"{where}: content is {type(content).__name__}, expected a text or a list of parts")
-    return {"role": message["role"], "content": [_part(p, where, seal, pictures) for p in content]}
+    return {"role": message["role"], "content": [_part(p, where, seal, images) for p in content]}
 
 
-def _part(part: Any, where: str, seal: Callable[[str], str], pictures: list[Picture]) -> dict[str, str]:
+def _part(part: Any, where: str, seal: Callable[[str], str], images: list[ImageSource | Picture]) -> dict[str, str]:
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind == "text" and isinstance(part.get("text"), str):
+    if kind == "text" and "text" in part:
+        if not isinstance(part["text"], str):
+            raise PromptError(f"{where}: the text is of type {type(part['text']).__name__}, expected a str; write what you want to know")
         return {"type": "text", "text": seal(part["text"])}
     if kind == "image" and "image" in part:
-        source = part["image"]
-        pictures.append(source if isinstance(source, Picture) else load_image(source))
+        images.append(part["image"])
         return {"type": "image"}
     expected = "{'type': 'text', 'text': ...} or {'type': 'image', 'image': ...}"
     raise PromptError(f"{where}: found a part of type {kind!r:.60}, expected {expected}")

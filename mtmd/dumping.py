@@ -95,13 +95,18 @@ def record(model: Model, messages: Sequence[Message], wanted: re.Pattern[str]) -
     return rows
 
 
+def check_tolerance(tolerance: float) -> None:
+    """Raises OptionError for one that is no number or below 0."""
+    if not 0 <= tolerance < math.inf:
+        raise OptionError(f"tolerance: found {tolerance!r}, expected a number from 0")
+
+
 def compare(rows: Sequence[Row], others: Sequence[Row], tolerance: float) -> Comparison:
     """The first of `rows`, in order, that another dump has under the same name with other values; a relative difference counts.
 
     Raises OptionError for a tolerance that is no number or below 0.
     """
-    if not 0 <= tolerance < math.inf:
-        raise OptionError(f"tolerance: found {tolerance!r}, expected a number from 0")
+    check_tolerance(tolerance)
     known: dict[tuple[str, str, int], Row] = _numbered(others)
     both = [(row, known[key]) for key, row in _numbered(rows).items() if key in known]
     if not both:

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, cast
 
@@ -23,40 +22,25 @@ _KINDS = (
 _CHUNK_BYTES = 1 << 20
 
 
-def load_image(source: ImageSource, limits: ImageLimits = DEFAULT_LIMITS, name: str | None = None) -> Picture:
+def load_image(source: ImageSource, limits: ImageLimits = DEFAULT_LIMITS, unnamed: str = "image") -> Picture:
     """One picture from a path, the bytes of a file, a file open for reading bytes, a Pillow image or a uint8 array.
 
-    An open file is read from where it stands, and left open. `name` stands for the picture in messages. Raises ImageError.
+    An open file is read from where it stands, and left open. `unnamed`: what messages call a picture without a path or name. Raises
+    ImageError.
     """
     if isinstance(source, (str, os.PathLike)):
         path = os.fspath(source)
-        name = name or one_line(str(path))
+        name = one_line(str(path)) if path else unnamed
         return open_picture(_read_path(path, limits, name), limits, name)
     if hasattr(source, "read") and not isinstance(source, (bytes, bytearray, memoryview)):
         own_name = getattr(source, "name", None)
-        name = name or (one_line(own_name) if isinstance(own_name, str) else "image")
+        name = one_line(own_name) if isinstance(own_name, str) and own_name else unnamed
         return open_picture(_read_file(cast(BinaryIO, source), limits, name), limits, name)
     if not isinstance(source, (bytes, bytearray, memoryview, Image.Image, np.ndarray)):
         found = type(source).__name__  # type: ignore[unreachable]  # callers need not be type-checked
         expected = "a path, bytes, an open file, a Pillow image or an array"
-        raise ImageError(f"{name or 'image'}: found an object of type {found}, expected {expected}; open or convert it first")
-    return open_picture(source, limits, name or "image")
-
-
-def load_images(sources: ImageSource | Sequence[ImageSource], limits: ImageLimits = DEFAULT_LIMITS) -> list[Picture]:
-    """The pictures in one source or in a list or tuple of them, in order. Raises ImageError at the first that cannot be used."""
-    if not isinstance(sources, (list, tuple)):
-        return [load_image(cast(ImageSource, sources), limits)]
-    if not sources:
-        raise ImageError("images: found an empty list, expected at least one image; give a path, bytes, a Pillow image or an array")
-    named = len(sources) > 1
-    return [load_image(source, limits, _place(source, index) if named else None) for index, source in enumerate(sources, start=1)]
-
-
-def _place(source: ImageSource, index: int) -> str | None:
-    """A name by position for what has none of its own."""
-    has_name = isinstance(source, (str, os.PathLike)) or isinstance(getattr(source, "name", None), str)
-    return None if has_name else f"image {index}"
+        raise ImageError(f"{unnamed}: found an object of type {found}, expected {expected}; open or convert it first")
+    return open_picture(source, limits, unnamed)
 
 
 def _read_path(path: str | bytes, limits: ImageLimits, name: str) -> bytes:
@@ -64,7 +48,7 @@ def _read_path(path: str | bytes, limits: ImageLimits, name: str) -> bytes:
     if isinstance(path, bytes):
         path = os.fsdecode(path)
     if not path:
-        raise ImageError("image: found an empty path, expected that of a picture; check how it is made")
+        raise ImageError(f"{name}: found an empty path, expected that of a picture; check how it is made")
     _refuse_address(path, name)
     try:
         found = Path(path).stat()

@@ -47,27 +47,47 @@ def gemma3(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32, v
     config = Gemma3Config(vision_config=vision, text_config=text, mm_tokens_per_image=tokens, boi_token_index=token["<start_of_image>"],
                           eoi_token_index=token["<end_of_image>"], image_token_index=token["<image_soft_token>"], pad_token_id=0,
                           bos_token_id=token["<bos>"], eos_token_id=token["<end_of_turn>"])
-    model = Gemma3ForConditionalGeneration(config).eval()
-    for name, p in model.named_parameters():
+    model = _save(Gemma3ForConditionalGeneration(config), tokenizer, folder, dtype)
+    write(folder, "preprocessor_config.json", {
+        "image_processor_type": "Gemma3ImageProcessor", "do_resize": True, "do_rescale": True, "do_normalize": True, "do_convert_rgb": True,
+        "size": {"height": vision["image_size"], "width": vision["image_size"]}, "resample": 2, "rescale_factor": 1 / 255,
+        "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "image_seq_length": tokens})
+    return model
+
+
+def gemma3_text(folder: Path, *, seed: int = 0) -> Any:
+    """As `gemma3`, of text alone. As in what is published, the tokenizer has an image token, with an id beyond the token table."""
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+    tokenizer = Tokenizer.from_str(small_tokenizer().to_str().replace("<image_soft_token>", "<unused>"))
+    rows = tokenizer.get_vocab_size()
+    tokenizer.add_special_tokens([AddedToken("<image_soft_token>", special=True, normalized=False)])
+    assert tokenizer.token_to_id("<image_soft_token>") == rows
+    torch.manual_seed(seed)
+    config = Gemma3TextConfig(
+        vocab_size=rows, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=1,
+        head_dim=16, sliding_window=24, query_pre_attn_scalar=16, max_position_embeddings=512, pad_token_id=0,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"], bos_token_id=tokenizer.token_to_id("<bos>"),
+        eos_token_id=tokenizer.token_to_id("<end_of_turn>"))
+    return _save(Gemma3ForCausalLM(config), tokenizer, folder, torch.float32)
+
+
+def _save(model: Any, tokenizer: Tokenizer, folder: Path, dtype: torch.dtype) -> Any:
+    """The model with new weights, written with its tokenizer and template."""
+    for name, p in model.eval().named_parameters():
         if "embed_tokens" in name:
             torch.nn.init.normal_(p, std=p.shape[-1] ** -0.5)
         elif p.ndim >= 2:
             torch.nn.init.normal_(p, std=1 / math.sqrt(p[0].numel()))
-        elif "post_" in name and "layernorm.weight" in name and "language_model" in name:
+        elif "post_" in name and "layernorm.weight" in name and "vision_tower" not in name:
             torch.nn.init.normal_(p, mean=2.0, std=0.2)  # the layers outweigh the token itself, else it is just repeated
         else:
             torch.nn.init.normal_(p, std=0.2)
-    model = model.to(dtype)
-    model.save_pretrained(folder)
+    model.to(dtype).save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     write(folder, "tokenizer_config.json", {
         "bos_token": "<bos>", "eos_token": "<end_of_turn>", "pad_token": "<pad>", "unk_token": "<unk>", "boi_token": "<start_of_image>",
         "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>", "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": 512})
-    write(folder, "preprocessor_config.json", {
-        "image_processor_type": "Gemma3ImageProcessor", "do_resize": True, "do_rescale": True, "do_normalize": True, "do_convert_rgb": True,
-        "size": {"height": vision["image_size"], "width": vision["image_size"]}, "resample": 2, "rescale_factor": 1 / 255,
-        "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "image_seq_length": tokens})
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     return model.float()
 

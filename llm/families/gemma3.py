@@ -9,7 +9,7 @@ from mtmd.kernels import ops
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.flash import AttentionForm
 from mtmd.kernels.graph import Node, WeightSource
-from mtmd.kernels.settings import Settings
+from mtmd.kernels.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
 from mtmd.kernels.weights.canonical import Parameter, plus_one
 from mtmd.llm.blocks import Weights, heads, remember, token_embeddings
 from mtmd.llm.family import KV
@@ -102,14 +102,15 @@ def read(config: Mapping[str, Any]) -> Gemma3Text:
     for key in ("attention_bias", "use_bidirectional_attention"):
         if c.flag(key, False):
             raise ModelError(f"{c.where}: {key} true is not supported")
-    layers, head = c.count("num_hidden_layers", 26), c.count("head_dim", 256)
-    count, groups = c.count("num_attention_heads", 8), c.count("num_key_value_heads", 4)
+    layers, head = c.count("num_hidden_layers", 26, most=MAX_LAYERS), c.count("head_dim", 256, most=MAX_HEADS)
+    count, groups = c.count("num_attention_heads", 8, most=MAX_HEADS), c.count("num_key_value_heads", 4, most=MAX_HEADS)
     if count % groups or head % 2:
         raise ModelError(f"{c.where}: {count} heads of size {head} in {groups} groups; "
                          "expected groups that divide the heads, an even head size")
     return Gemma3Text(
-        c.count("hidden_size", 2304), c.count("intermediate_size", 9216), count, groups, head, c.count("vocab_size", 262208),
-        c.count("max_position_embeddings", 131072), c.number("rms_norm_eps", 1e-6), c.number("query_pre_attn_scalar", 256) ** -0.5,
+        c.count("hidden_size", 2304, most=MAX_WIDTH), c.count("intermediate_size", 9216, most=MAX_WIDTH), count, groups, head,
+        c.count("vocab_size", 262208), c.count("max_position_embeddings", 131072), c.number("rms_norm_eps", 1e-6),
+        c.number("query_pre_attn_scalar", 256) ** -0.5,
         c.count("sliding_window", 4096), _kinds(c, layers), _ropes(c), _optional(c, "attn_logit_softcapping"),
         _optional(c, "final_logit_softcapping"))
 

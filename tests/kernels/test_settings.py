@@ -31,6 +31,12 @@ def test_what_is_no_count(value):
         settings(n=value).count("n")
 
 
+def test_a_count_may_have_a_limit_of_its_own():
+    assert settings(n=12).count("n", most=12) == 12
+    with refused("config.json: n is 13, expected an integer from 1 to 12"):
+        settings(n=13).count("n", most=12)
+
+
 @pytest.mark.parametrize("value", [1, 1e-6, 10000.0, 2**53])
 def test_numbers(value):
     found = settings(x=value).number("x")

@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -138,7 +140,7 @@ def test_logits_are_one_row(shape: tuple[int, ...]) -> None:
 
 
 WRONG = {
-    "temperature": [-0.1, math.nan, math.inf, 1e-9, "1", None, True], "top_k": [-1, 1.5, True, math.nan, None],
+    "temperature": [-0.1, math.nan, math.inf, 1e-9, 101, "1", None, True], "top_k": [-1, 1.5, True, math.nan, None],
     "top_p": [0, 1.01, math.nan, -1, "x"], "min_p": [-0.1, 1.1, math.nan, None], "repetition_penalty": [0, -1, math.nan, math.inf, 1000],
     "seed": [-1, 1 << 63, 1.0, True, "7"],
 }
@@ -146,9 +148,16 @@ WRONG = {
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
 def test_options_out_of_range_are_named(name: str, value: object) -> None:
-    with pytest.raises(OptionError, match=f"^{name} is .*; expected ") as caught:
+    with pytest.raises(OptionError, match=f"^{name}: found .*, expected ") as caught:
         Sampling(**{name: value})
     assert repr(value) in str(caught.value)
+
+
+def test_options_are_checked_without_torch() -> None:
+    code = ("import sys; from mtmd.llm.sampling import Sampling; from mtmd.config import AnswerOptions; AnswerOptions(); Sampling(); "
+            "sys.exit(' '.join({'torch', 'numpy', 'tokenizers'} & set(sys.modules)) or 0)")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_edges_of_the_ranges_are_allowed() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import checkpoints as make
+
 from mtmd.checkpoint import open_checkpoint
-from mtmd.kernels.errors import ModelError, MtmdError
-from mtmd.model import DEMO_MODEL, load
+from mtmd.kernels.errors import ModelError, MtmdError, PromptError
+from mtmd.model import DEMO_MODEL, Finished, load
 
 Change = Callable[[Path], None]
 
@@ -86,6 +91,19 @@ def all_of(*changes: Change) -> Change:
     return apply
 
 
+def nested(**values: Any) -> Change:
+    """Image settings where transformers 5 writes them, which count more than preprocessor_config.json."""
+    return write("processor_config.json", json.dumps({"image_processor": values}))
+
+
+def high_id(folder: Path) -> None:
+    """An ordinary token far beyond the others, so that there are no more tokens than rows."""
+    whole = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = whole["model"]["vocab"]
+    vocabulary[max(vocabulary, key=vocabulary.__getitem__)] = 100_000
+    (folder / "tokenizer.json").write_text(json.dumps(whole))
+
+
 NO_EOS = all_of(edit("generation_config.json", eos_token_id=...), edit("config.json", eos_token_id=...),
                 edit("config.json", "text_config", eos_token_id=...))
 SPOILED: dict[str, tuple[Change, str]] = {
@@ -125,9 +143,27 @@ SPOILED: dict[str, tuple[Change, str]] = {
     "no template": (drop("chat_template.jinja"), r"has no chat template; looked for chat_template\.jinja"),
     "a broken template": (write("chat_template.jinja", "{% if %}"), r"chat_template\.jinja"),
     "no end token": (NO_EOS, r"no eos_token_id in generation_config\.json or config\.json; answers could not end"),
-    "end tokens that are text": (all_of(NO_EOS, edit("config.json", eos_token_id="<eos>")), "no eos_token_id"),
+    "end tokens that are text": (all_of(NO_EOS, edit("config.json", eos_token_id="<eos>")),
+                                 r"config\.json: eos_token_id is '<eos>', expected a token's id or a list of ids"),
+    "image settings for another size": (edit("preprocessor_config.json", "size", height=64),
+                                        "preprocessor_config.json: size is 64 x 96, expected 96 x 96"),
+    "the same in the newer file": (nested(size={"height": 64, "width": 96}),
+                                   r"processor_config\.json: image_processor: size is 64 x 96, expected 96 x 96"),
+    "no image settings": (drop("preprocessor_config.json"), "preprocessor_config.json is missing; expected a checkpoint folder"),
+    "an image token of another tokenizer": (edit("config.json", image_token_index=262144),
+                                            "image_token_index is 262144, expected 7, the id of <image_soft_token> in tokenizer.json"),
+    "the same by its newer name": (edit("config.json", image_token_index=..., image_token_id=8), "image_token_id is 8, expected 7"),
+    "an image token that is text": (edit("config.json", image_token_index="7"), "image_token_index is '7', expected 7"),
+    "a hole in the tokenizer": (high_id, "tokenizer.json has a token with id 100000, config.json a vocabulary of 512"),
+    "millions of layers": (edit("config.json", "vision_config", num_hidden_layers=10_000_000),
+                           "vision_config: num_hidden_layers is 10000000, expected an integer from 1 to 1024"),
 }
-JSON_FILES = sorted(p.name for p in DEMO_MODEL.glob("*.json") if p.name != "processor_config.json")  # that is read only in place of another
+WRONG_ENDS = {"text": "5", "true": True, "nothing": [], "a list of text": ["5"], "a truth in a list": [5, True], "a fraction": 5.0,
+              "negative": -1, "an object": {}}
+SPOILED |= {f"end tokens: {kind}": (edit("generation_config.json", eos_token_id=value),
+                                    r"generation_config\.json: eos_token_id is .*, expected a token's id or a list of ids")
+            for kind, value in WRONG_ENDS.items()}
+JSON_FILES = sorted(p.name for p in DEMO_MODEL.glob("*.json"))
 BROKEN = {"cut": b'{"a": ', "empty": b"", "binary": b"\xff\xfe\0\0\x80", "deep": b"[" * 100_000}
 SPOILED |= {f"{file} {kind}": (write(file, content), file) for file in JSON_FILES for kind, content in BROKEN.items()}
 
@@ -182,3 +218,48 @@ def test_an_empty_folder(tmp_path: Path, mtmd: Any, one: Path) -> None:
 def test_weights_that_are_not_numbers_end_in_one_line(folder: Path, one: Path, mtmd: Any) -> None:
     tensors(lambda t: t[first(t, "layers.0.mlp.down_proj")].fill_(float("nan")))(folder)
     assert "logits; expected finite numbers" in mtmd("describe", one, "-m", folder).refused()
+
+
+def test_end_tokens_come_from_the_first_file_that_has_them(folder: Path) -> None:
+    assert open_checkpoint(folder).stop_tokens == {5, 1}
+    edit("generation_config.json", eos_token_id=None)(folder)
+    edit("config.json", eos_token_id=9)(folder)
+    assert open_checkpoint(folder).stop_tokens == {9}
+    edit("config.json", eos_token_id=...)(folder)
+    assert open_checkpoint(folder).stop_tokens == {5}
+
+
+def test_image_settings_in_the_newer_file_count_more(folder: Path) -> None:
+    nested(size={"height": 96, "width": 96}, image_mean=[0.1, 0.2, 0.3])(folder)
+    vision = open_checkpoint(folder).vision
+    assert vision and getattr(vision, "mean", None) == (0.1, 0.2, 0.3)
+    drop("preprocessor_config.json")(folder)
+    open_checkpoint(folder)
+
+
+def test_millions_of_layers_are_refused_before_they_are_named(folder: Path) -> None:
+    for part in ("vision_config", "text_config"):
+        copy = folder.with_name(part)
+        shutil.copytree(folder, copy)
+        edit("config.json", part, num_hidden_layers=1 << 20)(copy)
+        start = time.perf_counter()
+        with pytest.raises(ModelError, match=f"{part}: num_hidden_layers is 1048576, expected an integer from 1 to 1024"):
+            open_checkpoint(copy)
+        assert time.perf_counter() - start < 1.0, "naming their parameters alone takes several seconds"
+
+
+def test_text_alone_with_an_image_token_beyond_the_table(tmp_path: Path) -> None:
+    """As gemma-3-1b-it is published: 262144 rows, and <image_soft_token> has id 262144."""
+    reference = make.gemma3_text(tmp_path, seed=5)
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.vision is None and checkpoint.tokenizer.id("<image_soft_token>") == checkpoint.text.vocabulary
+    model = load(tmp_path, device="cpu", dtype="fp32")
+    *_, last = model.stream([{"role": "user", "content": "Describe <image_soft_token> a circle"}], max_tokens=24, ignore_eos=True)
+    assert isinstance(last, Finished)
+    prompt = list(last.answer.prompt_token_ids)
+    assert max(prompt) < checkpoint.text.vocabulary
+    with torch.no_grad():
+        sequence = reference.generate(torch.tensor([prompt]), max_new_tokens=24, min_new_tokens=24, do_sample=False)[0].tolist()
+    assert list(last.answer.output_token_ids) == sequence[len(prompt):] and len(set(sequence[len(prompt):])) > 5
+    with pytest.raises(PromptError, match="has no image encoder"):
+        model.describe(torch.zeros(8, 8, 3, dtype=torch.uint8).numpy(), "what?")

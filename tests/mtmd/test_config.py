@@ -9,6 +9,7 @@ import pytest
 
 from mtmd.config import AnswerOptions, LoadOptions, options, split_options
 from mtmd.kernels.errors import OptionError
+from mtmd.llm.sampling import Sampling
 
 GOOD: list[tuple[type, dict[str, Any]]] = [
     (AnswerOptions, {}), (LoadOptions, {}),
@@ -21,9 +22,11 @@ GOOD: list[tuple[type, dict[str, Any]]] = [
 BAD: list[tuple[str, Any, str]] = [
     ("max_tokens", 0, "integer from 1"), ("max_tokens", -3, "integer from 1"), ("max_tokens", None, "integer from 1"),
     ("max_tokens", 2.0, "integer"), ("max_tokens", "5", "integer"), ("max_tokens", True, "integer"), ("max_tokens", 10**400, "1048576"),
-    ("temperature", math.nan, "number from 0"), ("temperature", -1, "number from 0"), ("temperature", math.inf, "number"),
+    ("temperature", math.nan, "1e-05 to 100, or 0"), ("temperature", -1, "number from 1e-05"), ("temperature", 1e-6, "or 0 (greedy)"),
+    ("temperature", True, "number"), ("temperature", math.inf, "number"),
     ("temperature", "1", "number"), ("temperature", None, "number"), ("temperature", 10**400, "number"),
-    ("top_k", -1, "integer from 0"), ("top_k", 1.5, "integer"), ("top_p", 2, "number from 0 to 1"), ("top_p", -0.1, "number"),
+    ("top_k", -1, "integer from 0"), ("top_k", 1.5, "integer"), ("top_k", np.float64(3), "integer"),
+    ("top_p", 2, "above 0, at most 1"), ("top_p", 0, "above 0"), ("top_p", -0.1, "number"), ("min_p", np.bool_(True), "number"),
     ("min_p", 1.01, "number from 0 to 1"), ("min_p", math.nan, "number"), ("repetition_penalty", 0, "number from 0.01"),
     ("seed", -1, "integer from 0"), ("seed", 2**63, "9223372036854775807"), ("seed", "x", "integer"),
     ("ignore_eos", 1, "true or false"), ("ignore_eos", "no", "true or false"), ("ignore_eos", None, "true or false"),
@@ -72,6 +75,35 @@ def test_split() -> None:
     assert answer == AnswerOptions(max_tokens=3, stop=("x",))
     with pytest.raises(OptionError, match=r"'colour' is not known.*device.*max_tokens"):
         split_options({"colour": 1})
+
+
+def test_a_number_too_long_to_print() -> None:
+    for name in ("max_tokens", "temperature", "seed"):
+        with pytest.raises(OptionError, match=f"{name}: found a huge int, expected"):
+            split_options({name: 10**5000})
+
+
+def test_numpy_scalars_are_the_numbers_they_hold() -> None:
+    found = AnswerOptions(np.int64(3), np.float64(0.5), np.int32(4), np.float32(0.5), np.float16(0.25), np.float64(1.5), np.uint8(7))
+    assert found == AnswerOptions(3, 0.5, 4, 0.5, 0.25, 1.5, 7)
+    assert {type(v) for v in (found.max_tokens, found.top_k, found.seed)} == {int}, "as JSON takes them"
+    assert {type(v) for v in (found.temperature, found.top_p, found.min_p, found.repetition_penalty)} == {float}
+    assert LoadOptions(threads=np.int64(2), context=np.int16(64)) == LoadOptions(threads=2, context=64)
+
+
+SAMPLING = {"temperature": [0, 1e-6, 1e-5, 100, 101, -1, math.inf, math.nan, True, "1"], "top_k": [0, 1 << 25, 1 << 31, -1, 1.0],
+            "top_p": [0, 1e-9, 1, 1.1], "min_p": [0, 1, 1.1], "repetition_penalty": [0.01, 100, 0, 101], "seed": [None, 0, 1 << 63, -1]}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in SAMPLING.items() for value in values], ids=str)
+def test_what_the_sampler_takes_is_what_an_answer_takes(name: str, value: Any) -> None:
+    told = []
+    for kind in (AnswerOptions, Sampling):
+        try:
+            told.append(getattr(kind(**{name: value}), name))
+        except OptionError as error:
+            told.append(str(error))
+    assert told[0] == told[1]
 
 
 def test_options_can_be_keys() -> None:

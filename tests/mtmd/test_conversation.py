@@ -36,11 +36,34 @@ def test_all_text_is_sealed_and_pictures_stay_in_order() -> None:
     assert [p.size for p in found.pictures] == [(6, 4), (3, 2), (6, 4)]
 
 
-@pytest.mark.parametrize(("image", "count"), [(RED, 1), ([RED], 1), ([RED, BLUE], 2), ((RED, BLUE, RED), 3), ([], 0)], ids=str)
+@pytest.mark.parametrize(("image", "count"), [(RED, 1), ([RED], 1), ([RED, BLUE], 2), ((RED, BLUE, RED), 3)], ids=str)
 def test_user_message(image: Any, count: int) -> None:
     found = read(user_message(image, "what?"))
     assert len(found.pictures) == count
     assert [p["type"] for p in found.messages[0]["content"]] == ["image"] * count + ["text"]
+
+
+@pytest.mark.parametrize("none", [[], ()], ids=str)
+def test_an_empty_list_is_no_picture(none: Any) -> None:
+    with pytest.raises(ImageError, match="images: found an empty list, expected at least one; give"):
+        user_message(none, "what?")
+
+
+def test_a_prompt_that_is_no_text() -> None:
+    with pytest.raises(PromptError, match="message 1: the text is of type NoneType, expected a str"):
+        read(user_message(RED, None))  # type: ignore[arg-type]
+
+
+def test_of_several_pictures_the_wrong_one_is_named() -> None:
+    for wrong in (b"no picture", None, ""):
+        with pytest.raises(ImageError, match=r"^image 2: found "):
+            read(user_message([RED, wrong], "what?"))
+        with pytest.raises(ImageError, match=r"^image 3: found "):
+            read(user_message([RED, BLUE], "what?"), user_message(wrong, "and here?"))  # type: ignore[arg-type]
+        with pytest.raises(ImageError, match=r"^image: found "):
+            read(user_message(wrong, "what?"))  # type: ignore[arg-type]
+    with pytest.raises(ImageError, match=r"^missing\.png: found no such file"):
+        read(user_message([RED, "missing.png"], "what?"))
 
 
 def test_a_picture_object_is_taken_as_it_is() -> None:
@@ -60,7 +83,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "no content": ([{"role": "user"}], "content is NoneType, expected a text or a list of parts"),
     "content that is a part": ([{"role": "user", "content": {"type": "text", "text": "x"}}], "content is dict"),
     "a part that is text": ([{"role": "user", "content": ["x"]}], "found a part of type None, expected"),
-    "text that is none": ([{"role": "user", "content": [{"type": "text", "text": None}]}], "found a part of type 'text', expected"),
+    "text that is none": ([{"role": "user", "content": [{"type": "text", "text": None}]}],
+                          "message 1: the text is of type NoneType, expected a str"),
+    "a text that is missing": ([{"role": "user", "content": [{"type": "text"}]}], "found a part of type 'text', expected"),
     "an unknown part": ([{"role": "user", "content": [{"type": "video", "video": "a.mp4"}]}], "found a part of type 'video'"),
     "an image without one": ([{"role": "user", "content": [{"type": "image"}]}], "found a part of type 'image', expected"),
 }

@@ -143,6 +143,7 @@ def test_a_tolerance_that_means_nothing(tolerance: float, one: Path, dumped: Pat
     with pytest.raises(OptionError, match=r"tolerance: found .*expected a number from 0"):
         compare([ROW], [ROW], tolerance)
     assert "tolerance: found" in mtmd("dump", one, "--filter", "logits", "--compare", dumped, f"--tolerance={tolerance}").refused()
+    assert "tolerance: found" in mtmd("dump", one, "--filter", "logits", f"--tolerance={tolerance}").refused()
 
 
 NO_DUMPS: dict[str, bytes] = {"text": b"hello", "nothing": b"", "binary": b"\x80\xff", "deep": b"[" * 100_000, "an object": b"{}",

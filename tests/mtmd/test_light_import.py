@@ -31,7 +31,8 @@ CASES = {
     "errors": "from mtmd import ImageError, ModelError, MtmdError, OptionError, PlacementError, PromptError",
     "help": HELP.format(calls=[["--help"], ["describe", "-h"], ["warmup", "--help"], ["dump", "--help"]], code=0, told="usage: mtmd"),
     "options out of range": HELP.format(code=2, told=", expected ", calls=[
-        ["describe", "a.png", "--top-p", "2"], ["describe", "a.png", "--threads", "0"], ["warmup", "--dtype", "x"]]),
+        ["describe", "a.png", "--top-p", "2"], ["describe", "a.png", "--top-p", "0"], ["describe", "a.png", "--temperature", "1e-6"],
+        ["describe", "a.png", "--threads", "0"], ["warmup", "--dtype", "x"]]),
     "mistakes": HELP.format(calls=[[], ["fly"], ["describe"], ["describe", "a.png", "--top-k", "x"], ["warmup", "--fast"]], code=2,
                             told="see 'mtmd"),
 }

@@ -13,7 +13,7 @@ from PIL import Image
 
 from mtmd.clip.image import ImageLimits
 from mtmd.kernels.errors import ImageError
-from mtmd.media import load_image, load_images
+from mtmd.media import load_image
 
 PIXELS = np.random.default_rng(5).integers(0, 256, (5, 7, 3), dtype=np.uint8)
 
@@ -39,13 +39,12 @@ def test_every_kind_of_source_gives_the_same_picture(png):
     data = png.read_bytes()
     with png.open("rb") as file, Image.open(png) as image, png.open("rb", buffering=0) as raw:
         sources = [png, str(png), data, bytearray(data), memoryview(data), io.BytesIO(data), file, raw, image, PIXELS]
-        pictures = load_images(sources)
+        pictures = [load_image(source) for source in sources]
         assert not file.closed
         assert image.getpixel((0, 0)) == tuple(PIXELS[0, 0])
     assert {picture.sha256 for picture in pictures} == {pictures[0].sha256}
     assert np.array_equal(pictures[0].pixels, PIXELS)
-    assert [picture.size for picture in load_images((png, data))] == [(7, 5), (7, 5)]
-    assert [picture.size for picture in load_images(png)] == [(7, 5)]
+    assert pictures[0].size == (7, 5)
 
 
 def test_an_open_file_is_read_from_where_it_stands(png):
@@ -108,7 +107,6 @@ def test_an_empty_file_and_one_that_is_no_picture(tmp_path):
     assert "x.png: found 0 bytes" in refusal(path)
     path.write_bytes(b"%PDF-1.4")
     assert "x.png: found a PDF" in refusal(path)
-    assert "page 3: found a PDF" in refusal(path, name="page 3")
 
 
 def test_a_file_that_may_not_be_read(png, monkeypatch):
@@ -136,13 +134,16 @@ def test_endless_and_unusable_files():
     assert "cannot be read" in refusal(closed)
 
 
-def test_lists_name_what_has_no_name(png):
-    with pytest.raises(ImageError, match=r"^image 2: found plain text"):
-        load_images([png, b"no picture"])
-    with pytest.raises(ImageError, match=r"missing\.png: found no such file"):
-        load_images([png, "missing.png"])
-    with pytest.raises(ImageError, match="found an empty list"):
-        load_images([])
+def test_what_has_no_name_is_called_as_told(png):
+    for source in (b"no picture", io.BytesIO(b"no picture"), np.zeros((2, 2)), None, ""):
+        assert refusal(source, unnamed="image 2").startswith("image 2: found ")
+        assert refusal(source).startswith("image: found ")
+    missing = png.with_name("missing.png")
+    assert refusal(missing, unnamed="image 2").startswith(f"{missing}: found no such file")
+    text = png.with_name("text.txt")
+    text.write_text("no picture")
+    with text.open("rb") as file:
+        assert refusal(file, unnamed="image 2").startswith(f"{text}: found plain text")
 
 
 @pytest.mark.parametrize("stranger", [3, None, object(), {"a": 1}])

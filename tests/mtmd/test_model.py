@@ -287,9 +287,9 @@ def test_odd_prompts_are_answered(case: str, demo: Model, one: Path) -> None:
 REFUSED: dict[str, tuple[Any, str]] = {
     "empty": ("", "the prompt is empty"), "blank": (" \t\n\u2003", "the prompt is empty"),
     "nothing but a seal": ("\ufdd0", "the prompt is empty"),
-    "half a pair": ("\ud83d", "not valid Unicode"), "a number": (5, "found a part of type 'text', expected"),
-    "none": (None, "found a part of type 'text'"),
-    "bytes": (b"hi", "found a part of type 'text'"),
+    "half a pair": ("\ud83d", "not valid Unicode"), "a number": (5, "the text is of type int, expected a str"),
+    "none": (None, "the text is of type NoneType"),
+    "bytes": (b"hi", "the text is of type bytes"),
     "long": ("word " * 20_000, r"takes \d{5,} tokens, images included, and the context holds \d+, answer"),
     "a megabyte": ("a" * (1 << 20), r"takes \d+ tokens.*the context holds"), "many tags": ("<end_of_turn>" * 8_000, r"takes \d+ tokens")}
 
