@@ -22,7 +22,7 @@ from mtmd.kernels.executor import Observer, Residency
 from mtmd.kernels.report import FlashFacts, Placement, WarmupReport
 from mtmd.kernels.scheduler import Override
 from mtmd.llm.engine import Engine, Generated
-from mtmd.llm.sampler import Sampler, Sampling
+from mtmd.llm.sampler import Sampler
 from mtmd.llm.sequence import Span
 from mtmd.llm.text_stream import StopChecker
 from mtmd.llm.warmup import check_decoder, decoder_graphs, decoder_placement
@@ -135,8 +135,7 @@ class Model:
         {"type": "image", "image": source}. Options are checked at once, before the first event is asked for.
         """
         settings = options(AnswerOptions, chosen)
-        sampler = Sampler(Sampling(settings.temperature, settings.top_k, settings.top_p, settings.min_p, settings.repetition_penalty,
-                                   settings.seed))
+        sampler = Sampler(settings.sampling)
         return self._stream(messages, settings, sampler)
 
     def spans(self, messages: Sequence[Message]) -> list[Span]:

@@ -63,12 +63,17 @@ def take_rows(x: Tensor, at: Tensor) -> Tensor:
     return x.index_select(0, at)
 
 
-@op(traffic=_written_traffic)
+def _store_shape(cache: Type, k: Type, v: Type, slots: Type) -> Type:
+    need_places(slots)
+    need(len(cache.shape) == 4 and cache.shape[0] == 2 and k.shape == v.shape and cache.shape[2:] == k.shape[1:]
+         and slots.shape == k.shape[:1],
+         f"k {list(k.shape)}, v {list(v.shape)} at slots {list(slots.shape)} into cache {list(cache.shape)}")
+    return cache
+
+
+@op(shape=_store_shape, traffic=_written_traffic, writes_first=True)
 def kv_store(cache: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> Tensor:
     """The cache with k and v written at its slots, in place          cache [2, S, G, K]; k, v [T, G, K]; slots [T]"""
-    need(k.shape == v.shape and cache.shape[2:] == k.shape[1:] and len(cache) == 2
-         and slots.shape == k.shape[:1] and slots.dtype == torch.int64,
-         f"k {list(k.shape)}, v {list(v.shape)} at slots {list(slots.shape)} into cache {list(cache.shape)}")
     cache[0].index_copy_(0, slots, k.to(cache.dtype))
     cache[1].index_copy_(0, slots, v.to(cache.dtype))
     return cache

@@ -4,11 +4,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import mtmd
 
+PICTURE = Path(__file__).parents[2] / "examples" / "one.png"
 HEAVY = ("torch", "numpy", "PIL", "tokenizers", "safetensors", "jinja2", "huggingface_hub", "triton", "transformers")
 CALL = """
 import contextlib, io, json, sys
@@ -45,6 +47,15 @@ def test_nothing_heavy_is_imported(case: str) -> None:
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == []
     assert done.stderr == ""
+
+
+def test_an_answer_does_not_load_the_compiler() -> None:
+    """torch's compiler and its symbolic shapes take longer to import than an answer of the demo model takes."""
+    code = CALL.format(code=f"from mtmd import describe; describe({str(PICTURE)!r}, max_tokens=2, threads=1)",
+                       heavy=("torch._dynamo", "torch._inductor", "torch.fx.experimental.symbolic_shapes", "sympy", "triton"))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == []
 
 
 def test_every_public_name_is_there() -> None:
