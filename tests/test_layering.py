@@ -1,4 +1,4 @@
-"""Who may import what, by reading the imports: ARCHITECTURE's arrows, libraries in their places, no family outside its file."""
+"""Who may import what, by reading the imports: the folders' arrows, libraries in their places, no family outside its file."""
 from __future__ import annotations
 
 import ast

@@ -1,0 +1,36 @@
+"""Checkpoints and answers that were made elsewhere, by transformers in fp32: the same prompt ids, tokens and first logits from here.
+
+They lie beside the repository, in `../shared/golden`; where they do not, these tests are skipped.
+"""
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mtmd import Finished, load
+from mtmd.model import user_message
+
+GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "gemma3"
+pytestmark = pytest.mark.skipif(not GOLDEN.is_dir(), reason="GOLDEN CHECKPOINTS ARE MISSING: ../shared/golden is not beside this repository")
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((GOLDEN / "expected.json").read_text())
+    return found
+
+
+def test_tokens_and_logits(expected: dict[str, Any]) -> None:
+    model = load(GOLDEN / "hf", dtype="fp32")
+    message = user_message([GOLDEN / name for name in expected["images"]], expected["prompt"])
+    *_, last = model.stream([message], max_tokens=len(expected["greedy_token_ids"]), ignore_eos=True)
+    assert isinstance(last, Finished)
+    assert list(last.answer.prompt_token_ids) == expected["prompt_token_ids"]
+    assert list(last.answer.output_token_ids) == expected["greedy_token_ids"]
+    logits = model.engine.prefill(model.spans([message]), model.engine.new_caches())
+    torch.testing.assert_close(logits[:8], torch.tensor(expected["last_logits_first8"]), rtol=0, atol=1e-5)
+    assert abs(float(logits.max()) - expected["last_logits_max"]) < 1e-5
