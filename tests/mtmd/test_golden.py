@@ -1,4 +1,4 @@
-"""Checkpoints and answers that were made elsewhere, by transformers in fp32: the same prompt ids, tokens and first logits from here.
+"""Checkpoints and answers that were made elsewhere, by transformers in fp32: the same prompt ids and greedy tokens from here.
 
 They lie beside the repository, in `../shared/golden`; where they do not, these tests are skipped.
 """
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from mtmd import Finished, load
 from mtmd.model import user_message
@@ -24,13 +23,10 @@ def expected() -> dict[str, Any]:
     return found
 
 
-def test_tokens_and_logits(expected: dict[str, Any]) -> None:
+def test_tokens(expected: dict[str, Any]) -> None:
     model = load(GOLDEN / "hf", dtype="fp32")
     message = user_message([GOLDEN / name for name in expected["images"]], expected["prompt"])
     *_, last = model.stream([message], max_tokens=len(expected["greedy_token_ids"]), ignore_eos=True)
     assert isinstance(last, Finished)
     assert list(last.answer.prompt_token_ids) == expected["prompt_token_ids"]
     assert list(last.answer.output_token_ids) == expected["greedy_token_ids"]
-    logits = model.engine.prefill(model.spans([message]), model.engine.new_caches())
-    torch.testing.assert_close(logits[:8], torch.tensor(expected["last_logits_first8"]), rtol=0, atol=1e-5)
-    assert abs(float(logits.max()) - expected["last_logits_max"]) < 1e-5
