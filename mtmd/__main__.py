@@ -1,0 +1,6 @@
+"""`python -m mtmd` is the `mtmd` command."""
+import sys
+
+from mtmd.cli import main
+
+sys.exit(main())
