@@ -6,7 +6,7 @@ import torch
 from mtmd.kernels.backends import Backend
 from mtmd.kernels.dtype import DTYPES
 
-SMALL_BYTES = 2 << 30  # weights in fp32: below this, fp32 on the CPU costs little and is exact
+SMALL_BYTES = 256 << 20  # weights in fp32: below this, fp32 on the CPU costs little and is exact
 BF16_CAPABILITY = (8, 0)
 
 

@@ -14,7 +14,7 @@ from mtmd import Finished, load
 from mtmd.model import user_message
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "gemma3"
-pytestmark = pytest.mark.skipif(not GOLDEN.is_dir(), reason="GOLDEN CHECKPOINTS ARE MISSING: ../shared/golden is not beside this repository")
+pytestmark = pytest.mark.skipif(not GOLDEN.is_dir(), reason="GOLDEN CHECKPOINTS ARE MISSING: there is no ../shared/golden")
 
 
 @pytest.fixture(scope="module")
