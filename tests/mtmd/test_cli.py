@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -373,7 +374,9 @@ def test_a_reader_that_goes_away(one: Path) -> None:
 
 def test_a_key_in_mid_answer(one: Path) -> None:
     command = [*COMMAND, "describe", one, "--ignore-eos", "--max-tokens", "100000"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
+    # A test run in the background of a shell has interrupts ignored, and its children would inherit that.
+    listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), preexec_fn=listen) as process:
         assert process.stdout and process.stderr
         assert process.stdout.read(3)
         process.send_signal(signal.SIGINT)
