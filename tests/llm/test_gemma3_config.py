@@ -1,7 +1,6 @@
 """Gemma 3's text settings: transformers' defaults, and sizes that cannot be."""
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -34,7 +33,5 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", WRONG)
 def test_sizes_that_cannot_be(case: str) -> None:
     values, told = WRONG[case]
-    start = time.perf_counter()
     with pytest.raises(ModelError, match=told):
         read(values).parameters()
-    assert time.perf_counter() - start < 1.0
