@@ -126,7 +126,6 @@ class WarmupReport:
     flash: tuple[FlashFacts, ...]
     refused: tuple[RefusedOp, ...]
     graphs: tuple[GraphFacts, ...]
-    notes: tuple[str, ...] = ()
     checks: tuple[Check, ...] = ()
     compiled: tuple[CompiledKernel, ...] = ()
 

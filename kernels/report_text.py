@@ -16,8 +16,6 @@ def render(report: WarmupReport) -> str:
 
 def _head(report: WarmupReport) -> Iterator[str]:
     yield f"mtmd warm-up: {report.model} on {report.device} ({report.device_name}), {report.dtype}"
-    for note in report.notes:
-        yield f"  note: {note}"
     yield ""
 
 

@@ -75,7 +75,7 @@ class Engine:
         if any(r.backend == self.backends[0].name for r in plan.refusals):
             self.fallbacks[tokens, images, wanted] = plan
             for oldest in list(self.fallbacks)[:-FALLBACKS]:
-                del self.fallbacks[oldest]
+                self.fallbacks.pop(oldest, None)
         return Executor(plan, self.residency)
 
     def new_caches(self) -> list[Tensor]:

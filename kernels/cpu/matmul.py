@@ -14,6 +14,6 @@ def workspace(x: Type, w: Type) -> int:
     rows = x.count // max(x.shape[-1], 1)
     if rows <= 1:
         return 0
-    if w.dtype.itemsize == 2:
+    if w.dtype.itemsize == 2:  # oneDNN: a copy of the weight where it is longer than wide, next to nothing else
         return w.bytes if w.shape[1] > w.shape[0] else 0
     return min(w.shape[0] * min(w.shape[1], BLOCK) * 4 + PANEL_BYTES, x.bytes + w.bytes)
