@@ -8,6 +8,7 @@ from typing import Any
 from mtmd.config import LoadOptions, options
 from mtmd.kernels.backends import Cpu, Reference
 from mtmd.kernels.backends.target import Target
+from mtmd.kernels.errors import OptionError
 from mtmd.kernels.report import WarmupReport
 from mtmd.model import Model, find_checkpoint
 
@@ -15,8 +16,10 @@ from mtmd.model import Model, find_checkpoint
 def predict(target: str, model: str | PathLike[str] | None = None, **chosen: Any) -> WarmupReport:
     """The warm-up report for `target`, cuda:90 or hip:gfx942: ops taken and refused, memory, attention kernels compiled ahead of time.
 
-    Nothing is run and no weight is read. `chosen` are the fields of `LoadOptions`, `device` aside. Raises MtmdError.
+    Nothing is run and no weight is read. `chosen` are the fields of `LoadOptions` less those of a device that is here. Raises MtmdError.
     """
+    if useless := [name for name in ("device", "refuse", "threads") if name in chosen]:
+        raise OptionError(f"{useless[0]}: has no meaning for the target {target!r:.60}, a GPU that is not here; leave it out")
     device = Target(target)
     checkpoint, name = find_checkpoint(model)
     subject = Model(checkpoint, options(LoadOptions, chosen), [device, Cpu(), Reference()], name=name)

@@ -5,9 +5,8 @@ import argparse
 import json
 
 from mtmd.commands.shared import add_model_arguments, load_from
-from mtmd.kernels.errors import OptionError
 
-HELP = "Ask the device about every op, run one encode, and report."
+HELP = "Ask the device about every op, run one encode and one step of decode, and report."
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
@@ -20,11 +19,10 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.target:
-        if args.device != "auto" or args.refuse or args.threads:
-            raise OptionError("--target predicts for a GPU that is not here; leave out --device, --refuse and --threads")
         from mtmd.prediction import predict
+        here = {"device": args.device, "refuse": args.refuse, "threads": args.threads}  # refused there, if given
         report = predict(args.target, args.model, dtype=args.dtype, flash_attn=args.flash_attn, override_tensor=args.override_tensor,
-                         context=args.context)
+                         context=args.context, **{k: v for k, v in here.items() if v and v != "auto"})
     else:
         model = load_from(args)
         report = model.warmup_report if args.no_run else model.warm_up()

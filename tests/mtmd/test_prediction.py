@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from mtmd import OptionError, predict
+
 pytest.importorskip("triton", reason="ahead-of-time compilation needs Triton, which has no build for this platform")
 
 
@@ -40,6 +42,12 @@ def test_kernels_are_really_compiled(hopper: dict[str, Any]) -> None:
     for kernel in kernels.values():
         assert 0 < kernel["shared_bytes"] <= kernel["shared_limit"] and 0 < kernel["registers"] <= 255
         assert kernel["instruction"] in ("wgmma", "mma.sync")
+
+
+@pytest.mark.parametrize("chosen", [{"device": "cpu"}, {"refuse": ["gelu"]}, {"threads": 2}], ids=str)
+def test_options_that_would_do_nothing_are_refused(chosen: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=next(iter(chosen))):
+        predict("cuda:90", **chosen)
 
 
 def test_an_old_gpu_gets_explicit_attention_and_the_reason() -> None:
