@@ -39,30 +39,18 @@ class LoadOptions:
 
 
 @dataclass(frozen=True)
-class AnswerOptions:
-    """How an answer is generated. Temperature 0 is greedy; top_k 0, top_p 1, min_p 0 and repetition_penalty 1 are off."""
+class AnswerOptions(Sampling):
+    """How an answer is generated: how its tokens are chosen, and when it ends."""
     max_tokens: int = 256
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int | None = None
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "max_tokens", integer("max_tokens", self.max_tokens, 1, 1 << 20))
-        for name, value in vars(self.sampling).items():
-            object.__setattr__(self, name, value)
         if type(self.ignore_eos) is not bool:
             refuse("ignore_eos", self.ignore_eos, "true or false")
         object.__setattr__(self, "stop", _texts("stop", self.stop))
-
-    @property
-    def sampling(self) -> Sampling:
-        """The part that the sampler reads, and that checks itself."""
-        return Sampling(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Sampling)})
 
 
 def options(kind: type[T], values: Mapping[str, Any]) -> T:

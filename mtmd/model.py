@@ -112,7 +112,7 @@ class Model:
         return self._report(check=False)
 
     def warm_up(self) -> WarmupReport:
-        """The report with a real encode: times, and every op against its reference."""
+        """The report with a real encode and a real step of decode: times, and every op against its reference."""
         return self._report(check=True)
 
     def describe(self, image: Images, prompt: str = DEFAULT_PROMPT, **chosen: Any) -> str:
@@ -135,8 +135,7 @@ class Model:
         {"type": "image", "image": source}. Options are checked at once, before the first event is asked for.
         """
         settings = options(AnswerOptions, chosen)
-        sampler = Sampler(settings.sampling)
-        return self._stream(messages, settings, sampler)
+        return self._stream(messages, settings, Sampler(settings))
 
     def spans(self, messages: Sequence[Message]) -> list[Span]:
         """What the decoder would read: the conversation tokenized, its images encoded."""
@@ -205,6 +204,7 @@ class Model:
         return conversation
 
     def _receipt(self, prompt: _Prompt, done: Generated, seed: int | None) -> Receipt:
+        assert done.finish is not None, "a receipt is written at the end"
         images = tuple(e.receipt for e in prompt.encoded)
         placements = self._placements
         attention = {p.flash.graph: _attention(p.flash) for p in placements}
@@ -212,7 +212,7 @@ class Model:
                          f"runs on {r.runs_on}" for p in placements for r in p.refused)
         return Receipt(
             model=self.name, images=images, image_tokens=sum(i.tokens for i in images), prompt_tokens=len(prompt.tokens),
-            output_tokens=len(done.tokens), finish=done.finish or "stop", preprocess_ms=prompt.preprocess_ms,
+            output_tokens=len(done.tokens), finish=done.finish, preprocess_ms=prompt.preprocess_ms,
             encode_ms=prompt.encode_ms, prefill_ms=done.prefill_ms, decode_ms=done.decode_ms, device=self.backends[0].name,
             dtype=name_of(self.dtype), attention=attention, seed=seed, warnings=warnings)
 
@@ -220,10 +220,12 @@ class Model:
     def _placements(self) -> tuple[Placement, ...]:
         """Made anew when a shape has come up that the device does not take as a whole."""
         key = len(self.engine.fallbacks), tuple(self.engine.fallbacks)[-1:], len(self.encoder.fallbacks) if self.encoder else 0
-        if key not in self._placed:
+        found = self._placed.get(key)
+        if found is None:
             parts = [encoder_placement(self.encoder)] if self.encoder else []
-            self._placed = {key: (*parts, decoder_placement(self.engine))}
-        return self._placed[key]
+            found = (*parts, decoder_placement(self.engine))
+            self._placed = {key: found}  # replaced whole: other threads may be reading
+        return found
 
     def _report(self, check: bool) -> WarmupReport:
         graphs = [*(encoder_graphs(self.encoder) if self.encoder else []), *decoder_graphs(self.engine)]

@@ -347,7 +347,7 @@ def test_a_full_disk_is_one_line(one: Path, capsys: pytest.CaptureFixture[str], 
 def test_characters_that_the_terminal_does_not_have(one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(data, "ascii"))
-    monkeypatch.setattr(Model, "_text", lambda *_: iter(["één 👍"]))
+    monkeypatch.setattr(Model, "_text", lambda self, tokens, *_: ["één 👍" for _ in [list(tokens)]])  # noqa: ARG005
     assert main(["describe", str(one), "--quiet"]) == 0
     assert data.getvalue() == b"\\xe9\\xe9n \\U0001f44d\n"
 

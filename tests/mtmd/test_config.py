@@ -84,8 +84,9 @@ def test_a_number_too_long_to_print() -> None:
 
 
 def test_numpy_scalars_are_the_numbers_they_hold() -> None:
-    found = AnswerOptions(np.int64(3), np.float64(0.5), np.int32(4), np.float32(0.5), np.float16(0.25), np.float64(1.5), np.uint8(7))
-    assert found == AnswerOptions(3, 0.5, 4, 0.5, 0.25, 1.5, 7)
+    found = AnswerOptions(max_tokens=np.int64(3), temperature=np.float64(0.5), top_k=np.int32(4), top_p=np.float32(0.5),
+                          min_p=np.float16(0.25), repetition_penalty=np.float64(1.5), seed=np.uint8(7))
+    assert found == AnswerOptions(max_tokens=3, temperature=0.5, top_k=4, top_p=0.5, min_p=0.25, repetition_penalty=1.5, seed=7)
     assert {type(v) for v in (found.max_tokens, found.top_k, found.seed)} == {int}, "as JSON takes them"
     assert {type(v) for v in (found.temperature, found.top_p, found.min_p, found.repetition_penalty)} == {float}
     assert LoadOptions(threads=np.int64(2), context=np.int16(64)) == LoadOptions(threads=2, context=64)
