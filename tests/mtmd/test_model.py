@@ -95,7 +95,7 @@ def test_load_refuses_answer_options_and_answers_refuse_load_options(demo: Model
     with pytest.raises(OptionError, match="option 'max_tokens' is not known; expected one of device"):
         load(max_tokens=3)
     for call in (demo.describe, demo.answer):
-        with pytest.raises(OptionError, match="option 'dtype' is not known; expected one of .*max_tokens"):
+        with pytest.raises(OptionError, match=r"option 'dtype' is not known; expected one of .*max_tokens"):
             call(one, COUNT, dtype="bf16")
 
 
