@@ -27,11 +27,16 @@ class Type:
     @staticmethod
     def of(tensor: torch.Tensor) -> Type:
         """A dimension of size 1 gets the stride it has in a contiguous tensor: its own says nothing, and differs between devices."""
-        shape, strides, step = tuple(tensor.shape), list(tensor.stride()), 1
+        return Type.strided(tuple(tensor.shape), tensor.dtype, tensor.stride())
+
+    @staticmethod
+    def strided(shape: Shape, dtype: torch.dtype, strides: Iterable[int]) -> Type:
+        """The type `of` a tensor with this shape and these strides."""
+        strides, step = list(strides), 1
         for i in reversed(range(len(shape))):
             strides[i] = step if shape[i] == 1 else strides[i]
             step = strides[i] * max(shape[i], 1)
-        return Type(shape, tensor.dtype, tuple(strides))
+        return Type(shape, dtype, tuple(strides))
 
     @staticmethod
     def contiguous(shape: Iterable[int], dtype: torch.dtype) -> Type:
@@ -67,6 +72,9 @@ class WeightSource(Protocol):
 
     def type_of(self, name: str, dtype: torch.dtype) -> Type: ...
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor: ...
+
+    def quant(self, name: str) -> str | None:
+        """The block type of a parameter that is used as it is stored: then it has bytes as its type, and rows of blocks as its shape."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,6 +27,7 @@ DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class SafetensorsWeights:
 
     Tensors are read through the safetensors library as views of the mapped file; they must not be written to.
     """
+
+    canonical = False
 
     def __init__(self, path: Path) -> None:
         """Check every header. Raises ModelError naming the file, and the tensor, that is wrong."""
@@ -71,6 +74,10 @@ class SafetensorsWeights:
         """Shape and dtype, without reading data. Raises ModelError for an unknown name."""
         entry = self._find(name)[1]
         return entry.shape, entry.dtype
+
+    def kind(self, name: str) -> str:
+        """The type's name in the file."""
+        return _NAMES[self._find(name)[1].dtype]
 
     @property
     def bytes(self) -> int:
