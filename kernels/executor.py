@@ -14,6 +14,7 @@ from mtmd.kernels.backends.backend import Backend, Kernel
 from mtmd.kernels.dtype import mib
 from mtmd.kernels.errors import DeviceMemoryError, PlacementError
 from mtmd.kernels.graph import Node, Type
+from mtmd.kernels.ops import OPS
 from mtmd.kernels.scheduler import Plan
 
 Observer = Callable[[Node, Tensor, list[Tensor | None]], None]
@@ -64,12 +65,13 @@ class Executor:
     def __init__(self, plan: Plan, residency: Residency):
         self.plan = plan
         slots: dict[tuple[Node, str] | Node, int] = {}
-        self._inputs: list[tuple[int, Node, torch.device]] = []
+        self._inputs: list[tuple[int, Node, torch.device, bool]] = []
+        written = {(s.inputs[0], s.backend.space) for s in plan.steps if s.node.op != "copy" and OPS[s.node.op].writes_first}
         self._template: list[Tensor | None] = []
         for (node, space), backend in plan.leaves.items():
             slots[node, space] = len(self._template)
             if node.op == "input":
-                self._inputs.append((len(self._template), node, backend.device))
+                self._inputs.append((len(self._template), node, backend.device, (node, space) in written))
             self._template.append(residency.get(node, backend) if node.op == "weight" else None)
         self._program: list[tuple[Kernel, tuple[int, ...], int, tuple[int, ...], Node]] = []
         nothing = len(self._template)
@@ -94,10 +96,10 @@ class Executor:
     def _run(self, batch: Any, observe: Observer | None) -> list[Tensor]:
         values = list(self._template)
         filled: dict[Node, Tensor] = {}
-        for slot, node, device in self._inputs:
+        for slot, node, device, is_written in self._inputs:
             if node not in filled:
                 filled[node] = node.attrs["fill"](batch)
-            values[slot] = _placed(node, filled[node], device)
+            values[slot] = _placed(node, filled[node], device, is_written)
         for kernel, reads, result, frees, node in self._program:
             inputs = [values[i] for i in reads]
             value = values[result] = kernel(*inputs)
@@ -108,13 +110,13 @@ class Executor:
         return [values[i] for i in self._outputs]  # type: ignore[misc]
 
 
-def _placed(node: Node, value: Tensor, device: torch.device) -> Tensor:
-    """An input as the plan expects it. State is written in place: a copy of it would lose what is written."""
+def _placed(node: Node, value: Tensor, device: torch.device, written: bool) -> Tensor:
+    """An input as the plan expects it. What is written in place is not copied, which would lose what is written."""
     if tuple(value.shape) != node.shape or value.dtype != node.dtype:
         raise PlacementError(f"input {node.name} was filled with {Type.of(value)}, the plan is made for {node.type}; "
                              "make a plan for this size")
     placed = value.to(device).contiguous()
-    if node.attrs.get("state") and placed is not value:
+    if written and placed is not value:
         raise PlacementError(f"state {node.name} lies on {value.device} with strides {value.stride()}, expected contiguous on {device}, "
                              "where it is written")
     return placed

@@ -102,12 +102,14 @@ class Check:
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """An attention kernel compiled ahead of time for a GPU that is not here, and what one program of it uses. `spill_bytes` are per
-    thread: registers that did not fit; `shared_limit` is None where it is not known."""
+    """A kernel compiled ahead of time for a GPU that is not here, and what one program of it uses. `name` is the first of its nodes.
+    `head` is the head size, of attention; `spill_bytes` are per thread: registers that did not fit; `shared_limit` is None where it is
+    not known."""
     graph: str
+    kernel: str
     name: str
     nodes: int
-    head: int
+    head: int | None
     target: str
     shared_bytes: int
     shared_limit: int | None

@@ -94,8 +94,8 @@ def _compiled(report: WarmupReport) -> Iterator[str]:
     for kernel in report.compiled:
         limit = f" of {kernel.shared_limit}" if kernel.shared_limit else ""
         spills = f"{kernel.spill_bytes} bytes spilled" if kernel.spill_bytes else "no spills"
-        yield (f"attention kernel compiled for {kernel.target}, {kernel.graph}, {kernel.nodes} nodes like {kernel.name} "
-               f"(head size {kernel.head}): "
+        head = f" (head size {kernel.head})" if kernel.head else ""
+        yield (f"{kernel.kernel} kernel compiled for {kernel.target}, {kernel.graph}, {kernel.nodes} nodes like {kernel.name}{head}: "
                f"{kernel.shared_bytes}{limit} bytes of shared memory, {kernel.registers} registers, {spills}, {kernel.instruction}")
     if report.compiled:
         yield ""

@@ -7,7 +7,7 @@ import torch
 
 from mtmd.kernels.backends.backend import Kernel
 from mtmd.kernels.backends.reference import lower_reference, reference_workspace
-from mtmd.kernels.cpu import attention, matmul
+from mtmd.kernels.cpu import attention, matmul, moe, quant_matmul, recurrent
 from mtmd.kernels.graph import Node
 
 
@@ -24,13 +24,26 @@ class Cpu:
     def lower(self, node: Node, in_place: bool = False) -> Kernel:
         if node.op == "attention":
             return functools.partial(attention.flash_attention, **node.attrs)
+        if node.op == "moe":
+            return functools.partial(moe.moe, **node.attrs)
+        if node.op in recurrent.KERNELS:
+            return functools.partial(recurrent.KERNELS[node.op], **node.attrs)
+        if _quantized(node):
+            return functools.partial(quant_matmul.quant_matmul, **node.attrs)
         return lower_reference(node, in_place)
 
     def workspace(self, node: Node) -> int:
         if node.op == "matmul":
             x, w = node.inputs[:2]
             assert x is not None and w is not None
+            if node.attrs.get("quant") is not None:
+                return quant_matmul.workspace(x.type, w.type) if _quantized(node) else reference_workspace(node)
             return matmul.workspace(x.type, w.type)
+        if node.op == "moe":
+            quants = {name: value for name, value in node.attrs.items() if name != "normalize"}
+            return moe.workspace(*(i.type for i in node.operands), **quants)
+        if node.op in recurrent.WORKSPACES:
+            return recurrent.WORKSPACES[node.op](*(i and i.type for i in node.inputs))
         if node.op != "attention":
             return reference_workspace(node)
         q, k, v, mask, bounds = (*(None if i is None else i.type for i in node.inputs), None, None)[:5]
@@ -39,3 +52,9 @@ class Cpu:
 
     def synchronize(self) -> None:
         """Nothing is pending: torch's CPU operators return when they are done."""
+
+
+def _quantized(node: Node) -> bool:
+    """A product with a weight of blocks that the kernel here takes."""
+    quant, x = node.attrs.get("quant"), node.inputs[0] if node.op == "matmul" else None
+    return quant is not None and x is not None and quant_matmul.takes(x.type, quant)

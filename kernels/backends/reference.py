@@ -42,7 +42,11 @@ def lower_reference(node: Node, in_place: bool = False) -> Kernel:
 
 
 def reference_workspace(node: Node) -> int:
-    """Peak bytes of the tensors the reference makes on the way, its result not counted; found by running it on meta tensors."""
+    """Peak bytes of the tensors the reference makes on the way, its result not counted; found by running it on meta tensors, unless
+    the op counts them itself."""
+    count = OPS[node.op].workspace
+    if count is not None:
+        return count(node)
     return _workspace(node.op, tuple(i and i.type for i in node.inputs), tuple(node.attrs.items()), 0 if node.alias else node.type.bytes)
 
 

@@ -5,6 +5,8 @@ row of the block can see are left out; soft caps and values of another width tha
 """
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -25,10 +27,22 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None,
     if bounds is None and not causal and window is None and softcap is None and width == v.shape[3]:
         return _sdpa(q, k, v, mask, scale).contiguous()
     out = q.new_empty(batch, rows, heads, v.shape[3])
-    for start in range(0, rows, ROWS):
-        stop = min(start + ROWS, rows)
+    for start, stop in _blocks(rows, bounds):
         out[:, start:stop] = _block(q, k, v, mask, bounds, start, stop, scale, causal, window, softcap)
     return out
+
+
+def _blocks(rows: int, bounds: Tensor | None) -> Iterator[tuple[int, int]]:
+    """Stretches of at most ROWS rows, cut where a row and the next see no key in common: there another sequence begins."""
+    ends = set(range(ROWS, rows, ROWS)) | {rows}
+    if bounds is not None and rows > 1:
+        first, last = bounds.view(-1, rows, 2).unbind(-1)
+        apart = ((first[:, 1:] > last[:, :-1]) | (last[:, 1:] < first[:, :-1])).all(0)
+        ends |= {int(i) + 1 for i in apart.nonzero()}
+    start = 0
+    for end in sorted(ends):
+        yield start, end
+        start = end
 
 
 def workspace(q: Type, k: Type, v: Type, mask: Type | None = None, bounds: Type | None = None, *, causal: bool = False,

@@ -1,4 +1,4 @@
-"""What the flash-attention kernel takes on a GPU, found by compiling it ahead of time; no GPU is needed.
+"""What a kernel takes on a GPU, found by compiling it ahead of time; no GPU is needed.
 
 `python -m mtmd.kernels.gpu.resources > docs/kernels.md` prints the tables of the documentation.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,15 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from mtmd.kernels.errors import OptionError, PlacementError
+from mtmd.kernels.gpu import gated_delta, quant_matmul, short_conv
 from mtmd.kernels.gpu.flash_attention import attention_kernel
-from mtmd.kernels.gpu.launch import Launch, Tile, plan_launch
-from mtmd.kernels.graph import Type
+from mtmd.kernels.gpu.launch import Call, Tile, plan_launch
+from mtmd.kernels.graph import Node, Type
 
 # What one program may use: CUDA C++ Programming Guide, "Compute Capabilities"; AMD CDNA 3 ISA guide, local data share of a workgroup.
 SHARED_LIMIT = {"cuda:80": 163 * 1024, "cuda:90": 227 * 1024, "hip:gfx942": 64 * 1024}
-POINTER = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64"}
+POINTER = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64",
+           torch.uint8: "*u8"}
 
 
 @dataclass(frozen=True)
@@ -51,12 +54,35 @@ def compile_for(target: str, q: Type, k: Type, v: Type, mask: Type | None = None
 
     Raises OptionError for a target that cannot be meant, PlacementError where the compiler refuses.
     """
-    wanted = parse_target(target)
-    if not isinstance(attention_kernel, triton.runtime.JITFunction):
-        raise PlacementError("ahead-of-time compilation: the kernel is being interpreted; unset TRITON_INTERPRET")
     launch = plan_launch(q, k, v, mask, bounds, scale=scale, causal=causal, window=window, softcap=softcap, tile=tile, split=split)
-    source = _source(launch, {"q": q, "k": k, "v": v, "mask": mask or q, "bounds": bounds or q, "out": v})
-    options = {"num_warps": launch.tile.warps, "num_stages": launch.tile.stages, "enable_fp_fusion": True}
+    call = Call(launch.scalars, dict(launch.constants), launch.programs, launch.tile.warps, launch.tile.stages)
+    return compile_call(target, attention_kernel, call, {"q": q, "k": k, "v": v, "mask": mask or q, "bounds": bounds or q, "out": v})
+
+
+def compile_node(target: str, node: Node) -> Resources:
+    """Compile the kernel of a node that a Triton kernel runs. Raises as `compile_for` does."""
+    types = [i and i.type for i in node.inputs]
+    if node.op == "attention":
+        return compile_for(target, *types, **node.attrs)  # type: ignore[arg-type]
+    if node.op == "matmul":
+        call = quant_matmul.plan_call(*types, **node.attrs)  # type: ignore[arg-type]
+        product, names = quant_matmul.kernel_of(call)
+        x, w, bias = (*types, None)[:3]
+        return compile_call(target, product, call, dict(zip(names, (x, w, bias or x, node.type), strict=True)))  # type: ignore[arg-type]
+    kernel, plan_call = {"gated_delta": (gated_delta.gated_delta_kernel, gated_delta.plan_call),
+                         "short_conv": (short_conv.short_conv_kernel, short_conv.plan_call)}[node.op]
+    present = [*types, types[0]] if node.op == "short_conv" and len(types) == 5 else types
+    pointers = {name: t or types[0] for name, t in zip(kernel.arg_names, [*present, node.type], strict=False)}
+    return compile_call(target, kernel, plan_call(*types, **node.attrs), pointers)  # type: ignore[operator,arg-type]
+
+
+def compile_call(target: str, kernel: Any, call: Call, pointers: Mapping[str, Type]) -> Resources:
+    """Compile a kernel for a call on tensors of these types, by the names of its arguments. Raises as `compile_for` does."""
+    wanted = parse_target(target)
+    if not isinstance(kernel, triton.runtime.JITFunction):
+        raise PlacementError("ahead-of-time compilation: the kernel is being interpreted; unset TRITON_INTERPRET")
+    source = _source(kernel, call, pointers)
+    options = {"num_warps": call.warps, "num_stages": call.stages, "enable_fp_fusion": True}
     try:
         compiled = triton.compile(source, target=wanted, options=options)
     except Exception as error:  # the compiler's own errors share no base class
@@ -65,22 +91,22 @@ def compile_for(target: str, q: Type, k: Type, v: Type, mask: Type | None = None
     return read(target, compiled)
 
 
-def _source(launch: Launch, pointers: dict[str, Type]) -> ASTSource:
+def _source(kernel: Any, call: Call, pointers: Mapping[str, Type]) -> ASTSource:
     """The specialisation the just-in-time compiler would make: 1 is a constant, multiples of 16 and pointers are marked as such."""
     signature: dict[str, str] = {}
-    constants: dict[str, Any] = dict(launch.constants)
+    constants: dict[str, Any] = dict(call.constants)
     attributes: dict[tuple[int, ...], Any] = {}
-    fixed = {p.name for p in attention_kernel.params if p.do_not_specialize}
-    for index, name in enumerate(attention_kernel.arg_names):
-        value = launch.scalars.get(name)
-        if name in launch.constants or (value == 1 and isinstance(value, int) and name not in fixed):
+    fixed = {p.name for p in kernel.params if p.do_not_specialize}
+    for index, name in enumerate(kernel.arg_names):
+        value = call.scalars.get(name)
+        if name in call.constants or (value == 1 and isinstance(value, int) and name not in fixed):
             signature[name] = "constexpr"
             constants.setdefault(name, value)
             continue
         signature[name] = POINTER[pointers[name].dtype] if name in pointers else _scalar(value)
         if name in pointers or (isinstance(value, int) and value % 16 == 0 and name not in fixed):
             attributes[(index,)] = [["tt.divisibility", 16]]
-    return ASTSource(attention_kernel, signature=signature, constexprs=constants, attrs=attributes)
+    return ASTSource(kernel, signature=signature, constexprs=constants, attrs=attributes)
 
 
 def _scalar(value: int | float | None) -> str:

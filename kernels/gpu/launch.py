@@ -1,4 +1,4 @@
-"""How the flash-attention kernel is launched for given types: the split of the head, the tile, strides. Plain arithmetic, no Triton."""
+"""How kernels are launched for given types; of flash attention, the split of the head, the tile, strides. Plain arithmetic, no Triton."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -26,6 +26,16 @@ class Launch:
     constants: dict[str, int | bool]
     tile: Tile
     programs: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """How a kernel of one fixed tile is called on tensors of given types: everything but the tensors."""
+    scalars: dict[str, int | float]
+    constants: dict[str, int | bool | str]
+    programs: int
+    warps: int
+    stages: int
 
 
 def parts(size: int) -> tuple[int, int]:

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 import triton
 
+from mtmd.kernels import ops
 from mtmd.kernels.dtype import name_of
+from mtmd.kernels.gpu import gated_delta, short_conv
 from mtmd.kernels.gpu.cases import HEAD_SIZES
-from mtmd.kernels.gpu.compile import SHARED_LIMIT, Resources, compile_for
+from mtmd.kernels.gpu.compile import SHARED_LIMIT, Resources, compile_for, compile_node
 from mtmd.kernels.gpu.launch import parts, plan_launch
-from mtmd.kernels.graph import Type
+from mtmd.kernels.graph import Node, Type
 
 HEAD = """# GPU kernels
 
@@ -37,6 +39,14 @@ WHY = """
 The same tile with the head padded to the next power of two (128), which is what a kernel without the split must do. For 72 and 80 the
 split covers the head with 64 + 16 columns: 11 % and 0 % padding, not 78 % and 60 %. It takes less shared memory and fewer registers
 everywhere, so that loads can run further ahead.
+"""
+
+RECURRENT = """
+## Recurrent ops
+
+The gated delta rule (`kernels/gpu/gated_delta.py`: bf16, fp16 or fp32, keys of 1 to 256, values of any size; decoding and inputs that
+are not bf16 go token by token, others by chunks) and the short convolution (`kernels/gpu/short_conv.py`: over 2 to 8 tokens). `tile` is
+tokens of a chunk x columns of a state, or rows x channels, and warps.
 """
 
 
@@ -95,12 +105,47 @@ def table(rows: Iterable[str]) -> str:
     return "\n".join(["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads), *rows])
 
 
+def recurrent_table() -> str:
+    rows = [["kernel", "tile", *(f"`{t}`" for t in SHARED_LIMIT)], ["---"] * (2 + len(SHARED_LIMIT))]
+    for title, node in recurrent_nodes().items():
+        plan = gated_delta.plan_call if node.op == "gated_delta" else short_conv.plan_call
+        call = plan(*(i.type for i in node.operands), **node.attrs)
+        sizes = ("TOKENS", "COLUMNS") if node.op == "gated_delta" else ("ROWS", "CHANNELS")
+        used = [compile_node(target, node) for target in SHARED_LIMIT]
+        cells = [f"{r.shared_bytes / 1024:.0f} / {r.registers} / {r.spill_bytes} / {r.instruction}" for r in used]
+        rows.append([title, f"{' x '.join(str(call.constants[s]) for s in sizes)}, {call.warps}", *cells])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+
+
+def recurrent_nodes() -> dict[str, Node]:
+    """Uses of the recurrent kernels, with 16 heads of keys and 32 of values."""
+    def leaf(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Node:
+        return Node("input", (), Type.contiguous(shape, dtype), {}, "input")
+
+    def sequences(count: int) -> tuple[Node, Node]:
+        return leaf(count + 1, dtype=torch.int64), leaf(count, dtype=torch.int64)
+
+    def delta(tokens: int, count: int, size: int, dtype: torch.dtype) -> Node:
+        keys, rates = leaf(tokens, 16, size, dtype=dtype), leaf(tokens, 32, dtype=torch.float32)
+        state = leaf(count, size, 32, size, dtype=torch.float32)
+        return ops.gated_delta(keys, keys, leaf(tokens, 32, size, dtype=dtype), rates, rates, state, *sequences(count), scale=size**-0.5)
+
+    def conv(tokens: int, count: int) -> Node:
+        return ops.short_conv(leaf(tokens, 8192), leaf(8192, 4), leaf(count, 3, 8192), *sequences(count), activation="silu")
+
+    found = {f"delta rule, decoding, K = V = {size}, bf16": delta(8, 8, size, torch.bfloat16) for size in (64, 128, 256)}
+    found |= {f"delta rule, prefill, K = V = {size}, bf16": delta(1000, 3, size, torch.bfloat16) for size in (64, 128, 256)}
+    return found | {"delta rule, prefill, K = V = 128, fp32": delta(1000, 3, 128, torch.float32),
+                    "short convolution, decoding": conv(8, 8), "short convolution, prefill": conv(1000, 3)}
+
+
 def main() -> None:
     limits = ", ".join(f"{size // 1024} KiB on `{target}`" for target, size in SHARED_LIMIT.items())
     print(HEAD.format(triton=triton.__version__, limits=limits))
     for form in FORMS:
         print(f"## {form.title}\n\n{name_of(form.dtype)}.\n\n{table(row(form, width) for width in form.sizes)}\n")
     print(f"{WHY.lstrip()}\n{table(row(VISION, width, split) for width in (72, 80) for split in (True, False))}")
+    print(f"{RECURRENT}\n{recurrent_table()}")
 
 
 if __name__ == "__main__":

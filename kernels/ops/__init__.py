@@ -1,15 +1,33 @@
 """The op set. Importing this registers every op in `OPS`."""
 from mtmd.kernels.ops.attention import attention, attn_mix, attn_scores, attn_softmax
-from mtmd.kernels.ops.elementwise import add, gelu, gelu_mul, softcap
-from mtmd.kernels.ops.gather import embed, kv_store, place_rows, take_rows
-from mtmd.kernels.ops.image import patch_embed, pool2d
+from mtmd.kernels.ops.elementwise import (
+    add,
+    cast,
+    clamp,
+    gelu,
+    gelu_mul,
+    mul,
+    relu,
+    scale,
+    sigmoid,
+    silu,
+    silu_mul,
+    softcap,
+    softplus,
+)
+from mtmd.kernels.ops.gather import add_rows, concat, embed, kv_store, place_rows, prepend, take_rows
+from mtmd.kernels.ops.image import patch_embed, pool2d, resize2d, unshuffle
 from mtmd.kernels.ops.matmul import matmul
-from mtmd.kernels.ops.norm import layer_norm, rms_norm
+from mtmd.kernels.ops.moe import moe
+from mtmd.kernels.ops.norm import l2_norm, layer_norm, rms_norm
 from mtmd.kernels.ops.op import OPS, Op
-from mtmd.kernels.ops.rope import rope
-from mtmd.kernels.ops.view import kv_half, reshape
+from mtmd.kernels.ops.recurrent import gated_delta, short_conv, state_store
+from mtmd.kernels.ops.rope import rope, rope_table
+from mtmd.kernels.ops.view import columns, kv_half, reshape, rows
 
 __all__ = [
-    "OPS", "Op", "add", "attention", "attn_mix", "attn_scores", "attn_softmax", "embed", "gelu", "gelu_mul", "kv_half", "kv_store",
-    "layer_norm", "matmul", "patch_embed", "place_rows", "pool2d", "reshape", "rms_norm", "rope", "softcap", "take_rows",
+    "OPS", "Op", "add", "add_rows", "attention", "attn_mix", "attn_scores", "attn_softmax", "cast", "clamp", "columns", "concat", "embed",
+    "gated_delta", "gelu", "gelu_mul", "kv_half", "kv_store", "l2_norm", "layer_norm", "matmul", "moe", "mul", "patch_embed", "place_rows",
+    "pool2d", "prepend", "relu", "reshape", "resize2d", "rms_norm", "rope", "rope_table", "rows", "scale", "short_conv", "sigmoid",
+    "silu", "silu_mul", "softcap", "softplus", "state_store", "take_rows", "unshuffle",
 ]

@@ -8,32 +8,102 @@ from torch import Tensor
 from mtmd.kernels.graph import Type
 from mtmd.kernels.ops.op import need, need_floats, op, same_as_first
 
+GELUS = ("none", "tanh", "quick")
 
-def _add_shape(a: Type, b: Type) -> Type | None:
+
+def _broadcast_shape(a: Type, b: Type) -> Type | None:
     fits = len(b.shape) <= len(a.shape) and all(n in (1, m) for n, m in zip(b.shape[::-1], a.shape[::-1], strict=False))
     need(fits, f"b {list(b.shape)} does not broadcast to a {list(a.shape)}")
-    return same_as_first(a) if a.dtype == b.dtype else None
+    return same_as_first(a, b) if a.dtype == b.dtype else None
 
 
-@op(shape=_add_shape, flops=lambda n: n.type.count, in_place=lambda a, b: a.add_(b))
+@op(shape=_broadcast_shape, flops=lambda n: n.type.count, in_place=lambda a, b: a.add_(b))
 def add(a: Tensor, b: Tensor) -> Tensor:
     """a + b          b broadcasts to a's shape"""
     return a + b
 
 
+@op(shape=_broadcast_shape, flops=lambda n: n.type.count, in_place=lambda a, b: a.mul_(b))
+def mul(a: Tensor, b: Tensor) -> Tensor:
+    """a * b          b broadcasts to a's shape"""
+    return a * b
+
+
+@op(shape=same_as_first, flops=lambda n: 2 * n.type.count, in_place=lambda x, factor, offset=0.0: x.mul_(factor).add_(offset))
+def scale(x: Tensor, *, factor: float, offset: float = 0.0) -> Tensor:
+    """x * factor + offset"""
+    return x.mul(factor).add_(offset)
+
+
+@op(shape=same_as_first, flops=lambda n: 2 * n.type.count, in_place=lambda x, low, high: x.clamp_(low, high))
+def clamp(x: Tensor, *, low: float, high: float) -> Tensor:
+    """x, no less than low and no more than high"""
+    return x.clamp(low, high)
+
+
+def _cast_shape(x: Type, *, dtype: torch.dtype) -> Type | None:
+    need_floats(x)
+    return Type.contiguous(x.shape, dtype) if x.is_contiguous and x.dtype != dtype else None
+
+
+@op(shape=_cast_shape)
+def cast(x: Tensor, *, dtype: torch.dtype) -> Tensor:
+    """x in another type"""
+    return x.to(dtype, copy=True)
+
+
 def _gelu_in_place(x: Tensor, *, approximate: str) -> Tensor:
+    if approximate == "quick":
+        return x.mul_(torch.sigmoid(1.702 * x))
     return torch.ops.aten.gelu_(x, approximate=approximate)  # type: ignore[no-any-return]
 
 
-@op(shape=same_as_first, flops=lambda n: 10 * n.type.count, in_place=_gelu_in_place)
+def _gelu(x: Tensor, approximate: str) -> Tensor:
+    return torch.sigmoid(1.702 * x).mul_(x) if approximate == "quick" else F.gelu(x, approximate=approximate)
+
+
+def _gelu_shape(x: Type, *, approximate: str) -> Type | None:
+    need(approximate in GELUS, f"approximate {approximate!r}, expected one of {', '.join(GELUS)}")
+    return same_as_first(x)
+
+
+@op(shape=_gelu_shape, flops=lambda n: 10 * n.type.count, in_place=_gelu_in_place)
 def gelu(x: Tensor, *, approximate: str) -> Tensor:
-    """x * Phi(x), with Phi the normal distribution ("none") or its tanh approximation ("tanh"); arXiv:1606.08415"""
-    return F.gelu(x, approximate=approximate)
+    """x * Phi(x), with Phi the normal distribution ("none"), its tanh approximation ("tanh") or sigmoid(1.702 x) ("quick")
+
+    arXiv:1606.08415
+    """
+    return _gelu(x, approximate)
 
 
-def _gated_shape(gate: Type, up: Type, *, approximate: str) -> Type | None:  # noqa: ARG001
+@op(shape=same_as_first, flops=lambda n: 5 * n.type.count, in_place=lambda x: F.silu(x, inplace=True))
+def silu(x: Tensor) -> Tensor:
+    """x * sigmoid(x); arXiv:1702.03118"""
+    return F.silu(x)
+
+
+@op(shape=same_as_first, flops=lambda n: 3 * n.type.count, in_place=lambda x: x.relu_())
+def relu(x: Tensor) -> Tensor:
+    """max(x, 0)"""
+    return x.relu()
+
+
+@op(shape=same_as_first, flops=lambda n: 4 * n.type.count, in_place=lambda x: x.sigmoid_())
+def sigmoid(x: Tensor) -> Tensor:
+    """1 / (1 + exp(-x))"""
+    return x.sigmoid()
+
+
+@op(shape=same_as_first, flops=lambda n: 6 * n.type.count)
+def softplus(x: Tensor) -> Tensor:
+    """log(1 + exp(x))"""
+    return F.softplus(x)
+
+
+def _gated_shape(gate: Type, up: Type, **attrs: str) -> Type | None:
     need(gate.shape == up.shape, f"gate {list(gate.shape)} and up {list(up.shape)} differ")
     need_floats(gate, up)
+    need(attrs.get("approximate", "none") in GELUS, f"approximate {attrs.get('approximate')!r}, expected one of {', '.join(GELUS)}")
     return same_as_first(gate) if gate.dtype == up.dtype else None
 
 
@@ -41,7 +111,13 @@ def _gated_shape(gate: Type, up: Type, *, approximate: str) -> Type | None:  # n
     in_place=lambda gate, up, approximate: _gelu_in_place(gate, approximate=approximate).mul_(up))
 def gelu_mul(gate: Tensor, up: Tensor, *, approximate: str) -> Tensor:
     """gelu(gate) * up, the gated unit of arXiv:2002.05202"""
-    return F.gelu(gate, approximate=approximate).mul_(up)
+    return _gelu(gate, approximate).mul_(up)
+
+
+@op(shape=_gated_shape, flops=lambda n: 6 * n.type.count, in_place=lambda gate, up: F.silu(gate, inplace=True).mul_(up))
+def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up, SwiGLU's gated unit of arXiv:2002.05202"""
+    return F.silu(gate).mul_(up)
 
 
 @op(shape=same_as_first, flops=lambda n: 10 * n.type.count, in_place=lambda x, cap: x.div_(cap).tanh_().mul_(cap))

@@ -5,8 +5,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mtmd.kernels.dtype import DTYPES
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops.op import need, need_floats, need_places, op
+from mtmd.kernels.ops.quantized import dequantized, values_in
+
+FLOATS = ("fp32", "bf16", "fp16")
 
 
 def _rows_traffic(node: Node) -> int:
@@ -20,18 +24,33 @@ def _written_traffic(node: Node) -> int:
     return sum(2 * r.type.bytes for r in rows) + places.type.bytes
 
 
-def _embed_shape(tokens: Type, table: Type, *, scale: float = 1.0) -> Type:  # noqa: ARG001
+def _embed_traffic(node: Node) -> int:
+    """The rows that are picked, as they are kept, the rows that are written, and their numbers."""
+    tokens, table = node.operands
+    return node.shape[0] * table.shape[1] * table.dtype.itemsize + node.type.bytes + tokens.type.bytes
+
+
+def _embed_shape(tokens: Type, table: Type, *, scale: float = 1.0, quant: str | None = None, dtype: str | None = None) -> Type:  # noqa: ARG001
     need_places(tokens)
-    need_floats(table)
     need(len(table.shape) == 2, f"table {list(table.shape)}")
-    return Type.contiguous((tokens.shape[0], table.shape[1]), table.dtype)
+    if quant is None:
+        need_floats(table)
+        need(dtype is None, f"dtype {dtype} without quant; rows have the type of their table")
+        return Type.contiguous((tokens.shape[0], table.shape[1]), table.dtype)
+    need(dtype in FLOATS, f"dtype {dtype} with quant {quant}; expected one of {', '.join(FLOATS)}")
+    return Type.contiguous((tokens.shape[0], values_in(table, quant)), DTYPES[str(dtype)])
 
 
-@op(shape=_embed_shape, traffic=_rows_traffic)
-def embed(tokens: Tensor, table: Tensor, *, scale: float = 1.0) -> Tensor:
-    """table[tokens] * scale          tokens [T], table [V, D] -> [T, D]; scale is rounded to table's type first, as Gemma does"""
+@op(shape=_embed_shape, traffic=_embed_traffic)
+def embed(tokens: Tensor, table: Tensor, *, scale: float = 1.0, quant: str | None = None, dtype: str | None = None) -> Tensor:
+    """table[tokens] * scale          tokens [T], table [V, D] -> [T, D]; scale is rounded to the result's type first, as Gemma does
+
+    `quant` names the GGUF block type of the table, which then is u8 [V, bytes of D values]; the result is of `dtype`.
+    """
     rows = F.embedding(tokens, table)
-    return rows if scale == 1.0 else rows * torch.tensor(scale, dtype=table.dtype).item()
+    if quant is not None:
+        rows = dequantized(rows, quant, DTYPES[str(dtype)])
+    return rows if scale == 1.0 else rows * torch.tensor(scale, dtype=rows.dtype).item()
 
 
 def _place(x: Tensor, rows: Tensor, at: Tensor) -> Tensor:
@@ -53,14 +72,50 @@ def place_rows(x: Tensor, rows: Tensor, at: Tensor) -> Tensor:
 
 def _take_shape(x: Type, at: Type) -> Type:
     need_places(at)
-    need(len(x.shape) == 2, f"x {list(x.shape)}")
-    return Type.contiguous((at.shape[0], x.shape[1]), x.dtype)
+    need(len(x.shape) >= 2, f"x {list(x.shape)}")
+    return Type.contiguous((*x.shape[:-2], at.shape[0], x.shape[-1]), x.dtype)
 
 
 @op(shape=_take_shape, traffic=_rows_traffic)
 def take_rows(x: Tensor, at: Tensor) -> Tensor:
-    """x[at]          x [T, D], at [M] -> [M, D]"""
-    return x.index_select(0, at)
+    """x[..., at, :]          x [..., T, D], at [M] -> [..., M, D]"""
+    return x.index_select(-2, at)
+
+
+def _add_rows(x: Tensor, rows: Tensor, at: Tensor) -> Tensor:
+    return x.index_add_(0, at, rows.to(x.dtype))
+
+
+@op(shape=_place_shape, traffic=_written_traffic, in_place=_add_rows)
+def add_rows(x: Tensor, rows: Tensor, at: Tensor) -> Tensor:
+    """x with x[at[i]] += rows[i]          x [T, D], rows [M, D], at [M], all different"""
+    return _add_rows(x.clone(), rows, at)
+
+
+def _concat_shape(a: Type, b: Type, *, axis: int) -> Type:
+    need_floats(a, b)
+    need(a.dtype == b.dtype and len(a.shape) == len(b.shape) and 0 <= axis < len(a.shape), f"a {a}, b {b} along {axis}")
+    need(all(m == n for i, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)) if i != axis),
+         f"a {list(a.shape)} and b {list(b.shape)} differ beside axis {axis}")
+    return Type.contiguous((*a.shape[:axis], a.shape[axis] + b.shape[axis], *a.shape[axis + 1:]), a.dtype)
+
+
+@op(shape=_concat_shape)
+def concat(a: Tensor, b: Tensor, *, axis: int) -> Tensor:
+    """a, then b, along an axis"""
+    return torch.cat((a, b), axis)
+
+
+def _prepend_shape(x: Type, row: Type) -> Type:
+    need_floats(x, row)
+    need(len(x.shape) == 3 and row.shape == x.shape[2:] and row.dtype == x.dtype, f"row {row} before x {x}")
+    return Type.contiguous((x.shape[0], x.shape[1] + 1, x.shape[2]), x.dtype)
+
+
+@op(shape=_prepend_shape)
+def prepend(x: Tensor, row: Tensor) -> Tensor:
+    """The same row before each batch's rows, as a class token is          x [B, P, C], row [C] -> [B, P + 1, C]"""
+    return torch.cat((row.expand(x.shape[0], 1, -1), x), 1)
 
 
 def _store_shape(cache: Type, k: Type, v: Type, slots: Type) -> Type:

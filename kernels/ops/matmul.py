@@ -6,6 +6,7 @@ from torch import Tensor
 
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops.op import need, need_floats, op
+from mtmd.kernels.ops.quantized import dequantized, values_in
 
 
 def _flops(node: Node) -> int:
@@ -14,15 +15,21 @@ def _flops(node: Node) -> int:
     return 2 * node.type.count * x.shape[-1]
 
 
-def _shape(x: Type, w: Type, bias: Type | None = None) -> Type | None:
-    need(len(w.shape) == 2 and x.shape[-1] == w.shape[1], f"x {list(x.shape)} and w {list(w.shape)}: inner sizes differ")
-    need(bias is None or bias.shape == w.shape[:1], f"bias {bias and list(bias.shape)} does not match w {list(w.shape)}")
+def _shape(x: Type, w: Type, bias: Type | None = None, *, quant: str | None = None) -> Type | None:
     need_floats(x)
-    need(all(t is None or t.dtype == x.dtype for t in (w, bias)), f"x is {x}, w {w}, bias {bias}: of several types")
+    need(len(w.shape) == 2, f"w {list(w.shape)}")
+    need(x.shape[-1] == (w.shape[1] if quant is None else values_in(w, quant)),
+         f"x {list(x.shape)} and w {list(w.shape)}{f' of {quant}' if quant else ''}: inner sizes differ")
+    need(quant is not None or w.dtype == x.dtype, f"x is {x}, w {w}: of several types")
+    need(bias is None or bias.shape == w.shape[:1], f"bias {bias and list(bias.shape)} does not match w {list(w.shape)}")
+    need(bias is None or bias.dtype == x.dtype, f"x is {x}, bias {bias}: of several types")
     return Type.contiguous((*x.shape[:-1], w.shape[0]), x.dtype) if x.is_contiguous else None
 
 
 @op(shape=_shape, flops=_flops)
-def matmul(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x @ w.T + bias          x [..., K], w [N, K], bias [N] -> [..., N]"""
-    return F.linear(x, w, bias)
+def matmul(x: Tensor, w: Tensor, bias: Tensor | None = None, *, quant: str | None = None) -> Tensor:
+    """x @ w.T + bias          x [..., K], w [N, K], bias [N] -> [..., N]
+
+    `quant` names the GGUF block type of w, which then is u8 [N, bytes of K values].
+    """
+    return F.linear(x, w if quant is None else dequantized(w, quant, x.dtype), bias)

@@ -1,11 +1,12 @@
 """Normalisations over the last dimension; statistics in fp32 whatever the input's type."""
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mtmd.kernels.graph import Type
-from mtmd.kernels.ops.op import need, op, same_as_first
+from mtmd.kernels.ops.op import need, need_floats, op, same_as_first
 
 
 def _norm_shape(x: Type, *weights: Type, eps: float) -> Type | None:  # noqa: ARG001
@@ -29,3 +30,16 @@ def rms_norm(x: Tensor, w: Tensor, *, eps: float) -> Tensor:
 def layer_norm(x: Tensor, w: Tensor, b: Tensor, *, eps: float) -> Tensor:
     """(x - mean) * rsqrt(var + eps) * w + b          x [..., D], w, b [D] in x's type; arXiv:1607.06450"""
     return F.layer_norm(x, x.shape[-1:], w, b, eps)
+
+
+def _l2_norm_shape(x: Type, *, eps: float) -> Type:  # noqa: ARG001
+    need_floats(x)
+    need(len(x.shape) > 0, "x of no dimensions")
+    return Type.contiguous(x.shape, x.dtype)
+
+
+@op(shape=_l2_norm_shape, flops=lambda n: 3 * n.type.count)
+def l2_norm(x: Tensor, *, eps: float) -> Tensor:
+    """x * rsqrt(sum(x^2) + eps)          x [..., D] -> contiguous; flash-linear-attention's l2norm"""
+    values = x.float()
+    return (values * torch.rsqrt(values.square().sum(-1, keepdim=True) + eps)).to(x.dtype).contiguous()

@@ -26,13 +26,15 @@ class Op:
 
     `in_place`, where an op has one, is the same function overwriting its first input; the planner uses it when nothing else
     still reads that input. `shape`, on types in place of tensors, refuses operands that do not fit together and gives the result's
-    type, or None where only the reference can tell. `writes_first`: the result is the first input, written to.
+    type, or None where only the reference can tell. `writes_first`: the result is the first input, written to. `workspace(node)` counts
+    the bytes the reference holds beyond its result, where that cannot be seen by running it on meta tensors: it reads its inputs.
     """
 
     def __init__(self, reference: Callable[..., torch.Tensor], shape: ShapeRule | None, flops: Callable[[Node], int] | None,
-                 traffic: Callable[[Node], int] | None, in_place: Callable[..., torch.Tensor] | None, view: bool, writes_first: bool):
+                 traffic: Callable[[Node], int] | None, in_place: Callable[..., torch.Tensor] | None, view: bool, writes_first: bool,
+                 workspace: Callable[[Node], int] | None):
         self.name, self.reference, self.in_place, self.is_view = reference.__name__, reference, in_place, view
-        self.writes_first = writes_first
+        self.writes_first, self.workspace = writes_first, workspace
         self.shape, self._flops, self._traffic = shape, flops, traffic
         self._signature = inspect.signature(reference)
         if self.name in OPS:
@@ -72,7 +74,7 @@ def _infer(op: str, types: tuple[Type | None, ...], attrs: tuple[tuple[str, Any]
     OPS[op].check_call(types, attrs)
     rule = OPS[op].shape
     result = rule(*types, **dict(attrs)) if rule else None
-    return (result, OPS[op].writes_first) if result else infer_by_running(op, types, attrs)
+    return (result, OPS[op].writes_first or OPS[op].is_view) if result else infer_by_running(op, types, attrs)
 
 
 def infer_by_running(op: str, types: tuple[Type | None, ...], attrs: tuple[tuple[str, Any], ...]) -> tuple[Type, bool]:
@@ -87,9 +89,10 @@ def infer_by_running(op: str, types: tuple[Type | None, ...], attrs: tuple[tuple
 
 def op(*, shape: ShapeRule | None = None, flops: Callable[[Node], int] | None = None, traffic: Callable[[Node], int] | None = None,
        in_place: Callable[..., torch.Tensor] | None = None, view: bool = False,
-       writes_first: bool = False) -> Callable[[Callable[..., torch.Tensor]], Op]:
-    """Register a function as an op. `view`: it only looks at its input differently, and runs wherever that lies."""
-    return lambda reference: Op(reference, shape, flops, traffic, in_place, view, writes_first)
+       writes_first: bool = False, workspace: Callable[[Node], int] | None = None) -> Callable[[Callable[..., torch.Tensor]], Op]:
+    """Register a function as an op. `view`: it only looks at its input differently, and runs wherever that lies; with a shape rule it
+    never copies."""
+    return lambda reference: Op(reference, shape, flops, traffic, in_place, view, writes_first, workspace)
 
 
 def same_as_first(first: Type, *others: Type | None, **attrs: Any) -> Type | None:  # noqa: ARG001

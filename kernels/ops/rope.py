@@ -1,4 +1,4 @@
-"""Rotary position embeddings."""
+"""Rotary position embeddings: a table of angles per run, and turning heads by it."""
 from __future__ import annotations
 
 import torch
@@ -6,24 +6,56 @@ from torch import Tensor
 
 from mtmd.kernels.graph import Type
 from mtmd.kernels.ops.op import need, need_floats, op
+from mtmd.kernels.rotary import Rotary
+
+PAIRS = ("half", "adjacent")
 
 
-def _shape(x: Type, positions: Type, *, base: float, factor: float = 1.0) -> Type:  # noqa: ARG001
-    fits = len(x.shape) == 3 and positions.shape == x.shape[:1] and x.shape[-1] % 2 == 0
-    need_floats(x)
-    need(fits, f"x {list(x.shape)}, positions {list(positions.shape)}")
+def _table_shape(positions: Type, divisors: Type | None = None, *, rotary: Rotary) -> Type:
+    count = len(rotary.frequencies)
+    need(len(positions.shape) == 2 and not positions.dtype.is_floating_point, f"positions {positions}, expected integers [A, T]")
+    need(max(rotary.axes, default=0) < positions.shape[0], f"axes {sorted(set(rotary.axes))} in positions {list(positions.shape)}")
+    need(len(rotary.axes) in (0, count), f"{len(rotary.axes)} axes for {count} frequencies")
+    need(divisors is None or (divisors.shape == (count,) and divisors.dtype == torch.float32), f"divisors {divisors} of {count} frequencies")
+    return Type.contiguous((positions.shape[1], 2, count), torch.float32)
+
+
+@op(shape=_table_shape, flops=lambda n: 20 * n.type.count)
+def rope_table(positions: Tensor, divisors: Tensor | None = None, *, rotary: Rotary) -> Tensor:
+    """Cosines and sines of every token's angles, fp32          positions [A, T] -> [T, 2, R], R = number of frequencies
+
+    `divisors` fp32 [R] divide the frequencies, where a checkpoint has them as a tensor.
+    """
+    frequencies = torch.tensor(rotary.frequencies, dtype=torch.float32, device=positions.device)
+    if divisors is not None:
+        frequencies = frequencies / divisors
+    axes = list(rotary.axes) or [0] * len(rotary.frequencies)
+    angles = positions.float()[axes].t() * frequencies
+    table = torch.stack((angles.cos(), angles.sin()), 1)
+    return table if rotary.scale == 1.0 else table * rotary.scale
+
+
+def _shape(x: Type, table: Type, *, pairs: str = "half", parts: int = 1) -> Type:
+    need_floats(x, table)
+    need(pairs in PAIRS, f"pairs {pairs!r}, expected one of {', '.join(PAIRS)}")
+    fits = len(x.shape) >= 3 and len(table.shape) == 3 and table.shape[:2] == (x.shape[-3], 2)
+    need(fits and 2 * table.shape[2] <= x.shape[-1], f"x {list(x.shape)}, table {list(table.shape)}")
+    need(parts == 1 or (2 * table.shape[2] == x.shape[-1] and table.shape[2] % parts == 0), f"{parts} parts of x {list(x.shape)}")
     return Type.contiguous(x.shape, x.dtype)
 
 
 @op(shape=_shape, flops=lambda n: 6 * n.type.count)
-def rope(x: Tensor, positions: Tensor, *, base: float, factor: float = 1.0) -> Tensor:
-    """Rotate pairs (x_i, x_{i+K/2}) by positions / factor * base^(-2i/K)          x [T, H, K], positions [T]; arXiv:2104.09864
+def rope(x: Tensor, table: Tensor, *, pairs: str = "half", parts: int = 1) -> Tensor:
+    """Turn pairs of the first 2R dimensions of each head          x [..., T, H, K], table [T, 2, R] from `rope_table`; arXiv:2104.09864
 
-    `factor` is linear position interpolation (arXiv:2306.15595). Angles and products are fp32.
+    `pairs`: "half" pairs x_i with x_{i+R}, "adjacent" x_{2i} with x_{2i+1}. `parts`: the head is cut into that many equal parts, each
+    with pairs of its own and its share of the table. Products are fp32.
     """
-    half = x.shape[-1] // 2
-    inverse = 1.0 / (base ** (torch.arange(0, 2 * half, 2, dtype=torch.float32, device=x.device) / (2 * half))) / factor
-    angle = positions.float()[:, None, None] * inverse
-    a, b = x.float().split(half, -1)
-    cos, sin = angle.cos(), angle.sin()
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
+    count = table.shape[2]
+    turning = x[..., :2 * count].float().unflatten(-1, (parts, 2 * count // parts))
+    cos, sin = (table[:, i].unflatten(-1, (parts, count // parts))[:, None] for i in (0, 1))
+    a, b = (turning[..., 0::2], turning[..., 1::2]) if pairs == "adjacent" else turning.chunk(2, -1)
+    one, two = a * cos - b * sin, b * cos + a * sin
+    turned = torch.stack((one, two), -1).flatten(-2) if pairs == "adjacent" else torch.cat((one, two), -1)
+    turned = turned.flatten(-2).to(x.dtype)
+    return (turned if 2 * count == x.shape[-1] else torch.cat((turned, x[..., 2 * count:]), -1)).contiguous()

@@ -1,4 +1,5 @@
-"""Shared by the tests of the compute floor: fresh memory full of NaN, and the peak of what the allocator hands out."""
+"""Shared by the tests of the compute floor: fresh memory full of NaN, the peak of what the allocator hands out, and exact bf16 in Triton's
+interpreter."""
 from __future__ import annotations
 
 import functools
@@ -7,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -42,3 +44,26 @@ def peak_bytes() -> Callable[[Callable[[], Any]], int]:
             peak = max(peak, live)
         return peak
     return measure
+
+
+@pytest.fixture
+def exact_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter (triton 3.9) keeps bf16 as its bits: it multiplies those bits in a dot product, and truncates where a GPU rounds."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+    builder = interpreter.InterpreterBuilder
+    dot, cast = builder.create_dot, builder.cast_impl
+
+    def widen(handle: Any) -> Any:
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    def rounding_cast(self: Any, source: Any, wanted: Any) -> Any:
+        if (source.dtype.scalar, wanted.scalar) != (tl.float32, tl.bfloat16):
+            return cast(self, source, wanted)
+        rounded = torch.from_numpy(np.ascontiguousarray(source.data)).to(torch.bfloat16)
+        return interpreter.TensorHandle(rounded.view(torch.int16).numpy().view(np.uint16), tl.bfloat16)
+
+    monkeypatch.setattr(builder, "create_dot", lambda self, a, b, *rest: dot(self, widen(a), widen(b), *rest))
+    monkeypatch.setattr(builder, "cast_impl", rounding_cast)

@@ -7,10 +7,15 @@ from random import Random
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from mtmd.kernels.dtype import name_of
+from mtmd.kernels.gpu.quant_cases import KINDS, random_blocks
 from mtmd.kernels.graph import Node, Type
-from mtmd.kernels.ops import OPS
+from mtmd.kernels.ops import OPS, rope_table
+from mtmd.kernels.rotary import Rotary, rotary
+from mtmd.kernels.weights.blocks import BLOCKS
 
 SIZES = (1, 2, 3, 5, 7, 13, 17, 31, 33)  # awkward on purpose
 
@@ -39,6 +44,11 @@ class Draw:
         """int64 [count], all different, in any order."""
         return torch.tensor(self.rng.sample(range(below), count), dtype=torch.int64)
 
+    def blocks(self, rows: int) -> tuple[str, Tensor]:
+        """A block type and so many rows of one to three blocks; never strided, for a weight is kept as it was read."""
+        kind = self.rng.choice(KINDS)
+        return kind, random_blocks(kind, rows, self.rng.randint(1, 3) * BLOCKS[kind].values, self.rng.getrandbits(32))
+
     def lay(self, tensor: Tensor) -> Tensor:
         """The same values under other strides: dimensions in another order in memory, every other element unused."""
         if not self.strided or not tensor.ndim:
@@ -60,13 +70,34 @@ def _add(d: Draw) -> Case:
     return [d.values(*shape), d.values(*(1 if d.rng.random() < 0.2 else n for n in other))], {}
 
 
+def _one(d: Draw) -> Case:
+    return [d.values(d.batch(), d.size(), d.size())], {}
+
+
+def _two(d: Draw) -> Case:
+    shape = d.batch(), d.size(), d.size()
+    return [d.values(*shape), d.values(*shape)], {}
+
+
+def _scale(d: Draw) -> Case:
+    return [d.values(d.batch(), d.size())], {"factor": d.rng.choice((0.5, 3.0)), "offset": d.rng.choice((0.0, -1.0))}
+
+
+def _clamp(d: Draw) -> Case:
+    return [d.values(d.batch(), d.size())], {"low": -0.5, "high": 0.7}
+
+
+def _cast(d: Draw) -> Case:
+    return [d.values(d.batch(), d.size())], {"dtype": d.rng.choice((torch.float32, torch.bfloat16))}
+
+
 def _gelu(d: Draw) -> Case:
-    return [d.values(d.batch(), d.size(), d.size())], {"approximate": d.rng.choice(("none", "tanh"))}
+    return [d.values(d.batch(), d.size(), d.size())], {"approximate": d.rng.choice(("none", "tanh", "quick"))}
 
 
 def _gelu_mul(d: Draw) -> Case:
     shape = d.batch(), d.size(), d.size()
-    return [d.values(*shape), d.values(*shape)], {"approximate": d.rng.choice(("none", "tanh"))}
+    return [d.values(*shape), d.values(*shape)], {"approximate": d.rng.choice(("none", "tanh", "quick"))}
 
 
 def _softcap(d: Draw) -> Case:
@@ -76,6 +107,10 @@ def _softcap(d: Draw) -> Case:
 def _matmul(d: Draw) -> Case:
     inner, outer = d.size(), d.size()
     lead = [d.batch(), d.size()][d.rng.randint(0, 1):]
+    if d.maybe():
+        kind, w = d.blocks(outer)
+        inner = w.shape[1] // BLOCKS[kind].bytes * BLOCKS[kind].values
+        return [d.values(*lead, inner), w, d.values(outer) if d.maybe() else None], {"quant": kind}
     return [d.values(*lead, inner), d.values(outer, inner), d.values(outer) if d.maybe() else None], {}
 
 
@@ -141,11 +176,25 @@ def _attn_mix(d: Draw) -> Case:
     return [d.values(batch, heads, rows, keys, dtype=torch.float32), d.values(batch, keys, groups, d.size())], {}
 
 
+def _rotary(d: Draw, pairs: int) -> Rotary:
+    found = rotary(d.rng.choice((1e4, 1e6)), 2 * pairs)
+    return found.by_axes([d.rng.randint(0, 2) for _ in range(pairs)]) if d.maybe() else found
+
+
+def _rope_table(d: Draw) -> Case:
+    positions, pairs = torch.randint(0, 5000, (3, d.size()), generator=torch.Generator().manual_seed(1)), d.size(1, 4, 9)
+    divisors = 1 + torch.rand(pairs, generator=torch.Generator().manual_seed(2)) if d.maybe() else None
+    return [positions, divisors], {"rotary": _rotary(d, pairs)}
+
+
 def _rope(d: Draw) -> Case:
-    tokens = d.size()
-    positions = torch.randint(0, 5000, (tokens,), generator=torch.Generator().manual_seed(1))
-    return ([d.values(tokens, d.size(1, 2, 5), d.size(2, 8, 18)), positions],
-            {"base": d.rng.choice((1e4, 1e6)), "factor": d.rng.choice((1.0, 8.0))})
+    tokens, parts = d.size(), d.size(1, 1, 2)
+    pairs = parts * d.size(1, 4, 9)
+    positions = torch.randint(0, 5000, (3, tokens), generator=torch.Generator().manual_seed(1))
+    lead = [d.batch()] if d.maybe() else []
+    width = 2 * pairs + (0 if parts > 1 else d.size(0, 0, 3))
+    return ([d.values(*lead, tokens, d.size(1, 2, 5), width), rope_table.reference(positions, rotary=_rotary(d, pairs))],
+            {"pairs": d.rng.choice(("half", "adjacent")), "parts": parts})
 
 
 def _patch_embed(d: Draw) -> Case:
@@ -159,10 +208,36 @@ def _pool2d(d: Draw) -> Case:
     return [d.values(d.batch(), rows * columns * kernel**2, d.size())], {"grid": (rows * kernel, columns * kernel), "kernel": kernel}
 
 
+def _unshuffle(d: Draw) -> Case:
+    batch, factor, rows, columns = d.batch(), d.size(1, 2, 3), d.size(1, 2, 3), d.size(1, 2, 5)
+    return ([d.values(batch, rows * columns * factor**2, d.size())],
+            {"grid": (rows * factor, columns * factor), "factor": factor, "channels_first": d.maybe()})
+
+
+def _resize2d(d: Draw) -> Case:
+    grid, mode = (d.size(1, 2, 5), d.size(1, 3, 7)), d.rng.choice(("bilinear", "bicubic"))
+    more = d.rng.choice(({}, {"align_corners": True}, {"antialias": True}))
+    return [d.values(grid[0] * grid[1], d.size())], {"grid": grid, "size": (d.size(1, 2, 9), d.size(1, 4, 6)), "mode": mode, **more}
+
+
+def _concat(d: Draw) -> Case:
+    shape, axis = [d.batch(), d.size(), d.size()], d.rng.randint(0, 2)
+    other = [d.size() if i == axis else n for i, n in enumerate(shape)]
+    return [d.values(*shape), d.values(*other)], {"axis": axis}
+
+
+def _prepend(d: Draw) -> Case:
+    width = d.size()
+    return [d.values(d.batch(), d.size(), width), d.values(width)], {}
+
+
 def _embed(d: Draw) -> Case:
-    rows = d.size()
-    return ([torch.randint(0, rows, (d.size(),), generator=torch.Generator().manual_seed(1)), d.values(rows, d.size())],
-            {"scale": d.rng.choice((1.0, 33.94112549695428))})
+    rows, scale = d.size(), d.rng.choice((1.0, 33.94112549695428))
+    tokens = torch.randint(0, rows, (d.size(),), generator=torch.Generator().manual_seed(1))
+    if d.maybe():
+        kind, table = d.blocks(rows)
+        return [tokens, table], {"scale": scale, "quant": kind, "dtype": name_of(d.dtype)}
+    return [tokens, d.values(rows, d.size())], {"scale": scale}
 
 
 def _place_rows(d: Draw) -> Case:
@@ -173,7 +248,8 @@ def _place_rows(d: Draw) -> Case:
 
 def _take_rows(d: Draw) -> Case:
     rows = d.size()
-    return [d.values(rows, d.size()), d.places(d.rng.randint(0, rows), rows)], {}
+    lead = [d.batch()] if d.maybe() else []
+    return [d.values(*lead, rows, d.size()), d.places(d.rng.randint(0, rows), rows)], {}
 
 
 def _kv_store(d: Draw) -> Case:
@@ -193,11 +269,75 @@ def _reshape(d: Draw) -> Case:
     return [d.values(batch, rows, heads, width)], {"shape": shape}
 
 
+def _rows(d: Draw) -> Case:
+    x = d.values(*(d.batch() if i else d.size() for i in range(d.size(1, 2, 3))))
+    start, stop = sorted(d.rng.sample(range(x.shape[0] + 1), 2))
+    return [x], {"start": start, "stop": stop}
+
+
+def _columns(d: Draw) -> Case:
+    x = d.values(*(d.batch() for _ in range(d.size(0, 1, 2))), d.size())
+    start, stop = sorted(d.rng.sample(range(x.shape[-1] + 1), 2))
+    return [x], {"start": start, "stop": stop}
+
+
+def _l2_norm(d: Draw) -> Case:
+    return [d.values(d.batch(), d.size(), d.size())], {"eps": 1e-6}
+
+
+def _sequences(d: Draw) -> tuple[int, int, Tensor, Tensor]:
+    """Tokens, slots in the pool, starts and slots of a few sequences, some of them without tokens."""
+    lengths = [d.size(0, 1, 1, 2, 5, 17, 40, 70) for _ in range(d.size(1, 2, 3, 5))]
+    pool = len(lengths) + d.rng.randint(0, 2)
+    return sum(lengths), pool, torch.tensor([0, *lengths]).cumsum(0), d.places(len(lengths), pool)
+
+
+def _short_conv(d: Draw) -> Case:
+    tokens, pool, starts, slots = _sequences(d)
+    channels, width = d.size(), d.size(2, 3, 4)
+    return ([d.values(tokens, channels), d.values(channels, width), d.values(pool, width - 1, channels), starts, slots,
+             d.values(channels) if d.maybe() else None], {"activation": d.rng.choice(("none", "silu"))})
+
+
+def _gated_delta(d: Draw) -> Case:
+    tokens, pool, starts, slots = _sequences(d)
+    groups, key, value = d.size(1, 2, 3), d.size(1, 3, 8, 24), d.size(1, 5, 16, 40)
+    heads = groups * d.size(1, 2, 3)
+    q, k = (F.normalize(d.values(tokens, groups, key).float(), dim=-1).to(d.dtype) for _ in range(2))
+    decay, beta = (d.values(tokens, heads, dtype=torch.float32) for _ in range(2))
+    return ([d.lay(q), d.lay(k), d.values(tokens, heads, value), d.lay(-decay.square()), d.lay(beta.sigmoid()),
+             d.values(pool, key, heads, value, dtype=torch.float32), starts, slots], {"scale": key**-0.5})
+
+
+def _state_store(d: Draw) -> Case:
+    pool, inner = d.size(), [d.size() for _ in range(d.size(1, 2, 3))]
+    count = d.rng.randint(0, pool)
+    return [d.values(pool, *inner), d.values(count * inner[0], *inner[1:]), d.places(count, pool)], {}
+
+
+def _moe(d: Draw) -> Case:
+    tokens, experts = d.size(), d.size(1, 2, 5, 8)
+    attrs = {"top_k": d.rng.randint(1, experts), "normalize": d.maybe()}
+    router = d.values(tokens, experts, dtype=d.rng.choice((d.dtype, torch.float32)))
+    if d.maybe():
+        width, ffn = d.size(), d.size()
+        return [d.values(tokens, width), router, d.values(experts, ffn, width), d.values(experts, ffn, width),
+                d.values(experts, width, ffn)], attrs
+    kinds = {f"{part}_quant": d.rng.choice(KINDS) for part in ("gate", "up", "down")}
+    seeds = [d.rng.getrandbits(32) for _ in kinds]
+    tables = [random_blocks(kind, experts * 256, 256, seed).view(experts, 256, -1)
+              for kind, seed in zip(kinds.values(), seeds, strict=True)]
+    return [d.values(tokens, 256).mul_(0.01), router, *tables], attrs | kinds  # so that fp16 can hold the products
+
+
 MAKERS: dict[str, Callable[[Draw], Case]] = {
-    "add": _add, "attention": _attention, "attn_mix": _attn_mix, "attn_scores": _attn_scores, "attn_softmax": _attn_softmax,
-    "embed": _embed, "gelu": _gelu, "gelu_mul": _gelu_mul, "kv_half": _kv_half, "kv_store": _kv_store, "layer_norm": _layer_norm,
-    "matmul": _matmul, "patch_embed": _patch_embed, "place_rows": _place_rows, "pool2d": _pool2d, "reshape": _reshape,
-    "rms_norm": _rms_norm, "rope": _rope, "softcap": _softcap, "take_rows": _take_rows,
+    "add": _add, "mul": _add, "silu": _one, "relu": _one, "sigmoid": _one, "softplus": _one, "silu_mul": _two, "scale": _scale,
+    "clamp": _clamp, "cast": _cast, "add_rows": _place_rows, "concat": _concat, "prepend": _prepend, "unshuffle": _unshuffle, "resize2d": _resize2d,
+    "rope_table": _rope_table, "attention": _attention, "attn_mix": _attn_mix, "attn_scores": _attn_scores, "attn_softmax": _attn_softmax,
+    "columns": _columns, "embed": _embed, "gated_delta": _gated_delta, "gelu": _gelu, "gelu_mul": _gelu_mul, "kv_half": _kv_half,
+    "kv_store": _kv_store, "l2_norm": _l2_norm, "layer_norm": _layer_norm, "matmul": _matmul, "moe": _moe, "patch_embed": _patch_embed,
+    "place_rows": _place_rows, "pool2d": _pool2d, "reshape": _reshape, "rms_norm": _rms_norm, "rope": _rope, "rows": _rows,
+    "short_conv": _short_conv, "softcap": _softcap, "state_store": _state_store, "take_rows": _take_rows,
 }
 
 

@@ -37,6 +37,9 @@ class Source:
         values = torch.randn(self.shapes[name], generator=torch.Generator().manual_seed(sum(map(ord, name))))
         return (values * self.shapes[name][-1] ** -0.5).to(dtype)
 
+    def quant(self, name: str) -> str | None:  # noqa: ARG002
+        return None
+
 
 def device(name: str, *rules: str) -> Limited:
     """A device of its own memory that refuses by `rules`."""

@@ -4,12 +4,9 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-import triton.language as tl
-from triton.runtime import interpreter
 
 from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.gpu.cases import CASES, TOLERANCE, Case
@@ -18,26 +15,7 @@ from mtmd.kernels.gpu.launch import parts, power_of_two
 from mtmd.kernels.graph import Type
 from mtmd.kernels.ops.attention import attention
 
-
-@pytest.fixture(autouse=True)
-def exact_bf16(monkeypatch):
-    """The interpreter (triton 3.9) keeps bf16 as its bits: it multiplies those bits in a dot product, and truncates where a GPU rounds."""
-    builder = interpreter.InterpreterBuilder
-    dot, cast = builder.create_dot, builder.cast_impl
-
-    def widen(handle):
-        if handle.dtype.scalar != tl.bfloat16:
-            return handle
-        return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
-
-    def rounding_cast(self, source, wanted):
-        if (source.dtype.scalar, wanted.scalar) != (tl.float32, tl.bfloat16):
-            return cast(self, source, wanted)
-        rounded = torch.from_numpy(np.ascontiguousarray(source.data)).to(torch.bfloat16)
-        return interpreter.TensorHandle(rounded.view(torch.int16).numpy().view(np.uint16), tl.bfloat16)
-
-    monkeypatch.setattr(builder, "create_dot", lambda self, a, b, *rest: dot(self, widen(a), widen(b), *rest))
-    monkeypatch.setattr(builder, "cast_impl", rounding_cast)
+pytestmark = pytest.mark.usefixtures("exact_bf16")
 
 
 @pytest.fixture(autouse=True)

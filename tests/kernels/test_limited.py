@@ -37,7 +37,7 @@ def scores(batch: int = 1, rows: int = 5, heads: int = 2) -> Node:
     ("matmul:width=8", ops.matmul(given("x", 3, 8), given("w", 2, 8)), "width 8 is not supported"),
     ("matmul:batch>1", ops.matmul(given("x", 3, 8), given("w", 2, 8)), None),
     ("*:batch>1", ops.kv_half(given("cache", 2, 9, 1, 8), which=0), None),
-    ("*:batch>1", ops.rope(given("x", 7, 2, 8), given("p", 7, dtype=torch.int64), base=1e4), None),
+    ("*:batch>1", ops.rope(given("x", 7, 2, 8), given("p", 7, 2, 4)), None),
     ("attention:bf16", attention(dtype=torch.bfloat16), "dtype bf16 is not supported"),
     ("attention:bf16", attention(), None),
     (r"*:/blk\.7\./", attention(), r"name matches /blk\.7\./"),

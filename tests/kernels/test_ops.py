@@ -78,7 +78,7 @@ def test_a_shape_rule_takes_nothing_that_its_reference_does_not(op):
             values = [None if t is None else torch.zeros(t.shape, dtype=t.dtype) for t in types]
             result = OPS[op].reference(*values, **attrs)
             assert told[0] == Type.of(result), f"{[str(t) for t in types]} {attrs}"
-    assert refused or op in ("gelu", "softcap", "reshape")
+    assert refused or op in ("gelu", "silu", "relu", "sigmoid", "softplus", "scale", "clamp", "cast", "softcap", "reshape")
 
 
 @pytest.mark.parametrize("op", sorted(OPS))
@@ -88,7 +88,7 @@ def test_the_reference_leaves_its_inputs_alone(op):
         before = copies(inputs)
         OPS[op].reference(*inputs, **attrs)
         written = [i for i, (a, b) in enumerate(zip(inputs, before, strict=True)) if a is not None and not torch.equal(a, b)]
-        assert written in (([0], []) if op == "kv_store" else ([],)), f"seed {seed}"
+        assert written in (([0], []) if OPS[op].writes_first else ([],)), f"seed {seed}"
 
 
 @pytest.mark.parametrize("op", sorted(name for name, op in OPS.items() if op.in_place))
@@ -106,36 +106,6 @@ def test_overwriting_gives_the_same_bits_in_the_first_input(op):
             assert torch.equal(found, expected), f"seed {seed} {dtype}"
             compared += 1
     assert compared >= 12
-
-
-@pytest.mark.parametrize("factor", [1.0, 8.0])
-@pytest.mark.parametrize("base, heads, size", [(1e4, 3, 16), (1e6, 2, 256), (1e6, 1, 72)])
-def test_rope_is_transformers(base, heads, size, factor):
-    from transformers import LlamaConfig
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
-    kind = {"rope_type": "default"} if factor == 1 else {"rope_type": "linear", "factor": factor}
-    table = LlamaRotaryEmbedding(LlamaConfig(hidden_size=heads * size, num_attention_heads=heads, head_dim=size,
-                                             rope_parameters={**kind, "rope_theta": base}))
-    x, positions = random(7, heads, size), torch.tensor([0, 1, 2, 5, 511, 4095, 131071])
-    cos, sin = table(x, positions[None])
-    expected = apply_rotary_pos_emb(x[None].transpose(1, 2), x[None].transpose(1, 2), cos, sin)[0].transpose(1, 2)[0]
-    # At position p an angle is off by up to p / 2^24 turns of fp32 rounding in either: exact early, 1e-2 at 131,071.
-    found = ops.rope.reference(x, positions, base=base, factor=factor)
-    torch.testing.assert_close(found[:4], expected[:4], rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-2)
-
-
-def test_rope_in_bf16_is_the_rounded_rope_in_fp32():
-    x, positions = random(9, 2, 32, dtype=torch.bfloat16), torch.arange(9) * 37
-    expected = ops.rope.reference(x.float(), positions, base=1e4).bfloat16()
-    assert torch.equal(ops.rope.reference(x, positions, base=1e4), expected)
-
-
-def test_rope_at_position_zero_changes_nothing_and_keeps_lengths():
-    x = random(3, 2, 18)
-    found = ops.rope.reference(x, torch.tensor([0, 3, 100]), base=1e4)
-    assert torch.equal(found[0], x[0])
-    torch.testing.assert_close(found.norm(dim=-1), x.norm(dim=-1))
 
 
 @pytest.mark.parametrize("dtype", TYPES)

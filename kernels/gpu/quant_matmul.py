@@ -1,0 +1,139 @@
+"""Products with block-quantized weights on NVIDIA and AMD GPUs: the `matmul` op, x [M, K] times the values of w [N, row bytes].
+
+Weights stay as they are in memory; each program decodes the blocks it needs in registers (`quant_blocks`), rounds their values to x's type
+and multiplies, with fp32 sums. Two forms:
+
+* **Tiles** (`tile_kernel`): ROWS rows of x by COLUMNS rows of w, COUNT groups of 32 values at a time, by matrix instructions.
+* **One row** (`row_kernel`), for decoding one sequence: the time goes to reading weights, so nothing is rounded and no matrix instruction
+  is fed; every program multiplies a few rows of w in fp32 as it decodes them.
+"""
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mtmd.kernels.dtype import name_of
+from mtmd.kernels.errors import PlacementError
+from mtmd.kernels.gpu.launch import Call
+from mtmd.kernels.gpu.quant_blocks import decode
+from mtmd.kernels.gpu.run import run_call
+from mtmd.kernels.graph import Type
+from mtmd.kernels.weights.blocks import NATIVE
+
+GROUP = 32  # values that are decoded together: no block is smaller
+
+
+@triton.jit
+def tile_kernel(x, w, bias, out, M, N, K, row_bytes, QUANT: tl.constexpr, BIAS: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr,
+                COLUMNS: tl.constexpr, COUNT: tl.constexpr):
+    """WHOLE: K is a multiple of 32 COUNT. Programs that share rows of w follow each other, so that its bytes stay in the second cache."""
+    blocks = tl.cdiv(M, ROWS)
+    m = tl.program_id(0) % blocks * ROWS + tl.arange(0, ROWS)
+    n = tl.program_id(0) // blocks * COLUMNS + tl.arange(0, COLUMNS)
+    row = tl.minimum(n, N - 1).to(tl.int64) * row_bytes  # surplus rows repeat the last one
+    x_row = x + tl.minimum(m, M - 1).to(tl.int64)[:, None] * K
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in range(0, K, 32 * COUNT):
+        k = start + tl.arange(0, 32 * COUNT)
+        group = start // 32 + tl.arange(0, COUNT)
+        if WHOLE:
+            part = tl.load(x_row + k[None, :])
+            value = decode(w, row, group, QUANT)
+        else:
+            part = tl.load(x_row + k[None, :], mask=k[None, :] < K, other=0)
+            there = group < K // 32
+            value = tl.where(there[None, :, None], decode(w, row, tl.where(there, group, 0), QUANT), 0.0)
+        value = tl.reshape(value.to(x.dtype.element_ty), [COLUMNS, 32 * COUNT])
+        total = tl.dot(part, tl.trans(value), total, input_precision="ieee")
+    if BIAS:
+        total += tl.load(bias + n, mask=n < N, other=0).to(tl.float32)[None, :]
+    at = m.to(tl.int64)[:, None] * N + n[None, :]
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
+
+
+@triton.jit
+def row_kernel(x, w, bias, out, N, K, row_bytes, QUANT: tl.constexpr, BIAS: tl.constexpr, WHOLE: tl.constexpr, COLUMNS: tl.constexpr,
+               COUNT: tl.constexpr):
+    """M = 1. The sums of a row's 32 COUNT lanes are added at the end."""
+    n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    row = tl.minimum(n, N - 1).to(tl.int64) * row_bytes
+    total = tl.zeros([COLUMNS, COUNT, 32], tl.float32)
+    for start in range(0, K // 32, COUNT):
+        group = start + tl.arange(0, COUNT)
+        at = (group * 32)[:, None] + tl.arange(0, 32)[None, :]
+        if WHOLE:
+            total += decode(w, row, group, QUANT) * tl.load(x + at).to(tl.float32)[None, :, :]
+        else:
+            there = group < K // 32
+            part = tl.load(x + at, mask=there[:, None], other=0).to(tl.float32)
+            value = decode(w, row, tl.where(there, group, 0), QUANT)
+            total += tl.where(there[None, :, None], value, 0.0) * part[None, :, :]
+    result = tl.sum(tl.sum(total, 2), 1)
+    if BIAS:
+        result += tl.load(bias + n, mask=n < N, other=0).to(tl.float32)
+    tl.store(out + n, result.to(out.dtype.element_ty), mask=n < N)
+
+
+def rejects(x: Type, w: Type, bias: Type | None = None, *, quant: str) -> str | None:
+    """None if a kernel multiplies tensors of these types, else why not. Sizes of M, N and K never matter short of the limits of a grid
+    and of 32-bit numbers, which are named."""
+    if quant not in NATIVE:
+        return f"weights are {quant}; the kernel takes {', '.join(sorted(NATIVE))}"
+    if x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"x is {name_of(x.dtype)}; the kernel takes bf16, fp16 or fp32"
+    for name, type_ in (("x", x), ("w", w), ("bias", bias)):
+        if type_ is not None and not type_.is_contiguous:
+            return f"{name} has strides {list(type_.strides)}; the kernel needs it contiguous"
+    rows = x.count // x.shape[-1]
+    if max(rows, w.shape[0], x.shape[-1], -(-rows // 16) * -(-w.shape[0] // 4)) >= 2**30:
+        return f"{rows} rows x {w.shape[0]} x {x.shape[-1]}; the kernel takes fewer than 2^30 of each, and of tiles"
+    return None
+
+
+def plan_call(x: Type, w: Type, bias: Type | None = None, *, quant: str) -> Call:
+    """Tiles are chosen from the compiler's report alone, not by a GPU's clock."""
+    width, outer = x.shape[-1], w.shape[0]
+    rows, groups = x.count // width, width // GROUP
+    scalars: dict[str, int | float] = {"N": outer, "K": width, "row_bytes": w.shape[1]}
+    constants: dict[str, int | bool | str] = {"QUANT": quant, "BIAS": bias is not None}
+    if rows == 1:
+        columns, count = 4, 8  # a block of 256 values from each of 4 rows
+        constants |= {"WHOLE": groups % count == 0, "COLUMNS": columns, "COUNT": count}
+        return Call(scalars, constants, -(-outer // columns), 4, 1)
+    block, columns, count, warps = _tile(rows, x.dtype)
+    constants |= {"WHOLE": groups % count == 0, "ROWS": block, "COLUMNS": columns, "COUNT": count}
+    return Call({"M": rows, **scalars}, constants, -(-rows // block) * -(-outer // columns), warps, 2)
+
+
+def _tile(rows: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
+    """Rows of x, rows of w, groups of 32 values, warps."""
+    if dtype == torch.float32:  # exact fp32 runs on plain multiply-adds on NVIDIA, whose operands take many registers
+        return (16, 32, 1, 4) if rows <= 16 else (32, 32, 1, 4)
+    if rows <= 16:
+        return 16, 32, 2, 4
+    return (64, 64, 2, 4) if rows <= 64 else (128, 64, 2, 8)
+
+
+def kernel_of(call: Call) -> tuple[object, tuple[str, ...]]:
+    """The kernel a call is for, and the names of its tensors."""
+    return (tile_kernel if "ROWS" in call.constants else row_kernel), ("x", "w", "bias", "out")
+
+
+def quant_matmul(x: Tensor, w: Tensor, bias: Tensor | None = None, *, quant: str) -> Tensor:
+    """The `matmul` op          x [..., K], w u8 [N, bytes of K values], bias [N] -> [..., N] in x's type
+
+    Raises PlacementError with what `rejects` says.
+    """
+    types = [None if t is None else Type.of(t) for t in (x, w, bias)]
+    reason = rejects(*types, quant=quant)  # type: ignore[arg-type]
+    if reason is None and w.data_ptr() % 2:
+        reason = "w begins at an odd address; the kernel needs it aligned to 2 bytes"
+    if reason:
+        raise PlacementError(f"quantized matmul on the GPU: {reason}")
+    out = torch.empty((*x.shape[:-1], len(w)), dtype=x.dtype, device=x.device)
+    if out.numel():
+        call = plan_call(*types, quant=quant)  # type: ignore[arg-type]
+        run_call(kernel_of(call)[0], call, (x, w, x if bias is None else bias, out))
+    return out
