@@ -1,38 +1,44 @@
 """The pieces that text families are made of."""
 from __future__ import annotations
 
-import torch
-
 from mtmd.kernels import ops
-from mtmd.kernels.graph import Node, WeightSource, weight
+from mtmd.kernels.errors import ModelError
+from mtmd.kernels.graph import Node
+from mtmd.kernels.layers import Weights
+from mtmd.kernels.rotary import Rotary, sections
+from mtmd.kernels.settings import MAX_HEADS, MAX_WIDTH, Settings
 from mtmd.llm.inputs import TextInputs
+from mtmd.llm.state import KV
 
 
-class Weights:
-    """A family's parameters by canonical name, in the types their ops want."""
-
-    def __init__(self, source: WeightSource, dtype: torch.dtype):
-        self.source, self.dtype = source, dtype
-
-    def matrix(self, name: str) -> Node:
-        return weight(f"{name}.weight", self.source, self.dtype)
-
-    def linear(self, x: Node, name: str) -> Node:
-        return ops.matmul(x, self.matrix(name), name=name)
-
-    def rms_norm(self, x: Node, name: str, eps: float) -> Node:
-        return ops.rms_norm(x, weight(f"{name}.weight", self.source, torch.float32), eps=eps, name=name)
-
-
-def token_embeddings(inputs: TextInputs, weights: Weights, scale: float) -> Node:
+def token_embeddings(inputs: TextInputs, w: Weights, scale: float = 1.0) -> Node:
     """Rows of the token table times `scale`, images put in unscaled          -> [T, D]"""
-    x = ops.embed(inputs.token_ids(), weights.matrix("token_embd"), scale=scale, name="token_embd")
-    return ops.place_rows(x, inputs.image_rows(), inputs.image_at(), name="image_embd") if inputs.images else x
+    x = w.embed(inputs.token_ids(), "token_embd", scale)
+    if not inputs.images:
+        return x
+    return ops.place_rows(x, _image_columns(inputs, 0, x.shape[1]), inputs.image_at(), name="image_embd")
+
+
+def deepstack(x: Node, layer: int, inputs: TextInputs) -> Node:
+    """What an image's rows hold for a layer of their own, behind their embeddings, is added to what the layer gives (arXiv:2406.04334).
+
+    x [T, D], image rows [M, D (1 + layers that get some)] -> [T, D]
+    """
+    if not inputs.images or inputs.image_width < (layer + 2) * x.shape[1]:
+        return x
+    return ops.add_rows(x, _image_columns(inputs, layer + 1, x.shape[1]), inputs.image_at(), name=f"blk.{layer}.deepstack")
+
+
+def _image_columns(inputs: TextInputs, part: int, width: int) -> Node:
+    rows = inputs.image_rows()
+    if inputs.image_width == width:
+        return rows
+    return ops.columns(rows, start=part * width, stop=(part + 1) * width, name=f"image_part.{part}")
 
 
 def remember(k: Node, v: Node, layer: int, inputs: TextInputs) -> tuple[Node, Node]:
     """k, v [T, G, K] written to the layer's cache -> all keys and values, [1, S, G, K] each"""
-    cache = inputs.cache(layer, k.shape[1], k.shape[2])
+    cache = inputs.state(layer, KV(k.shape[1], k.shape[2]))
     kv = ops.kv_store(cache, k, v, inputs.cache_slots(), name=f"blk.{layer}.kv_store")
     return ops.kv_half(kv, which=0, name=f"blk.{layer}.keys"), ops.kv_half(kv, which=1, name=f"blk.{layer}.values")
 
@@ -40,3 +46,53 @@ def remember(k: Node, v: Node, layer: int, inputs: TextInputs) -> tuple[Node, No
 def heads(x: Node, count: int, name: str) -> Node:
     """[T, H * K] -> [T, H, K]"""
     return ops.reshape(x, shape=(x.shape[0], count, x.shape[1] // count), name=f"{name}.heads")
+
+
+def swiglu(x: Node, at: str, w: Weights, suffix: str = "", *, bias: bool = False) -> Node:
+    """The gated feed-forward layer of arXiv:2002.05202          [T, D] -> [T, D]"""
+    gate, up = (w.linear(x, f"{at}.ffn_{part}{suffix}", bias=bias) for part in ("gate", "up"))
+    return w.linear(ops.silu_mul(gate, up, name=f"{at}.ffn_gated{suffix}"), f"{at}.ffn_down{suffix}", bias=bias)
+
+
+def moe_ffn(x: Node, at: str, w: Weights, *, top_k: int, normalize: bool, shared: bool = False) -> Node:
+    """Experts, `top_k` for each token, and, with `shared`, one that reads every token, as much as its gate lets through
+
+    [T, D] -> [T, D]; arXiv:2401.06066 for the shared expert
+    """
+    parts = ("gate", "up", "down")
+    quants = {f"{part}_quant": quant for part in parts if (quant := w.quant(f"{at}.ffn_{part}_exps.weight"))}
+    y = ops.moe(x, w.linear(x, f"{at}.ffn_gate_inp"), *(w.tensor(f"{at}.ffn_{part}_exps.weight") for part in parts), top_k=top_k,
+                normalize=normalize, **quants, name=f"{at}.ffn_moe")
+    if not shared:
+        return y
+    gate = ops.sigmoid(w.linear(x, f"{at}.ffn_gate_inp_shexp"), name=f"{at}.ffn_gate_shexp.sigmoid")
+    return ops.add(ops.mul(swiglu(x, at, w, "_shexp"), gate, name=f"{at}.ffn_shexp"), y, name=f"{at}.ffn_experts")
+
+
+def logits(x: Node, inputs: TextInputs, w: Weights, eps: float, tied: bool) -> Node:
+    """The final norm and the table of outputs, for the rows wanted          [T, D] -> [R, V]"""
+    x = w.rms_norm(ops.take_rows(x, inputs.wanted_rows(), name="wanted"), "output_norm", eps)
+    return w.linear(x, "token_embd" if tied else "output", name="logits")
+
+
+def read_heads(c: Settings, count: int, groups: int | None, head: int | None) -> tuple[int, int, int]:
+    """Heads H, groups G and head size K of a text_config; the numbers are the family's defaults, None where it has none: as many groups as
+    heads, and heads that share the width. Raises ModelError where they do not fit together."""
+    count = c.count("num_attention_heads", count, most=MAX_HEADS)
+    groups = c.count("num_key_value_heads", groups or count, most=MAX_HEADS)
+    head = c.count("head_dim", head or c.count("hidden_size", most=MAX_WIDTH) // count, most=MAX_HEADS)
+    if count % groups or head % 2:
+        raise ModelError(f"{c.where}: {count} heads of size {head} in {groups} groups; expected groups that divide the heads, "
+                         "an even head size")
+    return count, groups, head
+
+
+def by_sections(rotary: Rotary, rope: Settings, head: int, default: list[int] | None, *, interleaved: bool) -> Rotary:
+    """M-RoPE where `rope` has a `mrope_section` or the family a default, else as it is. Raises ModelError for sections that do not fit."""
+    counts = rope.get("mrope_section", default)
+    if counts is None:
+        return rotary
+    numbers = isinstance(counts, (list, tuple)) and len(counts) == 3 and all(type(n) is int and n >= 0 for n in counts)
+    if not numbers or sum(counts) != head // 2:
+        raise ModelError(f"{rope.where}: mrope_section is {counts!r:.40}, expected 3 counts with a sum of {head // 2}, half a head")
+    return rotary.by_axes(sections(counts, interleaved))

@@ -9,25 +9,37 @@ from typing import Any, Protocol
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.flash import AttentionForm
 from mtmd.kernels.graph import Node, WeightSource
+from mtmd.kernels.settings import Settings
 from mtmd.kernels.weights.canonical import Parameter
 from mtmd.llm.inputs import TextInputs
-
-FAMILIES = {"gemma3_text": "mtmd.llm.families.gemma3"}
+from mtmd.llm.state import State
 
 
 @dataclass(frozen=True)
-class KV:
-    """A layer that keeps keys and values: groups G, head size K."""
-    groups: int
-    head: int
+class Entry:
+    """A family's file, and the names its models go by: model_type in a config.json, general.architecture in a GGUF."""
+    module: str
+    model_types: tuple[str, ...]
+    gguf: tuple[str, ...] = ()
+
+
+FAMILIES = (
+    Entry("mtmd.llm.families.gemma3", ("gemma3_text",), ("gemma3",)),
+    Entry("mtmd.llm.families.llama", ("llama", "mistral", "ministral3"), ("llama", "mistral3")),
+    Entry("mtmd.llm.families.qwen3", ("qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text"),
+          ("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe")),
+    Entry("mtmd.llm.families.qwen2", ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text"), ("qwen2", "qwen2vl")),
+)
 
 
 class TextFamily(Protocol):
     width: int
+    image_width: int
+    """Numbers per image token: the width, and more where layers get features of their own."""
     vocabulary: int
     context: int
     """The longest sequence the checkpoint was made for, in tokens."""
-    layers: Sequence[KV]
+    layers: Sequence[Sequence[State]]
     """What each layer keeps of the past."""
     unused: tuple[str, ...]
     """Patterns of tensors that checkpoints may hold and that answering does not need."""
@@ -39,9 +51,55 @@ class TextFamily(Protocol):
         """-> logits [R, V] of the rows wanted"""
 
 
-def text_family(model_type: str, config: Mapping[str, Any]) -> TextFamily:
-    """The family of a checkpoint's text part. Raises ModelError for one we do not know, naming those we do."""
-    if model_type not in FAMILIES:
-        raise ModelError(f"text architecture {model_type!r} is not known; this version reads {', '.join(sorted(FAMILIES))}")
-    family: TextFamily = import_module(FAMILIES[model_type]).read(config)
+def text_family(model_type: str, config: Settings) -> TextFamily:
+    """The family of a checkpoint's text part, from config.json or its text_config. Raises ModelError for one we do not know, naming those
+    we do."""
+    entry = next((e for e in FAMILIES if model_type in e.model_types), None)
+    if entry is None:
+        known = sorted(t for e in FAMILIES for t in e.model_types)
+        raise ModelError(f"text architecture {model_type!r:.60} is not known; this version reads {', '.join(known)}")
+    family: TextFamily = import_module(entry.module).read(config)
     return family
+
+
+def gguf_text_family(architecture: str, metadata: Mapping[str, Any], names: frozenset[str], where: str) -> TextFamily:
+    """The family of a GGUF, from its metadata and the names of its tensors. Raises ModelError for one we do not know, naming those we do.
+
+    A family's `from_gguf(keys)` says what a config.json would; the rest is as with any checkpoint.
+    """
+    entry = next((e for e in FAMILIES if architecture in e.gguf), None)
+    if entry is None:
+        known = sorted(t for e in FAMILIES for t in e.gguf)
+        raise ModelError(f"{where}: architecture {architecture!r:.60} is not known; this version reads GGUF files of {', '.join(known)}")
+    module = import_module(entry.module)
+    prefix = f"{architecture}."
+    keys = Settings({k.removeprefix(prefix): metadata[k] for k in metadata if k.startswith(prefix)}, f"{where}: {architecture}")
+    config = {**common_keys(keys, metadata, names), **module.from_gguf(keys, names)}
+    family: TextFamily = module.read(Settings(config, keys.where))
+    return family
+
+
+def common_keys(keys: Settings, metadata: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
+    """What GGUF files of every architecture say in the same way, under config.json's names; None where they do not.
+
+    llama.cpp's gguf-py/gguf/constants.py lists the keys.
+    """
+    same = {"num_hidden_layers": "block_count", "hidden_size": "embedding_length", "max_position_embeddings": "context_length",
+            "intermediate_size": "feed_forward_length", "num_attention_heads": "attention.head_count",
+            "num_key_value_heads": "attention.head_count_kv", "head_dim": "attention.key_length", "rope_theta": "rope.freq_base",
+            "rms_norm_eps": "attention.layer_norm_rms_epsilon", "sliding_window": "attention.sliding_window",
+            "num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
+            "moe_intermediate_size": "expert_feed_forward_length"}
+    config = {ours: keys.get(theirs, None) for ours, theirs in same.items()}
+    config["vocab_size"] = keys.get("vocab_size", None) or len(metadata.get("tokenizer.ggml.tokens", ()))
+    config["tie_word_embeddings"] = "output.weight" not in names
+    kind = keys.get("rope.scaling.type", "none")
+    if kind != "none":
+        config["rope_scaling"] = {"rope_type": kind, "factor": keys.get("rope.scaling.factor", None),
+                                  "original_max_position_embeddings": keys.get("rope.scaling.original_context_length", None),
+                                  "beta_fast": keys.get("rope.scaling.yarn_beta_fast", None),
+                                  "beta_slow": keys.get("rope.scaling.yarn_beta_slow", None),
+                                  "mscale": keys.get("rope.scaling.yarn_log_multiplier", None),
+                                  "mscale_all_dim": keys.get("rope.scaling.yarn_log_multiplier", None),
+                                  "llama_4_scaling_beta": keys.get("attention.temperature_scale", None)}
+    return config

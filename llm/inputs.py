@@ -3,23 +3,36 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
+from mtmd.kernels import ops
 from mtmd.kernels.graph import Node, Type, graph_input
-from mtmd.llm.sequence import Batch
+from mtmd.kernels.rotary import Rotary
+from mtmd.llm.sequence import Batch, BatchShape
+from mtmd.llm.state import State, state_dtype
 
 
 @dataclass(frozen=True)
 class TextInputs:
-    """The inputs of one shape: T tokens, M of them given as embeddings, R rows of logits, S cache slots."""
-    tokens: int
-    images: int
-    wanted: int
-    slots: int
-    width: int
+    """The inputs of one shape of batch. `image_width` is the length of an image's rows, `sequences` and `context` those of the cache."""
+    batch: BatchShape
+    image_width: int
+    sequences: int
+    context: int
     dtype: torch.dtype
+    kept: list[Node] = field(default_factory=list, compare=False)
+    """Nodes that no logit depends on and that have to run all the same: states that are written for later."""
     _made: dict[str, Node] = field(default_factory=dict, compare=False)
+
+    @property
+    def tokens(self) -> int:
+        return self.batch.tokens
+
+    @property
+    def images(self) -> int:
+        return self.batch.images
 
     def _input(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, fill: Callable[[Batch], torch.Tensor]) -> Node:
         """One node per name, however many layers ask for it."""
@@ -31,25 +44,44 @@ class TextInputs:
         return self._input("inp.tokens", (self.tokens,), torch.int64, lambda b: b.tokens)
 
     def image_rows(self) -> Node:
-        return self._input("inp.images", (self.images, self.width), self.dtype, Batch.image_rows)
+        return self._input("inp.images", (self.images, self.image_width), self.dtype, Batch.image_rows)
 
     def image_at(self) -> Node:
         return self._input("inp.image_at", (self.images,), torch.int64, Batch.image_places)
 
     def wanted_rows(self) -> Node:
-        return self._input("inp.wanted", (self.wanted,), torch.int64, lambda b: b.wanted)
+        return self._input("inp.wanted", (self.batch.wanted,), torch.int64, lambda b: b.wanted)
 
-    def positions(self) -> Node:
-        return self._input("inp.positions", (self.tokens,), torch.int64, lambda b: b.positions)
+    def angles(self, rotary: Rotary, name: str = "inp.angles", divisors: Node | None = None) -> Node:
+        """The table of one kind of rotary embedding, fp32 [T, 2, R], made once per batch. `name` tells several kinds apart; `divisors` [R]
+        divide the frequencies."""
+        if name not in self._made:
+            positions = self._input("inp.positions", (3, self.tokens), torch.int64, lambda b: b.positions)
+            self._made[name] = ops.rope_table(positions, divisors, rotary=rotary, name=name)
+        return self._made[name]
 
     def cache_slots(self) -> Node:
         return self._input("inp.slots", (self.tokens,), torch.int64, lambda b: b.slots)
 
-    def bounds(self, window: int | None) -> Node:
-        """int32 [T, 2], which slots each token sees."""
-        return self._input(f"inp.bounds.{window or 'all'}", (self.tokens, 2), torch.int32, lambda b: b.bounds(window))
+    def bounds(self, window: int | None = None, *, blocks: bool = True, whole: bool = False) -> Node:
+        """int32 [T, 2], which slots each token sees; see `Batch.bounds`."""
+        name = f"inp.bounds.{window or 'all'}{'' if blocks else '.causal'}{'.whole' if whole else ''}"
+        return self._input(name, (self.tokens, 2), torch.int32, lambda b: b.bounds(window, blocks, whole))
 
-    def cache(self, layer: int, groups: int, head: int) -> Node:
-        """A layer's cache [2, S, G, K], written in place."""
-        return Node("input", (), Type.contiguous((2, self.slots, groups, head), self.dtype),
-                    {"fill": lambda b: b.caches[layer], "state": True}, f"cache.{layer}")
+    @cached_property
+    def starts(self) -> Node:
+        """int64 [S + 1], where each sequence begins among the tokens."""
+        return graph_input("inp.starts", (self.batch.sequences + 1,), torch.int64, lambda b: b.starts)
+
+    @cached_property
+    def sequence_slots(self) -> Node:
+        """int64 [S]"""
+        return graph_input("inp.sequence_slots", (self.batch.sequences,), torch.int64, lambda b: b.sequence_slots)
+
+    def state(self, layer: int, state: State) -> Node:
+        """A layer's part of the cache, written in place."""
+        name, shape = f"{state.name}.{layer}", state.shape(self.sequences, self.context)
+        if name not in self._made:
+            self._made[name] = Node("input", (), Type.contiguous(shape, state_dtype(state, self.dtype)),
+                                    {"fill": lambda b: b.cache.tensors[name], "state": True}, name)
+        return self._made[name]

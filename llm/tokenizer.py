@@ -1,4 +1,4 @@
-"""Text to token ids and back, from the `tokenizer.json` of a checkpoint folder.
+"""Text to token ids and back, from the `tokenizer.json` of a checkpoint folder or the metadata of a GGUF.
 
 User text can hold the spelling of a control token ("<end_of_turn>"). `Tokenizer.seal` makes such text harmless before it enters a chat
 template: it puts an invisible mark inside each spelling, and `Tokenizer.encode` cuts the text at the marks.
@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
 from mtmd.kernels.errors import ModelError, PromptError
+from mtmd.llm import gguf_tokenizer
 from mtmd.llm.text_stream import TextStream
 
 # A Unicode noncharacter: reserved for use inside a program, never part of text that is exchanged.
@@ -70,6 +72,15 @@ class Tokenizer:
         _add_listed(inner, config, folder)
         return cls(inner, special_text, [*unnamed, *reserved])
 
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, Any], where: str, reserved: Iterable[str] = ()) -> Tokenizer:
+        """Read a GGUF's metadata: its keys to Python values. `where` names the file, for errors; `reserved` as in `from_folder`.
+
+        Raises ModelError naming the key that is missing, broken or of a kind that is not read.
+        """
+        inner, special_text = gguf_tokenizer.build(metadata, where)
+        return cls(inner, special_text, reserved)
+
     def __len__(self) -> int:
         """Number of ids, added tokens included. A checkpoint's embedding may have more rows."""
         return self._inner.get_vocab_size(with_added_tokens=True)
@@ -91,6 +102,37 @@ class Tokenizer:
         Raises PromptError for text that is not valid Unicode.
         """
         return [i for piece in text.split(SEAL) if piece for i in self._encode_piece(piece).ids]
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Token ids of a rendered chat, with what the tokenizer puts around a prompt, unless the text begins with bos by itself.
+
+        That is the rule of transformers' ProcessorMixin.apply_chat_template (5.23). Raises PromptError like `encode`.
+        """
+        bos = self.special_text.get("bos_token")
+        if bos is not None and text.startswith(bos):
+            return self.encode(text)
+        return [*self.prefix, *self.encode(text), *self.suffix]
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        """The ids that the tokenizer's post-processor puts before a prompt.
+
+        An `add_bos_token` in tokenizer_config.json has no say: beside a tokenizer.json, transformers 5 does not read it.
+        """
+        return self._around[0]
+
+    @property
+    def suffix(self) -> tuple[int, ...]:
+        """The ids that the tokenizer's post-processor puts after a prompt."""
+        return self._around[1]
+
+    @cached_property
+    def _around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        plain, full = (self._inner.encode("a", add_special_tokens=added).ids for added in (False, True))
+        for n in range(len(full) - len(plain) + 1):
+            if full[n:n + len(plain)] == plain:
+                return tuple(full[:n]), tuple(full[n + len(plain):])
+        raise ModelError(f"the tokenizer turns the text of {plain} into {full}; expected its post_processor to add tokens around it only")
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """The text of `ids`; ids that the tokenizer does not know give nothing, incomplete characters U+FFFD."""

@@ -1,7 +1,7 @@
 """Gemma 3 (arXiv:2503.19786): sliding and global layers with a RoPE base each, norms before and after, q and k normed, GELU-gated FFN."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,19 +9,15 @@ from mtmd.kernels import ops
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.flash import AttentionForm
 from mtmd.kernels.graph import Node, WeightSource
-from mtmd.kernels.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
+from mtmd.kernels.layers import Weights
+from mtmd.kernels.rotary import Rotary, read_rotary
+from mtmd.kernels.settings import MAX_LAYERS, MAX_WIDTH, Settings
 from mtmd.kernels.weights.canonical import Parameter, plus_one
-from mtmd.llm.blocks import Weights, heads, remember, token_embeddings
-from mtmd.llm.family import KV
+from mtmd.llm.blocks import heads, logits, read_heads, remember, token_embeddings
 from mtmd.llm.inputs import TextInputs
+from mtmd.llm.state import KV
 
 KINDS = ("sliding_attention", "full_attention")
-
-
-@dataclass(frozen=True)
-class Rope:
-    base: float
-    factor: float
 
 
 @dataclass(frozen=True)
@@ -37,15 +33,17 @@ class Gemma3Text:
     scale: float
     window: int
     kinds: tuple[str, ...]
-    ropes: Mapping[str, Rope]
+    ropes: Mapping[str, Rotary]
     softcap: float | None
     final_softcap: float | None
 
     unused = (r"(language_model\.)?lm_head\.weight",)  # a copy of the tied token table
 
     @property
-    def layers(self) -> list[KV]:
-        return [KV(self.groups, self.head)] * len(self.kinds)
+    def layers(self) -> list[tuple[KV]]:
+        return [(KV(self.groups, self.head),)] * len(self.kinds)
+
+    image_width = property(lambda self: self.width)
 
     def parameters(self) -> Mapping[str, Parameter]:
         q, kv, width = self.heads * self.head, self.groups * self.head, self.width
@@ -69,18 +67,18 @@ class Gemma3Text:
         x = token_embeddings(inputs, w, self.width ** 0.5)
         for layer, kind in enumerate(self.kinds):
             x = self._layer(x, layer, kind, inputs, w, attention)
-        x = ops.take_rows(x, inputs.wanted_rows(), name="wanted")
-        logits = ops.matmul(w.rms_norm(x, "output_norm", self.eps), w.matrix("token_embd"), name="logits")
-        return ops.softcap(logits, cap=self.final_softcap, name="logits.capped") if self.final_softcap else logits
+        found = logits(x, inputs, w, self.eps, tied=True)
+        return ops.softcap(found, cap=self.final_softcap, name="logits.capped") if self.final_softcap else found
 
     def _layer(self, x: Node, layer: int, kind: str, inputs: TextInputs, w: Weights, attention: AttentionForm) -> Node:
-        at, rope, positions, rows = f"blk.{layer}", self.ropes[kind], inputs.positions(), x.shape[0]
+        at, rows = f"blk.{layer}", x.shape[0]
+        angles = inputs.angles(self.ropes[kind], f"inp.angles.{kind}")
         y = w.rms_norm(x, f"{at}.attn_norm", self.eps)
         q = heads(w.linear(y, f"{at}.attn_q"), self.heads, f"{at}.attn_q")
         k = heads(w.linear(y, f"{at}.attn_k"), self.groups, f"{at}.attn_k")
         v = heads(w.linear(y, f"{at}.attn_v"), self.groups, f"{at}.attn_v")
-        q = ops.rope(w.rms_norm(q, f"{at}.attn_q_norm", self.eps), positions, base=rope.base, factor=rope.factor, name=f"{at}.attn_q.rope")
-        k = ops.rope(w.rms_norm(k, f"{at}.attn_k_norm", self.eps), positions, base=rope.base, factor=rope.factor, name=f"{at}.attn_k.rope")
+        q = ops.rope(w.rms_norm(q, f"{at}.attn_q_norm", self.eps), angles, name=f"{at}.attn_q.rope")
+        k = ops.rope(w.rms_norm(k, f"{at}.attn_k_norm", self.eps), angles, name=f"{at}.attn_k.rope")
         keys, values = remember(k, v, layer, inputs)
         bounds = inputs.bounds(self.window if kind == "sliding_attention" else None)
         q = ops.reshape(q, shape=(1, rows, self.heads, self.head), name=f"{at}.attn_q.batch")
@@ -93,25 +91,33 @@ class Gemma3Text:
         return ops.add(y, x, name=f"{at}.ffn_residual")
 
 
-def read(config: Mapping[str, Any]) -> Gemma3Text:
+def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:  # noqa: ARG001
+    """What config.json would say beyond the common keys."""
+    ropes = {"sliding_attention": {"rope_type": "default", "rope_theta": keys.number("rope.freq_base_swa", 1e4)},
+             "full_attention": {"rope_type": "default", "rope_theta": keys.number("rope.freq_base", 1e6)}}
+    if keys.get("rope.scaling.factor", None) is not None:
+        ropes["full_attention"] |= {"rope_type": "linear", "factor": keys.number("rope.scaling.factor")}
+    # As in llama.cpp: the 27B model, of 62 layers, alone scales by its width per head; every sixth layer is global in all sizes.
+    large = keys.count("block_count") == 62
+    scalar = keys.count("embedding_length") / keys.count("attention.head_count") if large else keys.count("attention.key_length", 256)
+    return {"rope_parameters": ropes, "query_pre_attn_scalar": scalar, "_sliding_window_pattern": 6,
+            "final_logit_softcapping": keys.get("final_logit_softcapping", None), "tie_word_embeddings": True}
+
+
+def read(c: Settings) -> Gemma3Text:
     """From config.json's text_config, with transformers' defaults for what published files leave out; ModelError where it is impossible."""
-    c = Settings(config, "config.json: text_config")
     c.choice("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
     if not c.flag("tie_word_embeddings", True):
         raise ModelError(f"{c.where}: tie_word_embeddings false is not supported")
     for key in ("attention_bias", "use_bidirectional_attention"):
         if c.flag(key, False):
             raise ModelError(f"{c.where}: {key} true is not supported")
-    layers, head = c.count("num_hidden_layers", 26, most=MAX_LAYERS), c.count("head_dim", 256, most=MAX_HEADS)
-    count, groups = c.count("num_attention_heads", 8, most=MAX_HEADS), c.count("num_key_value_heads", 4, most=MAX_HEADS)
-    if count % groups or head % 2:
-        raise ModelError(f"{c.where}: {count} heads of size {head} in {groups} groups; "
-                         "expected groups that divide the heads, an even head size")
+    layers, (count, groups, head) = c.count("num_hidden_layers", 26, most=MAX_LAYERS), read_heads(c, 8, 4, 256)
     return Gemma3Text(
         c.count("hidden_size", 2304, most=MAX_WIDTH), c.count("intermediate_size", 9216, most=MAX_WIDTH), count, groups, head,
         c.count("vocab_size", 262208), c.count("max_position_embeddings", 131072), c.number("rms_norm_eps", 1e-6),
         c.number("query_pre_attn_scalar", 256) ** -0.5,
-        c.count("sliding_window", 4096), _kinds(c, layers), _ropes(c), _optional(c, "attn_logit_softcapping"),
+        c.count("sliding_window", 4096), _kinds(c, layers), _ropes(c, head), _optional(c, "attn_logit_softcapping"),
         _optional(c, "final_logit_softcapping"))
 
 
@@ -123,16 +129,15 @@ def _kinds(c: Settings, layers: int) -> tuple[str, ...]:
     return tuple(kinds)
 
 
-def _ropes(c: Settings) -> dict[str, Rope]:
+def _ropes(c: Settings, head: int) -> dict[str, Rotary]:
     """One `rope_parameters` per kind (transformers 5), or `rope_theta`, `rope_local_base_freq` and a `rope_scaling` of global layers."""
     old = {"full_attention": ("rope_theta", 1e6, "rope_scaling"), "sliding_attention": ("rope_local_base_freq", 1e4, None)}
     ropes = {}
     for kind, (key, default, scaling) in old.items():
         new = c.part("rope_parameters").part(kind)
         part = new if new.values or scaling is None else c.part(scaling)
-        kind_of = part.choice("rope_type", ("default", "linear"), "default")
         base = new.number("rope_theta", c.number(key, default))
-        ropes[kind] = Rope(base, part.number("factor") if kind_of == "linear" else 1.0)
+        ropes[kind] = read_rotary(part, head, base, c.count("max_position_embeddings", 131072))
     return ropes
 
 

@@ -10,14 +10,15 @@ import torch
 from mtmd.kernels.backends import Backend, Cpu, Limited, Reference
 from mtmd.kernels.errors import DeviceMemoryError, ModelError, PromptError
 from mtmd.kernels.graph import Type
+from mtmd.kernels.rotary import rotary
 from mtmd.llm.engine import Engine, Generated
-from mtmd.llm.families.gemma3 import Gemma3Text, Rope
+from mtmd.llm.families.gemma3 import Gemma3Text
 from mtmd.llm.sampler import Sampler, Sampling
-from mtmd.llm.sequence import Span
+from mtmd.llm.sequence import Running, Span, make_batch
 
 FAMILY = Gemma3Text(width=32, ffn=48, heads=4, groups=2, head=8, vocabulary=64, context=256, eps=1e-6, scale=8**-0.5, window=6,
                     kinds=("sliding_attention", "full_attention"),
-                    ropes={"sliding_attention": Rope(1e4, 1.0), "full_attention": Rope(1e6, 1.0)}, softcap=None, final_softcap=None)
+                    ropes={"sliding_attention": rotary(1e4, 8), "full_attention": rotary(1e6, 8)}, softcap=None, final_softcap=None)
 PROMPT = [Span(tuple(range(5, 16)))]
 
 
@@ -33,6 +34,9 @@ class Noise:
         shape = self.shapes[name]
         scale = shape[-1] ** -0.5 if len(shape) > 1 else 4.0 if "post" in name else 1.0
         return (torch.randn(shape, generator=generator) * scale).to(dtype)
+
+    def quant(self, name: str) -> str | None:  # noqa: ARG002
+        return None
 
 
 def engine(context: int = 64, rules: tuple[str, ...] = (), **chosen: Any) -> Engine:
@@ -53,7 +57,7 @@ def test_generation_equals_one_prefill_a_token() -> None:
     tokens = answer(subject).tokens
     assert len(set(tokens)) > 3
     for n in range(len(tokens)):
-        logits = subject.prefill([*PROMPT, Span(tuple(tokens[:n]))] if n else PROMPT, subject.new_caches())
+        logits = subject.prefill([*PROMPT, Span(tuple(tokens[:n]))] if n else PROMPT, subject.new_cache())
         assert int(logits.argmax()) == tokens[n]
 
 
@@ -109,8 +113,8 @@ def test_an_empty_prompt() -> None:
 
 
 def test_no_memory_for_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mtmd.llm.engine.np.zeros", Mock(side_effect=MemoryError))
-    with pytest.raises(DeviceMemoryError, match=r"the cache of 64 tokens needs 16.0 KiB.*--context"):
+    monkeypatch.setattr("mtmd.llm.state.np.zeros", Mock(side_effect=MemoryError))
+    with pytest.raises(DeviceMemoryError, match=r"the cache of 1 x 64 tokens needs 16.0 KiB.*--context"):
         answer(engine())
 
 
@@ -136,3 +140,40 @@ def test_two_generations_at_once_do_not_mix() -> None:
     runs = [subject.generate(p, Sampler(Sampling()), stop=(), max_tokens=12, done=Generated()) for p in (PROMPT, other)]
     together = list(zip(*runs, strict=True))
     assert ([a for a, _ in together], [b for _, b in together]) == alone
+
+
+def test_three_sequences_in_one_batch_are_each_as_alone() -> None:
+    """Prompts of different lengths are read and decoded together: same tokens, though they share every forward."""
+    prompts = [[Span(tuple(range(5, 16)))], [Span((7, 3))], [Span(tuple(range(40, 63)))]]
+    alone = [answer(engine(), prompt).tokens for prompt in prompts]
+    subject = engine(sequences=3)
+    cache = subject.new_cache()
+    slots = [2, 0, 1]
+    running = [subject.begin(cache, slot) for slot in slots]
+    logits = subject.forward(make_batch(list(zip(running, prompts, strict=True)), cache))
+    tokens: list[list[int]] = [[], [], []]
+    for _ in range(12):
+        for mine, row in zip(tokens, logits, strict=True):
+            mine.append(int(row.argmax()))
+        logits = subject.forward(make_batch([(r, [Span((t[-1],))]) for r, t in zip(running, tokens, strict=True)], cache))
+    assert tokens == alone
+
+
+def test_a_sequence_joins_while_another_decodes() -> None:
+    first, second = [Span(tuple(range(5, 16)))], [Span(tuple(range(30, 50)))]
+    alone = [answer(engine(), p).tokens for p in (first, second)]
+    subject = engine(sequences=2)
+    cache = subject.new_cache()
+    a, b = subject.begin(cache, 0), subject.begin(cache, 1)
+    token = int(subject.prefill(first, cache, a).argmax())
+    logits = subject.forward(make_batch([(a, [Span((token,))]), (b, second)], cache))
+    assert [token, int(logits[0].argmax())] == alone[0][:2]
+    assert int(logits[1].argmax()) == alone[1][0]
+
+
+def test_a_slot_is_used_again() -> None:
+    subject = engine()
+    cache = subject.new_cache()
+    first = subject.prefill(PROMPT, cache)
+    subject.prefill([Span((1, 2, 3))], cache)
+    assert torch.equal(subject.prefill(PROMPT, cache, Running()), first)

@@ -6,7 +6,13 @@ from typing import Any
 import pytest
 
 from mtmd.kernels.errors import ModelError
-from mtmd.llm.families.gemma3 import read
+from mtmd.kernels.rotary import rotary
+from mtmd.kernels.settings import Settings
+from mtmd.llm.families import gemma3
+
+
+def read(values: dict[str, Any]) -> gemma3.Gemma3Text:
+    return gemma3.read(Settings(values, "config.json: text_config"))
 
 
 def test_defaults_are_those_of_transformers() -> None:
@@ -16,8 +22,7 @@ def test_defaults_are_those_of_transformers() -> None:
         expected.hidden_size, expected.intermediate_size, expected.num_attention_heads, expected.num_key_value_heads, expected.head_dim,
         expected.vocab_size, expected.max_position_embeddings, expected.sliding_window)
     assert list(found.kinds) == expected.layer_types
-    assert {kind: rope.base for kind, rope in found.ropes.items()} == {
-        kind: values["rope_theta"] for kind, values in expected.rope_parameters.items()}
+    assert found.ropes == {kind: rotary(values["rope_theta"], expected.head_dim) for kind, values in expected.rope_parameters.items()}
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

@@ -4,7 +4,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mtmd.llm.sequence import Span, cut, make_batch
+from mtmd.llm.sequence import BatchShape, Running, Span, cut, lay_out, make_batch
+from mtmd.llm.state import KV, Cache, ConvWindow, DeltaState
 
 
 def text(*tokens: int) -> Span:
@@ -40,18 +41,74 @@ def test_cut_keeps_embeddings_with_their_tokens() -> None:
     torch.testing.assert_close(torch.cat((first[0].embeddings, second[0].embeddings)), values)
 
 
+def cache(sequences: int = 1) -> Cache:
+    return Cache([[KV(1, 2)], [ConvWindow(2, 3), DeltaState(2, 1, 3)]], sequences, 32, torch.float32, lambda _: torch.device("cpu"))
+
+
 def test_batch_places_images_and_counts_slots_on() -> None:
-    batch = make_batch([text(1, 2), image(3, 5.0), text(4), image(1, 7.0)], 10, [], wants_logits=True)
+    running = Running(length=10, position=10)
+    batch = make_batch([(running, [text(1, 2), image(3, 5.0), text(4), image(1, 7.0)])], cache())
     assert batch.tokens.tolist() == [1, 2, 9, 9, 9, 4, 9]
-    assert batch.slots.tolist() == batch.positions.tolist() == list(range(10, 17))
+    assert batch.slots.tolist() == list(range(10, 17))
+    assert batch.positions.tolist() == [list(range(10, 17))] * 3
     assert batch.image_places().tolist() == [2, 3, 4, 6]
     assert batch.image_rows()[:, 0].tolist() == [5.0, 5.0, 5.0, 7.0]
     assert batch.wanted.tolist() == [6]
+    assert (running.length, running.position) == (17, 17)
 
 
 def test_bounds() -> None:
     """Causal tokens see up to themselves, a picture's up to its end; a window cuts the past for all."""
-    batch = make_batch([text(1, 2), image(3), text(4)], 0, [], wants_logits=False)
-    assert batch.bounds(None).tolist() == [[0, 0], [0, 1], [0, 4], [0, 4], [0, 4], [0, 5]]
-    assert batch.bounds(2).tolist() == [[0, 0], [0, 1], [1, 4], [2, 4], [3, 4], [4, 5]]
+    batch = make_batch([(Running(), [text(1, 2), image(3), text(4)])], cache(), wants_logits=False)
+    assert batch.bounds(None, True, False).tolist() == [[0, 0], [0, 1], [0, 4], [0, 4], [0, 4], [0, 5]]
+    assert batch.bounds(2, True, False).tolist() == [[0, 0], [0, 1], [1, 4], [2, 4], [3, 4], [4, 5]]
+    assert batch.bounds(2, True, True).tolist() == [[0, 0], [0, 1], [1, 4], [2, 4], [2, 4], [4, 5]]
+    assert batch.bounds(2, False, False).tolist() == [[0, 0], [0, 1], [1, 2], [2, 3], [3, 4], [4, 5]]
     assert batch.wanted.tolist() == []
+
+
+def test_sequences_see_only_themselves() -> None:
+    a, b = Running(slot=1, length=3, position=5), Running(slot=0)
+    batch = make_batch([(a, [text(1, 2)]), (b, [image(2, 5.0), text(3)])], cache(2))
+    assert batch.slots.tolist() == [35, 36, 0, 1, 2]
+    assert batch.positions[0].tolist() == [5, 6, 0, 1, 2]
+    assert batch.bounds(None, True, False).tolist() == [[32, 35], [32, 36], [0, 1], [0, 1], [0, 2]]
+    assert batch.bounds(9, True, False).tolist() == [[32, 35], [32, 36], [0, 1], [0, 1], [0, 2]]
+    assert batch.starts.tolist() == [0, 2, 5] and batch.sequence_slots.tolist() == [1, 0]
+    assert batch.wanted.tolist() == [1, 4] and batch.image_places().tolist() == [2, 3]
+    assert batch.shape == BatchShape(5, 2, 2, 2)
+
+
+def grid(rows: int, columns: int) -> Span:
+    return Span((9,) * (rows * columns), torch.zeros(rows * columns, 2), grid=(rows, columns))
+
+
+def test_positions_of_a_grid() -> None:
+    """Time stands still within a picture; what follows is one beyond the largest of its positions (arXiv:2409.12191)."""
+    placed, after = lay_out([text(1, 2), grid(2, 3), text(3)], 4)
+    assert [s.positions.tolist() for s in placed if s.positions is not None] == [
+        [[4, 5]] * 3, [[6] * 6, [6, 6, 6, 7, 7, 7], [6, 7, 8, 6, 7, 8]], [[9]] * 3]
+    assert after == 10
+
+
+def test_a_grid_keeps_its_positions_when_it_is_cut() -> None:
+    placed, _ = lay_out([text(1), grid(2, 3), text(3, 4)], 0)
+    whole, running = make_batch([(Running(), placed)], cache()), Running()
+    parts = [make_batch([(running, part)], cache()) for part in cut(placed, 2)]
+    assert torch.equal(torch.cat([p.positions for p in parts], 1), whole.positions)
+    assert torch.equal(torch.cat([p.slots for p in parts]), whole.slots)
+    assert running.position == int(whole.positions.max()) + 1 == 6 and running.length == 9
+
+
+def test_snapshots_hold_the_recurrent_states_of_one_slot() -> None:
+    held = cache(2)
+    assert held.recurrent and set(held.tensors) == {"kv.0", "conv.1", "delta.1"}
+    for tensor in held.tensors.values():
+        tensor.fill_(1.0)
+    taken = held.snapshot(1)
+    assert set(taken) == {"conv.1", "delta.1"}
+    held.tensors["delta.1"].fill_(2.0)
+    held.clear(0)
+    assert held.tensors["delta.1"][0].eq(0).all() and held.tensors["delta.1"][1].eq(2).all() and held.tensors["kv.0"].eq(1).all()
+    held.restore(1, taken)
+    assert held.tensors["delta.1"][1].eq(1).all() and held.tensors["delta.1"][0].eq(0).all()

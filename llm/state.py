@@ -1,0 +1,102 @@
+"""What a sequence leaves behind in each layer, and the memory it is kept in."""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mtmd.kernels.graph import Shape
+
+
+@dataclass(frozen=True)
+class KV:
+    """Keys and values of every token: groups G, head size K."""
+    groups: int
+    head: int
+
+    name = "kv"
+
+    def shape(self, sequences: int, context: int) -> Shape:
+        """[2, S, G, K]: every sequence has `context` slots in a row."""
+        return 2, sequences * context, self.groups, self.head
+
+
+@dataclass(frozen=True)
+class ConvWindow:
+    """The last `rows` inputs of a short convolution over C channels."""
+    rows: int
+    channels: int
+
+    name = "conv"
+
+    def shape(self, sequences: int, context: int) -> Shape:  # noqa: ARG002
+        return sequences, self.rows, self.channels
+
+
+@dataclass(frozen=True)
+class DeltaState:
+    """The matrices of a gated delta net: keys K by values V for each of H heads, in fp32."""
+    head: int
+    heads: int
+    value: int
+
+    name = "delta"
+
+    def shape(self, sequences: int, context: int) -> Shape:  # noqa: ARG002
+        return sequences, self.head, self.heads, self.value
+
+
+State: TypeAlias = "KV | ConvWindow | DeltaState"
+Layers: TypeAlias = "Sequence[Sequence[State]]"
+
+
+def state_dtype(state: State, dtype: torch.dtype) -> torch.dtype:
+    """A recurrence sums over the whole past: its state is kept in fp32 whatever the compute type."""
+    return torch.float32 if isinstance(state, DeltaState) else dtype
+
+
+def states_by_name(layers: Layers) -> dict[str, State]:
+    """Every state under the name of its graph input, `kv.3` or `conv.0`."""
+    return {f"{state.name}.{layer}": state for layer, states in enumerate(layers) for state in states}
+
+
+class Cache:
+    """The states of up to `sequences` sequences of up to `context` tokens. A sequence is known by its slot, 0 to sequences - 1."""
+
+    def __init__(self, layers: Layers, sequences: int, context: int, dtype: torch.dtype, device_of: Callable[[str], torch.device]):
+        self.sequences, self.context = sequences, context
+        self._states = states_by_name(layers)
+        self.tensors: Mapping[str, Tensor] = {
+            name: _zeros(state.shape(sequences, context), state_dtype(state, dtype), device_of(name))
+            for name, state in self._states.items()}
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether part of the past is known only as a whole: then it can be taken up again at snapshots alone, not at any token."""
+        return any(not isinstance(state, KV) for state in self._states.values())
+
+    def clear(self, slot: int) -> None:
+        """Forget a slot's recurrent state. Keys and values need no clearing: nobody looks beyond what has been written."""
+        for name, state in self._states.items():
+            if not isinstance(state, KV):
+                self.tensors[name][slot].zero_()
+
+    def snapshot(self, slot: int) -> dict[str, Tensor]:
+        """A copy of a slot's recurrent states, to go back to."""
+        return {name: self.tensors[name][slot].clone() for name, state in self._states.items() if not isinstance(state, KV)}
+
+    def restore(self, slot: int, snapshot: Mapping[str, Tensor]) -> None:
+        for name, value in snapshot.items():
+            self.tensors[name][slot].copy_(value)
+
+
+def _zeros(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """On the CPU without touching the memory: torch.zeros would write all of it, fresh pages from the system are zero already."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
