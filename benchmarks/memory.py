@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from mtmd.clip.blocks import VitParams
+from mtmd.clip.blocks import Normalize, VitParams
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.families.gemma3 import Gemma3Vision
 from mtmd.kernels.backends import backends_for
@@ -41,11 +41,14 @@ class RandomWeights:
         shape = self.shapes[name]
         return torch.randn(shape).mul_(shape[-1] ** -0.5 if len(shape) > 1 else 1).to(dtype)
 
+    def quant(self, name: str) -> str | None:  # noqa: ARG002
+        return None
+
 
 def tower(layers: int, image_size: int = 896) -> Gemma3Vision:
     """The published Gemma 3 4B tower: 4,096 patches, 16 heads of 72."""
     vit = VitParams(layers, 1152, 4304, 16, 1e-6, "tanh")
-    return Gemma3Vision(vit, image_size, 14, (image_size // 56) ** 2, 2560, (0.5,) * 3, (0.5,) * 3, 1 / 255, "bilinear")
+    return Gemma3Vision(vit, image_size, 14, (image_size // 56) ** 2, 2560, Normalize((0.5,) * 3, (0.5,) * 3, 1 / 255), "bilinear")
 
 
 def measure(form: str, layers: int, dtype: torch.dtype) -> dict[str, float]:

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mtmd.clip.family import VisionFamily
+from mtmd.clip.family import ImagePlan, VisionFamily
 from mtmd.kernels.backends.backend import Backend
 from mtmd.kernels.executor import Executor, Observer, Residency
 from mtmd.kernels.flash import AttentionForm, FlashChoice, choose
-from mtmd.kernels.graph import Node, Shape, Type, WeightSource, graph_input
+from mtmd.kernels.graph import Node, Shape, Type, WeightSource, graph_input, weight
 from mtmd.kernels.scheduler import Override, Plan, make_plan
 
 BATCH = 4  # tiles encoded at once
@@ -74,6 +74,16 @@ class Encoder:
                 embeddings = self._executor(len(part), shape).run(pixels, observe)[0]
                 self.backends[0].synchronize()  # so that whoever measures, measures the encoding
                 yield part, list(embeddings.unbind(0))
+
+    def join(self, plan: ImagePlan, tiles: Sequence[Tensor]) -> Tensor:
+        """The embeddings [T, D] of a picture's image tokens, from those of its tiles."""
+        rows = torch.cat(list(tiles))
+        if plan.order is None:
+            return rows
+        if self.family.separator is not None:
+            node = weight(self.family.separator, self.weights, self.dtype)
+            rows = torch.cat((rows, self.residency.get(node, self.backends[0]).view(1, -1).to(rows.device)))
+        return rows[torch.from_numpy(plan.order).to(rows.device)]  # -1 is the last row: the separator
 
     def encode(self, tiles: Sequence[np.ndarray], observe: Observer | None = None) -> list[Tensor]:
         """Embeddings [T, D] of each tile, in order."""

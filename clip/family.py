@@ -2,32 +2,56 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Protocol
 
 import numpy as np
 
+from mtmd.clip.budget import DEFAULT_BUDGET, Budget
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.flash import AttentionForm
-from mtmd.kernels.graph import Node, Type, WeightSource
+from mtmd.kernels.graph import Node, Shape, Type, WeightSource
 from mtmd.kernels.settings import Settings
 from mtmd.kernels.weights.canonical import Parameter
 
-FAMILIES = {"gemma3": "mtmd.clip.families.gemma3"}
+
+@dataclass(frozen=True)
+class Entry:
+    """A family's file, and the names its models go by: model_type in a config.json, followed by a slash and that of its vision_config
+    where one model_type has towers of several families; clip.projector_type in a GGUF."""
+    module: str
+    model_types: tuple[str, ...]
+    gguf: tuple[str, ...] = ()
+
+
+FAMILIES = (
+    Entry("mtmd.clip.families.gemma3", ("gemma3",), ("gemma3",)),
+    Entry("mtmd.clip.families.idefics3", ("idefics3", "smolvlm"), ("idefics3",)),
+    Entry("mtmd.clip.families.llava", ("llava", "llava_next"), ("mlp",)),
+    Entry("mtmd.clip.families.qwen3_vl", ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), ("qwen3vl_merger",)),
+    Entry("mtmd.clip.families.qwen2_vl", ("qwen2_vl",), ("qwen2vl_merger",)),
+    Entry("mtmd.clip.families.qwen2_5_vl", ("qwen2_5_vl",), ("qwen2.5vl_merger",)),
+)
 
 
 @dataclass(frozen=True)
 class ImagePlan:
     """How one picture goes in: pixel tiles for the encoder and the text around them.
 
-    `tiles` are fp32 [3, Y, X], normalised. `prompt` is the text that stands for the picture, in which each of the `tokens` image
-    tokens is written as the family's image token.
+    `tiles` are fp32 [3, Y, X], normalised, `sizes` their (width, height) in pixels. `prompt` is the text that stands for the picture, in
+    which each of the `tokens` image tokens is written as the family's image token; other text may stand between them. `grids`: for
+    families that give image tokens a row and a column as positions, (rows, columns) of each run of image tokens, else empty. `order`:
+    which of the tiles' tokens, counted through all tiles, the image tokens are, -1 being the family's separator; None for all, as they
+    come. `notes` say for the receipt what was done to the picture that its owner may not expect.
     """
     tiles: tuple[np.ndarray, ...]
     sizes: tuple[tuple[int, int], ...]
     tokens: int
     prompt: str
+    grids: tuple[tuple[int, int], ...] = ()
+    order: np.ndarray | None = None
+    notes: tuple[str, ...] = field(default=())
 
 
 class VisionFamily(Protocol):
@@ -38,17 +62,20 @@ class VisionFamily(Protocol):
     """The token whose place the picture's embeddings take."""
     bidirectional: bool
     """Whether the tokens of one picture see each other in both directions."""
+    separator: str | None
+    """The parameter [D] that stands between tokens of tiles, where an `ImagePlan.order` has -1."""
     unused: tuple[str, ...]
     """Patterns of tensors that checkpoints may hold and that answering does not need."""
 
     def parameters(self) -> Mapping[str, Parameter]:
         """Canonical names and the checkpoint's."""
 
-    def prepare(self, pixels: np.ndarray) -> ImagePlan:
-        """From uint8 [Y, X, 3]."""
+    def prepare(self, pixels: np.ndarray, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
+        """From uint8 [Y, X, 3]. Raises OptionError for a budget that the family cannot keep, with the numbers; ImageError for a picture
+        of a shape that it does not take."""
 
-    def most_tokens(self) -> int:
-        """The most tokens that one picture takes."""
+    def most_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
+        """The most image tokens that one picture takes."""
 
     def tile_type(self) -> Type:
         """The tile the warm-up asks about."""
@@ -60,10 +87,33 @@ class VisionFamily(Protocol):
         """tiles [B, 3, Y, X] in the compute type -> embeddings [B, T, D]"""
 
 
-def vision_family(model_type: str, config: Mapping[str, Any], image: Settings) -> VisionFamily:
+def vision_family(model_type: str, config: Settings, image: Settings) -> VisionFamily:
     """The family of a checkpoint; `image` are its image processor's settings. Raises ModelError for one we do not know, naming those we do.
     """
-    if model_type not in FAMILIES:
-        raise ModelError(f"architecture {model_type!r} is not known; this version reads {', '.join(sorted(FAMILIES))}")
-    family: VisionFamily = import_module(FAMILIES[model_type]).read(config, image)
+    tower = config.part("vision_config").get("model_type", None)
+    for name in (f"{model_type}/{tower}", model_type):
+        entry = next((e for e in FAMILIES if name in e.model_types), None)
+        if entry is not None:
+            break
+    else:
+        known = sorted(t for e in FAMILIES for t in e.model_types)
+        raise ModelError(f"architecture {model_type!r:.60} is not known; this version reads {', '.join(known)}")
+    family: VisionFamily = import_module(entry.module).read(config, image)
+    return family
+
+
+def gguf_vision_family(projector: str, metadata: Mapping[str, Any], shapes: Mapping[str, Shape], where: str) -> VisionFamily:
+    """The family of a GGUF projector file (mmproj), from its metadata and the shapes of its tensors by name. Raises ModelError for one we
+    do not know, naming those we do.
+
+    A family's `from_gguf(keys, shapes)` says what config.json and the image processor's settings would; the rest is as with any checkpoint.
+    """
+    entry = next((e for e in FAMILIES if projector in e.gguf), None)
+    if entry is None:
+        known = sorted(t for e in FAMILIES for t in e.gguf)
+        raise ModelError(f"{where}: projector type {projector!r:.60} is not known; this version reads {', '.join(known)}")
+    module = import_module(entry.module)
+    keys = Settings({k.removeprefix("clip."): metadata[k] for k in metadata if k.startswith("clip.")}, f"{where}: clip")
+    config, image = module.from_gguf(keys, shapes)
+    family: VisionFamily = module.read(Settings(config, keys.where), Settings(image, keys.where))
     return family

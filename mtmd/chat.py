@@ -23,6 +23,11 @@ class ChatTemplate:
         self._template = SafeTemplate(source, name)
 
     @classmethod
+    def from_file(cls, path: Path, special: Mapping[str, str]) -> ChatTemplate:
+        """The template in a file of its own. Raises ModelError if it cannot be read or used."""
+        return cls(_read_text(path), special, str(path))
+
+    @classmethod
     def from_folder(cls, folder: Path, special: Mapping[str, str]) -> ChatTemplate:
         """The template of a checkpoint folder. Raises ModelError if there is none, naming the places looked at."""
         path = folder / "chat_template.jinja"

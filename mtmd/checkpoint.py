@@ -1,23 +1,22 @@
-"""A checkpoint folder in the Hugging Face layout, opened: families, weights, tokenizer, template, stop tokens. No weight is read yet."""
+"""A checkpoint opened: families, weights, tokenizer, template, stop tokens. No weight is read yet."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mtmd.chat import ChatTemplate
-from mtmd.clip.family import VisionFamily, vision_family
+from mtmd.clip.family import VisionFamily
 from mtmd.kernels.errors import ModelError
-from mtmd.kernels.settings import Settings, read_json
-from mtmd.kernels.weights import open_weights
-from mtmd.kernels.weights.canonical import CanonicalWeights, check_no_extra
-from mtmd.llm.family import TextFamily, text_family
+from mtmd.kernels.weights import is_gguf
+from mtmd.kernels.weights.canonical import CanonicalWeights
+from mtmd.llm.family import TextFamily
 from mtmd.llm.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
 class Checkpoint:
+    """`without_vision` says why there is no vision family, where pictures are refused."""
     folder: Path
     vision: VisionFamily | None
     text: TextFamily
@@ -27,69 +26,38 @@ class Checkpoint:
     tokenizer: Tokenizer
     template: ChatTemplate
     stop_tokens: frozenset[int]
+    without_vision: str = "use a vision model"
 
 
-def open_checkpoint(folder: Path) -> Checkpoint:
-    """Everything checked that can be without reading weights. Raises ModelError saying which file is wrong and how."""
-    file = open_weights(folder)
-    config = read_json(folder / "config.json")
-    settings = Settings(config, "config.json")
-    vision, text = _families(folder, config, settings)
-    where = str(folder)
-    text_weights = CanonicalWeights(file, text.parameters(), where)
-    vision_weights = CanonicalWeights(file, vision.parameters(), where) if vision else None
-    used = text_weights.sources | (vision_weights.sources if vision_weights else set())
-    check_no_extra(file, used, (*text.unused, *(vision.unused if vision else ())), where)
-    tokenizer = Tokenizer.from_folder(folder, reserved=(vision.marker, vision.image_token) if vision else ())
+def open_checkpoint(path: Path, projector: Path | None = None, template: Path | None = None) -> Checkpoint:
+    """A folder in the Hugging Face layout, or a GGUF file, or a folder of one, with its `projector` (mmproj).
+
+    `template` is a file with a chat template to use in place of the checkpoint's. Everything is checked that can be without reading
+    weights. Raises ModelError saying which file is wrong and how.
+    """
+    if path.is_dir() and not any(path.glob("*.safetensors*")) and any(path.glob("*.gguf")):
+        path = _decoder_in(path)
+    if is_gguf(path):
+        from mtmd.gguf_checkpoint import open_gguf
+        return open_gguf(path, projector, template)
+    if projector is not None:
+        raise ModelError(f"projector {projector}: {path} is a checkpoint folder, which has its own; give it with a GGUF file only")
+    from mtmd.folder_checkpoint import open_folder
+    return open_folder(path, template)
+
+
+def _decoder_in(folder: Path) -> Path:
+    """The one decoder among the GGUF files of a folder; of its parts the first."""
+    later_part = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf")
+    files = sorted(p for p in folder.glob("*.gguf") if "mmproj" not in p.name.lower() and not later_part.search(p.name))
+    if len(files) != 1:
+        names = ", ".join(p.name for p in files[:6]) or "none but projectors"
+        raise ModelError(f"{folder} holds several GGUF models ({names}); expected one, or the file itself as the model")
+    return files[0]
+
+
+def check_vocabulary(tokenizer: Tokenizer, text: TextFamily, where: str) -> None:
+    """Raises ModelError where user text can produce a token that the model has no row for."""
     if (largest := tokenizer.largest_ordinary_id()) >= text.vocabulary:
-        raise ModelError(f"{folder}: tokenizer.json has a token with id {largest}, config.json a vocabulary of {text.vocabulary}, "
+        raise ModelError(f"{where}: the tokenizer has a token with id {largest}, the configuration a vocabulary of {text.vocabulary}, "
                          f"expected ids below that; they belong to different models, fetch both again")
-    if vision:
-        _check_image_token(folder, settings, vision.image_token, tokenizer)
-    template = ChatTemplate.from_folder(folder, tokenizer.special_text)
-    return Checkpoint(folder, vision, text, vision_weights, text_weights, file.bytes, tokenizer, template, _stop_tokens(folder, settings))
-
-
-def _families(folder: Path, config: Mapping[str, Any], settings: Settings) -> tuple[VisionFamily | None, TextFamily]:
-    kind = settings.get("model_type", None)
-    if not isinstance(kind, str):
-        raise ModelError(f"{folder / 'config.json'}: model_type is {kind!r:.60}, expected the name of an architecture")
-    if settings.get("vision_config", None) is None:
-        return None, text_family(kind, config)
-    text = settings.part("text_config")
-    text_kind = text.get("model_type", f"{kind}_text")
-    if not isinstance(text_kind, str):
-        raise ModelError(f"{folder / 'config.json'}: text_config: model_type is {text_kind!r:.60}, expected the name of an architecture")
-    return vision_family(kind, config, _image_processor(folder)), text_family(text_kind, text.values)
-
-
-def _image_processor(folder: Path) -> Settings:
-    """How pictures are prepared: one file in transformers 5, another before; as there, the first has precedence."""
-    processor = Settings(read_json(folder / "processor_config.json", required=False), "processor_config.json")
-    if processor.get("image_processor", None) is not None:
-        return processor.part("image_processor")
-    return Settings(read_json(folder / "preprocessor_config.json"), "preprocessor_config.json")
-
-
-def _check_image_token(folder: Path, config: Settings, token: str, tokenizer: Tokenizer) -> None:
-    """Raises ModelError where config.json and tokenizer.json disagree about the token that stands for pictures."""
-    expected = tokenizer.id(token)
-    for key in ("image_token_index", "image_token_id"):
-        found = config.get(key, expected)
-        if type(found) is not int or found != expected:
-            raise ModelError(f"{folder / 'config.json'}: {key} is {found!r:.60}, expected {expected}, the id of {token} in tokenizer.json; "
-                             "they belong to different models, fetch both again")
-
-
-def _stop_tokens(folder: Path, config: Settings) -> frozenset[int]:
-    """End-of-sequence ids of the generation settings, else of the configuration. Raises ModelError for what is neither id nor list."""
-    generation = Settings(read_json(folder / "generation_config.json", required=False), "generation_config.json")
-    for settings in (generation, config, config.part("text_config")):
-        found = settings.get("eos_token_id", None)
-        if found is None:
-            continue
-        ids = found if isinstance(found, list) else [found]
-        if not ids or not all(type(i) is int and i >= 0 for i in ids):
-            raise ModelError(f"{folder}: {settings.where}: eos_token_id is {found!r:.60}, expected a token's id or a list of ids")
-        return frozenset(ids)
-    raise ModelError(f"{folder}: no eos_token_id in generation_config.json or config.json; answers could not end")

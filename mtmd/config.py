@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -12,12 +13,15 @@ from mtmd.llm.sampling import Sampling
 
 DTYPES = ("auto", "bf16", "fp32")
 FLASH = ("auto", "on", "off")
+DETAILS = ("auto", "low", "high")
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How a model is loaded. `context` is in tokens, None for what the checkpoint was made for, at most 8192; `override_tensor` are
+    """How a model is loaded. `mmproj` is the projector file of a GGUF, None for the one beside it; `chat_template` a file to use in place
+    of the checkpoint's template. `image_min_tokens`, `image_max_tokens`: what one picture may take, None for the checkpoint's own limits.
+    `context` is in tokens, None for what the checkpoint was made for, at most 8192; `override_tensor` are
     "REGEX=DEVICE" on node and weight names; `refuse` are rules of ops the device is to be taken not to support; `threads` holds for
     the whole process."""
     device: str = "auto"
@@ -27,8 +31,19 @@ class LoadOptions:
     refuse: tuple[str, ...] = ()
     threads: int | None = None
     context: int | None = None
+    mmproj: str | None = None
+    chat_template: str | None = None
+    image_min_tokens: int | None = None
+    image_max_tokens: int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("mmproj", "chat_template"):
+            object.__setattr__(self, name, _path_or_none(name, getattr(self, name)))
+        for name in ("image_min_tokens", "image_max_tokens"):
+            object.__setattr__(self, name, integer_or_none(name, getattr(self, name), 1, 1 << 20))
+        least, most = self.image_min_tokens, self.image_max_tokens
+        if least is not None and most is not None and least > most:
+            raise OptionError(f"image_min_tokens is {least}, image_max_tokens {most}; expected the first to be no more than the second")
         _among("dtype", self.dtype, DTYPES)
         _among("flash_attn", self.flash_attn, FLASH)
         _text("device", self.device)
@@ -40,12 +55,14 @@ class LoadOptions:
 
 @dataclass(frozen=True)
 class AnswerOptions(Sampling):
-    """How an answer is generated: how its tokens are chosen, and when it ends."""
+    """How an answer is generated: how its tokens are chosen, and when it ends. `detail` is how closely pictures are looked at."""
     max_tokens: int = 256
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
+    detail: str = "auto"
 
     def __post_init__(self) -> None:
+        _among("detail", self.detail, DETAILS)
         super().__post_init__()
         object.__setattr__(self, "max_tokens", integer("max_tokens", self.max_tokens, 1, 1 << 20))
         if type(self.ignore_eos) is not bool:
@@ -82,6 +99,15 @@ def _among(name: str, value: object, among: tuple[str, ...]) -> None:
 def _text(name: str, value: object) -> None:
     if not isinstance(value, str) or not value:
         refuse(name, value, "a text that is not empty")
+
+
+def _path_or_none(name: str, value: object) -> str | None:
+    if value is None:
+        return None
+    path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else value
+    if not isinstance(path, str) or not path or "\0" in path:
+        refuse(name, value, "a path")
+    return path
 
 
 def _texts(name: str, value: object) -> tuple[str, ...]:

@@ -3,14 +3,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from mtmd.bridge import Bridge, Encoded
 from mtmd.checkpoint import Checkpoint, open_checkpoint
+from mtmd.clip.budget import Budget
 from mtmd.clip.encoder import Encoder
+from mtmd.clip.family import VisionFamily
 from mtmd.clip.warmup import check_encoder, encoder_graphs, encoder_placement
 from mtmd.config import AnswerOptions, LoadOptions, options, split_options
 from mtmd.conversation import Conversation, Images, Message, read_conversation, user_message
@@ -21,9 +23,9 @@ from mtmd.kernels.errors import ModelError, OptionError, PromptError
 from mtmd.kernels.executor import Observer, Residency
 from mtmd.kernels.report import FlashFacts, Placement, WarmupReport
 from mtmd.kernels.scheduler import Override
-from mtmd.llm.engine import Engine, Generated
+from mtmd.llm.engine import PREFILL, Engine, Generated
 from mtmd.llm.sampler import Sampler
-from mtmd.llm.sequence import Span
+from mtmd.llm.sequence import BatchShape, Span
 from mtmd.llm.text_stream import StopChecker
 from mtmd.llm.warmup import check_decoder, decoder_graphs, decoder_placement
 from mtmd.receipt import Receipt
@@ -97,13 +99,14 @@ class Model:
         if context > checkpoint.text.context:
             raise OptionError(f"context: found {context}, expected at most {checkpoint.text.context}, which {self.name} was made for")
         self._placed: dict[Any, tuple[Placement, ...]] = {}
-        image_tokens = checkpoint.vision.most_tokens() if checkpoint.vision else 0
-        self.engine = Engine(checkpoint.text, checkpoint.text_weights, self.backends, context=context, image_tokens=image_tokens,
-                             **placement)
+        self._limits = Budget(chosen.image_min_tokens, chosen.image_max_tokens)
+        self.engine = Engine(checkpoint.text, checkpoint.text_weights, self.backends, context=context,
+                             image_tokens=_longest_image(checkpoint.vision, self._limits), **placement)
         self.encoder = None
         if checkpoint.vision and checkpoint.vision_weights:
             self.encoder = Encoder(checkpoint.vision, checkpoint.vision_weights, self.backends, **placement)
             self._bridge = Bridge(self.encoder, checkpoint.tokenizer, self.backends[0].device)
+            _check_fit(self.encoder, checkpoint)
         _check_overrides(overrides, self)
 
     @property
@@ -145,13 +148,13 @@ class Model:
 
     def observe(self, messages: Sequence[Message], encoder: Observer, decoder: Observer) -> None:
         """Encode and prefill a conversation, every node shown to an observer."""
-        *_, prompt = self._prepare(messages, encoder)
+        *_, prompt = self._prepare(messages, observe=encoder)
         assert isinstance(prompt, _Prompt)
-        self.engine.prefill(prompt.spans, self.engine.new_caches(), decoder)
+        self.engine.prefill(prompt.spans, self.engine.new_cache(), observe=decoder)
 
     def _stream(self, messages: Sequence[Message], settings: AnswerOptions, sampler: Sampler) -> Iterator[Event]:
         prompt = None
-        for event in self._prepare(messages):
+        for event in self._prepare(messages, settings.detail):
             if isinstance(event, _Prompt):
                 prompt = event
             else:
@@ -183,16 +186,16 @@ class Model:
         if rest:
             yield rest
 
-    def _prepare(self, messages: Sequence[Message], observe: Observer | None = None) -> Iterator[Progress | _Prompt]:
+    def _prepare(self, messages: Sequence[Message], detail: str = "auto", observe: Observer | None = None) -> Iterator[Progress | _Prompt]:
         """Progress of the encoding, then the prompt."""
         clock = time.perf_counter()
         conversation = self._read(messages)
         rendered = self.checkpoint.template.render(conversation.messages)
         read_ms = (time.perf_counter() - clock) * 1e3
         if self.encoder is None:
-            yield _Prompt([Span(tuple(self.checkpoint.tokenizer.encode(rendered)))], [], read_ms, 0.0)
+            yield _Prompt([Span(tuple(self.checkpoint.tokenizer.encode_prompt(rendered)))], [], read_ms, 0.0)
             return
-        encoding = self._bridge.encode(conversation.pictures, observe)
+        encoding = self._bridge.encode(conversation.pictures, replace(self._limits, detail=detail), observe)
         for done, total in encoding:
             yield Progress("encode", done, total)
         yield _Prompt(self._bridge.spans(rendered, encoding.found), encoding.found, read_ms + encoding.prepare_ms, encoding.encode_ms)
@@ -200,7 +203,8 @@ class Model:
     def _read(self, messages: Sequence[Message]) -> Conversation:
         conversation = read_conversation(messages, self.checkpoint.tokenizer.seal)
         if conversation.pictures and self.encoder is None:
-            raise PromptError(f"{self.name} has no image encoder and was given {len(conversation.pictures)} images; use a vision model")
+            raise PromptError(f"{self.name} has no image encoder and was given {len(conversation.pictures)} images; "
+                              f"{self.checkpoint.without_vision}")
         return conversation
 
     def _receipt(self, prompt: _Prompt, done: Generated, seed: int | None) -> Receipt:
@@ -237,26 +241,28 @@ class Model:
 
 
 def load(model: str | PathLike[str] | None = None, *, progress: bool = False, **chosen: Any) -> Model:
-    """A model from a checkpoint folder or, as org/name, from the Hugging Face hub; None is the demo model that comes with the package.
+    """A model from a checkpoint folder, a GGUF file, or, as org/name, from the Hugging Face hub, org/name:Q4_K_M for a GGUF of that type;
+    None is the demo model that comes with the package.
 
     `chosen` are the fields of `LoadOptions`. Raises MtmdError: ModelError for the checkpoint, OptionError for an option.
     """
     settings = options(LoadOptions, chosen)
-    checkpoint, name = find_checkpoint(model, progress)
+    checkpoint, name = find_checkpoint(model, settings, progress)
     return Model(checkpoint, settings, name=name)
 
 
-def find_checkpoint(model: str | PathLike[str] | None, progress: bool = False) -> tuple[Checkpoint, str | None]:
-    """What `load` takes as `model`, opened, and the name to show where it is not the folder's."""
+def find_checkpoint(model: str | PathLike[str] | None, settings: LoadOptions, progress: bool = False) -> tuple[Checkpoint, str | None]:
+    """What `load` takes as `model`, opened, and the name to show where it is not the folder's or file's."""
+    projector, template = (Path(p).expanduser() if p else None for p in (settings.mmproj, settings.chat_template))
     if model is None:
-        return open_checkpoint(DEMO_MODEL), "demo model"
+        return open_checkpoint(DEMO_MODEL, projector, template), "demo model"
     if not isinstance(model, (str, PathLike)):
-        raise ModelError(f"model is an object of type {type(model).__name__}; expected a checkpoint folder, "
+        raise ModelError(f"model is an object of type {type(model).__name__}; expected a checkpoint folder, a GGUF file, "
                          "or org/name on the Hugging Face hub")
     from mtmd.hub import resolve_model
-    folder = resolve_model(model, progress)
-    is_local = Path(model).expanduser().is_dir()  # else the folder is named by a hash
-    return open_checkpoint(folder), None if is_local else str(model)
+    found = resolve_model(model, progress)
+    is_local = Path(model).expanduser().exists()  # else the folder is named by a hash
+    return open_checkpoint(found.path, projector or found.projector, template), None if is_local else str(model)
 
 
 _last: tuple[Any, Model] | None = None
@@ -286,10 +292,28 @@ def _attention(flash: FlashFacts) -> str:
     return f"{kernel}, {len(flash.on_fallback)} of {flash.nodes} nodes on another backend" if flash.on_fallback else kernel
 
 
+def _longest_image(vision: VisionFamily | None, limits: Budget) -> int:
+    """Tokens of a picture that one batch has to take: all of them where they see each other in both directions."""
+    if vision is None:
+        return 0
+    most = vision.most_tokens(limits)
+    return most if vision.bidirectional else min(most, PREFILL)
+
+
+def _check_fit(encoder: Encoder, checkpoint: Checkpoint) -> None:
+    """Raises ModelError where a projector gives embeddings of another width than the decoder reads: they are of different models."""
+    found = encoder.graph(1, encoder.family.tile_type().shape).shape[2]
+    if found != checkpoint.text.image_width:
+        raise ModelError(f"the projector gives {found} numbers per image token, the decoder reads {checkpoint.text.image_width}; "
+                         "they belong to different models, fetch the projector of this one")
+
+
 def _check_overrides(overrides: Sequence[Override], model: Model) -> None:
     """An override that names nothing is a mistake, not a wish."""
     encoder = model.encoder
-    plans = [model.engine.plan(1, images=1), encoder.plan(1, encoder.family.tile_type().shape)] if encoder else [model.engine.plan(1)]
+    plans = [model.engine.plan(BatchShape(1, images=1 if encoder else 0))]
+    if encoder:
+        plans.append(encoder.plan(1, encoder.family.tile_type().shape))
     for override in overrides:
         if not any(override.matches(s.node) for p in plans for s in p.steps if s.node.op != "copy"):
             raise OptionError(f"override {override.pattern.pattern!r} matches no node or weight; `mtmd dump` lists the names")

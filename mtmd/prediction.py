@@ -21,11 +21,12 @@ def predict(target: str, model: str | PathLike[str] | None = None, **chosen: Any
     if useless := [name for name in ("device", "refuse", "threads") if name in chosen]:
         raise OptionError(f"{useless[0]}: has no meaning for the target {target!r:.60}, a GPU that is not here; leave it out")
     device = Target(target)
-    checkpoint, name = find_checkpoint(model)
-    subject = Model(checkpoint, options(LoadOptions, chosen), [device, Cpu(), Reference()], name=name)
+    settings = options(LoadOptions, chosen)
+    checkpoint, name = find_checkpoint(model, settings)
+    subject = Model(checkpoint, settings, [device, Cpu(), Reference()], name=name)
     encoder, engine = subject.encoder, subject.engine
     sizes = encoder.sizes().items() if encoder else ()
     plans = [(f"encoder, {label}", encoder.plan(batch, tile.shape)) for label, (batch, tile) in sizes if encoder]
-    plans += [(f"decoder, {label}", engine.plan(tokens, images)) for label, (tokens, images) in engine.sizes().items()]
+    plans += [(f"decoder, {label}", engine.plan(batch)) for label, batch in engine.sizes().items()]
     kernels = tuple(kernel for graph, plan in plans for kernel in device.compile(graph, plan))
     return replace(subject.warmup_report, device_name="not here: predicted", compiled=kernels)

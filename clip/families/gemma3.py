@@ -1,7 +1,7 @@
 """Gemma 3's eye: a SigLIP tower, its patches averaged down to a fixed number of tokens, one projection (arXiv:2503.19786)."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import isqrt
 from typing import Any
@@ -9,18 +9,29 @@ from typing import Any
 import numpy as np
 import torch
 
-from mtmd.clip.blocks import VitParams, layer_norm, vit_block, vit_parameters
+from mtmd.clip.blocks import (
+    RESAMPLE,
+    Normalize,
+    VitParams,
+    anywhere,
+    gguf_image,
+    gguf_vit,
+    read_normalize,
+    read_vit,
+    tower,
+    vit_block,
+    vit_parameters,
+)
+from mtmd.clip.budget import DEFAULT_BUDGET, Budget
 from mtmd.clip.family import ImagePlan
 from mtmd.clip.image import resize
 from mtmd.kernels import ops
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.flash import AttentionForm
-from mtmd.kernels.graph import Node, Type, WeightSource, weight
-from mtmd.kernels.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
-from mtmd.kernels.weights.canonical import Parameter, plus_one
-
-RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}  # Pillow's numbers
-GELU = {"gelu_pytorch_tanh": "tanh", "gelu": "none"}
+from mtmd.kernels.graph import Node, Type, WeightSource
+from mtmd.kernels.layers import Weights
+from mtmd.kernels.settings import MAX_WIDTH, Settings
+from mtmd.kernels.weights.canonical import Parameter, Stored, plus_one
 
 
 @dataclass(frozen=True)
@@ -30,14 +41,13 @@ class Gemma3Vision:
     patch: int
     tokens: int
     text_width: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    scale: float
+    normalize: Normalize
     resample: str
 
     marker = "<start_of_image>"
     image_token = "<image_soft_token>"
     bidirectional = True
+    separator = None
     unused = (r"(model\.)?vision_tower\.(vision_model\.)?head\..*",)  # SigLIP's pooling head
 
     @property
@@ -50,27 +60,27 @@ class Gemma3Vision:
 
     def parameters(self) -> Mapping[str, Parameter]:
         width = self.vit.width
-        found = vit_parameters(self.vit, _tower)
-        found["v.patch_embd.weight"] = Parameter((width, 3, self.patch, self.patch), _tower("embeddings.patch_embedding.weight"))
-        found["v.patch_embd.bias"] = Parameter((width,), _tower("embeddings.patch_embedding.bias"))
-        found["v.position_embd.weight"] = Parameter((self.grid ** 2, width), _tower("embeddings.position_embedding.weight"))
-        found["v.post_ln.weight"] = Parameter((width,), _tower("post_layernorm.weight"))
-        found["v.post_ln.bias"] = Parameter((width,), _tower("post_layernorm.bias"))
-        found["mm.soft_emb_norm.weight"] = Parameter((width,), _anywhere("multi_modal_projector.mm_soft_emb_norm.weight"), convert=plus_one)
+        found = vit_parameters(self.vit, tower)
+        found["v.patch_embd.weight"] = Parameter((width, 3, self.patch, self.patch), tower("embeddings.patch_embedding.weight"))
+        found["v.patch_embd.bias"] = Parameter((width,), tower("embeddings.patch_embedding.bias"))
+        found["v.position_embd.weight"] = Parameter((self.grid ** 2, width), tower("embeddings.position_embedding.weight"))
+        found["v.post_ln.weight"] = Parameter((width,), tower("post_layernorm.weight"))
+        found["v.post_ln.bias"] = Parameter((width,), tower("post_layernorm.bias"))
+        found["mm.soft_emb_norm.weight"] = Parameter((width,), anywhere("multi_modal_projector.mm_soft_emb_norm.weight"), convert=plus_one)
         found["mm.input_projection.weight"] = Parameter(
-            (self.text_width, width), _anywhere("multi_modal_projector.mm_input_projection_weight"),
-            stored=(width, self.text_width), convert=torch.Tensor.t)
+            (self.text_width, width), anywhere("multi_modal_projector.mm_input_projection_weight"),
+            stored=(width, self.text_width), convert=torch.Tensor.t,
+            gguf=(Stored(("mm.input_projection.weight",), (width, self.text_width), torch.Tensor.t),))
         return found
 
-    def prepare(self, pixels: np.ndarray) -> ImagePlan:
+    def prepare(self, pixels: np.ndarray, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
         """Stretched to a square, whatever its shape, as the reference does."""
-        size = self.image_size
-        values = resize(pixels, size, size, self.resample).astype(np.float32) * np.float32(self.scale)
-        values = (values - np.array(self.mean, np.float32)) / np.array(self.std, np.float32)
+        budget.check_fixed(self.tokens)
+        tile = self.normalize(resize(pixels, self.image_size, self.image_size, self.resample))
         prompt = f"\n\n<start_of_image>{self.image_token * self.tokens}<end_of_image>\n\n"
-        return ImagePlan((np.ascontiguousarray(values.transpose(2, 0, 1)),), ((size, size),), self.tokens, prompt)
+        return ImagePlan((tile,), ((self.image_size, self.image_size),), self.tokens, prompt)
 
-    def most_tokens(self) -> int:
+    def most_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:  # noqa: ARG002
         return self.tokens
 
     def tile_type(self) -> Type:
@@ -79,44 +89,42 @@ class Gemma3Vision:
     largest_tile_type = tile_type
 
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
-        dtype = tiles.dtype
-        kernel, bias = weight("v.patch_embd.weight", weights, dtype), weight("v.patch_embd.bias", weights, dtype)
-        x = ops.patch_embed(tiles, kernel, bias, name="v.patch_embd")
-        x = ops.add(x, weight("v.position_embd.weight", weights, dtype), name="v.position_embd")
+        w = Weights(weights, tiles.dtype)
+        x = ops.patch_embed(tiles, w.tensor("v.patch_embd.weight"), w.tensor("v.patch_embd.bias"), name="v.patch_embd")
+        x = ops.add(x, w.tensor("v.position_embd.weight"), name="v.position_embd")
         for index in range(self.vit.layers):
-            x = vit_block(x, index, self.vit, weights, attention)
-        x = layer_norm(x, "v.post_ln", self.vit.eps, weights)
+            x = vit_block(x, index, self.vit, w, attention)
+        x = w.layer_norm(x, "v.post_ln", self.vit.eps)
         x = ops.pool2d(x, grid=(self.grid, self.grid), kernel=self.pool, name="mm.pool")
-        x = ops.rms_norm(x, weight("mm.soft_emb_norm.weight", weights, torch.float32), eps=self.vit.eps, name="mm.soft_emb_norm")
-        return ops.matmul(x, weight("mm.input_projection.weight", weights, dtype), name="mm.input_projection")
+        return w.linear(w.rms_norm(x, "mm.soft_emb_norm", self.vit.eps), "mm.input_projection")
 
 
-def read(config: Mapping[str, Any], image: Settings) -> Gemma3Vision:
+def from_gguf(keys: Settings, names: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:  # noqa: ARG001
+    """What config.json and the image processor's settings would say."""
+    size, patch = keys.count("vision.image_size", 896), keys.count("vision.patch_size", 14)
+    config = {"vision_config": gguf_vit(keys), "text_config": {"hidden_size": keys.count("vision.projection_dim")},
+              "mm_tokens_per_image": (size // patch // keys.count("vision.projector.scale_factor", 4)) ** 2}
+    return config, {**gguf_image(keys), "size": size}
+
+
+def read(top: Settings, image: Settings) -> Gemma3Vision:
     """From config.json and the image processor's settings, with transformers' defaults; ModelError where a value cannot be followed."""
-    top = Settings(config, "config.json")
     vision, text_width = top.part("vision_config"), top.part("text_config").count("hidden_size", 2304, most=MAX_WIDTH)
-    vit = VitParams(vision.count("num_hidden_layers", 12, most=MAX_LAYERS), vision.count("hidden_size", 768, most=MAX_WIDTH),
-                    vision.count("intermediate_size", 3072, most=MAX_WIDTH), vision.count("num_attention_heads", 12, most=MAX_HEADS),
-                    vision.number("layer_norm_eps", 1e-6), GELU[vision.choice("hidden_act", GELU, "gelu_pytorch_tanh")])
+    vit = read_vit(vision, layers=12, width=768, ffn=3072, heads=12, act="gelu_pytorch_tanh")
     vision.choice("num_channels", (3,), 3)
     size, patch, tokens = vision.count("image_size", 224), vision.count("patch_size", 16), top.count("mm_tokens_per_image", 256)
     side = isqrt(tokens)
-    if side * side != tokens or size % patch or (size // patch) % side or vit.width % vit.heads:
-        raise ModelError(f"config.json: image_size {size}, patch_size {patch}, mm_tokens_per_image {tokens} and {vit.heads} heads of width "
-                         f"{vit.width} do not fit together; expected a square grid of patches that divides into the tokens")
+    if side * side != tokens or size % patch or (size // patch) % side:
+        raise ModelError(f"{top.where}: image_size {size}, patch_size {patch} and mm_tokens_per_image {tokens} do not fit together; "
+                         "expected a square grid of patches that divides into the tokens")
     _check_steps(image, size)
-    mean, std = (image.numbers(key, 3, (0.5, 0.5, 0.5)) for key in ("image_mean", "image_std"))
-    if min(std) <= 0:
-        raise ModelError(f"{image.where}: image_std is {list(std)}, expected 3 numbers above 0, as it is divided by")
-    return Gemma3Vision(vit, size, patch, tokens, text_width, mean, std, image.number("rescale_factor", 1 / 255),
-                        RESAMPLE[image.choice("resample", RESAMPLE, 2)])
+    return Gemma3Vision(vit, size, patch, tokens, text_width, read_normalize(image), RESAMPLE[image.choice("resample", RESAMPLE, 2)])
 
 
 def _check_steps(image: Settings, side: int) -> None:
     """The one way from a picture to the tower: stretched to its square, scaled, normalised. ModelError where the settings leave it."""
-    for key, expected in (("do_resize", True), ("do_rescale", True), ("do_normalize", True), ("do_pan_and_scan", False)):
-        if image.flag(key, expected) != expected:
-            raise ModelError(f"{image.where}: {key} {str(not expected).lower()} is not supported; set it to {str(expected).lower()}")
+    if image.flag("do_pan_and_scan", False):
+        raise ModelError(f"{image.where}: do_pan_and_scan true is not supported; set it to false")
     found = image.get("size", 224)
     size = Settings({"height": found, "width": found} if type(found) is int else found, f"{image.where}: size")
     given = {key for key, value in size.values.items() if value is not None}
@@ -125,11 +133,3 @@ def _check_steps(image: Settings, side: int) -> None:
     height, width = size.count("height"), size.count("width")
     if (height, width) != (side, side):
         raise ModelError(f"{size.where} is {height} x {width}, expected {side} x {side} as config.json's image_size; correct one of them")
-
-
-def _tower(name: str) -> tuple[str, ...]:
-    return _anywhere(f"vision_tower.vision_model.{name}") + _anywhere(f"vision_tower.{name}")
-
-
-def _anywhere(name: str) -> tuple[str, ...]:
-    return name, f"model.{name}"

@@ -9,7 +9,8 @@ from typing import Any
 from mtmd.commands.shared import add_model_arguments, load_from
 
 HELP = "Answer a prompt about one or several images."
-ANSWER_OPTIONS = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "ignore_eos", "stop")
+ANSWER_OPTIONS = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "ignore_eos", "stop",
+                  "detail")
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
@@ -19,6 +20,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--quiet", action="store_true", help="no receipt on stderr")
     answer = sub.add_argument_group("answer", argument_default=argparse.SUPPRESS)
     answer.add_argument("--max-tokens", type=int, metavar="N", help="longest answer (default: 256)")
+    answer.add_argument("--detail", metavar="HOW", help="auto, low (few tokens, no tiles) or high (default: auto)")
     answer.add_argument("--stop", action="append", metavar="TEXT", help="end the answer before TEXT; may be repeated")
     answer.add_argument("--ignore-eos", action="store_true", help="go on past the end-of-answer token")
     answer.add_argument("--temperature", type=float, metavar="T", help="0 takes the most probable token, 1 draws (default: 0)")

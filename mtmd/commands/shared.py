@@ -12,7 +12,10 @@ SMALL_BYTES = 64 << 20
 def add_model_arguments(sub: argparse.ArgumentParser) -> None:
     group = sub.add_argument_group("model and device")
     group.add_argument("-m", "--model", metavar="MODEL",
-                       help="a checkpoint folder, or org/name on the Hugging Face hub (default: the demo model)")
+                       help="a checkpoint folder, a GGUF file, or org/name or org/name:Q4_K_M on the Hugging Face hub "
+                            "(default: the demo model)")
+    group.add_argument("--mmproj", metavar="FILE", help="the projector of a GGUF (default: the one beside it)")
+    group.add_argument("--chat-template", metavar="FILE", help="a Jinja chat template to use in place of the model's own")
     group.add_argument("--device", metavar="DEVICE", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     group.add_argument("--dtype", metavar="TYPE", default="auto", help="auto, bf16 or fp32 (default: auto)")
     group.add_argument("--flash-attn", metavar="WHEN", default="auto", help="auto, on or off (default: auto)")
@@ -20,6 +23,8 @@ def add_model_arguments(sub: argparse.ArgumentParser) -> None:
                        help="run nodes whose name, or weight's name, matches RE on DEVICE; may be repeated")
     group.add_argument("--refuse", action="append", default=[], metavar="RULE",
                        help="plan as if the device did not support OP, OP:head=72, OP:batch>1, OP:bf16 or OP:/NAME REGEX/; may be repeated")
+    group.add_argument("--image-min-tokens", type=int, metavar="N", help="least tokens of one picture (default: the model's)")
+    group.add_argument("--image-max-tokens", type=int, metavar="N", help="most tokens of one picture (default: the model's)")
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: torch's choice, 1 for a very small model)")
     group.add_argument("--context", type=int, metavar="N",
                        help="longest sequence in tokens, answer included (default: the model's, at most 8192)")

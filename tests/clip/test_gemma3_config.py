@@ -16,20 +16,21 @@ SQUARE = {"height": 96, "width": 96}
 
 def family(vision: dict[str, Any] | None = None, top: dict[str, Any] | None = None, **image: Any) -> Gemma3Vision:
     config = {"vision_config": VISION | (vision or {}), "text_config": {}, "mm_tokens_per_image": 9} | (top or {})
-    return read(config, Settings({"size": SQUARE} | image, "processor_config.json: image_processor"))
+    return read(Settings(config, "config.json"), Settings({"size": SQUARE} | image, "processor_config.json: image_processor"))
 
 
 def test_defaults_are_those_of_transformers() -> None:
     from transformers import Gemma3Config
     from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
     config, image = Gemma3Config(), Gemma3ImageProcessorPil()
-    found = read({"mm_tokens_per_image": 49}, Settings({}, "preprocessor_config.json"))
+    found = read(Settings({"mm_tokens_per_image": 49}, "config.json"), Settings({}, "preprocessor_config.json"))
     vision = config.vision_config
     assert (found.vit.layers, found.vit.width, found.vit.ffn, found.vit.heads) == (
         vision.num_hidden_layers, vision.hidden_size, vision.intermediate_size, vision.num_attention_heads)
     assert (found.image_size, found.patch, found.text_width) == (vision.image_size, vision.patch_size, config.text_config.hidden_size)
     assert (image.size["height"], image.size["width"]) == (found.image_size, found.image_size)
-    assert (found.mean, found.std, found.scale) == (tuple(image.image_mean), tuple(image.image_std), image.rescale_factor)
+    how = found.normalize
+    assert (how.mean, how.std, how.scale) == (tuple(image.image_mean), tuple(image.image_std), image.rescale_factor)
     assert image.do_resize and image.do_rescale and image.do_normalize and not image.do_pan_and_scan
 
 

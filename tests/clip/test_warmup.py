@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from mtmd.clip.blocks import VitParams
+from mtmd.clip.blocks import Normalize, VitParams
 from mtmd.clip.encoder import BATCH, Encoder
 from mtmd.clip.families.gemma3 import Gemma3Vision
 from mtmd.clip.warmup import check_encoder, encoder_graphs, encoder_placement
@@ -21,7 +21,7 @@ from mtmd.kernels.report import WarmupReport
 from mtmd.kernels.scheduler import Override
 
 GOLDEN = Path(__file__).parent / "golden"
-FAMILY = Gemma3Vision(VitParams(3, 144, 200, 2, 1e-6, "tanh"), 56, 14, 4, 64, (0.5,) * 3, (0.5,) * 3, 1 / 255, "bilinear")
+FAMILY = Gemma3Vision(VitParams(3, 144, 200, 2, 1e-6, "tanh"), 56, 14, 4, 64, Normalize((0.5,) * 3, (0.5,) * 3, 1 / 255), "bilinear")
 SCENARIOS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {  # flash_attn, refuse rules, overrides
     "all_taken": ("auto", (), ()),
     "head_72_auto": ("auto", ("attention:head=72",), ()),
@@ -48,6 +48,9 @@ class Noise:
         shape = self.shapes[name]
         generator = torch.Generator().manual_seed(sorted(self.shapes).index(name))
         return (torch.randn(shape, generator=generator) * (shape[-1] ** -0.5 if len(shape) > 1 else 1.0)).to(dtype)
+
+    def quant(self, name: str) -> str | None:  # noqa: ARG002
+        return None
 
 
 def encoder(scenario: str, weights: Noise | None = None, dtype: torch.dtype = torch.float32) -> Encoder:

@@ -107,8 +107,11 @@ def options_of(verb: str) -> set[str]:
             for word in line.split() if word[:2] == "--"}
 
 
+IN_TEST_GGUF = {"--mmproj", "--chat-template", "--image-min-tokens", "--image-max-tokens", "--detail"}  # tests/mtmd/test_gguf.py
+
+
 def test_every_option_of_describe_is_tried_here() -> None:
-    assert options_of("describe") == {*EFFECTS, "--seed", "--json", "--quiet", "--model", "--help"}
+    assert options_of("describe") == {*EFFECTS, "--seed", "--json", "--quiet", "--model", "--help", *IN_TEST_GGUF}
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +148,8 @@ def test_quiet_and_model(one: Path, mtmd: Any, tmp_path: Path) -> None:
 
 def test_every_option_of_warmup(mtmd: Any, tmp_path: Path) -> None:
     assert options_of("warmup") == {"--help", "--json", "--strict", "--no-run", "--model", "--device", "--dtype", "--flash-attn",
-                                    "--override-tensor", "--refuse", "--threads", "--context", "--target"}  # the last in test_prediction
+                                    "--override-tensor", "--refuse", "--threads", "--context", "--target",  # the last in test_prediction
+                                    *IN_TEST_GGUF - {"--detail"}}
     told = report(mtmd, "--device", "cpu", "--dtype", "bf16", "--flash-attn", "off", "--threads", 2, "--context", 128)
     assert (told["device"], told["dtype"], told["checks"]) == ("cpu", "bf16", []) and told["device_name"].startswith("2 threads, ")
     assert {(f["setting"], f["state"]) for f in told["flash"]} == {("off", "off")} and not told["fully_accelerated"]

@@ -60,7 +60,7 @@ def ours(folder: Path, **chosen: Any) -> Model:
 
 
 def last_logits(model: Model) -> torch.Tensor:
-    return model.engine.prefill(model.spans(messages()), model.engine.new_caches())
+    return model.engine.prefill(model.spans(messages()), model.engine.new_cache())
 
 
 def embeddings(model: Model) -> torch.Tensor:
@@ -120,7 +120,7 @@ def test_text_alone(case: tuple[Path, Any, Any]) -> None:
     model = ours(folder, dtype="fp32")
     spans = model.spans(conversation)
     assert [t for s in spans for t in s.tokens] == inputs["input_ids"][0].tolist()
-    assert make.nmse(model.engine.prefill(spans, model.engine.new_caches()), expected_logits(reference, inputs)) <= 1e-9
+    assert make.nmse(model.engine.prefill(spans, model.engine.new_cache()), expected_logits(reference, inputs)) <= 1e-9
 
 
 def test_published_names_and_config(tmp_path: Path) -> None:
@@ -146,4 +146,4 @@ def test_published_names_and_config(tmp_path: Path) -> None:
     inputs = make.gemma3_inputs(folder, [{"role": "user", "content": "What?"}], [])
     model = ours(folder, dtype="fp32")
     spans = model.spans([{"role": "user", "content": "What?"}])
-    assert make.nmse(model.engine.prefill(spans, model.engine.new_caches()), expected_logits(reference, inputs)) <= 1e-9
+    assert make.nmse(model.engine.prefill(spans, model.engine.new_cache()), expected_logits(reference, inputs)) <= 1e-9

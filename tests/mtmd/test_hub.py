@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mtmd import hub
-from mtmd.hub import resolve_model
+from mtmd.hub import Found, resolve_model
 from mtmd.kernels.errors import ModelError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -29,7 +29,11 @@ FILES = {
     "consolidated.safetensors": b"copy",
     "run.py": b"import os",
 }
-REPOS = {"org/good": FILES, "org/pickles": {"config.json": b"{}", "pytorch_model.bin": b"x", "model.gguf": b"x"}, "org/empty": {}}
+GGUFS = {"eyes-Q4_K_M.gguf": b"GGUF", "eyes-Q8_0.gguf": b"GGUF8", "big-BF16-00001-of-00002.gguf": b"GGUF",
+         "big-BF16-00002-of-00002.gguf": b"2", "mmproj-eyes-F16.gguf": b"GGUFp", "mmproj-eyes-Q8_0.gguf": b"GGUFq", "README.md": b"#",
+         "F16/one-F16.gguf": b"GGUF", "x-IQ4_XS.gguf": b"1", "y-IQ4_XS.gguf": b"2"}
+REPOS = {"org/good": FILES, "org/pickles": {"config.json": b"{}", "pytorch_model.bin": b"x"}, "org/empty": {}, "org/GGUF": GGUFS,
+         "org/blind": {"a-q4_0.gguf": b"GGUF"}}
 ERRORS = {
     "org/gated": (403, "GatedRepo"),
     "org/missing": (404, "RepoNotFound"),
@@ -119,10 +123,32 @@ def test_a_local_folder_is_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "org" / "good").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(hub, "_fetch", None)  # not to be called
-    assert resolve_model(tmp_path) == tmp_path and resolve_model(str(tmp_path)) == tmp_path
-    assert resolve_model("org/good") == Path("org/good")
+    assert resolve_model(tmp_path) == Found(tmp_path) and resolve_model(str(tmp_path)) == Found(tmp_path)
+    assert resolve_model("org/good") == Found(Path("org/good"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert resolve_model("~/org") == tmp_path / "org"
+    assert resolve_model("~/org") == Found(tmp_path / "org")
+    (tmp_path / "text.gguf").write_bytes(b"GGUF")
+    assert resolve_model("text.gguf") == Found(Path("text.gguf"))
+
+
+GGUF_CHOICES = {
+    "org/GGUF:Q4_K_M": ("eyes-Q4_K_M.gguf", "mmproj-eyes-F16.gguf", []),
+    "org/GGUF:q8_0@v1": ("eyes-Q8_0.gguf", "mmproj-eyes-F16.gguf", []),
+    "org/GGUF:BF16": ("big-BF16-00001-of-00002.gguf", "mmproj-eyes-F16.gguf", ["big-BF16-00002-of-00002.gguf"]),
+    "org/GGUF:F16": ("F16/one-F16.gguf", "mmproj-eyes-F16.gguf", []),
+    "org/blind:Q4_0": ("a-q4_0.gguf", None, []),
+}
+
+
+@pytest.mark.parametrize("name", GGUF_CHOICES)
+def test_a_type_chooses_a_gguf_and_its_projector(name: str, endpoint: str, closed_port: str, tmp_path: Path) -> None:
+    expected, projector, parts = GGUF_CHOICES[name]
+    found = resolve_model(name, endpoint=endpoint, cache_dir=tmp_path)
+    folder = next(p for p in found.path.parents if p.name == COMMIT)
+    assert found.path == folder / expected and found.projector == (folder / projector if projector else None)
+    fetched = {f.relative_to(folder).as_posix() for f in folder.rglob("*") if f.is_file()}
+    assert fetched == {expected, *parts, *([projector] if projector else [])}
+    assert resolve_model(name, endpoint=closed_port, cache_dir=tmp_path) == found
 
 
 NO_NAMES = ["nothing", "./org/name", "/no/such/folder", "a/b/c", "", "org/name@", "org/na me", "-x/y", "a--b/c", "../x", "org/x.git", "é/x"]
@@ -130,19 +156,19 @@ NO_NAMES = ["nothing", "./org/name", "/no/such/folder", "a/b/c", "", "org/name@"
 
 @pytest.mark.parametrize("name", NO_NAMES)
 def test_what_is_neither_a_folder_nor_a_name(name: str, closed_port: str, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="is no folder here and no name on the Hugging Face hub; expected a checkpoint folder, or"):
+    with pytest.raises(ModelError, match="is no folder here and no name on the Hugging Face hub; expected a checkpoint folder, a GGUF"):
         resolve_model(name if name else str(tmp_path / "gone"), endpoint=closed_port, cache_dir=tmp_path / "cache")
 
 
 def test_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(ModelError, match="is a file; expected the folder"):
+    with pytest.raises(ModelError, match="is a file; expected a GGUF, the folder"):
         resolve_model(tmp_path / "model.safetensors")
 
 
 @pytest.mark.parametrize("name", ["org/good", "org/good@v1", f"org/good@{COMMIT}"])
 def test_only_what_is_read_is_fetched(name: str, server: ThreadingHTTPServer, endpoint: str, tmp_path: Path) -> None:
-    folder = resolve_model(name, endpoint=endpoint, cache_dir=tmp_path)
+    folder = resolve_model(name, endpoint=endpoint, cache_dir=tmp_path).path
     found = {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
     assert found == {name: FILES[name] for name in ("config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors")}
     assert not any(path.endswith((".bin", ".gguf", ".py", ".md")) or "onnx" in path or "consolidated" in path for path in server.asked)
@@ -165,7 +191,12 @@ def test_bars_only_when_asked(progress: bool, endpoint: str, tmp_path: Path, cap
 
 
 REFUSED = {
-    "org/pickles": r"has no model\.safetensors on the Hugging Face hub; it has \.bin, \.gguf files, which this version does not read",
+    "org/pickles": r"has no model\.safetensors on the Hugging Face hub; it has \.bin files, which this version does not read",
+    "org/blind": r"has GGUF files on the Hugging Face hub; say which, as org/blind:TYPE, of a-q4_0\.gguf",
+    "org/GGUF:Q5_0": r"expected one GGUF file of type Q5_0 in the repository, found F16/one-F16\.gguf, big-BF16",
+    "org/GGUF:IQ4_XS": r"found 2 of that type \(x-IQ4_XS\.gguf, y-IQ4_XS\.gguf\); choose",
+    "org/GGUF:Q4_K": "expected one GGUF file of type Q4_K in the repository, found",
+    "org/empty:Q4_0": "found none at all",
     "org/empty": r"has no model\.safetensors on the Hugging Face hub; choose",
     "org/gated": "is gated .*; accept its terms .* log in",
     "org/missing": "neither a local folder nor found on the Hugging Face hub; check the spelling",
@@ -196,7 +227,7 @@ def test_a_refusal_is_one_clear_line(name: str, endpoint: str, tmp_path: Path, m
     with pytest.raises(ModelError, match=REFUSED[name]) as caught:
         resolve_model(name, endpoint=endpoint, cache_dir=tmp_path)
     text = str(caught.value)
-    assert f"model {name!r}" in text and "\n" not in text and "http:" not in text and "secret" not in text and len(text) < 250
+    assert f"model {name!r}" in text and "\n" not in text and "http:" not in text and "secret" not in text and len(text) < 300
     assert naps == []  # no rounds of retries
     assert capfd.readouterr() == ("", "")
     assert not list(tmp_path.rglob("*.bin"))

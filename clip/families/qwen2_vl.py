@@ -1,0 +1,116 @@
+"""Qwen2-VL's eye: pictures of any size, patches turned by their row and column, 2 x 2 of them merged into a token (arXiv:2409.12191)."""
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from mtmd.clip.blocks import (
+    ACTIVATIONS,
+    biased_parameters,
+    gguf_vit,
+    grid_positions,
+    mlp,
+    qkv_parameters,
+    read_grid_rotary,
+    rotary_attention,
+    two_frames,
+)
+from mtmd.clip.budget import DEFAULT_BUDGET, Budget
+from mtmd.clip.dynamic import DynamicResolution, gguf_dynamic, read_dynamic
+from mtmd.clip.family import ImagePlan
+from mtmd.kernels import ops
+from mtmd.kernels.flash import AttentionForm
+from mtmd.kernels.graph import Node, Type, WeightSource, graph_input
+from mtmd.kernels.layers import Weights
+from mtmd.kernels.rotary import Rotary
+from mtmd.kernels.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
+from mtmd.kernels.weights.canonical import Parameter
+
+EPS = 1e-6  # of every norm; the settings do not say
+
+
+@dataclass(frozen=True)
+class Qwen2Vision:
+    layers: int
+    width: int
+    ffn: int
+    heads: int
+    text_width: int
+    gelu: str
+    rotary: Rotary
+    pictures: DynamicResolution
+
+    marker = image_token = "<|image_pad|>"
+    bidirectional = False
+    separator = None
+    unused = ()
+
+    def parameters(self) -> Mapping[str, Parameter]:
+        width, ffn, merged = self.width, self.ffn, self.width * self.pictures.merge ** 2
+        found = two_frames(width, self.pictures.patch, _names("patch_embed.proj.weight"))
+        tensors: dict[str, tuple[str, tuple[int, ...]]] = {
+            "v.post_ln": ("merger.ln_q", (width,)), "mm.0": ("merger.mlp.0", (merged, merged)),
+            "mm.2": ("merger.mlp.2", (self.text_width, merged))}
+        for layer in range(self.layers):
+            at, block = f"v.blk.{layer}", f"blocks.{layer}"
+            found |= qkv_parameters(at, width, f"{block}.attn.qkv", _names)
+            tensors |= {f"{at}.ln1": (f"{block}.norm1", (width,)), f"{at}.ln2": (f"{block}.norm2", (width,)),
+                        f"{at}.attn_out": (f"{block}.attn.proj", (width, width)), f"{at}.ffn_up": (f"{block}.mlp.fc1", (ffn, width)),
+                        f"{at}.ffn_down": (f"{block}.mlp.fc2", (width, ffn))}
+        return found | biased_parameters(tensors, _names)
+
+    def prepare(self, pixels: np.ndarray, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
+        return self.pictures.prepare(pixels, budget, self.image_token)
+
+    def most_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
+        return self.pictures.most_tokens(budget)
+
+    def tile_type(self) -> Type:
+        return self.pictures.tile_type()
+
+    def largest_tile_type(self) -> Type:
+        return self.pictures.largest_tile_type()
+
+    def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
+        w = Weights(weights, tiles.dtype)
+        rows, columns = (side // self.pictures.patch for side in tiles.shape[2:])
+        positions = graph_input("inp.positions", (2, rows * columns), torch.int64, lambda _: grid_positions(rows, columns))
+        angles = ops.rope_table(positions, rotary=self.rotary, name="v.angles")
+        x = ops.patch_embed(tiles, w.tensor("v.patch_embd.weight"), name="v.patch_embd")
+        for layer in range(self.layers):
+            at = f"v.blk.{layer}"
+            y = rotary_attention(w.layer_norm(x, f"{at}.ln1", EPS), at, self.heads, angles, w, attention)
+            x = ops.add(y, x, name=f"{at}.attn_residual")
+            x = ops.add(mlp(w.layer_norm(x, f"{at}.ln2", EPS), at, self.gelu, w), x, name=f"{at}.ffn_residual")
+        x = w.layer_norm(x, "v.post_ln", EPS)
+        x = ops.unshuffle(x, grid=(rows, columns), factor=self.pictures.merge, name="mm.merged")
+        return w.linear(ops.gelu(w.linear(x, "mm.0", bias=True), approximate="none", name="mm.gelu"), "mm.2", bias=True)
+
+
+def from_gguf(keys: Settings, names: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:  # noqa: ARG001
+    """What config.json and the image processor's settings would say."""
+    plain, width = gguf_vit(keys), keys.count("vision.embedding_length", most=MAX_WIDTH)
+    vision = {"depth": plain["num_hidden_layers"], "embed_dim": width, "num_heads": plain["num_attention_heads"],
+              "mlp_ratio": keys.count("vision.feed_forward_length", most=MAX_WIDTH) / width, "patch_size": plain["patch_size"],
+              "hidden_act": plain["hidden_act"], "hidden_size": keys.get("vision.projection_dim", None)}
+    return {"vision_config": vision}, gguf_dynamic(keys)
+
+
+def read(top: Settings, image: Settings) -> Qwen2Vision:
+    """From config.json and the image processor's settings, with transformers' defaults; ModelError where a value cannot be followed."""
+    c = top.part("vision_config")
+    c.choice("in_channels", (3,), 3)
+    c.choice("temporal_patch_size", (2,), 2)
+    width, heads = c.count("embed_dim", 1280, most=MAX_WIDTH), c.count("num_heads", 16, most=MAX_HEADS)
+    pictures = read_dynamic(image, c.count("patch_size", 14), c.count("spatial_merge_size", 2))
+    return Qwen2Vision(c.count("depth", 32, most=MAX_LAYERS), width, round(width * c.number("mlp_ratio", 4)), heads,
+                       c.count("hidden_size", 3584, most=MAX_WIDTH), ACTIVATIONS[c.choice("hidden_act", ACTIVATIONS, "quick_gelu")],
+                       read_grid_rotary(c, width, heads), pictures)
+
+
+def _names(name: str) -> tuple[str, ...]:
+    return f"visual.{name}", f"model.visual.{name}"

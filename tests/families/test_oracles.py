@@ -1,0 +1,94 @@
+"""The oracles themselves: their models answer with variety, and pictures, their order and the words around them count."""
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+import torchvision_stand_in as stand_in
+from common import Messages, Oracle, literal, picture
+from table import CASES, ROWS
+
+PICTURES = [picture(0, 70, 50), picture(1, 33, 91)]
+REQUIRED = ["chat_template.jinja", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+every_variant = pytest.mark.parametrize(("row", "variant"), CASES, ids=[f"{row}: {variant}" for row, variant in CASES])
+
+
+def conversation(words: str = "and", pictures: bool = True) -> Messages:
+    image: Messages = [{"type": "image"}] if pictures else []
+    return [{"role": "user", "content": [text("What is"), *image, text(words), *image, text("here?")]}]
+
+
+def text(words: str) -> dict[str, Any]:
+    return {"type": "text", "text": words}
+
+
+def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).square().sum() / expected.square().sum())
+
+
+@every_variant
+def test_checkpoint_is_whole_and_small(build: Any, row: str, variant: str) -> None:
+    files = {f.name: f.stat().st_size for f in build(row, variant).folder.iterdir()}
+    assert set(REQUIRED) <= set(files)
+    assert not ROWS[row].vision or {"preprocessor_config.json", "processor_config.json"} & set(files)
+    assert sum(files.values()) < 3.5e6
+
+
+@every_variant
+def test_the_files_are_the_model(build: Any, row: str, variant: str) -> None:
+    """transformers reads back what was written, also where `published` rewrote it: nothing missing, nothing over, the same answer."""
+    oracle: Oracle = build(row, variant)
+    inputs = oracle.inputs(conversation(pictures=ROWS[row].vision), PICTURES if ROWS[row].vision else [])
+    read, report = type(oracle.model).from_pretrained(oracle.folder, dtype=torch.float32, output_loading_info=True)
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    with torch.no_grad():
+        assert distance(literal(read).eval()(**inputs).logits[0, -1], oracle.logits(inputs)) <= 1e-12
+
+
+@every_variant
+def test_answers_vary(build: Any, row: str, variant: str) -> None:
+    oracle: Oracle = build(row, variant)
+    vision = ROWS[row].vision
+    inputs = oracle.inputs(conversation(pictures=vision), PICTURES if vision else [])
+    tokens = oracle.greedy(inputs, 48)
+    assert len(tokens) == 48
+    assert len(set(tokens)) > 8
+    assert int(oracle.logits(inputs).argmax()) == tokens[0]
+    other = oracle.inputs(conversation("or", vision), PICTURES if vision else [])
+    assert distance(oracle.logits(other), oracle.logits(inputs)) > 1e-4
+
+
+@every_variant
+def test_every_picture_counts(build: Any, row: str, variant: str) -> None:
+    if not ROWS[row].vision:
+        with pytest.raises(ValueError, match="no pictures"):
+            build(row, variant).inputs(conversation(), PICTURES)
+        return
+    oracle: Oracle = build(row, variant)
+    inputs = oracle.inputs(conversation(), PICTURES)
+    features, logits, pixels = oracle.image_features(inputs), oracle.logits(inputs), oracle.pixels(inputs)
+    assert features.shape[0] == oracle.prompt_ids(inputs).count(oracle.image_token)
+    assert all(np.isfinite(p).all() and p.std() > 0.05 for p in pixels)
+    for changed in ([picture(7, 70, 50), PICTURES[1]], [PICTURES[0], picture(8, 33, 91)]):
+        other = oracle.inputs(conversation(), changed)
+        assert distance(oracle.image_features(other), features) > 0.01
+        assert distance(oracle.logits(other), logits) > 1e-4
+
+
+@pytest.mark.parametrize("size", [(24, 40), (111, 37), (30, 20)])
+def test_stand_in_is_torchvision(size: tuple[int, int]) -> None:
+    functional = pytest.importorskip("torchvision.transforms.v2.functional", reason="torchvision is not installed",
+                                     exc_type=(ImportError, RuntimeError))
+    image = torch.from_numpy(picture(3, 70, 50)).permute(2, 0, 1).contiguous()
+    mode = functional.InterpolationMode
+    for name in ("BILINEAR", "BICUBIC"):
+        assert torch.equal(stand_in.resize(image, size, stand_in.InterpolationMode[name]),
+                           functional.resize(image, list(size), interpolation=mode[name], antialias=True))
+    mean = torch.tensor([127.5, 120.0, 3.0])
+    assert torch.equal(stand_in.normalize(image.float(), mean, mean), functional.normalize(image.float(), mean, mean))

@@ -1,0 +1,68 @@
+"""The two functions of torchvision that transformers' LFM2-VL image processor calls, for environments without torchvision.
+
+That processor has no Pillow version, and Pixtral's processor (which does) imports torchvision for nothing. All that they decide stays
+transformers' own code; `resize` and `normalize` are thin wrappers of torch in torchvision 0.28 too, and `test_oracles.py` compares
+them with torchvision's where it is installed.
+"""
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from itertools import pairwise
+from types import ModuleType
+from typing import Any
+
+import torch
+
+
+class InterpolationMode(Enum):
+    BILINEAR = "bilinear"
+    BICUBIC = "bicubic"
+    LANCZOS = "lanczos"
+
+
+def resize(image: torch.Tensor, size: tuple[int, int], interpolation: InterpolationMode = InterpolationMode.BILINEAR,
+           antialias: bool = True) -> torch.Tensor:
+    """uint8 [..., C, H, W] to uint8 [..., C, height, width], as torchvision.transforms.v2.functional.resize_image."""
+    if tuple(image.shape[-2:]) == tuple(size):
+        return image
+    flat = image.reshape(-1, *image.shape[-3:])
+    # Without AVX2 torch has no uint8 kernel that is exact: torchvision goes over float there.
+    native = interpolation is not InterpolationMode.BILINEAR or torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+    found = torch.nn.functional.interpolate(flat if native else flat.float(), list(size), mode=interpolation.value, align_corners=False,
+                                            antialias=antialias)
+    if not native:
+        found = found.round().to(image.dtype)
+    return found.reshape(*image.shape[:-2], *size)
+
+
+def normalize(image: torch.Tensor, mean: Any, std: Any, inplace: bool = False) -> torch.Tensor:
+    """float [..., C, H, W], as torchvision.transforms.v2.functional.normalize_image."""
+    mean, std = (torch.as_tensor(v, dtype=image.dtype).view(-1, 1, 1) for v in (mean, std))
+    return (image.sub_(mean) if inplace else image.sub(mean)).div_(std)
+
+
+@contextmanager
+def torchvision_here() -> Iterator[None]:
+    """While open, transformers' modules that import torchvision can be imported; what they import keeps working afterwards."""
+    from transformers.utils import is_torchvision_available
+    if is_torchvision_available():
+        yield
+        return
+    import transformers.image_processing_backends as backends
+    from PIL.Image import Resampling
+    names = ("torchvision", "torchvision.transforms", "torchvision.transforms.v2", "torchvision.transforms.v2.functional")
+    modules = [ModuleType(name) for name in names]
+    for parent, child in pairwise(modules):
+        setattr(parent, child.__name__.rpartition(".")[2], child)
+    vars(modules[-1]).update(resize=resize, normalize=normalize, InterpolationMode=InterpolationMode)
+    vars(backends).update(tvF=modules[-1], pil_torch_interpolation_mapping={
+        Resampling.BILINEAR: InterpolationMode.BILINEAR, Resampling.BICUBIC: InterpolationMode.BICUBIC})
+    sys.modules.update(dict(zip(names, modules, strict=True)))
+    try:
+        yield
+    finally:
+        for name in names:
+            del sys.modules[name]
