@@ -1,0 +1,151 @@
+"""What the engine runs next: which sequences are let in, how many tokens of each go into a batch, who gives way. Plain Python, no tensors.
+
+Every running sequence gets its next token before anybody's prompt is read on. Prompts share what is left of a batch, so that a long one
+does not keep short ones waiting. A stretch of tokens that see each other in both directions is never cut: a batch grows for it.
+"""
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from mtmd.llm.pages import Pages
+
+LEAST_SHARE = 32  # tokens of a prompt that are worth a place in a batch
+
+
+@dataclass(eq=False)
+class Item:
+    """A sequence as the batcher sees it. `total` counts its tokens, prompt and answer so far, `done` those whose keys and values are kept.
+
+    `blocks` are stretches (start, stop) not to be cut; `keys` those of the prompt's full pages; `slot` is its place among recurrent
+    states, None while it waits. A sequence may be taken up again only at tokens `resumable` says: any, for keys and values alone.
+    """
+    total: int
+    blocks: tuple[tuple[int, int], ...] = ()
+    keys: Sequence[bytes] = ()
+    done: int = 0
+    pages: list[int] = field(default_factory=list)
+    slot: int | None = None
+    reused: int = 0
+
+    @property
+    def left(self) -> int:
+        """Tokens still to be read, 1 while it decodes."""
+        return self.total - self.done
+
+    def chunk(self, room: int) -> int:
+        """How many of its next tokens to run given `room`: no more, but to the end of a block that begins at the first of them."""
+        stop = min(self.done + room, self.total)
+        for start, end in self.blocks:
+            if start < stop < end:
+                return (start if start > self.done else end) - self.done
+        return stop - self.done
+
+
+@dataclass(frozen=True)
+class Step:
+    """One batch: `parts` are (sequence, tokens). `admitted` have been given a slot, `preempted` have lost theirs and wait again."""
+    parts: tuple[tuple[Item, int], ...]
+    admitted: tuple[Item, ...]
+    preempted: tuple[Item, ...]
+
+
+class Batcher:
+    """`pages` of the cache, `slots` sequences at once, at most `tokens` in a batch. `share`: whether beginnings may be shared, which
+    recurrent states forbid."""
+
+    def __init__(self, pages: Pages, slots: int, tokens: int, share: bool = True):
+        self.pages, self.tokens, self.share = pages, tokens, share
+        self.waiting: deque[Item] = deque()
+        self.running: list[Item] = []
+        self._slots = list(range(slots))
+
+    def add(self, item: Item) -> None:
+        self.waiting.append(item)
+
+    def remove(self, item: Item) -> None:
+        """A sequence that ended or was cancelled, wherever it is."""
+        if item in self.running:
+            self._vacate(item)
+        elif item in self.waiting:
+            self.waiting.remove(item)
+
+    def step(self) -> Step:
+        """Decide on the next batch; the caller runs it and then calls `ran`. No parts: there is nothing to do."""
+        preempted: list[Item] = []
+        parts = [(item, 1) for item in list(self.running) if item.left == 1 and item in self.running and self._grow(item, 1, preempted)]
+        parts = [(item, count) for item, count in parts if item in self.running]  # a later one may have pushed out an earlier
+        admitted = self._admit() if not preempted else []
+        decoding = {item for item, _ in parts}
+        room = self.tokens - len(parts)
+        readers = [item for item in self.running if item.left and item not in decoding]
+        for index, item in enumerate(readers):
+            share = max(room // (len(readers) - index), min(LEAST_SHARE, room))
+            count = item.chunk(share) if share > 0 else 0
+            if count > room and len(parts) > len(decoding):
+                continue  # the batch grows for one block that does not fit, not for a second
+            if count > 0 and self._grow(item, count, preempted, may_preempt=False):
+                parts.append((item, count))
+                room -= count
+        return Step(tuple(parts), tuple(admitted), tuple(preempted))
+
+    def ran(self, step: Step) -> None:
+        """The batch has been run: its tokens' keys and values are kept, and full pages are known."""
+        for item, count in step.parts:
+            item.done += count
+            if self.share:
+                for index in range(min(item.done // self.pages.size, len(item.keys))):
+                    self.pages.remember(item.pages[index], item.keys[index])
+
+    def _admit(self) -> list[Item]:
+        """First come, first served: nobody overtakes one who waits for memory."""
+        admitted = []
+        while self.waiting and self._slots:
+            item = self.waiting[0]
+            found = self.pages.find(self._usable(item)) if self.share else []
+            need = self._pages_for(item.total) - len(found)
+            if need > self.pages.available - self._reserve():
+                self.pages.release(found)
+                break
+            self.waiting.popleft()
+            item.pages = found
+            item.done = item.reused = len(found) * self.pages.size
+            item.slot = self._slots.pop(0)
+            self.running.append(item)
+            admitted.append(item)
+        return admitted
+
+    def _usable(self, item: Item) -> Sequence[bytes]:
+        """Keys of pages that end before the last token: one has to be read anew, for its logits."""
+        return item.keys[:(item.total - 1) // self.pages.size]
+
+    def _reserve(self) -> int:
+        """Pages that those let in still need for what they were let in with."""
+        return sum(max(self._pages_for(item.total) - len(item.pages), 0) for item in self.running)
+
+    def _grow(self, item: Item, count: int, preempted: list[Item], may_preempt: bool = True) -> bool:
+        """Pages for `count` more tokens; the youngest others give way for it. False where there are none to be had."""
+        need = self._pages_for(item.done + count) - len(item.pages)
+        while need > self.pages.available:
+            victim = self.running[-1]
+            if not may_preempt or victim is item:
+                return False
+            self._vacate(victim)
+            victim.done = victim.reused = 0
+            self.waiting.appendleft(victim)
+            preempted.append(victim)
+        item.pages += self.pages.take(need) if need > 0 else []
+        return True
+
+    def _vacate(self, item: Item) -> None:
+        self.running.remove(item)
+        self.pages.release(item.pages)
+        item.pages = []
+        assert item.slot is not None
+        self._slots.append(item.slot)
+        self._slots.sort()
+        item.slot = None
+
+    def _pages_for(self, tokens: int) -> int:
+        return -(-tokens // self.pages.size)

@@ -1,0 +1,172 @@
+"""The batcher's decisions: who runs, how much of each, who gives way; and that everybody gets there whatever comes."""
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from mtmd.llm.batcher import Batcher, Item, Step
+from mtmd.llm.pages import Pages
+
+
+def batcher(pages: int = 33, size: int = 4, slots: int = 4, tokens: int = 64, share: bool = True) -> Batcher:
+    return Batcher(Pages(pages, size), slots, tokens, share)
+
+
+def run(subject: Batcher) -> Step:
+    step = subject.step()
+    subject.ran(step)
+    return step
+
+
+def counts(step: Step) -> list[int]:
+    return [count for _, count in step.parts]
+
+
+def test_decoding_goes_first_and_prompts_share_the_rest() -> None:
+    subject = batcher(tokens=72)
+    first = Item(3)
+    subject.add(first)
+    assert counts(run(subject)) == [3] and first.done == 3
+    first.total += 1  # it has got its first token
+    long, short = Item(90), Item(20)
+    subject.add(long)
+    subject.add(short)
+    step = run(subject)
+    assert step.parts == ((first, 1), (long, 35), (short, 20)) and step.admitted == (long, short)
+
+
+def test_a_small_share_is_not_cut_smaller() -> None:
+    subject = batcher(tokens=40, slots=3)
+    items = [Item(30) for _ in range(3)]
+    for item in items:
+        subject.add(item)
+    assert counts(run(subject)) == [30, 10]  # shares of 13 would keep all three waiting
+
+
+@pytest.mark.parametrize(("blocks", "expected"), [
+    ((), [10, 10, 5]),
+    (((8, 14),), [8, 10, 7]),       # it does not fit behind what comes before it
+    (((0, 16),), [16, 9]),          # a batch grows for it
+    (((3, 25),), [3, 22]),
+    (((2, 9), (9, 16), (16, 25)), [9, 7, 9]),
+])
+def test_blocks_are_not_cut(blocks: tuple[tuple[int, int], ...], expected: list[int]) -> None:
+    subject = batcher(tokens=10)
+    item = Item(25, blocks)
+    subject.add(item)
+    assert [counts(run(subject))[0] for _ in expected] == expected and item.done == 25
+    assert not any(start < sum(expected[:i]) < stop for i in range(len(expected)) for start, stop in blocks)
+
+
+def test_a_batch_grows_for_one_block_beside_those_who_decode() -> None:
+    subject = batcher(tokens=12)
+    decoding, image, other = Item(1), Item(20, ((0, 20),)), Item(20, ((0, 20),))
+    subject.add(decoding)
+    assert run(subject).parts == ((decoding, 1),)
+    decoding.total += 1
+    subject.add(image)
+    subject.add(other)
+    assert run(subject).parts == ((decoding, 1), (image, 20))
+    decoding.total += 1
+    assert run(subject).parts == ((decoding, 1), (other, 20))
+
+
+def test_equal_beginnings_are_read_once() -> None:
+    keys = [b"a", b"b", b"c"]
+    subject = batcher()
+    first, second = Item(13, keys=keys), Item(12, keys=keys)
+    subject.add(first)
+    run(subject)
+    subject.remove(first)
+    subject.add(second)
+    step = subject.step()
+    assert second.reused == 8, "the last page has to be read for the logits of its last token"
+    assert counts(step) == [4]
+
+
+def test_nothing_is_shared_where_states_forbid_it() -> None:
+    subject = batcher(share=False)
+    for _ in range(2):
+        item = Item(12, keys=[b"a", b"b", b"c"])
+        subject.add(item)
+        assert counts(run(subject)) == [12] and item.reused == 0
+        subject.remove(item)
+
+
+def test_the_youngest_gives_way_and_comes_back() -> None:
+    subject = batcher(pages=6, size=2)  # five pages in use: ten tokens
+    old, young = Item(4), Item(4)
+    subject.add(old)
+    subject.add(young)
+    run(subject)
+    seen = set()
+    for _ in range(12):
+        for item in (old, young):
+            if item.done == item.total and item.total < 8:
+                item.total += 1
+        step = run(subject)
+        seen |= set(step.preempted)
+        if old.done == 8:
+            subject.remove(old)
+            old.done += 1
+    assert seen == {young} and young.done == 8
+
+
+def test_nobody_overtakes_one_who_waits_for_memory() -> None:
+    subject = batcher(pages=6, size=4)
+    running, large, small = Item(9), Item(16), Item(1)
+    subject.add(running)
+    run(subject)
+    subject.add(large)
+    subject.add(small)
+    assert run(subject).admitted == ()
+    subject.remove(running)
+    assert run(subject).admitted == (large, small)
+
+
+def test_removing_one_who_waits() -> None:
+    subject = batcher(slots=1)
+    first, second = Item(3), Item(3)
+    subject.add(first)
+    subject.add(second)
+    run(subject)
+    subject.remove(second)
+    subject.remove(first)
+    assert run(subject).parts == () and subject.pages.held == 0
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_everybody_gets_there(seed: int) -> None:
+    """Random sequences come and go under little memory: each is read in order, none twice at once, all pages come back."""
+    rng = Random(seed)
+    subject = batcher(pages=rng.randint(14, 30), size=rng.choice((1, 2, 4)), slots=rng.randint(1, 5), tokens=rng.choice((3, 8, 40)))
+    room = (subject.pages.count - 1) * subject.pages.size
+    goals: dict[Item, int] = {}
+    finished = 0
+    for _ in range(3000):
+        if len(goals) < 6 and rng.random() < 0.2 and finished + len(goals) < 40:
+            total = rng.randint(1, max(room // 2, 1))
+            start = rng.randint(0, total - 1)
+            keys = [b"%d" % (i // rng.choice((1, 2))) for i in range(total // subject.pages.size)]
+            item = Item(total, ((start, rng.randint(start + 1, total)),) if rng.random() < 0.5 else (), keys)
+            goals[item] = min(total + rng.randint(1, 9), room)
+            subject.add(item)
+        step = subject.step()
+        assert len({id(item) for item, _ in step.parts}) == len(step.parts)
+        assert len({item.slot for item, _ in step.parts}) == len(step.parts)
+        for item, count in step.parts:
+            assert 0 < count <= item.left and len(item.pages) * subject.pages.size >= item.done + count
+            assert not any(start < item.done + count < stop for start, stop in item.blocks)
+        subject.ran(step)
+        for item, _ in step.parts:
+            if item.done == item.total:
+                if item.total >= goals[item] or rng.random() < 0.02:
+                    subject.remove(item)
+                    del goals[item]
+                    finished += 1
+                else:
+                    item.total += 1
+        if finished == 40:
+            break
+    assert finished == 40 and subject.pages.held == 0
