@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from threading import Lock
 from typing import Any
@@ -84,30 +84,38 @@ class Executor:
                                   tuple(slots[f] for f in step.frees), step.node))
         self._outputs = [slots[o] for o in plan.outputs]
 
-    @torch.inference_mode()
     def run(self, batch: Any, observe: Observer | None = None) -> list[Tensor]:
         """The outputs for one batch, whatever the graph's inputs understand by it.
 
         `observe(node, value, inputs)` is called after every node, in order; inputs that a step overwrote hold its result by then.
         """
-        with memory_for("this run", lambda: sum(self.plan.compute_bytes.values())):
-            return self._run(batch, observe)
+        steps = self.steps(batch, observe)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                return done.value  # type: ignore[no-any-return]
 
-    def _run(self, batch: Any, observe: Observer | None) -> list[Tensor]:
-        values = list(self._template)
-        filled: dict[Node, Tensor] = {}
-        for slot, node, device, is_written in self._inputs:
-            if node not in filled:
-                filled[node] = node.attrs["fill"](batch)
-            values[slot] = _placed(node, filled[node], device, is_written)
-        for kernel, reads, result, frees, node in self._program:
-            inputs = [values[i] for i in reads]
-            value = values[result] = kernel(*inputs)
-            if observe is not None:
-                observe(node, value, inputs)
-            for slot in frees:
-                values[slot] = None
-        return [values[i] for i in self._outputs]  # type: ignore[misc]
+    @torch.inference_mode()
+    def steps(self, batch: Any, observe: Observer | None = None) -> Generator[None, None, list[Tensor]]:
+        """As `run`, a node at a time: whoever drives it may do other work in between, or close it and leave the rest undone."""
+        with memory_for("this run", lambda: sum(self.plan.compute_bytes.values())):
+            values = list(self._template)
+            filled: dict[Node, Tensor] = {}
+            for slot, node, device, is_written in self._inputs:
+                if node not in filled:
+                    filled[node] = node.attrs["fill"](batch)
+                values[slot] = _placed(node, filled[node], device, is_written)
+            for kernel, reads, result, frees, node in self._program:
+                inputs = [values[i] for i in reads]
+                value = values[result] = kernel(*inputs)
+                if observe is not None:
+                    observe(node, value, inputs)
+                del inputs, value  # what is freed now must not live on in a generator that rests
+                for slot in frees:
+                    values[slot] = None
+                yield
+            return [values[i] for i in self._outputs]  # type: ignore[misc]
 
 
 def _placed(node: Node, value: Tensor, device: torch.device, written: bool) -> Tensor:

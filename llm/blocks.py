@@ -3,12 +3,13 @@ from __future__ import annotations
 
 from mtmd.kernels import ops
 from mtmd.kernels.errors import ModelError
+from mtmd.kernels.flash import AttentionForm
 from mtmd.kernels.graph import Node
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.rotary import Rotary, sections
 from mtmd.kernels.settings import MAX_HEADS, MAX_WIDTH, Settings
 from mtmd.llm.inputs import TextInputs
-from mtmd.llm.state import KV
+from mtmd.llm.state import KV, PAGE
 
 
 def token_embeddings(inputs: TextInputs, w: Weights, scale: float = 1.0) -> Node:
@@ -37,10 +38,24 @@ def _image_columns(inputs: TextInputs, part: int, width: int) -> Node:
 
 
 def remember(k: Node, v: Node, layer: int, inputs: TextInputs) -> tuple[Node, Node]:
-    """k, v [T, G, K] written to the layer's cache -> all keys and values, [1, S, G, K] each"""
+    """k, v [T, G, K] written to the layer's cache -> all keys and values of the batch's sequences, [1, S, G, K] each"""
     cache = inputs.state(layer, KV(k.shape[1], k.shape[2]))
     kv = ops.kv_store(cache, k, v, inputs.cache_slots(), name=f"blk.{layer}.kv_store")
-    return ops.kv_half(kv, which=0, name=f"blk.{layer}.keys"), ops.kv_half(kv, which=1, name=f"blk.{layer}.values")
+    keys, values = (ops.gather_pages(kv, inputs.page_table(), which=which, size=PAGE, name=f"blk.{layer}.{name}")
+                    for which, name in enumerate(("keys", "values")))
+    return keys, values
+
+
+def attend(q: Node, k: Node, v: Node, layer: int, inputs: TextInputs, attention: AttentionForm, bounds: Node) -> Node:
+    """Attention to everything in the cache that `bounds` let see, k and v written there first
+
+    q [T, H, K], k, v [T, G, K] -> [T, H * K]
+    """
+    (rows, count, size), at = q.shape, f"blk.{layer}.attn"
+    keys, values = remember(k, v, layer, inputs)
+    mixed = attention(ops.reshape(q, shape=(1, rows, count, size), name=f"{at}_q.batch"), keys, values, None, bounds, scale=size ** -0.5,
+                      name=at)
+    return ops.reshape(mixed, shape=(rows, count * size), name=f"{at}.flat")
 
 
 def heads(x: Node, count: int, name: str) -> Node:

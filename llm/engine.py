@@ -19,7 +19,7 @@ from mtmd.llm.family import TextFamily
 from mtmd.llm.inputs import TextInputs
 from mtmd.llm.sampler import Sampler
 from mtmd.llm.sequence import Batch, BatchShape, Running, Span, cut, lay_out, make_batch
-from mtmd.llm.state import Cache, state_dtype, states_by_name
+from mtmd.llm.state import PAGE, Cache, state_dtype, states_by_name
 
 PREFILL = 512  # tokens of a prefill batch
 FALLBACKS = 16  # every length of prompt has a plan of its own; what they refuse is much the same
@@ -43,6 +43,7 @@ class Engine:
                  residency: Residency | None = None):
         self.family, self.weights, self.backends, self.overrides = family, weights, backends, tuple(overrides)
         self.dtype, self.context, self.sequences, self.image_tokens = dtype, context, sequences, image_tokens
+        self.pages = 1 + sequences * self.pages_for(context)
         self.residency = residency or Residency()
         self.flash: FlashChoice = choose(self._probes, backends, overrides, flash_attn)
         self.fallbacks: dict[BatchShape, Plan] = {}
@@ -52,14 +53,18 @@ class Engine:
 
     def graph(self, batch: BatchShape, form: AttentionForm | None = None) -> list[Node]:
         """-> what is kept for later, then logits [R, V]"""
-        inputs = TextInputs(batch, self.family.image_width, self.sequences, self.context, self.dtype)
+        inputs = TextInputs(batch, self.family.image_width, self.sequences, self.pages, self.dtype)
         logits = self.family.graph(inputs, self.weights, form or self.flash.form)
         return [*inputs.kept, logits]
 
     def sizes(self) -> dict[str, BatchShape]:
         """Batches by label: a step of decode, and the largest prefill."""
-        most = min(max(PREFILL, self.image_tokens), self.context)
-        return {"decode": BatchShape(1), "prefill": BatchShape(most, min(self.image_tokens, most))}
+        most, pages = min(max(PREFILL, self.image_tokens), self.context), self.pages_for(self.context)
+        return {"decode": BatchShape(1, pages=pages), "prefill": BatchShape(most, min(self.image_tokens, most), pages=pages)}
+
+    @staticmethod
+    def pages_for(tokens: int) -> int:
+        return -(-tokens // PAGE)
 
     def plan(self, batch: BatchShape, overwrite: bool = True) -> Plan:
         """The plan of one shape of batch. `overwrite=False` keeps every value intact, for looking on."""
@@ -83,14 +88,14 @@ class Engine:
         """Memory for every layer's states, where the nodes run that write them. It is taken as slots are written, not before."""
         where = self._state_backends()
         with memory_for(f"the cache of {self.sequences} x {self.context} tokens", lambda: sum(self.cache_bytes().values())):
-            return Cache(self.family.layers, self.sequences, self.context, self.dtype, lambda name: where[name].device)
+            return Cache(self.family.layers, self.sequences, self.pages, self.dtype, lambda name: where[name].device)
 
     def cache_bytes(self) -> dict[str, int]:
         """Bytes of a full cache, per memory space."""
         where = self._state_backends()
         spaces: dict[str, int] = {}
         for name, state in states_by_name(self.family.layers).items():
-            count = torch.Size(state.shape(self.sequences, self.context)).numel()
+            count = torch.Size(state.shape(self.sequences + 1, self.pages)).numel()
             spaces[where[name].space] = spaces.get(where[name].space, 0) + count * state_dtype(state, self.dtype).itemsize
         return spaces
 
@@ -100,8 +105,8 @@ class Engine:
                 if node is not None and node.attrs.get("state") and step.node.alias}
 
     def forward(self, batch: Batch, observe: Observer | None = None) -> Tensor:
-        """Logits [R, V] of the rows the batch wants."""
-        return self._executor(batch.shape).run(batch, observe)[-1]
+        """Logits [R, V] of the last token of each of the batch's sequences, where they are wanted."""
+        return self._executor(batch.shape).run(batch, observe)[-1][:batch.answers]
 
     def prefill(self, spans: Sequence[Span], cache: Cache, running: Running | None = None, observe: Observer | None = None) -> Tensor:
         """Logits [V] after the last token of the spans, which go on where `running` is; without it, a sequence begins in slot 0.
@@ -115,9 +120,10 @@ class Engine:
         return self.forward(make_batch([(running, last)], cache), observe)[0]
 
     def begin(self, cache: Cache, slot: int) -> Running:
-        """A new sequence in a slot of the cache."""
+        """A new sequence in a slot of the cache, with a context of pages of its own."""
         cache.clear(slot)
-        return Running(slot)
+        count = self.pages_for(self.context)
+        return Running(slot, range(1 + slot * count, 1 + (slot + 1) * count))
 
     def batches(self, spans: Sequence[Span], running: Running) -> list[list[Span]]:
         """Spans checked, laid out and cut into prefill batches. Raises as `prefill` does."""

@@ -16,11 +16,11 @@ from mtmd.llm.state import State, state_dtype
 
 @dataclass(frozen=True)
 class TextInputs:
-    """The inputs of one shape of batch. `image_width` is the length of an image's rows, `sequences` and `context` those of the cache."""
+    """The inputs of one shape of batch. `image_width` is the length of an image's rows; `sequences` and `pages` are those of the cache."""
     batch: BatchShape
     image_width: int
     sequences: int
-    context: int
+    pages: int
     dtype: torch.dtype
     kept: list[Node] = field(default_factory=list, compare=False)
     """Nodes that no logit depends on and that have to run all the same: states that are written for later."""
@@ -63,8 +63,12 @@ class TextInputs:
     def cache_slots(self) -> Node:
         return self._input("inp.slots", (self.tokens,), torch.int64, lambda b: b.slots)
 
+    def page_table(self) -> Node:
+        """int64 [P], the pages that hold the past of the batch's sequences, one sequence after another."""
+        return self._input("inp.pages", (self.batch.pages,), torch.int64, lambda b: b.pages)
+
     def bounds(self, window: int | None = None, *, blocks: bool = True, whole: bool = False) -> Node:
-        """int32 [T, 2], which slots each token sees; see `Batch.bounds`."""
+        """int32 [T, 2], which rows of the gathered pages each token sees; see `Batch.bounds`."""
         name = f"inp.bounds.{window or 'all'}{'' if blocks else '.causal'}{'.whole' if whole else ''}"
         return self._input(name, (self.tokens, 2), torch.int32, lambda b: b.bounds(window, blocks, whole))
 
@@ -80,7 +84,7 @@ class TextInputs:
 
     def state(self, layer: int, state: State) -> Node:
         """A layer's part of the cache, written in place."""
-        name, shape = f"{state.name}.{layer}", state.shape(self.sequences, self.context)
+        name, shape = f"{state.name}.{layer}", state.shape(self.sequences + 1, self.pages)
         if name not in self._made:
             self._made[name] = Node("input", (), Type.contiguous(shape, state_dtype(state, self.dtype)),
                                     {"fill": lambda b: b.cache.tensors[name], "state": True}, name)

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from mtmd.kernels.graph import Shape
 
+PAGE = 32  # tokens of keys and values that are held, shared and let go together
+
 
 @dataclass(frozen=True)
 class KV:
@@ -21,9 +23,9 @@ class KV:
 
     name = "kv"
 
-    def shape(self, sequences: int, context: int) -> Shape:
-        """[2, S, G, K]: every sequence has `context` slots in a row."""
-        return 2, sequences * context, self.groups, self.head
+    def shape(self, sequences: int, pages: int) -> Shape:  # noqa: ARG002
+        """[2, S, G, K], S = pages * PAGE"""
+        return 2, pages * PAGE, self.groups, self.head
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class ConvWindow:
 
     name = "conv"
 
-    def shape(self, sequences: int, context: int) -> Shape:  # noqa: ARG002
+    def shape(self, sequences: int, pages: int) -> Shape:  # noqa: ARG002
         return sequences, self.rows, self.channels
 
 
@@ -47,7 +49,7 @@ class DeltaState:
 
     name = "delta"
 
-    def shape(self, sequences: int, context: int) -> Shape:  # noqa: ARG002
+    def shape(self, sequences: int, pages: int) -> Shape:  # noqa: ARG002
         return sequences, self.head, self.heads, self.value
 
 
@@ -66,13 +68,16 @@ def states_by_name(layers: Layers) -> dict[str, State]:
 
 
 class Cache:
-    """The states of up to `sequences` sequences of up to `context` tokens. A sequence is known by its slot, 0 to sequences - 1."""
+    """The states of up to `sequences` sequences, in `pages` pages of keys and values. A sequence is known by its slot, 0 to sequences - 1.
 
-    def __init__(self, layers: Layers, sequences: int, context: int, dtype: torch.dtype, device_of: Callable[[str], torch.device]):
-        self.sequences, self.context = sequences, context
+    One slot more, and page 0, are for rows that only fill up a batch.
+    """
+
+    def __init__(self, layers: Layers, sequences: int, pages: int, dtype: torch.dtype, device_of: Callable[[str], torch.device]):
+        self.sequences, self.pages = sequences, pages
         self._states = states_by_name(layers)
         self.tensors: Mapping[str, Tensor] = {
-            name: _zeros(state.shape(sequences, context), state_dtype(state, dtype), device_of(name))
+            name: _zeros(state.shape(sequences + 1, pages), state_dtype(state, dtype), device_of(name))
             for name, state in self._states.items()}
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 from mtmd.kernels.check import run_check
 from mtmd.kernels.report import Check, GraphFacts, Placement, graph_facts, placement
 from mtmd.llm.engine import Engine
-from mtmd.llm.sequence import BatchShape, Span, make_batch
+from mtmd.llm.sequence import Span, make_batch
 
 CHECKED = 16  # tokens read before the step that is looked at
 
@@ -32,6 +32,7 @@ def check_decoder(engine: Engine) -> Check:
     cache = engine.new_cache()
     running = engine.begin(cache, 0)
     engine.prefill([Span(tokens)], cache, running)
-    batch, one = make_batch([(running, [Span(tokens[:1])])], cache), BatchShape(1)
+    batch = make_batch([(running, [Span(tokens[:1])])], cache)
+    one = batch.shape
     return run_check("decoder", "one token decoded", engine.plan(one), engine.plan(one, overwrite=False), engine.residency,
                      engine.backends[0], engine.dtype, batch)

@@ -7,7 +7,7 @@ import torch
 
 from mtmd.kernels.backends.backend import Kernel
 from mtmd.kernels.backends.reference import lower_reference, reference_workspace
-from mtmd.kernels.cpu import attention, matmul, moe, quant_matmul, recurrent
+from mtmd.kernels.cpu import attention, matmul, moe, pages, quant_matmul, recurrent
 from mtmd.kernels.graph import Node
 
 
@@ -24,6 +24,8 @@ class Cpu:
     def lower(self, node: Node, in_place: bool = False) -> Kernel:
         if node.op == "attention":
             return functools.partial(attention.flash_attention, **node.attrs)
+        if node.op == "gather_pages":
+            return functools.partial(pages.gather_pages, **node.attrs)
         if node.op == "moe":
             return functools.partial(moe.moe, **node.attrs)
         if node.op in recurrent.KERNELS:
@@ -40,8 +42,8 @@ class Cpu:
                 return quant_matmul.workspace(x.type, w.type) if _quantized(node) else reference_workspace(node)
             return matmul.workspace(x.type, w.type)
         if node.op == "moe":
-            quants = {name: value for name, value in node.attrs.items() if name != "normalize"}
-            return moe.workspace(*(i.type for i in node.operands), **quants)
+            attrs = {name: value for name, value in node.attrs.items() if name not in ("normalize", "act")}
+            return moe.workspace(*[i.type for i in node.operands][:5], **attrs)
         if node.op in recurrent.WORKSPACES:
             return recurrent.WORKSPACES[node.op](*(i and i.type for i in node.inputs))
         if node.op != "attention":

@@ -19,7 +19,7 @@ from mtmd.kernels.ops import OPS
 COMPARE: dict[str, Callable[[int, int], bool]] = {"=": operator.eq, ">": operator.gt, "<": operator.lt}
 FACTS = ("head", "batch", "rows", "width")
 # Ops on tokens, one after another: no dimension of theirs counts as a batch.
-NO_BATCH = ("gated_delta", "kv_store", "kv_half", "rope", "state_store")
+NO_BATCH = ("gated_delta", "gather_pages", "kv_store", "kv_half", "rope", "state_store")
 _RULE = re.compile(r"(?P<op>\w+|\*)(?::(?:(?P<fact>\w+)(?P<sign>[=<>])(?P<number>\d{1,9})|(?P<dtype>bf16|fp32|fp16)))?", re.ASCII)
 
 

@@ -35,9 +35,14 @@ def scale(x: Tensor, *, factor: float, offset: float = 0.0) -> Tensor:
     return x.mul(factor).add_(offset)
 
 
-@op(shape=same_as_first, flops=lambda n: 2 * n.type.count, in_place=lambda x, low, high: x.clamp_(low, high))
-def clamp(x: Tensor, *, low: float, high: float) -> Tensor:
-    """x, no less than low and no more than high"""
+def _clamp_shape(x: Type, low: Type, high: Type) -> Type | None:
+    need(low.shape == high.shape == (1,) and low.dtype == high.dtype == x.dtype, f"x is {x}, low {low}, high {high}; expected limits [1]")
+    return same_as_first(x)
+
+
+@op(shape=_clamp_shape, flops=lambda n: 2 * n.type.count, in_place=lambda x, low, high: x.clamp_(low, high))
+def clamp(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """x, no less than low and no more than high          low, high [1] in x's type"""
     return x.clamp(low, high)
 
 

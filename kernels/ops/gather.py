@@ -118,6 +118,19 @@ def prepend(x: Tensor, row: Tensor) -> Tensor:
     return torch.cat((row.expand(x.shape[0], 1, -1), x), 1)
 
 
+def _pages_shape(cache: Type, pages: Type, *, which: int, size: int) -> Type:
+    need_places(pages)
+    need(len(cache.shape) == 4 and cache.shape[0] == 2 and which in (0, 1) and cache.shape[1] % size == 0,
+         f"half {which} of cache {list(cache.shape)} in pages of {size}")
+    return Type.contiguous((1, pages.shape[0] * size, *cache.shape[2:]), cache.dtype)
+
+
+@op(shape=_pages_shape, traffic=lambda n: 2 * n.type.bytes)
+def gather_pages(cache: Tensor, pages: Tensor, *, which: int, size: int) -> Tensor:
+    """The keys (0) or values (1) of a cache's pages, one after another          cache [2, S, G, K], pages [P] -> [1, P * size, G, K]"""
+    return cache[which].unflatten(0, (-1, size)).index_select(0, pages).flatten(0, 1).unsqueeze(0)
+
+
 def _store_shape(cache: Type, k: Type, v: Type, slots: Type) -> Type:
     need_places(slots)
     need(len(cache.shape) == 4 and cache.shape[0] == 2 and k.shape == v.shape and cache.shape[2:] == k.shape[1:]

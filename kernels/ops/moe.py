@@ -9,6 +9,8 @@ from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops.op import need, need_floats, op
 from mtmd.kernels.ops.quantized import dequantized, values_in
 
+ACTIVATIONS = ("silu", "gelu_tanh")
+
 
 def _expert_shape(w: Type, quant: str | None, x: Type, what: str) -> tuple[int, int, int]:
     """Experts, rows and values of a row of one of the three tables."""
@@ -17,9 +19,12 @@ def _expert_shape(w: Type, quant: str | None, x: Type, what: str) -> tuple[int, 
     return w.shape[0], w.shape[1], w.shape[2] if quant is None else values_in(w, quant)
 
 
-def _shape(x: Type, router: Type, gate: Type, up: Type, down: Type, *, top_k: int, normalize: bool,  # noqa: ARG001
-           gate_quant: str | None = None, up_quant: str | None = None, down_quant: str | None = None) -> Type:
+def _shape(x: Type, router: Type, gate: Type, up: Type, down: Type, shares: Type | None = None, *, top_k: int,
+           normalize: bool, act: str = "silu", gate_quant: str | None = None, up_quant: str | None = None,  # noqa: ARG001
+           down_quant: str | None = None) -> Type:
     need_floats(x, router)
+    need(act in ACTIVATIONS, f"act {act!r}, expected one of {', '.join(ACTIVATIONS)}")
+    need(shares is None or (shares.shape == router.shape[1:] and shares.dtype == torch.float32), f"shares {shares} of router {router}")
     need(len(x.shape) == len(router.shape) == 2 and x.shape[0] == router.shape[0], f"x {list(x.shape)}, router {list(router.shape)}")
     experts, ffn, width = _expert_shape(gate, gate_quant, x, "gate")
     need((experts, width) == (router.shape[1], x.shape[1]), f"gate {list(gate.shape)} for x {list(x.shape)}, router {list(router.shape)}")
@@ -38,7 +43,7 @@ def _flops(node: Node) -> int:
 
 def _traffic(node: Node) -> int:
     """The tokens, the ratings, the result, and the experts in use: as many as an even router would choose, which is top_k for one token."""
-    x, router, *tables = node.operands
+    x, router, *tables = list(node.operands)[:5]
     experts, tokens = tables[0].shape[0], x.shape[0]
     used: float = experts * (1 - (1 - node.attrs["top_k"] / experts) ** tokens)
     return node.type.bytes + x.type.bytes + router.type.bytes + round(used * sum(t.type.bytes for t in tables) / experts)
@@ -56,29 +61,37 @@ def _workspace(node: Node) -> int:
 
 
 @op(shape=_shape, flops=_flops, traffic=_traffic, workspace=_workspace)
-def moe(x: Tensor, router: Tensor, gate: Tensor, up: Tensor, down: Tensor, *, top_k: int, normalize: bool,
-        gate_quant: str | None = None, up_quant: str | None = None, down_quant: str | None = None) -> Tensor:
-    """sum_e p_e down_e (silu(gate_e x) * up_e x) over the `top_k` experts e that a token rates highest, p = softmax(router)
+def moe(x: Tensor, router: Tensor, gate: Tensor, up: Tensor, down: Tensor, shares: Tensor | None = None, *, top_k: int, normalize: bool,
+        act: str = "silu", gate_quant: str | None = None, up_quant: str | None = None, down_quant: str | None = None) -> Tensor:
+    """sum_e p_e s_e down_e (act(gate_e x) * up_e x) over the `top_k` experts e that a token rates highest, p = softmax(router)
 
     x [T, D], router [T, E] (logits), gate and up [E, F, D], down [E, D, F] -> [T, D]. `normalize`: the chosen p are scaled to a sum of 1.
-    `gate_quant`, `up_quant`, `down_quant` name the GGUF block types of tables that are u8 [E, rows, bytes of a row's values]. Ratings and
-    the sum are fp32.
+    `shares` fp32 [E] is s, 1 where it is absent. `act` is "silu" or "gelu_tanh". `gate_quant`, `up_quant`, `down_quant` name the GGUF
+    block types of tables that are u8 [E, rows, bytes of a row's values]. Ratings and the sum are fp32.
     """
-    weights, chosen = route(router, top_k, normalize)
+    weights, chosen = route(router, top_k, normalize, shares)
     total = x.new_zeros(x.shape, dtype=torch.float32)
     for e in chosen.unique().tolist():
         tokens, place = (chosen == e).nonzero(as_tuple=True)
         rows = x[tokens]
-        gated = F.silu(rows @ _matrix(gate, e, gate_quant, x).t()).mul_(rows @ _matrix(up, e, up_quant, x).t())
+        gated = activate(rows @ _matrix(gate, e, gate_quant, x).t(), act).mul_(rows @ _matrix(up, e, up_quant, x).t())
         y = gated @ _matrix(down, e, down_quant, x).t()
         total.index_add_(0, tokens, y * weights[tokens, place, None])
     return total.to(x.dtype)
 
 
-def route(router: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor]:
-    """Weights, fp32, and numbers of the experts of each token          router [T, E] -> [T, top_k] each"""
+def route(router: Tensor, top_k: int, normalize: bool, shares: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Weights, fp32, and numbers of the experts of each token          router [T, E], shares [E] -> [T, top_k] each"""
     weights, chosen = router.float().softmax(-1).topk(top_k, -1)
-    return (weights / weights.sum(-1, keepdim=True) if normalize else weights), chosen
+    if normalize:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return (weights if shares is None else weights * shares[chosen]), chosen
+
+
+def activate(x: Tensor, act: str) -> Tensor:
+    """act(x), in place of x"""
+    found: Tensor = F.silu(x, inplace=True) if act == "silu" else torch.ops.aten.gelu_(x, approximate="tanh")
+    return found
 
 
 def _matrix(w: Tensor, expert: int, quant: str | None, x: Tensor) -> Tensor:

@@ -9,9 +9,9 @@ from mtmd.kernels.graph import Type
 from mtmd.kernels.ops.op import need, need_floats, op, same_as_first
 
 
-def _norm_shape(x: Type, *weights: Type, eps: float) -> Type | None:  # noqa: ARG001
+def _norm_shape(x: Type, *weights: Type | None, eps: float) -> Type | None:  # noqa: ARG001
     for w in weights:
-        need(w.shape == x.shape[-1:], f"a weight {list(w.shape)} does not match x {list(x.shape)}")
+        need(w is None or w.shape == x.shape[-1:], f"a weight {w} does not match x {list(x.shape)}")
     return same_as_first(x, *weights)
 
 
@@ -21,9 +21,9 @@ def _layer_norm_shape(x: Type, w: Type, b: Type, *, eps: float) -> Type | None:
 
 
 @op(shape=_norm_shape, flops=lambda n: 4 * n.type.count)
-def rms_norm(x: Tensor, w: Tensor, *, eps: float) -> Tensor:
-    """x * rsqrt(mean(x^2) + eps) * w          x [..., D], w [D] in fp32; arXiv:1910.07467"""
-    return F.rms_norm(x.float(), x.shape[-1:], w.float(), eps).to(x.dtype)
+def rms_norm(x: Tensor, w: Tensor | None = None, *, eps: float) -> Tensor:
+    """x * rsqrt(mean(x^2) + eps) * w          x [..., D], w [D] in fp32, ones where it is absent; arXiv:1910.07467"""
+    return F.rms_norm(x.float(), x.shape[-1:], None if w is None else w.float(), eps).to(x.dtype)
 
 
 @op(shape=_layer_norm_shape, flops=lambda n: 6 * n.type.count)

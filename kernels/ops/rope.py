@@ -16,7 +16,7 @@ def _table_shape(positions: Type, divisors: Type | None = None, *, rotary: Rotar
     need(len(positions.shape) == 2 and not positions.dtype.is_floating_point, f"positions {positions}, expected integers [A, T]")
     need(max(rotary.axes, default=0) < positions.shape[0], f"axes {sorted(set(rotary.axes))} in positions {list(positions.shape)}")
     need(len(rotary.axes) in (0, count), f"{len(rotary.axes)} axes for {count} frequencies")
-    need(divisors is None or (divisors.shape == (count,) and divisors.dtype == torch.float32), f"divisors {divisors} of {count} frequencies")
+    need(divisors is None or (divisors.shape == (count,) and divisors.dtype == torch.float32), f"divisors {divisors}, {count} frequencies")
     return Type.contiguous((positions.shape[1], 2, count), torch.float32)
 
 

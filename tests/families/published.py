@@ -13,16 +13,17 @@ if TYPE_CHECKING:
     from common import Oracle
 
 
-def published(build: Callable[[Path], Oracle], *, tower: bool = False, transposed: bool = False) -> Callable[[Path], Oracle]:
+def published(build: Callable[[Path], Oracle], *, tower: bool = False, transposed: bool = False,
+              mrope: bool = True) -> Callable[[Path], Oracle]:
     """`build`, its folder rewritten: rope_theta and rope_scaling in config.json. `tower`: the tower's names under `vision_model`;
-    `transposed`: experts as [E, in, out], as Qwen3-VL's."""
+    `transposed`: experts as [E, in, out], as Qwen3-VL's; `mrope`: sections make a rotary embedding's type "mrope", as in Qwen2-VL's."""
     def rewritten(folder: Path) -> Oracle:
         oracle = build(folder)
         _rename(folder / "model.safetensors", tower, transposed)
         path = folder / "config.json"
         config = json.loads(path.read_text())
         for section in (config, config.get("text_config", {}), config.get("vision_config", {})):
-            _old_settings(section)
+            _old_settings(section, mrope)
         path.write_text(json.dumps(config, indent=1))
         return oracle
     return rewritten
@@ -37,7 +38,7 @@ def _rename(path: Path, tower: bool, transposed: bool) -> None:
     save_file(tensors, path, metadata={"format": "pt"})
 
 
-def _old_settings(section: dict[str, Any]) -> None:
+def _old_settings(section: dict[str, Any], mrope: bool) -> None:
     if "dtype" in section:
         section["torch_dtype"] = section.pop("dtype")
     rope = section.get("rope_parameters")
@@ -49,7 +50,7 @@ def _old_settings(section: dict[str, Any]) -> None:
     if kind == "axial":  # towers; only Pixtral's says its theta
         return
     section |= {key: rope.pop(key) for key in ("partial_rotary_factor",) if key in rope}
-    if "mrope_section" in rope and "mrope_interleaved" not in rope:
+    if mrope and "mrope_section" in rope and "mrope_interleaved" not in rope:
         section["rope_scaling"] = {"type": "mrope", **rope}
     else:
         section["rope_scaling"] = {"rope_type": kind, **rope} if rope or kind != "default" else None

@@ -84,7 +84,7 @@ def _scale(d: Draw) -> Case:
 
 
 def _clamp(d: Draw) -> Case:
-    return [d.values(d.batch(), d.size())], {"low": -0.5, "high": 0.7}
+    return [d.values(d.batch(), d.size()), *(torch.tensor([limit], dtype=d.dtype) for limit in (-0.5, 0.7))], {}
 
 
 def _cast(d: Draw) -> Case:
@@ -116,7 +116,7 @@ def _matmul(d: Draw) -> Case:
 
 def _rms_norm(d: Draw) -> Case:
     width = d.size()
-    return [d.values(d.batch(), d.size(), width), d.values(width, dtype=torch.float32)], {"eps": 1e-6}
+    return [d.values(d.batch(), d.size(), width), d.values(width, dtype=torch.float32) if d.maybe() else None], {"eps": 1e-6}
 
 
 def _layer_norm(d: Draw) -> Case:
@@ -259,6 +259,12 @@ def _kv_store(d: Draw) -> Case:
     return [d.values(2, slots, groups, width), k, v, d.places(tokens, slots)], {}
 
 
+def _gather_pages(d: Draw) -> Case:
+    size, count = d.size(1, 2, 4), d.size(1, 2, 5)
+    pages = torch.tensor([d.rng.randrange(count) for _ in range(d.size(1, 2, 7))])
+    return [d.values(2, count * size, d.size(1, 3), d.size()), pages], {"which": d.rng.randint(0, 1), "size": size}
+
+
 def _kv_half(d: Draw) -> Case:
     return [d.values(2, d.size(), d.size(1, 3), d.size())], {"which": d.rng.randint(0, 1)}
 
@@ -317,27 +323,29 @@ def _state_store(d: Draw) -> Case:
 
 def _moe(d: Draw) -> Case:
     tokens, experts = d.size(), d.size(1, 2, 5, 8)
-    attrs = {"top_k": d.rng.randint(1, experts), "normalize": d.maybe()}
+    attrs = {"top_k": d.rng.randint(1, experts), "normalize": d.maybe(), "act": d.rng.choice(("silu", "gelu_tanh"))}
     router = d.values(tokens, experts, dtype=d.rng.choice((d.dtype, torch.float32)))
+    shares = [d.lay(d.values(experts, dtype=torch.float32).sigmoid())] if d.maybe() else []
     if d.maybe():
         width, ffn = d.size(), d.size()
         return [d.values(tokens, width), router, d.values(experts, ffn, width), d.values(experts, ffn, width),
-                d.values(experts, width, ffn)], attrs
+                d.values(experts, width, ffn), *shares], attrs
     kinds = {f"{part}_quant": d.rng.choice(KINDS) for part in ("gate", "up", "down")}
     seeds = [d.rng.getrandbits(32) for _ in kinds]
     tables = [random_blocks(kind, experts * 256, 256, seed).view(experts, 256, -1)
               for kind, seed in zip(kinds.values(), seeds, strict=True)]
-    return [d.values(tokens, 256).mul_(0.01), router, *tables], attrs | kinds  # so that fp16 can hold the products
+    return [d.values(tokens, 256).mul_(0.01), router, *tables, *shares], attrs | kinds  # so that fp16 can hold the products
 
 
 MAKERS: dict[str, Callable[[Draw], Case]] = {
-    "add": _add, "mul": _add, "silu": _one, "relu": _one, "sigmoid": _one, "softplus": _one, "silu_mul": _two, "scale": _scale,
-    "clamp": _clamp, "cast": _cast, "add_rows": _place_rows, "concat": _concat, "prepend": _prepend, "unshuffle": _unshuffle, "resize2d": _resize2d,
-    "rope_table": _rope_table, "attention": _attention, "attn_mix": _attn_mix, "attn_scores": _attn_scores, "attn_softmax": _attn_softmax,
-    "columns": _columns, "embed": _embed, "gated_delta": _gated_delta, "gelu": _gelu, "gelu_mul": _gelu_mul, "kv_half": _kv_half,
-    "kv_store": _kv_store, "l2_norm": _l2_norm, "layer_norm": _layer_norm, "matmul": _matmul, "moe": _moe, "patch_embed": _patch_embed,
-    "place_rows": _place_rows, "pool2d": _pool2d, "reshape": _reshape, "rms_norm": _rms_norm, "rope": _rope, "rows": _rows,
-    "short_conv": _short_conv, "softcap": _softcap, "state_store": _state_store, "take_rows": _take_rows,
+    "add": _add, "add_rows": _place_rows, "attention": _attention, "attn_mix": _attn_mix, "attn_scores": _attn_scores,
+    "attn_softmax": _attn_softmax, "cast": _cast, "clamp": _clamp, "columns": _columns, "concat": _concat, "embed": _embed,
+    "gated_delta": _gated_delta, "gather_pages": _gather_pages, "gelu": _gelu, "gelu_mul": _gelu_mul, "kv_half": _kv_half,
+    "kv_store": _kv_store, "l2_norm": _l2_norm, "layer_norm": _layer_norm, "matmul": _matmul, "moe": _moe, "mul": _add,
+    "patch_embed": _patch_embed, "place_rows": _place_rows, "pool2d": _pool2d, "prepend": _prepend, "relu": _one, "reshape": _reshape,
+    "resize2d": _resize2d, "rms_norm": _rms_norm, "rope": _rope, "rope_table": _rope_table, "rows": _rows, "scale": _scale,
+    "short_conv": _short_conv, "sigmoid": _one, "silu": _one, "silu_mul": _two, "softcap": _softcap, "softplus": _one,
+    "state_store": _state_store, "take_rows": _take_rows, "unshuffle": _unshuffle,
 }
 
 

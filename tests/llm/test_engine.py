@@ -14,7 +14,8 @@ from mtmd.kernels.rotary import rotary
 from mtmd.llm.engine import Engine, Generated
 from mtmd.llm.families.gemma3 import Gemma3Text
 from mtmd.llm.sampler import Sampler, Sampling
-from mtmd.llm.sequence import Running, Span, make_batch
+from mtmd.llm.sequence import Span, make_batch
+from mtmd.llm.state import PAGE
 
 FAMILY = Gemma3Text(width=32, ffn=48, heads=4, groups=2, head=8, vocabulary=64, context=256, eps=1e-6, scale=8**-0.5, window=6,
                     kinds=("sliding_attention", "full_attention"),
@@ -69,8 +70,9 @@ def test_same_tokens_wherever_it_runs(chosen: dict[str, Any]) -> None:
 
 
 def test_caches_live_where_they_are_written() -> None:
-    assert engine().cache_bytes() == {"cpu": 2 * 2 * 64 * 2 * 8 * 4}
-    assert engine(rules=("kv_store:/blk\\.0/",)).cache_bytes() == {"cpu": 2 * 64 * 2 * 8 * 4, "limited": 2 * 64 * 2 * 8 * 4}
+    layer = 2 * (PAGE + 64) * 2 * 8 * 4  # a context of 64 tokens, and a page for rows that fill up a batch
+    assert engine().cache_bytes() == {"cpu": 2 * layer}
+    assert engine(rules=("kv_store:/blk\\.0/",)).cache_bytes() == {"cpu": layer, "limited": layer}
 
 
 def test_prompt_longer_than_the_context() -> None:
@@ -114,7 +116,7 @@ def test_an_empty_prompt() -> None:
 
 def test_no_memory_for_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mtmd.llm.state.np.zeros", Mock(side_effect=MemoryError))
-    with pytest.raises(DeviceMemoryError, match=r"the cache of 1 x 64 tokens needs 16.0 KiB.*--context"):
+    with pytest.raises(DeviceMemoryError, match=r"the cache of 1 x 64 tokens needs 24.0 KiB.*--context"):
         answer(engine())
 
 
@@ -176,4 +178,4 @@ def test_a_slot_is_used_again() -> None:
     cache = subject.new_cache()
     first = subject.prefill(PROMPT, cache)
     subject.prefill([Span((1, 2, 3))], cache)
-    assert torch.equal(subject.prefill(PROMPT, cache, Running()), first)
+    assert torch.equal(subject.prefill(PROMPT, cache, subject.begin(cache, 0)), first)
