@@ -23,7 +23,7 @@ def test_an_op_that_only_prompts_with_images_need() -> None:
     ("*:batch=2", [FOUR, WORD], "batch 2 is not supported"), ("attention:rows=30", [ONE], "rows 30 is not supported")])
 def test_a_shape_that_nobody_asked_about(rule: str, images: list[Path], told: str) -> None:
     model, plain = load(refuse=[rule]), load()
-    assert model.answer(ONE, "How many?", max_tokens=1).receipt.warnings == ()
+    assert model.answer(ONE, "How many shapes are there in this picture, and which?", max_tokens=1).receipt.warnings == ()
     answer = model.answer(images)
     assert answer.text == plain.answer(images).text
     assert any(told in w for w in answer.receipt.warnings)
