@@ -19,7 +19,7 @@ class Item:
     """A sequence as the batcher sees it. `total` counts its tokens, prompt and answer so far, `done` those whose keys and values are kept.
 
     `blocks` are stretches (start, stop) not to be cut; `keys` those of the prompt's full pages; `slot` is its place among recurrent
-    states, None while it waits. A sequence may be taken up again only at tokens `resumable` says: any, for keys and values alone.
+    states, None while it waits. `snapshot_at`: the token at whose end its recurrent states are to be looked at, if it has any.
     """
     total: int
     blocks: tuple[tuple[int, int], ...] = ()
@@ -27,7 +27,7 @@ class Item:
     done: int = 0
     pages: list[int] = field(default_factory=list)
     slot: int | None = None
-    reused: int = 0
+    snapshot_at: int | None = None
 
     @property
     def left(self) -> int:
@@ -37,6 +37,8 @@ class Item:
     def chunk(self, room: int) -> int:
         """How many of its next tokens to run given `room`: no more, but to the end of a block that begins at the first of them."""
         stop = min(self.done + room, self.total)
+        if self.snapshot_at is not None and self.done < self.snapshot_at < stop:
+            stop = self.snapshot_at
         for start, end in self.blocks:
             if start < stop < end:
                 return (start if start > self.done else end) - self.done
@@ -52,16 +54,19 @@ class Step:
 
 
 class Batcher:
-    """`pages` of the cache, `slots` sequences at once, at most `tokens` in a batch. `share`: whether beginnings may be shared, which
-    recurrent states forbid."""
+    """`pages` of the cache, `slots` sequences at once, at most `tokens` in a batch. `recurrent`: sequences can be taken up again only where
+    one of the `snapshots`, known by a page's key, was taken, and not at the end of any page."""
 
-    def __init__(self, pages: Pages, slots: int, tokens: int, share: bool = True):
-        self.pages, self.tokens, self.share = pages, tokens, share
+    def __init__(self, pages: Pages, slots: int, tokens: int, recurrent: bool = False):
+        self.pages, self.tokens, self.recurrent = pages, tokens, recurrent
+        self.snapshots: set[bytes] = set()
         self.waiting: deque[Item] = deque()
         self.running: list[Item] = []
         self._slots = list(range(slots))
 
     def add(self, item: Item) -> None:
+        if self.recurrent:
+            item.snapshot_at = (item.total - 1) // self.pages.size * self.pages.size or None
         self.waiting.append(item)
 
     def remove(self, item: Item) -> None:
@@ -94,23 +99,33 @@ class Batcher:
         """The batch has been run: its tokens' keys and values are kept, and full pages are known."""
         for item, count in step.parts:
             item.done += count
-            if self.share:
-                for index in range(min(item.done // self.pages.size, len(item.keys))):
-                    self.pages.remember(item.pages[index], item.keys[index])
+            self.remember(item)
+
+    def remember(self, item: Item) -> None:
+        """What is in an item's full pages is known by its keys from now on."""
+        for page, key in zip(item.pages[:item.done // self.pages.size], item.keys, strict=False):
+            self.pages.remember(page, key)
+
+    def restart(self, item: Item) -> None:
+        """A running sequence forgets what it has read, keeps its place, and gets pages for all its tokens. Raises IndexError if there are
+        too few."""
+        self.pages.release(item.pages)
+        item.pages, item.done = [], 0
+        item.pages = self.pages.take(self._pages_for(item.total))
 
     def _admit(self) -> list[Item]:
         """First come, first served: nobody overtakes one who waits for memory."""
         admitted = []
         while self.waiting and self._slots:
             item = self.waiting[0]
-            found = self.pages.find(self._usable(item)) if self.share else []
+            found = self.pages.find(self._usable(item))
             need = self._pages_for(item.total) - len(found)
             if need > self.pages.available - self._reserve():
                 self.pages.release(found)
                 break
             self.waiting.popleft()
             item.pages = found
-            item.done = item.reused = len(found) * self.pages.size
+            item.done = len(found) * self.pages.size
             item.slot = self._slots.pop(0)
             self.running.append(item)
             admitted.append(item)
@@ -118,7 +133,11 @@ class Batcher:
 
     def _usable(self, item: Item) -> Sequence[bytes]:
         """Keys of pages that end before the last token: one has to be read anew, for its logits."""
-        return item.keys[:(item.total - 1) // self.pages.size]
+        keys = item.keys[:(item.total - 1) // self.pages.size]
+        if self.recurrent:
+            known = [n for n, key in enumerate(keys, 1) if key in self.snapshots and self.pages.knows(key)]
+            keys = keys[:known[-1] if known else 0]
+        return keys
 
     def _reserve(self) -> int:
         """Pages that those let in still need for what they were let in with."""
@@ -131,12 +150,16 @@ class Batcher:
             victim = self.running[-1]
             if not may_preempt or victim is item:
                 return False
-            self._vacate(victim)
-            victim.done = victim.reused = 0
-            self.waiting.appendleft(victim)
+            self.preempt(victim)
             preempted.append(victim)
         item.pages += self.pages.take(need) if need > 0 else []
         return True
+
+    def preempt(self, item: Item) -> None:
+        """A running sequence gives up its place and its pages, and is the next to get some."""
+        self._vacate(item)
+        item.done = 0
+        self.waiting.appendleft(item)
 
     def _vacate(self, item: Item) -> None:
         self.running.remove(item)

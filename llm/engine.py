@@ -114,7 +114,8 @@ class Engine:
         Raises PromptError where there is nothing to read or it does not fit, with the numbers; ModelError for a token without an embedding.
         """
         running = running or self.begin(cache, 0)
-        *before, last = self.batches(spans, running)
+        self.check(spans, running.length)
+        *before, last = cut(lay_out(spans, running.position)[0], PREFILL)
         for part in before:
             self.forward(make_batch([(running, part)], cache, wants_logits=False), observe)
         return self.forward(make_batch([(running, last)], cache), observe)[0]
@@ -125,17 +126,19 @@ class Engine:
         count = self.pages_for(self.context)
         return Running(slot, range(1 + slot * count, 1 + (slot + 1) * count))
 
-    def batches(self, spans: Sequence[Span], running: Running) -> list[list[Span]]:
-        """Spans checked, laid out and cut into prefill batches. Raises as `prefill` does."""
-        total = running.length + sum(map(len, spans))
-        if not running.length < total < self.context:
+    def check(self, spans: Sequence[Span], length: int = 0) -> None:
+        """Raises PromptError where there is nothing to read after the first `length` tokens or it does not fit, with the numbers.
+
+        ModelError for a token without an embedding.
+        """
+        total = length + sum(map(len, spans))
+        if not length < total < self.context:
             raise PromptError(f"the prompt takes {total} tokens, images included, and the context holds {self.context}, answer included; "
                               "shorten the prompt, use fewer images or raise the context")
-        highest = max(t for s in spans if s.embeddings is None for t in s.tokens) if any(s.embeddings is None for s in spans) else 0
+        highest = max((t for s in spans if s.embeddings is None for t in s.tokens), default=0)
         if highest >= self.family.vocabulary:
             raise ModelError(f"the prompt has token {highest}, and the model's table ends at {self.family.vocabulary - 1}; "
                              "the tokenizer does not fit this model")
-        return cut(lay_out(spans, running.position)[0], PREFILL)
 
     def generate(self, spans: Sequence[Span], sampler: Sampler, *, stop: Collection[int], max_tokens: int,
                  done: Generated) -> Iterator[int]:

@@ -59,6 +59,9 @@ class Pages:
             found.append(page)
         return found
 
+    def knows(self, key: bytes) -> bool:
+        return key in self._by_key
+
     def remember(self, page: int, key: bytes) -> None:
         """The page is full, and `key` tells what is in it. The first page known by a key stays the one."""
         if page not in self._holders:

@@ -16,13 +16,16 @@ class Span:
 
     `block`: its tokens see each other in both directions, and it is never cut across batches. `grid` (rows, columns): its tokens lie on a
     grid and have a row and a column of their own as positions, beside a time that they share. `positions` int64 [3, T] (time, row,
-    column) are set by `lay_out`.
+    column) are set by `lay_out`. `content` names what the embeddings show, and `offset` the place of the first among all of it, so that
+    what was read once is known again; empty where nobody knows.
     """
     tokens: tuple[int, ...]
     embeddings: Tensor | None = None
     block: bool = False
     grid: tuple[int, int] | None = None
     positions: Tensor | None = None
+    content: bytes = b""
+    offset: int = 0
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -31,7 +34,7 @@ class Span:
         """A part of it, laid out as the whole was."""
         assert self.grid is None or self.positions is not None, "a grid is laid out before it is cut"
         return Span(self.tokens[start:stop], None if self.embeddings is None else self.embeddings[start:stop], self.block, None,
-                    None if self.positions is None else self.positions[:, start:stop])
+                    None if self.positions is None else self.positions[:, start:stop], self.content, self.offset + start)
 
 
 @dataclass

@@ -9,8 +9,8 @@ from mtmd.llm.batcher import Batcher, Item, Step
 from mtmd.llm.pages import Pages
 
 
-def batcher(pages: int = 33, size: int = 4, slots: int = 4, tokens: int = 64, share: bool = True) -> Batcher:
-    return Batcher(Pages(pages, size), slots, tokens, share)
+def batcher(pages: int = 33, size: int = 4, slots: int = 4, tokens: int = 64, recurrent: bool = False) -> Batcher:
+    return Batcher(Pages(pages, size), slots, tokens, recurrent)
 
 
 def run(subject: Batcher) -> Step:
@@ -81,17 +81,42 @@ def test_equal_beginnings_are_read_once() -> None:
     subject.remove(first)
     subject.add(second)
     step = subject.step()
-    assert second.reused == 8, "the last page has to be read for the logits of its last token"
-    assert counts(step) == [4]
+    assert counts(step) == [4] and second.done == 8, "the last page has to be read for the logits of its last token"
 
 
-def test_nothing_is_shared_where_states_forbid_it() -> None:
-    subject = batcher(share=False)
-    for _ in range(2):
-        item = Item(12, keys=[b"a", b"b", b"c"])
+def test_recurrent_states_are_taken_up_at_snapshots_only() -> None:
+    subject, keys = batcher(recurrent=True), [b"a", b"b", b"c"]
+    first = Item(13, keys=keys)
+    subject.add(first)
+    assert first.snapshot_at == 12 and [counts(run(subject)) for _ in range(2)] == [[12], [1]]
+    subject.remove(first)
+    for snapshots, read in ((set(), 13), ({b"x"}, 13), ({b"b"}, 5), ({b"a", b"c"}, 1)):
+        subject.snapshots = snapshots
+        item = Item(13, keys=keys)
         subject.add(item)
-        assert counts(run(subject)) == [12] and item.reused == 0
+        step = subject.step()
+        assert item.left == read and counts(step)[0] <= read
         subject.remove(item)
+
+
+def test_a_snapshot_without_its_pages_is_of_no_use() -> None:
+    subject = batcher(recurrent=True)
+    subject.snapshots = {b"a"}
+    item = Item(9, keys=[b"a", b"b"])
+    subject.add(item)
+    subject.step()
+    assert item.left == 9
+
+
+def test_restarting_reads_all_again() -> None:
+    subject = batcher(size=4)
+    item = Item(9)
+    subject.add(item)
+    run(subject)
+    slot = item.slot
+    subject.restart(item)
+    assert (item.done, item.slot, len(item.pages), subject.pages.held) == (0, slot, 3, 3)
+    assert counts(run(subject)) == [9]
 
 
 def test_the_youngest_gives_way_and_comes_back() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "families"))
 from common import randomize
@@ -84,69 +83,6 @@ def test_text_alone_is_transformers(kind: str, name: str, more: dict[str, Any], 
     with torch.no_grad():
         expected = model(torch.tensor([tokens])).logits[0, -1]
     assert float((found - expected).square().sum() / expected.square().sum()) < 1e-10
-
-
-class Held:
-    """A weight file in memory."""
-
-    def __init__(self, tensors: dict[str, Tensor], canonical: bool = False):
-        self.tensors, self.canonical = tensors, canonical
-
-    def names(self) -> list[str]:
-        return list(self.tensors)
-
-    def meta(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
-        return tuple(self.tensors[name].shape), self.tensors[name].dtype
-
-    def kind(self, name: str) -> str:  # noqa: ARG002
-        return "F32"
-
-    def read(self, name: str) -> Tensor:
-        return self.tensors[name]
-
-
-def layouts(gate: Tensor, up: Tensor, down: Tensor) -> dict[str, tuple[dict[str, Tensor], bool]]:
-    """The experts of one layer as different checkpoints hold them, and whether it is a GGUF."""
-    at, both = "model.language_model.layers.0.mlp.experts.", torch.cat((gate, up), 1)
-    single = {f"model.layers.0.mlp.experts.{e}.{part}_proj.weight": table[e] for part, table in (("gate", gate), ("up", up), ("down", down))
-              for e in range(len(gate))}
-    own = {f"blk.0.ffn_{part}_exps.weight": table for part, table in (("gate", gate), ("up", up), ("down", down))}
-    return {"published Qwen3-VL": ({f"{at}gate_up_proj": both.transpose(1, 2), f"{at}down_proj": down.transpose(1, 2)}, False),
-            "transformers 5": ({f"{at}gate_up_proj": both, f"{at}down_proj": down}, False),
-            "one by one": (single, False), "GGUF": (own, True),
-            "GGUF, gate and up in one": ({"blk.0.ffn_gate_up_exps.weight": both, "blk.0.ffn_down_exps.weight": down}, True)}
-
-
-EXPERT_TABLES = [torch.randn(5, *shape, generator=torch.Generator().manual_seed(i))
-                 for i, shape in enumerate(((14, 40), (14, 40), (40, 14)))]
-
-
-@pytest.mark.parametrize("layout", layouts(*EXPERT_TABLES))
-def test_every_layout_gives_the_same_experts(layout: str) -> None:
-    tensors, canonical = layouts(*EXPERT_TABLES)[layout]
-    wanted = {name: p for name, p in read(SPARSE).parameters().items() if name.startswith("blk.0.") and "_exps" in name}
-    weights = CanonicalWeights(Held(tensors, canonical), wanted, "folder")
-    assert weights.sources == set(tensors) and len(wanted) == 3
-    for part, expected in zip(("gate", "up", "down"), EXPERT_TABLES, strict=True):
-        assert torch.equal(weights.read(f"blk.0.ffn_{part}_exps.weight", torch.float32), expected), part
-
-
-def test_experts_that_could_be_held_either_way_are_refused() -> None:
-    """Width 28 is twice the experts' FFN: a table of gates and ups looks the same turned round, and loading it would be a guess."""
-    settings = SPARSE | {"hidden_size": 28}
-    at = "model.language_model.layers.0.mlp.experts."
-    tensors = {f"{at}gate_up_proj": torch.zeros(5, 28, 28), f"{at}down_proj": torch.zeros(5, 28, 14)}
-    wanted = {name: p for name, p in read(settings).parameters().items() if name == "blk.0.ffn_gate_exps.weight"}
-    with pytest.raises(ModelError, match=r"gate_up_proj of shape \[5, 28, 28\] can be read in two ways"):
-        CanonicalWeights(Held(tensors), wanted, "folder")
-
-
-def test_misshapen_experts_are_named_with_both_shapes() -> None:
-    at = "model.language_model.layers.0.mlp.experts."
-    tensors = {f"{at}gate_up_proj": torch.zeros(5, 27, 40), f"{at}down_proj": torch.zeros(5, 40, 14)}
-    wanted = {name: p for name, p in read(SPARSE).parameters().items() if name == "blk.0.ffn_gate_exps.weight"}
-    with pytest.raises(ModelError, match=r"gate_up_proj has shape \[5, 27, 40\], expected \[5, 28, 40\] from the configuration"):
-        CanonicalWeights(Held(tensors), wanted, "folder")
 
 
 @pytest.mark.skipif(not GOLDEN.is_dir(), reason="GOLDEN CHECKPOINTS ARE MISSING: there is no ../shared/golden")
