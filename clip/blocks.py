@@ -155,11 +155,21 @@ def grid_positions(rows: int, columns: int) -> torch.Tensor:
     return torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).t().contiguous()
 
 
-def rotary_attention(x: Node, at: str, heads: int, angles: Node, w: Weights, attention: AttentionForm, bounds: Node | None = None) -> Node:
-    """Attention with rotary positions and biases          x [B, P, C], angles [P, 2, K / 2] -> [B, P, C]"""
-    q, k, v = (split_heads(w.linear(x, f"{at}.{part}", bias=True), heads, f"{at}.{part}") for part in ("attn_q", "attn_k", "attn_v"))
+def rotary_attention(x: Node, at: str, heads: int, angles: Node, w: Weights, attention: AttentionForm, bounds: Node | None = None, *,
+                     fused: bool = False, bias: bool = True, out_bias: bool = True) -> Node:
+    """Attention with rotary positions          x [B, P, C], angles [P, 2, K / 2] -> [B, P, C]
+
+    `fused`: queries, keys and values have one matrix. `bias` is theirs, `out_bias` the output's.
+    """
+    names = [f"{at}.attn_{part}" for part in "qkv"]
+    if fused:
+        qkv, width = w.linear(x, f"{at}.attn_qkv", bias=bias), x.shape[2]
+        parts = [ops.columns(qkv, start=i * width, stop=(i + 1) * width, name=name) for i, name in enumerate(names)]
+    else:
+        parts = [w.linear(x, name, bias=bias) for name in names]
+    q, k, v = (split_heads(part, heads, name) for part, name in zip(parts, names, strict=True))
     q, k = (ops.rope(part, angles, name=f"{part.name}.rope") for part in (q, k))
-    return w.linear(attend(q, k, v, attention, at, bounds=bounds), f"{at}.attn_out", bias=True)
+    return w.linear(attend(q, k, v, attention, at, bounds=bounds), f"{at}.attn_out", bias=out_bias)
 
 
 def biased_parameters(tensors: Mapping[str, tuple[str, tuple[int, ...]]], source: Callable[[str], tuple[str, ...]]) -> dict[str, Parameter]:

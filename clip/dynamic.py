@@ -23,13 +23,15 @@ GGUF_TOKENS = (4, 16384)  # the limits of every published Qwen2-VL and Qwen2.5-V
 
 @dataclass(frozen=True)
 class DynamicResolution:
-    """Patches of `patch` pixels a side, `merge` x `merge` of which become one token; from `least` to `most` pixels a picture."""
+    """Patches of `patch` pixels a side, `merge` x `merge` of which become one token; from `least` to `most` pixels a picture. `enlarge`:
+    one narrower than a token is first scaled up to it."""
     patch: int
     merge: int
     least: int
     most: int
     normalize: Normalize
     resample: str
+    enlarge: bool = False
 
     @property
     def factor(self) -> int:
@@ -48,13 +50,10 @@ class DynamicResolution:
 
     def size(self, height: int, width: int, budget: Budget = DEFAULT_BUDGET) -> tuple[int, int]:
         """Height and width in pixels that a picture is scaled to. Raises ImageError for one that is too narrow."""
-        found = smart_resize(height, width, self.factor, *self._pixels(budget))
+        found = smart_resize(height, width, self.factor, *self._pixels(budget), enlarge=self.enlarge)
         rows, columns = (side // self.factor for side in found)
-        most = budget.max_tokens
-        if most is not None and rows * columns > most:  # rounded up beyond what was asked for
-            short = min(rows, columns, math.isqrt(most))
-            long = min(max(rows, columns), most // short)
-            rows, columns = (short, long) if rows <= columns else (long, short)
+        if budget.max_tokens is not None:  # rounded up beyond what was asked for
+            rows, columns = within(rows, columns, budget.max_tokens)
         return rows * self.factor, columns * self.factor
 
     def most_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
@@ -86,10 +85,23 @@ class DynamicResolution:
         return self.least if low == least else low * cell, self.most if high == most else high * cell
 
 
-def smart_resize(height: int, width: int, factor: int, least: int, most: int) -> tuple[int, int]:
+def within(rows: int, columns: int, most: int) -> tuple[int, int]:
+    """At most `most` cells: rows and columns as they are, or the longer side shortened, and both where the shorter alone is too long."""
+    if rows * columns <= most:
+        return rows, columns
+    short = min(rows, columns, math.isqrt(most))
+    long = min(max(rows, columns), most // short)
+    return (short, long) if rows <= columns else (long, short)
+
+
+def smart_resize(height: int, width: int, factor: int, least: int, most: int, *, enlarge: bool = False) -> tuple[int, int]:
     """Height and width as multiples of `factor` with `least` to `most` pixels, nearly in the same ratio (transformers' `smart_resize`)."""
+    given = f"{width} x {height}"
+    if enlarge and min(height, width) < factor:
+        up = factor / min(height, width)
+        height, width = int(height * up), int(width * up)
     if max(height, width) > MAX_RATIO * min(height, width):
-        raise ImageError(f"picture of {width} x {height} pixels, expected sides that differ by a factor of at most {MAX_RATIO}; crop it")
+        raise ImageError(f"picture of {given} pixels, expected sides that differ by a factor of at most {MAX_RATIO}; crop it")
     rows, columns = round(height / factor), round(width / factor)
     if rows * columns * factor ** 2 > most:
         shrink = math.sqrt(height * width / most)
@@ -101,18 +113,20 @@ def smart_resize(height: int, width: int, factor: int, least: int, most: int) ->
 
 
 def read_dynamic(image: Settings, patch: int, merge: int, mean: tuple[float, ...] = CLIP_MEAN,
-                 std: tuple[float, ...] = CLIP_STD) -> DynamicResolution:
-    """From an image processor's settings; `patch` and `merge` are config.json's. Raises ModelError where the two do not fit together."""
+                 std: tuple[float, ...] = CLIP_STD, *, frames: int = 1, enlarge: bool = False) -> DynamicResolution:
+    """From an image processor's settings; `patch` and `merge` are config.json's, and its limits count every pixel `frames` times. Raises
+    ModelError where the two do not fit together."""
     for key, expected, default in (("patch_size", patch, 14), ("merge_size", merge, 2), ("temporal_patch_size", 2, 2)):
         if (found := image.count(key, default)) != expected:
             raise ModelError(f"{image.where}: {key} is {found}, expected {expected} as config.json says; correct one of them")
     size = image.part("size")
     edges = (size.count("shortest_edge"), size.count("longest_edge", most=1 << 40)) if size.values else PIXELS
     least, most = image.count("min_pixels", edges[0]), image.count("max_pixels", edges[1], most=1 << 40)
+    least, most = -(-least // frames), most // frames
     if least > most or most < (patch * merge) ** 2:
         raise ModelError(f"{image.where}: {least} to {most} pixels a picture, expected limits that allow {(patch * merge) ** 2} and more")
     return DynamicResolution(patch, merge, least, most, read_normalize(image, mean, std),
-                             RESAMPLE[image.choice("resample", RESAMPLE, 3)])
+                             RESAMPLE[image.choice("resample", RESAMPLE, 3)], enlarge)
 
 
 def gguf_dynamic(keys: Settings, merge: int = 2, limits: tuple[int, int] = GGUF_TOKENS) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """Tiles to embeddings: one vision family on its backends."""
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mtmd.clip.family import ImagePlan, VisionFamily
 from mtmd.kernels.backends.backend import Backend
-from mtmd.kernels.executor import Executor, Observer, Residency
+from mtmd.kernels.executor import Executor, Observer, Residency, finish
 from mtmd.kernels.flash import AttentionForm, FlashChoice, choose
 from mtmd.kernels.graph import Node, Shape, Type, WeightSource, graph_input, weight
 from mtmd.kernels.scheduler import Override, Plan, make_plan
@@ -59,21 +59,12 @@ class Encoder:
             self.fallbacks[batch, tile] = plan
         return Executor(plan, self.residency)
 
-    def batches(self, tiles: Sequence[np.ndarray], observe: Observer | None = None) -> Iterator[tuple[list[int], list[Tensor]]]:
-        """Which tiles, and their embeddings [T, D] in the compute type, on the device, batch by batch.
-
-        tiles: fp32 [3, Y, X]; those of equal shape go together, at most `BATCH` at once.
-        """
-        waiting: dict[Shape, list[int]] = {}
-        for index, tile in enumerate(tiles):
-            waiting.setdefault(tuple(tile.shape), []).append(index)
-        for shape, indices in waiting.items():
-            for start in range(0, len(indices), BATCH):
-                part = indices[start:start + BATCH]
-                pixels = torch.from_numpy(np.stack([tiles[i] for i in part])).to(self.dtype)
-                embeddings = self._executor(len(part), shape).run(pixels, observe)[0]
-                self.backends[0].synchronize()  # so that whoever measures, measures the encoding
-                yield part, list(embeddings.unbind(0))
+    def steps(self, tiles: Sequence[np.ndarray], observe: Observer | None = None) -> Generator[None, None, list[Tensor]]:
+        """Encode at most `BATCH` tiles [3, Y, X] of equal shape, a node at a time          -> embeddings [T, D] in the compute type"""
+        pixels = torch.from_numpy(np.stack(tiles)).to(self.dtype)
+        (embeddings,) = yield from self._executor(len(tiles), tuple(tiles[0].shape)).steps(pixels, observe)
+        self.backends[0].synchronize()  # so that whoever measures, measures the encoding
+        return list(embeddings.unbind(0))
 
     def join(self, plan: ImagePlan, tiles: Sequence[Tensor]) -> Tensor:
         """The embeddings [T, D] of a picture's image tokens, from those of its tiles."""
@@ -86,6 +77,13 @@ class Encoder:
         return rows[torch.from_numpy(plan.order).to(rows.device)]  # -1 is the last row: the separator
 
     def encode(self, tiles: Sequence[np.ndarray], observe: Observer | None = None) -> list[Tensor]:
-        """Embeddings [T, D] of each tile, in order."""
-        done = {index: value for part, values in self.batches(tiles, observe) for index, value in zip(part, values, strict=True)}
+        """Embeddings [T, D] of each tile, in order; tiles fp32 [3, Y, X], those of equal shape together, at most `BATCH` at once."""
+        waiting: dict[Shape, list[int]] = {}
+        for index, tile in enumerate(tiles):
+            waiting.setdefault(tuple(tile.shape), []).append(index)
+        done: dict[int, Tensor] = {}
+        for indices in waiting.values():
+            for start in range(0, len(indices), BATCH):
+                part = indices[start:start + BATCH]
+                done.update(zip(part, finish(self.steps([tiles[i] for i in part], observe)), strict=True))
         return [done[i] for i in range(len(tiles))]

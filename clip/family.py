@@ -27,11 +27,16 @@ class Entry:
 
 FAMILIES = (
     Entry("mtmd.clip.families.gemma3", ("gemma3",), ("gemma3",)),
+    Entry("mtmd.clip.families.gemma4", ("gemma4",), ("gemma4v",)),
     Entry("mtmd.clip.families.idefics3", ("idefics3", "smolvlm"), ("idefics3",)),
     Entry("mtmd.clip.families.llava", ("llava", "llava_next"), ("mlp",)),
     Entry("mtmd.clip.families.qwen3_vl", ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), ("qwen3vl_merger",)),
     Entry("mtmd.clip.families.qwen2_vl", ("qwen2_vl",), ("qwen2vl_merger",)),
     Entry("mtmd.clip.families.qwen2_5_vl", ("qwen2_5_vl",), ("qwen2.5vl_merger",)),
+    Entry("mtmd.clip.families.lfm2_vl", ("lfm2_vl",), ("lfm2",)),
+    Entry("mtmd.clip.families.pixtral", ("llava/pixtral", "mistral3"), ("pixtral",)),
+    Entry("mtmd.clip.families.internvl", ("internvl",), ("internvl",)),
+    Entry("mtmd.clip.families.glm4v", ("glm4v",), ("glm4v",)),
 )
 
 
@@ -97,7 +102,7 @@ def vision_family(model_type: str, config: Settings, image: Settings) -> VisionF
             break
     else:
         known = sorted(t for e in FAMILIES for t in e.model_types)
-        raise ModelError(f"architecture {model_type!r:.60} is not known; this version reads {', '.join(known)}")
+        raise ModelError(f"{config.where}: architecture {model_type!r:.60} is not known; this version reads {', '.join(known)}")
     family: VisionFamily = import_module(entry.module).read(config, image)
     return family
 

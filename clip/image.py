@@ -87,6 +87,18 @@ def open_picture(source: Source, limits: ImageLimits = DEFAULT_LIMITS, name: str
     raise ImageError(f"{name}: found an object of type {found}, expected bytes, a Pillow image or a uint8 array; open it first")
 
 
+def picture_size(data: bytes, limits: ImageLimits = DEFAULT_LIMITS, name: str = "image") -> tuple[int, int]:
+    """(width, height) that the header of a picture file tells, before orientation. Nothing is decoded. Raises ImageError."""
+    name = one_line(name)
+    kind = _format(data, limits, name)
+    size = webp_size(data) if kind == "WEBP" else None  # opening a WebP would allocate its canvas
+    if size is None:
+        with _decoding(name, NAMES[kind], lambda: ends_early(kind, data)):
+            size = _READERS[kind](io.BytesIO(data)).size
+    _check_pixels(size, limits, name)
+    return size
+
+
 def resize(pixels: Pixels, width: int, height: int, resample: str) -> Pixels:
     """uint8 `[H, W, 3]` to uint8 `[height, width, 3]` with Pillow's filter named `resample`; the very same array where no size changes.
 
@@ -110,10 +122,7 @@ def _open_bytes(source: bytes | bytearray | memoryview, limits: ImageLimits, nam
     count = source.nbytes if isinstance(source, memoryview) else len(source)
     check_bytes(count, limits, name)
     data = bytes(source)
-    kind = picture_format(data)
-    if kind is None:
-        words, advice = looks_like(data)
-        raise ImageError(f"{name}: found {words}, expected {EXPECTED}; {advice}")
+    kind = _format(data, limits, name)
     if kind == "WEBP" and (canvas := webp_size(data)):
         _check_pixels(canvas, limits, name)
     with _decoding(name, NAMES[kind], lambda: ends_early(kind, data)):
@@ -126,6 +135,15 @@ def _open_bytes(source: bytes | bytearray | memoryview, limits: ImageLimits, nam
         if isinstance(image, PngImagePlugin.PngImageFile):
             _repair_grey_key(image, depth=data[24])
         return _picture(image, name, own=True)
+
+
+def _format(data: bytes, limits: ImageLimits, name: str) -> str:
+    check_bytes(len(data), limits, name)
+    kind = picture_format(data)
+    if kind is None:
+        words, advice = looks_like(data)
+        raise ImageError(f"{name}: found {words}, expected {EXPECTED}; {advice}")
+    return kind
 
 
 def check_bytes(count: int, limits: ImageLimits, name: str) -> None:

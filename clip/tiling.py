@@ -16,7 +16,8 @@ Size = tuple[int, int]
 LONGEST = 4096           # what `scaled_to_edge` never goes beyond
 MAX_PIXELS = 64_000_000  # of a picture scaled by its shorter edge
 MAX_SIDE = 16            # tiles in a row; published models have at most 9
-MAX_CANVASES = 256
+MAX_TILE = 1024          # pixels on a side of a tile; published models have at most 512
+MAX_CANVASES = 64
 
 
 def cut(pixels: Pixels, rows: int, columns: int) -> list[Pixels]:
@@ -50,6 +51,18 @@ def edge_grid(size: Size, longest: int, tile: int) -> tuple[int, int]:
     width, height = fitted(scaled, ceil(max(scaled) / tile) * tile)
     rows, columns = ceil(height / tile), ceil(width / tile)
     return (rows, columns) if rows * columns > 1 else (0, 0)
+
+
+def closest_grid(size: Size, grids: Sequence[Size], tile: int) -> Size:
+    """The grid (columns, rows) whose shape is closest to a picture's; of several equally close, a later one where the picture has more than
+    half of its pixels. `grids` go by their number of tiles; arXiv:2404.16821"""
+    aspect, area = size[0] / size[1], size[0] * size[1]
+    best, least = grids[0], float("inf")
+    for columns, rows in grids:
+        difference = abs(aspect - columns / rows)
+        if difference < least or (difference == least and area > 0.5 * tile * tile * columns * rows):
+            best, least = (columns, rows), difference
+    return best
 
 
 def scaled_to_short_edge(size: Size, shortest: int) -> Size:
@@ -143,20 +156,13 @@ def read_canvases(top: Settings, image: Settings, side: int) -> tuple[Size, ...]
 
 
 def best_canvas(size: Size, canvases: Sequence[Size]) -> Size:
-    """The canvas that shows most of a picture's pixels, and of several such the one with least left over; arXiv:2310.03744
-
-    Raises ImageError for a picture so narrow that it vanishes on each.
-    """
-    best, most, waste = None, 0, float("inf")
-    for canvas in canvases:
+    """The canvas that shows most of a picture's pixels, and of several such the one with least left over; arXiv:2310.03744"""
+    def worth(canvas: Size) -> tuple[int, int]:
         scale = min(canvas[0] / size[0], canvas[1] / size[1])
         shown = min(int(size[0] * scale) * int(size[1] * scale), size[0] * size[1])
-        left = canvas[0] * canvas[1] - shown
-        if shown > most or (shown == most and left < waste):
-            best, most, waste = canvas, shown, left
-    if best is None:
-        raise ImageError(f"the picture has {size[0]} x {size[1]} pixels, too narrow for this model; crop it")
-    return best
+        return shown, shown - canvas[0] * canvas[1]
+
+    return max(canvases, key=worth)
 
 
 def letterboxed(pixels: Pixels, canvas: Size, resample: str) -> Pixels:
@@ -164,7 +170,7 @@ def letterboxed(pixels: Pixels, canvas: Size, resample: str) -> Pixels:
     height, width = pixels.shape[:2]
     across, down = canvas[0] / width, canvas[1] / height
     by_width, by_height = (canvas[0], min(ceil(height * across), canvas[1])), (min(ceil(width * down), canvas[0]), canvas[1])
-    fit = by_width if across < down else by_height
+    fit: Size = by_width if across < down else by_height
     found = np.zeros((canvas[1], canvas[0], 3), np.uint8)
     left, top = (canvas[0] - fit[0]) // 2, (canvas[1] - fit[1]) // 2
     found[top:top + fit[1], left:left + fit[0]] = resize(pixels, *fit, resample)

@@ -3,7 +3,11 @@ from __future__ import annotations
 
 
 class MtmdError(Exception):
-    """Base of every error this package raises on purpose. Its text is one line, fit to be shown to a user."""
+    """Base of every error this package raises on purpose. Its text is one line, fit to be shown to a user: what names in files have of line
+    breaks, control characters and halves of surrogate pairs is written as escapes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text))
 
 
 class ImageError(MtmdError):
@@ -28,3 +32,7 @@ class DeviceMemoryError(MtmdError):
 
 class PlacementError(MtmdError):
     """An op that no backend takes, or a device that is not there."""
+
+
+class BusyError(MtmdError):
+    """Too many requests wait already: nothing is wrong with this one, later it may be taken."""

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.scheduler import Plan
 
+T = TypeVar("T")
 Observer = Callable[[Node, Tensor, list[Tensor | None]], None]
 
 
@@ -89,12 +90,7 @@ class Executor:
 
         `observe(node, value, inputs)` is called after every node, in order; inputs that a step overwrote hold its result by then.
         """
-        steps = self.steps(batch, observe)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as done:
-                return done.value  # type: ignore[no-any-return]
+        return finish(self.steps(batch, observe))
 
     @torch.inference_mode()
     def steps(self, batch: Any, observe: Observer | None = None) -> Generator[None, None, list[Tensor]]:
@@ -116,6 +112,16 @@ class Executor:
                     values[slot] = None
                 yield
             return [values[i] for i in self._outputs]  # type: ignore[misc]
+
+
+def finish(steps: Generator[None, None, T]) -> T:
+    """Drive steps to their end."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            value: T = done.value
+            return value
 
 
 def _placed(node: Node, value: Tensor, device: torch.device, written: bool) -> Tensor:

@@ -119,6 +119,15 @@ class CompiledKernel:
 
 
 @dataclass(frozen=True)
+class DequantizedTensor:
+    """A tensor whose block type no kernel takes as it is stored: its values are kept in memory instead, in the compute type."""
+    name: str
+    kind: str
+    stored_bytes: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
 class WarmupReport:
     """What `mtmd warmup` tells. `checks` is empty where nothing was run, `compiled` is empty where the device is here."""
     model: str
@@ -130,6 +139,7 @@ class WarmupReport:
     graphs: tuple[GraphFacts, ...]
     checks: tuple[Check, ...] = ()
     compiled: tuple[CompiledKernel, ...] = ()
+    dequantized: tuple[DequantizedTensor, ...] = ()
 
     @property
     def fully_accelerated(self) -> bool:

@@ -4,14 +4,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mtmd.kernels.dtype import mib
-from mtmd.kernels.report import Check, FlashFacts, GraphFacts, RefusedOp, WarmupReport
+from mtmd.kernels.report import Check, DequantizedTensor, FlashFacts, GraphFacts, RefusedOp, WarmupReport
 
 RULE = "*" * 100
 SHOWN = 12  # copies of one graph that are listed by name
 
 
 def render(report: WarmupReport) -> str:
-    return "\n".join(line.rstrip() for part in (_head, _flash, _warnings, _graphs, _compiled, _checks, _verdict) for line in part(report))
+    parts = _head, _flash, _warnings, _dequantized, _graphs, _compiled, _checks, _verdict
+    return "\n".join(line.rstrip() for part in parts for line in part(report))
 
 
 def _head(report: WarmupReport) -> Iterator[str]:
@@ -62,6 +63,24 @@ def _warnings(report: WarmupReport) -> Iterator[str]:
         shape = next((f"{t.dtype} {list(t.shape)}" for t in r.tensors if t.role == "dst"), "")
         yield f"  {r.count:4d} x {r.op:<12} {shape:<30} {r.name}"
         yield f"         {r.reason}; runs on {r.runs_on}"
+    yield RULE
+    yield ""
+
+
+def _dequantized(report: WarmupReport) -> Iterator[str]:
+    """Per type, most memory first."""
+    if not report.dequantized:
+        return
+    by_kind: dict[str, list[DequantizedTensor]] = {}
+    for tensor in report.dequantized:
+        by_kind.setdefault(tensor.kind, []).append(tensor)
+    yield RULE
+    count = len(report.dequantized)
+    what = "1 tensor is dequantized" if count == 1 else f"{count} tensors are dequantized"
+    yield f"WARNING: {what} at load, as no kernel takes the stored form; memory use will increase"
+    for kind, tensors in sorted(by_kind.items(), key=lambda item: -sum(t.memory_bytes for t in item[1])):
+        stored, memory = sum(t.stored_bytes for t in tensors), sum(t.memory_bytes for t in tensors)
+        yield f"  {len(tensors):4d} x {kind:<8} {mib(stored):>11} stored, {mib(memory):>11} in memory   {tensors[0].name}"
     yield RULE
     yield ""
 

@@ -69,15 +69,18 @@ def swiglu(x: Node, at: str, w: Weights, suffix: str = "", *, bias: bool = False
     return w.linear(ops.silu_mul(gate, up, name=f"{at}.ffn_gated{suffix}"), f"{at}.ffn_down{suffix}", bias=bias)
 
 
-def moe_ffn(x: Node, at: str, w: Weights, *, top_k: int, normalize: bool, shared: bool = False) -> Node:
+def moe_ffn(x: Node, at: str, w: Weights, *, top_k: int, normalize: bool, shared: bool = False, rated: Node | None = None,
+            shares: Node | None = None, act: str = "silu") -> Node:
     """Experts, `top_k` for each token, and, with `shared`, one that reads every token, as much as its gate lets through
 
-    [T, D] -> [T, D]; arXiv:2401.06066 for the shared expert
+    [T, D] -> [T, D]; arXiv:2401.06066 for the shared expert. The router rates `rated` [T, D] where it is not what the experts read;
+    `shares` [E] and `act` are the op's.
     """
     parts = ("gate", "up", "down")
     quants = {f"{part}_quant": quant for part in parts if (quant := w.quant(f"{at}.ffn_{part}_exps.weight"))}
-    y = ops.moe(x, w.linear(x, f"{at}.ffn_gate_inp"), *(w.tensor(f"{at}.ffn_{part}_exps.weight") for part in parts), top_k=top_k,
-                normalize=normalize, **quants, name=f"{at}.ffn_moe")
+    router = w.linear(x if rated is None else rated, f"{at}.ffn_gate_inp")
+    tables = (w.tensor(f"{at}.ffn_{part}_exps.weight") for part in parts)
+    y = ops.moe(x, router, *tables, shares, top_k=top_k, normalize=normalize, act=act, **quants, name=f"{at}.ffn_moe")
     if not shared:
         return y
     gate = ops.sigmoid(w.linear(x, f"{at}.ffn_gate_inp_shexp"), name=f"{at}.ffn_gate_shexp.sigmoid")

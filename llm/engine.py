@@ -1,171 +1,304 @@
-"""From spans to tokens: prefill in batches, then a token at a time, until something says stop."""
+"""From requests to tokens: many sequences at once, in batches that the batcher chooses. One thread drives it.
+
+`submit` takes a request, `step` runs one batch and hands out tokens. A sequence is given up and taken up again without anybody noticing
+but by the time it takes: what it has said so far is read again as part of its prompt.
+"""
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from itertools import count
+from typing import Protocol
 
-import torch
 from torch import Tensor
 
-from mtmd.kernels.backends.backend import Backend
-from mtmd.kernels.errors import ModelError, PromptError
-from mtmd.kernels.executor import Executor, Observer, Residency, memory_for
-from mtmd.kernels.flash import AttentionForm, FlashChoice, choose
-from mtmd.kernels.graph import Node, WeightSource
-from mtmd.kernels.scheduler import Override, Plan, make_plan
-from mtmd.llm.family import TextFamily
-from mtmd.llm.inputs import TextInputs
+from mtmd.kernels.errors import BusyError, MtmdError
+from mtmd.llm.batcher import Batcher, Item, Step
+from mtmd.llm.pages import Pages, page_keys
+from mtmd.llm.runner import PREFILL, Runner
 from mtmd.llm.sampler import Sampler
-from mtmd.llm.sequence import Batch, BatchShape, Running, Span, cut, lay_out, make_batch
-from mtmd.llm.state import PAGE, Cache, state_dtype, states_by_name
+from mtmd.llm.sequence import Running, Span, lay_out, make_batch
+from mtmd.llm.state import PAGE, Cache
 
-PREFILL = 512  # tokens of a prefill batch
-FALLBACKS = 16  # every length of prompt has a plan of its own; what they refuse is much the same
+SNAPSHOTS = 32  # recurrent states kept for prompts that begin alike
 
 
-@dataclass
-class Generated:
-    """What one generation has done so far, for its receipt. `finish` is "stop" or "length", None while it runs."""
+class Constraint(Protocol):
+    """What an answer has to look like: which tokens may come next."""
+
+    def mask(self, logits: Tensor) -> Tensor:
+        """Logits [V] with -inf at every token that may not come next."""
+
+    def accept(self, token: int) -> None:
+        """The token has been taken."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt and how it is to be answered. `alternatives`: how many of the most probable tokens to tell beside each, None for no
+    probabilities at all. `constraint` is this request's own."""
+    spans: Sequence[Span]
+    sampler: Sampler
+    stop: frozenset[int] = frozenset()
+    max_tokens: int = 256
+    alternatives: int | None = None
+    constraint: Constraint | None = None
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token of an answer, its log probability before temperature and filters, and those of the most probable ones."""
+    id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(eq=False)
+class Generation:
+    """A request on its way. `finish` is "stop", "length", "cancelled" or "error", None while it runs. Times are in milliseconds: waiting
+    for a place, reading the prompt, and all after the first token; `reused` counts prompt tokens that were known already."""
+    request: Request
+    spans: list[Span]
+    item: Item
+    position: int
     tokens: list[int] = field(default_factory=list)
+    new: list[Token] = field(default_factory=list)
+    finish: str | None = None
+    error: MtmdError | None = None
+    reused: int = 0
+    preemptions: int = 0
+    queued_ms: float = 0.0
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
-    finish: str | None = None
+    submitted: float = field(default_factory=time.perf_counter)
+    admitted: float | None = None
+    first: float | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(map(len, self.spans))
+
+    def take(self) -> list[Token]:
+        """The tokens that came since it was last asked. The stop token is not among them."""
+        taken, self.new = self.new, []
+        return taken
 
 
 class Engine:
-    """A text family on its backends. `context` is the longest sequence, in tokens, and `sequences` the number its cache holds at once;
-    `image_tokens` the most tokens that one picture takes, 0 where there are none."""
+    """`runner` computes; `pages` of 32 tokens are shared by all, at least a whole context and one more; `queue` requests may wait."""
 
-    def __init__(self, family: TextFamily, weights: WeightSource, backends: Sequence[Backend], *, dtype: torch.dtype, context: int,
-                 sequences: int = 1, image_tokens: int = 0, flash_attn: str = "auto", overrides: Sequence[Override] = (),
-                 residency: Residency | None = None):
-        self.family, self.weights, self.backends, self.overrides = family, weights, backends, tuple(overrides)
-        self.dtype, self.context, self.sequences, self.image_tokens = dtype, context, sequences, image_tokens
-        self.pages = 1 + sequences * self.pages_for(context)
-        self.residency = residency or Residency()
-        self.flash: FlashChoice = choose(self._probes, backends, overrides, flash_attn)
-        self.fallbacks: dict[BatchShape, Plan] = {}
-        """Plans in use in which the preferred backend refused something, the last `FALLBACKS` of them."""
-        self._plan = lru_cache(maxsize=32)(self._make_plan)
-        self._executor = lru_cache(maxsize=32)(self._make_executor)
+    def __init__(self, runner: Runner, *, queue: int = 64):
+        self.runner, self.queue = runner, queue
+        self.cache: Cache = runner.new_cache()
+        self.batcher = Batcher(Pages(self.cache.pages, PAGE), runner.sequences, PREFILL, self.cache.recurrent)
+        self.generations: dict[Item, Generation] = {}
+        self._snapshots: OrderedDict[bytes, dict[str, Tensor]] = OrderedDict()
+        self._suspects: deque[Item] = deque()
+        """Sequences of a batch that failed, each to be run by itself."""
+        self.steps = self.rows = 0
+        """Batches run so far, and tokens in them."""
 
-    def graph(self, batch: BatchShape, form: AttentionForm | None = None) -> list[Node]:
-        """-> what is kept for later, then logits [R, V]"""
-        inputs = TextInputs(batch, self.family.image_width, self.sequences, self.pages, self.dtype)
-        logits = self.family.graph(inputs, self.weights, form or self.flash.form)
-        return [*inputs.kept, logits]
+    def submit(self, request: Request) -> Generation:
+        """Take a request up. Raises PromptError where its prompt does not fit, ModelError for a token without an embedding, BusyError where
+        too many wait already."""
+        if len(self.generations) >= self.runner.sequences + self.queue:
+            raise BusyError(f"{len(self.generations)} requests run or wait already, the most that may; try again later")
+        self.runner.check(request.spans)
+        spans, position = lay_out(request.spans, 0)
+        keys = page_keys(list(identities(spans)), PAGE)
+        item = Item(sum(map(len, spans)), tuple(_blocks(spans)), keys)
+        generation = Generation(request, spans, item, position)
+        self.generations[item] = generation
+        self.batcher.add(item)
+        return generation
 
-    def sizes(self) -> dict[str, BatchShape]:
-        """Batches by label: a step of decode, and the largest prefill."""
-        most, pages = min(max(PREFILL, self.image_tokens), self.context), self.pages_for(self.context)
-        return {"decode": BatchShape(1, pages=pages), "prefill": BatchShape(most, min(self.image_tokens, most), pages=pages)}
+    def cancel(self, generation: Generation) -> None:
+        """Give a request up, whatever state it is in; its memory is free at once."""
+        if generation.finish is None:
+            self.end(generation, "cancelled")
 
-    @staticmethod
-    def pages_for(tokens: int) -> int:
-        return -(-tokens // PAGE)
+    @property
+    def busy(self) -> bool:
+        return bool(self.generations)
 
-    def plan(self, batch: BatchShape, overwrite: bool = True) -> Plan:
-        """The plan of one shape of batch. `overwrite=False` keeps every value intact, for looking on."""
-        return self._plan(batch, overwrite)
+    def step(self) -> list[Generation]:
+        """Run one batch. Returns the requests that have something new: tokens, or their end."""
+        if self._suspects:
+            return self._alone(self._suspects.popleft())
+        step = self.batcher.step()
+        for item in step.preempted:
+            self.generations[item].preemptions += 1
+        for item in step.admitted:
+            self._admit(self.generations[item])
+        if not step.parts:
+            return self._stuck()
+        try:
+            logits = self._run(step)
+        except MtmdError:
+            self._suspects += [item for item, _ in step.parts]
+            return []
+        return self._advance(step, logits)
 
-    def _make_plan(self, batch: BatchShape, overwrite: bool) -> Plan:
-        return make_plan(self.graph(batch), self.backends, self.overrides, overwrite)
+    def _admit(self, generation: Generation) -> None:
+        now, item = time.perf_counter(), generation.item
+        assert item.slot is not None
+        self.cache.clear(item.slot)
+        if item.done and self.cache.recurrent:
+            key = item.keys[item.done // PAGE - 1]
+            self._snapshots.move_to_end(key)
+            self.cache.restore(item.slot, self._snapshots[key])
+        if generation.admitted is None:
+            generation.admitted, generation.reused = now, item.done
+            generation.queued_ms = (now - generation.submitted) * 1e3
 
-    def _probes(self, form: AttentionForm) -> list[list[Node]]:
-        return [self.graph(batch, form) for batch in self.sizes().values()]
+    def _run(self, step: Step) -> Tensor | None:
+        """Logits [S, V] of the parts in order, None where nobody needs them."""
+        parts = []
+        for item, number in step.parts:
+            assert item.slot is not None
+            parts.append((Running(item.slot, item.pages, item.done), self._next_spans(self.generations[item], number)))
+        wanted = any(item.done + number == item.total for item, number in step.parts)
+        logits = self.runner.forward(make_batch(parts, self.cache, wanted))
+        self.steps, self.rows = self.steps + 1, self.rows + sum(number for _, number in step.parts)
+        return logits if wanted else None
 
-    def _make_executor(self, batch: BatchShape) -> Executor:
-        plan = self.plan(batch)
-        if any(r.backend == self.backends[0].name for r in plan.refusals):
-            self.fallbacks[batch] = plan
-            for oldest in list(self.fallbacks)[:-FALLBACKS]:
-                self.fallbacks.pop(oldest, None)
-        return Executor(plan, self.residency)
+    def _next_spans(self, generation: Generation, number: int) -> list[Span]:
+        """The next tokens of a sequence, laid out."""
+        item, tokens = generation.item, generation.tokens
+        if number == 1 and tokens and item.done == item.total - 1:
+            return lay_out([Span((tokens[-1],))], generation.position + len(tokens) - 1)[0]
+        return list(_slice(self._all_spans(generation), item.done, item.done + number))
 
-    def new_cache(self) -> Cache:
-        """Memory for every layer's states, where the nodes run that write them. It is taken as slots are written, not before."""
-        where = self._state_backends()
-        with memory_for(f"the cache of {self.sequences} x {self.context} tokens", lambda: sum(self.cache_bytes().values())):
-            return Cache(self.family.layers, self.sequences, self.pages, self.dtype, lambda name: where[name].device)
+    def _advance(self, step: Step, logits: Tensor | None) -> list[Generation]:
+        self.batcher.ran(step)
+        changed = []
+        for index, (item, _) in enumerate(step.parts):
+            generation = self.generations[item]
+            self._keep_snapshot(item)
+            if item.done < item.total:
+                continue
+            assert logits is not None
+            try:
+                self._choose(generation, logits[index])
+            except MtmdError as error:
+                self.end(generation, "error", error)
+            changed.append(generation)
+        return changed
 
-    def cache_bytes(self) -> dict[str, int]:
-        """Bytes of a full cache, per memory space."""
-        where = self._state_backends()
-        spaces: dict[str, int] = {}
-        for name, state in states_by_name(self.family.layers).items():
-            count = torch.Size(state.shape(self.sequences + 1, self.pages)).numel()
-            spaces[where[name].space] = spaces.get(where[name].space, 0) + count * state_dtype(state, self.dtype).itemsize
-        return spaces
+    def _choose(self, generation: Generation, logits: Tensor) -> None:
+        """The next token of a sequence, and whether that was the last."""
+        request, now = generation.request, time.perf_counter()
+        if generation.first is None:
+            assert generation.admitted is not None
+            generation.first, generation.prefill_ms = now, (now - generation.admitted) * 1e3
+        allowed = request.constraint.mask(logits) if request.constraint else logits
+        token = request.sampler(allowed, [t for s in generation.spans for t in s.tokens] + generation.tokens)
+        generation.decode_ms = (time.perf_counter() - generation.first) * 1e3
+        if token in request.stop:
+            self.end(generation, "stop")
+            return
+        if request.constraint:
+            request.constraint.accept(token)
+        generation.tokens.append(token)
+        generation.new.append(_told(token, logits, request.alternatives))
+        generation.item.total += 1
+        if len(generation.tokens) >= request.max_tokens or generation.item.total >= self.runner.context:
+            self.end(generation, "length")
 
-    def _state_backends(self) -> dict[str, Backend]:
-        """Where each state is written, by its name."""
-        return {node.name: step.backend for step in self.plan(BatchShape(1)).steps for node in step.inputs[:1]
-                if node is not None and node.attrs.get("state") and step.node.alias}
+    def end(self, generation: Generation, finish: str, error: MtmdError | None = None) -> None:
+        """A request ends here, for whatever reason. What it read and said stays known, for those that begin alike."""
+        item = generation.item
+        if item.slot is not None and not error:
+            item.keys = page_keys(list(identities(self._all_spans(generation)))[:item.done], PAGE)
+            self.batcher.remember(item)
+        self.batcher.remove(item)
+        del self.generations[item]
+        generation.finish, generation.error = finish, error
 
-    def forward(self, batch: Batch, observe: Observer | None = None) -> Tensor:
-        """Logits [R, V] of the last token of each of the batch's sequences, where they are wanted."""
-        return self._executor(batch.shape).run(batch, observe)[-1][:batch.answers]
+    def _keep_snapshot(self, item: Item) -> None:
+        """Of a recurrent state at the page's end where a prompt like this one can be taken up."""
+        if item.snapshot_at is None or item.done != item.snapshot_at or not item.keys or item.slot is None:
+            return
+        key = item.keys[item.done // PAGE - 1]
+        self._snapshots[key] = self.cache.snapshot(item.slot)
+        self.batcher.snapshots.add(key)
+        while len(self._snapshots) > SNAPSHOTS:
+            oldest, _ = self._snapshots.popitem(last=False)
+            self.batcher.snapshots.discard(oldest)
 
-    def prefill(self, spans: Sequence[Span], cache: Cache, running: Running | None = None, observe: Observer | None = None) -> Tensor:
-        """Logits [V] after the last token of the spans, which go on where `running` is; without it, a sequence begins in slot 0.
+    def _alone(self, item: Item) -> list[Generation]:
+        """One sequence of a batch that failed, from its beginning to its next token: who fails alone is given up, the others go on."""
+        generation = self.generations.get(item)
+        if generation is None or item.slot is None:
+            return []
+        try:
+            self.batcher.restart(item)
+            self.cache.clear(item.slot)
+            while item.done < item.total and generation.finish is None:
+                step, total = Step(((item, item.chunk(PREFILL)),), (), ()), item.total
+                self._advance(step, self._run(step))
+                if item.total > total:
+                    break
+        except IndexError:  # no pages for all of it: it waits its turn
+            self.batcher.preempt(item)
+        except MtmdError as error:
+            self.end(generation, "error", error)
+        return [generation]
 
-        Raises PromptError where there is nothing to read or it does not fit, with the numbers; ModelError for a token without an embedding.
-        """
-        running = running or self.begin(cache, 0)
-        self.check(spans, running.length)
-        *before, last = cut(lay_out(spans, running.position)[0], PREFILL)
-        for part in before:
-            self.forward(make_batch([(running, part)], cache, wants_logits=False), observe)
-        return self.forward(make_batch([(running, last)], cache), observe)[0]
+    def _stuck(self) -> list[Generation]:
+        """Nothing can run though somebody wants to: the first in line needs more than there is."""
+        if not self.batcher.running and self.batcher.waiting:
+            generation = self.generations[self.batcher.waiting[0]]
+            self.end(generation, "error", MtmdError(f"{generation.item.total} tokens need more pages than the cache has"))
+            return [generation]
+        return []
 
-    def begin(self, cache: Cache, slot: int) -> Running:
-        """A new sequence in a slot of the cache, with a context of pages of its own."""
-        cache.clear(slot)
-        count = self.pages_for(self.context)
-        return Running(slot, range(1 + slot * count, 1 + (slot + 1) * count))
+    def _all_spans(self, generation: Generation) -> list[Span]:
+        """The prompt, and what has been said so far."""
+        if not generation.tokens:
+            return generation.spans
+        said, _ = lay_out([Span(tuple(generation.tokens))], generation.position)
+        return [*generation.spans, *said]
 
-    def check(self, spans: Sequence[Span], length: int = 0) -> None:
-        """Raises PromptError where there is nothing to read after the first `length` tokens or it does not fit, with the numbers.
 
-        ModelError for a token without an embedding.
-        """
-        total = length + sum(map(len, spans))
-        if not length < total < self.context:
-            raise PromptError(f"the prompt takes {total} tokens, images included, and the context holds {self.context}, answer included; "
-                              "shorten the prompt, use fewer images or raise the context")
-        highest = max((t for s in spans if s.embeddings is None for t in s.tokens), default=0)
-        if highest >= self.family.vocabulary:
-            raise ModelError(f"the prompt has token {highest}, and the model's table ends at {self.family.vocabulary - 1}; "
-                             "the tokenizer does not fit this model")
+def identities(spans: Sequence[Span]) -> Iterator[bytes]:
+    """What makes each token what it is: its id, or the picture it shows and its place in it. Embeddings of unknown contents are like no
+    others."""
+    for span in spans:
+        if span.embeddings is None:
+            yield from (b"t%d" % token for token in span.tokens)
+        else:
+            content = span.content or b"%d" % next(_UNKNOWN)
+            yield from (b"i%s/%d" % (content, span.offset + i) for i in range(len(span)))
 
-    def generate(self, spans: Sequence[Span], sampler: Sampler, *, stop: Collection[int], max_tokens: int,
-                 done: Generated) -> Iterator[int]:
-        """Tokens as they come, the stop token not among them; close the iterator to stop early. `done` is filled along the way, its times
-        without what the caller does between two tokens."""
-        clock = time.perf_counter()
-        cache = self.new_cache()
-        running = self.begin(cache, 0)
-        logits = self.prefill(spans, cache, running)
-        seen = [t for s in spans for t in s.tokens]
-        self.backends[0].synchronize()
-        done.prefill_ms = (time.perf_counter() - clock) * 1e3
-        while done.finish is None:
-            clock = time.perf_counter()
-            token = sampler(logits, seen)
-            if token in stop:
-                done.finish = "stop"
-            else:
-                done.tokens.append(token)
-                seen.append(token)
-                if len(done.tokens) >= max_tokens or len(seen) >= self.context:
-                    done.finish = "length"
-            done.decode_ms += (time.perf_counter() - clock) * 1e3
-            if token in stop:
-                return
-            yield token
-            if done.finish is None:
-                clock = time.perf_counter()
-                logits = self.forward(make_batch([(running, [Span((token,))])], cache))[0]
-                done.decode_ms += (time.perf_counter() - clock) * 1e3
+
+_UNKNOWN = count()
+
+
+def _blocks(spans: Sequence[Span]) -> Iterator[tuple[int, int]]:
+    start = 0
+    for span in spans:
+        if span.block:
+            yield start, start + len(span)
+        start += len(span)
+
+
+def _slice(spans: Sequence[Span], start: int, stop: int) -> Iterator[Span]:
+    """Tokens start..stop of all spans together."""
+    at = 0
+    for span in spans:
+        first, last = max(start - at, 0), min(stop - at, len(span))
+        if first < last:
+            yield span if (first, last) == (0, len(span)) else span.cut(first, last)
+        at += len(span)
+
+
+def _told(token: int, logits: Tensor, alternatives: int | None) -> Token:
+    if alternatives is None:
+        return Token(token)
+    logprobs = logits.float().log_softmax(0)
+    best = logprobs.topk(min(alternatives, len(logprobs))) if alternatives else None
+    top = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True)) if best is not None else ()
+    return Token(token, float(logprobs[token]), top)

@@ -16,12 +16,14 @@ MAX_EXPERTS = 1 << 14
 
 @dataclass(frozen=True)
 class Experts:
-    """E experts of FFN width F, `top_k` for each token, their weights scaled to a sum of 1 if `normalize`, in the layers `at`."""
+    """E experts of FFN width F, `top_k` for each token, their weights scaled to a sum of 1 if `normalize`, in the layers `at`; and, where
+    `shared` is not 0, one of that width which reads every token."""
     count: int
     ffn: int
     top_k: int
     normalize: bool
     at: frozenset[int]
+    shared: int = 0
 
 
 def read_experts(c: Settings, layers: int, normalize: bool | None = None) -> Experts:
@@ -31,9 +33,11 @@ def read_experts(c: Settings, layers: int, normalize: bool | None = None) -> Exp
     dense: object = c.get("mlp_only_layers", [])
     if not isinstance(dense, list):
         raise ModelError(f"{c.where}: mlp_only_layers is {dense!r:.40}, expected a list of layers")
+    shared = "shared_expert_intermediate_size"
     return Experts(count, c.count("moe_intermediate_size", most=MAX_WIDTH), c.count("num_experts_per_tok", most=count),
                    c.flag("norm_topk_prob", False) if normalize is None else normalize,
-                   frozenset(i for i in range(layers) if i not in dense and (i + 1) % step == 0))
+                   frozenset(i for i in range(layers) if i not in dense and (i + 1) % step == 0),
+                   c.count(shared, most=MAX_WIDTH) if c.get(shared, 0) else 0)
 
 
 def expert_parameters(at: str, sources: tuple[str, ...], experts: Experts, width: int, *, turned: bool = False) -> dict[str, Parameter]:
@@ -56,9 +60,23 @@ def expert_parameters(at: str, sources: tuple[str, ...], experts: Experts, width
             if turned:
                 ways.append(Stored(one, (e, shape[1], whole[1]), partial(_turned, which, parts)))
         name, both = f"{at}.ffn_{part}_exps.weight", f"{at}.ffn_{fused}_exps.weight"
-        gguf = (Stored((name,), (e, *shape)), Stored((both,), whole, partial(_part, which, parts)))
+        gguf = (Stored((name,), (e, *shape)), Stored((both,), whole, partial(_part, which, parts), picks_rows=True))
         found[name] = Parameter((e, *shape), (), others=tuple(ways), gguf=gguf[:parts])
+    return found | _shared_parameters(at, sources, experts.shared, width) if experts.shared else found
+
+
+def _shared_parameters(at: str, sources: tuple[str, ...], ffn: int, width: int) -> dict[str, Parameter]:
+    gate, shapes = f"{at}.ffn_gate_inp_shexp.weight", {"gate": (ffn, width), "up": (ffn, width), "down": (width, ffn)}
+    found = {f"{at}.ffn_{part}_shexp.weight": Parameter(shape, tuple(f"{source}shared_expert.{part}_proj.weight" for source in sources))
+             for part, shape in shapes.items()}
+    # llama.cpp's quantizer writes a matrix of one row as a vector.
+    found[gate] = Parameter((1, width), tuple(f"{source}shared_expert_gate.weight" for source in sources),
+                            gguf=(Stored((gate,), (1, width)), Stored((gate,), (width,), _one_row)))
     return found
+
+
+def _one_row(vector: Tensor) -> Tensor:
+    return vector.unsqueeze(0)
 
 
 def _part(which: int, parts: int, experts: Tensor) -> Tensor:

@@ -25,10 +25,15 @@ class Entry:
 
 FAMILIES = (
     Entry("mtmd.llm.families.gemma3", ("gemma3_text",), ("gemma3",)),
-    Entry("mtmd.llm.families.llama", ("llama", "mistral", "ministral3"), ("llama", "mistral3")),
+    Entry("mtmd.llm.families.gemma4", ("gemma4_text",), ("gemma4",)),
+    Entry("mtmd.llm.families.llama", ("llama", "mistral", "ministral3", "llava_text", "llava_next_text", "idefics3_text", "smolvlm_text"),
+          ("llama", "mistral3")),
     Entry("mtmd.llm.families.qwen3", ("qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text"),
           ("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe")),
+    Entry("mtmd.llm.families.qwen3_next", ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), ("qwen3next", "qwen35", "qwen35moe")),
     Entry("mtmd.llm.families.qwen2", ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text"), ("qwen2", "qwen2vl")),
+    Entry("mtmd.llm.families.lfm2", ("lfm2",), ("lfm2",)),
+    Entry("mtmd.llm.families.glm4v", ("glm4v_text",), ("glm4",)),
 )
 
 
@@ -57,7 +62,7 @@ def text_family(model_type: str, config: Settings) -> TextFamily:
     entry = next((e for e in FAMILIES if model_type in e.model_types), None)
     if entry is None:
         known = sorted(t for e in FAMILIES for t in e.model_types)
-        raise ModelError(f"text architecture {model_type!r:.60} is not known; this version reads {', '.join(known)}")
+        raise ModelError(f"{config.where}: text architecture {model_type!r:.60} is not known; this version reads {', '.join(known)}")
     family: TextFamily = import_module(entry.module).read(config)
     return family
 
@@ -91,8 +96,12 @@ def common_keys(keys: Settings, metadata: Mapping[str, Any], names: frozenset[st
             "num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
             "moe_intermediate_size": "expert_feed_forward_length"}
     config = {ours: keys.get(theirs, None) for ours, theirs in same.items()}
-    config["vocab_size"] = keys.get("vocab_size", None) or len(metadata.get("tokenizer.ggml.tokens", ()))
+    tokens = metadata.get("tokenizer.ggml.tokens", ())
+    if not isinstance(tokens, (list, tuple)):
+        raise ModelError(f"{keys.where}: tokenizer.ggml.tokens is {tokens!r:.40}, expected a list; convert the file again")
+    config["vocab_size"] = keys.get("vocab_size", None) or len(tokens)
     config["tie_word_embeddings"] = "output.weight" not in names
+    config["pad_token_id"] = metadata.get("tokenizer.ggml.padding_token_id")
     kind = keys.get("rope.scaling.type", "none")
     if kind != "none":
         config["rope_scaling"] = {"rope_type": kind, "factor": keys.get("rope.scaling.factor", None),
@@ -100,6 +109,5 @@ def common_keys(keys: Settings, metadata: Mapping[str, Any], names: frozenset[st
                                   "beta_fast": keys.get("rope.scaling.yarn_beta_fast", None),
                                   "beta_slow": keys.get("rope.scaling.yarn_beta_slow", None),
                                   "mscale": keys.get("rope.scaling.yarn_log_multiplier", None),
-                                  "mscale_all_dim": keys.get("rope.scaling.yarn_log_multiplier", None),
-                                  "llama_4_scaling_beta": keys.get("attention.temperature_scale", None)}
+                                  "mscale_all_dim": keys.get("rope.scaling.yarn_log_multiplier", None)}
     return config

@@ -43,6 +43,12 @@ class TextInputs:
     def token_ids(self) -> Node:
         return self._input("inp.tokens", (self.tokens,), torch.int64, lambda b: b.tokens)
 
+    def text_ids(self, pad: int) -> Node:
+        """The tokens, with `pad` in the place of those that images are put at."""
+        if not self.images:
+            return self.token_ids()
+        return self._input("inp.text_tokens", (self.tokens,), torch.int64, lambda b: b.tokens.index_fill(0, b.image_places(), pad))
+
     def image_rows(self) -> Node:
         return self._input("inp.images", (self.images, self.image_width), self.dtype, Batch.image_rows)
 
@@ -71,6 +77,10 @@ class TextInputs:
         """int32 [T, 2], which rows of the gathered pages each token sees; see `Batch.bounds`."""
         name = f"inp.bounds.{window or 'all'}{'' if blocks else '.causal'}{'.whole' if whole else ''}"
         return self._input(name, (self.tokens, 2), torch.int32, lambda b: b.bounds(window, blocks, whole))
+
+    def constant(self, name: str, places: torch.Tensor) -> Node:
+        """int64 [N], the same in every batch."""
+        return self._input(name, tuple(places.shape), torch.int64, lambda _: places)
 
     @cached_property
     def starts(self) -> Node:

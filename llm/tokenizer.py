@@ -224,7 +224,7 @@ def _spelling(value: object, key: str, folder: Path) -> str | None:
         value = value.get("content")
     if isinstance(value, bool):  # `add_bos_token: true` and its like are switches, not spellings
         return None
-    if not isinstance(value, str):
+    if not isinstance(value, str) or any("\ud800" <= c <= "\udfff" for c in value):
         raise ModelError(f"{folder / 'tokenizer_config.json'} has {key!r}: {value!r:.60}; expected the token's text")
     return value
 

@@ -33,7 +33,8 @@ ONLY_IN = {  # library -> the files, or folders, that may import it
 }
 WITHOUT_TORCH = ("llm/pages.py", "llm/batcher.py", "web/", "mtmd/__init__.py", "mtmd/cli.py", "mtmd/commands/")
 ENVIRONMENT = "mtmd/config.py"
-FAMILY_WORDS = re.compile(r"gemma|siglip|smolvlm|idefics|llava|qwen|pixtral|mistral|lfm|internvl|llama|phi-?[34]|minicpm|moondream", re.I)
+FAMILY_WORDS = re.compile(r"gemma|siglip|smolvlm|idefics|llava|qwen|pixtral|mistral|lfm|internvl|llama|glm|phi-?[34]|minicpm|moondream",
+                          re.I)
 NOT_FAMILIES = ("llama3",)  # the name of a kind of rotary scaling, which many families have
 FAMILY_LINES = 150
 

@@ -1,5 +1,4 @@
-"""Idefics3 and SmolVLM (arXiv:2408.12637, 2504.05299): SigLIP over square tiles and the whole picture, pixel shuffle, tiles told apart by
-tokens of their row and column."""
+"""Idefics3, SmolVLM (arXiv:2408.12637, 2504.05299): SigLIP over tiles and the whole picture, pixel shuffle, row and column tokens."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
@@ -14,7 +13,7 @@ from mtmd.clip.blocks import RESAMPLE, Normalize, VitParams, gguf_image, gguf_vi
 from mtmd.clip.budget import DEFAULT_BUDGET, Budget
 from mtmd.clip.family import ImagePlan
 from mtmd.clip.image import resize
-from mtmd.clip.tiling import MAX_SIDE, cut, edge_grid, read_longest, scaled_to_edge
+from mtmd.clip.tiling import MAX_SIDE, MAX_TILE, cut, edge_grid, read_longest, scaled_to_edge
 from mtmd.kernels import ops
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.flash import AttentionForm
@@ -139,9 +138,9 @@ def read(top: Settings, image: Settings) -> Idefics3Vision:
     vision.choice("num_channels", (3,), 3)
     size, patch, factor = vision.count("image_size", 224), vision.count("patch_size", 32), top.count("scale_factor", 2)
     tile, longest = read_longest(image, "max_image_size", 364), read_longest(image, "size", 4 * 364)
-    if size < patch or tile % patch or (tile // patch) % factor or longest > MAX_SIDE * tile:
+    if size < patch or tile % patch or (tile // patch) % factor or longest > MAX_SIDE * tile or tile > MAX_TILE:
         raise ModelError(f"{image.where}: max_image_size {tile} does not fit size {longest}, or patch_size {patch} and scale_factor "
-                         f"{factor} of config.json; expected at most {MAX_SIDE} tiles in a row, of whole patches that divide by the factor")
+                         f"{factor} of config.json; expected at most {MAX_SIDE} tiles in a row, up to {MAX_TILE} wide, of groups of patches")
     return Idefics3Vision(vit, size // patch, patch, tile, longest, image.flag("do_image_splitting", True), factor,
                           top.part("text_config").count("hidden_size", 4096, most=MAX_WIDTH), read_normalize(image),
                           RESAMPLE[image.choice("resample", RESAMPLE, 1)])

@@ -1,5 +1,4 @@
-"""LLaVA 1.5 (arXiv:2310.03744) and LLaVA-NeXT: features from inside a CLIP or SigLIP tower; NeXT reads tiles of the picture at the best of
-several resolutions too, a newline after each row."""
+"""LLaVA 1.5 (arXiv:2310.03744) and NeXT: features from inside a CLIP or SigLIP tower; in NeXT of tiles too, with newlines after rows."""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -85,7 +84,7 @@ class LlavaVision:
     def most_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
         if not self.canvases:
             return self.tower.tokens
-        most = [len(self._order(canvas, canvas)) for canvas in self.canvases]
+        most = [self.tower.tokens + down // self.tower.patch * (across // self.tower.patch + 1) for across, down in self.canvases]
         return budget.most([max(most), *most, self.tower.tokens + 1])
 
     def tile_type(self) -> Type:
@@ -105,13 +104,14 @@ def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, An
     """
     size, layers, has_class = keys.count("vision.image_size"), keys.count("vision.block_count"), "v.class_embd" in shapes
     act = "gelu" if keys.flag("use_gelu", False) else "quick_gelu" if has_class else "gelu_pytorch_tanh"
-    edges = keys.get("vision.image_grid_pinpoints", [])
+    edges: Any = keys.get("vision.image_grid_pinpoints", [])
     pinpoints = {"image_grid_pinpoints": isinstance(edges, list) and [edges[at:at + 2] for at in range(0, len(edges), 2)]}
     config = {
         **pinpoints, "model_type": "llava_next" if edges and not shapes.keys().isdisjoint(NEWLINES) else "llava",
         "vision_config": {**gguf_vit(keys), "hidden_act": act, "model_type": TOWERS[not has_class]},
         "text_config": {"hidden_size": [*shapes.get("mm.2.weight", ()), None][0]}, "multimodal_projector_bias": "mm.0.bias" in shapes,
-        "vision_feature_layer": keys.get("vision.feature_layer", layers), "vision_feature_select_strategy": "default" if has_class else "full"}
+        "vision_feature_layer": keys.get("vision.feature_layer", layers),
+        "vision_feature_select_strategy": "default" if has_class else "full"}
     return config, {**gguf_image(keys), **pinpoints, "size": {"shortest_edge": size}, "crop_size": size}
 
 
@@ -130,8 +130,8 @@ def read(top: Settings, image: Settings) -> LlavaVision:
     squared = read_squared(image, tower.image_size, crops=not kind.startswith("Siglip"), ground=ground)
     if tiled and squared.edge != tower.image_size:
         raise ModelError(f"{image.where}: size is {squared.edge}, expected {tower.image_size} as in config.json; correct one of them")
-    canvases = read_canvases(top, image, tower.image_size) if tiled else ()
-    return LlavaVision(tower, normalize, RESAMPLE[image.choice("resample", RESAMPLE, 3)], squared, canvases)
+    return LlavaVision(tower, normalize, RESAMPLE[image.choice("resample", RESAMPLE, 3)], squared,
+                       read_canvases(top, image, tower.image_size) if tiled else ())
 
 
 def _tower(top: Settings) -> FeatureTower:

@@ -10,17 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mtmd.clip.blocks import (
-    ACTIVATIONS,
-    attend,
-    biased_parameters,
-    gguf_vit,
-    grid_positions,
-    mlp,
-    read_grid_rotary,
-    split_heads,
-    two_frames,
-)
+from mtmd.clip.blocks import ACTIVATIONS, biased_parameters, gguf_vit, grid_positions, mlp, read_grid_rotary, rotary_attention, two_frames
 from mtmd.clip.budget import DEFAULT_BUDGET, Budget
 from mtmd.clip.dynamic import DynamicResolution, gguf_dynamic, read_dynamic
 from mtmd.clip.family import ImagePlan
@@ -97,7 +87,10 @@ class Qwen3Vision:
                              align_corners=True, name="v.position_embd.scaled")
         x = ops.add(x, table, name="v.position_embd")
         for layer in range(self.layers):
-            x = self._block(x, f"v.blk.{layer}", angles, w, attention)
+            at = f"v.blk.{layer}"
+            y = rotary_attention(w.layer_norm(x, f"{at}.ln1", EPS), at, self.heads, angles, w, attention, fused=True)
+            x = ops.add(y, x, name=f"{at}.attn_residual")
+            x = ops.add(mlp(w.layer_norm(x, f"{at}.ln2", EPS), at, self.gelu, w), x, name=f"{at}.ffn_residual")
             if layer in self.stacked:
                 at = f"v.deepstack.{layer}"
                 y = w.layer_norm(ops.unshuffle(x, grid=grid, factor=merge, name=f"{at}.merged"), f"{at}.norm", EPS)
@@ -107,25 +100,19 @@ class Qwen3Vision:
             x = ops.concat(x, feature, axis=2, name=f"mm.features.{index}")
         return x
 
-    def _block(self, x: Node, at: str, angles: Node, w: Weights, attention: AttentionForm) -> Node:
-        qkv = w.linear(w.layer_norm(x, f"{at}.ln1", EPS), f"{at}.attn_qkv", bias=True)
-        parts = (ops.columns(qkv, start=i * self.width, stop=(i + 1) * self.width, name=f"{at}.attn_{'qkv'[i]}") for i in range(3))
-        q, k, v = (split_heads(part, self.heads, part.name) for part in parts)
-        q, k = (ops.rope(part, angles, name=f"{part.name}.rope") for part in (q, k))
-        x = ops.add(w.linear(attend(q, k, v, attention, at), f"{at}.attn_out", bias=True), x, name=f"{at}.attn_residual")
-        return ops.add(mlp(w.layer_norm(x, f"{at}.ln2", EPS), at, self.gelu, w), x, name=f"{at}.ffn_residual")
-
 
 def _merger(x: Node, first: str, second: str, w: Weights) -> Node:
+    """Patches side by side to a token          [B, T, 4 C] -> [B, T, D]"""
     return w.linear(ops.gelu(w.linear(x, first, bias=True), approximate="none", name=f"{first}.gelu"), second, bias=True)
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:  # noqa: ARG001
     """What config.json and the image processor's settings would say."""
     plain, merge, patch = gguf_vit(keys), keys.count("vision.spatial_merge_size", 2), keys.count("vision.patch_size", 16)
-    on = keys.get("vision.is_deepstack_layers", [])
+    side = keys.count("vision.image_size") // patch
+    on: object = keys.get("vision.is_deepstack_layers", [])
     vision = {**plain, "depth": plain["num_hidden_layers"], "num_heads": plain["num_attention_heads"], "spatial_merge_size": merge,
-              "num_position_embeddings": (keys.count("vision.image_size") // patch) ** 2, "out_hidden_size": keys.count("vision.projection_dim"),
+              "num_position_embeddings": side ** 2, "out_hidden_size": keys.count("vision.projection_dim"),
               "deepstack_visual_indexes": [i for i, stacked in enumerate(on) if stacked] if isinstance(on, (list, tuple)) else on}
     return {"vision_config": vision}, gguf_dynamic(keys, merge, GGUF_TOKENS)
 
@@ -133,12 +120,12 @@ def from_gguf(keys: Settings, names: Collection[str]) -> tuple[dict[str, Any], d
 def read(top: Settings, image: Settings) -> Qwen3Vision:
     """From config.json and the image processor's settings, with transformers' defaults; ModelError where a value cannot be followed."""
     c = top.part("vision_config")
-    for key, only in (("in_channels", 3), ("temporal_patch_size", 2)):
-        c.choice(key, (only,), only)
+    c.choice("in_channels", (3,), 3)
+    c.choice("temporal_patch_size", (2,), 2)
     layers, positions = c.count("depth", 27, most=MAX_LAYERS), c.count("num_position_embeddings", 2304)
     if isqrt(positions) ** 2 != positions:
         raise ModelError(f"{c.where}: num_position_embeddings is {positions}, expected those of a square")
-    stacked = c.get("deepstack_visual_indexes", [8, 16, 24] if "_vl" in top.get("model_type", "") else [])
+    stacked = c.get("deepstack_visual_indexes", [8, 16, 24] if "_vl" in str(top.get("model_type", "")) else [])
     if not isinstance(stacked, list) or not all(type(i) is int and 0 <= i < layers for i in stacked) or stacked != sorted(set(stacked)):
         raise ModelError(f"{c.where}: deepstack_visual_indexes is {stacked!r:.60}, expected layers below {layers}, in order")
     width, heads = c.count("hidden_size", 1152, most=MAX_WIDTH), c.count("num_heads", 16, most=MAX_HEADS)

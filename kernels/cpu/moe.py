@@ -7,23 +7,23 @@ from torch import Tensor
 
 from mtmd.kernels.cpu import matmul, quant_matmul
 from mtmd.kernels.graph import Type
-from mtmd.kernels.ops.moe import route
+from mtmd.kernels.ops.moe import activate, route
 from mtmd.kernels.ops.quantized import dequantized
 
 
-def moe(x: Tensor, router: Tensor, gate: Tensor, up: Tensor, down: Tensor, *, top_k: int, normalize: bool,
-        gate_quant: str | None = None, up_quant: str | None = None, down_quant: str | None = None) -> Tensor:
-    """The `moe` op          x [T, D], router [T, E], gate and up [E, F, D], down [E, D, F] -> [T, D]"""
-    weights, chosen = route(router, top_k, normalize)
+def moe(x: Tensor, router: Tensor, gate: Tensor, up: Tensor, down: Tensor, shares: Tensor | None = None, *, top_k: int, normalize: bool,
+        act: str = "silu", gate_quant: str | None = None, up_quant: str | None = None, down_quant: str | None = None) -> Tensor:
+    """The `moe` op          x [T, D], router [T, E], gate and up [E, F, D], down [E, D, F], shares [E] -> [T, D]"""
+    weights, chosen = route(router, top_k, normalize, shares)
     experts, order = chosen.flatten().sort(stable=True)  # all choices, by expert
-    tokens, shares = order // top_k, weights.flatten()[order, None]
+    tokens, factors = order // top_k, weights.flatten()[order, None]
     total = x.new_zeros(x.shape, dtype=torch.float32)
     start = 0
     for e, count in zip(*(part.tolist() for part in experts.unique_consecutive(return_counts=True)), strict=True):
         part = slice(start, start + count)
         rows = x if len(x) == 1 else x[tokens[part]]
-        gated = F.silu(_product(rows, gate[e], gate_quant), inplace=True).mul_(_product(rows, up[e], up_quant))
-        total.index_add_(0, tokens[part], _product(gated, down[e], down_quant) * shares[part])
+        gated = activate(_product(rows, gate[e], gate_quant), act).mul_(_product(rows, up[e], up_quant))
+        total.index_add_(0, tokens[part], _product(gated, down[e], down_quant) * factors[part])
         start += count
     return total.to(x.dtype)
 

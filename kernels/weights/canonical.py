@@ -2,9 +2,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -24,6 +25,8 @@ class WeightFile(Protocol):
     canonical: bool
     """Whether tensors have our names and layout, as they have in GGUF."""
 
+    @property
+    def files(self) -> Sequence[Path]: ...
     def names(self) -> Iterable[str]: ...
     def meta(self, name: str) -> tuple[Shape, torch.dtype]: ...
     def kind(self, name: str) -> str: ...
@@ -33,10 +36,13 @@ class WeightFile(Protocol):
 @dataclass(frozen=True)
 class Stored:
     """One way in which a file may hold a parameter: tensors that belong together, each of `shape`, and what makes the parameter of them.
+
+    `picks_rows`: `convert` takes whole rows of one tensor as they are, which it can do where they are rows of blocks, too.
     """
     names: tuple[str, ...]
     shape: Shape
     convert: Callable[..., torch.Tensor] | None = None
+    picks_rows: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,7 @@ class Parameter:
             yield from self.gguf or (Stored((name,), self.shape),)
             return
         for source in self.sources:
-            yield Stored((source,), self.stored or self.shape, self.convert)
+            yield Stored((source,), self.shape if self.stored is None else self.stored, self.convert)
         yield from self.others
 
 
@@ -106,21 +112,31 @@ class CanonicalWeights:
                              "checkpoints quantized in this way are not read, use the original one or a GGUF")
 
     @property
+    def file(self) -> WeightFile:
+        return self._file
+
+    @property
+    def stored(self) -> Mapping[str, Stored]:
+        """How the file holds each parameter, by its canonical name."""
+        return self._stored
+
+    @property
     def sources(self) -> set[str]:
         """The names in the file that are used."""
         return {source for stored in self._stored.values() for source in stored.names}
 
     @property
     def dequantized(self) -> list[Dequantized]:
-        """Tensors of block types that are not used as they are."""
-        return [Dequantized(source, kind, prod(shape[:-1]) * row_bytes(kind, shape[-1]), prod(shape))
-                for name, stored in self._stored.items() if self.quant(name) is None
-                for source in stored.names if (kind := self._file.kind(source)) in BLOCKS for shape in (stored.shape,)]
+        """Tensors of block types that are not used as they are, each once, whatever the number of parameters it holds."""
+        found = {source: Dequantized(source, kind, prod(shape[:-1]) * row_bytes(kind, shape[-1]), prod(shape))
+                 for name, stored in self._stored.items() if self.quant(name) is None
+                 for source in stored.names if (kind := self._file.kind(source)) in BLOCKS for shape in (stored.shape,)}
+        return list(found.values())
 
     def quant(self, name: str) -> str | None:
         stored = self._stored[name]
         kind = self._file.kind(stored.names[0])
-        as_it_is = len(stored.names) == 1 and stored.convert is None and len(stored.shape) >= 2
+        as_it_is = len(stored.names) == 1 and (stored.convert is None or stored.picks_rows) and len(stored.shape) >= 2
         return kind if kind in NATIVE and as_it_is else None
 
     def type_of(self, name: str, dtype: torch.dtype) -> Type:
@@ -132,7 +148,8 @@ class CanonicalWeights:
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         stored = self._stored[name]
         if self.quant(name):
-            return self._file.read(stored.names[0]).contiguous()
+            rows = self._file.read(stored.names[0])
+            return (stored.convert(rows) if stored.convert else rows).contiguous()
         tensors = [self._values(source) for source in stored.names]
         tensor = stored.convert(*tensors) if stored.convert else tensors[0]
         return tensor.to(dtype).contiguous()

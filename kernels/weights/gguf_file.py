@@ -63,6 +63,11 @@ class GgufFile:
         return self._parts[0].metadata
 
     @property
+    def files(self) -> list[Path]:
+        """The file, or all parts of a split one, in order."""
+        return [part.path for part in self._parts]
+
+    @property
     def bytes(self) -> int:
         """Size of all tensors together, as they are stored."""
         return sum(entry.bytes for _, entry in self._where.values())

@@ -21,6 +21,7 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 HEADER_BYTES_MAX = 64 << 20  # the largest known headers have a few MB
 INDEX_BYTES_MAX = 64 << 20
+NAME_BYTES_MAX = 255  # of a file, on the usual file systems
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -65,6 +66,11 @@ class SafetensorsWeights:
         for name, shard in weight_map.items():
             if name not in self._where or self._where[name][0].name != shard:
                 raise ModelError(f"{path / shard} has no tensor {name!r}, but {INDEX} says so; download the checkpoint again")
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that tensors are read from."""
+        return sorted({path for path, _ in self._where.values()})
 
     def names(self) -> list[str]:
         """All tensor names, sorted."""
@@ -123,7 +129,8 @@ def _read_index(folder: Path) -> dict[str, str]:
         raise ModelError(f"{path} has no 'weight_map'; expected an object {{tensor: shard file}}")
     for name, shard in weight_map.items():
         # Only the name is checked: the Hugging Face cache stores snapshots as links that lead out of the folder.
-        if not isinstance(shard, str) or shard in ("", ".", "..") or set(shard) & set("/\\\0:"):
+        if (not isinstance(shard, str) or shard in ("", ".", "..") or set(shard) & set("/\\\0:")
+                or len(shard.encode("utf-8", "replace")) > NAME_BYTES_MAX):
             raise ModelError(f"{path} puts tensor {name!r} into {shard!r:.80}; expected the name of a file in the same folder")
         if not (folder / shard).is_file():
             raise ModelError(f"{folder} lacks the shard {shard}, which {INDEX} names; download the checkpoint again")

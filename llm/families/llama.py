@@ -120,24 +120,23 @@ def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:
         raise ModelError(f"{keys.where}: expert_count is {keys.count('expert_count')}; experts are not read in this architecture")
     head = keys.get("attention.key_length", None) or keys.count("embedding_length") // keys.count("attention.head_count")
     keys.choice("rope.dimension_count", (head,), head)
-    return {"attention_bias": "blk.0.attn_q.bias" in names, "mlp_bias": "blk.0.ffn_up.bias" in names,
-            "rope_freqs": "rope_freqs.weight" in names,
+    return {"head_dim": head, "attention_bias": "blk.0.attn_q.bias" in names, "mlp_bias": "blk.0.ffn_up.bias" in names,
+            "rope_freqs": "rope_freqs.weight" in names, "llama_4_scaling_beta": keys.get("attention.temperature_scale", None),
             "model_type": next((kind for key, kind in GGUF_KINDS.items() if keys.get(key, None) is not None), "llama")}
 
 
 def read(c: Settings) -> LlamaText:
     """From config.json or its text_config, with transformers' defaults; ModelError where it is impossible."""
-    kind = c.choice("model_type", DEFAULTS, "llama")
-    known = DEFAULTS[kind]
+    known = DEFAULTS[kind := c.choice("model_type", DEFAULTS, "llama")]
     c.choice("hidden_act", ("silu",), "silu")
     width, context = c.count("hidden_size", 4096, most=MAX_WIDTH), c.count("max_position_embeddings", known["context"])
-    head = known["head"] or width // c.count("num_attention_heads", 32, most=MAX_HEADS)
-    count, groups, head = read_heads(c, 32, known["groups"], head)
+    count, groups, head = read_heads(c, 32, known["groups"], known["head"] or width // c.count("num_attention_heads", 32, most=MAX_HEADS))
     rope = c.part("rope_scaling" if c.get("rope_parameters", None) is None else "rope_parameters")
     # A window that is null is none; one that is left out is the default.
     has_window = kind != "llama" and c.values.get("sliding_window", known["window"]) is not None
     period = rope.number("original_max_position_embeddings", context)
-    temper = (rope.number("llama_4_scaling_beta"), period) if kind == "ministral3" else None
+    growth = rope if rope.get("llama_4_scaling_beta", None) is not None else c
+    temper = (growth.number("llama_4_scaling_beta"), period) if kind == "ministral3" else None
     return LlamaText(
         c.count("num_hidden_layers", known["layers"], most=MAX_LAYERS), width, c.count("intermediate_size", known["ffn"], most=MAX_WIDTH),
         count, groups, head, c.count("vocab_size", known["vocabulary"]), context, c.number("rms_norm_eps", known["eps"]),

@@ -40,6 +40,12 @@ def adjacent(tensor: np.ndarray, heads: int) -> np.ndarray:
     return tensor.reshape(heads, 2, -1, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
 
 
+def halves(tensor: np.ndarray, heads: int, turning: int) -> np.ndarray:
+    """Rows of queries or keys as Glm4Model.normal_to_neox turns them: of the first `turning` of each head the even ones, then the odd."""
+    rows = tensor.reshape(heads, -1, *tensor.shape[1:])
+    return np.concatenate((rows[:, :turning:2], rows[:, 1:turning:2], rows[:, turning:]), 1).reshape(tensor.shape)
+
+
 def read_json(folder: Path, name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / name).read_text())
     return found
@@ -59,22 +65,27 @@ def decoder(folder: Path, path: Path, architecture: str) -> None:
     """The text model of a checkpoint, with its tokenizer and template."""
     text = read_json(folder, "config.json")["text_config"]
     heads, groups, head = text["num_attention_heads"], text["num_key_value_heads"], text.get("head_dim")
+    rope = text.get("rope_parameters") or {"rope_theta": text["rope_theta"], **(text["rope_scaling"] or {})}
+    share, sections = rope.get("partial_rotary_factor") or text.get("partial_rotary_factor"), rope.get("mrope_section")
+    turning = int((head or text["hidden_size"] // heads) * share) if share else head
     tensors = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
-        if "language_model." not in name:
+        if "language_model." not in name and name != "lm_head.weight":
             continue
-        name = "model." * name.startswith("model.") + name.partition("language_model.")[2]
+        name = "model." * name.startswith("model.") + name.rpartition("language_model.")[2]
         if architecture in PERMUTED and ".q_proj." in name:
             tensor = adjacent(tensor, heads)
         elif architecture in PERMUTED and ".k_proj." in name:
             tensor = adjacent(tensor, groups)
+        elif architecture == "glm4" and sections and (".q_proj." in name or ".k_proj." in name):
+            tensor = halves(tensor, heads if ".q_proj." in name else groups, turning)
         tensors[name] = tensor
-    rope = text.get("rope_parameters") or {"rope_theta": text["rope_theta"], **(text["rope_scaling"] or {})}
     scaled = rope.get("rope_type", "default") != "default"
     keys = {
         "block_count": text["num_hidden_layers"], "context_length": text["max_position_embeddings"],
         "embedding_length": text["hidden_size"], "feed_forward_length": text["intermediate_size"], "attention.head_count": heads,
-        "attention.head_count_kv": groups, "attention.key_length": head, "attention.value_length": head, "rope.dimension_count": head,
+        "attention.head_count_kv": groups, "attention.key_length": head, "attention.value_length": head, "rope.dimension_count": turning,
+        "rope.dimension_sections": [*sections, 0] if sections else None,
         "attention.layer_norm_rms_epsilon": text["rms_norm_eps"], "vocab_size": text["vocab_size"], "rope.freq_base": rope["rope_theta"],
         "rope.scaling.type": rope["rope_type"] if scaled else None, "rope.scaling.factor": rope.get("factor"),
         "rope.scaling.original_context_length": rope.get("original_max_position_embeddings"),
@@ -106,7 +117,8 @@ def vision_keys(folder: Path, projector: str) -> dict[str, Any]:
     size, patch = (side[0] if isinstance(side, list) else side for side in (c["image_size"], c["patch_size"]))
     keys = {"vision.projection_dim": config["text_config"]["hidden_size"], "vision.image_size": size, "vision.patch_size": patch,
             "vision.embedding_length": c["hidden_size"], "vision.feed_forward_length": c["intermediate_size"],
-            "vision.block_count": c["num_hidden_layers"], "vision.attention.head_count": c["num_attention_heads"],
+            "vision.block_count": c.get("depth") or c["num_hidden_layers"],
+            "vision.attention.head_count": c.get("num_heads") or c["num_attention_heads"],
             "vision.image_mean": image["image_mean"], "vision.image_std": image["image_std"], "projector_type": projector,
             "has_vision_encoder": True, "use_gelu": True if c["hidden_act"] == "gelu" else None,
             "use_silu": True if c["hidden_act"] == "silu" else None}
@@ -149,3 +161,19 @@ def internvl_projector(folder: Path, path: Path, *, squeezed: bool = False) -> N
         "clip.vision.projector.scale_factor": int(1 / config["downsample_ratio"]),
         "clip.vision.preproc_min_tiles": image["min_patches"], "clip.vision.preproc_max_tiles": image["max_patches"]}
     write_gguf(path, "clip", metadata, named(tensors, gguf.MODEL_ARCH.MMPROJ, config["vision_config"]["num_hidden_layers"]))
+
+
+def glm4v_projector(folder: Path, path: Path) -> None:
+    """conversion/qwen3vl.py's Glm4VVisionModel: the kernels of the two frames apart."""
+    config, tensors = read_json(folder, "config.json"), {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if name.startswith("model.visual."):
+            tensors[name.removeprefix("model.")] = tensor
+    first = tensors.pop("visual.patch_embed.proj.weight")
+    frames = {"v.patch_embd.weight": first[:, :, 0], "v.patch_embd.weight.1": first[:, :, 1]}
+    # The converter writes neither limits of pixels, which a picture counts once against, nor what the published model merges.
+    low, high = (edge // 2 for edge in read_json(folder, "preprocessor_config.json")["size"].values())
+    metadata = vision_keys(folder, "glm4v") | {
+        "clip.vision.attention.layer_norm_epsilon": config["vision_config"]["rms_norm_eps"], "clip.vision.image_min_pixels": low,
+        "clip.vision.image_max_pixels": high, "clip.vision.spatial_merge_size": config["vision_config"]["spatial_merge_size"]}
+    write_gguf(path, "clip", metadata, named(tensors, gguf.MODEL_ARCH.MMPROJ, config["vision_config"]["depth"]) | frames)

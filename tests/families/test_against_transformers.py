@@ -16,10 +16,11 @@ from table import CASES, ROWS
 
 from mtmd.checkpoint import open_checkpoint
 from mtmd.config import LoadOptions
+from mtmd.events import Finished
 from mtmd.kernels.flash import SETTINGS
-from mtmd.llm.engine import Engine
+from mtmd.llm.runner import Runner
 from mtmd.llm.sequence import Running, Span, make_batch
-from mtmd.model import Finished, Model
+from mtmd.model import Model
 
 Build = Callable[[str, str], Oracle]
 TOKENS = 48
@@ -61,10 +62,10 @@ class Subject:
     def spans(self, index: int = 0) -> list[Span]:
         return self.model.spans(self.conversations[index])
 
-    def engine(self, sequences: int, flash: str = "auto") -> Engine:
+    def engine(self, sequences: int, flash: str = "auto") -> Runner:
         checkpoint = self.model.checkpoint
-        return Engine(checkpoint.text, checkpoint.text_weights, self.model.backends, dtype=torch.float32, context=512, sequences=sequences,
-                      image_tokens=self.model.engine.image_tokens, flash_attn=flash, residency=self.model.engine.residency)
+        return Runner(checkpoint.text, checkpoint.text_weights, self.model.backends, dtype=torch.float32, context=512, sequences=sequences,
+                      image_tokens=self.model.runner.image_tokens, flash_attn=flash, residency=self.model.runner.residency)
 
 
 def tile_of(patches: np.ndarray, shape: tuple[int, ...], merge: int, channels_last: bool) -> np.ndarray:
@@ -153,7 +154,7 @@ def test_three_sequences_in_one_batch(subject: Subject) -> None:
 
 @every_variant
 def test_prefill_in_chunks_of_seven(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mtmd.llm.engine.PREFILL", 7)
+    monkeypatch.setattr("mtmd.llm.runner.PREFILL", 7)
     engine = subject.engine(1)
     cache = engine.new_cache()
     running = engine.begin(cache, 0)
@@ -162,7 +163,7 @@ def test_prefill_in_chunks_of_seven(subject: Subject, monkeypatch: pytest.Monkey
     assert decode(engine, cache, [running], logits) == subject.greedy[:1]
 
 
-def decode(engine: Engine, cache: Any, running: list[Running], logits: torch.Tensor) -> list[list[int]]:
+def decode(engine: Runner, cache: Any, running: list[Running], logits: torch.Tensor) -> list[list[int]]:
     """Greedy tokens of sequences that are decoded together."""
     tokens: list[list[int]] = [[] for _ in running]
     for step in range(TOKENS):

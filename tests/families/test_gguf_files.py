@@ -11,7 +11,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from common import Oracle, picture
-from gguf_files import decoder, internvl_projector, pixtral_projector, read_json
+from gguf_files import decoder, glm4v_projector, internvl_projector, pixtral_projector, read_json
 from table import ROWS
 
 from mtmd.checkpoint import open_checkpoint
@@ -22,8 +22,9 @@ Build = Callable[[str, str], Oracle]
 PICTURES = [picture(0, 70, 50), picture(1, 33, 91)]
 MESSAGES = [{"role": "user", "content": [{"type": "text", "text": "What is"}, {"type": "image", "image": PICTURES[0]},
                                          {"type": "text", "text": "and"}, {"type": "image", "image": PICTURES[1]}]}]
-PROJECTORS = {"pixtral": [pixtral_projector], "internvl": [internvl_projector, partial(internvl_projector, squeezed=True)]}
-ARCHITECTURES = {"mistral": "llama", "mistral3": "mistral3"}  # by the text's model_type and the whole's, else as the text's
+PROJECTORS = {"pixtral": [pixtral_projector], "internvl": [internvl_projector, partial(internvl_projector, squeezed=True)],
+              "glm4v": [glm4v_projector]}
+ARCHITECTURES = {"mistral": "llama", "mistral3": "mistral3", "glm4v": "glm4"}  # by the text's or the whole's model_type
 CASES = [(row, variant, i) for row, kinds in PROJECTORS.items() for variant in ROWS[row].variants for i in range(len(kinds))]
 
 
@@ -44,4 +45,4 @@ def test_the_same_answer_out_of_gguf(build: Build, tmp_path: Path, row: str, var
     assert [t for s in spans for t in s.tokens] == oracle.prompt_ids(inputs)
     rows = torch.cat([s.embeddings for s in spans if s.embeddings is not None])
     assert nmse(rows, oracle.image_features(inputs)) <= 1e-9
-    assert nmse(model.engine.prefill(spans, model.engine.new_cache()), oracle.logits(inputs)) <= 1e-9
+    assert nmse(model.runner.prefill(spans, model.runner.new_cache()), oracle.logits(inputs)) <= 1e-9

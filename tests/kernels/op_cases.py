@@ -75,8 +75,11 @@ def _one(d: Draw) -> Case:
 
 
 def _two(d: Draw) -> Case:
-    shape = d.batch(), d.size(), d.size()
-    return [d.values(*shape), d.values(*shape)], {}
+    """Each by itself, or both out of one projection."""
+    rows, columns, width = d.batch(), d.size(), d.size()
+    if d.maybe():
+        return [*d.values(rows, columns, 2 * width).split(width, -1)], {}
+    return [d.values(rows, columns, width), d.values(rows, columns, width)], {}
 
 
 def _scale(d: Draw) -> Case:
@@ -96,8 +99,7 @@ def _gelu(d: Draw) -> Case:
 
 
 def _gelu_mul(d: Draw) -> Case:
-    shape = d.batch(), d.size(), d.size()
-    return [d.values(*shape), d.values(*shape)], {"approximate": d.rng.choice(("none", "tanh", "quick"))}
+    return _two(d)[0], {"approximate": d.rng.choice(("none", "tanh", "quick"))}
 
 
 def _softcap(d: Draw) -> Case:

@@ -56,6 +56,27 @@ def test_it_is_transformers(form: str, normalize: bool, tokens: int, top_k: int)
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("tokens, top_k", [(1, 3), (29, 2)])
+def test_gelu_and_a_share_for_each_expert_are_transformers(form: str, tokens: int, top_k: int) -> None:
+    from transformers.models.gemma4.configuration_gemma4 import Gemma4TextConfig
+    from transformers.models.gemma4.modeling_gemma4 import Gemma4TextExperts, Gemma4TextRouter
+    config = Gemma4TextConfig(hidden_size=WIDTH, moe_intermediate_size=FFN, num_experts=EXPERTS, top_k_experts=top_k, enable_moe_block=True)
+    config._experts_implementation = "eager"
+    experts, router = Gemma4TextExperts(config), Gemma4TextRouter(config)
+    gate, up, down = tables()
+    rated, x, shares = torch.randn(tokens, WIDTH), torch.randn(tokens, WIDTH), torch.rand(EXPERTS) * 3
+    with torch.no_grad():
+        experts.gate_up_proj.copy_(torch.cat((gate, up), 1))
+        experts.down_proj.copy_(down)
+        router.per_expert_scale.copy_(shares)
+        _, weights, chosen = router(rated)
+        expected = experts(x, chosen, weights)
+        logits = router.proj(router.norm(rated) * WIDTH ** -0.5)
+    found = run(form, [x, logits, gate, up, down, shares], top_k=top_k, normalize=True, act="gelu_tanh")
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_experts_that_nobody_chose_are_not_read(form: str) -> None:
     gate, up, down = tables()
     router = torch.full((3, EXPERTS), -9.0)
@@ -121,7 +142,7 @@ def test_what_it_holds_beside_its_result_is_foretold(form: str, dtype: torch.dty
 
 @pytest.mark.parametrize("change, told", [
     ({"top_k": 8}, "top_k 8 of 7 experts"), ({"top_k": 0}, "top_k 0 of 7 experts"), ({"gate_quant": "Q4_K"}, "for rows of Q4_K blocks"),
-    ({"up_quant": "Q9_9"}, "quant 'Q9_9'; expected one of"),
+    ({"up_quant": "Q9_9"}, "quant 'Q9_9'; expected one of"), ({"act": "relu"}, "act 'relu', expected one of silu, gelu_tanh"),
 ])
 def test_what_does_not_fit_is_refused(change: dict[str, Any], told: str) -> None:
     inputs = [torch.zeros(2, WIDTH), torch.zeros(2, EXPERTS), *tables()]

@@ -1,181 +1,256 @@
-"""The engine on a small random decoder: batches, limits, stopping, cancelling."""
+"""Many requests at once on a small random decoder: each answered as if it were alone, whatever the others do."""
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from random import Random
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import patch
 
 import pytest
 import torch
 
-from mtmd.kernels.backends import Backend, Cpu, Limited, Reference
-from mtmd.kernels.errors import DeviceMemoryError, ModelError, PromptError
-from mtmd.kernels.graph import Type
-from mtmd.kernels.rotary import rotary
-from mtmd.llm.engine import Engine, Generated
-from mtmd.llm.families.gemma3 import Gemma3Text
+sys.path.insert(0, str(Path(__file__).parent))
+import test_runner as small
+
+from mtmd.kernels.errors import BusyError, DeviceMemoryError, MtmdError, PromptError
+from mtmd.llm.engine import Engine, Generation, Request, identities
 from mtmd.llm.sampler import Sampler, Sampling
-from mtmd.llm.sequence import Span, make_batch
+from mtmd.llm.sequence import Span
 from mtmd.llm.state import PAGE
 
-FAMILY = Gemma3Text(width=32, ffn=48, heads=4, groups=2, head=8, vocabulary=64, context=256, eps=1e-6, scale=8**-0.5, window=6,
-                    kinds=("sliding_attention", "full_attention"),
-                    ropes={"sliding_attention": rotary(1e4, 8), "full_attention": rotary(1e6, 8)}, softcap=None, final_softcap=None)
-PROMPT = [Span(tuple(range(5, 16)))]
+
+def engine(sequences: int = 4, context: int = 128, queue: int = 64, pages: int | None = None) -> Engine:
+    runner = small.runner(context, sequences=sequences)
+    if pages is not None:
+        runner.pages = pages
+    return Engine(runner, queue=queue)
 
 
-class Noise:
-    def __init__(self) -> None:
-        self.shapes = {name: p.shape for name, p in FAMILY.parameters().items()}
-
-    def type_of(self, name: str, dtype: torch.dtype) -> Type:
-        return Type.contiguous(self.shapes[name], dtype)
-
-    def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(sorted(self.shapes).index(name))
-        shape = self.shapes[name]
-        scale = shape[-1] ** -0.5 if len(shape) > 1 else 4.0 if "post" in name else 1.0
-        return (torch.randn(shape, generator=generator) * scale).to(dtype)
-
-    def quant(self, name: str) -> str | None:  # noqa: ARG002
-        return None
+def request(length: int = 11, first: int = 5, count: int = 12, **chosen: Any) -> Request:
+    sampling = {name: chosen.pop(name) for name in ("temperature", "seed", "repetition_penalty") if name in chosen}
+    spans = chosen.pop("spans", None) or [Span(tuple(first + i % 50 for i in range(length)))]
+    return Request(spans, Sampler(Sampling(**sampling)), max_tokens=count, **chosen)
 
 
-def engine(context: int = 64, rules: tuple[str, ...] = (), **chosen: Any) -> Engine:
-    backends: list[Backend] = [Limited(Cpu(), rules), Cpu(), Reference()] if rules else [Cpu(), Reference()]
-    return Engine(FAMILY, Noise(), backends, dtype=torch.float32, context=context, **chosen)
+def run(subject: Engine) -> None:
+    for _ in range(3000):
+        if not subject.busy:
+            return
+        subject.step()
+    raise AssertionError("the engine does not come to an end")
 
 
-def answer(engine: Engine, spans: list[Span] = PROMPT, count: int = 12, stop: frozenset[int] = frozenset(), **sampling: Any) -> Generated:
-    done = Generated()
-    tokens = list(engine.generate(spans, Sampler(Sampling(**sampling)), stop=stop, max_tokens=count, done=done))
-    assert tokens == done.tokens
-    return done
-
-
-def test_generation_equals_one_prefill_a_token() -> None:
-    """Decoding with a cache gives what prefilling the longer prompt anew gives."""
+def alone(**chosen: Any) -> list[int]:
     subject = engine()
-    tokens = answer(subject).tokens
-    assert len(set(tokens)) > 3
-    for n in range(len(tokens)):
-        logits = subject.prefill([*PROMPT, Span(tuple(tokens[:n]))] if n else PROMPT, subject.new_cache())
-        assert int(logits.argmax()) == tokens[n]
+    generation = subject.submit(request(**chosen))
+    run(subject)
+    assert generation.finish == "length"
+    return generation.tokens
 
 
-@pytest.mark.parametrize("chosen", [
-    {"flash_attn": "off"}, {"rules": ("attention:/blk\\.1/",)}, {"rules": ("attention",), "flash_attn": "on"}, {"rules": ("kv_store",)},
-    {"rules": ("matmul", "rope")}], ids=str)
-def test_same_tokens_wherever_it_runs(chosen: dict[str, Any]) -> None:
-    assert answer(engine(**chosen)).tokens == answer(engine()).tokens
+def test_one_request_is_what_the_runner_generates() -> None:
+    assert alone() == small.answer(small.runner(128))
 
 
-def test_caches_live_where_they_are_written() -> None:
-    layer = 2 * (PAGE + 64) * 2 * 8 * 4  # a context of 64 tokens, and a page for rows that fill up a batch
-    assert engine().cache_bytes() == {"cpu": 2 * layer}
-    assert engine(rules=("kv_store:/blk\\.0/",)).cache_bytes() == {"cpu": layer, "limited": layer}
+def test_requests_that_come_and_go_are_each_as_alone() -> None:
+    """Ten prompts of different lengths, four places, submitted while others decode."""
+    rng, subject = Random(0), engine()
+    asked = [{"length": rng.randint(1, 70), "first": rng.randint(0, 9), "count": rng.randint(1, 30)} for _ in range(10)]
+    expected = [alone(**a) for a in asked]
+    generations: list[Generation] = []
+    for chosen in asked:
+        generations.append(subject.submit(request(**chosen)))
+        for _ in range(rng.randint(0, 6)):
+            subject.step()
+    run(subject)
+    assert [g.tokens for g in generations] == expected
+    assert all(g.finish == "length" and g.prefill_ms > 0 for g in generations)
 
 
-def test_prompt_longer_than_the_context() -> None:
-    with pytest.raises(PromptError, match=r"takes 64 tokens.*context holds 64"):
-        answer(engine(), [Span((1,) * 64)])
+def test_little_memory_makes_sequences_give_way_and_changes_nothing() -> None:
+    asked = [{"length": 20 + i, "first": i, "count": 60} for i in range(4)]
+    expected = [alone(**a) for a in asked]
+    subject = engine(pages=7)  # six pages for four sequences that grow to three each
+    generations = [subject.submit(request(**a)) for a in asked]
+    run(subject)
+    assert [g.tokens for g in generations] == expected
+    assert sum(g.preemptions for g in generations) > 0
+
+
+def test_a_prompt_read_before_is_not_read_again() -> None:
+    subject = engine()
+    first = subject.submit(request(length=3 * PAGE + 5))
+    run(subject)
+    again = subject.submit(request(length=3 * PAGE + 5))
+    run(subject)
+    assert (first.reused, again.reused) == (0, 3 * PAGE) and again.tokens == first.tokens
+
+
+def test_the_next_turn_goes_on_where_the_last_answer_ended() -> None:
+    subject = engine()
+    first = subject.submit(request(length=20, count=40))
+    run(subject)
+    turn = [*first.spans, Span(tuple(first.tokens)), Span((7, 8, 9))]
+    spans = [Span(s.tokens) for s in turn]
+    second = subject.submit(request(spans=spans))
+    run(subject)
+    assert second.reused == PAGE  # of 59 tokens whose keys are kept, one full page
+    assert second.tokens == alone(spans=spans)
+
+
+@pytest.mark.parametrize(("content", "reused"), [(b"one", PAGE), (b"other", 0), (b"", 0)])
+def test_pictures_are_known_by_their_content(content: bytes, reused: int) -> None:
+    def spans(content: bytes) -> list[Span]:
+        values = torch.randn(20, small.FAMILY.width, generator=torch.Generator().manual_seed(1))
+        return [Span((1, 2)), Span((9,) * 20, values, block=True, content=content), Span(tuple(range(30)))]
+
+    subject = engine()
+    subject.submit(request(spans=spans(b"one")))
+    run(subject)
+    second = subject.submit(request(spans=spans(content)))
+    run(subject)
+    assert second.reused == reused and second.tokens == alone(spans=spans(content))
+
+
+def test_identities_count_through_a_picture() -> None:
+    span = Span((9,) * 4, torch.zeros(4, 2), content=b"x")
+    whole = list(identities([span]))
+    rest = Span(span.tokens[1:], span.embeddings, content=b"x", offset=1)
+    assert list(identities([span.cut(0, 1)])) + list(identities([rest])) == whole
+    assert len(set(whole)) == 4 and list(identities([Span((9,))])) != whole[:1]
+
+
+def test_draws_do_not_depend_on_the_others() -> None:
+    asked = [{"temperature": 1.0, "seed": s, "length": 9 + s} for s in range(4)]
+    expected = [alone(**a) for a in asked]
+    subject = engine()
+    generations = [subject.submit(request(**a)) for a in asked]
+    run(subject)
+    assert [g.tokens for g in generations] == expected
+
+
+def test_stop_tokens_and_penalties() -> None:
+    tokens = alone()
+    subject = engine()
+    stopped = subject.submit(request(stop=frozenset({tokens[3]})))
+    penalized = subject.submit(request(repetition_penalty=1.5))
+    run(subject)
+    assert (stopped.tokens, stopped.finish) == (tokens[:tokens.index(tokens[3])], "stop")
+    assert penalized.tokens == alone(repetition_penalty=1.5) != tokens
+
+
+def test_probabilities_are_told_when_asked_for() -> None:
+    subject = engine()
+    plain, told = subject.submit(request()), subject.submit(request(alternatives=3))
+    run(subject)
+    assert all(t.logprob is None and t.top == () for t in plain.take())
+    for token in told.take():
+        assert token.logprob == token.top[0][1] and token.top[0][0] == token.id and len(token.top) == 3
+        assert token.logprob < 0 and token.top[0][1] >= token.top[1][1] >= token.top[2][1]
+    assert told.take() == []
+
+
+def test_a_constraint_decides_what_may_come() -> None:
+    class Odd:
+        taken: list[int] = []  # noqa: RUF012
+
+        def mask(self, logits: torch.Tensor) -> torch.Tensor:
+            return logits.masked_fill(torch.arange(len(logits)) % 2 == 0, -torch.inf)
+
+        def accept(self, token: int) -> None:
+            self.taken.append(token)
+
+    subject = engine()
+    generation = subject.submit(request(constraint=Odd()))
+    run(subject)
+    assert generation.tokens == Odd.taken and all(t % 2 for t in generation.tokens) and len(generation.tokens) == 12
+
+
+@pytest.mark.parametrize("after", [0, 1, 5])
+def test_cancelling_frees_everything_at_once(after: int) -> None:
+    subject = engine(sequences=1)
+    first, second = subject.submit(request(count=50)), subject.submit(request())
+    for _ in range(after):
+        subject.step()
+    subject.cancel(first)
+    subject.cancel(first)
+    assert first.finish == "cancelled" and subject.batcher.pages.held == 0
+    run(subject)
+    assert second.tokens == alone()
+
+
+def test_one_who_waits_can_be_cancelled() -> None:
+    subject = engine(sequences=1)
+    first, second = subject.submit(request()), subject.submit(request())
+    subject.step()
+    subject.cancel(second)
+    run(subject)
+    assert (first.finish, second.finish, second.tokens) == ("length", "cancelled", [])
+
+
+def test_the_queue_is_bounded() -> None:
+    subject = engine(sequences=1, queue=2)
+    for _ in range(3):
+        subject.submit(request())
+    with pytest.raises(BusyError, match="3 requests run or wait already, the most that may"):
+        subject.submit(request())
+
+
+def test_what_does_not_fit_is_refused_at_once() -> None:
+    subject = engine()
+    with pytest.raises(PromptError, match="takes 128 tokens"):
+        subject.submit(request(length=128))
+    assert not subject.busy
 
 
 def test_the_context_ends_an_answer() -> None:
-    done = answer(engine(), [Span((1,) * 60)], count=100)
-    assert done.finish == "length" and len(done.tokens) == 4
+    subject = engine(context=64)
+    generation = subject.submit(request(length=60, count=100))
+    run(subject)
+    assert generation.finish == "length" and len(generation.tokens) == 4
 
 
-def test_stop_token_is_not_part_of_the_answer() -> None:
-    tokens = answer(engine()).tokens
-    done = answer(engine(), stop=frozenset({tokens[3]}))
-    assert done.tokens == tokens[:tokens.index(tokens[3])] and done.finish == "stop"
+class Faulty:
+    """A runner that fails at every batch in which a given token is read."""
+
+    def __init__(self, subject: Engine, token: int, error: MtmdError):
+        self.forward, self.token, self.error = subject.runner.forward, token, error
+        self.failures = 0
+
+    def __call__(self, batch: Any, observe: Any = None) -> torch.Tensor:
+        if self.token in batch.tokens.tolist():
+            self.failures += 1
+            raise self.error
+        return self.forward(batch, observe)
 
 
-def test_max_tokens() -> None:
-    done = answer(engine(), count=5)
-    assert len(done.tokens) == 5 and done.finish == "length" and done.prefill_ms > 0 and done.decode_ms > 0
-
-
-def test_closing_the_iterator_ends_the_work() -> None:
-    done = Generated()
-    tokens = engine().generate(PROMPT, Sampler(Sampling()), stop=(), max_tokens=50, done=done)
-    taken = [next(tokens), next(tokens)]
-    tokens.close()
-    assert done.tokens == taken and done.finish is None
-
-
-def test_a_token_without_an_embedding() -> None:
-    with pytest.raises(ModelError, match=r"token 64.*table ends at 63"):
-        answer(engine(), [Span((1, 64))])
-
-
-def test_an_empty_prompt() -> None:
-    with pytest.raises(PromptError, match="takes 0 tokens"):
-        answer(engine(), [])
-
-
-def test_no_memory_for_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mtmd.llm.state.np.zeros", Mock(side_effect=MemoryError))
-    with pytest.raises(DeviceMemoryError, match=r"the cache of 1 x 64 tokens needs 24.0 KiB.*--context"):
-        answer(engine())
-
-
-def test_no_memory_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_fails_fails_alone() -> None:
+    asked = [{"length": 9, "first": 2}, {"length": 9, "first": 40}, {"length": 12, "first": 3}]
+    expected = [alone(**a) for a in asked]
     subject = engine()
-
-    told = "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes."
-    monkeypatch.setattr("mtmd.kernels.backends.cpu.Cpu.lower", Mock(return_value=Mock(side_effect=RuntimeError(told))))
-    with pytest.raises(DeviceMemoryError, match="this run needs"):
-        answer(subject)
-
-
-def test_same_seed_same_draws() -> None:
-    first, second = (answer(engine(), temperature=1.0, seed=7).tokens for _ in range(2))
-    assert first == second
-    assert any(answer(engine(), temperature=1.0, seed=s).tokens != first for s in (8, 9))
+    token = next(t for t in range(40, 49) if t not in expected[0] + expected[2])
+    with patch.object(subject.runner, "forward", Faulty(subject, token, DeviceMemoryError("no memory for this"))):
+        generations = [subject.submit(request(**a)) for a in asked]
+        run(subject)
+    assert [g.finish for g in generations] == ["length", "error", "length"]
+    assert generations[1].error is not None and "no memory for this" in str(generations[1].error)
+    assert [generations[i].tokens for i in (0, 2)] == [expected[0], expected[2]]
+    assert subject.batcher.pages.held == 0
 
 
-def test_two_generations_at_once_do_not_mix() -> None:
-    subject = engine()
-    other = [Span(tuple(range(30, 50)))]
-    alone = answer(subject, PROMPT).tokens, answer(subject, other).tokens
-    runs = [subject.generate(p, Sampler(Sampling()), stop=(), max_tokens=12, done=Generated()) for p in (PROMPT, other)]
-    together = list(zip(*runs, strict=True))
-    assert ([a for a, _ in together], [b for _, b in together]) == alone
+def test_a_fault_that_passes_is_got_over() -> None:
+    subject, expected = engine(), [alone(length=9), alone(length=30)]
+    generations = [subject.submit(request(length=n)) for n in (9, 30)]
+    forward, calls = subject.runner.forward, 0
 
+    def sometimes(batch: Any, observe: Any = None) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls in (1, 6):
+            raise DeviceMemoryError("for the moment")
+        return forward(batch, observe)
 
-def test_three_sequences_in_one_batch_are_each_as_alone() -> None:
-    """Prompts of different lengths are read and decoded together: same tokens, though they share every forward."""
-    prompts = [[Span(tuple(range(5, 16)))], [Span((7, 3))], [Span(tuple(range(40, 63)))]]
-    alone = [answer(engine(), prompt).tokens for prompt in prompts]
-    subject = engine(sequences=3)
-    cache = subject.new_cache()
-    slots = [2, 0, 1]
-    running = [subject.begin(cache, slot) for slot in slots]
-    logits = subject.forward(make_batch(list(zip(running, prompts, strict=True)), cache))
-    tokens: list[list[int]] = [[], [], []]
-    for _ in range(12):
-        for mine, row in zip(tokens, logits, strict=True):
-            mine.append(int(row.argmax()))
-        logits = subject.forward(make_batch([(r, [Span((t[-1],))]) for r, t in zip(running, tokens, strict=True)], cache))
-    assert tokens == alone
-
-
-def test_a_sequence_joins_while_another_decodes() -> None:
-    first, second = [Span(tuple(range(5, 16)))], [Span(tuple(range(30, 50)))]
-    alone = [answer(engine(), p).tokens for p in (first, second)]
-    subject = engine(sequences=2)
-    cache = subject.new_cache()
-    a, b = subject.begin(cache, 0), subject.begin(cache, 1)
-    token = int(subject.prefill(first, cache, a).argmax())
-    logits = subject.forward(make_batch([(a, [Span((token,))]), (b, second)], cache))
-    assert [token, int(logits[0].argmax())] == alone[0][:2]
-    assert int(logits[1].argmax()) == alone[1][0]
-
-
-def test_a_slot_is_used_again() -> None:
-    subject = engine()
-    cache = subject.new_cache()
-    first = subject.prefill(PROMPT, cache)
-    subject.prefill([Span((1, 2, 3))], cache)
-    assert torch.equal(subject.prefill(PROMPT, cache, subject.begin(cache, 0)), first)
+    with patch.object(subject.runner, "forward", sometimes):
+        run(subject)
+    assert [g.tokens for g in generations] == expected and calls > 6

@@ -13,9 +13,9 @@ from mtmd.kernels.rotary import rotary
 from mtmd.kernels.settings import Settings
 from mtmd.kernels.weights import GgufFile, open_weights
 from mtmd.kernels.weights.canonical import CanonicalWeights
-from mtmd.llm.engine import Engine
 from mtmd.llm.families import lfm2
 from mtmd.llm.family import gguf_text_family
+from mtmd.llm.runner import Runner
 from mtmd.llm.sequence import Span, make_batch
 from mtmd.llm.state import KV, ConvWindow
 
@@ -98,8 +98,8 @@ def text_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return model, family, CanonicalWeights(open_weights(folder), family.parameters(), "tiny")
 
 
-def engine(family: lfm2.Lfm2Text, weights: CanonicalWeights, sequences: int = 1) -> Engine:
-    return Engine(family, weights, [Reference()], dtype=torch.float32, context=64, sequences=sequences)
+def engine(family: lfm2.Lfm2Text, weights: CanonicalWeights, sequences: int = 1) -> Runner:
+    return Runner(family, weights, [Reference()], dtype=torch.float32, context=64, sequences=sequences)
 
 
 def test_text_against_transformers(text_model: tuple[Any, lfm2.Lfm2Text, CanonicalWeights]) -> None:

@@ -15,9 +15,9 @@ from mtmd.kernels.backends.cpu import Cpu
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.settings import Settings
 from mtmd.kernels.weights.canonical import CanonicalWeights, check_no_extra
-from mtmd.llm.engine import Engine
 from mtmd.llm.families.llama import LlamaText, read
 from mtmd.llm.family import gguf_text_family, text_family
+from mtmd.llm.runner import Runner
 from mtmd.llm.sequence import Span
 
 SIZES = {"vocab_size": 50, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -56,7 +56,7 @@ def settings(model: Any) -> Settings:
 def logits(family: Any, file: Any, flash: str = "auto") -> torch.Tensor:
     weights = CanonicalWeights(file, family.parameters(), "test")
     check_no_extra(file, weights.sources, family.unused, "test")
-    engine = Engine(family, weights, [Cpu()], dtype=torch.float32, context=128, flash_attn=flash)
+    engine = Runner(family, weights, [Cpu()], dtype=torch.float32, context=128, flash_attn=flash)
     return engine.prefill([Span(TOKENS)], engine.new_cache())
 
 

@@ -14,9 +14,9 @@ from mtmd.kernels.rotary import rotary, sections
 from mtmd.kernels.settings import Settings
 from mtmd.kernels.weights import GgufFile, open_weights
 from mtmd.kernels.weights.canonical import CanonicalWeights
-from mtmd.llm.engine import Engine
 from mtmd.llm.families import qwen2
 from mtmd.llm.family import gguf_text_family, text_family
+from mtmd.llm.runner import Runner
 from mtmd.llm.sequence import Span
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "qwen2_5_vl"
@@ -80,7 +80,7 @@ def test_windows_against_transformers(tmp_path: Path, tied: bool) -> None:
             torch.nn.init.normal_(p, std=0.3)
     model.save_pretrained(tmp_path)
     found = qwen2.read(Settings(json.loads((tmp_path / "config.json").read_text()), "config.json"))
-    engine = Engine(found, CanonicalWeights(open_weights(tmp_path), found.parameters(), "x"), [Reference("cpu")], dtype=torch.float32,
+    engine = Runner(found, CanonicalWeights(open_weights(tmp_path), found.parameters(), "x"), [Reference("cpu")], dtype=torch.float32,
                     context=64)
     tokens = torch.randint(97, (1, 40))
     with torch.no_grad():

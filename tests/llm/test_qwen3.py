@@ -18,10 +18,10 @@ from mtmd.kernels.rotary import rotary, sections
 from mtmd.kernels.settings import Settings
 from mtmd.kernels.weights import GgufFile, open_weights
 from mtmd.kernels.weights.canonical import CanonicalWeights, check_no_extra
-from mtmd.llm.engine import Engine
 from mtmd.llm.experts import Experts
 from mtmd.llm.families import qwen3
 from mtmd.llm.family import gguf_text_family, text_family
+from mtmd.llm.runner import Runner
 from mtmd.llm.sequence import Span
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "qwen3_vl"
@@ -77,7 +77,7 @@ def test_text_alone_is_transformers(kind: str, name: str, more: dict[str, Any], 
     family, file = text_family(kind, Settings(json.loads((tmp_path / "config.json").read_text()), "config.json")), open_weights(tmp_path)
     weights = CanonicalWeights(file, family.parameters(), "folder")
     check_no_extra(file, weights.sources, family.unused, "folder")
-    engine = Engine(family, weights, [Cpu()], dtype=torch.float32, context=64)
+    engine = Runner(family, weights, [Cpu()], dtype=torch.float32, context=64)
     tokens = [int(t) for t in torch.randint(0, 97, (33,), generator=torch.Generator().manual_seed(1))]
     found = engine.prefill([Span(tuple(tokens))], engine.new_cache())
     with torch.no_grad():
