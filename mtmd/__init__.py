@@ -12,28 +12,44 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mtmd.clip.image import Picture
-    from mtmd.kernels.errors import ImageError, ModelError, MtmdError, OptionError, PlacementError, PromptError
+    from mtmd.events import Answer, Event, Finished, Progress, TextPiece
+    from mtmd.kernels.errors import (
+        BusyError,
+        DeviceMemoryError,
+        ImageError,
+        ModelError,
+        MtmdError,
+        OptionError,
+        PlacementError,
+        PromptError,
+    )
     from mtmd.kernels.report import WarmupReport
-    from mtmd.model import Answer, Event, Finished, Model, Progress, TextPiece, describe, load
+    from mtmd.loading import describe, load
+    from mtmd.model import Model
     from mtmd.prediction import predict
     from mtmd.receipt import ImageReceipt, Receipt
+    from mtmd.service import Service, ServiceStats, Ticket, TokenCount
 
 __version__ = "0.1.0"
 
 _PLACES = {
-    "mtmd.model": ("Answer", "Event", "Finished", "Model", "Progress", "TextPiece", "describe", "load"),
+    "mtmd.events": ("Answer", "Event", "Finished", "Progress", "TextPiece", "TokenInfo"),
+    "mtmd.loading": ("describe", "load"),
+    "mtmd.model": ("Model",),
+    "mtmd.service": ("Service", "ServiceStats", "Ticket", "TokenCount"),
     "mtmd.prediction": ("predict",),
     "mtmd.receipt": ("ImageReceipt", "Receipt"),
     "mtmd.clip.image": ("Picture",),
     "mtmd.kernels.report": ("WarmupReport",),
-    "mtmd.kernels.errors": ("ImageError", "ModelError", "MtmdError", "OptionError", "PlacementError", "PromptError"),
+    "mtmd.kernels.errors": (
+        "BusyError", "DeviceMemoryError", "ImageError", "ModelError", "MtmdError", "OptionError", "PlacementError", "PromptError"),
 }
 _PLACE_OF = {name: module for module, names in _PLACES.items() for name in names}
 
 __all__ = [
-    "Answer", "Event", "Finished", "ImageError", "ImageReceipt", "Model", "ModelError", "MtmdError", "OptionError", "Picture",
-    "PlacementError", "Progress", "PromptError", "Receipt", "TextPiece", "WarmupReport", "describe", "load",
-    "predict",
+    "Answer", "BusyError", "DeviceMemoryError", "Event", "Finished", "ImageError", "ImageReceipt", "Model", "ModelError", "MtmdError",
+    "OptionError", "Picture", "PlacementError", "Progress", "PromptError", "Receipt", "Service", "ServiceStats", "TextPiece", "Ticket",
+    "TokenCount", "TokenInfo", "WarmupReport", "describe", "load", "predict",
 ]
 
 

@@ -1,18 +1,18 @@
 """The batching bridge: pictures and a rendered prompt become spans that the decoder reads.
 
-Pictures are prepared, encoded in batches of equal tiles, and put where the chat template left their marker. Encoded pictures are
-remembered by their content: pixels and size, and the budget they were given, for this model in this compute type; never by path or name.
+Pictures are prepared, encoded in batches of equal tiles (`mtmd.encoding`), and put where the chat template left their marker. Encoded
+pictures are remembered by their content: pixels and size, and the budget they were given, for this model in this compute type; never by
+path or name.
 """
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from threading import Lock
 from typing import TypeAlias
 
-import torch
 from torch import Tensor
 
 from mtmd.clip.budget import DEFAULT_BUDGET, Budget
@@ -20,7 +20,6 @@ from mtmd.clip.encoder import Encoder
 from mtmd.clip.family import ImagePlan
 from mtmd.clip.image import Picture
 from mtmd.kernels.errors import PromptError
-from mtmd.kernels.executor import Observer
 from mtmd.llm.sequence import Span
 from mtmd.llm.tokenizer import Tokenizer
 from mtmd.receipt import ImageReceipt
@@ -29,129 +28,140 @@ CACHE_BYTES = 256 << 20
 Key: TypeAlias = "tuple[str, Budget]"
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """A picture's embeddings [T, D] and what its receipt says."""
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A picture ready to be encoded, or, with `embeddings` [T, D], encoded before."""
+    key: Key
     plan: ImagePlan
-    embeddings: Tensor
     receipt: ImageReceipt
+    embeddings: Tensor | None = None
+
+    @property
+    def content(self) -> bytes:
+        """What its embeddings show, in a few bytes."""
+        return sha256(repr(self.key).encode()).digest()[:16]
 
 
-class Encoding:
-    """Pictures on their way to embeddings: iterate for (tiles done, tiles in all), then read `found` and the times in milliseconds."""
-
-    def __init__(self, bridge: Bridge, pictures: Sequence[Picture], budget: Budget, observe: Observer | None = None):
-        self.found: list[Encoded] = []
-        self.prepare_ms = self.encode_ms = 0.0
-        self._bridge, self._pictures, self._budget, self._observe = bridge, pictures, budget, observe
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        bridge, clock = self._bridge, time.perf_counter()
-        keys = [(p.sha256, self._budget) for p in self._pictures]
-        known = {} if self._observe else {key: entry for key in keys if (entry := bridge.known(key))}
-        plans = {key: bridge.encoder.family.prepare(p.pixels, self._budget)
-                 for key, p in zip(keys, self._pictures, strict=True) if key not in known}
-        self.prepare_ms = (time.perf_counter() - clock) * 1e3
-        tiles = [tile for plan in plans.values() for tile in plan.tiles]
-        done: dict[int, Tensor] = {}
-        if tiles:
-            yield 0, len(tiles)
-        clock = time.perf_counter()
-        for part, values in bridge.encoder.batches(tiles, self._observe):
-            done.update(zip(part, values, strict=True))
-            self.encode_ms += (time.perf_counter() - clock) * 1e3
-            yield len(done), len(tiles)
-            clock = time.perf_counter()
-        ordered = iter([done[i] for i in range(len(tiles))])
-        entries = known | {key: (plan, bridge.encoder.join(plan, [next(ordered) for _ in plan.tiles])) for key, plan in plans.items()}
-        for key in keys:
-            bridge.remember(key, entries[key])
-        seen = set(known)  # the second of two equal pictures costs nothing either
-        for key, picture in zip(keys, self._pictures, strict=True):
-            self.found.append(Encoded(*entries[key], _receipt(picture, entries[key][0], key in seen)))
-            seen.add(key)
+@dataclass(frozen=True)
+class Piece:
+    """A run of the prompt's tokens: text, or image tokens start... of a picture, on a grid where the family has one."""
+    tokens: tuple[int, ...]
+    picture: int | None = None
+    start: int = 0
+    grid: tuple[int, int] | None = None
 
 
 class Bridge:
-    def __init__(self, encoder: Encoder, tokenizer: Tokenizer, device: torch.device):
-        self.encoder, self.tokenizer, self.device = encoder, tokenizer, device
+    def __init__(self, encoder: Encoder | None, tokenizer: Tokenizer):
+        self.encoder, self.tokenizer = encoder, tokenizer
         self._cache: OrderedDict[Key, tuple[ImagePlan, Tensor]] = OrderedDict()
         self._lock = Lock()
 
-    def encode(self, pictures: Sequence[Picture], budget: Budget = DEFAULT_BUDGET, observe: Observer | None = None) -> Encoding:
-        """Start on the pictures; iterate over what is returned to do the work. Each different picture is encoded once, and where somebody
-        observes, even if it is remembered."""
-        return Encoding(self, pictures, budget, observe)
+    def prepare(self, pictures: Sequence[Picture], budget: Budget = DEFAULT_BUDGET, anew: bool = False) -> list[Prepared]:
+        """Pictures cut and normalised, each different one once; those that are known need no more work, unless all is to be done `anew`.
 
-    def known(self, key: Key) -> tuple[ImagePlan, Tensor] | None:
+        Raises OptionError for a budget that cannot be kept, ImageError for a shape that the family does not take.
+        """
+        assert self.encoder is not None
+        made: dict[Key, tuple[ImagePlan, Tensor | None]] = {}
+        found = []
+        for picture in pictures:
+            key = picture.sha256, budget
+            cached = key in made
+            if not cached:
+                known = None if anew else self._known(key)
+                cached = known is not None
+                made[key] = known or (self.encoder.family.prepare(picture.pixels, budget), None)
+            plan, embeddings = made[key]
+            receipt = ImageReceipt(picture.size, plan.sizes[0], len(plan.sizes), plan.tokens, picture.sha256, cached,
+                                   (*picture.notes, *plan.notes))
+            found.append(Prepared(key, plan, receipt, embeddings))
+        return found
+
+    def _known(self, key: Key) -> tuple[ImagePlan, Tensor] | None:
         with self._lock:
+            if key in self._cache:
+                self._cache.move_to_end(key)
             return self._cache.get(key)
 
-    def remember(self, key: Key, entry: tuple[ImagePlan, Tensor]) -> None:
+    def remember(self, prepared: Prepared, embeddings: Tensor) -> None:
         """The most recently used come last; the oldest go when there is too much."""
-        plan = replace(entry[0], tiles=(), order=None)  # pixels are not needed again
+        plan = replace(prepared.plan, tiles=(), order=None)  # pixels are not needed again
         with self._lock:
-            self._cache.pop(key, None)
-            self._cache[key] = plan, entry[1]
+            self._cache.pop(prepared.key, None)
+            self._cache[prepared.key] = plan, embeddings
             while len(self._cache) > 1 and sum(e.nbytes for _, e in self._cache.values()) > CACHE_BYTES:
                 self._cache.popitem(last=False)
 
-    def spans(self, rendered: str, encoded: Sequence[Encoded]) -> list[Span]:
-        """The rendered prompt with pictures at their markers. Raises PromptError where the template wrote more or fewer markers."""
+    def read(self, rendered: str, prepared: Sequence[Prepared]) -> list[Piece]:
+        """The rendered prompt with pictures at their markers, tokenized. Raises PromptError where the template wrote more or fewer markers.
+        """
+        if self.encoder is None:
+            return [Piece(tuple(self.tokenizer.encode_prompt(rendered)))]
         family = self.encoder.family
         pieces = rendered.split(family.marker)
-        if len(pieces) - 1 != len(encoded):
-            raise PromptError(f"the chat template wrote {len(pieces) - 1} picture places for {len(encoded)} pictures; "
+        if len(pieces) - 1 != len(prepared):
+            raise PromptError(f"the chat template wrote {len(pieces) - 1} picture places for {len(prepared)} pictures; "
                               "it does not fit this model")
-        text = pieces[0] + "".join(e.plan.prompt + piece for e, piece in zip(encoded, pieces[1:], strict=True))
-        return _to_spans(self.tokenizer.encode_prompt(text), self.tokenizer.id(family.image_token), encoded, family.bidirectional,
-                         self.device)
+        text = pieces[0] + "".join(p.plan.prompt + piece for p, piece in zip(prepared, pieces[1:], strict=True))
+        return _pieces(self.tokenizer.encode_prompt(text), self.tokenizer.id(family.image_token), [p.plan for p in prepared])
+
+    def spans(self, pieces: Sequence[Piece], prepared: Sequence[Prepared], embeddings: Sequence[Tensor]) -> list[Span]:
+        """Pieces with the embeddings [T, D] of the pictures, in order."""
+        spans = []
+        for piece in pieces:
+            if piece.picture is None:
+                spans.append(Span(piece.tokens))
+                continue
+            assert self.encoder is not None
+            rows = embeddings[piece.picture][piece.start:piece.start + len(piece.tokens)]
+            spans.append(Span(piece.tokens, rows, self.encoder.family.bidirectional, piece.grid,
+                              content=prepared[piece.picture].content, offset=piece.start))
+        return spans
 
 
-def _to_spans(tokens: list[int], image_token: int, encoded: Sequence[Encoded], block: bool, device: torch.device) -> list[Span]:
-    """Runs of text, and of image tokens, which take the pictures' embeddings in order."""
-    spans, start, waiting = [], 0, _Waiting(encoded, device)
+def _pieces(tokens: list[int], image_token: int, plans: Sequence[ImagePlan]) -> list[Piece]:
+    """Runs of text, and of image tokens, which show the pictures in order."""
+    pieces: list[Piece] = []
+    start, pictures = 0, _Pictures(plans)
     while start < len(tokens):
         stop, is_image = start, tokens[start] == image_token
         while stop < len(tokens) and (tokens[stop] == image_token) == is_image:
             stop += 1
         run = tuple(tokens[start:stop])
-        spans += waiting.take(run, block) if is_image else [Span(run)]
+        pieces += pictures.take(run) if is_image else [Piece(run)]
         start = stop
-    waiting.check_empty()
-    return spans
+    pictures.check_all_taken()
+    return pieces
 
 
-class _Waiting:
-    """Pictures whose embeddings are still to be put in, the first of them perhaps in part."""
+class _Pictures:
+    """Which image tokens of which picture come next."""
 
-    def __init__(self, encoded: Sequence[Encoded], device: torch.device):
-        self._left = [(e.embeddings.to(device), list(e.plan.grids)) for e in encoded]
-        self._count = len(encoded)
+    def __init__(self, plans: Sequence[ImagePlan]):
+        self._plans = plans
+        self._picture = self._start = self._grid = 0
 
-    def take(self, run: tuple[int, ...], block: bool) -> list[Span]:
-        """A run of image tokens as spans, one for each picture and grid that it shows."""
-        spans = []
+    def take(self, run: tuple[int, ...]) -> Iterator[Piece]:
+        """A run of image tokens in pieces, one for each picture and grid that it shows."""
         while run:
-            if not self._left:
-                raise PromptError(f"the chat template wrote image tokens for more than {self._count} pictures; it does not fit this model")
-            rows, grids = self._left.pop(0)
-            grid = grids.pop(0) if grids else None
-            count = min(len(run), len(rows) if grid is None else grid[0] * grid[1])
+            if self._picture == len(self._plans):
+                raise PromptError(f"the chat template wrote image tokens for more than {len(self._plans)} pictures; "
+                                  "it does not fit this model")
+            plan = self._plans[self._picture]
+            grid = plan.grids[self._grid] if plan.grids else None
+            left = plan.tokens - self._start
+            count = min(len(run), left if grid is None else grid[0] * grid[1])
             if grid is not None and count < grid[0] * grid[1]:
                 raise PromptError(f"{grid[0]} x {grid[1]} image tokens of a picture do not stand together in the prompt; "
                                   "the tokenizer does not fit this model")
-            spans.append(Span(run[:count], rows[:count], block, grid))
+            yield Piece(run[:count], self._picture, self._start, grid)
             run = run[count:]
-            if count < len(rows):
-                self._left.insert(0, (rows[count:], grids))
-        return spans
+            self._start, self._grid = self._start + count, self._grid + 1
+            if count == left:
+                self._picture, self._start, self._grid = self._picture + 1, 0, 0
 
-    def check_empty(self) -> None:
-        if self._left:
-            raise PromptError(f"the prompt has fewer image tokens than its {self._count} pictures take; "
+    def check_all_taken(self) -> None:
+        if self._picture < len(self._plans):
+            raise PromptError(f"the prompt has fewer image tokens than its {len(self._plans)} pictures take; "
                               "the tokenizer does not fit this model")
-
-
-def _receipt(picture: Picture, plan: ImagePlan, cached: bool) -> ImageReceipt:
-    return ImageReceipt(picture.size, plan.sizes[0], len(plan.sizes), plan.tokens, picture.sha256, cached, (*picture.notes, *plan.notes))

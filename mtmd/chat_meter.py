@@ -11,7 +11,7 @@ from mtmd.kernels.errors import ModelError
 VALUE_WEIGHT_MAX = 4 << 20  # characters of one value; a list element counts as 16
 MADE_WEIGHT_MAX = 256 << 20  # all values of one rendering together
 INTEGER_BITS_MAX = 4096
-SECONDS_MAX = 5.0  # of this thread, so that a busy machine does not count; templates take milliseconds
+SECONDS_MAX = 2.0  # of this thread, so that a busy machine does not count; templates take milliseconds
 
 # Methods of strings, lists and dicts whose result is at most about as large as what goes in, or that are guarded below.
 METHODS = frozenset([

@@ -10,10 +10,10 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from mtmd import __version__
-from mtmd.commands import describe, dump, warmup
+from mtmd.commands import compare, describe, dump, info, warmup
 from mtmd.kernels.errors import MtmdError
 
-VERBS = {"describe": describe, "warmup": warmup, "dump": dump}
+VERBS = {"describe": describe, "info": info, "warmup": warmup, "compare": compare, "dump": dump}
 LONGEST = 600  # characters of an error line
 
 

@@ -21,9 +21,9 @@ T = TypeVar("T")
 class LoadOptions:
     """How a model is loaded. `mmproj` is the projector file of a GGUF, None for the one beside it; `chat_template` a file to use in place
     of the checkpoint's template. `image_min_tokens`, `image_max_tokens`: what one picture may take, None for the checkpoint's own limits.
-    `context` is in tokens, None for what the checkpoint was made for, at most 8192; `override_tensor` are
-    "REGEX=DEVICE" on node and weight names; `refuse` are rules of ops the device is to be taken not to support; `threads` holds for
-    the whole process."""
+    `parallel` answers are computed at once at most, each of a `context` of so many tokens, None for what the checkpoint was made for, at
+    most 8192. `override_tensor` are "REGEX=DEVICE" on node and weight names; `refuse` are rules of ops the device is to be taken not to
+    support; `threads` holds for the whole process."""
     device: str = "auto"
     dtype: str = "auto"
     flash_attn: str = "auto"
@@ -35,6 +35,7 @@ class LoadOptions:
     chat_template: str | None = None
     image_min_tokens: int | None = None
     image_max_tokens: int | None = None
+    parallel: int = 4
 
     def __post_init__(self) -> None:
         for name in ("mmproj", "chat_template"):
@@ -44,6 +45,7 @@ class LoadOptions:
         least, most = self.image_min_tokens, self.image_max_tokens
         if least is not None and most is not None and least > most:
             raise OptionError(f"image_min_tokens is {least}, image_max_tokens {most}; expected the first to be no more than the second")
+        object.__setattr__(self, "parallel", integer("parallel", self.parallel, 1, 1024))
         _among("dtype", self.dtype, DTYPES)
         _among("flash_attn", self.flash_attn, FLASH)
         _text("device", self.device)
@@ -55,14 +57,17 @@ class LoadOptions:
 
 @dataclass(frozen=True)
 class AnswerOptions(Sampling):
-    """How an answer is generated: how its tokens are chosen, and when it ends. `detail` is how closely pictures are looked at."""
+    """How an answer is generated: how its tokens are chosen, and when it ends. `detail` is how closely pictures are looked at; `logprobs`
+    asks for the probability of each token, and of so many others at its place."""
     max_tokens: int = 256
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
     detail: str = "auto"
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         _among("detail", self.detail, DETAILS)
+        object.__setattr__(self, "logprobs", integer_or_none("logprobs", self.logprobs, 0, 20))
         super().__post_init__()
         object.__setattr__(self, "max_tokens", integer("max_tokens", self.max_tokens, 1, 1 << 20))
         if type(self.ignore_eos) is not bool:

@@ -1,6 +1,7 @@
 """Whatever a user calls an image, read within limits: paths, bytes, open files, Pillow images, arrays."""
 from __future__ import annotations
 
+import io
 import os
 import stat
 from pathlib import Path
@@ -9,8 +10,11 @@ from typing import Any, BinaryIO, TypeAlias, cast
 import numpy as np
 from PIL import Image
 
-from mtmd.clip.image import DEFAULT_LIMITS, ImageLimits, Picture, Source, check_bytes, one_line, open_picture
+from mtmd.clip.image import DEFAULT_LIMITS, ImageLimits, Picture, Pixels, Source, check_bytes, one_line, open_picture, picture_size
+from mtmd.clip.signatures import picture_format
 from mtmd.kernels.errors import ImageError
+
+__all__ = ["DEFAULT_LIMITS", "ImageLimits", "ImageSource", "Picture", "load_image", "picture_format", "picture_size", "png_bytes"]
 
 ImageSource: TypeAlias = "str | os.PathLike[str] | Source | BinaryIO"
 
@@ -88,3 +92,10 @@ def _read_file(file: BinaryIO, limits: ImageLimits, name: str) -> bytes:
     except (OSError, ValueError) as error:
         raise ImageError(f"{name}: found a file that cannot be read, expected one open for reading; open it anew with 'rb'") from error
     return b"".join(chunks)
+
+
+def png_bytes(pixels: Pixels) -> bytes:
+    """uint8 [Y, X, 3] as a PNG file."""
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG", compress_level=1)
+    return file.getvalue()

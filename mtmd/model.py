@@ -1,81 +1,49 @@
 """A loaded model: prompts and pictures in, answers with receipts out."""
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from os import PathLike
-from pathlib import Path
-from typing import Any, TypeAlias
+from threading import Lock
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from mtmd.bridge import Bridge, Encoded
-from mtmd.checkpoint import Checkpoint, open_checkpoint
+from torch import Tensor
+
+from mtmd.bridge import Bridge, Piece, Prepared
+from mtmd.checkpoint import Checkpoint
 from mtmd.clip.budget import Budget
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.family import VisionFamily
 from mtmd.clip.warmup import check_encoder, encoder_graphs, encoder_placement
-from mtmd.config import AnswerOptions, LoadOptions, options, split_options
+from mtmd.config import AnswerOptions, LoadOptions, options
 from mtmd.conversation import Conversation, Images, Message, read_conversation, user_message
 from mtmd.device import choose_dtype, device_name, set_threads
+from mtmd.events import Answer, Event, Finished
 from mtmd.kernels.backends import Backend, backends_for
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import ModelError, OptionError, PromptError
 from mtmd.kernels.executor import Observer, Residency
-from mtmd.kernels.report import FlashFacts, Placement, WarmupReport
+from mtmd.kernels.report import DequantizedTensor, FlashFacts, Placement, WarmupReport
 from mtmd.kernels.scheduler import Override
-from mtmd.llm.engine import PREFILL, Engine, Generated
-from mtmd.llm.sampler import Sampler
+from mtmd.llm.engine import Constraint, Generation
+from mtmd.llm.runner import PREFILL, Runner
 from mtmd.llm.sequence import BatchShape, Span
-from mtmd.llm.text_stream import StopChecker
 from mtmd.llm.warmup import check_decoder, decoder_graphs, decoder_placement
-from mtmd.receipt import Receipt
+from mtmd.receipt import ImageReceipt, Receipt
 
-DEMO_MODEL = Path(__file__).parent / "demo_model"
+if TYPE_CHECKING:
+    from mtmd.service import Service
+
 DEFAULT_PROMPT = "Describe the image."
 DEFAULT_CONTEXT = 8192
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Progress:
-    """Work before the first token: `stage` is "encode" (in tiles) or "prefill" (in tokens)."""
-    stage: str
-    done: int
-    total: int
-
-
-@dataclass(frozen=True)
-class TextPiece:
-    """More of the answer; whole characters only."""
-    text: str
-
-
-@dataclass(frozen=True)
-class Answer:
-    text: str
-    prompt_token_ids: tuple[int, ...]
-    output_token_ids: tuple[int, ...]
-    receipt: Receipt
-
-    def asdict(self) -> dict[str, Any]:
-        return {"text": self.text, "prompt_token_ids": list(self.prompt_token_ids), "output_token_ids": list(self.output_token_ids),
-                "receipt": self.receipt.asdict()}
-
-
-@dataclass(frozen=True)
-class Finished:
-    """The last event of a stream."""
-    answer: Answer
-
-
-Event: TypeAlias = "Progress | TextPiece | Finished"
-
-
-@dataclass(frozen=True)
-class _Prompt:
+class Prompt:
+    """A conversation ready for the decoder: its images encoded, and all of it as spans."""
     spans: list[Span]
-    encoded: list[Encoded]
-    preprocess_ms: float
-    encode_ms: float
+    prepared: list[Prepared]
+    embeddings: list[Tensor]
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -83,7 +51,7 @@ class _Prompt:
 
 
 class Model:
-    """Made by `load`. Safe to use from several threads; each answer is computed by itself."""
+    """Made by `load`. Safe to use from several threads: what they ask for at the same time is computed in the same batches."""
 
     def __init__(self, checkpoint: Checkpoint, chosen: LoadOptions, backends: Sequence[Backend] | None = None, name: str | None = None):
         """`backends` in order of preference replaces what `chosen.device` and `chosen.refuse` ask for; `name` is for people."""
@@ -100,14 +68,32 @@ class Model:
             raise OptionError(f"context: found {context}, expected at most {checkpoint.text.context}, which {self.name} was made for")
         self._placed: dict[Any, tuple[Placement, ...]] = {}
         self._limits = Budget(chosen.image_min_tokens, chosen.image_max_tokens)
-        self.engine = Engine(checkpoint.text, checkpoint.text_weights, self.backends, context=context,
-                             image_tokens=_longest_image(checkpoint.vision, self._limits), **placement)
+        self.runner = Runner(checkpoint.text, checkpoint.text_weights, self.backends, context=context,
+                             sequences=chosen.parallel, image_tokens=_longest_image(checkpoint.vision, self._limits), **placement)
         self.encoder = None
         if checkpoint.vision and checkpoint.vision_weights:
             self.encoder = Encoder(checkpoint.vision, checkpoint.vision_weights, self.backends, **placement)
-            self._bridge = Bridge(self.encoder, checkpoint.tokenizer, self.backends[0].device)
             _check_fit(self.encoder, checkpoint)
+        self.bridge = Bridge(self.encoder, checkpoint.tokenizer)
+        self._service: Service | None = None
+        self._lock = Lock()
         _check_overrides(overrides, self)
+
+    @property
+    def service(self) -> Service:
+        """Where answers are computed, of all threads together. Made when it is first asked for."""
+        with self._lock:
+            if self._service is None:
+                from mtmd.service import Service
+                self._service = Service(self)
+            return self._service
+
+    def close(self) -> None:
+        """End all answers and let the memory of their caches go; the model may be used again."""
+        with self._lock:
+            service, self._service = self._service, None
+        if service is not None:
+            service.close()
 
     @property
     def warmup_report(self) -> WarmupReport:
@@ -116,7 +102,7 @@ class Model:
 
     def warm_up(self) -> WarmupReport:
         """The report with a real encode and a real step of decode: times, and every op against its reference."""
-        return self._report(check=True)
+        return self._exclusively(lambda: self._report(check=True))
 
     def describe(self, image: Images, prompt: str = DEFAULT_PROMPT, **chosen: Any) -> str:
         """The answer to a prompt about one or several images; `chosen` are the fields of `AnswerOptions`.
@@ -138,152 +124,97 @@ class Model:
         {"type": "image", "image": source}. Options are checked at once, before the first event is asked for.
         """
         settings = options(AnswerOptions, chosen)
-        return self._stream(messages, settings, Sampler(settings))
+        return self._stream(messages, settings)
+
+    def _stream(self, messages: Sequence[Message], settings: AnswerOptions) -> Iterator[Event]:
+        yield from self.service.submit_checked(messages, settings)
 
     def spans(self, messages: Sequence[Message]) -> list[Span]:
         """What the decoder would read: the conversation tokenized, its images encoded."""
-        *_, prompt = self._prepare(messages)
-        assert isinstance(prompt, _Prompt)
-        return prompt.spans
+        return self.prompt(messages).spans
+
+    def prompt(self, messages: Sequence[Message], encoder: Observer | None = None) -> Prompt:
+        """As `spans`, with the images; every node of the encoding is shown to `encoder`, which sees it all even if it is known."""
+        pieces, prepared = self.prepare(messages, anew=encoder is not None)
+        embeddings = self._exclusively(lambda: [self._encode(p, encoder) for p in prepared])
+        return Prompt(self.bridge.spans(pieces, prepared, embeddings), prepared, embeddings)
+
+    def _encode(self, prepared: Prepared, observe: Observer | None) -> Tensor:
+        if prepared.embeddings is not None:
+            return prepared.embeddings
+        assert self.encoder is not None
+        found = self.encoder.join(prepared.plan, self.encoder.encode(prepared.plan.tiles, observe))
+        self.bridge.remember(prepared, found)
+        return found
 
     def observe(self, messages: Sequence[Message], encoder: Observer, decoder: Observer) -> None:
         """Encode and prefill a conversation, every node shown to an observer."""
-        *_, prompt = self._prepare(messages, observe=encoder)
-        assert isinstance(prompt, _Prompt)
-        self.engine.prefill(prompt.spans, self.engine.new_cache(), observe=decoder)
+        spans = self.prompt(messages, encoder).spans
+        self._exclusively(lambda: self.runner.prefill(spans, self.runner.new_cache(), observe=decoder))
 
-    def _stream(self, messages: Sequence[Message], settings: AnswerOptions, sampler: Sampler) -> Iterator[Event]:
-        prompt = None
-        for event in self._prepare(messages, settings.detail):
-            if isinstance(event, _Prompt):
-                prompt = event
-            else:
-                yield event
-        assert prompt is not None
-        done = Generated()
-        stop = frozenset() if settings.ignore_eos else self.checkpoint.stop_tokens
-        yield Progress("prefill", 0, len(prompt.tokens))
-        pieces = []
-        tokens = self.engine.generate(prompt.spans, sampler, stop=stop, max_tokens=settings.max_tokens, done=done)
-        for piece in self._text(tokens, settings.stop, done):
-            pieces.append(piece)
-            yield TextPiece(piece)
-        receipt = self._receipt(prompt, done, sampler.seed if settings.temperature else None)
-        yield Finished(Answer("".join(pieces), prompt.tokens, tuple(done.tokens), receipt))
+    def _exclusively(self, work: Callable[[], T]) -> T:
+        """Use the device while no answer does."""
+        service = self._service
+        return service.exclusively(work) if service is not None else work()
 
-    def _text(self, tokens: Iterator[int], stop: Sequence[str], done: Generated) -> Iterator[str]:
-        """Pieces of text from tokens, cut before the first stop string."""
-        stream, checker = self.checkpoint.tokenizer.stream(), StopChecker(stop)
-        for token in tokens:
-            piece = checker.push(stream.push(token))
-            if piece:
-                yield piece
-            if checker.found is not None:
-                done.finish = "stop"
-                return
-        rest = checker.push(stream.finish())
-        rest += checker.finish()
-        if rest:
-            yield rest
-
-    def _prepare(self, messages: Sequence[Message], detail: str = "auto", observe: Observer | None = None) -> Iterator[Progress | _Prompt]:
-        """Progress of the encoding, then the prompt."""
-        clock = time.perf_counter()
-        conversation = self._read(messages)
+    def prepare(self, messages: Sequence[Message], detail: str = "auto", anew: bool = False) -> tuple[list[Piece], list[Prepared]]:
+        """A conversation read, its pictures ready to be encoded. Nothing of it needs the device."""
+        conversation = self.read(messages)
         rendered = self.checkpoint.template.render(conversation.messages)
-        read_ms = (time.perf_counter() - clock) * 1e3
-        if self.encoder is None:
-            yield _Prompt([Span(tuple(self.checkpoint.tokenizer.encode_prompt(rendered)))], [], read_ms, 0.0)
-            return
-        encoding = self._bridge.encode(conversation.pictures, replace(self._limits, detail=detail), observe)
-        for done, total in encoding:
-            yield Progress("encode", done, total)
-        yield _Prompt(self._bridge.spans(rendered, encoding.found), encoding.found, read_ms + encoding.prepare_ms, encoding.encode_ms)
+        prepared = self.bridge.prepare(conversation.pictures, replace(self._limits, detail=detail), anew) if self.encoder else []
+        return self.bridge.read(rendered, prepared), prepared
 
-    def _read(self, messages: Sequence[Message]) -> Conversation:
+    def read(self, messages: Sequence[Message]) -> Conversation:
+        """Pictures loaded, texts sealed. Raises PromptError, also for images that the model cannot see, and ImageError."""
         conversation = read_conversation(messages, self.checkpoint.tokenizer.seal)
         if conversation.pictures and self.encoder is None:
             raise PromptError(f"{self.name} has no image encoder and was given {len(conversation.pictures)} images; "
                               f"{self.checkpoint.without_vision}")
         return conversation
 
-    def _receipt(self, prompt: _Prompt, done: Generated, seed: int | None) -> Receipt:
-        assert done.finish is not None, "a receipt is written at the end"
-        images = tuple(e.receipt for e in prompt.encoded)
+    def constraint(self, settings: AnswerOptions, stop: frozenset[int]) -> Constraint | None:  # noqa: ARG002
+        """What an answer has to look like, None for anything."""
+        return None
+
+    def receipt(self, images: Sequence[ImageReceipt], prompt_tokens: int, output_tokens: int, finish: str, preprocess_ms: float,
+                encode_ms: float, generation: Generation | None, seed: int | None) -> Receipt:
+        """What an answer comes with, `generation` as far as it went."""
         placements = self._placements
         attention = {p.flash.graph: _attention(p.flash) for p in placements}
         warnings = tuple(f"{r.count} {r.op} node{'s' if r.count > 1 else ''} of the {r.graph} refused by {r.backend}: {r.reason}; "
                          f"runs on {r.runs_on}" for p in placements for r in p.refused)
+        took = generation
         return Receipt(
-            model=self.name, images=images, image_tokens=sum(i.tokens for i in images), prompt_tokens=len(prompt.tokens),
-            output_tokens=len(done.tokens), finish=done.finish, preprocess_ms=prompt.preprocess_ms,
-            encode_ms=prompt.encode_ms, prefill_ms=done.prefill_ms, decode_ms=done.decode_ms, device=self.backends[0].name,
-            dtype=name_of(self.dtype), attention=attention, seed=seed, warnings=warnings)
+            model=self.name, images=tuple(images), image_tokens=sum(i.tokens for i in images), prompt_tokens=prompt_tokens,
+            reused_tokens=took.reused if took else 0, output_tokens=output_tokens, finish=finish, preprocess_ms=preprocess_ms,
+            encode_ms=encode_ms, queued_ms=took.queued_ms if took else 0.0, prefill_ms=took.prefill_ms if took else 0.0,
+            decode_ms=took.decode_ms if took else 0.0, device=self.backends[0].name, dtype=name_of(self.dtype), attention=attention,
+            seed=seed, warnings=warnings)
 
     @property
     def _placements(self) -> tuple[Placement, ...]:
         """Made anew when a shape has come up that the device does not take as a whole."""
-        key = len(self.engine.fallbacks), tuple(self.engine.fallbacks)[-1:], len(self.encoder.fallbacks) if self.encoder else 0
+        key = len(self.runner.fallbacks), tuple(self.runner.fallbacks)[-1:], len(self.encoder.fallbacks) if self.encoder else 0
         found = self._placed.get(key)
         if found is None:
             parts = [encoder_placement(self.encoder)] if self.encoder else []
-            found = (*parts, decoder_placement(self.engine))
+            found = (*parts, decoder_placement(self.runner))
             self._placed = {key: found}  # replaced whole: other threads may be reading
         return found
 
     def _report(self, check: bool) -> WarmupReport:
-        graphs = [*(encoder_graphs(self.encoder) if self.encoder else []), *decoder_graphs(self.engine)]
-        checks = [*([check_encoder(self.encoder)] if self.encoder else []), check_decoder(self.engine)] if check else []
+        graphs = [*(encoder_graphs(self.encoder) if self.encoder else []), *decoder_graphs(self.runner)]
+        checks = [*([check_encoder(self.encoder)] if self.encoder else []), check_decoder(self.runner)] if check else []
         placements = self._placements
         return WarmupReport(
             self.name, self.backends[0].name, device_name(self.backends[0]), name_of(self.dtype), tuple(p.flash for p in placements),
-            tuple(r for p in placements for r in p.refused), tuple(graphs), checks=tuple(checks))
+            tuple(r for p in placements for r in p.refused), tuple(graphs), checks=tuple(checks), dequantized=self._dequantized)
 
-
-def load(model: str | PathLike[str] | None = None, *, progress: bool = False, **chosen: Any) -> Model:
-    """A model from a checkpoint folder, a GGUF file, or, as org/name, from the Hugging Face hub, org/name:Q4_K_M for a GGUF of that type;
-    None is the demo model that comes with the package.
-
-    `chosen` are the fields of `LoadOptions`. Raises MtmdError: ModelError for the checkpoint, OptionError for an option.
-    """
-    settings = options(LoadOptions, chosen)
-    checkpoint, name = find_checkpoint(model, settings, progress)
-    return Model(checkpoint, settings, name=name)
-
-
-def find_checkpoint(model: str | PathLike[str] | None, settings: LoadOptions, progress: bool = False) -> tuple[Checkpoint, str | None]:
-    """What `load` takes as `model`, opened, and the name to show where it is not the folder's or file's."""
-    projector, template = (Path(p).expanduser() if p else None for p in (settings.mmproj, settings.chat_template))
-    if model is None:
-        return open_checkpoint(DEMO_MODEL, projector, template), "demo model"
-    if not isinstance(model, (str, PathLike)):
-        raise ModelError(f"model is an object of type {type(model).__name__}; expected a checkpoint folder, a GGUF file, "
-                         "or org/name on the Hugging Face hub")
-    from mtmd.hub import resolve_model
-    found = resolve_model(model, progress)
-    is_local = Path(model).expanduser().exists()  # else the folder is named by a hash
-    return open_checkpoint(found.path, projector or found.projector, template), None if is_local else str(model)
-
-
-_last: tuple[Any, Model] | None = None
-
-
-def describe(image: Images, prompt: str = DEFAULT_PROMPT, *, model: str | PathLike[str] | Model | None = None, **chosen: Any) -> str:
-    """The answer to a prompt about one or several images, in one call. The last model used is kept for the next.
-
-    `chosen` are the fields of `LoadOptions` and `AnswerOptions`, of the latter alone where `model` is a loaded one. Raises MtmdError.
-    """
-    for_loading, for_answer = split_options(chosen)
-    answer_options = {name: getattr(for_answer, name) for name in chosen if hasattr(for_answer, name)}
-    if isinstance(model, Model):
-        if late := [name for name in chosen if name not in answer_options]:
-            raise OptionError(f"{late[0]}: the model given is already loaded; give the option to `load`")
-        return model.describe(image, prompt, **answer_options)
-    global _last
-    key, last = (None if model is None else str(model), for_loading), _last
-    if last is None or last[0] != key:
-        _last = last = key, load(model, **{name: getattr(for_loading, name) for name in chosen if name not in answer_options})
-    return last[1].describe(image, prompt, **answer_options)
+    @property
+    def _dequantized(self) -> tuple[DequantizedTensor, ...]:
+        weights = self.checkpoint.text_weights, self.checkpoint.vision_weights
+        return tuple(DequantizedTensor(d.name, d.kind, d.stored_bytes, d.values * self.dtype.itemsize)
+                     for part in weights if part for d in part.dequantized)
 
 
 def _attention(flash: FlashFacts) -> str:
@@ -311,7 +242,7 @@ def _check_fit(encoder: Encoder, checkpoint: Checkpoint) -> None:
 def _check_overrides(overrides: Sequence[Override], model: Model) -> None:
     """An override that names nothing is a mistake, not a wish."""
     encoder = model.encoder
-    plans = [model.engine.plan(BatchShape(1, images=1 if encoder else 0))]
+    plans = [model.runner.plan(BatchShape(1, images=1 if encoder else 0))]
     if encoder:
         plans.append(encoder.plan(1, encoder.family.tile_type().shape))
     for override in overrides:

@@ -10,7 +10,8 @@ from mtmd.kernels.backends import Cpu, Reference
 from mtmd.kernels.backends.target import Target
 from mtmd.kernels.errors import OptionError
 from mtmd.kernels.report import WarmupReport
-from mtmd.model import Model, find_checkpoint
+from mtmd.loading import find_checkpoint
+from mtmd.model import Model
 
 
 def predict(target: str, model: str | PathLike[str] | None = None, **chosen: Any) -> WarmupReport:
@@ -24,9 +25,9 @@ def predict(target: str, model: str | PathLike[str] | None = None, **chosen: Any
     settings = options(LoadOptions, chosen)
     checkpoint, name = find_checkpoint(model, settings)
     subject = Model(checkpoint, settings, [device, Cpu(), Reference()], name=name)
-    encoder, engine = subject.encoder, subject.engine
+    encoder, runner = subject.encoder, subject.runner
     sizes = encoder.sizes().items() if encoder else ()
     plans = [(f"encoder, {label}", encoder.plan(batch, tile.shape)) for label, (batch, tile) in sizes if encoder]
-    plans += [(f"decoder, {label}", engine.plan(batch)) for label, batch in engine.sizes().items()]
+    plans += [(f"decoder, {label}", runner.plan(batch)) for label, batch in runner.sizes().items()]
     kernels = tuple(kernel for graph, plan in plans for kernel in device.compile(graph, plan))
     return replace(subject.warmup_report, device_name="not here: predicted", compiled=kernels)

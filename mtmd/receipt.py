@@ -19,13 +19,17 @@ class ImageReceipt:
 
 @dataclass(frozen=True)
 class Receipt:
-    """Times are wall time in milliseconds; `attention` tells by which kernel it runs, for each graph; `warnings` what was refused."""
+    """Times are wall time in milliseconds; `reused_tokens` of the prompt were known from before.
+
+    `attention` tells by which kernel it runs, for each graph; `warnings` what was refused."""
     model: str
     images: tuple[ImageReceipt, ...]
     image_tokens: int
     prompt_tokens: int
+    reused_tokens: int
     output_tokens: int
     finish: str
+    queued_ms: float
     preprocess_ms: float
     encode_ms: float
     prefill_ms: float
@@ -45,8 +49,10 @@ class Receipt:
                  f"{r.tokens} tokens{', from the cache' if r.cached else ''}{''.join(f'; {n}' for n in r.notes)}"
                  for i, r in enumerate(self.images, 1)]
         per_second = f", {self.output_tokens / self.decode_ms * 1e3:.0f} tokens/s" if self.decode_ms else ""
-        lines.append(f"{self.prompt_tokens} prompt tokens, {self.output_tokens} output tokens ({self.finish}); "
-                     f"preprocess {self.preprocess_ms:.0f} ms, encode {self.encode_ms:.0f} ms, "
+        reused = f" ({self.reused_tokens} known from before)" if self.reused_tokens else ""
+        waited = f"waited {self.queued_ms:.0f} ms, " if self.queued_ms >= 1 else ""
+        lines.append(f"{self.prompt_tokens} prompt tokens{reused}, {self.output_tokens} output tokens ({self.finish}); "
+                     f"{waited}preprocess {self.preprocess_ms:.0f} ms, encode {self.encode_ms:.0f} ms, "
                      f"prefill {self.prefill_ms:.0f} ms, decode {self.decode_ms:.0f} ms{per_second}")
         where = "; ".join(f"{part}: {kernel} attention" for part, kernel in self.attention.items())
         seed = "" if self.seed is None else f"; seed {self.seed}"

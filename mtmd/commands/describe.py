@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     options(AnswerOptions, chosen)  # a wrong option is told before a model is loaded for it
     model, status, in_line = load_from(args), _Status(), False
     from mtmd.conversation import user_message
-    from mtmd.model import Finished, Progress, TextPiece
+    from mtmd.events import Finished, Progress, TextPiece
     try:
         for event in model.stream([user_message(args.images, args.prompt)], **chosen):
             if isinstance(event, Progress):

@@ -3,17 +3,21 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 # Below this, products are too small to share between threads: on a busy machine waiting for each other takes most of the time.
 SMALL_BYTES = 64 << 20
 
 
-def add_model_arguments(sub: argparse.ArgumentParser) -> None:
+MODEL_HELP = "a checkpoint folder, a GGUF file, or org/name or org/name:Q4_K_M on the Hugging Face hub"
+
+
+def add_model_arguments(sub: argparse.ArgumentParser, model: bool = True) -> None:
+    """All of `LoadOptions`, and, with `model`, which model."""
     group = sub.add_argument_group("model and device")
-    group.add_argument("-m", "--model", metavar="MODEL",
-                       help="a checkpoint folder, a GGUF file, or org/name or org/name:Q4_K_M on the Hugging Face hub "
-                            "(default: the demo model)")
+    if model:
+        group.add_argument("-m", "--model", metavar="MODEL", help=f"{MODEL_HELP} (default: the demo model)")
     group.add_argument("--mmproj", metavar="FILE", help="the projector of a GGUF (default: the one beside it)")
     group.add_argument("--chat-template", metavar="FILE", help="a Jinja chat template to use in place of the model's own")
     group.add_argument("--device", metavar="DEVICE", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
@@ -35,11 +39,16 @@ def load_from(args: argparse.Namespace) -> Any:
     import sys
 
     from mtmd.config import LoadOptions, options
-    chosen = {field.name: getattr(args, field.name) for field in dataclasses.fields(LoadOptions)}
+    chosen = {f.name: getattr(args, f.name) for f in dataclasses.fields(LoadOptions) if hasattr(args, f.name)}
     options(LoadOptions, chosen)
-    from mtmd.device import set_threads
-    from mtmd.model import load
+    from mtmd.loading import load
     model = load(args.model, progress=sys.stderr.isatty(), **chosen)
-    if args.threads is None and model.checkpoint.weight_bytes < SMALL_BYTES:
-        set_threads(1)
+    settle_threads(args.threads, [model])
     return model
+
+
+def settle_threads(asked: int | None, models: Sequence[Any]) -> None:
+    """One thread for very small models, unless a number was asked for."""
+    from mtmd.device import set_threads
+    if asked is None and all(model.checkpoint.weight_bytes < SMALL_BYTES for model in models):
+        set_threads(1)

@@ -2,47 +2,56 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from mtmd.bridge import Bridge, Encoded
+from mtmd.bridge import Bridge, Prepared, _pieces
+from mtmd.clip.budget import Budget
+from mtmd.clip.family import ImagePlan
 from mtmd.clip.image import Picture, open_picture
+from mtmd.encoding import EncodeQueue
 from mtmd.kernels.errors import PromptError
 from mtmd.model import Model
 
 
 def fresh(model: Model) -> Bridge:
     """A bridge of its own, with nothing in its cache."""
-    assert model.encoder
-    return Bridge(model.encoder, model.checkpoint.tokenizer, model.backends[0].device)
+    return Bridge(model.encoder, model.checkpoint.tokenizer)
 
 
 def noise(seed: int, height: int = 20, width: int = 30) -> Picture:
     return open_picture(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
-def encode(bridge: Bridge, *pictures: Picture) -> list[Encoded]:
-    encoding = bridge.encode(pictures)
-    steps = list(encoding)
-    assert steps == sorted(steps) and all(done <= total for done, total in steps)
-    return encoding.found
+def encode(bridge: Bridge, *pictures: Picture) -> list[tuple[Prepared, Tensor]]:
+    """Pictures prepared and encoded, through the queue."""
+    queue, prepared = EncodeQueue(bridge), bridge.prepare(pictures)
+    jobs = {p: queue.add(p) for p in prepared if p.embeddings is None}
+    while queue.busy:
+        queue.step(None)
+    found = [p.embeddings if p.embeddings is not None else jobs[p].embeddings for p in prepared]
+    assert all(f is not None for f in found)
+    return list(zip(prepared, found, strict=True))  # type: ignore[arg-type]
 
 
-def cached(found: list[Encoded]) -> list[bool]:
-    return [e.receipt.cached for e in found]
+def cached(found: list[tuple[Prepared, Tensor]]) -> list[bool]:
+    return [p.receipt.cached for p, _ in found]
 
 
 def test_the_same_picture_is_encoded_once(demo: Model) -> None:
     bridge = fresh(demo)
-    first = encode(bridge, noise(1))[0]
-    again = encode(bridge, noise(1))[0]
+    (first, values), = encode(bridge, noise(1))
+    (again, same), = encode(bridge, noise(1))
     assert (first.receipt.cached, again.receipt.cached) == (False, True)
-    assert again.embeddings is first.embeddings
+    assert same is values and again.plan.tiles == ()
     assert cached(encode(bridge, noise(2), noise(2), noise(1))) == [False, True, True]
-    assert list(bridge.encode([noise(1), noise(2)])) == [], "nothing is left to encode"
+    assert cached([(p, values) for p in bridge.prepare([noise(1)], anew=True)]) == [False]
+    assert bridge.prepare([noise(1)], Budget(detail="low"))[0].embeddings is None, "another budget is another encoding"
 
 
 def test_twenty_pictures_are_never_mixed_up(demo: Model) -> None:
@@ -52,11 +61,11 @@ def test_twenty_pictures_are_never_mixed_up(demo: Model) -> None:
     assert cached(together) == [False] * 20
     order = np.random.default_rng(3).permutation(20)
     for index, found in zip(order, encode(bridge, *(pictures[i] for i in order)), strict=True):
-        assert found.receipt.cached and found.embeddings is together[index].embeddings
-        assert found.receipt.sha256 == pictures[index].sha256
-        alone = encode(fresh(demo), pictures[index])[0].embeddings
-        assert torch.allclose(found.embeddings, alone, rtol=1e-3, atol=1e-4)
-        others = [t.embeddings for i, t in enumerate(together) if i != index]
+        assert found[0].receipt.cached and found[1] is together[index][1]
+        assert found[0].receipt.sha256 == pictures[index].sha256
+        alone = encode(fresh(demo), pictures[index])[0][1]
+        assert torch.allclose(found[1], alone, rtol=1e-3, atol=1e-4)
+        others = [values for i, (_, values) in enumerate(together) if i != index]
         assert not any(torch.allclose(alone, other, rtol=1e-3, atol=1e-4) for other in others)
 
 
@@ -66,8 +75,8 @@ def test_equal_bytes_of_another_shape_are_another_picture(demo: Model) -> None:
     grey = [open_picture(np.full((*s, 3), 128, np.uint8)) for s in ((8, 8), (4, 16))]
     found = encode(fresh(demo), *(open_picture(data.reshape(*s, 3)) for s in shapes), *grey)
     assert cached(found) == [False] * 8
-    assert [e.receipt.original_size for e in found] == [(w, h) for h, w in shapes] + [(8, 8), (16, 4)]
-    assert len({e.receipt.sha256 for e in found}) == 8
+    assert [p.receipt.original_size for p, _ in found] == [(w, h) for h, w in shapes] + [(8, 8), (16, 4)]
+    assert len({p.receipt.sha256 for p, _ in found}) == 8
 
 
 def test_a_picture_cannot_change_behind_its_digest() -> None:
@@ -83,14 +92,14 @@ def test_a_picture_cannot_change_behind_its_digest() -> None:
 def test_a_hit_keeps_the_notes_of_its_own_picture(demo: Model) -> None:
     plain = np.full((5, 5, 3), 255, np.uint8)
     clear = np.zeros((5, 5, 4), np.uint8)  # wholly transparent, laid on white: the same pixels
-    first, second = encode(fresh(demo), open_picture(plain), open_picture(clear))
+    first, second = (p for p, _ in encode(fresh(demo), open_picture(plain), open_picture(clear)))
     assert second.receipt.cached and second.receipt.sha256 == first.receipt.sha256
     assert first.receipt.notes == () and "white" in second.receipt.notes[0]
 
 
 def test_the_oldest_go_when_there_is_too_much(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     bridge = fresh(demo)
-    one = encode(bridge, noise(0))[0].embeddings.nbytes
+    one = encode(bridge, noise(0))[0][1].nbytes
     monkeypatch.setattr("mtmd.bridge.CACHE_BYTES", 3 * one)
     encode(bridge, noise(1))
     encode(bridge, noise(2))
@@ -104,15 +113,16 @@ def test_the_oldest_go_when_there_is_too_much(demo: Model, monkeypatch: pytest.M
 
 def test_threads_share_the_cache(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     bridge = fresh(demo)
-    entries = {f"{i}": (encode(bridge, noise(0))[0].plan, torch.zeros(8)) for i in range(50)}
+    one, = bridge.prepare([noise(0)])
+    entries = {f"{i}": replace(one, key=(f"{i}", one.key[1])) for i in range(50)}
     monkeypatch.setattr("mtmd.bridge.CACHE_BYTES", 20 * 32)
     failures: list[Exception] = []
 
     def work(seed: int) -> None:
         try:
             for key in np.random.default_rng(seed).integers(0, 50, 2000).astype(str):
-                bridge.remember(key, entries[key])
-                bridge.known(key)
+                bridge.remember(entries[key], torch.zeros(8))
+                bridge.prepare([noise(0)])
         except Exception as error:  # RuntimeError: mutated during iteration
             failures.append(error)
 
@@ -126,17 +136,43 @@ def test_threads_share_the_cache(demo: Model, monkeypatch: pytest.MonkeyPatch) -
 
 def test_spans_stand_where_the_markers_are(demo: Model) -> None:
     bridge = fresh(demo)
-    found = encode(bridge, noise(1), noise(2))
+    prepared, values = zip(*encode(bridge, noise(1), noise(2)), strict=True)
+    assert bridge.encoder
     family = bridge.encoder.family
-    spans = bridge.spans(f"{family.marker}left{family.marker}", found)
+    spans = bridge.spans(bridge.read(f"{family.marker}left{family.marker}", prepared), prepared, values)
     images = [s for s in spans if s.embeddings is not None]
     assert [s.embeddings is None for s in spans] == [True, False, True, False, True]
     image_token = demo.checkpoint.tokenizer.id(family.image_token)
-    for span, picture in zip(images, found, strict=True):
+    for span, picture, expected in zip(images, prepared, values, strict=True):
         assert span.block == family.bidirectional and span.tokens == (image_token,) * picture.plan.tokens
-        assert span.embeddings is not None and torch.equal(span.embeddings, picture.embeddings)
+        assert span.embeddings is not None and torch.equal(span.embeddings, expected)
+    assert images[0].content != images[1].content and all(len(s.content) == 16 for s in images)
     assert [t for s in spans for t in s.tokens] == demo.checkpoint.tokenizer.encode(
-        f"{found[0].plan.prompt}left{found[1].plan.prompt}")
+        f"{prepared[0].plan.prompt}left{prepared[1].plan.prompt}")
+
+
+def plan(tokens: int, *grids: tuple[int, int]) -> ImagePlan:
+    return ImagePlan((), ((1, 1),), tokens, "", grids)
+
+
+IMAGE = 9
+RUNS: dict[str, tuple[list[ImagePlan], list[int], list[tuple[int | None, int, int]]]] = {  # picture, start, tokens of each piece
+    "one run": ([plan(3)], [1, 9, 9, 9, 2], [(None, 0, 1), (0, 0, 3), (None, 0, 1)]),
+    "text between tiles": ([plan(4)], [9, 9, 5, 9, 9], [(0, 0, 2), (None, 0, 1), (0, 2, 2)]),
+    "two pictures side by side": ([plan(2), plan(1)], [9, 9, 9, 4], [(0, 0, 2), (1, 0, 1), (None, 0, 1)]),
+    "grids": ([plan(5, (2, 2), (1, 1)), plan(2, (1, 2))], [9, 9, 9, 9, 7, 9, 9, 9],
+              [(0, 0, 4), (None, 0, 1), (0, 4, 1), (1, 0, 2)]),
+}
+
+
+@pytest.mark.parametrize("case", RUNS)
+def test_runs_of_image_tokens(case: str) -> None:
+    plans, tokens, expected = RUNS[case]
+    found = _pieces(tokens, IMAGE, plans)
+    assert [(p.picture, p.start, len(p.tokens)) for p in found] == expected
+    assert [t for p in found for t in p.tokens] == tokens
+    assert [p.grid for p in found if p.picture is not None] == ([g for pl in plans for g in pl.grids] or [None] * len(
+        [p for p in found if p.picture is not None]))
 
 
 WRONG: dict[str, tuple[str, int, str]] = {
@@ -144,7 +180,7 @@ WRONG: dict[str, tuple[str, int, str]] = {
     "a marker too many": ("{m}{m}", 1, "wrote 2 picture places for 1 pictures"),
     "a marker too few": ("{m}", 2, "wrote 1 picture places for 2 pictures"),
     "an image token of its own": ("hi{t}", 0, "image tokens for more than 0"),
-    "an image token before": ("{t}{m}", 1, "do not stand together|more than 1"),
+    "an image token before": ("{t}{m}", 1, "more than 1"),
 }
 
 
@@ -152,6 +188,17 @@ WRONG: dict[str, tuple[str, int, str]] = {
 def test_templates_that_do_not_fit(case: str, demo: Model) -> None:
     text, count, expected = WRONG[case]
     bridge = fresh(demo)
+    assert bridge.encoder
     family: Any = bridge.encoder.family
     with pytest.raises(PromptError, match=expected):
-        bridge.spans(text.format(m=family.marker, t=family.image_token), encode(bridge, *map(noise, range(count))))
+        bridge.read(text.format(m=family.marker, t=family.image_token), bridge.prepare([noise(i) for i in range(count)]))
+
+
+@pytest.mark.parametrize(("plans", "tokens", "told"), [
+    ([plan(4, (2, 2))], [9, 9, 5, 9, 9], "2 x 2 image tokens of a picture do not stand together"),
+    ([plan(4)], [9, 9, 9], "fewer image tokens than its 1 pictures take"),
+    ([plan(1)], [9, 9], "image tokens for more than 1 pictures"),
+])
+def test_image_tokens_that_do_not_fit(plans: list[ImagePlan], tokens: list[int], told: str) -> None:
+    with pytest.raises(PromptError, match=told):
+        _pieces(tokens, IMAGE, plans)

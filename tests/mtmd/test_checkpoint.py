@@ -17,8 +17,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import checkpoints as make
 
 from mtmd.checkpoint import open_checkpoint
+from mtmd.events import Finished
 from mtmd.kernels.errors import ModelError, MtmdError, PromptError
-from mtmd.model import DEMO_MODEL, Finished, load
+from mtmd.loading import DEMO_MODEL, load
 
 Change = Callable[[Path], None]
 

@@ -1,6 +1,7 @@
 """The command line: every option does something, refusals are one line, stdout holds the answer and nothing else."""
 from __future__ import annotations
 
+import _thread
 import io
 import json
 import os
@@ -8,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
@@ -20,8 +22,10 @@ import torch
 from PIL import Image
 
 from mtmd.cli import main
-from mtmd.llm.engine import Engine
-from mtmd.model import DEMO_MODEL, Model
+from mtmd.events import Answer, Finished, TextPiece
+from mtmd.llm.runner import Runner
+from mtmd.loading import DEMO_MODEL, load
+from mtmd.model import Model
 
 COUNT = "How many shapes are there?"
 COMMAND = [sys.executable, "-m", "mtmd.cli"]
@@ -56,7 +60,7 @@ def test_json(one: Path, mtmd: Any, demo: Model) -> None:
     assert list(values) == ["text", "prompt_token_ids", "output_token_ids", "receipt"] and values["text"] == "One."
     receipt = values["receipt"]
     assert {"images", "image_tokens", "prompt_tokens", "output_tokens", "preprocess_ms", "encode_ms", "prefill_ms", "decode_ms", "device",
-            "dtype", "attention", "warnings", "finish", "seed", "model"} == set(receipt)
+            "queued_ms", "reused_tokens", "dtype", "attention", "warnings", "finish", "seed", "model"} == set(receipt)
     assert {"original_size", "processed_size", "tiles", "tokens", "sha256", "cached", "notes"} == set(receipt["images"][0])
     with Image.open(one) as image:
         assert receipt["images"][0]["original_size"] == list(image.size)
@@ -311,21 +315,23 @@ def test_a_terminal_shows_progress_then_the_whole_answer(one: Path, plain: dict[
 
 def test_a_terminal_shows_an_error_on_a_line_of_its_own(one: Path) -> None:
     code, screen = on_a_terminal("describe", one, "--context", 16)
-    assert code == 2 and "encoded 1 of 1 tiles" in screen.getvalue()
+    assert code == 2 and "encoded" not in screen.getvalue(), "what cannot fit is not encoded first"
     (line,) = screen.shows()
     assert line.startswith("mtmd describe: the prompt takes ")
 
 
 def interrupt_after(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    forward, steps = Engine.forward, []
+    """As Ctrl-C does: while the device works, the main thread is interrupted."""
+    forward, steps = Runner.forward, []
 
-    def counted(self: Engine, *arguments: Any) -> torch.Tensor:
+    def counted(self: Runner, *arguments: Any) -> torch.Tensor:
         steps.append(1)
-        if len(steps) > tokens:
-            raise KeyboardInterrupt
+        if len(steps) == tokens + 1:
+            _thread.interrupt_main()
+            time.sleep(0.2)
         return forward(self, *arguments)
 
-    monkeypatch.setattr(Engine, "forward", counted)
+    monkeypatch.setattr(Runner, "forward", counted)
 
 
 @pytest.mark.parametrize("tokens", [0, 3])
@@ -335,7 +341,9 @@ def test_interrupted(tokens: int, one: Path, mtmd: Any, monkeypatch: pytest.Monk
     assert (ran.code, ran.err) == (130, "mtmd describe: interrupted\n")
     assert plain["text"].startswith(ran.out.rstrip("\n")) and bool(ran.out) == bool(tokens)
     if tokens:
-        assert ran.out.endswith("\n") and mtmd("describe", one, "--json").out == ""
+        assert ran.out.endswith("\n")
+        interrupt_after(tokens, monkeypatch)
+        assert mtmd("describe", one, "--json").out == ""
 
 
 def test_a_full_disk_is_one_line(one: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,7 +359,8 @@ def test_a_full_disk_is_one_line(one: Path, capsys: pytest.CaptureFixture[str], 
 def test_characters_that_the_terminal_does_not_have(one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(data, "ascii"))
-    monkeypatch.setattr(Model, "_text", lambda self, tokens, *_: ["één 👍" for _ in [list(tokens)]])  # noqa: ARG005
+    answer = Answer("één 👍", (), (), load(device="cpu").answer(one, COUNT).receipt)
+    monkeypatch.setattr(Model, "stream", lambda *_, **__: iter([TextPiece(answer.text), Finished(answer)]))
     assert main(["describe", str(one), "--quiet"]) == 0
     assert data.getvalue() == b"\\xe9\\xe9n \\U0001f44d\n"
 

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from mtmd.dumping import Row, compare, pattern, read_rows
 from mtmd.kernels.errors import OptionError
-from mtmd.model import DEMO_MODEL, Model
+from mtmd.loading import DEMO_MODEL
+from mtmd.model import Model
 
 ROW = Row("encoder", "a", "add", "fp32", [2, 50], "cpu", 3.0, 10.0, [1.0, -1.0, 0.5], [0.25, 2.0, 1e-3])
 

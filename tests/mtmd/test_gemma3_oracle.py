@@ -13,7 +13,8 @@ import checkpoints as make
 
 from mtmd.checkpoint import open_checkpoint
 from mtmd.config import LoadOptions
-from mtmd.model import Finished, Model
+from mtmd.events import Finished
+from mtmd.model import Model
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "head 72": {},
@@ -60,7 +61,7 @@ def ours(folder: Path, **chosen: Any) -> Model:
 
 
 def last_logits(model: Model) -> torch.Tensor:
-    return model.engine.prefill(model.spans(messages()), model.engine.new_cache())
+    return model.runner.prefill(model.spans(messages()), model.runner.new_cache())
 
 
 def embeddings(model: Model) -> torch.Tensor:
@@ -108,7 +109,7 @@ def test_bf16_is_near_the_reference(case: tuple[Path, Any, Any]) -> None:
 
 def test_prefill_in_small_batches_is_the_same(case: tuple[Path, Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, reference, inputs = case
-    monkeypatch.setattr("mtmd.llm.engine.PREFILL", 7)
+    monkeypatch.setattr("mtmd.llm.runner.PREFILL", 7)
     assert make.nmse(last_logits(ours(folder, dtype="fp32")), expected_logits(reference, inputs)) <= 1e-9
 
 
@@ -120,7 +121,7 @@ def test_text_alone(case: tuple[Path, Any, Any]) -> None:
     model = ours(folder, dtype="fp32")
     spans = model.spans(conversation)
     assert [t for s in spans for t in s.tokens] == inputs["input_ids"][0].tolist()
-    assert make.nmse(model.engine.prefill(spans, model.engine.new_cache()), expected_logits(reference, inputs)) <= 1e-9
+    assert make.nmse(model.runner.prefill(spans, model.runner.new_cache()), expected_logits(reference, inputs)) <= 1e-9
 
 
 def test_published_names_and_config(tmp_path: Path) -> None:
@@ -146,4 +147,4 @@ def test_published_names_and_config(tmp_path: Path) -> None:
     inputs = make.gemma3_inputs(folder, [{"role": "user", "content": "What?"}], [])
     model = ours(folder, dtype="fp32")
     spans = model.spans([{"role": "user", "content": "What?"}])
-    assert make.nmse(model.engine.prefill(spans, model.engine.new_cache()), expected_logits(reference, inputs)) <= 1e-9
+    assert make.nmse(model.runner.prefill(spans, model.runner.new_cache()), expected_logits(reference, inputs)) <= 1e-9

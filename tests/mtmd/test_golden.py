@@ -21,19 +21,17 @@ from checkpoints import nmse
 from mtmd import Finished, load
 from mtmd.checkpoint import open_checkpoint
 from mtmd.config import LoadOptions
-from mtmd.model import Model, user_message
+from mtmd.conversation import user_message
+from mtmd.model import Model
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden"
 pytestmark = pytest.mark.skipif(not GOLDEN.is_dir(), reason="GOLDEN CHECKPOINTS ARE MISSING: there is no ../shared/golden")
 # What these tiny models have other than the published ones, and llama.cpp's converter does not write.
 LIMITS = {"image_min_tokens": 4, "image_max_tokens": 64}
-NOT_IN_GGUF: dict[str, dict[str, int]] = {"qwen2_5_vl": {"window": 2}, "qwen3_vl": LIMITS, "qwen3_5": LIMITS, "kquants": LIMITS}
+NOT_IN_GGUF: dict[str, dict[str, int]] = {"qwen2_5_vl": {"window": 2}, "qwen3_vl": LIMITS, "qwen3_5": LIMITS, "kquants": LIMITS,
+                                          "lfm2_vl": LIMITS}
 FOLDERS = sorted(p.parent.name for p in GOLDEN.glob("*/expected.json"))
 GGUFS = sorted(str(p.relative_to(GOLDEN)) for p in GOLDEN.glob("*/text-*.gguf"))
-
-
-# What the folders say of the size of pictures, and GGUF files do not.
-LIMITS: dict[str, dict[str, Any]] = {"lfm2_vl": {"image_min_tokens": 16, "image_max_tokens": 64}}
 
 
 def expected(family: str) -> dict[str, Any]:
@@ -65,7 +63,7 @@ def gguf(path: str, tokenizer_of: Model) -> Model:
 
 
 def logits(model: Model, family: str) -> torch.Tensor:
-    return model.engine.prefill(model.spans(messages(family)), model.engine.new_cache())
+    return model.runner.prefill(model.spans(messages(family)), model.runner.new_cache())
 
 
 @lru_cache

@@ -13,10 +13,12 @@ import pytest
 import torch
 from PIL import Image
 
-import mtmd.model as model_module
+import mtmd.loading as model_module
 from mtmd.conversation import user_message
+from mtmd.events import Answer, Finished, Progress, TextPiece
 from mtmd.kernels.errors import ImageError, ModelError, MtmdError, OptionError, PlacementError, PromptError
-from mtmd.model import Answer, Finished, Model, Progress, TextPiece, describe, load
+from mtmd.loading import describe, load
+from mtmd.model import Model
 
 COUNT = "How many shapes are there?"
 
@@ -153,7 +155,7 @@ def test_context_beyond_the_model_is_refused(demo: Model) -> None:
     most = demo.checkpoint.text.context
     with pytest.raises(OptionError, match=f"context: found {most + 1}, expected at most {most}, which demo model was made for"):
         load(context=most + 1)
-    assert load(context=most).engine.context == most
+    assert load(context=most).runner.context == most
 
 
 def test_events(demo: Model, one: Path) -> None:
@@ -171,8 +173,8 @@ def test_events(demo: Model, one: Path) -> None:
 
 def test_closing_a_stream_early(demo: Model, one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[int] = []
-    forward = demo.engine.forward
-    monkeypatch.setattr(demo.engine, "forward", lambda *a: steps.append(1) or forward(*a))
+    forward = demo.runner.forward
+    monkeypatch.setattr(demo.runner, "forward", lambda *a: steps.append(1) or forward(*a))
     stream = demo.stream([user_message(one, "Describe the image.")])
     assert isinstance(stream, Iterator)
     for event in stream:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mtmd.model import Model, load
+from mtmd.loading import load
+from mtmd.model import Model
 from mtmd.receipt import ImageReceipt, Receipt
 
 IMAGE = ImageReceipt((640, 480), (96, 96), 1, 9, "ab" * 32, False, ())
@@ -19,8 +20,9 @@ IMAGE = ImageReceipt((640, 480), (96, 96), 1, 9, "ab" * 32, False, ())
 
 def receipt(**changed: Any) -> Receipt:
     values: dict[str, Any] = {
-        "model": "demo model", "images": (IMAGE,), "image_tokens": 9, "prompt_tokens": 30, "output_tokens": 20, "finish": "stop",
-        "preprocess_ms": 2.6, "encode_ms": 12.0, "prefill_ms": 40.2, "decode_ms": 200.0, "device": "cpu", "dtype": "fp32",
+        "model": "demo model", "images": (IMAGE,), "image_tokens": 9, "prompt_tokens": 30, "reused_tokens": 0, "output_tokens": 20,
+        "finish": "stop", "queued_ms": 0.3, "preprocess_ms": 2.6, "encode_ms": 12.0, "prefill_ms": 40.2,
+        "decode_ms": 200.0, "device": "cpu", "dtype": "fp32",
         "attention": {"encoder": "flash", "decoder": "explicit"}, "seed": None, "warnings": ()}
     return Receipt(**(values | changed))
 
@@ -40,6 +42,8 @@ def test_text_of_the_unusual() -> None:
     assert lines[2].endswith("decode 0 ms"), "no speed of nothing"
     assert lines[3].endswith("; seed 7") and lines[4:] == ["warning: 6 nodes refused", "warning: slow"]
     assert len(str(receipt(images=())).splitlines()) == 2
+    waited = str(receipt(images=(), reused_tokens=12, queued_ms=250.4)).splitlines()[0]
+    assert waited.startswith("30 prompt tokens (12 known from before), 20 output tokens (stop); waited 250 ms, preprocess 3 ms")
 
 
 def test_json_has_every_field() -> None:

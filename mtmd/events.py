@@ -1,0 +1,52 @@
+"""What a caller is told while an answer is made."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from mtmd.receipt import Receipt
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Work before the first token: `stage` is "encode" (in tiles) or "prefill" (in tokens)."""
+    stage: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class TokenInfo:
+    """A token of the answer: its log probability, and (text, log probability) of the most probable ones there."""
+    id: int
+    text: str
+    logprob: float
+    top: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True)
+class TextPiece:
+    """More of the answer; whole characters only. `tokens` are told where `logprobs` was asked for."""
+    text: str
+    tokens: tuple[TokenInfo, ...] = ()
+
+
+@dataclass(frozen=True)
+class Answer:
+    text: str
+    prompt_token_ids: tuple[int, ...]
+    output_token_ids: tuple[int, ...]
+    receipt: Receipt
+
+    def asdict(self) -> dict[str, Any]:
+        return {"text": self.text, "prompt_token_ids": list(self.prompt_token_ids), "output_token_ids": list(self.output_token_ids),
+                "receipt": self.receipt.asdict()}
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The last event of a stream."""
+    answer: Answer
+
+
+Event: TypeAlias = "Progress | TextPiece | Finished"

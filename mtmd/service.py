@@ -1,0 +1,366 @@
+"""Many requests at once over one model. One thread owns the device; callers' threads decode pictures, render templates and tokenize.
+
+The device thread takes turns: a slice of encoding, then a batch of the decoder, so that a large picture keeps nobody who is being
+answered waiting for longer than a slice. Whoever stops listening is given up, between two nodes of the graph.
+"""
+from __future__ import annotations
+
+import atexit
+import itertools
+import queue
+import threading
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from torch import Tensor
+
+from mtmd.bridge import Piece, Prepared
+from mtmd.config import AnswerOptions, options
+from mtmd.conversation import Message
+from mtmd.encoding import EncodeQueue, Job
+from mtmd.events import Answer, Event, Finished, Progress, TextPiece, TokenInfo
+from mtmd.kernels.errors import BusyError, MtmdError
+from mtmd.llm.engine import Engine, Generation, Request, Token
+from mtmd.llm.sampler import Sampler
+from mtmd.llm.text_stream import StopChecker, TextStream
+from mtmd.service_stats import ServiceStats, TokenCount
+
+__all__ = ["Service", "ServiceStats", "Ticket", "TokenCount"]
+
+if TYPE_CHECKING:
+    from mtmd.model import Model
+
+SLICE_S = 0.02  # of encoding between two batches of the decoder
+SEEN = 64       # pictures whose tiles are kept to be looked at
+T = TypeVar("T")
+_open: weakref.WeakSet[Service] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A thread that is inside torch when the interpreter ends takes the process down with it."""
+    for service in list(_open):
+        service.close()
+
+
+@dataclass(eq=False)
+class _Work:
+    """One request on its way through the device thread."""
+    ticket: Ticket
+    pieces: list[Piece]
+    prepared: list[Prepared]
+    settings: AnswerOptions
+    sampler: Sampler
+    preprocess_ms: float
+    stream: TextStream
+    checker: StopChecker
+    jobs: dict[int, Job] = field(default_factory=dict)
+    generation: Generation | None = None
+    encode_ms: float = 0.0
+    told_tiles: int = -1
+    pieces_out: list[str] = field(default_factory=list)
+    tokens_out: list[int] = field(default_factory=list)
+
+
+class Ticket:
+    """A request that has been taken: iterate for its events. Leaving the loop, or `cancel`, gives it up."""
+
+    _ids = itertools.count(1)
+
+    def __init__(self, service: Service):
+        self.id = f"request-{next(self._ids)}"
+        self._service = service
+        self._events: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
+        self._over = False
+
+    def __iter__(self) -> Iterator[Event]:
+        """Events as they come, `Finished` the last. Raises the MtmdError by which the request failed."""
+        try:
+            while True:
+                event = self._events.get()
+                if isinstance(event, BaseException):
+                    self._over = True
+                    raise event
+                self._over = isinstance(event, Finished)
+                yield event
+                if isinstance(event, Finished):
+                    return
+        finally:
+            if not self._over:
+                self.cancel()
+
+    def cancel(self) -> None:
+        """Give the request up; its last event is `Finished` with what there is. From any thread, at any time."""
+        self._service._post(lambda: self._service._cancel(self))
+
+    def put(self, event: Event | BaseException) -> None:
+        self._events.put(event)
+
+
+class Service:
+    """`queue`: requests that may wait for a place in the batch."""
+
+    def __init__(self, model: Model, *, queue: int = 64):
+        self.model = model
+        self.engine = Engine(model.runner, queue=queue)
+        self.encoding = EncodeQueue(model.bridge) if model.encoder else None
+        self._stats = ServiceStats(slots=model.runner.sequences, pages=self.engine.cache.pages - 1)
+        self._work: dict[Ticket, _Work] = {}
+        self._by_generation: dict[Generation, _Work] = {}
+        self._inbox: list[Callable[[], None]] = []
+        self._wake = threading.Condition()
+        self._closed = False
+        self._seen: OrderedDict[str, tuple[np.ndarray, ...]] = OrderedDict()
+        _open.add(self)
+        self._thread = threading.Thread(target=self._loop, name="mtmd device", daemon=True)
+        self._thread.start()
+
+    def submit(self, messages: Sequence[Message], **chosen: Any) -> Ticket:
+        """Take a conversation to be answered; `chosen` are the fields of `AnswerOptions`. Pictures are loaded and prepared here.
+
+        Raises MtmdError at once for what is wrong with it: PromptError, ImageError, OptionError; BusyError where too many wait.
+        """
+        return self.submit_checked(messages, options(AnswerOptions, chosen))
+
+    def submit_checked(self, messages: Sequence[Message], settings: AnswerOptions) -> Ticket:
+        """As `submit`, with the options made."""
+        if len(self._work) >= self.engine.queue + self._stats.slots:
+            self._stats.rejected += 1
+            raise BusyError(f"{len(self._work)} requests are being answered or wait, the most that may; try again later")
+        clock = time.perf_counter()
+        pieces, prepared = self.model.prepare(messages, settings.detail)
+        self.model.runner.check_tokens([t for piece in pieces if piece.picture is None for t in piece.tokens],
+                                       sum(len(piece.tokens) for piece in pieces))
+        ticket = Ticket(self)
+        work = _Work(ticket, pieces, prepared, settings, Sampler(settings), (time.perf_counter() - clock) * 1e3,
+                     self.model.checkpoint.tokenizer.stream(), StopChecker(settings.stop))
+        self._remember_tiles(prepared)
+        self._post(lambda: self._take(work))
+        return ticket
+
+    def count(self, messages: Sequence[Message], detail: str = "auto") -> TokenCount:
+        """What a conversation would take. Nothing is encoded."""
+        pieces, prepared = self.model.prepare(messages, detail)
+        return TokenCount(sum(len(p.tokens) for p in pieces), tuple(p.plan.tokens for p in prepared), self.model.runner.context)
+
+    def stats(self) -> ServiceStats:
+        return self.exclusively(self._count) if self._thread.is_alive() else self._count()
+
+    def processed(self, sha256: str) -> tuple[np.ndarray, ...] | None:
+        """The tiles that the encoder got of a picture, uint8 [Y, X, 3] each, if it was seen lately."""
+        tiles = self._seen.get(sha256)
+        return None if tiles is None else tuple(_as_bytes(tile) for tile in tiles)
+
+    def exclusively(self, work: Callable[[], T]) -> T:
+        """Do something with the device while nobody else does. Raises what it raises."""
+        if threading.current_thread() is self._thread:
+            return work()
+        done: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+
+        def run() -> None:
+            try:
+                done.put((work(), None))
+            except BaseException as error:  # it is raised again where it was asked for
+                done.put((None, error))
+        self._post(run)
+        value, error = done.get()
+        if error is not None:
+            raise error
+        return value  # type: ignore[return-value]
+
+    def close(self) -> None:
+        """End every request, and the thread."""
+        def end() -> None:
+            for ticket in list(self._work):
+                self._cancel(ticket)
+            self._closed = True
+        if self._thread.is_alive():
+            self._post(end)
+            self._thread.join()
+
+    def _post(self, action: Callable[[], None]) -> None:
+        """To be done by the device thread, soon."""
+        with self._wake:
+            if self._closed:
+                raise MtmdError("the service is closed; start another")
+            self._inbox.append(action)
+            self._wake.notify()
+
+    # Below here everything runs on the device thread.
+
+    def _loop(self) -> None:
+        while not self._closed:
+            with self._wake:
+                while not (self._inbox or self.engine.busy or (self.encoding and self.encoding.busy)):
+                    self._wake.wait()
+                inbox, self._inbox = self._inbox, []
+            for action in inbox:
+                action()
+            self._turn()
+
+    def _turn(self) -> None:
+        """A slice of encoding, and a batch of the decoder."""
+        try:
+            if self.encoding and self.encoding.busy:
+                # With nobody to answer meanwhile it need not stop so often, only look whether somebody came or went.
+                for job in self.encoding.step(SLICE_S):
+                    self._encoded(job)
+            if self.engine.busy:
+                for generation in self.engine.step():
+                    self._hand_out(self._by_generation[generation])
+        except BaseException as error:  # a defect: those under way are told, the service lives on
+            failure = MtmdError(f"internal error: {type(error).__name__}")
+            failure.__cause__ = error
+            for work in list(self._work.values()):
+                self._fail(work, failure)
+
+    def _take(self, work: _Work) -> None:
+        self._work[work.ticket] = work
+        self._stats.requests += 1
+        self._stats.preprocess_ms += work.preprocess_ms
+        self._stats.images += len(work.prepared)
+        self._stats.image_cache_hits += sum(p.receipt.cached for p in work.prepared)
+        assert self.encoding or not work.prepared
+        for index, prepared in enumerate(work.prepared):
+            if prepared.embeddings is None and self.encoding:
+                work.jobs[index] = self.encoding.add(prepared)
+        self._encode_progress(work)
+
+    def _encoded(self, job: Job) -> None:
+        for work in [w for w in self._work.values() if w.generation is None and job in w.jobs.values()]:
+            if job.error is not None:
+                self._fail(work, job.error)
+            else:
+                self._encode_progress(work)
+
+    def _encode_progress(self, work: _Work) -> None:
+        """Tell how far its pictures are; when all are there, the decoder has its turn."""
+        jobs = dict.fromkeys(work.jobs.values())
+        done, total = sum(len(j.tiles) for j in jobs), sum(j.total for j in jobs)
+        if total and done != work.told_tiles:
+            work.told_tiles = done
+            work.ticket.put(Progress("encode", done, total))
+        if any(job.embeddings is None for job in jobs):
+            return
+        work.encode_ms = sum(job.encode_ms for job in jobs)
+        self._stats.encode_ms += work.encode_ms
+        embeddings = [work.jobs[i].embeddings if i in work.jobs else p.embeddings for i, p in enumerate(work.prepared)]
+        self._start(work, [e for e in embeddings if e is not None])
+
+    def _start(self, work: _Work, embeddings: list[Tensor]) -> None:
+        model, settings = self.model, work.settings
+        spans = model.bridge.spans(work.pieces, work.prepared, embeddings)
+        stop = frozenset() if settings.ignore_eos else model.checkpoint.stop_tokens
+        try:
+            request = Request(spans, work.sampler, stop, settings.max_tokens, settings.logprobs, model.constraint(settings, stop))
+            work.generation = self.engine.submit(request)
+        except MtmdError as error:
+            self._fail(work, error)
+            return
+        self._by_generation[work.generation] = work
+        work.ticket.put(Progress("prefill", 0, work.generation.prompt_tokens))
+
+    def _hand_out(self, work: _Work) -> None:
+        """New tokens as text, and the end."""
+        generation = work.generation
+        assert generation is not None
+        for token in generation.take():
+            work.tokens_out.append(token.id)
+            self._say(work, work.checker.push(work.stream.push(token.id)), token)
+            if work.checker.found is not None:
+                if generation.finish is None:
+                    self.engine.end(generation, "stop")
+                self._finish(work, "stop")
+                return
+        if generation.error is not None:
+            self._fail(work, generation.error)
+        elif generation.finish is not None:
+            self._say(work, work.checker.push(work.stream.finish()) + work.checker.finish(), None)
+            self._finish(work, generation.finish)
+
+    def _say(self, work: _Work, text: str, token: Token | None) -> None:
+        told = () if token is None or token.logprob is None else (self._info(token),)
+        if text or told:
+            work.pieces_out.append(text)
+            work.ticket.put(TextPiece(text, told))
+
+    def _info(self, token: Token) -> TokenInfo:
+        decode = self.model.checkpoint.tokenizer.decode
+        top = tuple((decode([i], skip_special=False), p) for i, p in token.top)
+        return TokenInfo(token.id, decode([token.id], skip_special=False), token.logprob or 0.0, top)
+
+    def _finish(self, work: _Work, finish: str) -> None:
+        stats, generation = self._stats, work.generation
+        if finish == "cancelled":
+            stats.cancelled += 1
+        else:
+            stats.finished += 1
+        if generation is not None:
+            stats.prompt_tokens += generation.prompt_tokens
+            stats.reused_tokens += generation.reused
+            stats.preemptions += generation.preemptions
+            stats.queued_ms += generation.queued_ms
+            stats.prefill_ms += generation.prefill_ms
+            stats.decode_ms += generation.decode_ms
+        stats.output_tokens += len(work.tokens_out)
+        stats.image_tokens += sum(p.plan.tokens for p in work.prepared)
+        receipt = self.model.receipt(
+            [p.receipt for p in work.prepared], sum(len(p.tokens) for p in work.pieces), len(work.tokens_out), finish,
+            work.preprocess_ms, work.encode_ms, generation, work.sampler.seed if work.settings.temperature else None)
+        prompt = tuple(t for piece in work.pieces for t in piece.tokens)
+        work.ticket.put(Finished(Answer("".join(work.pieces_out), prompt, tuple(work.tokens_out), receipt)))
+        self._forget(work)
+
+    def _fail(self, work: _Work, error: MtmdError) -> None:
+        self._stats.failed += 1
+        if work.generation is not None:
+            self.engine.cancel(work.generation)
+        work.ticket.put(error)
+        self._forget(work)
+
+    def _cancel(self, ticket: Ticket) -> None:
+        work = self._work.get(ticket)
+        if work is None:
+            return
+        if work.generation is not None:
+            self.engine.cancel(work.generation)
+        self._finish(work, "cancelled")
+
+    def _forget(self, work: _Work) -> None:
+        self._work.pop(work.ticket, None)
+        if work.generation is not None:
+            self._by_generation.pop(work.generation, None)
+        if self.encoding:
+            for job in work.jobs.values():
+                self.encoding.leave(job)
+        work.jobs = {}
+
+    def _remember_tiles(self, prepared: Sequence[Prepared]) -> None:
+        for one in prepared:
+            if one.plan.tiles:
+                self._seen[one.key[0]] = one.plan.tiles
+                while len(self._seen) > SEEN:
+                    with suppress(KeyError):
+                        self._seen.popitem(last=False)
+
+    def _count(self) -> ServiceStats:
+        stats, engine = self._stats, self.engine
+        stats.running, stats.waiting = len(engine.batcher.running), len(engine.batcher.waiting)
+        stats.pages_used, stats.batches, stats.batch_rows = engine.batcher.pages.held, engine.steps, engine.rows
+        if self.encoding:
+            stats.encoding, stats.encode_batches, stats.encode_tiles = len(self.encoding.jobs), self.encoding.batches, self.encoding.tiles
+        return ServiceStats(**vars(stats))
+
+
+def _as_bytes(tile: np.ndarray) -> np.ndarray:
+    """A normalised tile [3, Y, X] as a picture to be looked at, its values spread over 0 to 255."""
+    low, high = float(tile.min()), float(tile.max())
+    scaled = (tile - low) * (255 / (high - low) if high > low else 0)
+    found: np.ndarray = np.round(scaled.transpose(1, 2, 0)).astype(np.uint8)
+    return found

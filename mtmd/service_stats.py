@@ -1,0 +1,44 @@
+"""What a service tells about itself."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TokenCount:
+    """What a prompt would take, its pictures not encoded."""
+    prompt_tokens: int
+    image_tokens: tuple[int, ...]
+    context: int
+
+
+@dataclass
+class ServiceStats:
+    """Plain numbers since the service began; those of running, waiting, encoding and pages_used are of this moment."""
+    slots: int = 0
+    running: int = 0
+    waiting: int = 0
+    encoding: int = 0
+    pages: int = 0
+    pages_used: int = 0
+    requests: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    failed: int = 0
+    rejected: int = 0
+    images: int = 0
+    image_cache_hits: int = 0
+    image_tokens: int = 0
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    output_tokens: int = 0
+    batches: int = 0
+    batch_rows: int = 0
+    encode_batches: int = 0
+    encode_tiles: int = 0
+    preemptions: int = 0
+    queued_ms: float = 0.0
+    preprocess_ms: float = 0.0
+    encode_ms: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
