@@ -128,7 +128,8 @@ def _pages_shape(cache: Type, pages: Type, *, which: int, size: int) -> Type:
 @op(shape=_pages_shape, traffic=lambda n: 2 * n.type.bytes)
 def gather_pages(cache: Tensor, pages: Tensor, *, which: int, size: int) -> Tensor:
     """The keys (0) or values (1) of a cache's pages, one after another          cache [2, S, G, K], pages [P] -> [1, P * size, G, K]"""
-    return cache[which].unflatten(0, (-1, size)).index_select(0, pages).flatten(0, 1).unsqueeze(0)
+    kept: Tensor = cache[which].unflatten(0, (-1, size))
+    return kept.index_select(0, pages).flatten(0, 1).unsqueeze(0)
 
 
 def _store_shape(cache: Type, k: Type, v: Type, slots: Type) -> Type:
