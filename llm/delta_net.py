@@ -93,7 +93,8 @@ class DeltaNet:
         """An axis of all heads of values from a checkpoint's order into ours."""
         if not self.tiled:
             return x
-        return x.unflatten(axis, (self.groups, self.heads // self.groups, -1)).transpose(axis, axis + 1).flatten(axis, axis + 2)
+        apart: Tensor = x.unflatten(axis, (self.groups, self.heads // self.groups, -1))
+        return apart.transpose(axis, axis + 1).flatten(axis, axis + 2)
 
     def _qkv_layout(self, x: Tensor) -> Tensor:
         return torch.cat((x[:2 * self._keys], self._layout(x[2 * self._keys:])))

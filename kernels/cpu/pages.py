@@ -11,6 +11,6 @@ def gather_pages(cache: Tensor, pages: Tensor, *, which: int, size: int) -> Tens
     """The `gather_pages` op; no copy is made where each page follows on the one before, as those of a sequence alone do. Nothing writes to
     the result: attention reads it."""
     first, count = int(pages[0]), len(pages)
-    if int(pages[-1]) == first + count - 1 and torch.equal(pages, torch.arange(first, first + count)):
+    if cache.is_contiguous() and int(pages[-1]) == first + count - 1 and torch.equal(pages, torch.arange(first, first + count)):
         return cache[which, first * size:(first + count) * size].unsqueeze(0)
     return copied.reference(cache, pages, which=which, size=size)

@@ -95,8 +95,8 @@ def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:  # noqa
     """What config.json would say beyond the common keys."""
     ropes = {"sliding_attention": {"rope_type": "default", "rope_theta": keys.number("rope.freq_base_swa", 1e4)},
              "full_attention": {"rope_type": "default", "rope_theta": keys.number("rope.freq_base", 1e6)}}
-    if keys.get("rope.scaling.factor", None) is not None:
-        ropes["full_attention"] |= {"rope_type": "linear", "factor": keys.number("rope.scaling.factor")}
+    if (factor := keys.get("rope.scaling.factor", None)) is not None:
+        ropes["full_attention"] |= {"rope_type": "linear", "factor": factor}
     # As in llama.cpp: the 27B model, of 62 layers, alone scales by its width per head; every sixth layer is global in all sizes.
     large = keys.count("block_count") == 62
     scalar = keys.count("embedding_length") / keys.count("attention.head_count") if large else keys.count("attention.key_length", 256)
@@ -136,8 +136,7 @@ def _ropes(c: Settings, head: int) -> dict[str, Rotary]:
     for kind, (key, default, scaling) in old.items():
         new = c.part("rope_parameters").part(kind)
         part = new if new.values or scaling is None else c.part(scaling)
-        base = new.number("rope_theta", c.number(key, default))
-        ropes[kind] = read_rotary(part, head, base, c.count("max_position_embeddings", 131072))
+        ropes[kind] = read_rotary(part, head, new.number("rope_theta", c.number(key, default)), c.count("max_position_embeddings", 131072))
     return ropes
 
 

@@ -37,7 +37,8 @@ TINY = {"hidden_size": 40, "intermediate_size": 54, "num_hidden_layers": 3, "num
 EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 14, "shared_expert_intermediate_size": 22}
 SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e5, "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.25}}
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "grouped heads of values, experts": ("qwen3_next", "Qwen3Next", EXPERTS), "tiled heads of values": ("qwen3_5_text", "Qwen3_5", SECTIONS)}
+    "heads of values side by side, experts": ("qwen3_next", "Qwen3Next", EXPERTS),
+    "heads of values tiled": ("qwen3_5_text", "Qwen3_5", SECTIONS)}
 TOKENS = tuple(int(t) for t in torch.randint(0, 97, (100,), generator=torch.Generator().manual_seed(1)))
 Text = tuple[Any, qwen3_next.Qwen3NextText, CanonicalWeights]
 
@@ -66,7 +67,8 @@ def runner(text: Text, sequences: int = 1, backend: Backend | None = None) -> Ru
 
 
 def near(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    return float((found - expected).square().sum() / expected.square().sum()) < 1e-10
+    """Where a key meets a query it is nearly at right angles to, the norm behind the rule brings rounding to light: 1e-10 of the power."""
+    return float((found - expected).square().sum() / expected.square().sum()) < 1e-8
 
 
 @pytest.mark.parametrize("backend", [Cpu(), Reference()], ids=["by chunks", "token after token"])
@@ -163,7 +165,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "bias": ({"attention_bias": True}, "attention_bias true is not supported"),
     "activation": ({"hidden_act": "gelu"}, "hidden_act is 'gelu', expected one of silu"),
     "sections": ({"rope_parameters": {"mrope_section": [2, 1, 0]}}, r"rope_parameters: mrope_section is \[2, 1, 0\], expected 3 counts"),
-    "turning": ({"partial_rotary_factor": 0.2}, "rotary embedding over 3 dimensions of a head"),
+    "turning": ({"rope_parameters": {"partial_rotary_factor": 0.2}}, "rotary embedding over 3 dimensions of a head"),
     "another kind": ({"model_type": "qwen3"}, "model_type is 'qwen3', expected one of qwen3_next"),
 }
 
@@ -275,4 +277,4 @@ def test_a_gguf_with_experts_and_a_layer_that_looks_ahead() -> None:
 
 def test_layers_that_look_ahead_are_left_out() -> None:
     for name in ("mtp.layers.0.self_attn.q_proj.weight", "model.mtp.fc.weight", "model.language_model.mtp.norm.weight"):
-        check_no_extra(InMemory({name: torch.zeros(1)}, {}), (), read(**TINY | {"partial_rotary_factor": 4.0}).unused, "folder")
+        check_no_extra(InMemory({name: torch.zeros(1)}, {}), (), read(model_type="qwen3_next").unused, "folder")
