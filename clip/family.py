@@ -48,7 +48,8 @@ class ImagePlan:
     which each of the `tokens` image tokens is written as the family's image token; other text may stand between them. `grids`: for
     families that give image tokens a row and a column as positions, (rows, columns) of each run of image tokens, else empty. `order`:
     which of the tiles' tokens, counted through all tiles, the image tokens are, -1 being the family's separator; None for all, as they
-    come. `notes` say for the receipt what was done to the picture that its owner may not expect.
+    come. `notes` say for the receipt what was done to the picture that its owner may not expect. `shrunk_from`: the tokens it would take
+    if there were more memory, None where there is enough.
     """
     tiles: tuple[np.ndarray, ...]
     sizes: tuple[tuple[int, int], ...]
@@ -57,6 +58,7 @@ class ImagePlan:
     grids: tuple[tuple[int, int], ...] = ()
     order: np.ndarray | None = None
     notes: tuple[str, ...] = field(default=())
+    shrunk_from: int | None = None
 
 
 class VisionFamily(Protocol):

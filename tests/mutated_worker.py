@@ -42,6 +42,8 @@ def main(kind: str, first: str, last: str, seeds: str, scratch: str) -> None:
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + SPACE, used + SPACE))
     warnings.simplefilter("ignore")  # of overflows, say: no more than a line on stderr
+    for sound in fitting(kind, Path(seeds)):
+        attempt(sound, Model)  # kernels are compiled at first use: no file's doing
     for seed in range(int(first), int(last)):
         folder = Path(scratch) / "model"
         what = make(kind, seed, Path(seeds), folder)
@@ -60,12 +62,17 @@ def main(kind: str, first: str, last: str, seeds: str, scratch: str) -> None:
 def make(kind: str, seed: int, seeds: Path, folder: Path) -> str:
     """A copy of one of the checkpoints that has files of this kind, one of them mutated. Returns what was done."""
     rng = random.Random(f"{kind} {seed}")
-    fitting = sorted(p for p in seeds.iterdir() if any(any(p.glob(name)) for name in NEEDED.get(kind, ("*",))))
-    source = fitting[seed % len(fitting)] if kind == "none" else rng.choice(fitting)
+    choices = fitting(kind, seeds)
+    source = choices[seed % len(choices)] if kind == "none" else rng.choice(choices)
     folder.mkdir(parents=True)
     for file in source.iterdir():
         (folder / file.name).symlink_to(file.resolve())
     return f"{source.name}: {MUTATIONS[kind](folder, rng)}"
+
+
+def fitting(kind: str, seeds: Path) -> list[Path]:
+    """The sound checkpoints that have files of this kind."""
+    return sorted(p for p in seeds.iterdir() if any(any(p.glob(name)) for name in NEEDED.get(kind, ("*",))))
 
 
 def attempt(folder: Path, model_of: Any) -> tuple[str, str]:
@@ -137,7 +144,9 @@ def _change_everywhere(folder: Path, rng: random.Random) -> str:
     new = str(replacement(int(old), rng) if rng.random() < 0.3 else rng.choice(EXTREME[:-2]))
     for name in (*CONFIG[1:], *PROCESSOR):
         if (path := folder / name).exists():
-            change(path, lambda content, _: (re.sub(rf"(?<![\w.]){old}(?![\w.])", new, content.decode()).encode("utf-8", "replace"), ""), rng)
+            text = re.sub(rf"(?<![\w.]){old}(?![\w.])", lambda _: new, path.read_text())
+            path.unlink()
+            path.write_bytes(text.encode("utf-8", "replace"))
     return f"{old} = {new[:60]} everywhere"
 
 

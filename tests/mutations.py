@@ -11,11 +11,15 @@ from typing import Any
 
 Made = tuple[bytes, str]
 
-EXTREME = (0, 1, 2, 3, 5, 7, 63, 64, 65, 255, 1000, 4096, 65_537, 1 << 20, 1 << 24, (1 << 31) - 1, 1 << 31, 1 << 32, (1 << 53) + 1, (1 << 63) - 1,
-           1 << 63, 10**18, 10**60, 10**400)
+EXTREME = (
+    0, 1, 2, 3, 5, 7, 63, 64, 65, 255, 1000, 4096, 65_537, 1 << 20, 1 << 24, (1 << 31) - 1, 1 << 31, 1 << 32, (1 << 53) + 1, (1 << 63) - 1,
+    1 << 63, 10**18, 10**60, 10**400,
+)
 FRACTIONS = (0.5, 1.5, 1e-8, 1e-45, 1e-320, 1e39, 1e300, math.nan, math.inf, -math.inf, -0.0, -1.5)
-TEXTS = ("", " ", "x", "0", "null", "a b", "<image>", "<|image_pad|>", "<eos>", "../../etc/passwd", "/", "gemma3", "default", "yarn", "\x00",
-         "\ud800", "\u2028two\nlines\x1b[31m", "é" * 300, "日本語", "👩‍👩‍👧", "\ufdd0", "{{", "{% for", "(a+)+$", "a" * 5000)
+TEXTS = (
+    "", " ", "x", "0", "null", "a b", "<image>", "<|image_pad|>", "<eos>", "../../etc/passwd", "/", "gemma3", "default", "yarn", "\x00",
+    "\ud800", "\u2028two\nlines\x1b[31m", "é" * 300, "日本語", "👩‍👩‍👧", "\ufdd0", "{{", "{% for", "(a+)+$", "a" * 5000,
+)
 _RAW = "\x01raw"  # stands for text that json.dumps cannot write
 _TWICE = "\x01twice"
 
@@ -188,22 +192,25 @@ HOSTILE = (
     "{% for i in range(10**9) %}x{% endfor %}", "{% for i in range(10**12) %}{% endfor %}", "{{ 'x' * 10**10 }}", "{{ 9**9**9 }}",
     "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{{ a }}{% endfor %}{% endfor %}{% endfor %}",
     "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "{% macro m(x) %}{{ m(x ~ x) }}{% endmacro %}{{ m('xx') }}",
-    "{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ messages.__init__.__globals__ }}", "{{ cycler.__init__.__globals__.os.popen('id') }}",
-    "{{ self }}", "{{ self._TemplateReference__context }}", "{{ lipsum.__globals__ }}", "{% include '/etc/passwd' %}", "{% import 'os' as os %}",
-    "{% extends 'x' %}", "{{ raise_exception('no') }}", "{{ raise_exception(messages) }}", "{{ 1 / 0 }}", "{{ 1 % 0 }}", "{{ messages[10**9] }}",
-    "{{ messages[0].content[0].missing.more }}", "{{ undefined_thing }}", "{{ undefined_thing() }}", "{{ undefined_thing | upper | join(1) }}",
-    "{{ messages | tojson(indent=10**9) }}", "{{ '%999999999d' | format(1) }}", "{{ '{:999999999}'.format(1) }}", "{{ 'x'.center(10**9) }}",
-    "{{ [messages] * 10**7 }}", "{{ range(10**9) | list }}", "{{ range(10**9) | sum }}", "{{ 'x' | indent(10**9) }}", "{{ '\\ud800' }}",
-    "{{ strftime_now('%Y' * 10**6) }}", "{{ strftime_now(1) }}", "{{ strftime_now('%') }}", "{% set x = namespace(a=1) %}{% set x.a = x %}{{ x.a }}",
-    "{% call(x) undefined() %}{% endcall %}", "{% filter replace('', 'xxxxxxxxxxxxxxxx' * 10000) %}abcdefgh{% endfilter %}",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ messages.__init__.__globals__ }}",
+    "{{ cycler.__init__.__globals__.os.popen('id') }}", "{{ self }}", "{{ self._TemplateReference__context }}", "{{ lipsum.__globals__ }}",
+    "{% include '/etc/passwd' %}", "{% import 'os' as os %}", "{% extends 'x' %}", "{{ raise_exception('no') }}",
+    "{{ raise_exception(messages) }}", "{{ 1 / 0 }}", "{{ 1 % 0 }}", "{{ messages[10**9] }}", "{{ messages[0].content[0].missing.more }}",
+    "{{ undefined_thing }}", "{{ undefined_thing() }}", "{{ undefined_thing | upper | join(1) }}", "{{ messages | tojson(indent=10**9) }}",
+    "{{ '%999999999d' | format(1) }}", "{{ '{:999999999}'.format(1) }}", "{{ 'x'.center(10**9) }}", "{{ [messages] * 10**7 }}",
+    "{{ range(10**9) | list }}", "{{ range(10**9) | sum }}", "{{ 'x' | indent(10**9) }}", "{{ '\\ud800' }}",
+    "{{ strftime_now('%Y' * 10**6) }}", "{{ strftime_now(1) }}", "{{ strftime_now('%') }}",
+    "{% set x = namespace(a=1) %}{% set x.a = x %}{{ x.a }}", "{% call(x) undefined() %}{% endcall %}",
+    "{% filter replace('', 'xxxxxxxxxxxxxxxx' * 10000) %}abcdefgh{% endfilter %}",
     "{% set a = 'x' * 1000 %}{% for i in range(30) %}{% set a = a ~ a %}{% endfor %}{{ a }}", "{{ 'a'.join(range(10**8)) }}",
-    "{% set ns = namespace(a='x') %}{% for i in range(60) %}{% set ns.a = ns.a ~ ns.a %}{% endfor %}{{ ns.a }}", "{{ dict(a=1)['b']['c'] }}",
-    "{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}", "{{ loop }}", "{{ caller() }}", "{{ super() }}", "{{ not }}",
-    "{{ {'a': {}} | dictsort(by=7) }}", "{{ messages | map('x') | list }}", "{{ messages | sort }}", "{{ (messages, messages) | unique | list }}",
-    "{{ 'a' | int(base=99) }}", "{{ 'x' | float + [] }}", "{{ -messages }}", "{{ messages + 1 }}", "{{ 1 < 'a' }}", "{% break %}", "{% continue %}",
-    "{% block a %}{% block a %}{% endblock %}{% endblock %}", "{% raw %}", "{#", "{{ '", "{% endfor %}", "{% if %}", "{% set %}", "{{ a b }}",
-    "{{ (" * 300, "{% if 1 %}" * 200, "{{ [" + "[" * 3000 + "]" * 3000 + "] }}", "{{ 1" + " + 1" * 20_000 + " }}", "{{ 'x' ~ " * 2000 + "1 }}",
-    "", "no messages here", "\x00", "\ufdd0", "{{ messages }}", "{{ '<image>' * 3 }}", "{{ '<|image_pad|>' * 9 }}", "{{ 'a ' * 100000 }}",
+    "{% set ns = namespace(a='x') %}{% for i in range(60) %}{% set ns.a = ns.a ~ ns.a %}{% endfor %}{{ ns.a }}",
+    "{{ dict(a=1)['b']['c'] }}", "{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}", "{{ loop }}", "{{ caller() }}",
+    "{{ super() }}", "{{ not }}", "{{ {'a': {}} | dictsort(by=7) }}", "{{ messages | map('x') | list }}", "{{ messages | sort }}",
+    "{{ (messages, messages) | unique | list }}", "{{ 'a' | int(base=99) }}", "{{ 'x' | float + [] }}", "{{ -messages }}",
+    "{{ messages + 1 }}", "{{ 1 < 'a' }}", "{% break %}", "{% continue %}", "{% block a %}{% block a %}{% endblock %}{% endblock %}",
+    "{% raw %}", "{#", "{{ '", "{% endfor %}", "{% if %}", "{% set %}", "{{ a b }}", "{{ (" * 300, "{% if 1 %}" * 200,
+    "{{ [" + "[" * 3000 + "]" * 3000 + "] }}", "{{ 1" + " + 1" * 20_000 + " }}", "{{ 'x' ~ " * 2000 + "1 }}", "", "no messages here",
+    "\x00", "\ufdd0", "{{ messages }}", "{{ '<image>' * 3 }}", "{{ '<|image_pad|>' * 9 }}", "{{ 'a ' * 100000 }}",
     "{{ '<start_of_image>' }}{{ bos_token }}", "{{ bos_token * 5 }}", "{{ messages[0].content.append(1) }}", "{{ messages.clear() }}",
 )
 

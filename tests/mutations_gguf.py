@@ -182,12 +182,14 @@ def _change_tensor(file: Gguf, rng: random.Random) -> str:
     tensor = file.tensors[index]
     kind = rng.choice(("dims", "dims", "type", "offset", "name", "remove", "twice", "exchange", "numbers"))
     if kind == "dims":
-        tensor.dims = rng.choice((tensor.dims[::-1], [*tensor.dims, 1], tensor.dims[1:], [], [0], [1 << 62, 4], [d * 2 for d in tensor.dims],
-                                  [rng.choice(EXTREME[:-2]) for _ in tensor.dims], [1] * 9, [-1], tensor.dims[:-1] + [1]))
+        tensor.dims = rng.choice((tensor.dims[::-1], [*tensor.dims, 1], [*tensor.dims[:-1], 1], tensor.dims[1:],
+                                  [2 * d for d in tensor.dims], [rng.choice(EXTREME[:-2]) for _ in tensor.dims],
+                                  [], [0], [-1], [1] * 9, [1 << 62, 4]))
     elif kind == "type":
         tensor.type = rng.choice((*range(42), 1 << 31))
     elif kind == "offset":
-        tensor.offset = rng.choice((0, 1, tensor.offset + 32, tensor.offset - 32, 1 << 40, 1 << 63, len(file.data), rng.choice(file.tensors).offset))
+        tensor.offset = rng.choice((0, 1, tensor.offset + 32, tensor.offset - 32, 1 << 40, 1 << 63, len(file.data),
+                                    rng.choice(file.tensors).offset))
     elif kind == "name":
         tensor.name = rng.choice((tensor.name + b"x", tensor.name.upper(), b"\xff", b"", b"x" * 100, b"blk.99.attn_q.weight"))
     elif kind == "remove":

@@ -140,7 +140,7 @@ def read(top: Settings, image: Settings) -> Idefics3Vision:
     tile, longest = read_longest(image, "max_image_size", 364), read_longest(image, "size", 4 * 364)
     if size < patch or tile % patch or (tile // patch) % factor or longest > MAX_SIDE * tile or tile > MAX_TILE:
         raise ModelError(f"{image.where}: max_image_size {tile} does not fit size {longest}, or patch_size {patch} and scale_factor "
-                         f"{factor} of config.json; expected at most {MAX_SIDE} tiles in a row, up to {MAX_TILE} wide, of groups of patches")
+                         f"{factor} of config.json; expected at most {MAX_SIDE} tiles in a row, up to {MAX_TILE} wide, of whole groups")
     return Idefics3Vision(vit, size // patch, patch, tile, longest, image.flag("do_image_splitting", True), factor,
                           top.part("text_config").count("hidden_size", 4096, most=MAX_WIDTH), read_normalize(image),
                           RESAMPLE[image.choice("resample", RESAMPLE, 1)])
