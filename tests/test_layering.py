@@ -129,7 +129,8 @@ def test_the_tables_name_every_family_file_and_nothing_else():
     for folder, table in (("clip", VISION), ("llm", TEXT)):
         for names in ([n for e in table for n in e.model_types], [n for e in table for n in e.gguf]):
             assert len(names) == len(set(names))
-        assert {entry.module for entry in table} == {f"mtmd.{folder}.families.{p.stem}" for p in family_files() if p.is_relative_to(ROOT / folder)}
+        files = {f"mtmd.{folder}.families.{p.stem}" for p in family_files() if p.is_relative_to(ROOT / folder)}
+        assert {entry.module for entry in table} == files
 
 
 @pytest.mark.parametrize("path", family_files(), ids=name_of)
