@@ -90,11 +90,15 @@ class Executor:
 
         `observe(node, value, inputs)` is called after every node, in order; inputs that a step overwrote hold its result by then.
         """
-        return finish(self.steps(batch, observe))
+        with torch.inference_mode():
+            return finish(self._steps(batch, observe))
 
     @torch.inference_mode()
     def steps(self, batch: Any, observe: Observer | None = None) -> Generator[None, None, list[Tensor]]:
         """As `run`, a node at a time: whoever drives it may do other work in between, or close it and leave the rest undone."""
+        return (yield from self._steps(batch, observe))
+
+    def _steps(self, batch: Any, observe: Observer | None) -> Generator[None, None, list[Tensor]]:
         with memory_for("this run", lambda: sum(self.plan.compute_bytes.values())):
             values = list(self._template)
             filled: dict[Node, Tensor] = {}

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+import re
 from numbers import Integral, Real
 from typing import NoReturn
 
@@ -17,6 +18,21 @@ def integer(name: str, value: object, least: int, most: int) -> int:
 
 def integer_or_none(name: str, value: object, least: int, most: int) -> int | None:
     return None if value is None else integer(name, value, least, most)
+
+
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def size_or_none(name: str, value: object) -> int | None:
+    """Bytes as a whole number, or as a text with a unit: "8GiB", "500 MB". Raises OptionError for anything else."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([kmgt]i?)?b?", value.strip(), re.ASCII | re.IGNORECASE)
+        if found is None:
+            refuse(name, value, "bytes, as a number or like 8GiB or 500MB")
+        value = int(float(found[1]) * UNITS[(found[2] or "").lower()])
+    return integer(name, value, 1, 1 << 50)
 
 
 def number(name: str, value: object, least: float, most: float) -> float:

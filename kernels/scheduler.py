@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,6 +15,8 @@ from mtmd.kernels.backends.backend import Backend
 from mtmd.kernels.errors import OptionError, PlacementError
 from mtmd.kernels.graph import Node, toposort
 from mtmd.kernels.ops import OPS
+
+ROUGH = 8  # times its operands: no op's own tensors take more than half of that (tests/kernels/test_memory.py)
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,15 @@ class Plan:
     @cached_property
     def compute_bytes(self) -> dict[str, int]:
         """Predicted peak of everything but weights and caches, per memory space; nothing is allocated to find it."""
+        return self._peak(lambda step: step.backend.workspace(step.node))
+
+    @cached_property
+    def rough_bytes(self) -> dict[str, int]:
+        """At least `compute_bytes`, usually several times as much. It is known at once: what ops take on the way is found by running them
+        on meta tensors, for which torch loads its compiler."""
+        return self._peak(_rough_workspace)
+
+    def _peak(self, workspace: Callable[[Step], int]) -> dict[str, int]:
         live: Counter[str] = Counter()
         peak: Counter[str] = Counter()
         for (node, space) in self.leaves:
@@ -128,7 +139,7 @@ class Plan:
             space = step.backend.space
             if held.owner[step.node] is step.node:
                 live[space] += step.node.type.bytes
-            extra = 0 if step.node.op == "copy" else step.backend.workspace(step.node)
+            extra = 0 if step.node.op == "copy" else workspace(step)
             peak[space] = max(peak[space], live[space] + extra)
             for owner in held.ends.get(index, ()):
                 live[held.space[owner]] -= owner.type.bytes
@@ -137,6 +148,14 @@ class Plan:
     @property
     def flops(self) -> int:
         return sum(OPS[s.node.op].flops(s.node) for s in self.steps if s.node.op != "copy")
+
+
+def _rough_workspace(step: Step) -> int:
+    """More than a kernel takes: `ROUGH` times what it reads and writes, and where it counts for itself, as it counts."""
+    node = step.node
+    if node.op == "attention" or (node.op == "matmul" and node.attrs.get("quant") is not None) or OPS[node.op].workspace is not None:
+        return step.backend.workspace(node)
+    return ROUGH * (node.type.bytes + sum(i.type.bytes for i in step.inputs if i is not None))
 
 
 class _Storages:

@@ -52,6 +52,14 @@ class Step:
     admitted: tuple[Item, ...]
     preempted: tuple[Item, ...]
 
+    def smaller(self) -> Step | None:
+        """About half of it, where there is too little memory for all; None where nothing can be left out. Prompts are read in shorter
+        pieces, and where they are short already, those who come last wait."""
+        parts = tuple((item, item.chunk(count // 2) if count > LEAST_SHARE else count) for item, count in self.parts)
+        if sum(count for _, count in parts) == sum(count for _, count in self.parts):
+            parts = parts[:(len(parts) + 1) // 2]
+        return Step(parts, self.admitted, self.preempted) if parts != self.parts else None
+
 
 class Batcher:
     """`pages` of the cache, `slots` sequences at once, at most `tokens` in a batch. `recurrent`: sequences can be taken up again only where
@@ -93,7 +101,15 @@ class Batcher:
             if count > 0 and self._grow(item, count, preempted, may_preempt=False):
                 parts.append((item, count))
                 room -= count
-        return Step(tuple(parts), tuple(admitted), tuple(preempted))
+        return Step(tuple(parts or self._oldest(preempted)), tuple(admitted), tuple(preempted))
+
+    def _oldest(self, preempted: list[Item]) -> list[tuple[Item, int]]:
+        """Where nobody finds room, those who came first go on at the cost of the others: else all would wait for each other."""
+        item = next((i for i in self.running if i.left), None)
+        if item is None:
+            return []
+        count = item.chunk(self.tokens)
+        return [(item, count)] if self._grow(item, count, preempted) else []
 
     def ran(self, step: Step) -> None:
         """The batch has been run: its tokens' keys and values are kept, and full pages are known."""
@@ -134,10 +150,14 @@ class Batcher:
     def _usable(self, item: Item) -> Sequence[bytes]:
         """Keys of pages that end before the last token: one has to be read anew, for its logits."""
         keys = item.keys[:(item.total - 1) // self.pages.size]
-        if self.recurrent:
-            known = [n for n, key in enumerate(keys, 1) if key in self.snapshots and self.pages.knows(key)]
-            keys = keys[:known[-1] if known else 0]
-        return keys
+        if not self.recurrent:
+            return keys
+        usable = 0
+        for number, key in enumerate(keys, 1):
+            if not self.pages.knows(key):  # a page further on may be known all the same, and is of no use
+                break
+            usable = number if key in self.snapshots else usable
+        return keys[:usable]
 
     def _reserve(self) -> int:
         """Pages that those let in still need for what they were let in with."""

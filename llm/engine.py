@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
@@ -15,14 +15,16 @@ from typing import Protocol
 from torch import Tensor
 
 from mtmd.kernels.errors import BusyError, MtmdError
+from mtmd.kernels.scheduler import Plan
 from mtmd.llm.batcher import Batcher, Item, Step
 from mtmd.llm.pages import Pages, page_keys
 from mtmd.llm.runner import PREFILL, Runner
 from mtmd.llm.sampler import Sampler
-from mtmd.llm.sequence import Running, Span, lay_out, make_batch
+from mtmd.llm.sequence import Batch, Running, Span, lay_out, make_batch
 from mtmd.llm.state import PAGE, Cache
 
-SNAPSHOTS = 32  # recurrent states kept for prompts that begin alike
+SNAPSHOTS = 32  # recurrent states kept for prompts that begin alike, as far as they do not take more than
+SNAPSHOT_BYTES = 512 << 20
 
 
 class Constraint(Protocol):
@@ -87,18 +89,23 @@ class Generation:
 
 
 class Engine:
-    """`runner` computes; `pages` of 32 tokens are shared by all, at least a whole context and one more; `queue` requests may wait."""
+    """`runner` computes; `pages` of 32 tokens are shared by all, at least a whole context and one more; `queue` requests may wait.
+    `may_run` tells whether there is memory for a batch; one for which there is not is made smaller, as far as that goes."""
 
-    def __init__(self, runner: Runner, *, queue: int = 64):
-        self.runner, self.queue = runner, queue
+    def __init__(self, runner: Runner, *, queue: int = 64, may_run: Callable[[Plan], bool] = lambda _: True):
+        self.runner, self.queue, self._may_run = runner, queue, may_run
         self.cache: Cache = runner.new_cache()
-        self.batcher = Batcher(Pages(self.cache.pages, PAGE), runner.sequences, PREFILL, self.cache.recurrent)
+        self.steps = self.rows = 0
+        """Batches run so far, and tokens in them."""
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all requests and all that was read. After a defect nothing of it is to be relied on."""
+        self.batcher = Batcher(Pages(self.cache.pages, PAGE), self.runner.sequences, PREFILL, self.cache.recurrent)
         self.generations: dict[Item, Generation] = {}
         self._snapshots: OrderedDict[bytes, dict[str, Tensor]] = OrderedDict()
         self._suspects: deque[Item] = deque()
         """Sequences of a batch that failed, each to be run by itself."""
-        self.steps = self.rows = 0
-        """Batches run so far, and tokens in them."""
 
     def submit(self, request: Request) -> Generation:
         """Take a request up. Raises PromptError where its prompt does not fit, ModelError for a token without an embedding, BusyError where
@@ -135,7 +142,7 @@ class Engine:
         if not step.parts:
             return self._stuck()
         try:
-            logits = self._run(step)
+            step, logits = self._run(step)
         except MtmdError:
             self._suspects += [item for item, _ in step.parts]
             return []
@@ -153,16 +160,22 @@ class Engine:
             generation.admitted, generation.reused = now, item.done
             generation.queued_ms = (now - generation.submitted) * 1e3
 
-    def _run(self, step: Step) -> Tensor | None:
-        """Logits [S, V] of the parts in order, None where nobody needs them."""
+    def _run(self, step: Step) -> tuple[Step, Tensor | None]:
+        """What was run of a step, and logits [S, V] of its parts in order, None where nobody needs them."""
+        batch = self._batch(step)
+        while not self._may_run(self.runner.plan(batch.shape)) and (smaller := step.smaller()):
+            step, batch = smaller, self._batch(smaller)
+        logits = self.runner.forward(batch)
+        self.steps, self.rows = self.steps + 1, self.rows + sum(number for _, number in step.parts)
+        return step, logits if batch.answers else None
+
+    def _batch(self, step: Step) -> Batch:
         parts = []
         for item, number in step.parts:
             assert item.slot is not None
             parts.append((Running(item.slot, item.pages, item.done), self._next_spans(self.generations[item], number)))
         wanted = any(item.done + number == item.total for item, number in step.parts)
-        logits = self.runner.forward(make_batch(parts, self.cache, wanted))
-        self.steps, self.rows = self.steps + 1, self.rows + sum(number for _, number in step.parts)
-        return logits if wanted else None
+        return make_batch(parts, self.cache, wanted)
 
     def _next_spans(self, generation: Generation, number: int) -> list[Span]:
         """The next tokens of a sequence, laid out."""
@@ -194,7 +207,7 @@ class Engine:
             assert generation.admitted is not None
             generation.first, generation.prefill_ms = now, (now - generation.admitted) * 1e3
         allowed = request.constraint.mask(logits) if request.constraint else logits
-        token = request.sampler(allowed, [t for s in generation.spans for t in s.tokens] + generation.tokens)
+        token = request.sampler(allowed, self._seen(generation))
         generation.decode_ms = (time.perf_counter() - generation.first) * 1e3
         if token in request.stop:
             self.end(generation, "stop")
@@ -206,6 +219,13 @@ class Engine:
         generation.item.total += 1
         if len(generation.tokens) >= request.max_tokens or generation.item.total >= self.runner.context:
             self.end(generation, "length")
+
+    @staticmethod
+    def _seen(generation: Generation) -> list[int]:
+        """Prompt and answer, where repetitions cost something."""
+        if generation.request.sampler.sampling.repetition_penalty == 1:
+            return []
+        return [t for s in generation.spans for t in s.tokens] + generation.tokens
 
     def end(self, generation: Generation, finish: str, error: MtmdError | None = None) -> None:
         """A request ends here, for whatever reason. What it read and said stays known, for those that begin alike."""
@@ -223,8 +243,10 @@ class Engine:
             return
         key = item.keys[item.done // PAGE - 1]
         self._snapshots[key] = self.cache.snapshot(item.slot)
+        self._snapshots.move_to_end(key)
         self.batcher.snapshots.add(key)
-        while len(self._snapshots) > SNAPSHOTS:
+        each = sum(state.nbytes for state in self._snapshots[key].values())
+        while len(self._snapshots) > max(min(SNAPSHOTS, SNAPSHOT_BYTES // each), 1):
             oldest, _ = self._snapshots.popitem(last=False)
             self.batcher.snapshots.discard(oldest)
 
@@ -238,7 +260,7 @@ class Engine:
             self.cache.clear(item.slot)
             while item.done < item.total and generation.finish is None:
                 step, total = Step(((item, item.chunk(PREFILL)),), (), ()), item.total
-                self._advance(step, self._run(step))
+                self._advance(*self._run(step))
                 if item.total > total:
                     break
         except IndexError:  # no pages for all of it: it waits its turn
@@ -249,11 +271,12 @@ class Engine:
 
     def _stuck(self) -> list[Generation]:
         """Nothing can run though somebody wants to: the first in line needs more than there is."""
-        if not self.batcher.running and self.batcher.waiting:
-            generation = self.generations[self.batcher.waiting[0]]
-            self.end(generation, "error", MtmdError(f"{generation.item.total} tokens need more pages than the cache has"))
-            return [generation]
-        return []
+        first = next(iter((*self.batcher.running, *self.batcher.waiting)), None)
+        if first is None:
+            return []
+        generation = self.generations[first]
+        self.end(generation, "error", MtmdError(f"{first.total} tokens need more pages than the cache has"))
+        return [generation]
 
     def _all_spans(self, generation: Generation) -> list[Span]:
         """The prompt, and what has been said so far."""

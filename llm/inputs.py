@@ -73,10 +73,10 @@ class TextInputs:
         """int64 [P], the pages that hold the past of the batch's sequences, one sequence after another."""
         return self._input("inp.pages", (self.batch.pages,), torch.int64, lambda b: b.pages)
 
-    def bounds(self, window: int | None = None, *, blocks: bool = True, whole: bool = False) -> Node:
+    def bounds(self, window: int | None = None, *, blocks: bool = True) -> Node:
         """int32 [T, 2], which rows of the gathered pages each token sees; see `Batch.bounds`."""
-        name = f"inp.bounds.{window or 'all'}{'' if blocks else '.causal'}{'.whole' if whole else ''}"
-        return self._input(name, (self.tokens, 2), torch.int32, lambda b: b.bounds(window, blocks, whole))
+        name = f"inp.bounds.{window or 'all'}{'' if blocks else '.causal'}"
+        return self._input(name, (self.tokens, 2), torch.int32, lambda b: b.bounds(window, blocks))
 
     def constant(self, name: str, places: torch.Tensor) -> Node:
         """int64 [N], the same in every batch."""

@@ -19,6 +19,7 @@ from mtmd.llm.sequence import Batch, BatchShape, Running, Span, cut, lay_out, ma
 from mtmd.llm.state import PAGE, Cache, state_dtype, states_by_name
 
 PREFILL = 512  # tokens of a prefill batch
+PLANS = 64      # kept for shapes that come again; some MiB each, of a large model
 FALLBACKS = 16  # every length of prompt has a plan of its own; what they refuse is much the same
 
 
@@ -36,8 +37,8 @@ class Runner:
         self.flash: FlashChoice = choose(self._probes, backends, overrides, flash_attn)
         self.fallbacks: dict[BatchShape, Plan] = {}
         """Plans in use in which the preferred backend refused something, the last `FALLBACKS` of them."""
-        self._plan = lru_cache(maxsize=32)(self._make_plan)
-        self._executor = lru_cache(maxsize=32)(self._make_executor)
+        self._plan = lru_cache(maxsize=PLANS)(self._make_plan)
+        self._executor = lru_cache(maxsize=PLANS)(self._make_executor)
 
     def graph(self, batch: BatchShape, form: AttentionForm | None = None) -> list[Node]:
         """-> what is kept for later, then logits [R, V]"""

@@ -64,14 +64,14 @@ class BatchShape:
             tokens = _rounded(self.tokens + images - self.images)
         if tokens > self.tokens or sequences > 4:
             sequences = _rounded(sequences + (tokens > self.tokens))
-        return BatchShape(tokens, images, min(self.wanted, 1) and sequences, sequences, _rounded(self.pages))
+        return BatchShape(tokens, images, min(self.wanted, 1) and sequences, sequences, _rounded(self.pages, 4))
 
 
-def _rounded(count: int) -> int:
-    """The next of 0 to 8, then in steps of about an eighth."""
+def _rounded(count: int, parts: int = 8) -> int:
+    """The next of 0 to 8, then in steps of about an eighth, or of one of other `parts`, a power of two."""
     if count <= 8:
         return count
-    step = 1 << max(count.bit_length() - 4, 0)
+    step = 1 << max(count.bit_length() - parts.bit_length(), 0)
     return -(-count // step) * step
 
 
@@ -80,16 +80,15 @@ class Batch:
     """One forward: T tokens of S sequences, one after another.
 
     int64 [T]: tokens; slots, where in the cache each goes; and, as rows of the gathered pages, where its own sequence begins (first),
-    where it is itself (own), and where the block it belongs to begins and ends (a block of its own for a causal one). positions int64
-    [3, T]; starts int64 [S + 1], where each sequence begins among the tokens; sequence_slots int64 [S]; pages int64 [P], those of all
-    sequences' pasts. images [M, D] are put at rows image_at; logits are computed for `wanted`, and `answers` of them mean something.
+    where it is itself (own), and where the block it belongs to ends (a block of its own for a causal one). positions int64 [3, T];
+    starts int64 [S + 1], where each sequence begins among the tokens; sequence_slots int64 [S]; pages int64 [P], those of all sequences'
+    pasts. images [M, D] are put at rows image_at; logits are computed for `wanted`, and `answers` of them mean something.
     """
     tokens: Tensor
     positions: Tensor
     slots: Tensor
     first: Tensor
     own: Tensor
-    block_first: Tensor
     block_last: Tensor
     starts: Tensor
     sequence_slots: Tensor
@@ -113,12 +112,10 @@ class Batch:
         assert self.image_at is not None
         return self.image_at
 
-    def bounds(self, window: int | None, blocks: bool, whole: bool) -> Tensor:
+    def bounds(self, window: int | None, blocks: bool) -> Tensor:
         """int32 [T, 2], the first and last row each token sees: `window` tokens back, itself counted, and, with `blocks`, on to the end of
-        its block; with `whole`, back to its beginning too, however far that is."""
+        its block."""
         first = self.first if window is None else torch.maximum(self.first, self.own - (window - 1))
-        if whole:
-            first = torch.minimum(first, self.block_first)
         return torch.stack((first, self.block_last if blocks else self.own), 1).int()
 
 
@@ -155,7 +152,7 @@ class _Making:
     cache: Cache
     tokens: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
-    marks: list[tuple[int, int, int, int]] = field(default_factory=list)  # first, own, block_first, block_last
+    marks: list[tuple[int, int, int]] = field(default_factory=list)  # first, own, block_last
     positions: list[Tensor] = field(default_factory=list)
     starts: list[int] = field(default_factory=lambda: [0])
     sequence_slots: list[int] = field(default_factory=list)
@@ -178,8 +175,7 @@ class _Making:
             self.tokens += span.tokens
             start, stop = running.length, running.length + len(span)
             self.slots += [running.pages[i // PAGE] * PAGE + i % PAGE for i in range(start, stop)]
-            self.marks += [(base, base + i, base + (start if span.block else i), base + (stop - 1 if span.block else i))
-                           for i in range(start, stop)]
+            self.marks += [(base, base + i, base + (stop - 1 if span.block else i)) for i in range(start, stop)]
             running.length = stop
         self.starts.append(len(self.tokens))
         self.sequence_slots.append(running.slot)
@@ -195,7 +191,7 @@ class _Making:
         if spare:
             self.tokens += [0] * spare
             self.slots += [i % PAGE for i in range(spare)]
-            self.marks += [(0, 0, 0, 0)] * spare
+            self.marks += [(0, 0, 0)] * spare
             self.positions.append(torch.zeros((3, spare), dtype=torch.int64))
         empty = shape.sequences - sequences
         self.starts += [self.starts[-1]] * (empty - 1) + [shape.tokens] * min(empty, 1)
@@ -203,8 +199,8 @@ class _Making:
         rows = torch.cat(self.images) if self.images else None
         if rows is not None and shape.images > images:
             rows = torch.cat((rows, rows.new_zeros(shape.images - images, rows.shape[1])))
-        first, own, block_first, block_last = torch.tensor(self.marks).unbind(1)
-        return Batch(torch.tensor(self.tokens), torch.cat(self.positions, 1), torch.tensor(self.slots), first, own, block_first, block_last,
+        first, own, block_last = torch.tensor(self.marks).unbind(1)
+        return Batch(torch.tensor(self.tokens), torch.cat(self.positions, 1), torch.tensor(self.slots), first, own, block_last,
                      torch.tensor(self.starts), torch.tensor(self.sequence_slots), torch.tensor(self._all_pages(shape.pages)), rows,
                      torch.tensor(self.image_at) if rows is not None else None, torch.tensor(wanted, dtype=torch.int64),
                      sequences if wants_logits else 0, self.cache)

@@ -100,6 +100,22 @@ class StopChecker:
         return text
 
 
+def token_bytes(inner: tokenizers.Tokenizer, skipped: frozenset[int]) -> list[bytes]:
+    """What each id adds to a text in UTF-8, which may be a part of a character; nothing for `skipped` ids and those without a token."""
+    kinds, spelled = decoder_kinds(inner), inner.get_vocab(with_added_tokens=True)
+    found = [b""] * (max(spelled.values(), default=-1) + 1)
+    for spelling, i in spelled.items():
+        if i in skipped:
+            continue
+        if kinds == ["ByteLevel"]:
+            found[i] = _byte_level(spelling)
+        elif "ByteFallback" in kinds and _BYTE_TOKEN.fullmatch(spelling):
+            found[i] = bytes([int(spelling[3:5], 16)])
+        else:  # after another token: some decoders take a blank off the beginning of a text
+            found[i] = (inner.decoder.decode(["a", spelling])[1:] if inner.decoder else spelling).encode()
+    return found
+
+
 def decoder_kinds(inner: tokenizers.Tokenizer) -> list[str]:
     """The decoder's parts in order, such as ["Replace", "ByteFallback", "Fuse"]."""
     if inner.decoder is None:

@@ -16,7 +16,7 @@ import tokenizers
 
 from mtmd.kernels.errors import ModelError, PromptError
 from mtmd.llm import gguf_tokenizer
-from mtmd.llm.text_stream import TextStream
+from mtmd.llm.text_stream import TextStream, token_bytes
 
 # A Unicode noncharacter: reserved for use inside a program, never part of text that is exchanged.
 SEAL = "\ufdd0"
@@ -141,6 +141,10 @@ class Tokenizer:
     def stream(self, skip_special: bool = True) -> TextStream:
         """A decoder for ids that arrive one at a time."""
         return TextStream(self._inner, self._skipped if skip_special else frozenset())
+
+    def token_bytes(self) -> list[bytes]:
+        """What each id adds to an answer, in UTF-8: nothing for special tokens."""
+        return token_bytes(self._inner, self._skipped)
 
     def seal(self, text: str) -> str:
         """User text in which no special token can be found, wherever a template puts it. Text without their spellings is unchanged.

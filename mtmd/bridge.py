@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
+from mtmd.admission import Admission
 from mtmd.clip.budget import DEFAULT_BUDGET, Budget
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.family import ImagePlan
@@ -52,17 +53,21 @@ class Piece:
 
 
 class Bridge:
-    def __init__(self, encoder: Encoder | None, tokenizer: Tokenizer):
-        self.encoder, self.tokenizer = encoder, tokenizer
+    """Without an `admission`, pictures take the memory they take."""
+
+    def __init__(self, encoder: Encoder | None, tokenizer: Tokenizer, admission: Admission | None = None):
+        self.encoder, self.tokenizer, self.admission = encoder, tokenizer, admission
         self._cache: OrderedDict[Key, tuple[ImagePlan, Tensor]] = OrderedDict()
         self._lock = Lock()
 
     def prepare(self, pictures: Sequence[Picture], budget: Budget = DEFAULT_BUDGET, anew: bool = False) -> list[Prepared]:
         """Pictures cut and normalised, each different one once; those that are known need no more work, unless all is to be done `anew`.
 
-        Raises OptionError for a budget that cannot be kept, ImageError for a shape that the family does not take.
+        Raises OptionError for a budget that cannot be kept, ImageError for a shape that the family does not take, DeviceMemoryError for
+        one that takes more memory than can be free, however small it is shown.
         """
         assert self.encoder is not None
+        prepare = self.admission.fit if self.admission else self.encoder.family.prepare
         made: dict[Key, tuple[ImagePlan, Tensor | None]] = {}
         found = []
         for picture in pictures:
@@ -71,12 +76,17 @@ class Bridge:
             if not cached:
                 known = None if anew else self._known(key)
                 cached = known is not None
-                made[key] = known or (self.encoder.family.prepare(picture.pixels, budget), None)
+                made[key] = known or (prepare(picture.pixels, budget), None)
             plan, embeddings = made[key]
             receipt = ImageReceipt(picture.size, plan.sizes[0], len(plan.sizes), plan.tokens, picture.sha256, cached,
                                    (*picture.notes, *plan.notes))
             found.append(Prepared(key, plan, receipt, embeddings))
         return found
+
+    def known(self, prepared: Prepared) -> Tensor | None:
+        """The embeddings of a picture, if it has been encoded since it was prepared."""
+        found = self._known(prepared.key)
+        return None if found is None else found[1]
 
     def _known(self, key: Key) -> tuple[ImagePlan, Tensor] | None:
         with self._lock:
@@ -87,10 +97,11 @@ class Bridge:
     def remember(self, prepared: Prepared, embeddings: Tensor) -> None:
         """The most recently used come last; the oldest go when there is too much."""
         plan = replace(prepared.plan, tiles=(), order=None)  # pixels are not needed again
+        most = self.admission.remembered if self.admission else CACHE_BYTES
         with self._lock:
             self._cache.pop(prepared.key, None)
             self._cache[prepared.key] = plan, embeddings
-            while len(self._cache) > 1 and sum(e.nbytes for _, e in self._cache.values()) > CACHE_BYTES:
+            while len(self._cache) > 1 and sum(e.nbytes for _, e in self._cache.values()) > most:
                 self._cache.popitem(last=False)
 
     def read(self, rendered: str, prepared: Sequence[Prepared]) -> list[Piece]:

@@ -10,10 +10,11 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from mtmd import __version__
-from mtmd.commands import compare, describe, dump, info, warmup
+from mtmd.commands import batch, chat, compare, describe, dump, info, serve, warmup
 from mtmd.kernels.errors import MtmdError
 
-VERBS = {"describe": describe, "info": info, "warmup": warmup, "compare": compare, "dump": dump}
+VERBS = {"describe": describe, "batch": batch, "chat": chat, "serve": serve,
+         "info": info, "warmup": warmup, "compare": compare, "dump": dump}
 LONGEST = 600  # characters of an error line
 
 

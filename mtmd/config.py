@@ -3,12 +3,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from mtmd.kernels.errors import OptionError
-from mtmd.kernels.options import integer, integer_or_none, refuse
+from mtmd.kernels.options import integer, integer_or_none, refuse, size_or_none
+from mtmd.llm.json_schema import schema_text
 from mtmd.llm.sampling import Sampling
 
 DTYPES = ("auto", "bf16", "fp32")
@@ -23,7 +26,8 @@ class LoadOptions:
     of the checkpoint's template. `image_min_tokens`, `image_max_tokens`: what one picture may take, None for the checkpoint's own limits.
     `parallel` answers are computed at once at most, each of a `context` of so many tokens, None for what the checkpoint was made for, at
     most 8192. `override_tensor` are "REGEX=DEVICE" on node and weight names; `refuse` are rules of ops the device is to be taken not to
-    support; `threads` holds for the whole process."""
+    support; `threads` holds for the whole process. `memory_limit`: the most of the device's memory to take for weights, caches and all, in
+    bytes or as "8GiB", None for what is free when the model is loaded."""
     device: str = "auto"
     dtype: str = "auto"
     flash_attn: str = "auto"
@@ -36,6 +40,7 @@ class LoadOptions:
     image_min_tokens: int | None = None
     image_max_tokens: int | None = None
     parallel: int = 4
+    memory_limit: int | str | None = None
 
     def __post_init__(self) -> None:
         for name in ("mmproj", "chat_template"):
@@ -46,6 +51,7 @@ class LoadOptions:
         if least is not None and most is not None and least > most:
             raise OptionError(f"image_min_tokens is {least}, image_max_tokens {most}; expected the first to be no more than the second")
         object.__setattr__(self, "parallel", integer("parallel", self.parallel, 1, 1024))
+        object.__setattr__(self, "memory_limit", size_or_none("memory_limit", self.memory_limit))
         _among("dtype", self.dtype, DTYPES)
         _among("flash_attn", self.flash_attn, FLASH)
         _text("device", self.device)
@@ -58,21 +64,35 @@ class LoadOptions:
 @dataclass(frozen=True)
 class AnswerOptions(Sampling):
     """How an answer is generated: how its tokens are chosen, and when it ends. `detail` is how closely pictures are looked at; `logprobs`
-    asks for the probability of each token, and of so many others at its place."""
+    asks for the probability of each token, and of so many others at its place; `json_schema`, a mapping, JSON text or True for any object,
+    is what an answer that ends by itself follows. It is kept as JSON text."""
     max_tokens: int = 256
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
     detail: str = "auto"
     logprobs: int | None = None
+    json_schema: Mapping[str, Any] | str | bool | None = None
 
     def __post_init__(self) -> None:
         _among("detail", self.detail, DETAILS)
         object.__setattr__(self, "logprobs", integer_or_none("logprobs", self.logprobs, 0, 20))
+        object.__setattr__(self, "json_schema", schema_text(self.json_schema))
         super().__post_init__()
         object.__setattr__(self, "max_tokens", integer("max_tokens", self.max_tokens, 1, 1 << 20))
         if type(self.ignore_eos) is not bool:
             refuse("ignore_eos", self.ignore_eos, "true or false")
         object.__setattr__(self, "stop", _texts("stop", self.stop))
+
+
+def data_folder() -> Path:
+    """Where this user's conversations are kept, as the system has it (XDG base directories on Linux)."""
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA")
+        return Path(base or Path.home() / "AppData" / "Local") / "mtmd"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "mtmd"
+    base = os.environ.get("XDG_DATA_HOME", "")
+    return (Path(base) if base.startswith("/") else Path.home() / ".local" / "share") / "mtmd"
 
 
 def options(kind: type[T], values: Mapping[str, Any]) -> T:

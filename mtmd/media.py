@@ -47,6 +47,11 @@ def load_image(source: ImageSource, limits: ImageLimits = DEFAULT_LIMITS, unname
     return open_picture(source, limits, unnamed)
 
 
+def read_picture(path: str | os.PathLike[str], limits: ImageLimits = DEFAULT_LIMITS) -> bytes:
+    """The bytes of a picture file, not looked into yet. Raises ImageError."""
+    return _read_path(os.fspath(path), limits, one_line(os.fspath(path)))
+
+
 def _read_path(path: str | bytes, limits: ImageLimits, name: str) -> bytes:
     """The bytes of a regular file. Type and size are looked up first, so that no pipe is waited for and no huge file is read."""
     if isinstance(path, bytes):

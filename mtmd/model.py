@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 
-from mtmd.bridge import Bridge, Piece, Prepared
+from mtmd.admission import Admission
+from mtmd.bridge import CACHE_BYTES, Bridge, Piece, Prepared
 from mtmd.checkpoint import Checkpoint
 from mtmd.clip.budget import Budget
 from mtmd.clip.encoder import Encoder
@@ -24,6 +25,7 @@ from mtmd.kernels.errors import ModelError, OptionError, PromptError
 from mtmd.kernels.executor import Observer, Residency
 from mtmd.kernels.report import DequantizedTensor, FlashFacts, Placement, WarmupReport
 from mtmd.kernels.scheduler import Override
+from mtmd.llm.constraint import Grammars
 from mtmd.llm.engine import Constraint, Generation
 from mtmd.llm.runner import PREFILL, Runner
 from mtmd.llm.sequence import BatchShape, Span
@@ -74,10 +76,14 @@ class Model:
         if checkpoint.vision and checkpoint.vision_weights:
             self.encoder = Encoder(checkpoint.vision, checkpoint.vision_weights, self.backends, **placement)
             _check_fit(self.encoder, checkpoint)
-        self.bridge = Bridge(self.encoder, checkpoint.tokenizer)
+        assert not isinstance(chosen.memory_limit, str)  # the options made it a number
+        self.admission = Admission(self.encoder, self.runner, chosen.memory_limit, CACHE_BYTES)
+        self.bridge = Bridge(self.encoder, checkpoint.tokenizer, self.admission)
+        self._grammars = Grammars(checkpoint.tokenizer)
         self._service: Service | None = None
         self._lock = Lock()
         _check_overrides(overrides, self)
+        self.admission.check()
 
     @property
     def service(self) -> Service:
@@ -172,9 +178,12 @@ class Model:
                               f"{self.checkpoint.without_vision}")
         return conversation
 
-    def constraint(self, settings: AnswerOptions, stop: frozenset[int]) -> Constraint | None:  # noqa: ARG002
-        """What an answer has to look like, None for anything."""
-        return None
+    def constraint(self, settings: AnswerOptions, stop: frozenset[int]) -> Constraint | None:
+        """What an answer has to look like, None for anything. Raises OptionError. The first call reads the vocabulary, which takes time."""
+        if settings.json_schema is None:
+            return None
+        assert isinstance(settings.json_schema, str)  # the options made it so
+        return self._grammars.constraint(settings.json_schema, stop)
 
     def receipt(self, images: Sequence[ImageReceipt], prompt_tokens: int, output_tokens: int, finish: str, preprocess_ms: float,
                 encode_ms: float, generation: Generation | None, seed: int | None) -> Receipt:

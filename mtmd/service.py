@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -25,8 +26,8 @@ from mtmd.config import AnswerOptions, options
 from mtmd.conversation import Message
 from mtmd.encoding import EncodeQueue, Job
 from mtmd.events import Answer, Event, Finished, Progress, TextPiece, TokenInfo
-from mtmd.kernels.errors import BusyError, MtmdError
-from mtmd.llm.engine import Engine, Generation, Request, Token
+from mtmd.kernels.errors import BusyError, DeviceMemoryError, MtmdError
+from mtmd.llm.engine import Constraint, Engine, Generation, Request, Token
 from mtmd.llm.sampler import Sampler
 from mtmd.llm.text_stream import StopChecker, TextStream
 from mtmd.service_stats import ServiceStats, TokenCount
@@ -37,7 +38,9 @@ if TYPE_CHECKING:
     from mtmd.model import Model
 
 SLICE_S = 0.02  # of encoding between two batches of the decoder
-SEEN = 64       # pictures whose tiles are kept to be looked at
+SEEN_BYTES = 64 << 20  # of tiles that are kept to be looked at
+RETRY_S = 0.05  # until memory is looked for again, with nothing else to do
+IDLE_S = 2.0  # after which the device thread ends
 T = TypeVar("T")
 _open: weakref.WeakSet[Service] = weakref.WeakSet()
 
@@ -60,6 +63,8 @@ class _Work:
     preprocess_ms: float
     stream: TextStream
     checker: StopChecker
+    stop: frozenset[int]
+    constraint: Constraint | None
     jobs: dict[int, Job] = field(default_factory=dict)
     generation: Generation | None = None
     encode_ms: float = 0.0
@@ -80,24 +85,23 @@ class Ticket:
         self._over = False
 
     def __iter__(self) -> Iterator[Event]:
-        """Events as they come, `Finished` the last. Raises the MtmdError by which the request failed."""
+        """Events as they come, `Finished` the last, each once. Raises the MtmdError by which the request failed."""
         try:
-            while True:
+            while not self._over:
                 event = self._events.get()
                 if isinstance(event, BaseException):
                     self._over = True
                     raise event
                 self._over = isinstance(event, Finished)
                 yield event
-                if isinstance(event, Finished):
-                    return
         finally:
             if not self._over:
                 self.cancel()
 
     def cancel(self) -> None:
         """Give the request up; its last event is `Finished` with what there is. From any thread, at any time."""
-        self._service._post(lambda: self._service._cancel(self))
+        with suppress(MtmdError):  # the service is closed, and the request with it
+            self._service._post(lambda: self._service._cancel(self))
 
     def put(self, event: Event | BaseException) -> None:
         self._events.put(event)
@@ -108,7 +112,7 @@ class Service:
 
     def __init__(self, model: Model, *, queue: int = 64):
         self.model = model
-        self.engine = Engine(model.runner, queue=queue)
+        self.engine = Engine(model.runner, queue=queue, may_run=model.admission.may_decode)
         self.encoding = EncodeQueue(model.bridge) if model.encoder else None
         self._stats = ServiceStats(slots=model.runner.sequences, pages=self.engine.cache.pages - 1)
         self._work: dict[Ticket, _Work] = {}
@@ -116,15 +120,16 @@ class Service:
         self._inbox: list[Callable[[], None]] = []
         self._wake = threading.Condition()
         self._closed = False
+        self._batch_s = 0.0
         self._seen: OrderedDict[str, tuple[np.ndarray, ...]] = OrderedDict()
         _open.add(self)
-        self._thread = threading.Thread(target=self._loop, name="mtmd device", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
     def submit(self, messages: Sequence[Message], **chosen: Any) -> Ticket:
         """Take a conversation to be answered; `chosen` are the fields of `AnswerOptions`. Pictures are loaded and prepared here.
 
-        Raises MtmdError at once for what is wrong with it: PromptError, ImageError, OptionError; BusyError where too many wait.
+        Raises MtmdError at once for what is wrong with it: PromptError, ImageError, OptionError; BusyError where too many wait;
+        DeviceMemoryError for a picture that takes more memory than there can be.
         """
         return self.submit_checked(messages, options(AnswerOptions, chosen))
 
@@ -134,12 +139,18 @@ class Service:
             self._stats.rejected += 1
             raise BusyError(f"{len(self._work)} requests are being answered or wait, the most that may; try again later")
         clock = time.perf_counter()
-        pieces, prepared = self.model.prepare(messages, settings.detail)
+        try:
+            pieces, prepared = self.model.prepare(messages, settings.detail)
+        except DeviceMemoryError:
+            self._stats.images_refused += 1
+            raise
         self.model.runner.check_tokens([t for piece in pieces if piece.picture is None for t in piece.tokens],
                                        sum(len(piece.tokens) for piece in pieces))
+        preprocess_ms = (time.perf_counter() - clock) * 1e3
+        stop = frozenset() if settings.ignore_eos else self.model.checkpoint.stop_tokens
         ticket = Ticket(self)
-        work = _Work(ticket, pieces, prepared, settings, Sampler(settings), (time.perf_counter() - clock) * 1e3,
-                     self.model.checkpoint.tokenizer.stream(), StopChecker(settings.stop))
+        work = _Work(ticket, pieces, prepared, settings, Sampler(settings), preprocess_ms, self.model.checkpoint.tokenizer.stream(),
+                     StopChecker(settings.stop), stop, self.model.constraint(settings, stop))
         self._remember_tiles(prepared)
         self._post(lambda: self._take(work))
         return ticket
@@ -150,7 +161,7 @@ class Service:
         return TokenCount(sum(len(p.tokens) for p in pieces), tuple(p.plan.tokens for p in prepared), self.model.runner.context)
 
     def stats(self) -> ServiceStats:
-        return self.exclusively(self._count) if self._thread.is_alive() else self._count()
+        return self._count() if self._thread is None else self.exclusively(self._count)
 
     def processed(self, sha256: str) -> tuple[np.ndarray, ...] | None:
         """The tiles that the encoder got of a picture, uint8 [Y, X, 3] each, if it was seen lately."""
@@ -175,14 +186,12 @@ class Service:
         return value  # type: ignore[return-value]
 
     def close(self) -> None:
-        """End every request, and the thread."""
-        def end() -> None:
-            for ticket in list(self._work):
-                self._cancel(ticket)
-            self._closed = True
-        if self._thread.is_alive():
-            self._post(end)
-            self._thread.join()
+        """End every request, and the thread. What was asked for before is done first, what comes later is refused."""
+        with self._wake:
+            self._closed, thread = True, self._thread
+            self._wake.notify()
+        if thread is not None:
+            thread.join()
 
     def _post(self, action: Callable[[], None]) -> None:
         """To be done by the device thread, soon."""
@@ -191,40 +200,63 @@ class Service:
                 raise MtmdError("the service is closed; start another")
             self._inbox.append(action)
             self._wake.notify()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._loop, name="mtmd device", daemon=True)
+                self._thread.start()
 
     # Below here everything runs on the device thread.
 
     def _loop(self) -> None:
-        while not self._closed:
+        closed = False
+        while not closed:
             with self._wake:
-                while not (self._inbox or self.engine.busy or (self.encoding and self.encoding.busy)):
-                    self._wake.wait()
-                inbox, self._inbox = self._inbox, []
+                if self.encoding and self.encoding.is_short and not (self.engine.busy or self._inbox or self._closed):
+                    self._wake.wait(RETRY_S)
+                while not (self._closed or self._inbox or self.engine.busy or (self.encoding and self.encoding.busy)):
+                    if not self._wake.wait(IDLE_S):
+                        self._thread = None  # so that a model nobody holds any more can go; the next request starts another
+                        return
+                inbox, self._inbox, closed = self._inbox, [], self._closed
             for action in inbox:
-                action()
-            self._turn()
+                self._guarded(action)
+            if not closed:
+                self._guarded(self._turn)
+        for ticket in list(self._work):
+            self._guarded(partial(self._cancel, ticket))
 
-    def _turn(self) -> None:
-        """A slice of encoding, and a batch of the decoder."""
+    def _guarded(self, action: Callable[[], None]) -> None:
+        """Do something that a defect may end: then those under way are told, and the service lives on."""
         try:
-            if self.encoding and self.encoding.busy:
-                # With nobody to answer meanwhile it need not stop so often, only look whether somebody came or went.
-                for job in self.encoding.step(SLICE_S):
-                    self._encoded(job)
-            if self.engine.busy:
-                for generation in self.engine.step():
-                    self._hand_out(self._by_generation[generation])
-        except BaseException as error:  # a defect: those under way are told, the service lives on
+            action()
+        except BaseException as error:
             failure = MtmdError(f"internal error: {type(error).__name__}")
             failure.__cause__ = error
-            for work in list(self._work.values()):
-                self._fail(work, failure)
+            self._stats.failed += len(self._work)
+            tickets, self._work, self._by_generation = list(self._work), {}, {}
+            self.engine.reset()
+            if self.encoding:
+                self.encoding.reset()
+            for ticket in tickets:
+                ticket.put(failure)
+
+    def _turn(self) -> None:
+        """A slice of encoding, and a batch of the decoder; a slice is as long as the last batch if that is longer, so that neither waits
+        for more than the other's share."""
+        if self.encoding and self.encoding.busy:
+            for job in self.encoding.step(max(SLICE_S, self._batch_s)):
+                self._encoded(job)
+        start, self._batch_s = time.perf_counter(), 0.0
+        if self.engine.busy:
+            for generation in self.engine.step():
+                self._hand_out(self._by_generation[generation])
+            self._batch_s = time.perf_counter() - start
 
     def _take(self, work: _Work) -> None:
         self._work[work.ticket] = work
         self._stats.requests += 1
         self._stats.preprocess_ms += work.preprocess_ms
         self._stats.images += len(work.prepared)
+        self._stats.images_shrunk += sum(p.plan.shrunk_from is not None for p in work.prepared)
         self._stats.image_cache_hits += sum(p.receipt.cached for p in work.prepared)
         assert self.encoding or not work.prepared
         for index, prepared in enumerate(work.prepared):
@@ -233,6 +265,7 @@ class Service:
         self._encode_progress(work)
 
     def _encoded(self, job: Job) -> None:
+        self._stats.images_refused += isinstance(job.error, DeviceMemoryError)
         for work in [w for w in self._work.values() if w.generation is None and job in w.jobs.values()]:
             if job.error is not None:
                 self._fail(work, job.error)
@@ -242,7 +275,7 @@ class Service:
     def _encode_progress(self, work: _Work) -> None:
         """Tell how far its pictures are; when all are there, the decoder has its turn."""
         jobs = dict.fromkeys(work.jobs.values())
-        done, total = sum(len(j.tiles) for j in jobs), sum(j.total for j in jobs)
+        done, total = sum(j.total if j.is_over else len(j.tiles) for j in jobs), sum(j.total for j in jobs)
         if total and done != work.told_tiles:
             work.told_tiles = done
             work.ticket.put(Progress("encode", done, total))
@@ -256,9 +289,8 @@ class Service:
     def _start(self, work: _Work, embeddings: list[Tensor]) -> None:
         model, settings = self.model, work.settings
         spans = model.bridge.spans(work.pieces, work.prepared, embeddings)
-        stop = frozenset() if settings.ignore_eos else model.checkpoint.stop_tokens
         try:
-            request = Request(spans, work.sampler, stop, settings.max_tokens, settings.logprobs, model.constraint(settings, stop))
+            request = Request(spans, work.sampler, work.stop, settings.max_tokens, settings.logprobs, work.constraint)
             work.generation = self.engine.submit(request)
         except MtmdError as error:
             self._fail(work, error)
@@ -321,8 +353,8 @@ class Service:
         self._stats.failed += 1
         if work.generation is not None:
             self.engine.cancel(work.generation)
-        work.ticket.put(error)
         self._forget(work)
+        work.ticket.put(error)
 
     def _cancel(self, ticket: Ticket) -> None:
         work = self._work.get(ticket)
@@ -342,12 +374,12 @@ class Service:
         work.jobs = {}
 
     def _remember_tiles(self, prepared: Sequence[Prepared]) -> None:
-        for one in prepared:
-            if one.plan.tiles:
-                self._seen[one.key[0]] = one.plan.tiles
-                while len(self._seen) > SEEN:
-                    with suppress(KeyError):
-                        self._seen.popitem(last=False)
+        with self._wake:
+            for one in prepared:
+                if one.plan.tiles:
+                    self._seen[one.key[0]] = one.plan.tiles
+            while sum(tile.nbytes for tiles in self._seen.values() for tile in tiles) > SEEN_BYTES and len(self._seen) > 1:
+                self._seen.popitem(last=False)
 
     def _count(self) -> ServiceStats:
         stats, engine = self._stats, self.engine

@@ -14,7 +14,8 @@ class TokenCount:
 
 @dataclass
 class ServiceStats:
-    """Plain numbers since the service began; those of running, waiting, encoding and pages_used are of this moment."""
+    """Plain numbers since the service began; those of running, waiting, encoding and pages_used are of this moment.
+    Pictures are shrunk and refused for want of memory."""
     slots: int = 0
     running: int = 0
     waiting: int = 0
@@ -28,6 +29,8 @@ class ServiceStats:
     rejected: int = 0
     images: int = 0
     image_cache_hits: int = 0
+    images_shrunk: int = 0
+    images_refused: int = 0
     image_tokens: int = 0
     prompt_tokens: int = 0
     reused_tokens: int = 0

@@ -7,6 +7,6 @@ tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT
 mkdir "$tree/mtmd"
 for part in "$root"/mtmd/*; do ln -s "$part" "$tree/mtmd/$(basename "$part")"; done
-for folder in kernels clip llm; do ln -s "$root/$folder" "$tree/mtmd/$folder"; done
+for folder in kernels clip llm web; do ln -s "$root/$folder" "$tree/mtmd/$folder"; done
 python=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
 cd "$tree" && "$python" -m mypy --config-file "$root/pyproject.toml" --cache-dir "$root/.mypy_cache" -p mtmd

@@ -6,7 +6,9 @@ row of the block can see are left out; soft caps and values of another width tha
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeAlias
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,6 +16,7 @@ from torch import Tensor
 from mtmd.kernels.graph import Type
 from mtmd.kernels.ops.attention import attn_mix, attn_scores, attn_softmax, visible
 
+Limits: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.int32]]"  # bounds [1 or B, T, 2]
 ROWS = 256  # rows of a block; a mask of 256 x 16,384 keys is 16 MiB in fp32
 
 
@@ -27,18 +30,19 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None,
     if bounds is None and not causal and window is None and softcap is None and width == v.shape[3]:
         return _sdpa(q, k, v, mask, scale).contiguous()
     out = q.new_empty(batch, rows, heads, v.shape[3])
-    for start, stop in _blocks(rows, bounds):
-        out[:, start:stop] = _block(q, k, v, mask, bounds, start, stop, scale, causal, window, softcap)
+    limits = None if bounds is None else bounds.view(-1, rows, 2).numpy()  # numpy's calls on few numbers are cheaper than torch's
+    for start, stop in _blocks(rows, limits):
+        out[:, start:stop] = _block(q, k, v, mask, limits, start, stop, scale, causal, window, softcap)
     return out
 
 
-def _blocks(rows: int, bounds: Tensor | None) -> Iterator[tuple[int, int]]:
+def _blocks(rows: int, limits: Limits | None) -> Iterator[tuple[int, int]]:
     """Stretches of at most ROWS rows, cut where a row and the next see no key in common: there another sequence begins."""
     ends = set(range(ROWS, rows, ROWS)) | {rows}
-    if bounds is not None and rows > 1:
-        first, last = bounds.view(-1, rows, 2).unbind(-1)
+    if limits is not None and rows > 1:
+        first, last = limits[..., 0], limits[..., 1]
         apart = ((first[:, 1:] > last[:, :-1]) | (last[:, 1:] < first[:, :-1])).all(0)
-        ends |= {int(i) + 1 for i in apart.nonzero()}
+        ends |= set((apart.nonzero()[0] + 1).tolist())
     start = 0
     for end in sorted(ends):
         yield start, end
@@ -78,14 +82,18 @@ def _kernel_bytes(q: Type, k: Type, rows: int) -> int:
     return torch.get_num_threads() * tile * (512 * (6 if half else 4) + (width + 2) * 4) + batch * heads * rows * 4 + packed
 
 
-def _block(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bounds: Tensor | None, start: int, stop: int, scale: float,
+def _block(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, limits: Limits | None, start: int, stop: int, scale: float,
            causal: bool, window: int | None, softcap: float | None) -> Tensor:
     """Rows start..stop, over the keys that any of them can see."""
     rows, keys = q.shape[1], k.shape[1]
-    limits = None if bounds is None else bounds.view(-1, rows, 2)[:, start:stop]
     first, last = 0, keys - 1
     if limits is not None:
-        first, last = max(first, int(limits[..., 0].min())), min(last, int(limits[..., 1].max()))
+        limits = limits[:, start:stop]
+        if limits.size == 2:  # a row of a sequence that decodes
+            first, last = limits.ravel().tolist()
+        else:
+            first, last = int(limits[..., 0].min()), int(limits[..., 1].max())
+        first, last = max(first, 0), min(last, keys - 1)
     if causal:
         last = min(last, stop - 1 + keys - rows)
     if window is not None:
@@ -108,12 +116,12 @@ def _block(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bounds: Tensor 
     return _sdpa(part, k, v, bias, scale)
 
 
-def _seen(limits: Tensor | None, start: int, stop: int, first: int, last: int, rows: int, keys: int, causal: bool,
+def _seen(limits: Limits | None, start: int, stop: int, first: int, last: int, rows: int, keys: int, causal: bool,
           window: int | None) -> Tensor | None:
     """bool [1 or B, 1, rows, keys] of the block, None when its rows see all of its keys."""
-    if limits is not None:
-        limits = limits - first
-    seen = visible(stop - start, last - first + 1, limits, False, None, torch.device("cpu"))
+    seen = None
+    if limits is not None and not (limits[..., 0].max() <= first and last <= limits[..., 1].min()):
+        seen = visible(stop - start, last - first + 1, torch.from_numpy(limits - first), False, None, torch.device("cpu"))
     if causal or window is not None:
         s = torch.arange(first, last + 1)
         end = torch.arange(start, stop)[:, None] + keys - rows

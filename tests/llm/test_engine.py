@@ -14,6 +14,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import test_runner as small
 
 from mtmd.kernels.errors import BusyError, DeviceMemoryError, MtmdError, PromptError
+from mtmd.kernels.scheduler import Plan
+from mtmd.llm.batcher import LEAST_SHARE, Item, Step
 from mtmd.llm.engine import Engine, Generation, Request, identities
 from mtmd.llm.sampler import Sampler, Sampling
 from mtmd.llm.sequence import Span
@@ -254,3 +256,32 @@ def test_a_fault_that_passes_is_got_over() -> None:
     with patch.object(subject.runner, "forward", sometimes):
         run(subject)
     assert [g.tokens for g in generations] == expected and calls > 6
+
+
+@pytest.mark.parametrize("most", [100, 40, 16, 0])
+def test_batches_that_memory_is_short_for_are_smaller(most: int) -> None:
+    """Where there is memory for `most` tokens at once, prompts are read in pieces; the least there is runs in any case."""
+    asked = [{"length": 90 - 20 * i, "first": i, "count": 9} for i in range(4)]
+    expected = [alone(**a) for a in asked]
+    subject = engine()
+
+    def may_run(plan: Plan) -> bool:
+        return next(n.shape[0] for n, _ in plan.leaves if n.name == "inp.tokens") <= most
+
+    with patch.object(subject, "_may_run", may_run), patch.object(subject.runner, "forward", wraps=subject.runner.forward) as forward:
+        generations = [subject.submit(request(**a)) for a in asked]
+        run(subject)
+        seen = [len(call.args[0].tokens) for call in forward.call_args_list]
+    assert [g.tokens for g in generations] == expected
+    assert max(seen) <= max(most, LEAST_SHARE)
+    assert subject.rows >= sum(a["length"] for a in asked)
+
+
+def test_a_step_made_smaller() -> None:
+    reading, decoding, block = Item(500), Item(30, done=29), Item(100, blocks=((0, 100),))
+    sizes, step = [], Step(((decoding, 1), (reading, 400), (block, 100)), (reading,), ())
+    while (smaller := step.smaller()) is not None:
+        assert smaller.admitted == (reading,)
+        sizes.append([count for _, count in smaller.parts])
+        step = smaller
+    assert sizes == [[1, 200, 100], [1, 100, 100], [1, 50, 100], [1, 25, 100], [1, 25], [1]], "a block is not cut"

@@ -67,16 +67,15 @@ def test_slots_follow_the_pages() -> None:
     batch = make_batch([(mine, [text(1, 2, 3)])], cache(2))
     assert batch.slots.tolist() == [4 * PAGE - 2, 4 * PAGE - 1, PAGE]
     assert batch.pages.tolist() == [3, 1] and batch.positions[0].tolist() == [40, 41, 42]
-    assert batch.bounds(None, True, False).tolist() == [[0, PAGE - 2], [0, PAGE - 1], [0, PAGE]]
+    assert batch.bounds(None, True).tolist() == [[0, PAGE - 2], [0, PAGE - 1], [0, PAGE]]
 
 
 def test_bounds() -> None:
     """Causal tokens see up to themselves, a picture's up to its end; a window cuts the past for all."""
     batch = make_batch([(running(), [text(1, 2), image(3), text(4)])], cache(), wants_logits=False)
-    assert batch.bounds(None, True, False).tolist() == [[0, 0], [0, 1], [0, 4], [0, 4], [0, 4], [0, 5]]
-    assert batch.bounds(2, True, False).tolist() == [[0, 0], [0, 1], [1, 4], [2, 4], [3, 4], [4, 5]]
-    assert batch.bounds(2, True, True).tolist() == [[0, 0], [0, 1], [1, 4], [2, 4], [2, 4], [4, 5]]
-    assert batch.bounds(2, False, False).tolist() == [[0, 0], [0, 1], [1, 2], [2, 3], [3, 4], [4, 5]]
+    assert batch.bounds(None, True).tolist() == [[0, 0], [0, 1], [0, 4], [0, 4], [0, 4], [0, 5]]
+    assert batch.bounds(2, True).tolist() == [[0, 0], [0, 1], [1, 4], [2, 4], [3, 4], [4, 5]]
+    assert batch.bounds(2, False).tolist() == [[0, 0], [0, 1], [1, 2], [2, 3], [3, 4], [4, 5]]
     assert batch.wanted.tolist() == []
 
 
@@ -86,7 +85,7 @@ def test_sequences_see_only_themselves() -> None:
     assert batch.slots.tolist() == [3 * PAGE + 3, 3 * PAGE + 4, PAGE, PAGE + 1, PAGE + 2] and batch.pages.tolist() == [3, 1]
     assert batch.positions[0].tolist() == [5, 6, 0, 1, 2]
     seen = [[0, 3], [0, 4], [PAGE, PAGE + 1], [PAGE, PAGE + 1], [PAGE, PAGE + 2]]
-    assert batch.bounds(None, True, False).tolist() == batch.bounds(9, True, False).tolist() == seen
+    assert batch.bounds(None, True).tolist() == batch.bounds(9, True).tolist() == seen
     assert batch.starts.tolist() == [0, 2, 5] and batch.sequence_slots.tolist() == [1, 0]
     assert batch.wanted.tolist() == [1, 4] and batch.image_places().tolist() == [2, 3]
     assert batch.shape == BatchShape(5, 2, 2, 2, 2)
@@ -98,7 +97,7 @@ def test_rows_that_only_fill_up() -> None:
     batch = make_batch([(mine, [text(*range(1, 8)), image(9, 5.0), text(3)])], cache())
     assert mine.length == 17 and batch.shape == BatchShape(17, 9, 1, 1, 1).rounded() == BatchShape(18, 9, 2, 2, 1)
     assert batch.slots[17:].tolist() == [0] and batch.starts.tolist() == [0, 17, 18] and batch.sequence_slots.tolist() == [0, 1]
-    assert batch.wanted.tolist() == [16, 0] and batch.bounds(None, True, False)[17].tolist() == [0, 0]
+    assert batch.wanted.tolist() == [16, 0] and batch.bounds(None, True)[17].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("count", [*range(1, 70), 100, 511, 512, 1000, 4097])

@@ -202,3 +202,31 @@ def test_templates_that_do_not_fit(case: str, demo: Model) -> None:
 def test_image_tokens_that_do_not_fit(plans: list[ImagePlan], tokens: list[int], told: str) -> None:
     with pytest.raises(PromptError, match=told):
         _pieces(tokens, IMAGE, plans)
+
+
+def test_a_picture_that_comes_again_does_not_wait_for_one_that_is_over(demo: Model) -> None:
+    """It was prepared while the first was being encoded, and asked for when that was done."""
+    queue = EncodeQueue(fresh(demo))
+    (prepared,) = queue.bridge.prepare([noise(1)])
+    first = queue.add(prepared)
+    queue.step(None)
+    again = queue.add(prepared)
+    assert again.is_over and again.embeddings is first.embeddings and not queue.busy
+    queue.bridge._cache.clear()
+    third = queue.add(prepared)
+    queue.leave(first)  # of the same name, and not the same
+    assert queue.busy and queue.step(None) == [third] and third.is_over
+
+
+def test_a_picture_given_up_while_it_is_encoded_may_come_again(demo: Model) -> None:
+    queue = EncodeQueue(fresh(demo))
+    one, other = queue.bridge.prepare([noise(1), noise(2)])
+    first, second = queue.add(one), queue.add(other)
+    queue.step(0.0)  # both are in a batch that has begun
+    queue.leave(first)
+    again = queue.add(one)
+    for _ in range(2):
+        queue.step(None)
+    assert second.is_over and again.is_over and not queue.busy
+    assert again.embeddings is not None and first.embeddings is not None
+    torch.testing.assert_close(again.embeddings, first.embeddings)

@@ -115,7 +115,8 @@ IN_TEST_GGUF = {"--mmproj", "--chat-template", "--image-min-tokens", "--image-ma
 
 
 def test_every_option_of_describe_is_tried_here() -> None:
-    assert options_of("describe") == {*EFFECTS, "--seed", "--json", "--quiet", "--model", "--help", *IN_TEST_GGUF}
+    assert options_of("describe") == {*EFFECTS, "--seed", "--json-schema", "--json", "--quiet", "--model", "--help", *IN_TEST_GGUF,
+                                      "--memory-limit"}  # tests/mtmd/test_admission.py
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +143,15 @@ def test_seed(one: Path, mtmd: Any) -> None:
     assert [d["receipt"]["seed"] for d in drawn] == [3, 3, 4]
 
 
+def test_json_schema(one: Path, mtmd: Any, tmp_path: Path) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text('{"enum": ["yes", "no"]}', encoding="utf-8-sig")
+    assert answer(mtmd, one, "--json-schema", file)["text"] in ('"yes"', '"no"')
+    assert "cannot be read (No such file or directory)" in mtmd("describe", one, "--json-schema", tmp_path / "none").refused()
+    file.write_text('{"type": "colour"}')
+    assert "Invalid type: colour" in mtmd("describe", one, "--json-schema", file).refused()
+
+
 def test_quiet_and_model(one: Path, mtmd: Any, tmp_path: Path) -> None:
     folder = tmp_path / "my model"
     shutil.copytree(DEMO_MODEL, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
@@ -153,7 +163,7 @@ def test_quiet_and_model(one: Path, mtmd: Any, tmp_path: Path) -> None:
 def test_every_option_of_warmup(mtmd: Any, tmp_path: Path) -> None:
     assert options_of("warmup") == {"--help", "--json", "--strict", "--no-run", "--model", "--device", "--dtype", "--flash-attn",
                                     "--override-tensor", "--refuse", "--threads", "--context", "--target",  # the last in test_prediction
-                                    *IN_TEST_GGUF - {"--detail"}}
+                                    "--memory-limit", *IN_TEST_GGUF - {"--detail"}}
     told = report(mtmd, "--device", "cpu", "--dtype", "bf16", "--flash-attn", "off", "--threads", 2, "--context", 128)
     assert (told["device"], told["dtype"], told["checks"]) == ("cpu", "bf16", []) and told["device_name"].startswith("2 threads, ")
     assert {(f["setting"], f["state"]) for f in told["flash"]} == {("off", "off")} and not told["fully_accelerated"]

@@ -205,7 +205,7 @@ def test_every_option(mtmd: Any) -> None:
     lines = [line for line in mtmd("info", "--help").out.splitlines() if line.startswith("  -")]
     assert {word.rstrip(",") for line in lines for word in line.split() if word.startswith("--")} == {
         "--help", "--json", "--mmproj", "--chat-template", "--device", "--dtype", "--flash-attn", "--override-tensor", "--refuse",
-        "--image-min-tokens", "--image-max-tokens", "--threads", "--context"}
+        "--image-min-tokens", "--image-max-tokens", "--threads", "--context", "--memory-limit"}
     off = told(mtmd, "--flash-attn", "off")
     assert off["graphs"] != told(mtmd)["graphs"], "explicit attention takes more"
     assert told(mtmd, "--refuse", "gelu")["graphs"][0]["splits"] > 1

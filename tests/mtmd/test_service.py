@@ -1,11 +1,12 @@
 """Many requests over one model: each answered as if it were alone; pictures encoded between others' tokens; faults stay where they are."""
 from __future__ import annotations
 
+import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from mtmd.model import Model
 from mtmd.service import Service, Ticket
 
 COUNT = "How many shapes are there?"
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -33,6 +35,26 @@ def answer(ticket: Ticket) -> Answer:
     *_, last = ticket
     assert isinstance(last, Finished)
     return last.answer
+
+
+def within(seconds: float, work: Callable[[], T]) -> T:
+    """What `work` returns or raises; AssertionError where it hangs."""
+    done: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            done.put((work(), None))
+        except BaseException as error:  # raised again below
+            done.put((None, error))
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        found, error = done.get(timeout=seconds)
+    except queue.Empty:
+        raise AssertionError(f"nothing after {seconds} s") from None
+    if error is not None:
+        raise error
+    return found  # type: ignore[return-value]
 
 
 def asked(image: Any, prompt: str = COUNT) -> list[Any]:
@@ -182,6 +204,67 @@ def test_a_defect_ends_requests_and_not_the_service(service: Service, demo: Mode
         with pytest.raises(MtmdError, match="internal error: ZeroDivisionError"):
             answer(service.submit(asked(world[1])))
     assert answer(service.submit(asked(world[1]))).text == demo.describe(world[1], COUNT)
+
+
+@pytest.mark.parametrize("where", ["taking", "cancelling"])
+def test_a_defect_between_batches_ends_requests_and_not_the_service(where: str, service: Service, demo: Model, world: dict[int, Path],
+                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    text = [{"role": "user", "content": COUNT}]  # nothing to encode: it goes to the engine when it is taken
+    with monkeypatch.context() as broken:
+        if where == "taking":
+            broken.setattr(service.model.bridge, "spans", lambda *_: 1 / 0)
+            ticket = service.submit(text)
+        else:
+            ticket = service.submit(text, max_tokens=4000, ignore_eos=True)
+            service.exclusively(lambda: broken.setattr(service.model, "receipt", lambda *_: 1 / 0))
+            ticket.cancel()
+        with pytest.raises(MtmdError, match="internal error: ZeroDivisionError"):
+            within(20, lambda: answer(ticket))
+    assert within(20, lambda: answer(service.submit(asked(world[1])))).text == demo.describe(world[1], COUNT)
+    stats = service.stats()
+    assert (stats.failed, stats.running, stats.pages_used) == (1, 0, 0)
+
+
+def test_what_is_asked_while_the_service_closes_is_answered_or_refused(service: Service, world: dict[int, Path]) -> None:
+    """The device thread is busy; the service is closed; then somebody comes."""
+    entered, gate = threading.Event(), threading.Event()
+    busy = threading.Thread(target=lambda: service.exclusively(lambda: entered.set() or gate.wait(20)))
+    closing = threading.Thread(target=service.close)
+    busy.start()
+    entered.wait(20)
+    before = service.submit(asked(world[1]))
+    closing.start()
+    while not (service._closed or len(service._inbox) > 1):
+        time.sleep(0.001)
+    with pytest.raises(MtmdError, match="the service is closed"):
+        late = service.submit(asked(world[1]))
+        gate.set()
+        within(20, lambda: answer(late))
+    gate.set()
+    assert within(20, lambda: answer(before)).receipt.finish == "cancelled"
+    closing.join(20)
+    assert not closing.is_alive()
+
+
+def test_leaving_a_request_of_a_closed_service(service: Service, world: dict[int, Path]) -> None:
+    events = iter(service.submit(asked(world[1]), max_tokens=4000, ignore_eos=True))
+    next(events)
+    service.close()
+    events.close()  # type: ignore[attr-defined]
+
+
+def test_events_are_told_once(service: Service, world: dict[int, Path]) -> None:
+    ticket = service.submit(asked(world[1]), max_tokens=2)
+    assert isinstance(list(ticket)[-1], Finished) and within(20, lambda: list(ticket)) == []
+
+
+def test_pictures_to_look_at_take_a_bounded_memory(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    tickets = [service.submit(asked(noise(0)), max_tokens=1)]
+    (tile,) = service._seen[next(iter(service._seen))]
+    monkeypatch.setattr("mtmd.service.SEEN_BYTES", 3 * tile.nbytes)
+    tickets += [service.submit(asked(noise(seed)), max_tokens=1) for seed in range(1, 6)]
+    shown = [answer(ticket).receipt.images[0].sha256 for ticket in tickets]
+    assert [service.processed(sha) is not None for sha in shown] == [False] * 3 + [True] * 3
 
 
 def test_probabilities(service: Service, world: dict[int, Path]) -> None:

@@ -1,0 +1,229 @@
+"""The rows of a batch on disk. Each is appended by one write: a process that is killed leaves whole rows, and a run can go on from them.
+
+Parquet has no rows to append: they are kept in a JSON-lines file beside it, and put together at the end.
+"""
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol
+
+from mtmd.kernels.errors import OptionError
+
+GROUP = 1024  # rows that go to a Parquet file at a time
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of a picture: an answer or an error. `sha256` is of the file. Times are in milliseconds."""
+    image: str
+    sha256: str | None = None
+    text: str | None = None
+    error: str | None = None
+    finish: str | None = None
+    prompt_tokens: int | None = None
+    image_tokens: int | None = None
+    output_tokens: int | None = None
+    queued_ms: float | None = None
+    preprocess_ms: float | None = None
+    encode_ms: float | None = None
+    prefill_ms: float | None = None
+    decode_ms: float | None = None
+
+
+COLUMNS = tuple(f.name for f in fields(Row))
+
+
+class Output(Protocol):
+    """`known` are the pictures that have a row already, and whether that is an error."""
+    known: dict[str, bool]
+
+    def append(self, row: Row) -> None:
+        """Keep a row. It is on its way to the disk when this returns."""
+
+    def close(self) -> None:
+        """Finish the file."""
+
+
+def open_output(path: Path, resume: bool) -> Output:
+    """By the ending of `path`. Nothing is written before the first row.
+
+    Raises OptionError for another ending, for a file that is there without `resume`, and for one with it that holds something else.
+    """
+    ending = path.suffix.lower()
+    if ending not in KINDS:
+        raise OptionError(f"out {path}: found the ending {ending!r}, expected one of {', '.join(KINDS)}")
+    if not path.parent.is_dir():
+        raise OptionError(f"out {path}: found no folder {path.parent}; make it first")
+    return KINDS[ending](path, resume)
+
+
+class Form(Protocol):
+    """How rows are written. `start` is how every file begins. `read` gives rows as they end: (offset, row); a torn last one is left out."""
+    header: bytes
+    start: bytes
+
+    def write(self, row: Row) -> bytes: ...
+
+    def read(self, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]: ...
+
+
+class JsonForm:
+    header = b""
+    start = b'{"image": "'
+
+    def write(self, row: Row) -> bytes:
+        return json.dumps(asdict(row), ensure_ascii=False).encode() + b"\n"
+
+    def read(self, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
+        end = 0
+        for line in lines:
+            end += len(line)
+            if line.endswith(b"\n"):
+                row = json.loads(line)
+                yield end, {name: row[name] for name in COLUMNS}
+
+
+class CsvForm:
+    """As in RFC 4180."""
+    header = start = (",".join(COLUMNS) + "\r\n").encode()
+
+    def write(self, row: Row) -> bytes:
+        text = io.StringIO(newline="")
+        csv.writer(text).writerow(asdict(row).values())
+        return text.getvalue().replace("\0", "\ufffd").encode()  # many readers, Python's before 3.11 among them, refuse a NUL
+
+    def read(self, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """A record ends with a line at whose end no quotation is open."""
+        end, record = 0, b""
+        for line in lines:
+            end, record = end + len(line), record + line
+            if not line.endswith(b"\n") or record.count(b'"') % 2:
+                continue
+            if end > len(record):  # not the header
+                values = next(csv.reader(io.StringIO(record.decode(), newline="")))
+                yield end, dict(zip(COLUMNS, values, strict=True))
+            record = b""
+
+
+class Appended:
+    """A file of rows one after another."""
+
+    def __init__(self, path: Path, resume: bool, form: Form):
+        self.known: dict[str, bool] = {}
+        self._path, self._form = path, form
+        self._file: io.FileIO | None = None
+        self._end = 0
+        if path.exists():
+            _check_resume(path, resume)
+            self._read()
+
+    def append(self, row: Row) -> None:
+        if self._file is None:
+            self._file = self._path.open("r+b" if self._path.exists() else "xb", buffering=0)
+            self._file.truncate(self._end)  # a row that was torn when the process was killed
+            self._file.seek(self._end)
+            if self._end == 0:
+                self._put(self._form.header)
+        self._put(self._form.write(row))
+        self.known[row.image] = row.error is not None
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        with self._path.open("rb") as file:
+            yield from (row for _, row in self._form.read(file))
+
+    def _put(self, data: bytes) -> None:
+        assert self._file is not None
+        while data:
+            data = data[self._file.write(data) or 0:]
+
+    def _read(self) -> None:
+        try:
+            with self._path.open("rb") as file:
+                head = file.read(len(self._form.start))
+                if head != self._form.start[:len(head)]:
+                    raise ValueError("another beginning")
+                file.seek(0)
+                for end, row in self._form.read(file):
+                    self._end = end
+                    self.known[str(row["image"])] = bool(row["error"])
+        except (ValueError, KeyError, TypeError, csv.Error) as error:
+            raise OptionError(f"out {self._path}: found what `mtmd batch` did not write, expected its rows; name another file") from error
+
+
+class Parquet:
+    """Rows in FILE.rows.jsonl until the end, then a Parquet file in one piece."""
+
+    def __init__(self, path: Path, resume: bool):
+        try:
+            import pyarrow.parquet  # noqa: F401
+        except ImportError as error:
+            raise OptionError(f"out {path}: Parquet needs pyarrow; run `pip install pyarrow`, or write .jsonl or .csv") from error
+        self._path, rows = path, path.with_name(path.name + ".rows.jsonl")
+        if path.exists():
+            _check_resume(path, resume)
+            if not rows.exists():
+                _unpack(path, rows)
+        self._rows_path, self._rows = rows, Appended(rows, resume, JsonForm())
+        self.known = self._rows.known
+
+    def append(self, row: Row) -> None:
+        self._rows.append(row)
+
+    def close(self) -> None:
+        self._rows.close()
+        if not self._rows_path.exists():
+            return
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+        schema, made = _schema(pa), self._path.with_name(self._path.name + ".new")
+        with pq.ParquetWriter(made, schema) as writer:
+            rows = self._rows.rows()
+            while group := list(islice(rows, GROUP)):
+                writer.write_table(pa.Table.from_pylist(group, schema))
+        made.replace(self._path)
+        self._rows_path.unlink()
+
+
+def _schema(pa: Any) -> Any:
+    kinds = {"int | None": pa.int64(), "float | None": pa.float64()}
+    return pa.schema([(f.name, kinds.get(str(f.type), pa.string())) for f in fields(Row)])
+
+
+def _unpack(path: Path, rows: Path) -> None:
+    """Rows of a finished file, to be gone on from. The file stays until it is replaced."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    made, form = rows.with_name(rows.name + ".new"), JsonForm()
+    try:
+        with pq.ParquetFile(path) as file, made.open("wb") as out:
+            for group in file.iter_batches(GROUP):
+                for row in group.to_pylist():
+                    out.write(form.write(Row(**row)))
+        made.replace(rows)
+    except (pa.ArrowInvalid, TypeError) as error:
+        raise OptionError(f"out {path}: found what `mtmd batch` did not write, expected its rows; name another file") from error
+    finally:
+        with suppress(FileNotFoundError):
+            made.unlink()
+
+
+def _check_resume(path: Path, resume: bool) -> None:
+    if not resume:
+        raise OptionError(f"out {path}: found a file there already; --resume goes on with it, or name another")
+
+
+KINDS = {".jsonl": lambda path, resume: Appended(path, resume, JsonForm()), ".csv": lambda path, resume: Appended(path, resume, CsvForm()),
+         ".parquet": Parquet}
