@@ -1,0 +1,120 @@
+"""A service without a model: it answers at once, in words that say what it was given."""
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from types import SimpleNamespace
+
+from mtmd import BusyError, PromptError, Receipt
+from mtmd.config import AnswerOptions, options
+from mtmd.events import Answer, Finished, Progress, TextPiece, TokenInfo
+from mtmd.media import Picture
+from mtmd.receipt import ImageReceipt
+
+CONTEXT = 512
+
+
+class Report:
+    def asdict(self):
+        return {"model": "fake", "device": "cpu"}
+
+
+class FakeTicket:
+    _ids = itertools.count(1)
+
+    def __init__(self, service, messages, settings, pictures):
+        self.id = f"request-{next(self._ids)}"
+        self.service, self.settings, self.messages, self.pictures = service, settings, messages, pictures
+        self.cancelled = threading.Event()
+
+    def cancel(self):
+        self.cancelled.set()
+
+    def __iter__(self):
+        service, words = self.service, self.service.answer(self.messages, self.pictures).split(" ")
+        for tile in range(len(self.pictures)):
+            yield Progress("encode", tile + 1, len(self.pictures))
+        yield Progress("prefill", 0, 7)
+        if service.fails:
+            raise service.fails
+        said = []
+        for word in words[:self.settings.max_tokens]:
+            if self.cancelled.wait(service.pace_s):
+                yield self._finished(said, "cancelled")
+                return
+            said.append(word if not said else f" {word}")
+            top = tuple((f"other{i}", -2.0) for i in range(self.settings.logprobs or 0))
+            tokens = () if self.settings.logprobs is None else (TokenInfo(5, said[-1], -0.5, top),)
+            yield TextPiece(said[-1], tokens)
+        yield self._finished(said, "stop" if len(said) == len(words) else "length")
+
+    def _finished(self, said, finish):
+        images = tuple(ImageReceipt(p.size, p.size, 1, 4, p.sha256, False, p.notes) for p in self.pictures)
+        self.service.ended.append(finish)
+        return Finished(Answer("".join(said), (1, 2), (5,) * len(said), Receipt(
+            model="fake", images=images, image_tokens=4 * len(images), prompt_tokens=7, reused_tokens=3, output_tokens=len(said),
+            finish=finish, queued_ms=0.0, preprocess_ms=0.0, encode_ms=0.0, prefill_ms=0.0, decode_ms=0.0, device="cpu", dtype="fp32",
+            attention={}, seed=self.settings.seed, warnings=())))
+
+
+class FakeService:
+    """`pace_s`: between two words. `fails`: raised after the first event. `refuses`: raised by `submit`."""
+
+    def __init__(self, pace_s=0.0):
+        self.pace_s, self.fails, self.refuses, self.waiting = pace_s, None, None, 0
+        self.tickets, self.ended, self.words = [], [], None
+        self.model = SimpleNamespace(
+            name="fake", encoder=object(), runner=SimpleNamespace(context=CONTEXT), warmup_report=Report(), warm_up=Report)
+
+    def submit(self, messages, **chosen):
+        if self.refuses:
+            raise self.refuses
+        settings, pictures = options(AnswerOptions, {k: v for k, v in chosen.items() if k != "json_schema"}), _pictures(messages)
+        if self.waiting > 60:
+            raise BusyError("full")
+        if not any(_text(m).strip() for m in messages if m["role"] == "user"):
+            raise PromptError("the prompt is empty; say what you want to know")
+        ticket = FakeTicket(self, messages, settings, pictures)
+        ticket.chosen = chosen
+        self.tickets.append(ticket)
+        return ticket
+
+    def answer(self, messages, pictures):
+        return self.words or f"{len(messages)} messages, pictures {[p.size for p in pictures]}: {_text(messages[-1])}"
+
+    def count(self, messages, detail="auto"):  # noqa: ARG002
+        pictures = _pictures(messages)
+        return SimpleNamespace(prompt_tokens=10 + 4 * len(pictures), image_tokens=(4,) * len(pictures), context=CONTEXT)
+
+    def stats(self):
+        from mtmd.service import ServiceStats
+        return ServiceStats(slots=4, waiting=self.waiting, requests=len(self.tickets), decode_ms=1500.0)
+
+    def processed(self, sha256):  # noqa: ARG002
+        return None
+
+    def close(self):
+        for ticket in self.tickets:
+            ticket.cancel()
+
+
+def until(condition, limit_s=10.0):
+    """Waits for a condition; False where it does not come true in time."""
+    end = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _pictures(messages):
+    found = [p["image"] for m in messages if not isinstance(m["content"], str) for p in m["content"] if p["type"] == "image"]
+    assert all(isinstance(p, Picture) for p in found)
+    return found
+
+
+def _text(message):
+    content = message["content"]
+    return content if isinstance(content, str) else " ".join(p["text"] for p in content if p["type"] == "text")

@@ -1,0 +1,119 @@
+"""Who may ask: API keys, how often, by which name of this machine, and from which web pages."""
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from flask import Flask, Response, g, request
+
+from mtmd.web.errors import ApiError
+from mtmd.web.settings import ServerSettings, is_loopback
+
+ANYBODY = "anybody"  # the owner of what is uploaded where no keys are
+_SAFE = ("GET", "HEAD", "OPTIONS")
+_OPEN = "_open_without_key"
+View = TypeVar("View", bound=Callable[..., Any])
+
+
+def without_key(view: View) -> View:
+    """Marks a view that answers without an API key: the page itself, whether the server lives."""
+    setattr(view, _OPEN, True)
+    return view
+
+
+def owner() -> str:
+    """Whose request this is: what belongs to one key is not shown to another. Not the key itself."""
+    name: str = g.get("owner", ANYBODY)
+    return name
+
+
+class Keys:
+    """The keys of a server, as digests. What an owner is called does not tell the key."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._owners = {_digest(key): f"key-{_digest(key).hex()[:32]}" for key in keys}
+
+    def owner(self, header: str) -> str | None:
+        """Whose bearer token stands in an Authorization header, None for nobody's. Every key is compared, in constant time."""
+        scheme, _, token = header.partition(" ")
+        given, found = _digest(token.strip()), None
+        for digest, name in self._owners.items():
+            if hmac.compare_digest(digest, given):
+                found = name
+        return found if scheme.lower() == "bearer" else None
+
+
+class RateLimit:
+    """A bucket for each key that fills at `per_minute` / 60 tokens a second, and holds a tenth of a minute's, at least 10."""
+
+    def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate, self._most, self._clock = per_minute / 60, max(10.0, per_minute / 10), clock
+        self._buckets: dict[str, tuple[float, float]] = {}
+        self._lock = threading.Lock()
+
+    def take(self, name: str) -> float:
+        """0 where the request may pass, otherwise how many seconds to wait."""
+        if not self._rate:
+            return 0.0
+        with self._lock:
+            now = self._clock()
+            tokens, then = self._buckets.get(name, (self._most, now))
+            tokens = min(self._most, tokens + (now - then) * self._rate)
+            self._buckets[name] = (max(tokens - 1, 0.0) if tokens >= 1 else tokens, now)
+            return 0.0 if tokens >= 1 else (1 - tokens) / self._rate
+
+
+def register(app: Flask, settings: ServerSettings) -> None:
+    """Every request is checked before its view is called, and before its body is read."""
+    keys = Keys(settings.api_keys)
+    limit = RateLimit(settings.rate_limit)
+
+    @app.before_request
+    def _check() -> Response | None:
+        _check_host(settings)
+        _check_origin(settings)
+        if request.method == "OPTIONS" and settings.allows_origin(request.headers.get("Origin")):
+            return Response(status=204)  # a preflight comes without a key
+        view = app.view_functions.get(request.endpoint or "")
+        if settings.api_keys and not (request.endpoint or "").endswith("static") and not getattr(view, _OPEN, False):
+            found = keys.owner(request.headers.get("Authorization", ""))
+            if found is None:
+                raise ApiError(401, "expected the header 'Authorization: Bearer KEY' with a key of this server", code="invalid_api_key",
+                               headers={"WWW-Authenticate": "Bearer"})
+            g.owner = found
+            if wait := limit.take(g.owner):
+                raise ApiError(429, f"more than {settings.rate_limit} requests a minute with this key; wait", code="rate_limit_exceeded",
+                               headers={"Retry-After": str(math.ceil(wait))})
+        return None
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
+
+
+def _check_host(settings: ServerSettings) -> None:
+    """A page on the web can have its own name resolve to 127.0.0.1 and would then be same-origin with us (DNS rebinding)."""
+    if settings.loopback and not is_loopback(_host_of(f"//{request.host}")):
+        raise ApiError(403, "this server answers to localhost and 127.0.0.1 only", code="unknown_host")
+
+
+def _check_origin(settings: ServerSettings) -> None:
+    """A page of another origin may not have a browser send us what changes or costs something, unless it was allowed."""
+    origin = request.headers.get("Origin")
+    if origin is None or request.method in _SAFE or settings.allows_origin(origin):
+        return
+    if origin.partition("://")[2] != request.host:
+        raise ApiError(403, "pages of this origin may not use this server; start it with --cors-origin to allow them", code="origin_denied")
+
+
+def _host_of(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""

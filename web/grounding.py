@@ -1,0 +1,153 @@
+"""Boxes and points that an answer gives in the notations of vision-language models, found in its text.
+
+Nothing in most notations says what the numbers mean. `scale` is the likeliest reading, `why` its reason; the page lets a person choose
+another. Box values are x1, y1, x2, y2, point values x, y, whatever order the notation has them in.
+"""
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+MOST = 200  # regions of one answer; a loop of a model must not fill the page
+LONGEST_LABEL = 120
+_N = r"\s*(-?\d+(?:\.\d+)?)\s*"
+_FOUR, _TWO = ",".join([_N] * 4), ",".join([_N] * 2)
+_BOX_TAG = re.compile(r"(?:<(?:ref|\|object_ref_start\|)>([^<]*)<[^>]*>)?\s*<(?:box|\|box_start\|)>\s*([^<]*?)\s*<(?:/box|\|box_end\|)>")
+_PAIRS = re.compile(rf"\({_TWO}\)\s*,?\s*\({_TWO}\)")
+_LIST = re.compile(rf"\[{_FOUR}\]")
+_LOC = re.compile(r"((?:<loc\d{4}>){4})\s*([^<;\n]*)")
+_POINT_TAG = re.compile(r"<point\s([^<>]*)>([^<]*)</point>")
+_ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
+_FENCE = re.compile(r"```(?:json)?\s*\n(.*?)(?:```|\Z)", re.S)
+_BOX_KEYS, _BOX_KEYS_Y_FIRST, _POINT_KEYS = ("bbox_2d", "bbox", "box"), ("box_2d",), ("point_2d", "point")
+_LABEL_KEYS = ("label", "text_content", "name", "text", "sub_label")
+
+
+@dataclass(frozen=True)
+class Region:
+    kind: str  # "box" or "point"
+    values: tuple[float, ...]
+    label: str
+    scale: str  # "1", "100", "1000" or "1024": the number that stands for the whole width or height; "processed", "original": pixels
+
+    def asdict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Regions:
+    """`scale` is "" where the notation itself says what its numbers mean: nothing is to be chosen then."""
+    regions: tuple[Region, ...]
+    scale: str
+    why: str
+
+    def asdict(self) -> dict[str, Any]:
+        return {"regions": [r.asdict() for r in self.regions], "scale": self.scale, "why": self.why}
+
+
+def find_regions(text: str, processed: tuple[int, int] | None = None, original: tuple[int, int] | None = None) -> Regions | None:
+    """Those of an answer about one picture of these sizes (width, height); None where it gives none."""
+    found = [r for r in _found(text) if _drawable(r)][:MOST]
+    if not found:
+        return None
+    open_ = [r for r in found if not r.scale]
+    if not open_:
+        return Regions(tuple(found), "", "the notation says so")
+    scale, why = _likeliest([v for r in open_ for v in r.values], processed, original)
+    return Regions(tuple(r if r.scale else replace(r, scale=scale) for r in found), scale, why)
+
+
+def _found(text: str) -> Iterator[Region]:
+    """Of the most telling notation that there is: a bare list of four numbers counts only where nothing else is found."""
+    tagged = [*_from_tags(text), *_from_json(text)]
+    yield from tagged
+    if not tagged:
+        for match in _LIST.finditer(text):
+            yield Region("box", _numbers(match.groups()), "", "")
+
+
+def _from_tags(text: str) -> Iterator[Region]:
+    for match in _BOX_TAG.finditer(text):
+        label, inside = (match[1] or "").strip(), match[2]
+        for pattern in (_PAIRS, _LIST):
+            for box in pattern.finditer(inside):
+                yield Region("box", _numbers(box.groups()), label[:LONGEST_LABEL], "1000")
+    for match in _LOC.finditer(text):
+        y1, x1, y2, x2 = (float(n) for n in re.findall(r"\d{4}", match[1]))
+        yield Region("box", (x1, y1, x2, y2), match[2].strip()[:LONGEST_LABEL], "1024")
+    for match in _POINT_TAG.finditer(text):
+        attributes = dict(_ATTRIBUTE.findall(match[1]))
+        try:
+            yield Region("point", (float(attributes["x"]), float(attributes["y"])),
+                         (attributes.get("alt") or match[2]).strip()[:LONGEST_LABEL], "100")
+        except (KeyError, ValueError):
+            continue
+
+
+def _from_json(text: str) -> Iterator[Region]:
+    """Objects with a box or point in them: a whole answer, fenced blocks, or one anywhere in a sentence."""
+    fenced = [m[1] for m in _FENCE.finditer(text)]
+    for source in fenced or [text]:
+        position, decoder = 0, json.JSONDecoder()
+        while (start := min((p for p in (source.find("{", position), source.find("[", position)) if p >= 0), default=-1)) >= 0:
+            try:
+                value, position = decoder.raw_decode(source, start)
+            except (ValueError, RecursionError):
+                position = start + 1
+                continue
+            yield from _from_value(value)
+
+
+def _from_value(value: Any, depth: int = 0) -> Iterator[Region]:
+    if isinstance(value, list) and depth < 8:
+        for item in value:
+            yield from _from_value(item, depth + 1)
+    if not isinstance(value, dict) or depth >= 8:
+        return
+    label = next((str(value[k])[:LONGEST_LABEL] for k in _LABEL_KEYS if isinstance(value.get(k), str)), "")
+    for key, inside in value.items():
+        numbers = _plain_numbers(inside)
+        if len(numbers) == 4 and key in _BOX_KEYS:
+            yield Region("box", numbers, label, "")
+        elif len(numbers) == 4 and key in _BOX_KEYS_Y_FIRST:
+            y1, x1, y2, x2 = numbers
+            yield Region("box", (x1, y1, x2, y2), label, "1000")
+        elif len(numbers) == 2 and key in _POINT_KEYS:
+            yield Region("point", numbers, label, "")
+        elif not numbers and isinstance(inside, (list, dict)):
+            yield from _from_value(inside, depth + 1)
+
+
+def _plain_numbers(value: Any) -> tuple[float, ...]:
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if not isinstance(value, list) or not all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in value):
+        return ()
+    return tuple(float(v) for v in value)
+
+
+def _numbers(texts: tuple[str | None, ...]) -> tuple[float, ...]:
+    return tuple(float(t or "0") for t in texts)
+
+
+def _drawable(region: Region) -> bool:
+    if not all(0 <= v <= 1e5 for v in region.values):
+        return False
+    return region.kind == "point" or (region.values[0] < region.values[2] and region.values[1] < region.values[3])
+
+
+def _likeliest(values: list[float], processed: tuple[int, int] | None, original: tuple[int, int] | None) -> tuple[str, str]:
+    """What bare numbers most likely mean, and why."""
+    most = max(values)
+    if most <= 1:
+        return "1", "no number is above 1: shares of the width and height"
+    if most <= 1000:
+        return "1000", "no number is above 1000, the whole width or height of most models"
+    if processed and most <= max(processed):
+        return "processed", f"a number is above 1000 and within {processed[0]} × {processed[1]}, the size the model saw"
+    if original and most <= max(original):
+        return "original", f"a number is above 1000 and within {original[0]} × {original[1]}, the picture's own size"
+    return "processed", "a number is above 1000: pixels of what the model saw"

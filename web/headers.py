@@ -1,0 +1,54 @@
+"""What every response carries: an id, what browsers may do with it, and, where allowed, for which other origins it is."""
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+
+from flask import Flask, Response, g, request
+
+from mtmd.web.settings import ServerSettings
+
+log = logging.getLogger("mtmd.web")
+
+_API_POLICY = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+_PAGE_POLICY = ("default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
+                "font-src 'self'; manifest-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'")
+_ALWAYS = {
+    "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin", "Permissions-Policy": "camera=(self), geolocation=(), microphone=()",
+}
+
+
+def register(app: Flask, settings: ServerSettings) -> None:
+    @app.before_request
+    def _begin() -> None:
+        g.request_id, g.began = f"req-{secrets.token_hex(12)}", time.monotonic()
+
+    @app.after_request
+    def _finish(response: Response) -> Response:
+        headers = response.headers
+        headers["X-Request-Id"] = g.request_id
+        headers["Content-Security-Policy"] = _PAGE_POLICY if response.mimetype == "text/html" else _API_POLICY
+        headers.update(_ALWAYS)
+        headers.setdefault("Cache-Control", "no-store")
+        _allow_origin(response, settings)
+        # The route and not the path, which a client chooses; nothing of the body.
+        route = request.url_rule.rule if request.url_rule else "no route"
+        log.info("%s %s %s %d %.0f ms", g.request_id, request.method, route, response.status_code, (time.monotonic() - g.began) * 1e3)
+        return response
+
+
+def _allow_origin(response: Response, settings: ServerSettings) -> None:
+    headers = response.headers
+    origin = request.headers.get("Origin")
+    if origin is None or not settings.allows_origin(origin):
+        headers["Cross-Origin-Resource-Policy"] = "same-origin"
+        return
+    headers["Access-Control-Allow-Origin"] = "*" if "*" in settings.cors_origins else origin
+    headers["Access-Control-Expose-Headers"] = "X-Request-Id, Retry-After"
+    headers.add("Vary", "Origin")
+    if request.method == "OPTIONS":
+        headers["Access-Control-Allow-Methods"] = "GET, POST, DELETE"
+        headers["Access-Control-Allow-Headers"] = "Authorization, *"
+        headers["Access-Control-Max-Age"] = "600"

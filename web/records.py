@@ -1,0 +1,65 @@
+"""What the store keeps, as plain records: conversations, the messages of their trees, the pictures shown in them."""
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+RUNNING, COMPLETE, STOPPED, FAILED = "running", "complete", "stopped", "failed"
+STATES = (RUNNING, COMPLETE, STOPPED, FAILED)
+ROLES = ("user", "assistant")
+
+
+@dataclass(frozen=True)
+class StoredImage:
+    """`sha256` of the file's bytes, `kind` its media type; width and height in pixels as shown, upright."""
+    sha256: str
+    kind: str
+    bytes: int
+    width: int
+    height: int
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message of a tree. An answer has the `options` it was asked for with, and its `receipt` or `error` at its end."""
+    id: str
+    conversation: str
+    parent: str | None
+    role: str
+    text: str
+    state: str
+    images: tuple[StoredImage, ...]
+    options: dict[str, Any] | None
+    receipt: dict[str, Any] | None
+    error: str | None
+    created: float
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """`head`: the last message of the branch that is shown. Times are seconds since 1970."""
+    id: str
+    title: str
+    head: str | None
+    created: float
+    changed: float
+
+    def asdict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A conversation found by search, with the words around the first place found; empty where the title has it."""
+    conversation: Conversation
+    around: str
+
+
+def branch(messages: dict[str, Message], last: str | None) -> list[Message]:
+    """From the first message to `last`, by id, along the parents."""
+    path = []
+    while last is not None:
+        path.append(messages[last])
+        last = messages[last].parent
+    return path[::-1]

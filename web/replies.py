@@ -1,0 +1,80 @@
+"""Answers in the form of OpenAI's chat and plain completions. What is ours stands under names that begin with `mtmd`."""
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mtmd import Receipt
+from mtmd.events import Answer, Progress, TokenInfo
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What all parts of one answer have in common. `logprobs`: whether they were asked for."""
+    id: str
+    model: str
+    logprobs: bool = False
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def chat(self, answer: Answer, tokens: Sequence[TokenInfo]) -> dict[str, Any]:
+        message = {"role": "assistant", "content": answer.text, "refusal": None}
+        choice = {"index": 0, "message": message, "logprobs": self._chat_logprobs(tokens), "finish_reason": answer.receipt.finish}
+        return self._head("chat.completion") | {"choices": [choice], "usage": usage(answer.receipt)}
+
+    def chat_chunk(self, delta: dict[str, Any], tokens: Sequence[TokenInfo] = (), finish: str | None = None) -> dict[str, Any]:
+        logprobs = self._chat_logprobs(tokens) if tokens else None
+        return self._head("chat.completion.chunk") | {
+            "choices": [{"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}]}
+
+    def chat_text(self, text: str, tokens: Sequence[TokenInfo]) -> dict[str, Any]:
+        return self.chat_chunk({"content": text}, tokens)
+
+    def chat_end(self, finish: str) -> dict[str, Any]:
+        return self.chat_chunk({}, finish=finish)
+
+    def plain(self, answer: Answer, tokens: Sequence[TokenInfo]) -> dict[str, Any]:
+        return self._plain(answer.text, tokens, answer.receipt.finish) | {"usage": usage(answer.receipt)}
+
+    def plain_text(self, text: str, tokens: Sequence[TokenInfo]) -> dict[str, Any]:
+        return self._plain(text, tokens, None)
+
+    def plain_end(self, finish: str) -> dict[str, Any]:
+        return self._plain("", (), finish)
+
+    def _plain(self, text: str, tokens: Sequence[TokenInfo], finish: str | None) -> dict[str, Any]:
+        logprobs = {"tokens": [t.text for t in tokens], "token_logprobs": [t.logprob for t in tokens],
+                    "top_logprobs": [dict(t.top) for t in tokens]} if self.logprobs else None
+        return self._head("text_completion") | {"choices": [{"index": 0, "text": text, "logprobs": logprobs, "finish_reason": finish}]}
+
+    def _chat_logprobs(self, tokens: Sequence[TokenInfo]) -> dict[str, Any] | None:
+        return {"content": list(_chat_tokens(tokens)), "refusal": None} if self.logprobs else None
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+
+def progress(chunk: dict[str, Any], event: Progress) -> dict[str, Any]:
+    """A chunk that says nothing in OpenAI's words, and in ours how far the prompt is."""
+    return chunk | {"mtmd": {"progress": {"stage": event.stage, "done": event.done, "total": event.total}}}
+
+
+def usage_chunk(chunk: dict[str, Any], receipt: Receipt) -> dict[str, Any]:
+    return chunk | {"choices": [], "usage": usage(receipt)}
+
+
+def usage(receipt: Receipt) -> dict[str, Any]:
+    return {"prompt_tokens": receipt.prompt_tokens, "completion_tokens": receipt.output_tokens,
+            "total_tokens": receipt.prompt_tokens + receipt.output_tokens,
+            "prompt_tokens_details": {"cached_tokens": receipt.reused_tokens}, "mtmd_receipt": receipt.asdict()}
+
+
+def _chat_tokens(tokens: Sequence[TokenInfo]) -> Iterator[dict[str, Any]]:
+    for token in tokens:
+        yield _logprob(token.text, token.logprob) | {"top_logprobs": [_logprob(text, logprob) for text, logprob in token.top]}
+
+
+def _logprob(text: str, logprob: float) -> dict[str, Any]:
+    """`bytes` are not told for a part of a character, whose text is not what it is."""
+    return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}

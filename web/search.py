@@ -1,0 +1,35 @@
+"""Search in conversations: what a query asks for, as SQL, and the words around the place it found."""
+from __future__ import annotations
+
+TRIGRAM = 3  # the shortest word that the index knows
+AROUND = 40  # characters on either side of the place found
+MOST_WORDS = 20
+
+
+def words_of(query: str) -> list[str]:
+    return query.replace("\0", " ").split()[:MOST_WORDS]
+
+
+def condition(column: str, words: list[str], *, indexed: bool) -> tuple[str, list[str]]:
+    """SQL that holds where `column` has every word in it, and its values. `indexed`: the column is one of a trigram table."""
+    long = [w for w in words if indexed and len(w) >= TRIGRAM]
+    parts, values = [], []
+    if long:
+        parts.append(f"{column.split('.')[0]} MATCH ?")
+        values.append(" AND ".join('"' + w.replace('"', '""') + '"' for w in long))
+    for word in words:
+        if word not in long:
+            parts.append(f"{column} LIKE ? ESCAPE '\\'")
+            values.append("%" + word.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%")
+    return f"({' AND '.join(parts) or '1'})", values
+
+
+def around(text: str, words: list[str]) -> str:
+    """One line of `text` about the first place that has one of the words."""
+    folded = text.casefold()
+    if len(folded) != len(text):  # a few letters fold into two, which moves what follows them
+        folded = text.lower() if len(text.lower()) == len(text) else text
+    places = [folded.find(w.casefold()) for w in words]
+    first = min((p for p in places if p >= 0), default=0)
+    start, end = max(0, first - AROUND), first + AROUND
+    return ("…" if start else "") + " ".join(text[start:end].split()) + ("…" if end < len(text) else "")

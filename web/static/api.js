@@ -1,0 +1,149 @@
+// Everything asked of the server: JSON, files, pictures, and the events of an answer. Asks for a key where the server wants one.
+
+import { $ } from "./dom.js";
+
+const KEY = "mtmd.key";
+const PATIENCE_MS = 20_000;
+
+export class ServerError extends Error {
+  constructor(message, status, code) {
+    super(message);
+    this.status = status;
+    this.code = code;
+  }
+}
+
+let asking = null;
+
+/** One dialog, however many requests wait for it. */
+function askForKey() {
+  asking ??= new Promise((resolve) => {
+    const dialog = $("key-dialog");
+    $("key-input").value = "";
+    dialog.addEventListener("close", () => {
+      asking = null;
+      if ($("key-input").value) localStorage.setItem(KEY, $("key-input").value);
+      resolve(dialog.returnValue === "ok" && Boolean($("key-input").value));
+    }, { once: true });
+    dialog.returnValue = "";
+    dialog.showModal();
+  });
+  return asking;
+}
+
+const hasKey = () => Boolean(localStorage.getItem(KEY));
+
+async function call(path, options = {}) {
+  for (let attempt = 0; ; attempt += 1) {
+    const headers = new Headers(options.headers);
+    if (hasKey()) headers.set("Authorization", `Bearer ${localStorage.getItem(KEY)}`);
+    let response;
+    try {
+      response = await fetch(path, { ...options, headers });
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      throw new ServerError("The server cannot be reached. Is it still running?", 0, "unreachable");
+    }
+    if (response.ok) return response;
+    if (response.status === 401 && await askForKey()) continue;
+    const told = await response.json().catch(() => null);
+    const problem = told?.error ?? { message: `The server answered ${response.status}.` };
+    if (response.status === 429 && problem.code === "rate_limit_exceeded" && attempt < 3) {
+      await sleep(1000 * Number(response.headers.get("Retry-After") ?? 1));
+      continue;
+    }
+    throw new ServerError(sentence(problem.message), response.status, problem.code);
+  }
+}
+
+const sleep = (ms) => new Promise((resolve) => { setTimeout(resolve, ms); });
+const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
+
+export const get = async (path, options) => (await call(path, options)).json();
+export const getText = async (path) => (await call(path)).text();
+export const send = async (method, path, body = {}, options = {}) =>
+  (await call(path, { ...options, method, body: JSON.stringify(body), headers: { "Content-Type": "application/json" } })).json();
+export const post = (path, body, options) => send("POST", path, body, options);
+
+export const upload = async (blob, name) =>
+  (await call(`/api/images?name=${encodeURIComponent(name)}`, { method: "POST", body: blob, headers: { "Content-Type": "application/octet-stream" } })).json();
+
+/** Save what the server makes under the name it gives; a plain link would not carry the key. */
+export async function download(path) {
+  const response = await call(path);
+  const name = /filename="([^"]+)"/.exec(response.headers.get("Content-Disposition") ?? "")?.[1] ?? "export.json";
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(await response.blob());
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+}
+
+const blobs = new Map();
+
+/** The address of a picture for an <img>. With a key it has to be fetched first: an <img> cannot carry one. */
+export async function pictureUrl(path) {
+  if (!hasKey()) return path;
+  if (!blobs.has(path)) {
+    blobs.set(path, call(path).then((r) => r.blob()).then((b) => URL.createObjectURL(b)));
+    if (blobs.size > 200) {
+      const [oldest, url] = blobs.entries().next().value;
+      blobs.delete(oldest);
+      url.then(URL.revokeObjectURL, () => {});
+    }
+  }
+  try {
+    return await blobs.get(path);
+  } catch (error) {
+    blobs.delete(path);
+    throw error;
+  }
+}
+
+export const imagePath = (sha256) => `/api/images/${sha256}`;
+
+export function show(img, path) {
+  pictureUrl(path).then((url) => { img.src = url; }, () => { img.alt = `${img.alt} (gone)`; });
+  return img;
+}
+
+/** Events of an answer to its end, over broken connections: after each break it goes on behind the last event that came. */
+export async function* events(answer, signal) {
+  let last = 0;
+  let since = Date.now();
+  for (;;) {
+    try {
+      const response = await call(`/api/answers/${answer}/events`, { signal, headers: { "Last-Event-ID": String(last) } });
+      for await (const event of parse(response.body)) {
+        if (event.id) last = event.id;
+        since = Date.now();
+        yield event.data;
+        if (event.data.type === "end") return;
+      }
+    } catch (error) {
+      if (signal.aborted || (error instanceof ServerError && error.status !== 0)) throw error;
+    }
+    if (signal.aborted) throw new DOMException("stopped", "AbortError");
+    if (Date.now() - since > PATIENCE_MS) throw new ServerError("The connection to the server is lost.", 0, "unreachable");
+    await sleep(700);
+  }
+}
+
+async function* parse(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      const blocks = (rest + value).split("\n\n");
+      rest = blocks.pop();
+      for (const block of blocks) {
+        const fields = Object.fromEntries(block.split("\n").filter((l) => !l.startsWith(":")).map((l) => [l.slice(0, l.indexOf(":")), l.slice(l.indexOf(":") + 1).trim()]));
+        if (fields.data) yield { id: Number(fields.id), data: JSON.parse(fields.data) };
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}

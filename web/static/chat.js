@@ -1,0 +1,289 @@
+// The chat page: opens conversations, sends messages, follows answers while they are written.
+
+import { $, announce, themeButton, toast } from "./dom.js";
+import { ServerError, events, get, post, send } from "./api.js";
+import { Composer } from "./composer.js";
+import { History } from "./history.js";
+import { Growing, answerMessage, userMessage } from "./message.js";
+import { options, optionsForAnother, startSettings } from "./settings.js";
+import { Tree } from "./tree.js";
+import { startViewer } from "./viewer.js";
+
+const NARROW = matchMedia("(max-width: 760px)");
+const NEAR_END = 80; // pixels
+
+const tree = new Tree();
+let about;
+let composer;
+let history_;
+let conversation = null; // {id, title, head}
+let following = null; // {id, controller, growing}
+let problem = ""; // why the last message has no answer
+let pinned = true; // the end of the thread stays in view
+let scrolled = { top: 0, height: 0 };
+const drawn = new Map(); // message id -> {message, key, element}: what has not changed stays as it is, an open receipt too
+
+const act = { edit: startEdit, answer: (message) => ask(message, options()), again, show: showBranch };
+
+async function start() {
+  themeButton($("theme"));
+  about = await get("/api/about");
+  $("model").textContent = about.model;
+  $("not-kept").hidden = about.kept;
+  composer = new Composer(about, { send: say, where, editLast });
+  history_ = new History({ open: (id) => go(id), gone: (id) => { if (conversation?.id === id) go(null); }, renamed: onRenamed });
+  startSettings(about, () => composer.changed());
+  startViewer(about.model, onRegion);
+  listen();
+  setSide(!NARROW.matches);
+  history_.refresh();
+  await open(idInAddress());
+}
+
+function listen() {
+  $("new-chat").addEventListener("click", (event) => {
+    event.preventDefault();
+    go(null);
+  });
+  $("stop").addEventListener("click", stop);
+  $("cancel-edit").addEventListener("click", () => composer.stopEditing());
+  $("open-side").addEventListener("click", () => setSide($("app").classList.contains("closed")));
+  for (const id of ["close-side", "veil"]) $(id).addEventListener("click", () => setSide(false));
+  addEventListener("popstate", () => open(idInAddress()));
+  addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || document.querySelector("dialog[open], [popover]:popover-open")) return;
+    if (following) stop();
+    else if (NARROW.matches) setSide(false);
+  });
+  $("scroll").addEventListener("scroll", onScroll);
+  $("down").addEventListener("click", () => toEnd(true));
+  const resized = new ResizeObserver(() => toEnd());
+  for (const id of ["thread", "scroll"]) resized.observe($(id));
+}
+
+/** Only who scrolls up leaves the end: content that changes its height moves the scroll position too. */
+function onScroll() {
+  const { scrollTop, scrollHeight, clientHeight } = $("scroll");
+  const near = scrollHeight - scrollTop - clientHeight < NEAR_END;
+  if (near) pinned = true;
+  else if (scrollTop < scrolled.top && scrollHeight >= scrolled.height) pinned = false;
+  scrolled = { top: scrollTop, height: scrollHeight };
+  $("down").hidden = near;
+}
+
+const idInAddress = () => /^\/c\/([0-9a-f]+)$/.exec(location.pathname)?.[1] ?? null;
+
+function setSide(open_) {
+  $("app").classList.toggle("closed", !open_);
+  $("app").classList.toggle("open", open_);
+  $("open-side").setAttribute("aria-expanded", String(open_));
+  $("side").inert = !open_;
+}
+
+function toEnd(force = false) {
+  if (force) pinned = true;
+  if (pinned) $("scroll").scrollTop = $("scroll").scrollHeight;
+}
+
+async function go(id) {
+  window.history.pushState(null, "", id ? `/c/${id}` : "/");
+  if (NARROW.matches) setSide(false);
+  await open(id);
+}
+
+async function open(id) {
+  following?.controller.abort();
+  following = null;
+  problem = "";
+  drawn.clear();
+  try {
+    const found = id ? await get(`/api/conversations/${id}`) : { conversation: null, messages: [] };
+    conversation = found.conversation;
+    tree.load(found.messages, conversation?.head);
+  } catch (error) {
+    toast(error.message);
+    window.history.replaceState(null, "", "/");
+    conversation = null;
+    tree.load([], null);
+  }
+  composer.restore(conversation?.id);
+  composer.setBusy(false);
+  history_.select(conversation?.id ?? null);
+  pinned = true;
+  draw();
+  toEnd(true);
+  if (!matchMedia("(pointer: coarse)").matches && !document.querySelector("dialog[open]")) $("prompt").focus();
+  const running = [...tree.messages.values()].find((message) => message.state === "running");
+  if (running) follow(running);
+}
+
+async function reload() {
+  const found = await get(`/api/conversations/${conversation.id}`);
+  tree.load(found.messages, found.conversation.head);
+  draw();
+}
+
+function draw() {
+  const path = tree.path();
+  $("title").textContent = conversation?.title || "New chat";
+  document.title = conversation?.title ? `${conversation.title} – mtmd` : "mtmd";
+  $("welcome").hidden = path.length > 0;
+  $("thread").hidden = path.length === 0;
+  const thread = $("thread");
+  path.forEach((message, index) => {
+    const element = drawMessage(message, index === path.length - 1);
+    if (thread.children[index] !== element) thread.insertBefore(element, thread.children[index] ?? null);
+  });
+  while (thread.children.length > path.length) thread.lastChild.remove();
+}
+
+function drawMessage(message, last) {
+  const running = Boolean(following);
+  const key = JSON.stringify([last, running, last && problem, tree.siblings(message), following?.id === message.id]);
+  const old = drawn.get(message.id);
+  if (old?.message === message && old.key === key) return old.element;
+  const context = { tree, act, running, problem, model: about.model, last, redraw: redrawAll };
+  const element = message.role === "user" ? userMessage(message, context) : answerMessage(message, context);
+  if (following?.id === message.id) element.append(following.growing.progress, following.growing.plain);
+  drawn.set(message.id, { message, key, element });
+  return element;
+}
+
+function redrawAll() {
+  drawn.clear();
+  draw();
+}
+
+/** For the meter: where the draft would be put. */
+function where(editing) {
+  return { conversation: conversation?.id ?? null, parent: editing ? editing.parent : tree.head };
+}
+
+/** Send a message: it is acknowledged once it is on the server's disk. True where it is. */
+async function say(text, images, editing) {
+  composer.setBusy(true);
+  try {
+    if (!conversation) {
+      conversation = await post("/api/conversations");
+      window.history.pushState(null, "", `/c/${conversation.id}`);
+    }
+    const parent = editing ? editing.parent : tree.head;
+    const found = await post(`/api/conversations/${conversation.id}/messages`,
+      { parent, text, images: images.map(({ sha256, name }) => ({ sha256, name })) });
+    sessionStorage.removeItem("mtmd.draft.");
+    composer.draftKey = `mtmd.draft.${conversation.id}`;
+    conversation = found.conversation;
+    tree.put({ ...found.message, html: null, regions: null });
+    tree.head = found.message.id;
+    pinned = true;
+    history_.select(conversation.id);
+    ask(found.message, options());
+    return true;
+  } catch (error) {
+    composer.setBusy(false);
+    toast(error.message, { sticky: true });
+    return false;
+  }
+}
+
+async function ask(message, chosen) {
+  if (following) return;
+  problem = "";
+  composer.setBusy(true);
+  draw();
+  toEnd();
+  try {
+    const answer = await post(`/api/conversations/${conversation.id}/answers`, { parent: message.id, options: chosen });
+    tree.put(answer);
+    tree.head = answer.id;
+    history_.refresh();
+    await follow(answer);
+  } catch (error) {
+    problem = error.message;
+    composer.setBusy(false);
+    tree.head = message.id;
+    draw();
+    announce(error.message);
+  }
+}
+
+function again(answer) {
+  const message = tree.messages.get(answer.parent);
+  if (following) return toast("An answer is being written; stop it first.");
+  tree.head = message.id;
+  return ask(message, answer.state === "failed" ? options() : optionsForAnother());
+}
+
+/** Show an answer as it is written, from its beginning: also after a reload of the page in its midst. */
+async function follow(answer) {
+  const controller = new AbortController();
+  const mine = { id: answer.id, controller, growing: new Growing(document.createElement("div")) };
+  following = mine;
+  composer.setBusy(true);
+  draw();
+  toEnd();
+  let ended = null;
+  try {
+    for await (const event of events(answer.id, controller.signal)) {
+      if (event.type === "end") ended = event;
+      else mine.growing.take(event);
+      toEnd();
+    }
+  } catch (error) {
+    if (controller.signal.aborted) return;
+    if (!(error instanceof ServerError) || error.code !== "ended") toast(error.message, { sticky: true });
+  }
+  following = null;
+  composer.setBusy(false);
+  if (ended?.message?.id) {
+    tree.put({ ...ended.message, unsaved: ended.unsaved });
+    draw();
+    announce(`Answer: ${ended.message.text}`);
+  } else await reload().catch((error) => toast(error.message));
+  composer.changed();
+  history_.refresh();
+}
+
+async function stop() {
+  if (!following) return;
+  $("stop").disabled = true;
+  try {
+    await post(`/api/answers/${following.id}/stop`);
+  } catch (error) {
+    toast(error.message);
+  }
+  $("stop").disabled = false;
+}
+
+function showBranch(id) {
+  tree.head = tree.lastBelow(id);
+  problem = "";
+  draw();
+  composer.changed();
+  send("PATCH", `/api/conversations/${conversation.id}`, { head: tree.head }).catch((error) => toast(error.message));
+}
+
+function startEdit(message) {
+  if (following) toast("An answer is being written; stop it first.");
+  else composer.edit(message);
+}
+
+function editLast() {
+  const last = tree.path().findLast((message) => message.role === "user");
+  if (last && !following) composer.edit(last);
+}
+
+function onRenamed(changed) {
+  if (conversation?.id !== changed.id) return;
+  conversation = changed;
+  $("title").textContent = changed.title;
+  document.title = `${changed.title} – mtmd`;
+}
+
+function onRegion(item, box, blob) {
+  const numbers = box.map((share) => Math.round(share * 1000)).join(", ");
+  composer.attachBlob(blob, `region of ${item.title}`);
+  composer.insert(`In the region [${numbers}] of picture ${item.number} (0–1000; attached as a picture too): `);
+}
+
+start().catch((error) => toast(error.message, { sticky: true }));

@@ -1,0 +1,245 @@
+// The message box: text, pictures that are uploaded as soon as they are attached, and what it all would take of the context.
+
+import { $, announce, el, icon, plural, toast } from "./dom.js";
+import { imagePath, post, show, upload } from "./api.js";
+import { options } from "./settings.js";
+import { openViewer } from "./viewer.js";
+import { viewerItem } from "./message.js";
+
+const COUNT_AFTER_MS = 250;
+const touch = matchMedia("(pointer: coarse)").matches;
+
+export class Composer {
+  /** `about`: what the server told of itself. `send(text, images, editing)`, `where()`: {conversation, parent}, `editLast()`. */
+  constructor(about, { send, where, editLast }) {
+    Object.assign(this, { about, submit: send, where, editLast });
+    this.attached = []; // {key, image | null, preview, name, tokens, uploading}
+    this.editing = null;
+    this.busy = false;
+    this.#listen();
+    for (const id of ["pick", "shoot"]) if (!about.vision) $(id).hidden = true;
+  }
+
+  #listen() {
+    const prompt = $("prompt");
+    $("composer").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.send();
+    });
+    prompt.addEventListener("input", () => this.changed());
+    prompt.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && !event.shiftKey && !event.isComposing && !touch) {
+        event.preventDefault();
+        this.send();
+      } else if (event.key === "ArrowUp" && !prompt.value && !this.editing) {
+        event.preventDefault();
+        this.editLast();
+      } else if (event.key === "Escape" && this.editing) {
+        event.stopPropagation();
+        this.stopEditing();
+      }
+    });
+    document.addEventListener("paste", (event) => {
+      const files = [...(event.clipboardData?.files ?? [])];
+      if (!files.length || document.querySelector("dialog[open]")) return;
+      event.preventDefault();
+      this.attach(files);
+    });
+    for (const [button, input] of [["pick", "files"], ["shoot", "camera"], ["welcome-pick", "files"]]) {
+      $(button).addEventListener("click", () => $(input).click());
+    }
+    for (const id of ["files", "camera"]) {
+      $(id).addEventListener("change", () => {
+        this.attach([...$(id).files]);
+        $(id).value = "";
+      });
+    }
+    this.#listenToDrops();
+  }
+
+  #listenToDrops() {
+    const holdsFiles = (event) => [...(event.dataTransfer?.types ?? [])].includes("Files");
+    addEventListener("dragover", (event) => {
+      if (!holdsFiles(event)) return;
+      event.preventDefault();
+      $("drop").hidden = document.querySelector("dialog[open]") !== null;
+    });
+    addEventListener("dragleave", (event) => { if (!event.relatedTarget) $("drop").hidden = true; });
+    addEventListener("drop", (event) => {
+      if (!holdsFiles(event)) return;
+      event.preventDefault();
+      $("drop").hidden = true;
+      this.attach([...event.dataTransfer.files]);
+    });
+  }
+
+  attach(files) {
+    if (!this.about.vision) {
+      toast(`${this.about.model} cannot see pictures: it has no image encoder.`);
+      return;
+    }
+    const room = this.about.images - this.attached.length;
+    if (files.length > room) toast(`One message takes at most ${plural(this.about.images, "picture")}; ${files.length - room} left out.`);
+    for (const file of files.slice(0, Math.max(0, room))) this.#add(file, file.name);
+    $("prompt").focus();
+  }
+
+  async #add(blob, name) {
+    const one = { key: crypto.getRandomValues(new Uint32Array(1))[0], image: null, preview: URL.createObjectURL(blob), name, tokens: null };
+    this.attached.push(one);
+    one.uploading = upload(blob, name).then((image) => {
+      one.image = image;
+      announce(`${name || "Picture"} attached`);
+    }, (error) => {
+      this.#remove(one);
+      toast(`${name || "Picture"}: ${error.message}`);
+    }).finally(() => this.changed());
+    this.draw();
+    await one.uploading;
+  }
+
+  /** A picture made on this page, a region of another. */
+  attachBlob(blob, name) {
+    return this.#add(blob, name);
+  }
+
+  #remove(one) {
+    URL.revokeObjectURL(one.preview);
+    this.attached = this.attached.filter((other) => other !== one);
+    this.changed();
+  }
+
+  async send() {
+    const text = $("prompt").value;
+    if (this.busy) {
+      toast("An answer is being written; stop it first.");
+      return;
+    }
+    if (!text.trim()) {
+      if (this.attached.length) toast("Say what you want to know about the picture.");
+      return;
+    }
+    await Promise.all(this.attached.map((one) => one.uploading));
+    const images = this.attached.map((one) => one.image).filter(Boolean);
+    const editing = this.editing;
+    if (await this.submit(text, images, editing)) this.clear();
+  }
+
+  clear() {
+    for (const one of this.attached) URL.revokeObjectURL(one.preview);
+    [this.attached, this.editing] = [[], null];
+    $("prompt").value = "";
+    this.changed();
+  }
+
+  /** Take a message up again, its pictures too; what is sent then stands beside it. */
+  edit(message) {
+    this.editing = message;
+    $("prompt").value = message.text;
+    this.attached = message.images.map((image) => ({ key: image.sha256, image, preview: null, name: image.name, tokens: null, uploading: null }));
+    this.changed();
+    $("prompt").focus();
+    announce("Editing a message. Escape leaves it as it was.");
+  }
+
+  stopEditing() {
+    this.clear();
+    $("prompt").focus();
+  }
+
+  insert(text) {
+    const prompt = $("prompt");
+    prompt.value = prompt.value ? `${prompt.value.trimEnd()} ${text}` : text;
+    prompt.focus();
+    prompt.setSelectionRange(prompt.value.length, prompt.value.length);
+    this.changed();
+  }
+
+  /** What was typed for one conversation is kept for this tab. */
+  restore(conversation) {
+    this.draftKey = null;
+    this.clear();
+    this.draftKey = `mtmd.draft.${conversation ?? ""}`;
+    const draft = JSON.parse(sessionStorage.getItem(this.draftKey) ?? "null");
+    if (draft) {
+      $("prompt").value = draft.text;
+      this.attached = draft.images.map((image) => ({ key: image.sha256, image, preview: null, name: image.name, tokens: null, uploading: null }));
+    }
+    this.changed();
+  }
+
+  #keepDraft() {
+    if (!this.draftKey || this.editing) return;
+    const draft = { text: $("prompt").value, images: this.attached.map((one) => one.image).filter(Boolean) };
+    if (draft.text || draft.images.length) sessionStorage.setItem(this.draftKey, JSON.stringify(draft));
+    else sessionStorage.removeItem(this.draftKey);
+  }
+
+  setBusy(busy) {
+    this.busy = busy;
+    $("send").hidden = busy;
+    $("stop").hidden = !busy;
+  }
+
+  changed() {
+    const prompt = $("prompt");
+    prompt.style.height = "auto";
+    prompt.style.height = `${prompt.scrollHeight}px`;
+    this.draw();
+    this.#keepDraft();
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.#count(), COUNT_AFTER_MS);
+  }
+
+  draw() {
+    const items = this.attached.filter((one) => one.image).map((one, index) => viewerItem(one.image, index + 1));
+    const thumbs = this.attached.map((one) => {
+      const picture = el("img", { alt: one.name || "Picture" });
+      if (one.preview) picture.src = one.preview;
+      else show(picture, imagePath(one.image.sha256));
+      const open = () => { if (one.image) openViewer(items, items.findIndex((item) => item.image === one.image)); };
+      return el("div", { class: `thumb${one.image ? "" : " loading"}`, role: "listitem" },
+        el("button", { class: "picture", type: "button", "aria-label": `Show ${one.name || "picture"} large`, on: { click: open } }, picture),
+        el("button", { class: "off", type: "button", "aria-label": `Remove ${one.name || "picture"}`, on: { click: () => { this.#remove(one); $("prompt").focus(); } } }, icon("close")),
+        el("span", {}, one.tokens === null ? " " : plural(one.tokens, "token")));
+    });
+    $("attached").replaceChildren(...thumbs);
+    $("editing").hidden = !this.editing;
+  }
+
+  async #count() {
+    this.counting?.abort();
+    this.counting = new AbortController();
+    const images = this.attached.filter((one) => one.image);
+    const { conversation, parent } = this.where(this.editing);
+    const text = $("prompt").value;
+    if (!text && !images.length && !parent) {
+      $("meter").hidden = true;
+      return;
+    }
+    const { system, detail } = options();
+    const asked = { conversation, parent, text, images: images.map((one) => ({ sha256: one.image.sha256, name: one.name })),
+      options: { ...(system ? { system } : {}), ...(detail ? { detail } : {}) } };
+    try {
+      const count = await post("/api/count", asked, { signal: this.counting.signal });
+      const own = images.length ? count.image_tokens.slice(-images.length) : [];
+      images.forEach((one, index) => { one.tokens = own[index]; });
+      this.draw();
+      this.#showCount(count);
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      $("meter").hidden = true;
+      if (images.length) toast(error.message);
+    }
+  }
+
+  #showCount({ prompt_tokens: tokens, context }) {
+    const over = tokens >= context;
+    $("meter").hidden = false;
+    $("meter").classList.toggle("full", over);
+    const bar = $("meter-bar");
+    [bar.max, bar.high, bar.value] = [context, context * 0.8, Math.min(tokens, context)];
+    const numbers = `${tokens.toLocaleString("en")} of ${context.toLocaleString("en")}`;
+    $("meter-text").replaceChildren(numbers, el("span", { class: "unit" }, " tokens"), over ? ": too long" : "");
+  }
+}

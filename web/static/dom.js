@@ -1,0 +1,84 @@
+// Elements made by hand, words for screen readers, short notices.
+
+export const $ = (id) => document.getElementById(id);
+
+/** An element: properties that the element has are set, others become attributes; children are nodes or text. */
+export function el(tag, properties = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name === "on") for (const [event, run] of Object.entries(value)) made.addEventListener(event, run);
+    else if (name === "class") made.className = value;
+    else if (name === "dataset") Object.assign(made.dataset, value);
+    else if (name in made && !name.startsWith("aria")) made[name] = value;
+    else made.setAttribute(name, value === true ? "" : value);
+  }
+  made.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  return made;
+}
+
+const SVG = "http://www.w3.org/2000/svg";
+
+export function svg(tag, attributes = {}, ...children) {
+  const made = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
+export function icon(name) {
+  return svg("svg", { class: "icon", "aria-hidden": "true" }, svg("use", { href: `#i-${name}` }));
+}
+
+export function iconButton(name, label, run) {
+  return el("button", { class: "icon-button", type: "button", "aria-label": label, title: label, on: { click: run } }, icon(name));
+}
+
+/** Said to screen readers, seen by nobody. */
+export function announce(text) {
+  $("live").textContent = "";
+  requestAnimationFrame(() => { $("live").textContent = text; });
+}
+
+/** A notice that goes away by itself, or with `sticky` when it is closed. */
+export function toast(text, { sticky = false } = {}) {
+  const made = el("div", { class: "toast" }, el("span", {}, text), iconButton("close", "Dismiss", () => made.remove()));
+  $("toasts").append(made);
+  while ($("toasts").children.length > 3) $("toasts").firstChild.remove();
+  if (!sticky) setTimeout(() => made.remove(), 7000);
+}
+
+/** navigator.clipboard is there on https and localhost only. */
+export async function copyText(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    const area = el("textarea", { value: text, class: "unseen" });
+    document.body.append(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  }
+  announce("Copied");
+}
+
+export const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
+
+export const milliseconds = (ms) => (ms >= 10_000 ? `${(ms / 1000).toFixed(1)} s` : ms >= 1000 ? `${(ms / 1000).toFixed(2)} s`
+  : ms >= 10 ? `${Math.round(ms)} ms` : `${ms.toFixed(1)} ms`);
+
+/** The theme button of every page: system, light, dark in turn. */
+export function themeButton(button) {
+  const order = ["", "light", "dark"];
+  const names = { "": "as the system", light: "light", dark: "dark" };
+  const tell = () => { button.title = `Theme: ${names[localStorage.getItem("mtmd.theme") ?? ""]}`; button.setAttribute("aria-label", button.title); };
+  button.addEventListener("click", () => {
+    const next = order[(order.indexOf(localStorage.getItem("mtmd.theme") ?? "") + 1) % order.length];
+    localStorage.setItem("mtmd.theme", next);
+    if (next) document.documentElement.dataset.theme = next;
+    else delete document.documentElement.dataset.theme;
+    tell();
+    announce(button.title);
+  });
+  tell();
+}

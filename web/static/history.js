@@ -1,0 +1,176 @@
+// The list of conversations: search, open, rename, export, delete, import.
+
+import { $, el, iconButton, icon, plural, toast } from "./dom.js";
+import { download, get, post, send } from "./api.js";
+
+const SEARCH_AFTER_MS = 150;
+const DAY_S = 86_400;
+
+export class History {
+  /** `open(id)`, `gone(id)`, `renamed(conversation)` are told what was chosen. */
+  constructor({ open, gone, renamed }) {
+    Object.assign(this, { open, gone, renamed });
+    this.current = null;
+    this.found = [];
+    $("search").addEventListener("input", () => {
+      clearTimeout(this.timer);
+      this.timer = setTimeout(() => this.refresh(), SEARCH_AFTER_MS);
+    });
+    $("search").addEventListener("keydown", (event) => {
+      if (event.key === "Escape" && $("search").value) {
+        event.stopPropagation();
+        $("search").value = "";
+        this.refresh();
+      }
+    });
+    $("export-all").addEventListener("click", (event) => {
+      event.preventDefault();
+      download("/api/export").catch((error) => toast(error.message));
+    });
+    $("import").addEventListener("click", () => $("import-file").click());
+    $("import-file").addEventListener("change", () => this.#import($("import-file").files[0]));
+    this.menu = el("div", { class: "menu", popover: "auto", role: "menu" });
+    this.menu.addEventListener("keydown", (event) => {
+      const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+      const all = [...this.menu.children];
+      if (step) all[(all.indexOf(document.activeElement) + step + all.length) % all.length].focus();
+    });
+    document.body.append(this.menu);
+  }
+
+  async refresh() {
+    const query = $("search").value.trim();
+    try {
+      const { conversations } = await get(`/api/conversations${query ? `?q=${encodeURIComponent(query)}` : ""}`);
+      if (query !== $("search").value.trim()) return;
+      this.found = conversations;
+      this.draw();
+    } catch (error) {
+      toast(error.message);
+    }
+  }
+
+  select(id) {
+    this.current = id;
+    this.draw();
+  }
+
+  draw() {
+    const query = $("search").value.trim();
+    const parts = [];
+    let group = "";
+    for (const conversation of this.found) {
+      const name = query ? "" : age(conversation.changed);
+      if (name !== group) parts.push(el("h2", {}, name));
+      group = name;
+      parts.push(this.#item(conversation));
+    }
+    if (!parts.length) parts.push(el("p", { class: "empty" }, query ? "Nothing found." : "Conversations will be listed here."));
+    $("list").replaceChildren(...parts);
+  }
+
+  #item(conversation) {
+    const { id, title, around, running } = conversation;
+    const link = el("a", { href: `/c/${id}`, "aria-current": id === this.current ? "page" : null, on: { click: (event) => {
+      if (event.metaKey || event.ctrlKey || event.shiftKey) return;
+      event.preventDefault();
+      this.open(id);
+    } } }, el("span", {}, title || "New chat"), around ? el("span", { class: "around" }, around) : null);
+    const more = iconButton("more", `More about ${title || "this conversation"}`, () => this.#showMenu(conversation, more, item));
+    more.setAttribute("aria-haspopup", "menu");
+    const item = el("div", { class: `item${id === this.current ? " current" : ""}` }, link, running ? el("span", { class: "dot", title: "Being answered" }) : null, more);
+    return item;
+  }
+
+  #showMenu(conversation, button, item) {
+    const entry = (name, label, run, kind = "") => el("button", { class: `quiet-button ${kind}`, type: "button", role: "menuitem",
+      on: { click: () => { this.menu.hidePopover(); run(); } } }, icon(name), label);
+    this.menu.replaceChildren(
+      entry("edit", "Rename", () => this.#rename(conversation, item)),
+      entry("out", "Export", () => download(`/api/conversations/${conversation.id}/export`).catch((error) => toast(error.message))),
+      entry("trash", "Delete", () => this.#delete(conversation), "danger"));
+    const at = button.getBoundingClientRect();
+    this.menu.showPopover();
+    this.menu.style.left = `${Math.min(at.left, innerWidth - this.menu.offsetWidth - 8)}px`;
+    this.menu.style.top = `${Math.min(at.bottom + 4, innerHeight - this.menu.offsetHeight - 8)}px`;
+    this.menu.firstChild.focus();
+  }
+
+  #rename(conversation, item) {
+    let over = false;
+    const end = async (keep) => {
+      if (over) return;
+      over = true;
+      const title = input.value.trim();
+      if (keep && title && title !== conversation.title) {
+        try {
+          this.renamed(await send("PATCH", `/api/conversations/${conversation.id}`, { title }));
+        } catch (error) {
+          toast(error.message);
+        }
+      }
+      this.refresh();
+    };
+    const input = el("input", { value: conversation.title, maxLength: 200, "aria-label": "Title", on: {
+      blur: () => end(true),
+      keydown: (event) => { if (event.key === "Enter" || event.key === "Escape") { event.stopPropagation(); end(event.key === "Enter"); } },
+    } });
+    item.replaceChildren(input);
+    input.focus();
+    input.select();
+  }
+
+  async #delete(conversation) {
+    if (!await confirm(`Delete “${conversation.title || "New chat"}”?`, "Its messages and pictures are gone for good.", "Delete")) return;
+    try {
+      await send("DELETE", `/api/conversations/${conversation.id}`);
+      this.gone(conversation.id);
+    } catch (error) {
+      toast(error.message);
+    }
+    this.refresh();
+  }
+
+  /** One conversation at a time, with the pictures it needs: a large history would be more than one request may bring. */
+  async #import(file) {
+    $("import-file").value = "";
+    if (!file) return;
+    let count = 0;
+    try {
+      const { conversations, images, ...rest } = await file.text().then(JSON.parse);
+      for (const conversation of conversations) {
+        const needed = conversation.messages.flatMap((message) => (message.images ?? []).map((image) => image.sha256));
+        const own = Object.fromEntries(needed.filter((name) => name in images).map((name) => [name, images[name]]));
+        await post("/api/import", { ...rest, conversations: [conversation], images: own });
+        count += 1;
+      }
+      toast(`${plural(count, "conversation")} imported.`);
+    } catch (error) {
+      const words = error.status === undefined ? "This is not a file that was exported here." : error.message;
+      toast(count ? `${words} ${plural(count, "conversation")} before it were imported.` : words, { sticky: true });
+    }
+    this.refresh();
+  }
+}
+
+function confirm(question, detail, action) {
+  const made = el("dialog", { class: "sheet small", "aria-label": question }, el("form", { method: "dialog" },
+    el("h2", {}, question), el("p", { class: "soft" }, detail),
+    el("div", { class: "row end" }, el("button", { class: "button", value: "" }, "Cancel"), el("button", { class: "button danger", value: "ok" }, action))));
+  document.body.append(made);
+  made.showModal();
+  return new Promise((resolve) => {
+    made.addEventListener("close", () => {
+      made.remove();
+      resolve(made.returnValue === "ok");
+    });
+  });
+}
+
+function age(seconds) {
+  const midnight = new Date().setHours(0, 0, 0, 0) / 1000;
+  if (seconds >= midnight) return "Today";
+  if (seconds >= midnight - DAY_S) return "Yesterday";
+  if (seconds >= midnight - 7 * DAY_S) return "The last seven days";
+  return new Date(seconds * 1000).toLocaleDateString("en", { month: "long", year: "numeric" });
+}

@@ -1,0 +1,93 @@
+// What an answer tells of itself: what the model saw, where it ran, how long each part took.
+
+import { el, milliseconds, plural, svg, toast } from "./dom.js";
+import { get, show } from "./api.js";
+import { openViewer } from "./viewer.js";
+
+const STAGES = [["queued_ms", "waiting"], ["preprocess_ms", "preprocess"], ["encode_ms", "encode"], ["prefill_ms", "prefill"], ["decode_ms", "decode"]];
+const ENDS = { stop: "finished", length: "cut at the longest length", cancelled: "stopped", context: "context full" };
+const size = ([width, height]) => `${width.toLocaleString("en")} × ${height.toLocaleString("en")}`;
+
+/** `pictures`: those of the branch before the answer, in the order of the receipt's. */
+export function receiptOf(receipt, options, pictures) {
+  const made = el("details", { class: "receipt" }, el("summary", {}, ...summary(receipt)));
+  made.addEventListener("toggle", () => {
+    if (made.open && made.children.length === 1) made.append(body(receipt, options ?? {}, pictures));
+  });
+  return made;
+}
+
+function summary(receipt) {
+  const total = STAGES.reduce((sum, [name]) => sum + (receipt[name] ?? 0), 0);
+  const parts = [];
+  if (receipt.images.length) parts.push(`${plural(receipt.images.length, "picture")}, ${plural(receipt.image_tokens, "token")}`);
+  parts.push(`${plural(receipt.output_tokens, "token")} in ${milliseconds(total)}`, receipt.device);
+  if (receipt.finish === "length") parts.push("cut at the longest length");
+  const words = [el("span", {}, parts.join(" · "))];
+  if (receipt.warnings.length) words.push(el("span", { class: "warning" }, plural(receipt.warnings.length, "warning")));
+  return words;
+}
+
+function body(receipt, options, pictures) {
+  const made = el("div", { class: "receipt-body" });
+  receipt.images.forEach((image, index) => made.append(seen(image, pictures[index])));
+  made.append(times(receipt), facts([
+    ["Prompt", `${plural(receipt.prompt_tokens, "token")}${receipt.reused_tokens ? `, ${receipt.reused_tokens.toLocaleString("en")} known from before` : ""}`],
+    ["Answer", `${plural(receipt.output_tokens, "token")}, ${ENDS[receipt.finish] ?? receipt.finish}`],
+    ["Speed", receipt.decode_ms > 0 && receipt.output_tokens > 1 ? `${(((receipt.output_tokens - 1) / receipt.decode_ms) * 1000).toFixed(1)} tokens/s` : null],
+    ["Model", receipt.model],
+    ["Device", `${receipt.device}, ${receipt.dtype}`],
+    ["Attention", Object.entries(receipt.attention).map(([part, kernel]) => `${part}: ${kernel}`).join("; ")],
+    ["Sampling", sampling(receipt, options)],
+    ...receipt.warnings.map((warning) => ["Warning", warning, "warning"]),
+  ]));
+  return made;
+}
+
+function sampling(receipt, options) {
+  if (!options.temperature) return "the likeliest token each time";
+  const rest = ["top_p", "top_k", "min_p"].filter((name) => options[name]).map((name) => `${name.replace("_", " ")} ${options[name]}`);
+  return [`temperature ${options.temperature}`, ...rest, receipt.seed === null ? null : `seed ${receipt.seed}`].filter(Boolean).join(", ");
+}
+
+function facts(rows) {
+  return el("dl", { class: "facts" }, rows.filter(([, value]) => value).map(([name, value, kind]) =>
+    [el("dt", {}, name), el("dd", { class: kind }, value)]).flat());
+}
+
+function seen(image, picture) {
+  const thumbnail = show(el("img", { alt: "", loading: "lazy" }), `/api/processed/${image.sha256}/0`);
+  const button = el("button", { class: "picture", type: "button", "aria-label": "Show what the model saw", on: { click: () => openTiles(image) } }, thumbnail);
+  return el("div", { class: "seen" }, button, facts([
+    ["Picture", picture?.name || "picture"],
+    ["Original", `${size(image.original_size)} px`],
+    ["Seen as", `${size(image.processed_size)} px in ${plural(image.tiles, "tile")}`],
+    ["Tokens", `${image.tokens.toLocaleString("en")}${image.cached ? ", encoded before (from the cache)" : ""}`],
+    ["Notes", image.notes.join("; ")],
+  ]));
+}
+
+async function openTiles(image) {
+  try {
+    const { tiles } = await get(`/api/processed/${image.sha256}`);
+    openViewer(tiles.map((tile, index) => ({
+      path: `/api/processed/${image.sha256}/${index}`, title: tiles.length > 1 ? `What the model saw, tile ${index + 1}` : "What the model saw",
+      info: `${size([tile.width, tile.height])} px, from ${size(image.original_size)} px`, width: tile.width, height: tile.height, askable: false,
+    })), 0);
+  } catch (error) {
+    toast(error.message);
+  }
+}
+
+function times(receipt) {
+  const values = STAGES.map(([name, label]) => [label, receipt[name] ?? 0]);
+  const total = values.reduce((sum, [, ms]) => sum + ms, 0) || 1;
+  let start = 0;
+  const bar = svg("svg", { class: "times", viewBox: "0 0 1000 10", preserveAspectRatio: "none", "aria-hidden": "true" });
+  for (const [, ms] of values) {
+    bar.append(svg("rect", { x: start, y: 0, width: (ms / total) * 1000, height: 10 }));
+    start += (ms / total) * 1000;
+  }
+  const keys = values.map(([label, ms], index) => (ms > 0 ? el("span", { class: `k${index + 1}` }, `${label} ${milliseconds(ms)}`) : null));
+  return el("div", {}, bar, el("div", { class: "times-keys" }, keys));
+}

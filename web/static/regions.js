@@ -1,0 +1,70 @@
+// Boxes and points of an answer, drawn over the picture they speak of.
+
+import { el, svg } from "./dom.js";
+import { imagePath, show } from "./api.js";
+
+const COLOURS = ["#e5484d", "#0b8fdb", "#2f9e44", "#c026d3", "#e8590c", "#5b5bd6", "#0c8599", "#a07000"];
+const UNITS_KEY = "mtmd.units";
+const WIDEST_LABEL = 28;
+
+/** Which reading of bare numbers a person chose for this model, if any. */
+export const chosenUnits = (model) => localStorage.getItem(`${UNITS_KEY}.${model}`) ?? "";
+export const chooseUnits = (model, units) => localStorage.setItem(`${UNITS_KEY}.${model}`, units);
+
+/** Values as shares of width and height. `sizes`: {original, processed}, [width, height] each. */
+export function shares(region, open, units, sizes) {
+  const scale = open && units ? units : region.scale;
+  const [width, height] = sizes[scale] ?? [Number(scale), Number(scale)];
+  return region.values.map((value, index) => Math.min(1, value / (index % 2 ? height : width)));
+}
+
+/** Draw into an <svg> of width × height pixels. `found`: what the server read in the answer. */
+export function drawMarks(target, width, height, found, units, sizes) {
+  target.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  target.replaceChildren();
+  found.regions.forEach((region, index) => {
+    const colour = COLOURS[index % COLOURS.length];
+    const at = shares(region, Boolean(found.scale) && region.scale === found.scale, units, sizes).map((v, i) => v * (i % 2 ? height : width));
+    if (region.kind === "box") {
+      const [x1, y1, x2, y2] = at;
+      target.append(svg("rect", { x: x1, y: y1, width: Math.max(1, x2 - x1), height: Math.max(1, y2 - y1), stroke: colour, rx: 2 }));
+      label(target, x1, y1, region.label, colour, width);
+    } else {
+      target.append(svg("circle", { cx: at[0], cy: at[1], r: 6, stroke: "#fff" }), svg("circle", { cx: at[0], cy: at[1], r: 4, stroke: colour }));
+      label(target, at[0] + 9, at[1] + 9, region.label, colour, width);
+    }
+  });
+}
+
+function label(target, x, y, text, colour, width) {
+  if (!text) return;
+  const short = text.length > WIDEST_LABEL ? `${text.slice(0, WIDEST_LABEL - 1)}…` : text;
+  const long = short.length * 7 + 10;
+  const left = Math.max(0, Math.min(x - 1, width - long));
+  const top = y >= 18 ? y - 18 : y;
+  const pill = svg("rect", { x: left, y: top, width: long, height: 18, rx: 3 });
+  pill.style.fill = colour;
+  const words = svg("text", { x: left + 5, y: top + 13 });
+  words.textContent = short;
+  target.append(pill, words);
+}
+
+/** What the regions are, in the picture's own pixels, for reading and copying. */
+export function inPixels(found, units, sizes) {
+  const [width, height] = sizes.original;
+  return found.regions.map((region) => {
+    const at = shares(region, Boolean(found.scale) && region.scale === found.scale, units, sizes).map((v, i) => Math.round(v * (i % 2 ? height : width)));
+    return { label: region.label, [region.kind === "box" ? "bbox_2d" : "point_2d"]: at };
+  });
+}
+
+/** The picture with its marks as a button, which opens the viewer. */
+export function figure(image, found, units, sizes, open) {
+  const marks = svg("svg", { class: "marks", "aria-hidden": "true" });
+  const img = el("img", { alt: `${image.name || "Picture"} with ${found.regions.length} marked` });
+  const made = el("button", { class: "figure", type: "button", on: { click: open } }, img, marks);
+  const redraw = () => { if (img.clientWidth) drawMarks(marks, img.clientWidth, img.clientHeight, found, units(), sizes); };
+  new ResizeObserver(redraw).observe(img);
+  show(img, imagePath(image.sha256));
+  return made;
+}

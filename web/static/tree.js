@@ -1,0 +1,49 @@
+// A conversation as a tree of messages, of which one branch is shown.
+
+export class Tree {
+  constructor() {
+    this.messages = new Map();
+    this.children = new Map();
+    this.head = null;
+  }
+
+  load(messages, head) {
+    this.messages = new Map();
+    this.children = new Map();
+    for (const message of messages) this.put(message);
+    this.head = this.messages.has(head) ? head : messages.at(-1)?.id ?? null;
+  }
+
+  put(message) {
+    if (!this.messages.has(message.id)) {
+      const parent = message.parent ?? "";
+      this.children.set(parent, [...(this.children.get(parent) ?? []), message.id]);
+    }
+    this.messages.set(message.id, message);
+  }
+
+  /** The branch that is shown, from the first message on. */
+  path() {
+    const found = [];
+    for (let id = this.head; id; id = this.messages.get(id).parent) found.unshift(this.messages.get(id));
+    return found;
+  }
+
+  siblings(message) {
+    return this.children.get(message.parent ?? "") ?? [];
+  }
+
+  /** The newest message below this one: where its branch is taken up again. */
+  lastBelow(id) {
+    let last = id;
+    for (let next; (next = this.children.get(last)?.at(-1));) last = next;
+    return last;
+  }
+
+  /** Pictures of the branch before `message`, in order: those that its receipt tells of. */
+  picturesBefore(message) {
+    const found = [];
+    for (let id = message.parent; id; id = this.messages.get(id).parent) found.unshift(...this.messages.get(id).images);
+    return found;
+  }
+}

@@ -1,0 +1,76 @@
+"""Files that clients upload once and then refer to by an id that the server made. They live as long as the server does, at most."""
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mtmd.web.errors import ApiError
+
+LIFETIME_S = 24 * 3600.0  # after the last use
+PREFIX = "file-"
+
+
+@dataclass
+class Upload:
+    id: str
+    owner: str
+    name: str
+    purpose: str
+    data: bytes
+    created: float
+    expires: float
+
+    def asdict(self) -> dict[str, Any]:
+        """As OpenAI's file object."""
+        return {"id": self.id, "object": "file", "bytes": len(self.data), "created_at": int(self.created),
+                "expires_at": int(self.expires), "filename": self.name, "purpose": self.purpose, "status": "processed"}
+
+
+class Uploads:
+    """In memory, `room` bytes for each owner. Ids are random, and good for their owner alone. Thread-safe."""
+
+    def __init__(self, room: int, clock: Callable[[], float] = time.time) -> None:
+        self._room, self._clock, self._lock = room, clock, threading.Lock()
+        self._files: dict[str, Upload] = {}
+
+    def add(self, owner: str, name: str, purpose: str, data: bytes) -> Upload:
+        """Raises ApiError (413) when the owner's room is full."""
+        now = self._clock()
+        with self._lock:
+            self._expire(now)
+            held = sum(len(f.data) for f in self._files.values() if f.owner == owner)
+            if held + len(data) > self._room:
+                raise ApiError(413, f"file: {len(data):,} bytes beside the {held:,} already here are more than {self._room:,}; "
+                                    "delete files that are not needed any more", param="file", code="storage_full")
+            upload = Upload(PREFIX + secrets.token_hex(16), owner, name, purpose, data, now, now + LIFETIME_S)
+            self._files[upload.id] = upload
+            return upload
+
+    def get(self, owner: str, id_: str) -> Upload:
+        """Raises ApiError (404), the same for an id that is not there and for another owner's."""
+        now = self._clock()
+        with self._lock:
+            self._expire(now)
+            found = self._files.get(id_)
+            if found is None or found.owner != owner:
+                raise ApiError(404, "there is no file of this id; upload it first", param="file_id", code="file_not_found")
+            found.expires = now + LIFETIME_S
+            return found
+
+    def all_of(self, owner: str) -> list[Upload]:
+        with self._lock:
+            self._expire(self._clock())
+            return [f for f in self._files.values() if f.owner == owner]
+
+    def delete(self, owner: str, id_: str) -> None:
+        upload = self.get(owner, id_)
+        with self._lock:
+            self._files.pop(upload.id, None)
+
+    def _expire(self, now: float) -> None:
+        for id_ in [id_ for id_, f in self._files.items() if f.expires <= now]:
+            del self._files[id_]
