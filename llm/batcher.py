@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from mtmd.llm.pages import Pages
 
 LEAST_SHARE = 32  # tokens of a prompt that are worth a place in a batch
+BESIDE = 128  # tokens of a batch in which somebody waits for his next one
 
 
 @dataclass(eq=False)
@@ -91,7 +92,7 @@ class Batcher:
         parts = [(item, count) for item, count in parts if item in self.running]  # a later one may have pushed out an earlier
         admitted = self._admit() if not preempted else []
         decoding = {item for item, _ in parts}
-        room = self.tokens - len(parts)
+        room = (min(self.tokens, BESIDE) if decoding else self.tokens) - len(parts)
         readers = [item for item in self.running if item.left and item not in decoding]
         for index, item in enumerate(readers):
             share = max(room // (len(readers) - index), min(LEAST_SHARE, room))

@@ -161,7 +161,10 @@ class Service:
         return TokenCount(sum(len(p.tokens) for p in pieces), tuple(p.plan.tokens for p in prepared), self.model.runner.context)
 
     def stats(self) -> ServiceStats:
-        return self._count() if self._thread is None else self.exclusively(self._count)
+        if self._thread is not None:
+            with suppress(MtmdError):  # the service is closed
+                return self.exclusively(self._count)
+        return self._count()
 
     def processed(self, sha256: str) -> tuple[np.ndarray, ...] | None:
         """The tiles that the encoder got of a picture, uint8 [Y, X, 3] each, if it was seen lately."""
@@ -213,7 +216,7 @@ class Service:
                 if self.encoding and self.encoding.is_short and not (self.engine.busy or self._inbox or self._closed):
                     self._wake.wait(RETRY_S)
                 while not (self._closed or self._inbox or self.engine.busy or (self.encoding and self.encoding.busy)):
-                    if not self._wake.wait(IDLE_S):
+                    if not self._wake.wait(IDLE_S) and not (self._inbox or self._closed):  # somebody may come just when the time is up
                         self._thread = None  # so that a model nobody holds any more can go; the next request starts another
                         return
                 inbox, self._inbox, closed = self._inbox, [], self._closed

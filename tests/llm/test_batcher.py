@@ -36,6 +36,16 @@ def test_decoding_goes_first_and_prompts_share_the_rest() -> None:
     assert step.parts == ((first, 1), (long, 35), (short, 20)) and step.admitted == (long, short)
 
 
+def test_prompts_are_read_in_small_batches_while_somebody_decodes() -> None:
+    subject = batcher(pages=400, tokens=512)
+    first = Item(3)
+    subject.add(first)
+    run(subject)
+    first.total += 1
+    subject.add(Item(1000))
+    assert counts(run(subject)) == [1, 127] and counts(run(subject)) == [512]
+
+
 def test_a_small_share_is_not_cut_smaller() -> None:
     subject = batcher(tokens=40, slots=3)
     items = [Item(30) for _ in range(3)]

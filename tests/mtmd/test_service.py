@@ -246,6 +246,26 @@ def test_what_is_asked_while_the_service_closes_is_answered_or_refused(service: 
     assert not closing.is_alive()
 
 
+def test_one_who_comes_just_when_the_thread_has_waited_long_enough(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    came, wait = threading.Event(), service._wake.wait
+
+    def come_late(timeout: float | None = None) -> bool:
+        if came.is_set():
+            return wait(timeout)
+        service._inbox.append(came.set)  # after the time is up, and before the thread has the lock again
+        return False
+
+    monkeypatch.setattr(service._wake, "wait", come_late)
+    service._post(lambda: None)
+    assert came.wait(20)
+
+
+def test_numbers_of_a_closed_service(service: Service, world: dict[int, Path]) -> None:
+    answer(service.submit(asked(world[1]), max_tokens=2))
+    service.close()
+    assert service.stats().finished == 1
+
+
 def test_leaving_a_request_of_a_closed_service(service: Service, world: dict[int, Path]) -> None:
     events = iter(service.submit(asked(world[1]), max_tokens=4000, ignore_eos=True))
     next(events)
