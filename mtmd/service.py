@@ -5,17 +5,10 @@ answered waiting for longer than a slice. Whoever stops listening is given up, b
 """
 from __future__ import annotations
 
-import atexit
-import itertools
-import queue
-import threading
 import time
-import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -24,13 +17,16 @@ from torch import Tensor
 from mtmd.bridge import Piece, Prepared
 from mtmd.config import AnswerOptions, options
 from mtmd.conversation import Message
+from mtmd.device_thread import DeviceThread
 from mtmd.encoding import EncodeQueue, Job
-from mtmd.events import Answer, Event, Finished, Progress, TextPiece, TokenInfo
+from mtmd.events import Answer, Finished, Progress, TextPiece, TokenInfo
 from mtmd.kernels.errors import BusyError, DeviceMemoryError, MtmdError
 from mtmd.llm.engine import Constraint, Engine, Generation, Request, Token
 from mtmd.llm.sampler import Sampler
 from mtmd.llm.text_stream import StopChecker, TextStream
+from mtmd.seen import SeenPictures
 from mtmd.service_stats import ServiceStats, TokenCount
+from mtmd.ticket import Ticket
 
 __all__ = ["Service", "ServiceStats", "Ticket", "TokenCount"]
 
@@ -38,18 +34,8 @@ if TYPE_CHECKING:
     from mtmd.model import Model
 
 SLICE_S = 0.02  # of encoding between two batches of the decoder
-SEEN_BYTES = 64 << 20  # of tiles that are kept to be looked at
 RETRY_S = 0.05  # until memory is looked for again, with nothing else to do
-IDLE_S = 2.0  # after which the device thread ends
 T = TypeVar("T")
-_open: weakref.WeakSet[Service] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    """A thread that is inside torch when the interpreter ends takes the process down with it."""
-    for service in list(_open):
-        service.close()
 
 
 @dataclass(eq=False)
@@ -73,40 +59,6 @@ class _Work:
     tokens_out: list[int] = field(default_factory=list)
 
 
-class Ticket:
-    """A request that has been taken: iterate for its events. Leaving the loop, or `cancel`, gives it up."""
-
-    _ids = itertools.count(1)
-
-    def __init__(self, service: Service):
-        self.id = f"request-{next(self._ids)}"
-        self._service = service
-        self._events: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
-        self._over = False
-
-    def __iter__(self) -> Iterator[Event]:
-        """Events as they come, `Finished` the last, each once. Raises the MtmdError by which the request failed."""
-        try:
-            while not self._over:
-                event = self._events.get()
-                if isinstance(event, BaseException):
-                    self._over = True
-                    raise event
-                self._over = isinstance(event, Finished)
-                yield event
-        finally:
-            if not self._over:
-                self.cancel()
-
-    def cancel(self) -> None:
-        """Give the request up; its last event is `Finished` with what there is. From any thread, at any time."""
-        with suppress(MtmdError):  # the service is closed, and the request with it
-            self._service._post(lambda: self._service._cancel(self))
-
-    def put(self, event: Event | BaseException) -> None:
-        self._events.put(event)
-
-
 class Service:
     """`queue`: requests that may wait for a place in the batch."""
 
@@ -117,13 +69,9 @@ class Service:
         self._stats = ServiceStats(slots=model.runner.sequences, pages=self.engine.cache.pages - 1)
         self._work: dict[Ticket, _Work] = {}
         self._by_generation: dict[Generation, _Work] = {}
-        self._inbox: list[Callable[[], None]] = []
-        self._wake = threading.Condition()
-        self._closed = False
         self._batch_s = 0.0
-        self._seen: OrderedDict[str, tuple[np.ndarray, ...]] = OrderedDict()
-        _open.add(self)
-        self._thread: threading.Thread | None = None
+        self._seen = SeenPictures()
+        self._device = DeviceThread(self._turn, self._pause, self._defect, self._end_all)
 
     def submit(self, messages: Sequence[Message], **chosen: Any) -> Ticket:
         """Take a conversation to be answered; `chosen` are the fields of `AnswerOptions`. Pictures are loaded and prepared here.
@@ -148,11 +96,11 @@ class Service:
                                        sum(len(piece.tokens) for piece in pieces))
         preprocess_ms = (time.perf_counter() - clock) * 1e3
         stop = frozenset() if settings.ignore_eos else self.model.checkpoint.stop_tokens
-        ticket = Ticket(self)
+        ticket = Ticket(self._give_up)
         work = _Work(ticket, pieces, prepared, settings, Sampler(settings), preprocess_ms, self.model.checkpoint.tokenizer.stream(),
                      StopChecker(settings.stop), stop, self.model.constraint(settings, stop))
-        self._remember_tiles(prepared)
-        self._post(lambda: self._take(work))
+        self._seen.add(prepared)
+        self._device.post(lambda: self._take(work))
         return ticket
 
     def count(self, messages: Sequence[Message], detail: str = "auto") -> TokenCount:
@@ -161,86 +109,50 @@ class Service:
         return TokenCount(sum(len(p.tokens) for p in pieces), tuple(p.plan.tokens for p in prepared), self.model.runner.context)
 
     def stats(self) -> ServiceStats:
-        if self._thread is not None:
+        if self._device.is_running:
             with suppress(MtmdError):  # the service is closed
                 return self.exclusively(self._count)
         return self._count()
 
     def processed(self, sha256: str) -> tuple[np.ndarray, ...] | None:
         """The tiles that the encoder got of a picture, uint8 [Y, X, 3] each, if it was seen lately."""
-        tiles = self._seen.get(sha256)
-        return None if tiles is None else tuple(_as_bytes(tile) for tile in tiles)
+        return self._seen.get(sha256)
 
     def exclusively(self, work: Callable[[], T]) -> T:
         """Do something with the device while nobody else does. Raises what it raises."""
-        if threading.current_thread() is self._thread:
-            return work()
-        done: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
-
-        def run() -> None:
-            try:
-                done.put((work(), None))
-            except BaseException as error:  # it is raised again where it was asked for
-                done.put((None, error))
-        self._post(run)
-        value, error = done.get()
-        if error is not None:
-            raise error
-        return value  # type: ignore[return-value]
+        return self._device.exclusively(work)
 
     def close(self) -> None:
         """End every request, and the thread. What was asked for before is done first, what comes later is refused."""
-        with self._wake:
-            self._closed, thread = True, self._thread
-            self._wake.notify()
-        if thread is not None:
-            thread.join()
+        self._device.close()
 
-    def _post(self, action: Callable[[], None]) -> None:
-        """To be done by the device thread, soon."""
-        with self._wake:
-            if self._closed:
-                raise MtmdError("the service is closed; start another")
-            self._inbox.append(action)
-            self._wake.notify()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._loop, name="mtmd device", daemon=True)
-                self._thread.start()
+    def _give_up(self, ticket: Ticket) -> None:
+        with suppress(MtmdError):  # the service is closed, and the request with it
+            self._device.post(lambda: self._cancel(ticket))
 
     # Below here everything runs on the device thread.
 
-    def _loop(self) -> None:
-        closed = False
-        while not closed:
-            with self._wake:
-                if self.encoding and self.encoding.is_short and not (self.engine.busy or self._inbox or self._closed):
-                    self._wake.wait(RETRY_S)
-                while not (self._closed or self._inbox or self.engine.busy or (self.encoding and self.encoding.busy)):
-                    if not self._wake.wait(IDLE_S) and not (self._inbox or self._closed):  # somebody may come just when the time is up
-                        self._thread = None  # so that a model nobody holds any more can go; the next request starts another
-                        return
-                inbox, self._inbox, closed = self._inbox, [], self._closed
-            for action in inbox:
-                self._guarded(action)
-            if not closed:
-                self._guarded(self._turn)
-        for ticket in list(self._work):
-            self._guarded(partial(self._cancel, ticket))
+    def _pause(self) -> float | None:
+        """Until there is something to do: at once, when memory is looked for again, or when somebody comes."""
+        if self.encoding and self.encoding.is_short and not self.engine.busy:
+            return RETRY_S
+        return 0 if self.engine.busy or (self.encoding and self.encoding.busy) else None
 
-    def _guarded(self, action: Callable[[], None]) -> None:
-        """Do something that a defect may end: then those under way are told, and the service lives on."""
-        try:
-            action()
-        except BaseException as error:
-            failure = MtmdError(f"internal error: {type(error).__name__}")
-            failure.__cause__ = error
-            self._stats.failed += len(self._work)
-            tickets, self._work, self._by_generation = list(self._work), {}, {}
-            self.engine.reset()
-            if self.encoding:
-                self.encoding.reset()
-            for ticket in tickets:
-                ticket.put(failure)
+    def _end_all(self) -> None:
+        for ticket in list(self._work):
+            self._cancel(ticket)
+
+    def _defect(self, error: BaseException) -> None:
+        """Those under way are told, and the service lives on."""
+        failure = MtmdError(f"internal error: {type(error).__name__}")
+        failure.__cause__ = error
+        self._stats.failed += len(self._work)
+        tickets, self._work, self._by_generation = list(self._work), {}, {}
+        self.engine.reset()
+        if self.encoding:
+            self.encoding.reset()
+        for ticket in tickets:
+            ticket.put(failure)
 
     def _turn(self) -> None:
         """A slice of encoding, and a batch of the decoder; a slice is as long as the last batch if that is longer, so that neither waits
@@ -376,14 +288,6 @@ class Service:
                 self.encoding.leave(job)
         work.jobs = {}
 
-    def _remember_tiles(self, prepared: Sequence[Prepared]) -> None:
-        with self._wake:
-            for one in prepared:
-                if one.plan.tiles:
-                    self._seen[one.key[0]] = one.plan.tiles
-            while sum(tile.nbytes for tiles in self._seen.values() for tile in tiles) > SEEN_BYTES and len(self._seen) > 1:
-                self._seen.popitem(last=False)
-
     def _count(self) -> ServiceStats:
         stats, engine = self._stats, self.engine
         stats.running, stats.waiting = len(engine.batcher.running), len(engine.batcher.waiting)
@@ -391,11 +295,3 @@ class Service:
         if self.encoding:
             stats.encoding, stats.encode_batches, stats.encode_tiles = len(self.encoding.jobs), self.encoding.batches, self.encoding.tiles
         return ServiceStats(**vars(stats))
-
-
-def _as_bytes(tile: np.ndarray) -> np.ndarray:
-    """A normalised tile [3, Y, X] as a picture to be looked at, its values spread over 0 to 255."""
-    low, high = float(tile.min()), float(tile.max())
-    scaled = (tile - low) * (255 / (high - low) if high > low else 0)
-    found: np.ndarray = np.round(scaled.transpose(1, 2, 0)).astype(np.uint8)
-    return found

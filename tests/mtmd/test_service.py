@@ -234,7 +234,7 @@ def test_what_is_asked_while_the_service_closes_is_answered_or_refused(service: 
     entered.wait(20)
     before = service.submit(asked(world[1]))
     closing.start()
-    while not (service._closed or len(service._inbox) > 1):
+    while not (service._device._closed or len(service._device._inbox) > 1):
         time.sleep(0.001)
     with pytest.raises(MtmdError, match="the service is closed"):
         late = service.submit(asked(world[1]))
@@ -247,16 +247,17 @@ def test_what_is_asked_while_the_service_closes_is_answered_or_refused(service: 
 
 
 def test_one_who_comes_just_when_the_thread_has_waited_long_enough(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    came, wait = threading.Event(), service._wake.wait
+    came, device = threading.Event(), service._device
+    wait = device._wake.wait
 
     def come_late(timeout: float | None = None) -> bool:
         if came.is_set():
             return wait(timeout)
-        service._inbox.append(came.set)  # after the time is up, and before the thread has the lock again
+        device._inbox.append(came.set)  # after the time is up, and before the thread has the lock again
         return False
 
-    monkeypatch.setattr(service._wake, "wait", come_late)
-    service._post(lambda: None)
+    monkeypatch.setattr(device._wake, "wait", come_late)
+    device.post(lambda: None)
     assert came.wait(20)
 
 
@@ -280,8 +281,8 @@ def test_events_are_told_once(service: Service, world: dict[int, Path]) -> None:
 
 def test_pictures_to_look_at_take_a_bounded_memory(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     tickets = [service.submit(asked(noise(0)), max_tokens=1)]
-    (tile,) = service._seen[next(iter(service._seen))]
-    monkeypatch.setattr("mtmd.service.SEEN_BYTES", 3 * tile.nbytes)
+    (tile,) = next(iter(service._seen._tiles.values()))
+    monkeypatch.setattr("mtmd.seen.SEEN_BYTES", 3 * tile.nbytes)
     tickets += [service.submit(asked(noise(seed)), max_tokens=1) for seed in range(1, 6)]
     shown = [answer(ticket).receipt.images[0].sha256 for ticket in tickets]
     assert [service.processed(sha) is not None for sha in shown] == [False] * 3 + [True] * 3
