@@ -57,8 +57,7 @@ class Gpu:
         torch.cuda.synchronize(self.device)
 
     def workspace(self, node: Node) -> int:
-        """The Triton kernels keep everything in registers and shared memory."""
-        return 0 if triton_kernel(node) else reference_workspace(node)
+        return triton_workspace(node) if triton_kernel(node) else reference_workspace(node)
 
 
 def triton_kernel(node: Node) -> str | None:
@@ -66,6 +65,15 @@ def triton_kernel(node: Node) -> str | None:
     if is_quantized(node):
         return "quantized matmul"
     return {"attention": "attention", "gated_delta": "gated delta rule", "short_conv": "short convolution"}.get(node.op)
+
+
+def triton_workspace(node: Node) -> int:
+    """Bytes that the Triton kernel for a node takes. All keep everything in registers and shared memory, but attention of few tokens to
+    many keys."""
+    if node.op != "attention":
+        return 0
+    from mtmd.kernels.gpu.launch import workspace
+    return workspace(*(i and i.type for i in node.inputs), **node.attrs)  # type: ignore[arg-type]
 
 
 def rejects_triton(node: Node) -> str | None:

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 import torch
 
 from mtmd.kernels.backends.backend import Kernel
-from mtmd.kernels.backends.gpu import is_quantized, rejects_triton, triton_kernel
+from mtmd.kernels.backends.gpu import is_quantized, rejects_triton, triton_kernel, triton_workspace
 from mtmd.kernels.backends.reference import reference_workspace
 from mtmd.kernels.errors import OptionError, PlacementError
 from mtmd.kernels.graph import Node
@@ -45,7 +45,7 @@ class Target:
         raise PlacementError(f"{node.name}: {self.name} is a target to predict for, not a device; use --device to run")
 
     def workspace(self, node: Node) -> int:
-        return 0 if triton_kernel(node) else reference_workspace(node)
+        return triton_workspace(node) if triton_kernel(node) else reference_workspace(node)
 
     def synchronize(self) -> None:
         """Nothing runs."""

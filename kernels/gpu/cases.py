@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mtmd.kernels.dtype import name_of
 
-HEAD_SIZES = (16, 32, 40, 64, 72, 80, 88, 96, 112, 128, 256)
+HEAD_SIZES = (16, 32, 40, 64, 72, 80, 88, 96, 112, 128, 256, 512)
 
 # Largest error against the reference in fp64, relative to max(1, |expected|): fp32 sums in another order; the 16-bit types round the
 # weights and the result, each by half a unit in the last place (2^-9 for bf16, 2^-12 for fp16), with as much again to spare.
@@ -101,8 +101,15 @@ def _cases() -> list[Case]:
         {"bounds": "T"}, {"bounds": "BT", "batch": 2}, {"bounds": "BT", "batch": 2, "mask": "TS"},
         {"bounds": "BT", "batch": 2, "causal": True, "window": 50, "dtype": torch.bfloat16},
         {"layout": "heads first"}, {"layout": "fused", "batch": 3}, {"heads": 6, "groups": 2, "rows": 17},
-        {"value": 40}, {"value": 128, "width": 24}, {"width": 17, "value": 33}, {"width": 255, "rows": 7},
+        {"value": 40}, {"value": 128, "width": 24}, {"width": 17, "value": 33}, {"width": 255, "rows": 7}, {"width": 300, "value": 24},
+        {"width": 512, "rows": 70, "bounds": "BT", "batch": 2, "softcap": 5.0, "dtype": torch.bfloat16},
+        {"width": 512, "rows": 2, "mask": "TS"},
     ]
+    # Few tokens over many keys, which programs share out.
+    features += [{"keys": 1100} | changes for changes in (
+        {"rows": 1, "heads": 8, "dtype": torch.bfloat16}, {"rows": 1, "keys": 1024}, {"rows": 3, "causal": True, "window": 700},
+        {"rows": 2, "mask": "TS", "softcap": 5.0}, {"rows": 16, "bounds": "BT", "batch": 2}, {"rows": 4, "window": 9, "causal": True},
+        {"rows": 1, "width": 512, "bounds": "T", "dtype": torch.float16}, {"rows": 2, "value": 130, "layout": "fused"})]
     return cases + [replace(Case(72, heads=4, groups=2), **changes) for changes in features]
 
 

@@ -19,8 +19,8 @@ from triton.compiler import ASTSource
 
 from mtmd.kernels.errors import OptionError, PlacementError
 from mtmd.kernels.gpu import gated_delta, quant_matmul, short_conv
-from mtmd.kernels.gpu.flash_attention import attention_kernel
-from mtmd.kernels.gpu.launch import Call, Tile, plan_launch
+from mtmd.kernels.gpu.flash_attention import attention_kernel, combine_kernel
+from mtmd.kernels.gpu.launch import Call, Tile, plan_combine, plan_launch
 from mtmd.kernels.graph import Node, Type
 
 # What one program may use: CUDA C++ Programming Guide, "Compute Capabilities"; AMD CDNA 3 ISA guide, local data share of a workgroup.
@@ -56,7 +56,16 @@ def compile_for(target: str, q: Type, k: Type, v: Type, mask: Type | None = None
     """
     launch = plan_launch(q, k, v, mask, bounds, scale=scale, causal=causal, window=window, softcap=softcap, tile=tile, split=split)
     call = Call(launch.scalars, dict(launch.constants), launch.programs, launch.tile.warps, launch.tile.stages)
-    return compile_call(target, attention_kernel, call, {"q": q, "k": k, "v": v, "mask": mask or q, "bounds": bounds or q, "out": v})
+    out = v if launch.splits == 1 else Type.contiguous((1,), torch.float32)
+    return compile_call(target, attention_kernel, call, {"q": q, "k": k, "v": v, "mask": mask or q, "bounds": bounds or q, "out": out,
+                                                         "sums": out})
+
+
+def compile_combine(target: str, q: Type, k: Type, v: Type, *, scale: float) -> Resources:
+    """Compile the kernel that adds the parts of attention over shared-out keys. Raises as `compile_for` does."""
+    part = Type.contiguous((1,), torch.float32)
+    call = plan_combine(plan_launch(q, k, v, scale=scale))
+    return compile_call(target, combine_kernel, call, {"parts": part, "sums": part, "out": v})
 
 
 def compile_node(target: str, node: Node) -> Resources:

@@ -14,11 +14,16 @@ outside the intervals of all rows of a block are never loaded, key blocks inside
 blocks in between are compared key by key.
 
 **Head size.** Matrix instructions want sizes that are powers of two. Instead of padding 72 to 128, the head is split into 64 + 16
-(11 % padding, not 78 %): two products add into the same scores, and values are summed in two parts. See `parts`.
+(11 % padding, not 78 %): two products add into the same scores, and values are summed in two parts. See `parts`. Heads above 256 are
+two parts as well, the first of 256.
 
 **Grouped heads.** The H / G query heads that share a key head are rows of the same block (row = token * H / G + head in the group):
 keys and values are loaded once for all of them, and decoding one token fills a matrix instruction with its query heads.
-A single token over a long context still runs as B * G programs; it is not split over the keys.
+
+**Few tokens over many keys** (flash-decoding, https://pytorch.org/blog/flash-decoding). B * G programs would leave most of a GPU idle,
+so SPLITS programs share out the key blocks that a block of rows sees. Each writes its own m, z and o, and `combine_kernel` adds them:
+
+    M = max_i m_i          result = sum_i exp(m_i - M) o_i / sum_i exp(m_i - M) z_i
 """
 from __future__ import annotations
 
@@ -33,7 +38,7 @@ from torch import Tensor
 
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import PlacementError
-from mtmd.kernels.gpu.launch import Launch, plan_launch
+from mtmd.kernels.gpu.launch import MAX_HEAD, Launch, plan_combine, plan_launch
 from mtmd.kernels.graph import Type
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -117,13 +122,15 @@ def _intervals(t, bounds, T, S, window, bound_step, bound_end, CAUSAL: tl.conste
 
 
 @triton.jit(do_not_specialize=["T", "S", "window"])
-def attention_kernel(q, k, v, mask, bounds, out, scale, cap, window, T, S, H, q_batch, q_step, q_head, k_batch, k_step, k_head,
+def attention_kernel(q, k, v, mask, bounds, out, sums, scale, cap, window, T, S, H, q_batch, q_step, q_head, k_batch, k_step, k_head,
                      v_batch, v_step, v_head, mask_batch, mask_head, mask_row, mask_step, bound_batch, bound_step, bound_end,
                      GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr, V1: tl.constexpr,
                      V2: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BOUNDS: tl.constexpr, CAP: tl.constexpr,
-                     MASK: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, ALIGN: tl.constexpr):
+                     MASK: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, ALIGN: tl.constexpr,
+                     SPLITS: tl.constexpr):
     """ROWS rows of one batch entry and key head. WHOLE: every row sees every key, and S is a multiple of KEYS. Strides of
-    q, k and v count ALIGN elements."""
+    q, k and v count ALIGN elements. With several SPLITS, `out` is fp32 [B, T, H, SPLITS, V] and `sums` fp32 [B, T, H, SPLITS, 2]: o, m
+    and z of a part of the keys."""
     blocks = tl.cdiv(T * GROUP, ROWS)
     block = tl.program_id(0) % blocks
     if CAUSAL:
@@ -157,11 +164,18 @@ def attention_kernel(q, k, v, mask, bounds, out, scale, cap, window, T, S, H, q_
     # Keys begin..end hold everything that some row sees; inner_begin..inner_end are blocks that all rows see entirely.
     begin = tl.min(tl.where(lo <= hi, lo, S), 0) // KEYS * KEYS
     end = tl.max(tl.where(lo <= hi, hi, -1), 0) + 1
+    if SPLITS > 1:
+        # A row block's keys, in whole blocks: the last parts may be shorter, or empty with begin at or behind end.
+        each = tl.cdiv(tl.cdiv(tl.maximum(end - begin, 0), KEYS), SPLITS) * KEYS
+        begin = tl.minimum(begin + tl.program_id(1) * each, tl.cdiv(end, KEYS) * KEYS)
+        end = tl.minimum(end, begin + each)
     inner_begin = tl.minimum(tl.cdiv(tl.max(lo, 0), KEYS), tl.cdiv(end, KEYS)) * KEYS
     inner_begin = tl.maximum(inner_begin, begin)
-    inner_end = tl.maximum((tl.min(hi, 0) + 1) // KEYS * KEYS, inner_begin)
+    inner_end = tl.maximum(tl.minimum(tl.min(hi, 0) + 1, end) // KEYS * KEYS, inner_begin)
     if WHOLE:
         inner_begin, inner_end = S * 0, S
+        if SPLITS > 1:
+            inner_begin, inner_end = begin, end
     for start in range(inner_begin, inner_end, KEYS):
         start = tl.multiple_of(start, KEYS)
         m, z, o1, o2 = _fold(m, z, o1, o2, q1, q2, k, v, k_from, v_from, mask_rows, start, end, lo, hi, k_step, v_step, mask_step,
@@ -174,13 +188,35 @@ def attention_kernel(q, k, v, mask, bounds, out, scale, cap, window, T, S, H, q_
             m, z, o1, o2 = _fold(m, z, o1, o2, q1, q2, k, v, k_from, v_from, mask_rows, start, end, lo, hi, k_step, v_step, mask_step,
                                  scale, cap, K, V, K1, K2, V1, V2, KEYS, ALIGN, CAP, MASK, True)
 
+    out_row = (batch * T + t) * H + h
+    if SPLITS > 1:
+        out_row = out_row * SPLITS + tl.program_id(1)
+        tl.store(sums + out_row * 2, m, mask=real)
+        tl.store(sums + out_row * 2 + 1, z, mask=real)
+        z = tl.full([ROWS], 1.0, tl.float32)
     z = tl.where(z == 0, 1.0, z)
-    out_rows = out + ((batch * T + t) * H + h) * V
+    out_rows = out + out_row * V
     c = tl.arange(0, V1)
     tl.store(out_rows[:, None] + c[None, :], (o1 / z[:, None]).to(out.dtype.element_ty), mask=real[:, None] & (c < V)[None, :])
     if V2 > 0:
         c = V1 + tl.arange(0, V2)
         tl.store(out_rows[:, None] + c[None, :], (o2 / z[:, None]).to(out.dtype.element_ty), mask=real[:, None] & (c < V)[None, :])
+
+
+@triton.jit
+def combine_kernel(parts, sums, out, to_log2, V: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr):
+    """COLUMNS columns of one row from its SPLITS parts, which `attention_kernel` leaves. to_log2: what makes m a power of two."""
+    first = tl.program_id(0).to(tl.int64) * SPLITS
+    part = tl.arange(0, SPLITS)
+    c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    m = tl.load(sums + (first + part) * 2)
+    top = tl.max(m, 0)
+    top = tl.where(top == float("-inf"), 0.0, top)
+    a = tl.exp2((m - top) * to_log2)
+    z = tl.sum(a * tl.load(sums + (first + part) * 2 + 1), 0)
+    o = tl.load(parts + (first + part)[:, None] * V + c[None, :], mask=(c < V)[None, :], other=0)
+    o = tl.sum(o * a[:, None], 0) / tl.where(z == 0, 1.0, z)
+    tl.store(out + tl.program_id(0).to(tl.int64) * V + c, o.to(out.dtype.element_ty), mask=c < V)
 
 
 def rejects(q: Type, k: Type, v: Type, mask: Type | None = None, bounds: Type | None = None, *, scale: float, causal: bool = False,
@@ -191,8 +227,8 @@ def rejects(q: Type, k: Type, v: Type, mask: Type | None = None, bounds: Type | 
     for name, type_ in (("q", q), ("k", k), ("v", v)):
         if type_.dtype not in (torch.bfloat16, torch.float16, torch.float32) or type_.dtype != q.dtype:
             return f"{name} is {name_of(type_.dtype)}; the kernel takes bf16, fp16 or fp32, the same for q, k and v"
-        if not 16 <= type_.shape[3] <= 256:
-            return f"{name} has head size {type_.shape[3]}; the kernel takes 16 to 256"
+        if not 16 <= type_.shape[3] <= MAX_HEAD:
+            return f"{name} has head size {type_.shape[3]}; the kernel takes 16 to {MAX_HEAD}"
         if type_.strides[3] != 1:
             return f"{name} has strides {list(type_.strides)}; the kernel needs stride 1 in the last dimension"
         if min(type_.strides) < 0:
@@ -229,9 +265,18 @@ def run_launch(launch: Launch, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | N
     out = torch.empty((*q.shape[:3], v.shape[3]), dtype=v.dtype, device=q.device)
     if not out.numel():
         return out
+    given = q, k, v, q if mask is None else mask, q if bounds is None else bounds
+    options = {**launch.scalars, **launch.constants, "num_warps": launch.tile.warps, "num_stages": launch.tile.stages,
+               "enable_fp_fusion": True}
     device = torch.cuda.device(q.device) if q.is_cuda else contextlib.nullcontext()  # Triton launches on the current device
     with device:
-        attention_kernel[(launch.programs,)](q, k, v, q if mask is None else mask, q if bounds is None else bounds, out,
-                                             **launch.scalars, **launch.constants,
-                                             num_warps=launch.tile.warps, num_stages=launch.tile.stages, enable_fp_fusion=True)
+        if launch.splits == 1:
+            attention_kernel[(launch.programs,)](*given, out, out, **options)
+            return out
+        parts = torch.empty((*q.shape[:3], launch.splits, v.shape[3]), dtype=torch.float32, device=q.device)
+        sums = torch.empty((*q.shape[:3], launch.splits, 2), dtype=torch.float32, device=q.device)
+        attention_kernel[(launch.programs, launch.splits)](*given, parts, sums, **options)
+        call = plan_combine(launch)
+        combine_kernel[(out.numel() // v.shape[3], call.programs)](parts, sums, out, **call.scalars, **call.constants,
+                                                                   num_warps=call.warps, num_stages=call.stages)
     return out

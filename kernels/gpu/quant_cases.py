@@ -5,16 +5,29 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mtmd.kernels.dtype import name_of
-from mtmd.kernels.weights.blocks import BLOCKS, NATIVE
+from mtmd.kernels.weights.blocks import BLOCKS, NATIVE, dequantize
 
 KINDS = tuple(sorted(NATIVE))
 
 # Where a block has its fp16 numbers (ggml-common.h): random bytes there could be infinite or NaN.
 HALVES = {"Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2),
           "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,)}
+
+# Largest mean square error, relative to that of the result: fp32 sums in another order; in 16 bits the result is rounded, and in tiles
+# the weights are, each by half a unit in the last place at most.
+NMSE = {torch.float32: 1e-11, torch.float16: 2.0**-21, torch.bfloat16: 2.0**-15}
+
+
+def error_of(found: Tensor, x: Tensor, w: Tensor, bias: Tensor | None, quant: str, exact: torch.dtype = torch.float64) -> float:
+    """Mean square error of a product against that with dequantized weights, computed in `exact`."""
+    wide = dequantize(w, quant).to(exact)
+    expected = F.linear(x.to(exact), wide, None if bias is None else bias.to(exact))
+    typical = x.to(exact).square().mean() * wide.square().mean() * x.shape[-1]  # a single product may be next to nothing
+    return float((found.to(exact) - expected).square().mean() / torch.maximum(typical, expected.square().mean()))
 
 
 def random_blocks(kind: str, rows: int, width: int, seed: int = 0) -> Tensor:

@@ -24,6 +24,9 @@ from mtmd.kernels.gpu.launch import Call, power_of_two
 from mtmd.kernels.gpu.run import run_call
 from mtmd.kernels.graph import Type
 
+# Largest mean square error against the reference in fp32, relative to the result's: one rounding of the result, in 16 bits.
+NMSE = {torch.float32: 1e-10 / 3, torch.float16: 2.0**-22 / 3, torch.bfloat16: 2.0**-16 / 3}
+
 
 @triton.jit(do_not_specialize=["T", "S"])
 def short_conv_kernel(x, w, state, starts, slots, bias, out, T, S, C, x_step, x_channel, w_channel, w_tap, W: tl.constexpr,

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.gpu.cases import CASES, TOLERANCE, Case
-from mtmd.kernels.gpu.flash_attention import flash_attention, rejects
-from mtmd.kernels.gpu.launch import parts, power_of_two
+from mtmd.kernels.gpu.flash_attention import flash_attention, rejects, run_launch
+from mtmd.kernels.gpu.launch import choose_splits, parts, plan_launch, power_of_two
 from mtmd.kernels.graph import Type
 from mtmd.kernels.ops.attention import attention
 
@@ -43,7 +43,8 @@ def test_matches_reference(case):
 
 def random_case(rng):
     groups = rng.choice((1, 2, 3))
-    return Case(rng.randint(16, 256), rows=rng.choice((1, 2, 17, rng.randint(1, 80))), keys=rng.choice((1, 31, 64, rng.randint(1, 150))),
+    return Case(rng.choice((rng.randint(16, 256), rng.randint(16, 256), rng.randint(257, 512))),
+                rows=rng.choice((1, 2, 17, rng.randint(1, 80))), keys=rng.choice((1, 31, 64, rng.randint(1, 150))),
                 heads=groups * rng.choice((1, 2, 5)), groups=groups, batch=rng.randint(1, 5),
                 value=rng.choice((None, rng.randint(16, 256))), dtype=rng.choice(tuple(TOLERANCE)), causal=rng.random() < 0.4,
                 window=rng.choice((None, None, rng.randint(-2, 90))), softcap=rng.choice((None, None, 3.0)),
@@ -112,6 +113,32 @@ def test_no_keys_and_no_rows():
     assert flash_attention(q[:, :0], k, v, scale=0.1).shape == (1, 0, 2, 72)
 
 
+@pytest.mark.parametrize("splits", [2, 8, 32])
+@pytest.mark.parametrize("case", [Case(40, rows=3, keys=530, heads=4, groups=2, bounds="T"),
+                                  Case(16, rows=1, keys=512, dtype=torch.bfloat16),
+                                  Case(16, rows=2, keys=100, causal=True, window=20, mask="TS", softcap=5.0)], ids=str)
+def test_keys_shared_out_by_any_number_of_programs(case, splits):
+    """Some of which get no keys, or keys that no row sees."""
+    given = case.inputs()
+    launch = plan_launch(*(None if t is None else Type.of(t) for t in given), **case.options, splits=splits)
+    assert launch.splits == launch.constants["SPLITS"] == splits
+    assert error_of(run_launch(launch, *given), *given, **case.options) <= 1
+
+
+@pytest.mark.parametrize("options", [{"bounds": torch.tensor([[5, 2], [600, 900]], dtype=torch.int32)}, {"window": -2000},
+                                     {"mask": torch.full((2, 600), -torch.inf)}], ids=["bounds", "window", "mask"])
+def test_a_row_that_sees_nothing_of_shared_out_keys_gives_zeros(options):
+    q, k, v, _, _ = Case(24, rows=2, keys=600).inputs()
+    assert plan_launch(*(Type.of(t) for t in (q, k, v)), scale=0.1).splits > 1
+    assert torch.equal(flash_attention(q, k, v, scale=0.1, **options), torch.zeros(1, 2, 2, 24))
+
+
+def test_keys_are_shared_out_where_few_programs_have_many():
+    found = {(rows, blocks, programs): choose_splits(rows, blocks, programs) for rows, blocks, programs in (
+        (1, 128, 8), (1, 32, 8), (1, 7, 8), (1, 128, 100), (1, 128, 129), (16, 512, 8), (17, 512, 8), (1, 0, 8), (0, 128, 0))}
+    assert list(found.values()) == [32, 8, 1, 2, 1, 32, 1, 1, 1]
+
+
 def test_64_bit_window_and_int64_bounds():
     given = Case(72, rows=5, window=2**40, bounds="T").inputs()
     bounds = given[4].long()
@@ -128,7 +155,7 @@ def types(case=None, **changes):
 
 @pytest.mark.parametrize(("given", "options", "words"), [
     (types(Case(12)), {}, "head size 12"),
-    (types(Case(257)), {}, "head size 257"),
+    (types(Case(513)), {}, "head size 513"),
     (types(Case(72, value=8)), {}, "v has head size 8"),
     (types(Case(72, dtype=torch.float64)), {}, "fp64"),
     (types(v=Type.contiguous((1, 130, 1, 72), torch.bfloat16)), {}, "v is bf16"),
@@ -153,9 +180,9 @@ def test_launcher_refuses_what_rejects_names():
 
 
 def test_parts_cover_every_head_size():
-    for size in range(16, 257):
+    for size in range(16, 513):
         first, second = parts(size)
         assert size <= first + second <= power_of_two(size) or size <= 16
         assert all(n == 0 or (n >= 16 and n == power_of_two(n)) for n in (first, second))
-    assert [parts(n) for n in (16, 40, 64, 72, 80, 88, 96, 112, 256)] == [
-        (16, 0), (32, 16), (64, 0), (64, 16), (64, 16), (64, 32), (64, 32), (128, 0), (256, 0)]
+    assert [parts(n) for n in (16, 40, 64, 72, 80, 88, 96, 112, 256, 257, 512)] == [
+        (16, 0), (32, 16), (64, 0), (64, 16), (64, 16), (64, 32), (64, 32), (128, 0), (256, 0), (256, 16), (256, 256)]

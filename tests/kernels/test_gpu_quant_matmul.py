@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from op_cases import node_of
@@ -21,15 +20,13 @@ from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.gpu import compile as compile_module
 from mtmd.kernels.gpu import quant_blocks
 from mtmd.kernels.gpu.compile import SHARED_LIMIT, Resources
-from mtmd.kernels.gpu.quant_cases import CASES, KINDS, Case, random_blocks
+from mtmd.kernels.gpu.quant_cases import CASES, KINDS, NMSE, Case, error_of, random_blocks
 from mtmd.kernels.gpu.quant_matmul import GROUP, kernel_of, plan_call, quant_matmul, rejects, row_kernel, tile_kernel
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.scheduler import make_plan
 from mtmd.kernels.weights.blocks import BLOCKS, dequantize
 
 pytestmark = pytest.mark.usefixtures("exact_bf16", "poisoned")
-# fp32 sums in another order; in 16 bits the result is rounded, and in tiles the weights are, each by half a unit in the last place at most.
-NMSE = {torch.float32: 1e-11, torch.float16: 2.0**-21, torch.bfloat16: 2.0**-15}
 
 
 def types(case: Case) -> list[Type | None]:
@@ -42,11 +39,7 @@ def test_products_are_those_of_dequantized_weights(case):
     assert rejects(*types(case), **case.options) is None
     found = quant_matmul(x, w, bias, **case.options)
     assert found.shape == (case.rows, case.outer) and found.dtype == case.dtype
-    wide = dequantize(w, case.quant).double()
-    expected = F.linear(x.double(), wide, None if bias is None else bias.double())
-    typical = x.double().square().mean() * wide.square().mean() * case.width  # a single product may be next to nothing
-    error = (found.double() - expected).square().mean() / torch.maximum(typical, expected.square().mean())
-    assert float(error) <= NMSE[case.dtype]
+    assert error_of(found, x, w, bias, case.quant) <= NMSE[case.dtype]
 
 
 @triton.jit
