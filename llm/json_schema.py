@@ -17,7 +17,6 @@ from mtmd.kernels.errors import OptionError
 SCHEMA_BYTES_MAX = 64 << 10
 # A grammar for multiples of N has N states, for several at once as many as their common multiple: 20,000 take 0.2 s to make.
 MULTIPLE_MAX = 20_000
-DATA_KEYS = ("const", "enum", "default", "examples")  # what they hold is no schema
 
 # One spelling for each string: were "\u0061" allowed for "a", a key could pass for another one. One blank, or one line break
 # and indentation, so that an answer cannot go on with blanks for ever. These take the place of a schema's own "x-guidance".
@@ -71,23 +70,24 @@ def _check_promises(schema: Any) -> None:
     for part in _subschemas(schema):
         least, required = part.get("minProperties"), part.get("required", ())
         # The grammar counts a key that comes twice as two properties, a reader as one.
-        if _is_number(least) and least > (len(set(map(str, required))) if isinstance(required, list) else 0):
-            raise _wrong(f"minProperties {least}", "as many names in 'required': a key written twice would count twice")
-        if _is_number(part.get("multipleOf")):
-            multiples.add(Decimal(repr(part["multipleOf"])))
+        if isinstance(least, (int, float)) and least > (len(set(map(str, required))) if isinstance(required, list) else 0):
+            raise _wrong(f"minProperties {_short(least)}", "as many names in 'required': a key written twice would count twice")
+        multiple = part.get("multipleOf")
+        if isinstance(multiple, (int, float)) and not isinstance(multiple, bool):
+            multiples.add(Decimal(repr(multiple)))
     places = max((-int(m.normalize().as_tuple().exponent) for m in multiples), default=0)
     if prod(abs(m).scaleb(max(places, 0)) for m in multiples) > MULTIPLE_MAX:
-        raise _wrong(f"multipleOf {', '.join(map(str, sorted(multiples)))}", f"numbers whose product is at most {MULTIPLE_MAX}")
+        raise _wrong(f"multipleOf {_short(', '.join(map(str, sorted(multiples))))}", f"numbers whose product is at most {MULTIPLE_MAX}")
 
 
 def _subschemas(schema: Any) -> Iterator[dict[str, Any]]:
-    """Every object that may be a schema, the outermost first."""
+    """Every object in it: a few are data or tables of schemas, which may look like one and are then taken for it."""
     waiting = [schema]
     while waiting:
         part = waiting.pop()
         if isinstance(part, dict):
             yield part
-            waiting += [value for key, value in part.items() if key not in DATA_KEYS]
+            waiting += part.values()
         elif isinstance(part, list):
             waiting += part
 
@@ -101,10 +101,6 @@ def _read(value: object) -> object:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
         raise _wrong(f"text that is not JSON ({_short(error)})", "a JSON schema") from error
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _short(value: object) -> str:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from itertools import islice
 from threading import Event as Flag
@@ -31,7 +31,7 @@ class Batch:
         self._tickets: set[Ticket] = set()
         self._lock = Lock()
 
-    def rows(self, inputs: Iterable[Input], ordered: bool = True) -> Iterator[Row]:
+    def rows(self, inputs: Iterable[Input], ordered: bool = True) -> Generator[Row, None, None]:
         """A row for each picture, in their order or as they come. A picture that cannot be answered is a row with its error.
 
         Leaving the loop gives up those under way. Raises OptionError for what would fail for every picture.

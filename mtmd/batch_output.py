@@ -8,7 +8,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from itertools import islice
@@ -225,5 +225,6 @@ def _check_resume(path: Path, resume: bool) -> None:
         raise OptionError(f"out {path}: found a file there already; --resume goes on with it, or name another")
 
 
-KINDS = {".jsonl": lambda path, resume: Appended(path, resume, JsonForm()), ".csv": lambda path, resume: Appended(path, resume, CsvForm()),
-         ".parquet": Parquet}
+KINDS: dict[str, Callable[[Path, bool], Output]] = {
+    ".jsonl": lambda path, resume: Appended(path, resume, JsonForm()), ".csv": lambda path, resume: Appended(path, resume, CsvForm()),
+    ".parquet": Parquet}

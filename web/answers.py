@@ -9,15 +9,19 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from mtmd import Finished, MtmdError, Progress, TextPiece, Ticket
 from mtmd.web.errors import as_api_error
 from mtmd.web.records import COMPLETE, FAILED, STOPPED
-from mtmd.web.store import Store, StoreError
+from mtmd.web.schema import StoreError
+from mtmd.web.store import Store
 
 SAVE_SECONDS = 0.5
+END_SECONDS = 5.0
 FINISHED_KEPT = 64  # for pages that come back; later ones read the store
 log = logging.getLogger("mtmd.web")
 
@@ -69,6 +73,7 @@ class Answers:
         self._store, self._lock = store, threading.Lock()
         self._answers: OrderedDict[str, Answer] = OrderedDict()
         self._saver: threading.Thread | None = None
+        store.before_close.append(self.end)
 
     def start(self, id_: str, conversation: str, ticket: Ticket) -> Answer:
         """`id_`: the message in the store, in state running, that the answer is written to."""
@@ -92,6 +97,16 @@ class Answers:
         """All, or those of one conversation."""
         with self._lock:
             return [a for a in self._answers.values() if not a.ended and conversation in (None, a.conversation)]
+
+    def end(self) -> None:
+        """Stop all that are running, and wait until they are saved."""
+        running, latest = self.running(), time.monotonic() + END_SECONDS
+        for answer in running:
+            with suppress(MtmdError):  # the service is closed, which has ended them
+                answer.ticket.cancel()
+        for answer in running:
+            with answer.changed:
+                answer.changed.wait_for(partial(_has_ended, answer), max(0.0, latest - time.monotonic()))
 
     def _write(self, answer: Answer) -> None:
         """Reads the ticket to its end. The end is told after it is saved, so that who sees it may reload."""
@@ -150,3 +165,7 @@ def follow(answer: Answer, seen: int, beat_seconds: float = 10.0) -> Iterator[tu
             yield seen, None
         if events and events[-1]["type"] == "end":
             return
+
+
+def _has_ended(answer: Answer) -> bool:
+    return answer.ended

@@ -1,11 +1,13 @@
 """The warm-up report as bars: what the template draws as SVG. Lengths are shares of the longest bar of a chart, 0 to 1."""
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from mtmd import WarmupReport
 
+Row: TypeAlias = "tuple[str, str, Sequence[tuple[str, str, float]]]"  # label, detail, (name, style, value) of the parts
 MOST_OPS = 12  # bars of one graph; the rest is summed up
 
 
@@ -56,8 +58,9 @@ def _spaces(report: WarmupReport) -> list[str]:
 
 
 def _memory(report: WarmupReport, space: str) -> Chart:
-    rows = [(f"{g.graph}, {g.label}", g.size, [("weights", "a", g.weight_bytes.get(space, 0)), ("cache", "b", g.cache_bytes.get(space, 0)),
-                                              ("compute, at its peak", "c", g.compute_bytes.get(space, 0))]) for g in report.graphs]
+    rows: list[Row] = [
+        (f"{g.graph}, {g.label}", g.size, [("weights", "a", g.weight_bytes.get(space, 0)), ("cache", "b", g.cache_bytes.get(space, 0)),
+                                           ("compute, at its peak", "c", g.compute_bytes.get(space, 0))]) for g in report.graphs]
     keys = (("a", "weights"), ("b", "cache"), ("c", "compute, at its peak"))
     return Chart(f"Memory on {space}", "What each graph needs at each size, as predicted.", _bars(rows, readable_bytes), keys)
 
@@ -65,30 +68,30 @@ def _memory(report: WarmupReport, space: str) -> Chart:
 def _backends(report: WarmupReport) -> Chart:
     names = list(dict.fromkeys([report.device, *(b for g in report.graphs for b in g.ops_by_backend)]))
     style = {name: "a" if name == report.device else "warn" if i else "b" for i, name in enumerate(names)}
-    rows = [(f"{g.graph}, {g.label}", g.size, [(n, style[n], g.ops_by_backend.get(n, 0)) for n in names]) for g in report.graphs]
+    rows: list[Row] = [(f"{g.graph}, {g.label}", g.size, [(n, style[n], g.ops_by_backend.get(n, 0)) for n in names]) for g in report.graphs]
     return Chart("Nodes by backend", "Where the nodes of each graph run. Anything beside the device costs a copy each way.",
                  _bars(rows, lambda v: f"{v:.0f}"), tuple((style[n], n) for n in names))
 
 
 def _stages(report: WarmupReport) -> Chart:
-    rows = [(c.graph, what, [("", style, ms)]) for c in report.checks
-            for what, style, ms in (("first run", "b", c.first_ms), ("steady", "a", c.steady_ms))]
+    rows: list[Row] = [
+        (c.graph, what, [("", style, ms)]) for c in report.checks
+        for what, style, ms in (("first run", "b", c.first_ms), ("steady", "a", c.steady_ms))]
     return Chart("Time of one run", "One picture encoded, one token decoded: the first time, and when everything is warm.",
                  _bars(rows, _ms), (("b", "first run"), ("a", "steady")))
 
 
 def _ops(report: WarmupReport, index: int) -> Chart:
     check = report.checks[index]
-    rows = [(o.op, f"{o.count} node{'s' if o.count > 1 else ''}, {o.gflop_per_s:,.1f} GFLOP/s, {o.gb_per_s:,.1f} GB/s", [("", "a", o.ms)])
-            for o in check.ops[:MOST_OPS]]
+    rows: list[Row] = [
+        (o.op, f"{o.count} node{'s' if o.count > 1 else ''}, {o.gflop_per_s:,.1f} GFLOP/s, {o.gb_per_s:,.1f} GB/s", [("", "a", o.ms)])
+        for o in check.ops[:MOST_OPS]]
     if rest := sum(o.ms for o in check.ops[MOST_OPS:]):
         rows.append(("others", f"{len(check.ops) - MOST_OPS} ops", [("", "a", rest)]))
     return Chart(f"Time by op, {check.graph}", check.what, _bars(rows, _ms))
 
 
-def _bars(rows: Iterable[tuple[str, str, list[tuple[str, str, float]]]], words: object) -> tuple[Bar, ...]:
-    assert callable(words)
-    rows = list(rows)
+def _bars(rows: Sequence[Row], words: Callable[[float], str]) -> tuple[Bar, ...]:
     longest = max((sum(v for _, _, v in parts) for _, _, parts in rows), default=0) or 1
     bars = []
     for label, detail, values in rows:

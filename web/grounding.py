@@ -7,23 +7,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 MOST = 200  # regions of one answer; a loop of a model must not fill the page
 LONGEST_LABEL = 120
+OBJECT = 2000  # characters that a JSON object about one region may have on either side of its numbers
+Y_FIRST = "box_2d"
 _N = r"\s*(-?\d+(?:\.\d+)?)\s*"
 _FOUR, _TWO = ",".join([_N] * 4), ",".join([_N] * 2)
-_BOX_TAG = re.compile(r"(?:<(?:ref|\|object_ref_start\|)>([^<]*)<[^>]*>)?\s*<(?:box|\|box_start\|)>\s*([^<]*?)\s*<(?:/box|\|box_end\|)>")
+_BOX_TAG = re.compile(r"(?:<(?:ref|\|object_ref_start\|)>([^<]*)<[^>]*>\s*)?<(?:box|\|box_start\|)>\s*([^<]*?)\s*<(?:/box|\|box_end\|)>")
 _PAIRS = re.compile(rf"\({_TWO}\)\s*,?\s*\({_TWO}\)")
 _LIST = re.compile(rf"\[{_FOUR}\]")
 _LOC = re.compile(r"((?:<loc\d{4}>){4})\s*([^<;\n]*)")
 _POINT_TAG = re.compile(r"<point\s([^<>]*)>([^<]*)</point>")
 _ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
-_FENCE = re.compile(r"```(?:json)?\s*\n(.*?)(?:```|\Z)", re.S)
-_BOX_KEYS, _BOX_KEYS_Y_FIRST, _POINT_KEYS = ("bbox_2d", "bbox", "box"), ("box_2d",), ("point_2d", "point")
-_LABEL_KEYS = ("label", "text_content", "name", "text", "sub_label")
+_MEMBER = re.compile(rf"""["'](bbox_2d|bbox|box_2d|box|point_2d|point)["']\s*:\s*\[\[?({_N}(?:,{_N}){{1,3}})\]""")
+_LABEL = re.compile(r"""["'](?:label|text_content|name|text|sub_label)["']\s*:\s*(["'])((?:(?!\1)[^\\]|\\.)*)\1""")
 
 
 @dataclass(frozen=True)
@@ -88,48 +89,32 @@ def _from_tags(text: str) -> Iterator[Region]:
 
 
 def _from_json(text: str) -> Iterator[Region]:
-    """Objects with a box or point in them: a whole answer, fenced blocks, or one anywhere in a sentence."""
-    fenced = [m[1] for m in _FENCE.finditer(text)]
-    for source in fenced or [text]:
-        position, decoder = 0, json.JSONDecoder()
-        while (start := min((p for p in (source.find("{", position), source.find("[", position)) if p >= 0), default=-1)) >= 0:
-            try:
-                value, position = decoder.raw_decode(source, start)
-            except (ValueError, RecursionError):
-                position = start + 1
-                continue
-            yield from _from_value(value)
+    """The members of JSON objects that give a place, wherever they stand; not whole documents, for an answer may be cut off."""
+    for match in _MEMBER.finditer(text):
+        key, numbers = match[1], _numbers(re.findall(r"-?\d+(?:\.\d+)?", match[2]))
+        label = _label_beside(text, *match.span())
+        if key.startswith("point"):
+            if len(numbers) == 2:
+                yield Region("point", numbers, label, "")
+        elif len(numbers) == 4:
+            x1, y1, x2, y2 = numbers
+            yield Region("box", (y1, x1, y2, x2), label, "1000") if key == Y_FIRST else Region("box", numbers, label, "")
 
 
-def _from_value(value: Any, depth: int = 0) -> Iterator[Region]:
-    if isinstance(value, list) and depth < 8:
-        for item in value:
-            yield from _from_value(item, depth + 1)
-    if not isinstance(value, dict) or depth >= 8:
-        return
-    label = next((str(value[k])[:LONGEST_LABEL] for k in _LABEL_KEYS if isinstance(value.get(k), str)), "")
-    for key, inside in value.items():
-        numbers = _plain_numbers(inside)
-        if len(numbers) == 4 and key in _BOX_KEYS:
-            yield Region("box", numbers, label, "")
-        elif len(numbers) == 4 and key in _BOX_KEYS_Y_FIRST:
-            y1, x1, y2, x2 = numbers
-            yield Region("box", (x1, y1, x2, y2), label, "1000")
-        elif len(numbers) == 2 and key in _POINT_KEYS:
-            yield Region("point", numbers, label, "")
-        elif not numbers and isinstance(inside, (list, dict)):
-            yield from _from_value(inside, depth + 1)
+def _label_beside(text: str, start: int, end: int) -> str:
+    """The label in the object that holds the member from `start` to `end`."""
+    opened = text.rfind("{", max(0, start - OBJECT), start)
+    closed = text.find("}", end, end + OBJECT)
+    match = _LABEL.search(text, opened if opened >= 0 else start, closed if closed >= 0 else end)
+    if not match:
+        return ""
+    try:
+        return str(json.loads(f'"{match[2]}"'))[:LONGEST_LABEL] if match[1] == '"' else match[2][:LONGEST_LABEL]
+    except ValueError:
+        return match[2][:LONGEST_LABEL]
 
 
-def _plain_numbers(value: Any) -> tuple[float, ...]:
-    if isinstance(value, list) and len(value) == 1:
-        value = value[0]
-    if not isinstance(value, list) or not all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in value):
-        return ()
-    return tuple(float(v) for v in value)
-
-
-def _numbers(texts: tuple[str | None, ...]) -> tuple[float, ...]:
+def _numbers(texts: Iterable[str | None]) -> tuple[float, ...]:
     return tuple(float(t or "0") for t in texts)
 
 

@@ -10,7 +10,7 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ class Store:
     def __init__(self, folder: Path | None) -> None:
         self._lock = threading.RLock()
         self.keeps = folder is not None
+        self.before_close: list[Callable[[], None]] = []  # of those who still have something to write
         with _saying("opened"):
             if folder:
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -38,6 +39,8 @@ class Store:
         self.collect()
 
     def close(self) -> None:
+        for end in self.before_close:
+            end()
         with self._lock:
             self._db.close()
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from mtmd import PromptError
+from mtmd import PromptError, Receipt
 from mtmd.web.records import RUNNING, STOPPED, Conversation, Message, StoredImage
 from mtmd.web.store import Store
 
@@ -93,21 +93,21 @@ def read(store: Store, owner: str, text: str | bytes, keep: Keep) -> list[Conver
         first = error.errors()[0]
         where = ".".join(str(p) for p in first["loc"])[:80] or "the file"
         raise PromptError(f"import: {where}: {first['msg'][:100]}; expected a file exported from here") from error
-    for conversation in file.conversations:
-        _check_tree(conversation)
+    for found in file.conversations:
+        _check_tree(found)
     needed = {i.sha256: i.name for c in file.conversations for m in c.messages for i in m.images}
     kept = {name: keep(_decode(file.images, name), shown_as) for name, shown_as in needed.items()}
     made = []
     with store.change() as db:
-        for found in file.conversations:
-            ids = {m.id: uuid.uuid4().hex for m in found.messages}
-            conversation = Conversation(uuid.uuid4().hex, found.title, ids.get(found.head or ""), found.created, found.changed)
+        for told in file.conversations:
+            ids = {m.id: uuid.uuid4().hex for m in told.messages}
+            conversation = Conversation(uuid.uuid4().hex, told.title, ids.get(told.head or ""), told.created, told.changed)
             store.insert_conversation(db, owner, conversation)
-            for m in found.messages:
+            for m in told.messages:
                 images = tuple(replace(kept[i.sha256], name=i.name) for i in m.images)
                 store.insert(db, Message(
                     ids[m.id], conversation.id, ids.get(m.parent or ""), m.role, m.text, STOPPED if m.state == RUNNING else m.state,
-                    images, m.options, m.receipt, m.error, m.created))
+                    images, m.options, _receipt(m.receipt), m.error, m.created))
             made.append(conversation)
     return made
 
@@ -122,6 +122,14 @@ def _check_tree(conversation: _Conversation) -> None:
         seen.add(message.id)
     if conversation.head is not None and conversation.head not in seen:
         raise PromptError(f"import: head {conversation.head[:40]!r} names no message; expected a file exported from here")
+
+
+def _receipt(told: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A receipt as this version writes them. One that is otherwise, of another version, is left out: it is not what was said."""
+    try:
+        return None if told is None else TypeAdapter(Receipt).validate_python(told).asdict()
+    except ValidationError:
+        return None
 
 
 def _decode(images: dict[str, str], name: str) -> bytes:

@@ -264,7 +264,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "keys that may come twice": ({"properties": {"a": {"type": "object", "minProperties": 2}}}, "minProperties 2"),
     "large multiples": ({"type": "integer", "multipleOf": MULTIPLE_MAX + 1}, "multipleOf 20001"),
     "multiples of multiples": ({"allOf": [{"multipleOf": 997}, {"items": {"multipleOf": 9.91}}]}, "multipleOf 9.91, 997"),
-    "a huge number": ({"maximum": 10 ** 400}, "out of range"),
+    "a huge number": ({"maximum": 10 ** 400}, "out of range"), "a huge multiple": ({"multipleOf": 10 ** 400}, "multipleOf 1000"),
+    "an odd multiple": ({"multipleOf": True}, "multipleOf"), "a small multiple": ({"multipleOf": 1e-300}, "too many digits"),
 }
 
 
@@ -298,7 +299,7 @@ def test_nothing_ends_the_answer() -> None:
 
 
 def test_the_library_is_loaded_only_when_used() -> None:
-    code = "import sys, mtmd.model, mtmd.config; mtmd.config.AnswerOptions(); print('llguidance' in sys.modules); " \
-           "mtmd.config.AnswerOptions(json_schema=True); print('llguidance' in sys.modules)"
+    code = "import sys, mtmd.config; mtmd.config.AnswerOptions(); print('llguidance' in sys.modules); " \
+           "mtmd.config.AnswerOptions(json_schema=True); print('llguidance' in sys.modules, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.split() == ["False", "True"]
+    assert done.stdout.split() == ["False", "True", "False"]

@@ -34,7 +34,7 @@ class Visitor:
         self.context = browser.new_context(viewport=size, base_url=url, **context)
         self.context.set_default_timeout(LIMIT_MS)
         self.page = self.context.new_page()
-        self.complaints, self.expects = [], ()
+        self.complaints, self.expects, self.fingers = [], (), context.get("is_mobile", False)
         self.page.on("console", lambda m: self.complaints.append(f"{m.type}: {m.text}") if m.type in ("error", "warning") else None)
         self.page.on("pageerror", lambda e: self.complaints.append(f"exception: {e}"))
         self.page.goto("/")
@@ -69,7 +69,10 @@ class Visitor:
 
     def say(self, text, wait=True):
         self.page.fill("#prompt", text)
-        self.page.press("#prompt", "Enter")
+        if self.fingers:  # there Enter breaks the line
+            self.page.click("#send")
+        else:
+            self.page.press("#prompt", "Enter")
         if wait:
             self.answered(text)
 

@@ -13,8 +13,9 @@ from serving import png
 
 from mtmd import BusyError, MtmdError
 from mtmd.web.app import create_app
+from mtmd.web.schema import StoreError
 from mtmd.web.settings import MediaBudget, ServerSettings
-from mtmd.web.store import Store, StoreError
+from mtmd.web.store import Store
 
 
 class Page:
@@ -201,6 +202,19 @@ def test_an_answer_cut_off_by_a_crash_is_shown_as_far_as_it_went(tmp_path):
     before.events(answer)
     after.store.close()
     before.store.close()
+
+
+def test_closing_the_store_ends_and_saves_what_is_being_written(tmp_path):
+    page = Page(FakeService(pace_s=0.02), Store(tmp_path))
+    page.service.words = "word " * 1000
+    conversation = page.new()
+    page.ask(conversation, page.say(conversation))
+    assert until(lambda: "word word" in page.store.messages(conversation)[1].text)
+    page.store.close()
+    again = Store(tmp_path)
+    answer = again.messages(conversation)[1]
+    assert answer.state == "stopped" and answer.receipt["output_tokens"] == len(answer.text.split()) >= 2
+    again.close()
 
 
 def test_one_answer_at_a_time_in_a_conversation():

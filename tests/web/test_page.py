@@ -462,15 +462,13 @@ def test_dark_and_light_follow_the_system_unless_chosen(visit):
 
 def test_everything_fits_a_phone(visit, fake):
     fake.words = f'A long word: {"x" * 200}\n\n| a | b |\n|---|---|\n| 1 | {"y" * 100} |\n\n{{"bbox_2d": [1, 2, 300, 400]}}'
-    person = visit(size=PHONE, has_touch=True)
+    person = visit(size=PHONE, has_touch=True, is_mobile=True)
     page = person.page
     assert not page.evaluate("document.querySelector('#side').getBoundingClientRect().right > 0") and page.is_visible("#shoot")
     assert page.get_attribute("#camera", "capture") == "environment"
     person.attach(SHAPES, WORD, FOUR)
     assert person.overflow() == 0
-    page.fill("#prompt", "what is it")
-    page.click("#send")
-    person.answered()
+    person.say("what is it")
     page.click(".receipt summary")
     assert person.overflow() == 0
     for opener, closer in (("#open-side", "#close-side"), ("#open-settings", "#settings [aria-label=Close]"),

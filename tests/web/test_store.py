@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from mtmd import PromptError
+from mtmd import PromptError, Receipt
+from mtmd.receipt import ImageReceipt
 from mtmd.web import image_files, schema, transfer
 from mtmd.web.records import RUNNING, STOPPED, branch
 from mtmd.web.schema import MIGRATIONS, StoreError
@@ -24,6 +25,8 @@ from mtmd.web.store import Store
 ME = "me"
 PICTURE = b"\x89PNG\r\n\x1a\nany bytes"
 KILLS = 20
+SEEN = ImageReceipt((8, 6), (4, 4), 1, 9, "f" * 64, True, ("a note",))
+RECEIPT = Receipt("m", (SEEN,), 9, 20, 3, 5, "stop", 0.0, 1.0, 2.5, 3.0, 4.0, "cpu", "fp32", {"encoder": "flash"}, None, ())
 
 
 @pytest.fixture(params=["disk", "memory"])
@@ -398,7 +401,7 @@ def filled(store):
     first = store.add(conversation.id, None, "user", "one", images=[image, image])
     store.add(conversation.id, first.id, "assistant", "left <b>", options={"seed": 1})
     answer = store.add(conversation.id, first.id, "assistant", "", state=RUNNING)
-    store.finish(answer.id, "right", "complete", {"device": "cpu"})
+    store.finish(answer.id, "right", "complete", RECEIPT.asdict())
     store.show(conversation.id, store.messages(conversation.id)[1].id)
     return store.conversation(ME, conversation.id)
 
@@ -411,8 +414,8 @@ def test_an_export_is_read_back_with_its_tree_and_pictures(store, tmp_path):
     (after,) = transfer.read(other, ME, file, keep_in(other))
     assert (after.title, after.created, after.changed) == (before.title, before.created, before.changed) and after.id != before.id
     old, new = store.messages(before.id), other.messages(after.id)
-    plain = [(m.role, m.text, m.state, m.options, m.receipt, m.created, m.images) for m in old]
-    assert [(m.role, m.text, m.state, m.options, m.receipt, m.created, m.images) for m in new] == plain
+    plain = [(m.role, m.text, m.state, m.options, json.dumps(m.receipt), m.created, m.images) for m in old]
+    assert [(m.role, m.text, m.state, m.options, json.dumps(m.receipt), m.created, m.images) for m in new] == plain
     place = {m.id: i for i, m in enumerate(old)} | {m.id: i for i, m in enumerate(new)}
     assert [place.get(m.parent) for m in new] == [place.get(m.parent) for m in old]
     assert place[after.head] == place[before.head] == 1
@@ -420,6 +423,14 @@ def test_an_export_is_read_back_with_its_tree_and_pictures(store, tmp_path):
     again = "".join(transfer.export(other, [after]))
     assert json.loads(again)["images"] == json.loads(file)["images"]
     other.close()
+
+
+@pytest.mark.parametrize("wrong", [
+    {}, {"images": "x"}, {**RECEIPT.asdict(), "images": [{"tokens": 5}]}, {**RECEIPT.asdict(), "warnings": 3}])
+def test_a_receipt_that_the_page_could_not_show_is_left_out(store, wrong):
+    file = changed(lambda f: f["conversations"][0]["messages"][2].update(receipt=wrong))
+    (made,) = transfer.read(store, ME, file, keep_in(store))
+    assert store.messages(made.id)[2].receipt is None and store.messages(made.id)[2].text == "right"
 
 
 def test_importing_twice_makes_two(store):

@@ -11,6 +11,7 @@ import { startViewer } from "./viewer.js";
 
 const NARROW = matchMedia("(max-width: 760px)");
 const NEAR_END = 80; // pixels
+const HAND_MS = 300; // a scroll so soon after a wheel or touch was meant
 
 const tree = new Tree();
 let about;
@@ -20,7 +21,7 @@ let conversation = null; // {id, title, head}
 let following = null; // {id, controller, growing}
 let problem = ""; // why the last message has no answer
 let pinned = true; // the end of the thread stays in view
-let scrolled = { top: 0, height: 0 };
+let scrolled = { top: 0, byHand: 0, dragging: false };
 const drawn = new Map(); // message id -> {message, key, element}: what has not changed stays as it is, an open receipt too
 
 const act = { edit: startEdit, answer: (message) => ask(message, options()), again, show: showBranch };
@@ -56,18 +57,22 @@ function listen() {
     else if (NARROW.matches) setSide(false);
   });
   $("scroll").addEventListener("scroll", onScroll);
+  for (const kind of ["wheel", "touchmove", "keydown"]) $("scroll").addEventListener(kind, () => { scrolled.byHand = performance.now(); }, { passive: true });
+  $("scroll").addEventListener("pointerdown", () => { scrolled.dragging = true; });
+  addEventListener("pointerup", () => { scrolled.dragging = false; });
   $("down").addEventListener("click", () => toEnd(true));
   const resized = new ResizeObserver(() => toEnd());
   for (const id of ["thread", "scroll"]) resized.observe($(id));
 }
 
-/** Only who scrolls up leaves the end: content that changes its height moves the scroll position too. */
+/** Only a hand that scrolls up leaves the end: content that changes its height moves the scroll position too. */
 function onScroll() {
   const { scrollTop, scrollHeight, clientHeight } = $("scroll");
   const near = scrollHeight - scrollTop - clientHeight < NEAR_END;
+  const byHand = scrolled.dragging || performance.now() - scrolled.byHand < HAND_MS;
   if (near) pinned = true;
-  else if (scrollTop < scrolled.top && scrollHeight >= scrolled.height) pinned = false;
-  scrolled = { top: scrollTop, height: scrollHeight };
+  else if (byHand && scrollTop < scrolled.top) pinned = false;
+  scrolled.top = scrollTop;
   $("down").hidden = near;
 }
 
@@ -139,9 +144,13 @@ function draw() {
 
 function drawMessage(message, last) {
   const running = Boolean(following);
-  const key = JSON.stringify([last, running, last && problem, tree.siblings(message), following?.id === message.id]);
+  const unanswered = last && message.role === "user" && { running, problem };
+  const key = JSON.stringify([unanswered, tree.siblings(message), following?.id === message.id]);
   const old = drawn.get(message.id);
-  if (old?.message === message && old.key === key) return old.element;
+  if (old?.message === message && old.key === key) {
+    old.element.classList.toggle("last", last);
+    return old.element;
+  }
   const context = { tree, act, running, problem, model: about.model, last, redraw: redrawAll };
   const element = message.role === "user" ? userMessage(message, context) : answerMessage(message, context);
   if (following?.id === message.id) element.append(following.growing.progress, following.growing.plain);
@@ -256,6 +265,10 @@ async function stop() {
 }
 
 function showBranch(id) {
+  if (following) {
+    toast("An answer is being written; stop it first.");
+    return;
+  }
   tree.head = tree.lastBelow(id);
   problem = "";
   draw();

@@ -75,13 +75,13 @@ function copyButton(text) {
   return button;
 }
 
-function branches(message, { tree, act, running }) {
+function branches(message, { tree, act }) {
   const all = tree.siblings(message);
   if (all.length < 2) return null;
   const at = all.indexOf(message.id);
   const step = (by, name, label) => {
     const button = iconButton(name, label, () => act.show(all[at + by]));
-    button.disabled = running || !all[at + by];
+    button.disabled = !all[at + by];
     return button;
   };
   return el("span", { class: "branches" }, step(-1, "left", "Previous version"), el("span", {}, `${at + 1} / ${all.length}`), step(1, "right", "Next version"));

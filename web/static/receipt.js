@@ -57,6 +57,7 @@ function facts(rows) {
 
 function seen(image, picture) {
   const thumbnail = show(el("img", { alt: "", loading: "lazy" }), `/api/processed/${image.sha256}/0`);
+  thumbnail.addEventListener("error", () => button.remove()); // the server keeps what the model saw for a while only
   const button = el("button", { class: "picture", type: "button", "aria-label": "Show what the model saw", on: { click: () => openTiles(image) } }, thumbnail);
   return el("div", { class: "seen" }, button, facts([
     ["Picture", picture?.name || "picture"],
@@ -88,6 +89,6 @@ function times(receipt) {
     bar.append(svg("rect", { x: start, y: 0, width: (ms / total) * 1000, height: 10 }));
     start += (ms / total) * 1000;
   }
-  const keys = values.map(([label, ms], index) => (ms > 0 ? el("span", { class: `k${index + 1}` }, `${label} ${milliseconds(ms)}`) : null));
+  const keys = values.map(([label, ms], index) => (ms >= 0.5 ? el("span", { class: `k${index + 1}` }, `${label} ${milliseconds(ms)}`) : null));
   return el("div", {}, bar, el("div", { class: "times-keys" }, keys));
 }

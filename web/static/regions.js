@@ -39,14 +39,17 @@ export function drawMarks(target, width, height, found, units, sizes) {
 function label(target, x, y, text, colour, width) {
   if (!text) return;
   const short = text.length > WIDEST_LABEL ? `${text.slice(0, WIDEST_LABEL - 1)}…` : text;
-  const long = short.length * 7 + 10;
+  const words = svg("text");
+  words.textContent = short;
+  target.append(words); // to be measured
+  const long = words.getComputedTextLength() + 10;
   const left = Math.max(0, Math.min(x - 1, width - long));
   const top = y >= 18 ? y - 18 : y;
   const pill = svg("rect", { x: left, y: top, width: long, height: 18, rx: 3 });
   pill.style.fill = colour;
-  const words = svg("text", { x: left + 5, y: top + 13 });
-  words.textContent = short;
-  target.append(pill, words);
+  words.setAttribute("x", left + 5);
+  words.setAttribute("y", top + 13);
+  target.insertBefore(pill, words);
 }
 
 /** What the regions are, in the picture's own pixels, for reading and copying. */

@@ -1,0 +1,186 @@
+"""Lines from a person at a terminal, or from a pipe: editing, history, texts of several lines, paths that were dropped on the window."""
+from __future__ import annotations
+
+import io
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import ModuleType
+from urllib.parse import unquote, urlsplit
+
+HISTORY = 1000  # lines kept
+BLOCK = '"""'
+
+# A word as shells write it: quoted, or with its blanks escaped.
+_WORD = re.compile(r"""\s*(?:'([^']*)'|"([^"]*)"|((?:\\.|[^\s\\'"])+))(?=\s|$)""")
+
+
+def is_interactive() -> bool:
+    return sys.stdin.isatty()
+
+
+def texts(prompt: str, interactive: bool) -> Iterator[str]:
+    """What is entered, until the end of input. A line that ends with a backslash goes on in the next, three quotation marks in a row begin
+    and end a text of several lines. Ctrl-C takes back what was begun."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # names of files may be no UTF-8
+    while True:
+        try:
+            yield _text(lambda more: _line("... " if more else prompt, interactive))
+        except KeyboardInterrupt:
+            if not interactive:
+                raise
+            print()
+        except EOFError:
+            if interactive:
+                print()
+            return
+
+
+def _line(prompt: str, interactive: bool) -> str:
+    if interactive:
+        return input(prompt)
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.rstrip("\r\n")
+
+
+def _text(read: Callable[[bool], str]) -> str:
+    line = read(False)
+    if line.lstrip().startswith(BLOCK):
+        parts = [line.lstrip()[len(BLOCK):]]
+        while not parts[-1].rstrip().endswith(BLOCK):
+            try:
+                parts.append(read(True))
+            except EOFError:  # a pipe that ends inside: what there is
+                return "\n".join(parts).strip("\n")
+        return "\n".join(parts).rstrip()[:-len(BLOCK)].strip("\n")
+    while line.endswith("\\"):
+        line = line[:-1] + "\n" + read(True)
+    return line
+
+
+@contextmanager
+def history(file: Path | None, words: Sequence[str]) -> Iterator[None]:
+    """Line editing where the system has it: `words` and paths are completed by Tab, what was entered is kept in `file` for next time."""
+    readline = _readline()
+    if readline is None:
+        yield
+        return
+    readline.set_completer(lambda start, n: _completion(start, n, words))
+    readline.set_completer_delims(" \t\n")
+    readline.parse_and_bind("bind ^I rl_complete" if "libedit" in (readline.__doc__ or "") else "tab: complete")
+    if file is not None:
+        with suppress(OSError):
+            readline.read_history_file(file)
+    readline.set_history_length(HISTORY)
+    try:
+        yield
+    finally:
+        if file is not None:
+            with suppress(OSError):  # a home that cannot be written is no reason to fail
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.touch(mode=0o600)
+                readline.write_history_file(file)
+
+
+def _readline() -> ModuleType | None:
+    try:
+        import readline
+    except ImportError:  # Windows
+        return None
+    return readline
+
+
+def _completion(start: str, n: int, words: Sequence[str]) -> str | None:
+    """The `n`th way to go on from `start`."""
+    found = [f"{word} " for word in words if word.startswith(start)] if start.startswith("/") else []
+    if start and not found:
+        path = Path(start).expanduser()
+        folder, begun = (path, "") if start.endswith("/") else (path.parent, path.name)
+        with suppress(OSError):
+            shown = start[:len(start) - len(begun)] if begun else start
+            found = sorted(shown + p.name + ("/" if p.is_dir() else " ") for p in folder.iterdir() if p.name.startswith(begun))
+    return found[n] if n < len(found) else None
+
+
+class Interrupt:
+    """Ctrl-C while something is done that can be ended: the first asks for its end, the second does not wait for that."""
+
+    def __init__(self) -> None:
+        self._pressed = False
+        self._end: Callable[[], None] | None = None
+
+    def calls(self, end: Callable[[], None]) -> None:
+        self._end = end
+        if self._pressed:
+            end()
+
+    def __call__(self, *_: object) -> None:
+        if self._pressed:
+            raise KeyboardInterrupt
+        self._pressed = True
+        if self._end is not None:
+            self._end()
+
+
+@contextmanager
+def interruptible(interactive: bool) -> Iterator[Interrupt]:
+    """Ctrl-C, where a person may press it, calls what the `Interrupt` is told to."""
+    interrupt = Interrupt()
+    before = signal.signal(signal.SIGINT, interrupt) if interactive else None
+    try:
+        yield interrupt
+    finally:
+        if interactive:
+            signal.signal(signal.SIGINT, before)
+
+
+def words_of(text: str) -> list[str]:
+    """Words as a shell would cut them, but a quotation mark that is not closed is a character like others."""
+    found, rest = [], text
+    while rest.strip():
+        word, rest = _next_word(rest)
+        found.append(word)
+    return found
+
+
+def leading_paths(text: str, suffixes: tuple[str, ...]) -> tuple[list[Path], str]:
+    """Files that a text begins with, as a terminal writes what is dropped on it: full paths or file: addresses, quoted or escaped.
+
+    Returns them and the rest of the text.
+    """
+    paths: list[Path] = []
+    while text.strip():
+        word, rest = _next_word(text)
+        path = path_of(word)
+        try:
+            if not (path.is_absolute() and path.name.lower().endswith(suffixes) and path.is_file()):
+                break
+        except (OSError, ValueError):
+            break
+        paths.append(path)
+        text = rest
+    return paths, text.strip()
+
+
+def path_of(word: str) -> Path:
+    if word.startswith("file://"):
+        return Path(unquote(urlsplit(word).path))
+    with suppress(RuntimeError):  # "~somebody" who is not known
+        return Path(word).expanduser()
+    return Path(word)
+
+
+def _next_word(text: str) -> tuple[str, str]:
+    match = _WORD.match(text)
+    if match is None:
+        cut = text.split(maxsplit=1)
+        return cut[0], cut[1] if len(cut) > 1 else ""
+    single, double, bare = match.groups()
+    word = single if single is not None else double if double is not None else re.sub(r"\\(.)", r"\1", bare)
+    return word, text[match.end():]
