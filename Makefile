@@ -24,6 +24,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 
 $(VENV)/tested-with: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	sh tools/browser.sh
 	touch $@
 
 clean:

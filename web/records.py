@@ -5,8 +5,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 RUNNING, COMPLETE, STOPPED, FAILED = "running", "complete", "stopped", "failed"
-STATES = (RUNNING, COMPLETE, STOPPED, FAILED)
-ROLES = ("user", "assistant")
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,12 @@ import { ServerError, events, get, post, send } from "./api.js";
 import { Composer } from "./composer.js";
 import { History } from "./history.js";
 import { Growing, answerMessage, userMessage } from "./message.js";
+import { startScrolling, stayAtEnd } from "./scroll.js";
 import { options, optionsForAnother, startSettings } from "./settings.js";
 import { Tree } from "./tree.js";
 import { startViewer } from "./viewer.js";
 
 const NARROW = matchMedia("(max-width: 760px)");
-const NEAR_END = 80; // pixels
-const HAND_MS = 300; // a scroll so soon after a wheel or touch was meant
 
 const tree = new Tree();
 let about;
@@ -20,8 +19,6 @@ let history_;
 let conversation = null; // {id, title, head}
 let following = null; // {id, controller, growing}
 let problem = ""; // why the last message has no answer
-let pinned = true; // the end of the thread stays in view
-let scrolled = { top: 0, byHand: 0, dragging: false };
 const drawn = new Map(); // message id -> {message, key, element}: what has not changed stays as it is, an open receipt too
 
 const act = { edit: startEdit, answer: (message) => ask(message, options()), again, show: showBranch };
@@ -36,6 +33,7 @@ async function start() {
   startSettings(about, () => composer.changed());
   startViewer(about.model, onRegion);
   listen();
+  startScrolling();
   setSide(!NARROW.matches);
   history_.refresh();
   await open(idInAddress());
@@ -56,24 +54,6 @@ function listen() {
     if (following) stop();
     else if (NARROW.matches) setSide(false);
   });
-  $("scroll").addEventListener("scroll", onScroll);
-  for (const kind of ["wheel", "touchmove", "keydown"]) $("scroll").addEventListener(kind, () => { scrolled.byHand = performance.now(); }, { passive: true });
-  $("scroll").addEventListener("pointerdown", () => { scrolled.dragging = true; });
-  addEventListener("pointerup", () => { scrolled.dragging = false; });
-  $("down").addEventListener("click", () => toEnd(true));
-  const resized = new ResizeObserver(() => toEnd());
-  for (const id of ["thread", "scroll"]) resized.observe($(id));
-}
-
-/** Only a hand that scrolls up leaves the end: content that changes its height moves the scroll position too. */
-function onScroll() {
-  const { scrollTop, scrollHeight, clientHeight } = $("scroll");
-  const near = scrollHeight - scrollTop - clientHeight < NEAR_END;
-  const byHand = scrolled.dragging || performance.now() - scrolled.byHand < HAND_MS;
-  if (near) pinned = true;
-  else if (byHand && scrollTop < scrolled.top) pinned = false;
-  scrolled.top = scrollTop;
-  $("down").hidden = near;
 }
 
 const idInAddress = () => /^\/c\/([0-9a-f]+)$/.exec(location.pathname)?.[1] ?? null;
@@ -83,11 +63,6 @@ function setSide(open_) {
   $("app").classList.toggle("open", open_);
   $("open-side").setAttribute("aria-expanded", String(open_));
   $("side").inert = !open_;
-}
-
-function toEnd(force = false) {
-  if (force) pinned = true;
-  if (pinned) $("scroll").scrollTop = $("scroll").scrollHeight;
 }
 
 async function go(id) {
@@ -114,9 +89,8 @@ async function open(id) {
   composer.restore(conversation?.id);
   composer.setBusy(false);
   history_.select(conversation?.id ?? null);
-  pinned = true;
   draw();
-  toEnd(true);
+  stayAtEnd();
   if (!matchMedia("(pointer: coarse)").matches && !document.querySelector("dialog[open]")) $("prompt").focus();
   const running = [...tree.messages.values()].find((message) => message.state === "running");
   if (running) follow(running);
@@ -184,7 +158,7 @@ async function say(text, images, editing) {
     conversation = found.conversation;
     tree.put({ ...found.message, html: null, regions: null });
     tree.head = found.message.id;
-    pinned = true;
+    stayAtEnd();
     history_.select(conversation.id);
     ask(found.message, options());
     return true;
@@ -200,7 +174,6 @@ async function ask(message, chosen) {
   problem = "";
   composer.setBusy(true);
   draw();
-  toEnd();
   try {
     const answer = await post(`/api/conversations/${conversation.id}/answers`, { parent: message.id, options: chosen });
     tree.put(answer);
@@ -230,13 +203,11 @@ async function follow(answer) {
   following = mine;
   composer.setBusy(true);
   draw();
-  toEnd();
   let ended = null;
   try {
     for await (const event of events(answer.id, controller.signal)) {
       if (event.type === "end") ended = event;
       else mine.growing.take(event);
-      toEnd();
     }
   } catch (error) {
     if (controller.signal.aborted) return;

@@ -28,15 +28,15 @@ export function drawMarks(target, width, height, found, units, sizes) {
     if (region.kind === "box") {
       const [x1, y1, x2, y2] = at;
       target.append(svg("rect", { x: x1, y: y1, width: Math.max(1, x2 - x1), height: Math.max(1, y2 - y1), stroke: colour, rx: 2 }));
-      label(target, x1, y1, region.label, colour, width);
+      label(target, x1, y1 >= 18 ? y1 - 18 : Math.min(y2, height - 18), region.label, colour, width);
     } else {
       target.append(svg("circle", { cx: at[0], cy: at[1], r: 6, stroke: "#fff" }), svg("circle", { cx: at[0], cy: at[1], r: 4, stroke: colour }));
-      label(target, at[0] + 9, at[1] + 9, region.label, colour, width);
+      label(target, at[0] + 9, Math.max(0, at[1] - 9), region.label, colour, width);
     }
   });
 }
 
-function label(target, x, y, text, colour, width) {
+function label(target, x, top, text, colour, width) {
   if (!text) return;
   const short = text.length > WIDEST_LABEL ? `${text.slice(0, WIDEST_LABEL - 1)}…` : text;
   const words = svg("text");
@@ -44,7 +44,6 @@ function label(target, x, y, text, colour, width) {
   target.append(words); // to be measured
   const long = words.getComputedTextLength() + 10;
   const left = Math.max(0, Math.min(x - 1, width - long));
-  const top = y >= 18 ? y - 18 : y;
   const pill = svg("rect", { x: left, y: top, width: long, height: 18, rx: 3 });
   pill.style.fill = colour;
   words.setAttribute("x", left + 5);

@@ -1,0 +1,42 @@
+// The end of the thread stays in view while it grows, until somebody scrolls up.
+
+import { $ } from "./dom.js";
+
+const NEAR_END = 80; // pixels
+const HAND_MS = 300; // a scroll so soon after a wheel or touch was meant
+
+let pinned = true;
+let byHand = 0;
+let dragging = false;
+let top_ = 0;
+
+export function startScrolling() {
+  const scroll = $("scroll");
+  scroll.addEventListener("scroll", onScroll);
+  for (const kind of ["wheel", "touchmove", "keydown"]) scroll.addEventListener(kind, () => { byHand = performance.now(); }, { passive: true });
+  scroll.addEventListener("pointerdown", () => { dragging = true; });
+  addEventListener("pointerup", () => { dragging = false; });
+  $("down").addEventListener("click", stayAtEnd);
+  $("thread").addEventListener("click", (event) => { if (event.target.closest("summary")) pinned = false; }, { capture: true }); // what opens stays where it is
+  const resized = new ResizeObserver(() => { if (pinned) toEnd(); });
+  for (const id of ["thread", "scroll"]) resized.observe($(id));
+}
+
+export function stayAtEnd() {
+  pinned = true;
+  toEnd();
+}
+
+function toEnd() {
+  $("scroll").scrollTop = $("scroll").scrollHeight;
+}
+
+/** Only a hand leaves the end: content that changes its height moves the scroll position too. */
+function onScroll() {
+  const { scrollTop, scrollHeight, clientHeight } = $("scroll");
+  const near = scrollHeight - scrollTop - clientHeight < NEAR_END;
+  if (near) pinned = true;
+  else if (scrollTop < top_ && (dragging || performance.now() - byHand < HAND_MS)) pinned = false;
+  top_ = scrollTop;
+  $("down").hidden = near;
+}
