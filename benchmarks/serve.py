@@ -52,8 +52,8 @@ def picture(path: Path, seed: int | None = None) -> str:
 
 def body(prompt: str, image: str | None, **more: object) -> bytes:
     parts: list[object] = [{"type": "image_url", "image_url": {"url": image}}] if image else []
-    return json.dumps({"model": "demo model", "stream": True, "messages": [
-        {"role": "user", "content": [*parts, {"type": "text", "text": prompt}]}], **more}).encode()
+    return json.dumps({"model": "demo model", "stream": True, **more, "messages": [
+        {"role": "user", "content": [*parts, {"type": "text", "text": prompt}]}]}).encode()
 
 
 async def lines(port: int, request: bytes) -> AsyncIterator[tuple[int, str]]:
@@ -88,15 +88,15 @@ async def ask(port: int, request: bytes, leave_after: float | None = None) -> Re
     return reply
 
 
-async def throughput(port: int, clients: int, seconds: float) -> float:
-    """Answers a second with so many clients, each asking again as soon as it has its answer."""
+async def throughput(port: int, clients: int, seconds: float, stream: bool = False) -> float:
+    """Answers a second with so many clients, each asking again as soon as it has its answer, whole or streamed."""
     end, done = time.perf_counter() + seconds, 0
     images = [picture(p) for p in sorted(EXAMPLES.glob("*.png"))]
 
     async def client(number: int) -> None:
         nonlocal done
         while time.perf_counter() < end:
-            reply = await ask(port, body(DESCRIBE, images[(number + done) % len(images)]))
+            reply = await ask(port, body(DESCRIBE, images[(number + done) % len(images)], stream=stream))
             if reply.status == 200 and time.perf_counter() < end:
                 done += 1
 
@@ -177,8 +177,10 @@ def main() -> None:
     args = parser.parse_args()
     with server() as (port, pid):
         asyncio.run(throughput(port, 4, 3))  # kernels, plans and caches warm up
-        one, sixteen = (asyncio.run(throughput(port, n, 15)) for n in (1, 16))
-        print(f"throughput: {one:.1f} answers/s alone, {sixteen:.1f} with 16 at once: ratio {sixteen / one:.2f} (expected at least 4)")
+        for stream in (False, True):
+            one, sixteen = (asyncio.run(throughput(port, n, 15, stream)) for n in (1, 16))
+            print(f"throughput, {'streamed' if stream else 'whole answers'}: {one:.1f} answers/s alone, {sixteen:.1f} with 16 at once: "
+                  f"ratio {sixteen / one:.2f} (expected at least 4)")
         without, during = (asyncio.run(gaps(port, 15, encoding)) for encoding in (False, True))
         print(f"gaps between tokens, 99th percentile: {without:.1f} ms alone, {during:.1f} ms while pictures are encoded: "
               f"ratio {during / without:.2f} (expected at most 3)")

@@ -51,7 +51,8 @@ def test_describe(one: Path, mtmd: Any) -> None:
     ran = mtmd("describe", one, "-p", COUNT)
     assert (ran.code, ran.out) == (0, "One.\n")
     image, tokens, where = ran.err.splitlines()
-    assert image.startswith("image 1: ") and " output tokens (stop); preprocess " in tokens and where.startswith("demo model on ")
+    assert image.startswith("image 1: ") and where.startswith("demo model on ")
+    assert " output tokens (stop); " in tokens and "preprocess " in tokens
     assert "\r" not in ran.err and "\x1b" not in ran.err, "no bars where stderr is no terminal"
 
 

@@ -230,7 +230,7 @@ def test_every_option(mtmd: Any) -> None:
     sides = {f"--{name}-{s}" for name in ("mmproj", "dtype", "device", "flash-attn", "chat-template") for s in "ab"}
     assert options == {"--help", "--image", "--prompt", "--tokens", "--tolerance", "--json", "--mmproj", "--chat-template",
                                      "--device", "--dtype", "--flash-attn", "--override-tensor", "--refuse", "--image-min-tokens",
-                                     "--image-max-tokens", "--threads", "--context", *sides}
+                                     "--image-max-tokens", "--memory-limit", "--threads", "--context", *sides}
 
 
 REFUSED: dict[str, tuple[tuple[object, ...], str]] = {

@@ -182,11 +182,12 @@ def test_a_fetched_model_is_found_without_the_hub(endpoint: str, closed_port: st
 @pytest.mark.parametrize("progress", [True, False])
 def test_bars_only_when_asked(progress: bool, endpoint: str, tmp_path: Path, capfd: pytest.CaptureFixture[str],
                               monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
+    enable_progress_bars()  # other tests turn them off
     monkeypatch.setenv("TQDM_POSITION", "-1")  # huggingface_hub then shows bars without a terminal
     resolve_model("org/good", progress, endpoint=endpoint, cache_dir=tmp_path)
     out, err = capfd.readouterr()
     assert out == "" and ("Fetching" in err) == progress
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled
     assert not are_progress_bars_disabled()
 
 
