@@ -13,6 +13,7 @@ test: $(VENV)/tested-with
 
 lint: $(VENV)/tested-with
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	sh tools/typecheck.sh $(BIN)/python
 
 # torch first and by its pinned version: a wider request takes gigabytes of CUDA packages.

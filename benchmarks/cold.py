@@ -1,7 +1,9 @@
-"""A cold `mtmd describe` on the demo model against `import torch` alone, in fresh processes, alternating; prints medians and a ratio.
+"""A cold `mtmd describe` on the demo model against `import torch` alone, in fresh processes,
+alternating; prints medians and a ratio.
 
-    python benchmarks/cold.py [-n RUNS]
+python benchmarks/cold.py [-n RUNS]
 """
+
 from __future__ import annotations
 
 import argparse
@@ -21,11 +23,15 @@ def seconds(command: list[str]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("-n", type=int, default=7, help="runs of each (default: %(default)s)")
     args = parser.parse_args()
-    commands = {"import torch": [sys.executable, "-c", "import torch"],
-                "mtmd describe": [sys.executable, "-m", "mtmd.cli", "describe", str(PICTURE)]}
+    commands = {
+        "import torch": [sys.executable, "-c", "import torch"],
+        "mtmd describe": [sys.executable, "-m", "mtmd.cli", "describe", str(PICTURE)],
+    }
     times: dict[str, list[float]] = {name: [] for name in commands}
     for command in commands.values():
         seconds(command)  # the files are in the page cache from here on
@@ -33,8 +39,12 @@ def main() -> None:
         for name, command in commands.items():
             times[name].append(seconds(command))
     for name, found in times.items():
-        print(f"{name:<14} median {statistics.median(found):.2f} s  of {len(found)}, {min(found):.2f} to {max(found):.2f}")
-    print(f"ratio {statistics.median(times['mtmd describe']) / statistics.median(times['import torch']):.2f}")
+        print(
+            f"{name:<14} median {statistics.median(found):.2f} s  of {len(found)}, "
+            f"{min(found):.2f} to {max(found):.2f}"
+        )
+    medians = {name: statistics.median(taken) for name, taken in times.items()}
+    print(f"ratio {medians['mtmd describe'] / medians['import torch']:.2f}")
 
 
 if __name__ == "__main__":

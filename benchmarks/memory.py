@@ -1,10 +1,15 @@
-"""Predicted against measured peak memory of one encode, flash attention on and off; Gemma 3's 896 px tower with fewer layers.
+"""Predicted against measured peak memory of one encode, flash attention on and off; Gemma 3's 896
+px tower with fewer layers.
 
-    python benchmarks/memory.py                 both forms, each in a process of its own, and the ratios
+    python benchmarks/memory.py
+
+    both forms, each in a process of its own, and the ratios
     python benchmarks/memory.py --form flash    one form, as JSON
 
-Measured is the rise of the process's peak resident size (VmHWM) over its size just before the run; Linux only.
+Measured is the rise of the process's peak resident size (VmHWM) over its size just before the run;
+Linux only.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -24,8 +29,13 @@ from mtmd.kernels.executor import Executor
 from mtmd.kernels.graph import Type
 from mtmd.kernels.scheduler import Plan
 
-# glibc keeps freed blocks below a threshold that moves; pinned, what is freed is given back and the peak is the program's own.
-ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
+# glibc keeps freed blocks below a threshold that moves; pinned, what is freed is given back and the
+# peak is the program's own.
+ENVIRONMENT = {
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "MALLOC_TRIM_THRESHOLD_": "65536",
+    "MALLOC_ARENA_MAX": "1",
+}
 
 
 class RandomWeights:
@@ -48,12 +58,22 @@ class RandomWeights:
 def tower(layers: int, image_size: int = 896) -> Gemma3Vision:
     """The published Gemma 3 4B tower: 4,096 patches, 16 heads of 72."""
     vit = VitParams(layers, 1152, 4304, 16, 1e-6, "tanh")
-    return Gemma3Vision(vit, image_size, 14, (image_size // 56) ** 2, 2560, Normalize((0.5,) * 3, (0.5,) * 3, 1 / 255), "bilinear")
+    return Gemma3Vision(
+        vit,
+        image_size,
+        14,
+        (image_size // 56) ** 2,
+        2560,
+        Normalize((0.5,) * 3, (0.5,) * 3, 1 / 255),
+        "bilinear",
+    )
 
 
 def measure(form: str, layers: int, dtype: torch.dtype) -> dict[str, float]:
     """Bytes, predicted and measured, of one encode beyond weights."""
-    prepare(form, tower(1, 112), dtype)[1].run(torch.zeros(1, 3, 112, 112, dtype=dtype))  # loads the code that the run needs
+    prepare(form, tower(1, 112), dtype)[1].run(
+        torch.zeros(1, 3, 112, 112, dtype=dtype)
+    )  # loads the code that the run needs
     family = tower(layers)
     plan, executor = prepare(form, family, dtype)
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
@@ -65,7 +85,13 @@ def measure(form: str, layers: int, dtype: torch.dtype) -> dict[str, float]:
 
 def prepare(form: str, family: Gemma3Vision, dtype: torch.dtype) -> tuple[Plan, Executor]:
     """Planned, with its weights in memory."""
-    encoder = Encoder(family, RandomWeights(family), backends_for("cpu"), dtype=dtype, flash_attn="on" if form == "flash" else "off")
+    encoder = Encoder(
+        family,
+        RandomWeights(family),
+        backends_for("cpu"),
+        dtype=dtype,
+        flash_attn="on" if form == "flash" else "off",
+    )
     plan = encoder.plan(1, family.tile_type().shape)
     return plan, Executor(plan, encoder.residency)
 
@@ -73,7 +99,9 @@ def prepare(form: str, family: Gemma3Vision, dtype: torch.dtype) -> tuple[Plan, 
 def run(form: str, layers: int = 2, dtype: str = "fp32") -> dict[str, float]:
     """`measure` in a fresh process."""
     command = [sys.executable, __file__, "--form", form, "--layers", str(layers), "--dtype", dtype]
-    result = subprocess.run(command, env=os.environ | ENVIRONMENT, check=True, capture_output=True, text=True)
+    result = subprocess.run(
+        command, env=os.environ | ENVIRONMENT, check=True, capture_output=True, text=True
+    )
     found: dict[str, float] = json.loads(result.stdout)
     return found
 
@@ -84,20 +112,36 @@ def _status(key: str) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--form", choices=("flash", "explicit"))
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     args = parser.parse_args()
     if args.form:
-        print(json.dumps(measure(args.form, args.layers, {"fp32": torch.float32, "bf16": torch.bfloat16}[args.dtype])))
+        print(
+            json.dumps(
+                measure(
+                    args.form,
+                    args.layers,
+                    {"fp32": torch.float32, "bf16": torch.bfloat16}[args.dtype],
+                )
+            )
+        )
         return
     results = {form: run(form, args.layers, args.dtype) for form in ("flash", "explicit")}
     for form, r in results.items():
-        print(f"{form:<9} predicted {r['predicted'] / 2**20:8.1f} MiB  measured {r['measured'] / 2**20:8.1f} MiB  "
-              f"ratio {r['predicted'] / r['measured']:.3f}")
-    print(f"explicit / flash: predicted {results['explicit']['predicted'] / results['flash']['predicted']:.1f}, "
-          f"measured {results['explicit']['measured'] / results['flash']['measured']:.1f}")
+        print(
+            f"{form:<9} predicted {r['predicted'] / 2**20:8.1f} MiB  measured "
+            f"{r['measured'] / 2**20:8.1f} MiB  "
+            f"ratio {r['predicted'] / r['measured']:.3f}"
+        )
+    print(
+        "explicit / flash: predicted "
+        f"{results['explicit']['predicted'] / results['flash']['predicted']:.1f}, "
+        f"measured {results['explicit']['measured'] / results['flash']['measured']:.1f}"
+    )
 
 
 if __name__ == "__main__":

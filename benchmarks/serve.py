@@ -1,11 +1,13 @@
-"""The server under load, with the demo model: throughput, gaps between tokens while pictures are encoded, clients that come and go.
+"""The server under load, with the demo model: throughput, gaps between tokens while pictures are
+encoded, clients that come and go.
 
     python benchmarks/serve.py                  all three, five minutes of the last
     python benchmarks/serve.py --seconds 60     a shorter last part
 
-Clients and server share the machine: on two cores the numbers are of both together. Nothing here is a test; what must hold is printed
-beside what was found.
+Clients and server share the machine: on two cores the numbers are of both together. Nothing here is
+a test; what must hold is printed beside what was found.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -30,14 +32,19 @@ DESCRIBE, COUNT = "Describe the image.", "How many shapes are there?"
 
 @dataclass
 class Reply:
-    """One answer as a client saw it: the HTTP status, and when each piece of text came, in seconds."""
+    """One answer as a client saw it: the HTTP status, and when each piece of text came, in
+    seconds.
+    """
+
     status: int
     times: list[float] = field(default_factory=list)
     text: str = ""
 
 
 def picture(path: Path, seed: int | None = None) -> str:
-    """A data URL; with a seed, bytes that differ though the picture does not, or a picture of noise."""
+    """A data URL; with a seed, bytes that differ though the picture does not, or a picture of
+    noise.
+    """
     if seed is None:
         return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
     rng = random.Random(seed)
@@ -45,6 +52,7 @@ def picture(path: Path, seed: int | None = None) -> str:
     from io import BytesIO
 
     from PIL import Image
+
     data = BytesIO()
     Image.open(BytesIO(header + rng.randbytes(64 * 64 * 3))).save(data, "PNG")
     return "data:image/png;base64," + base64.b64encode(data.getvalue()).decode()
@@ -52,16 +60,25 @@ def picture(path: Path, seed: int | None = None) -> str:
 
 def body(prompt: str, image: str | None, **more: object) -> bytes:
     parts: list[object] = [{"type": "image_url", "image_url": {"url": image}}] if image else []
-    return json.dumps({"model": "demo model", "stream": True, **more, "messages": [
-        {"role": "user", "content": [*parts, {"type": "text", "text": prompt}]}]}).encode()
+    return json.dumps(
+        {
+            "model": "demo model",
+            "stream": True,
+            **more,
+            "messages": [{"role": "user", "content": [*parts, {"type": "text", "text": prompt}]}],
+        }
+    ).encode()
 
 
 async def lines(port: int, request: bytes) -> AsyncIterator[tuple[int, str]]:
     """(status, line) of a streamed reply; leaving the loop closes the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
     try:
-        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Type: application/json\r\n"
-                     b"Connection: close\r\nContent-Length: %d\r\n\r\n" % (port, len(request)) + request)
+        writer.write(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Type: "
+            b"application/json\r\n"
+            b"Connection: close\r\nContent-Length: %d\r\n\r\n" % (port, len(request)) + request
+        )
         await writer.drain()
         status = int((await reader.readline()).split()[1])
         yield status, ""
@@ -89,14 +106,18 @@ async def ask(port: int, request: bytes, leave_after: float | None = None) -> Re
 
 
 async def throughput(port: int, clients: int, seconds: float, stream: bool = False) -> float:
-    """Answers a second with so many clients, each asking again as soon as it has its answer, whole or streamed."""
+    """Answers a second with so many clients, each asking again as soon as it has its answer, whole
+    or streamed.
+    """
     end, done = time.perf_counter() + seconds, 0
     images = [picture(p) for p in sorted(EXAMPLES.glob("*.png"))]
 
     async def client(number: int) -> None:
         nonlocal done
         while time.perf_counter() < end:
-            reply = await ask(port, body(DESCRIBE, images[(number + done) % len(images)], stream=stream))
+            reply = await ask(
+                port, body(DESCRIBE, images[(number + done) % len(images)], stream=stream)
+            )
             if reply.status == 200 and time.perf_counter() < end:
                 done += 1
 
@@ -105,7 +126,9 @@ async def throughput(port: int, clients: int, seconds: float, stream: bool = Fal
 
 
 async def gaps(port: int, seconds: float, encoding: bool) -> float:
-    """The 99th percentile of the time between two tokens of four answers under way, in ms; `encoding`: new pictures come all the while."""
+    """The 99th percentile of the time between two tokens of four answers under way, in ms;
+    `encoding`: new pictures come all the while.
+    """
     end, found = time.perf_counter() + seconds, []
 
     async def reader() -> None:
@@ -115,22 +138,33 @@ async def gaps(port: int, seconds: float, encoding: bool) -> float:
 
     async def sender() -> None:
         while time.perf_counter() < end:
-            await ask(port, body(COUNT, picture(EXAMPLES / "one.png", random.randrange(1 << 30)), max_tokens=1))
+            await ask(
+                port,
+                body(COUNT, picture(EXAMPLES / "one.png", random.randrange(1 << 30)), max_tokens=1),
+            )
 
-    await asyncio.gather(*(reader() for _ in range(4)), *(sender() for _ in range(2 if encoding else 0)))
+    await asyncio.gather(
+        *(reader() for _ in range(4)), *(sender() for _ in range(2 if encoding else 0))
+    )
     return quantiles(found, n=100)[98] * 1e3
 
 
 async def soak(port: int, pid: int, clients: int, seconds: float) -> None:
     end, statuses, memory = time.perf_counter() + seconds, Counter[str](), []
-    images = [picture(p) for p in sorted(EXAMPLES.glob("*.png"))] + [picture(EXAMPLES, seed) for seed in range(20)]
+    images = [picture(p) for p in sorted(EXAMPLES.glob("*.png"))] + [
+        picture(EXAMPLES, seed) for seed in range(20)
+    ]
 
     async def client(number: int) -> None:
         rng = random.Random(number)
         while time.perf_counter() < end:
             leave = rng.uniform(0, 2) if rng.random() < 0.3 else None
             try:
-                reply = await ask(port, body(rng.choice((DESCRIBE, COUNT)), rng.choice(images), max_tokens=64), leave)
+                reply = await ask(
+                    port,
+                    body(rng.choice((DESCRIBE, COUNT)), rng.choice(images), max_tokens=64),
+                    leave,
+                )
                 statuses["left" if leave is not None else str(reply.status)] += 1
                 if reply.status == 429:
                     await asyncio.sleep(rng.uniform(0.2, 1))
@@ -143,11 +177,17 @@ async def soak(port: int, pid: int, clients: int, seconds: float) -> None:
             await asyncio.sleep(2)
 
     await asyncio.gather(watch(), *(client(n) for n in range(clients)))
-    late = memory[len(memory) // 5:]
+    late = memory[len(memory) // 5 :]
     drift = (max(late) - min(late)) / (sum(late) / len(late)) / 2
-    print(f"soak: {clients} clients, {seconds:.0f} s: {dict(statuses)}; expected only 200, 429, 413 and those who left")
-    print(f"      memory {memory[0] >> 20} MiB at first, {min(late) >> 20} to {max(late) >> 20} MiB after the first fifth: "
-          f"+-{drift:.1%} (expected at most 5 %)")
+    print(
+        f"soak: {clients} clients, {seconds:.0f} s: {dict(statuses)}; expected only 200, 429, 413 "
+        "and those who left"
+    )
+    print(
+        f"      memory {memory[0] >> 20} MiB at first, {min(late) >> 20} to {max(late) >> 20} MiB "
+        "after the first fifth: "
+        f"+-{drift:.1%} (expected at most 5 %)"
+    )
 
 
 def resident(pid: int) -> int:
@@ -157,8 +197,21 @@ def resident(pid: int) -> int:
 @contextmanager
 def server() -> Iterator[tuple[int, int]]:
     """(port, process id) of a server that keeps nothing."""
-    command = [sys.executable, "-m", "mtmd.cli", "serve", "--port", "0", "--no-history", "--parallel", "16", "--queue", "256",
-               "--rate-limit", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "mtmd.cli",
+        "serve",
+        "--port",
+        "0",
+        "--no-history",
+        "--parallel",
+        "16",
+        "--queue",
+        "256",
+        "--rate-limit",
+        "0",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         for line in process.stdout:
@@ -172,18 +225,28 @@ def server() -> Iterator[tuple[int, int]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--seconds", type=float, default=300, help="of the last part (default: %(default)s)")
-    parser.add_argument("--clients", type=int, default=200, help="of the last part (default: %(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=300, help="of the last part (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--clients", type=int, default=200, help="of the last part (default: %(default)s)"
+    )
     args = parser.parse_args()
     with server() as (port, pid):
         asyncio.run(throughput(port, 4, 3))  # kernels, plans and caches warm up
         for stream in (False, True):
             one, sixteen = (asyncio.run(throughput(port, n, 15, stream)) for n in (1, 16))
-            print(f"throughput, {'streamed' if stream else 'whole answers'}: {one:.1f} answers/s alone, {sixteen:.1f} with 16 at once: "
-                  f"ratio {sixteen / one:.2f} (expected at least 4)")
+            print(
+                f"throughput, {'streamed' if stream else 'whole answers'}: {one:.1f} answers/s "
+                f"alone, {sixteen:.1f} with 16 at once: "
+                f"ratio {sixteen / one:.2f} (expected at least 4)"
+            )
         without, during = (asyncio.run(gaps(port, 15, encoding)) for encoding in (False, True))
-        print(f"gaps between tokens, 99th percentile: {without:.1f} ms alone, {during:.1f} ms while pictures are encoded: "
-              f"ratio {during / without:.2f} (expected at most 3)")
+        print(
+            f"gaps between tokens, 99th percentile: {without:.1f} ms alone, {during:.1f} ms while "
+            "pictures are encoded: "
+            f"ratio {during / without:.2f} (expected at most 3)"
+        )
         asyncio.run(soak(port, pid, args.clients, args.seconds))
 
 

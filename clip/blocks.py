@@ -1,4 +1,5 @@
 """The pieces that vision families are made of."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -16,15 +17,30 @@ from mtmd.kernels.rotary import Rotary, rotary
 from mtmd.kernels.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
 from mtmd.kernels.weights.canonical import Parameter, Stored
 
-RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}  # Pillow's numbers
-ACTIVATIONS = {"gelu_pytorch_tanh": "tanh", "gelu_new": "tanh", "gelu": "none", "quick_gelu": "quick"}
+RESAMPLE = {
+    0: "nearest",
+    1: "lanczos",
+    2: "bilinear",
+    3: "bicubic",
+    4: "box",
+    5: "hamming",
+}  # Pillow's numbers
+ACTIVATIONS = {
+    "gelu_pytorch_tanh": "tanh",
+    "gelu_new": "tanh",
+    "gelu": "none",
+    "quick_gelu": "quick",
+}
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 @dataclass(frozen=True)
 class Normalize:
-    """Bytes to numbers: (value * scale - mean) / std per channel, in fp32 after the product, as the reference processors do it."""
+    """Bytes to numbers: (value * scale - mean) / std per channel, in fp32 after the product, as the
+    reference processors do it.
+    """
+
     mean: tuple[float, ...]
     std: tuple[float, ...]
     scale: float
@@ -32,24 +48,34 @@ class Normalize:
     def __call__(self, pixels: np.ndarray) -> np.ndarray:
         """uint8 [Y, X, 3] -> fp32 [3, Y, X]"""
         values = (np.arange(256) * self.scale).astype(np.float32)
-        tables = (values - np.array(self.mean, np.float32)[:, None]) / np.array(self.std, np.float32)[:, None]
+        tables = (values - np.array(self.mean, np.float32)[:, None]) / np.array(
+            self.std, np.float32
+        )[:, None]
         return np.stack([table[pixels[..., channel]] for channel, table in enumerate(tables)])
 
 
-def read_normalize(image: Settings, mean: tuple[float, ...] = (0.5,) * 3, std: tuple[float, ...] = (0.5,) * 3) -> Normalize:
-    """From an image processor's settings. Raises ModelError for a step that is switched off and a std that cannot be divided by."""
+def read_normalize(
+    image: Settings, mean: tuple[float, ...] = (0.5,) * 3, std: tuple[float, ...] = (0.5,) * 3
+) -> Normalize:
+    """From an image processor's settings. Raises ModelError for a step that is switched off and a
+    std that cannot be divided by.
+    """
     for key in ("do_resize", "do_rescale", "do_normalize"):
         if not image.flag(key, True):
             raise ModelError(f"{image.where}: {key} false is not supported; set it to true")
     found_mean, found_std = image.numbers("image_mean", 3, mean), image.numbers("image_std", 3, std)
     if min(found_std) <= 0:
-        raise ModelError(f"{image.where}: image_std is {list(found_std)}, expected 3 numbers above 0, as it is divided by")
+        raise ModelError(
+            f"{image.where}: image_std is {list(found_std)}, expected 3 numbers above 0, as it is "
+            "divided by"
+        )
     return Normalize(found_mean, found_std, image.number("rescale_factor", 1 / 255))
 
 
 @dataclass(frozen=True)
 class VitParams:
     """A plain vision transformer: layers L, width C, FFN width F, heads H."""
+
     layers: int
     width: int
     ffn: int
@@ -62,28 +88,58 @@ class VitParams:
         return self.width // self.heads
 
 
-def read_vit(vision: Settings, *, layers: int, width: int, ffn: int, heads: int, act: str, eps: float = 1e-6) -> VitParams:
+def read_vit(
+    vision: Settings, *, layers: int, width: int, ffn: int, heads: int, act: str, eps: float = 1e-6
+) -> VitParams:
     """From a vision_config with transformers' usual keys; the numbers are the family's defaults."""
-    found = VitParams(vision.count("num_hidden_layers", layers, most=MAX_LAYERS), vision.count("hidden_size", width, most=MAX_WIDTH),
-                      vision.count("intermediate_size", ffn, most=MAX_WIDTH), vision.count("num_attention_heads", heads, most=MAX_HEADS),
-                      vision.number("layer_norm_eps", eps), ACTIVATIONS[vision.choice("hidden_act", ACTIVATIONS, act)])
+    found = VitParams(
+        vision.count("num_hidden_layers", layers, most=MAX_LAYERS),
+        vision.count("hidden_size", width, most=MAX_WIDTH),
+        vision.count("intermediate_size", ffn, most=MAX_WIDTH),
+        vision.count("num_attention_heads", heads, most=MAX_HEADS),
+        vision.number("layer_norm_eps", eps),
+        ACTIVATIONS[vision.choice("hidden_act", ACTIVATIONS, act)],
+    )
     if found.width % found.heads:
-        raise ModelError(f"{vision.where}: {found.heads} heads of width {found.width}; expected heads that divide the width")
+        raise ModelError(
+            f"{vision.where}: {found.heads} heads of width {found.width}; expected heads that "
+            "divide the width"
+        )
     return found
 
 
 def gguf_vit(keys: Settings) -> dict[str, object]:
     """What a vision_config says of a plain vision transformer, from the `clip.` keys of a GGUF."""
-    act = "gelu_pytorch_tanh" if keys.flag("use_gelu", False) else "silu" if keys.flag("use_silu", False) else "quick_gelu"
-    same = {"num_hidden_layers": "block_count", "hidden_size": "embedding_length", "intermediate_size": "feed_forward_length",
-            "num_attention_heads": "attention.head_count", "layer_norm_eps": "attention.layer_norm_epsilon", "image_size": "image_size",
-            "patch_size": "patch_size"}
-    return {"hidden_act": act, **{ours: keys.get(f"vision.{theirs}", None) for ours, theirs in same.items()}}
+    act = (
+        "gelu_pytorch_tanh"
+        if keys.flag("use_gelu", False)
+        else "silu"
+        if keys.flag("use_silu", False)
+        else "quick_gelu"
+    )
+    same = {
+        "num_hidden_layers": "block_count",
+        "hidden_size": "embedding_length",
+        "intermediate_size": "feed_forward_length",
+        "num_attention_heads": "attention.head_count",
+        "layer_norm_eps": "attention.layer_norm_epsilon",
+        "image_size": "image_size",
+        "patch_size": "patch_size",
+    }
+    return {
+        "hidden_act": act,
+        **{ours: keys.get(f"vision.{theirs}", None) for ours, theirs in same.items()},
+    }
 
 
 def gguf_image(keys: Settings) -> dict[str, object]:
-    """What an image processor's settings say of the normalisation, from the `clip.` keys of a GGUF."""
-    return {"image_mean": keys.get("vision.image_mean", None), "image_std": keys.get("vision.image_std", None)}
+    """What an image processor's settings say of the normalisation, from the `clip.` keys of a
+    GGUF.
+    """
+    return {
+        "image_mean": keys.get("vision.image_mean", None),
+        "image_std": keys.get("vision.image_std", None),
+    }
 
 
 def split_heads(x: Node, heads: int, name: str) -> Node:
@@ -91,9 +147,29 @@ def split_heads(x: Node, heads: int, name: str) -> Node:
     return ops.reshape(x, shape=(*x.shape[:2], heads, x.shape[2] // heads), name=f"{name}.heads")
 
 
-def attend(q: Node, k: Node, v: Node, attention: AttentionForm, at: str, *, bounds: Node | None = None, scale: float | None = None) -> Node:
-    """Attention of an image's patches to each other          q, k, v [B, P, H, K] -> [B, P, H * K]"""
-    mixed = attention(q, k, v, None, bounds, scale=q.shape[3] ** -0.5 if scale is None else scale, name=f"{at}.attn")
+def attend(
+    q: Node,
+    k: Node,
+    v: Node,
+    attention: AttentionForm,
+    at: str,
+    *,
+    bounds: Node | None = None,
+    scale: float | None = None,
+) -> Node:
+    """Attention of an image's patches to each other
+
+    q, k, v [B, P, H, K] -> [B, P, H * K]
+    """
+    mixed = attention(
+        q,
+        k,
+        v,
+        None,
+        bounds,
+        scale=q.shape[3] ** -0.5 if scale is None else scale,
+        name=f"{at}.attn",
+    )
     return ops.reshape(mixed, shape=(*q.shape[:2], q.shape[2] * v.shape[3]), name=f"{at}.attn.flat")
 
 
@@ -101,9 +177,18 @@ def vit_block(x: Node, index: int, p: VitParams, w: Weights, attention: Attentio
     """Pre-norm attention and MLP          x [B, P, C] -> [B, P, C]; arXiv:2010.11929"""
     at = f"v.blk.{index}"
     y = w.layer_norm(x, f"{at}.ln1", p.eps)
-    q, k, v = (split_heads(w.linear(y, f"{at}.{part}", bias=True), p.heads, f"{at}.{part}") for part in ("attn_q", "attn_k", "attn_v"))
-    x = ops.add(w.linear(attend(q, k, v, attention, at), f"{at}.attn_out", bias=True), x, name=f"{at}.attn_residual")
-    return ops.add(mlp(w.layer_norm(x, f"{at}.ln2", p.eps), at, p.gelu, w), x, name=f"{at}.ffn_residual")
+    q, k, v = (
+        split_heads(w.linear(y, f"{at}.{part}", bias=True), p.heads, f"{at}.{part}")
+        for part in ("attn_q", "attn_k", "attn_v")
+    )
+    x = ops.add(
+        w.linear(attend(q, k, v, attention, at), f"{at}.attn_out", bias=True),
+        x,
+        name=f"{at}.attn_residual",
+    )
+    return ops.add(
+        mlp(w.layer_norm(x, f"{at}.ln2", p.eps), at, p.gelu, w), x, name=f"{at}.ffn_residual"
+    )
 
 
 def mlp(x: Node, at: str, gelu: str, w: Weights) -> Node:
@@ -113,25 +198,49 @@ def mlp(x: Node, at: str, gelu: str, w: Weights) -> Node:
 
 
 def vit_parameters(p: VitParams, source: Callable[[str], tuple[str, ...]]) -> dict[str, Parameter]:
-    """The blocks' parameters; `source("encoder.layers.0.mlp.fc1.weight")` lists the names it may have in a checkpoint."""
-    names = {"ln1": "layer_norm1", "ln2": "layer_norm2", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
-             "attn_v": "self_attn.v_proj", "attn_out": "self_attn.out_proj", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
-    shapes = {"ln1": (p.width,), "ln2": (p.width,), "ffn_up": (p.ffn, p.width), "ffn_down": (p.width, p.ffn)}
+    """The blocks' parameters; `source("encoder.layers.0.mlp.fc1.weight")` lists the names it may
+    have in a checkpoint.
+    """
+    names = {
+        "ln1": "layer_norm1",
+        "ln2": "layer_norm2",
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_out": "self_attn.out_proj",
+        "ffn_up": "mlp.fc1",
+        "ffn_down": "mlp.fc2",
+    }
+    shapes = {
+        "ln1": (p.width,),
+        "ln2": (p.width,),
+        "ffn_up": (p.ffn, p.width),
+        "ffn_down": (p.width, p.ffn),
+    }
     turned = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
     found: dict[str, Parameter] = {}
     for index in range(p.layers):
         for part, name in names.items():
             shape = shapes.get(part, (p.width, p.width))
             for kind, stored in (("weight", shape), ("bias", shape[:1])):
-                # The first GGUF files call the way up `ffn_down` and the way down `ffn_up`: the shapes tell.
-                held = tuple(Stored((f"v.blk.{index}.{at}.{kind}",), stored) for at in (part, turned.get(part, part)))
-                found[f"v.blk.{index}.{part}.{kind}"] = Parameter(stored, source(f"encoder.layers.{index}.{name}.{kind}"),
-                                                                  gguf=held if part in turned else ())
+                # The first GGUF files call the way up `ffn_down` and the way down `ffn_up`: the
+                # shapes tell.
+                held = tuple(
+                    Stored((f"v.blk.{index}.{at}.{kind}",), stored)
+                    for at in (part, turned.get(part, part))
+                )
+                found[f"v.blk.{index}.{part}.{kind}"] = Parameter(
+                    stored,
+                    source(f"encoder.layers.{index}.{name}.{kind}"),
+                    gguf=held if part in turned else (),
+                )
     return found
 
 
 def tower(name: str) -> tuple[str, ...]:
-    """What a tensor of the tower is called in published checkpoints, and in those that transformers 5 saves."""
+    """What a tensor of the tower is called in published checkpoints, and in those that transformers
+    5 saves.
+    """
     return anywhere(f"vision_tower.vision_model.{name}") + anywhere(f"vision_tower.{name}")
 
 
@@ -140,10 +249,14 @@ def anywhere(name: str) -> tuple[str, ...]:
 
 
 def read_grid_rotary(vision: Settings, width: int, heads: int) -> Rotary:
-    """Half of a head's pairs turn by a patch's row, half by its column, at the same frequencies; arXiv:2409.12191. Raises ModelError for
-    heads that cannot be halved so."""
+    """Half of a head's pairs turn by a patch's row, half by its column, at the same frequencies;
+    arXiv:2409.12191. Raises ModelError for heads that cannot be halved so.
+    """
     if width % heads or width // heads % 4:
-        raise ModelError(f"{vision.where}: {heads} heads of width {width}; expected heads that divide the width, each of a multiple of 4")
+        raise ModelError(
+            f"{vision.where}: {heads} heads of width {width}; expected heads that divide the "
+            "width, each of a multiple of 4"
+        )
     rope = vision.part("rope_parameters")
     rope.choice("rope_type", ("axial",), "axial")
     half = rotary(rope.number("rope_theta", 1e4), width // heads // 2).frequencies
@@ -155,8 +268,19 @@ def grid_positions(rows: int, columns: int) -> torch.Tensor:
     return torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).t().contiguous()
 
 
-def rotary_attention(x: Node, at: str, heads: int, angles: Node, w: Weights, attention: AttentionForm, bounds: Node | None = None, *,
-                     fused: bool = False, bias: bool = True, out_bias: bool = True) -> Node:
+def rotary_attention(
+    x: Node,
+    at: str,
+    heads: int,
+    angles: Node,
+    w: Weights,
+    attention: AttentionForm,
+    bounds: Node | None = None,
+    *,
+    fused: bool = False,
+    bias: bool = True,
+    out_bias: bool = True,
+) -> Node:
     """Attention with rotary positions          x [B, P, C], angles [P, 2, K / 2] -> [B, P, C]
 
     `fused`: queries, keys and values have one matrix. `bias` is theirs, `out_bias` the output's.
@@ -164,7 +288,10 @@ def rotary_attention(x: Node, at: str, heads: int, angles: Node, w: Weights, att
     names = [f"{at}.attn_{part}" for part in "qkv"]
     if fused:
         qkv, width = w.linear(x, f"{at}.attn_qkv", bias=bias), x.shape[2]
-        parts = [ops.columns(qkv, start=i * width, stop=(i + 1) * width, name=name) for i, name in enumerate(names)]
+        parts = [
+            ops.columns(qkv, start=i * width, stop=(i + 1) * width, name=name)
+            for i, name in enumerate(names)
+        ]
     else:
         parts = [w.linear(x, name, bias=bias) for name in names]
     q, k, v = (split_heads(part, heads, name) for part, name in zip(parts, names, strict=True))
@@ -172,24 +299,47 @@ def rotary_attention(x: Node, at: str, heads: int, angles: Node, w: Weights, att
     return w.linear(attend(q, k, v, attention, at, bounds=bounds), f"{at}.attn_out", bias=out_bias)
 
 
-def biased_parameters(tensors: Mapping[str, tuple[str, tuple[int, ...]]], source: Callable[[str], tuple[str, ...]]) -> dict[str, Parameter]:
-    """.weight and .bias of linear layers and layer norms: canonical name -> (the checkpoint's, shape of the weight)"""
-    return {f"{name}.{kind}": Parameter(shape if kind == "weight" else shape[:1], source(f"{theirs}.{kind}"))
-            for name, (theirs, shape) in tensors.items() for kind in ("weight", "bias")}
+def biased_parameters(
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]], source: Callable[[str], tuple[str, ...]]
+) -> dict[str, Parameter]:
+    """.weight and .bias of linear layers and layer norms: canonical name -> (the checkpoint's,
+    shape of the weight)
+    """
+    return {
+        f"{name}.{kind}": Parameter(
+            shape if kind == "weight" else shape[:1], source(f"{theirs}.{kind}")
+        )
+        for name, (theirs, shape) in tensors.items()
+        for kind in ("weight", "bias")
+    }
 
 
-def qkv_parameters(at: str, width: int, theirs: str, source: Callable[[str], tuple[str, ...]]) -> dict[str, Parameter]:
+def qkv_parameters(
+    at: str, width: int, theirs: str, source: Callable[[str], tuple[str, ...]]
+) -> dict[str, Parameter]:
     """Queries, keys and values, which a checkpoint holds in one"""
+
     def third(index: int) -> Callable[[torch.Tensor], torch.Tensor]:
         return lambda fused: fused.chunk(3)[index]
 
     shapes: dict[str, tuple[int, ...]] = {"weight": (width, width), "bias": (width,)}
-    return {f"{at}.{part}.{kind}": Parameter(shape, source(f"{theirs}.{kind}"), (3 * width, *shape[1:]), third(index))
-            for index, part in enumerate(("attn_q", "attn_k", "attn_v")) for kind, shape in shapes.items()}
+    return {
+        f"{at}.{part}.{kind}": Parameter(
+            shape, source(f"{theirs}.{kind}"), (3 * width, *shape[1:]), third(index)
+        )
+        for index, part in enumerate(("attn_q", "attn_k", "attn_v"))
+        for kind, shape in shapes.items()
+    }
 
 
 def two_frames(width: int, patch: int, sources: tuple[str, ...]) -> dict[str, Parameter]:
     """The kernels of a patch embedding of two frames as one: a still picture is both frames."""
     one = (width, 3, patch, patch)
-    stored = Stored(("v.patch_embd.weight", "v.patch_embd.weight.1"), one, lambda a, b: a.float() + b.float())
-    return {"v.patch_embd.weight": Parameter(one, sources, (width, 3, 2, patch, patch), lambda w: w.float().sum(2), gguf=(stored,))}
+    stored = Stored(
+        ("v.patch_embd.weight", "v.patch_embd.weight.1"), one, lambda a, b: a.float() + b.float()
+    )
+    return {
+        "v.patch_embd.weight": Parameter(
+            one, sources, (width, 3, 2, patch, patch), lambda w: w.float().sum(2), gguf=(stored,)
+        )
+    }

@@ -1,4 +1,5 @@
 """How many tokens a picture may take: what the user asks for, fitted to what a family can do."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -14,9 +15,10 @@ LOW_TOKENS = 256  # what detail "low" leaves a family of any size; tiles are not
 class Budget:
     """Tokens of one picture, at least and at most, None for the checkpoint's own limits.
 
-    `detail`: "low" shows the picture as a whole, in at most `LOW_TOKENS` tokens where the family can choose; "high" and "auto" as the
-    checkpoint's own settings say. Numbers given go before it.
+    `detail`: "low" shows the picture as a whole, in at most `LOW_TOKENS` tokens where the family
+    can choose; "high" and "auto" as the checkpoint's own settings say. Numbers given go before it.
     """
+
     min_tokens: int | None = None
     max_tokens: int | None = None
     detail: str = "auto"
@@ -26,22 +28,33 @@ class Budget:
         return self.detail == "low"
 
     def limits(self, least: int, most: int) -> tuple[int, int]:
-        """At least and at most, from the family's own limits. Raises OptionError where the least is more than the most."""
+        """At least and at most, from the family's own limits. Raises OptionError where the least is
+        more than the most.
+        """
         low = self.min_tokens if self.min_tokens is not None else least
-        high = self.max_tokens if self.max_tokens is not None else min(most, LOW_TOKENS) if self.low else most
+        high = (
+            self.max_tokens
+            if self.max_tokens is not None
+            else min(most, LOW_TOKENS)
+            if self.low
+            else most
+        )
         if self.min_tokens is None:
             low = min(low, high)
         elif self.max_tokens is None:
             high = max(low, high)
         if low > high:
-            raise OptionError(f"image_min_tokens {low} is more than image_max_tokens {high}; expected no more")
+            raise OptionError(
+                f"image_min_tokens {low} is more than image_max_tokens {high}; expected no more"
+            )
         return low, high
 
     def choose(self, ways: Sequence[int]) -> tuple[int, tuple[str, ...]]:
-        """Which of several ways to show a picture, told by the tokens each takes, and a note where it is not the first, the model's own.
+        """Which of several ways to show a picture, told by the tokens each takes, and a note where
+        it is not the first, the model's own.
 
-        The first where it keeps the budget, else the nearest that does; where none has enough tokens, the one with most. Raises OptionError
-        where all have too many.
+        The first where it keeps the budget, else the nearest that does; where none has enough
+        tokens, the one with most. Raises OptionError where all have too many.
         """
         least, own = min(range(len(ways)), key=ways.__getitem__), ways[0]
         low, high = self.limits(ways[least], max(ways))
@@ -49,9 +62,16 @@ class Budget:
             high = ways[least]
         allowed = [i for i, tokens in enumerate(ways) if tokens <= high]
         if not allowed:
-            raise OptionError(f"a picture takes at least {ways[least]} tokens with this model, more than image_max_tokens {high}; raise it")
+            raise OptionError(
+                f"a picture takes at least {ways[least]} tokens with this model, more than "
+                f"image_max_tokens {high}; raise it"
+            )
         enough = [i for i in allowed if ways[i] >= low]
-        found = min(enough, key=lambda i: abs(ways[i] - own)) if enough else max(allowed, key=ways.__getitem__)
+        found = (
+            min(enough, key=lambda i: abs(ways[i] - own))
+            if enough
+            else max(allowed, key=ways.__getitem__)
+        )
         if ways[found] >= low and found == 0:
             return 0, ()
         return found, (f"shown in {ways[found]} tokens, {own} without limits of its own",)
@@ -69,10 +89,18 @@ class Budget:
         return self.low and self.min_tokens is None and self.max_tokens is None
 
     def check_fixed(self, tokens: int) -> None:
-        """For a family whose pictures always take the same number of tokens. Raises OptionError where that is outside the budget."""
-        if (self.min_tokens or 0) > tokens or (self.max_tokens is not None and self.max_tokens < tokens):
-            raise OptionError(f"every picture takes {tokens} tokens with this model, and image_min_tokens {self.min_tokens}, "
-                              f"image_max_tokens {self.max_tokens} do not allow that; leave them out or use another model")
+        """For a family whose pictures always take the same number of tokens. Raises OptionError
+        where that is outside the budget.
+        """
+        if (self.min_tokens or 0) > tokens or (
+            self.max_tokens is not None and self.max_tokens < tokens
+        ):
+            raise OptionError(
+                f"every picture takes {tokens} tokens with this model, and image_min_tokens "
+                f"{self.min_tokens}, "
+                f"image_max_tokens {self.max_tokens} do not allow that; leave them out or use "
+                "another model"
+            )
 
 
 DEFAULT_BUDGET = Budget()

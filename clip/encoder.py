@@ -1,4 +1,5 @@
 """Tiles to embeddings: one vision family on its backends."""
+
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
@@ -19,11 +20,27 @@ BATCH = 4  # tiles encoded at once
 
 
 class Encoder:
-    """Flash attention is decided when it is made, by asking about every batch of the tiles that are expected."""
+    """Flash attention is decided when it is made, by asking about every batch of the tiles that are
+    expected.
+    """
 
-    def __init__(self, family: VisionFamily, weights: WeightSource, backends: Sequence[Backend], *, dtype: torch.dtype,
-                 flash_attn: str = "auto", overrides: Sequence[Override] = (), residency: Residency | None = None):
-        self.family, self.weights, self.backends, self.overrides = family, weights, backends, tuple(overrides)
+    def __init__(
+        self,
+        family: VisionFamily,
+        weights: WeightSource,
+        backends: Sequence[Backend],
+        *,
+        dtype: torch.dtype,
+        flash_attn: str = "auto",
+        overrides: Sequence[Override] = (),
+        residency: Residency | None = None,
+    ):
+        self.family, self.weights, self.backends, self.overrides = (
+            family,
+            weights,
+            backends,
+            tuple(overrides),
+        )
         self.dtype = dtype
         self.residency = residency or Residency()
         self.flash: FlashChoice = choose(self._probes, backends, overrides, flash_attn)
@@ -34,7 +51,10 @@ class Encoder:
 
     def sizes(self) -> dict[str, tuple[int, Type]]:
         """(batch, tile) by label: what the warm-up asks about, and the most that can come."""
-        return {"warm-up": (1, self.family.tile_type()), "largest": (BATCH, self.family.largest_tile_type())}
+        return {
+            "warm-up": (1, self.family.tile_type()),
+            "largest": (BATCH, self.family.largest_tile_type()),
+        }
 
     def graph(self, batch: int, tile: Shape, form: AttentionForm | None = None) -> Node:
         """-> embeddings [B, T, D]"""
@@ -42,7 +62,9 @@ class Encoder:
         return self.family.graph(tiles, self.weights, form or self.flash.form)
 
     def plan(self, batch: int, tile: Shape, overwrite: bool = True) -> Plan:
-        """The plan of one shape of batch. `overwrite=False` keeps every value intact, for looking on."""
+        """The plan of one shape of batch. `overwrite=False` keeps every value intact, for looking
+        on.
+        """
         return self._plan(batch, tile, overwrite)
 
     def _make_plan(self, batch: int, tile: Shape, overwrite: bool) -> Plan:
@@ -51,7 +73,9 @@ class Encoder:
     def _probes(self, form: AttentionForm) -> list[list[Node]]:
         """Every batch of the tiles that are expected."""
         tiles = dict.fromkeys((self.family.tile_type(), self.family.largest_tile_type()))
-        return [[self.graph(batch, tile.shape, form)] for tile in tiles for batch in range(1, BATCH + 1)]
+        return [
+            [self.graph(batch, tile.shape, form)] for tile in tiles for batch in range(1, BATCH + 1)
+        ]
 
     def _make_executor(self, batch: int, tile: Shape) -> Executor:
         plan = self.plan(batch, tile)
@@ -59,10 +83,17 @@ class Encoder:
             self.fallbacks[batch, tile] = plan
         return Executor(plan, self.residency)
 
-    def steps(self, tiles: Sequence[np.ndarray], observe: Observer | None = None) -> Generator[None, None, list[Tensor]]:
-        """Encode at most `BATCH` tiles [3, Y, X] of equal shape, a node at a time          -> embeddings [T, D] in the compute type"""
+    def steps(
+        self, tiles: Sequence[np.ndarray], observe: Observer | None = None
+    ) -> Generator[None, None, list[Tensor]]:
+        """Encode at most `BATCH` tiles [3, Y, X] of equal shape, a node at a time
+
+        -> embeddings [T, D] in the compute type
+        """
         pixels = torch.from_numpy(np.stack(tiles)).to(self.dtype)
-        (embeddings,) = yield from self._executor(len(tiles), tuple(tiles[0].shape)).steps(pixels, observe)
+        (embeddings,) = yield from self._executor(len(tiles), tuple(tiles[0].shape)).steps(
+            pixels, observe
+        )
         self.backends[0].synchronize()  # so that whoever measures, measures the encoding
         return list(embeddings.unbind(0))
 
@@ -73,17 +104,25 @@ class Encoder:
             return rows
         if self.family.separator is not None:
             node = weight(self.family.separator, self.weights, self.dtype)
-            rows = torch.cat((rows, self.residency.get(node, self.backends[0]).view(1, -1).to(rows.device)))
-        return rows[torch.from_numpy(plan.order).to(rows.device)]  # -1 is the last row: the separator
+            rows = torch.cat(
+                (rows, self.residency.get(node, self.backends[0]).view(1, -1).to(rows.device))
+            )
+        return rows[
+            torch.from_numpy(plan.order).to(rows.device)
+        ]  # -1 is the last row: the separator
 
     def encode(self, tiles: Sequence[np.ndarray], observe: Observer | None = None) -> list[Tensor]:
-        """Embeddings [T, D] of each tile, in order; tiles fp32 [3, Y, X], those of equal shape together, at most `BATCH` at once."""
+        """Embeddings [T, D] of each tile, in order; tiles fp32 [3, Y, X], those of equal shape
+        together, at most `BATCH` at once.
+        """
         waiting: dict[Shape, list[int]] = {}
         for index, tile in enumerate(tiles):
             waiting.setdefault(tuple(tile.shape), []).append(index)
         done: dict[int, Tensor] = {}
         for indices in waiting.values():
             for start in range(0, len(indices), BATCH):
-                part = indices[start:start + BATCH]
-                done.update(zip(part, finish(self.steps([tiles[i] for i in part], observe)), strict=True))
+                part = indices[start : start + BATCH]
+                done.update(
+                    zip(part, finish(self.steps([tiles[i] for i in part], observe)), strict=True)
+                )
         return [done[i] for i in range(len(tiles))]

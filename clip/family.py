@@ -1,4 +1,5 @@
 """What a vision family tells the encoder, and the table of families."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -18,8 +19,11 @@ from mtmd.kernels.weights.canonical import Parameter
 
 @dataclass(frozen=True)
 class Entry:
-    """A family's file, and the names its models go by: model_type in a config.json, followed by a slash and that of its vision_config
-    where one model_type has towers of several families; clip.projector_type in a GGUF."""
+    """A family's file, and the names its models go by: model_type in a config.json, followed by a
+    slash and that of its vision_config where one model_type has towers of several families;
+    clip.projector_type in a GGUF.
+    """
+
     module: str
     model_types: tuple[str, ...]
     gguf: tuple[str, ...] = ()
@@ -30,7 +34,11 @@ FAMILIES = (
     Entry("mtmd.clip.families.gemma4", ("gemma4",), ("gemma4v",)),
     Entry("mtmd.clip.families.idefics3", ("idefics3", "smolvlm"), ("idefics3",)),
     Entry("mtmd.clip.families.llava", ("llava", "llava_next"), ("mlp",)),
-    Entry("mtmd.clip.families.qwen3_vl", ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), ("qwen3vl_merger",)),
+    Entry(
+        "mtmd.clip.families.qwen3_vl",
+        ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
+        ("qwen3vl_merger",),
+    ),
     Entry("mtmd.clip.families.qwen2_vl", ("qwen2_vl",), ("qwen2vl_merger",)),
     Entry("mtmd.clip.families.qwen2_5_vl", ("qwen2_5_vl",), ("qwen2.5vl_merger",)),
     Entry("mtmd.clip.families.lfm2_vl", ("lfm2_vl",), ("lfm2",)),
@@ -44,13 +52,16 @@ FAMILIES = (
 class ImagePlan:
     """How one picture goes in: pixel tiles for the encoder and the text around them.
 
-    `tiles` are fp32 [3, Y, X], normalised, `sizes` their (width, height) in pixels. `prompt` is the text that stands for the picture, in
-    which each of the `tokens` image tokens is written as the family's image token; other text may stand between them. `grids`: for
-    families that give image tokens a row and a column as positions, (rows, columns) of each run of image tokens, else empty. `order`:
-    which of the tiles' tokens, counted through all tiles, the image tokens are, -1 being the family's separator; None for all, as they
-    come. `notes` say for the receipt what was done to the picture that its owner may not expect. `shrunk_from`: the tokens it would take
-    if there were more memory, None where there is enough.
+    `tiles` are fp32 [3, Y, X], normalised, `sizes` their (width, height) in pixels. `prompt` is the
+    text that stands for the picture, in which each of the `tokens` image tokens is written as the
+    family's image token; other text may stand between them. `grids`: for families that give image
+    tokens a row and a column as positions, (rows, columns) of each run of image tokens, else empty.
+    `order`: which of the tiles' tokens, counted through all tiles, the image tokens are, -1 being
+    the family's separator; None for all, as they come. `notes` say for the receipt what was done to
+    the picture that its owner may not expect. `shrunk_from`: the tokens it would take if there were
+    more memory, None where there is enough.
     """
+
     tiles: tuple[np.ndarray, ...]
     sizes: tuple[tuple[int, int], ...]
     tokens: int
@@ -62,7 +73,10 @@ class ImagePlan:
 
 
 class VisionFamily(Protocol):
-    """One picture model. A tile's type decides its graph; tiles of equal type are encoded as one batch."""
+    """One picture model. A tile's type decides its graph; tiles of equal type are encoded as one
+    batch.
+    """
+
     marker: str
     """What the chat template writes where a picture belongs."""
     image_token: str
@@ -78,8 +92,9 @@ class VisionFamily(Protocol):
         """Canonical names and the checkpoint's."""
 
     def prepare(self, pixels: np.ndarray, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
-        """From uint8 [Y, X, 3]. Raises OptionError for a budget that the family cannot keep, with the numbers; ImageError for a picture
-        of a shape that it does not take."""
+        """From uint8 [Y, X, 3]. Raises OptionError for a budget that the family cannot keep, with
+        the numbers; ImageError for a picture of a shape that it does not take.
+        """
 
     def most_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
         """The most image tokens that one picture takes."""
@@ -95,7 +110,8 @@ class VisionFamily(Protocol):
 
 
 def vision_family(model_type: str, config: Settings, image: Settings) -> VisionFamily:
-    """The family of a checkpoint; `image` are its image processor's settings. Raises ModelError for one we do not know, naming those we do.
+    """The family of a checkpoint; `image` are its image processor's settings. Raises ModelError for
+    one we do not know, naming those we do.
     """
     tower = config.part("vision_config").get("model_type", None)
     for name in (f"{model_type}/{tower}", model_type):
@@ -104,23 +120,35 @@ def vision_family(model_type: str, config: Settings, image: Settings) -> VisionF
             break
     else:
         known = sorted(t for e in FAMILIES for t in e.model_types)
-        raise ModelError(f"{config.where}: architecture {model_type!r:.60} is not known; this version reads {', '.join(known)}")
+        raise ModelError(
+            f"{config.where}: architecture {model_type!r:.60} is not known; this version reads "
+            f"{', '.join(known)}"
+        )
     family: VisionFamily = import_module(entry.module).read(config, image)
     return family
 
 
-def gguf_vision_family(projector: str, metadata: Mapping[str, Any], shapes: Mapping[str, Shape], where: str) -> VisionFamily:
-    """The family of a GGUF projector file (mmproj), from its metadata and the shapes of its tensors by name. Raises ModelError for one we
-    do not know, naming those we do.
+def gguf_vision_family(
+    projector: str, metadata: Mapping[str, Any], shapes: Mapping[str, Shape], where: str
+) -> VisionFamily:
+    """The family of a GGUF projector file (mmproj), from its metadata and the shapes of its tensors
+    by name. Raises ModelError for one we do not know, naming those we do.
 
-    A family's `from_gguf(keys, shapes)` says what config.json and the image processor's settings would; the rest is as with any checkpoint.
+    A family's `from_gguf(keys, shapes)` says what config.json and the image processor's settings
+    would; the rest is as with any checkpoint.
     """
     entry = next((e for e in FAMILIES if projector in e.gguf), None)
     if entry is None:
         known = sorted(t for e in FAMILIES for t in e.gguf)
-        raise ModelError(f"{where}: projector type {projector!r:.60} is not known; this version reads {', '.join(known)}")
+        raise ModelError(
+            f"{where}: projector type {projector!r:.60} is not known; this version reads "
+            f"{', '.join(known)}"
+        )
     module = import_module(entry.module)
-    keys = Settings({k.removeprefix("clip."): metadata[k] for k in metadata if k.startswith("clip.")}, f"{where}: clip")
+    keys = Settings(
+        {k.removeprefix("clip."): metadata[k] for k in metadata if k.startswith("clip.")},
+        f"{where}: clip",
+    )
     config, image = module.from_gguf(keys, shapes)
     family: VisionFamily = module.read(Settings(config, keys.where), Settings(image, keys.where))
     return family

@@ -1,4 +1,7 @@
-"""Pictures stretched to the grid of tiles that is closest to their shape, cut, and once more as a whole (arXiv:2404.16821)."""
+"""Pictures stretched to the grid of tiles that is closest to their shape, cut, and once more as a
+whole (arXiv:2404.16821).
+"""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -20,7 +23,10 @@ MAX_TILES = 64
 
 @dataclass(frozen=True)
 class ShapeTiling:
-    """`fewest` to `most` tiles of `tile` pixels a side, each of `tile_tokens`; the whole follows where there are several."""
+    """`fewest` to `most` tiles of `tile` pixels a side, each of `tile_tokens`; the whole follows
+    where there are several.
+    """
+
     tile: int
     tile_tokens: int
     fewest: int
@@ -32,7 +38,9 @@ class ShapeTiling:
         return (tiles + (tiles > 1)) * self.tile_tokens
 
     def choose(self, size: Size, budget: Budget = DEFAULT_BUDGET) -> tuple[Size, tuple[str, ...]]:
-        """The grid, (columns, rows) of tiles, for a picture of a size, (width, height), and notes."""
+        """The grid, (columns, rows) of tiles, for a picture of a size, (width, height), and
+        notes.
+        """
         ranges = [(self.fewest, self.most)]
         if budget != DEFAULT_BUDGET:
             counts, least, most = range(1, self.most + 1), budget.min_tokens or 0, budget.max_tokens
@@ -46,7 +54,9 @@ class ShapeTiling:
     def tiles(self, pixels: Pixels, grid: Size) -> list[np.ndarray]:
         """fp32 [3, Y, X] each, line by line, the whole picture last"""
         columns, rows = grid
-        found = cut(resize(pixels, columns * self.tile, rows * self.tile, self.resample), rows, columns)
+        found = cut(
+            resize(pixels, columns * self.tile, rows * self.tile, self.resample), rows, columns
+        )
         if len(found) > 1:
             found.append(resize(pixels, self.tile, self.tile, self.resample))
         return [self.normalize(tile) for tile in found]
@@ -60,21 +70,43 @@ class ShapeTiling:
 
 @lru_cache
 def _grids(fewest: int, most: int) -> tuple[Size, ...]:
-    """(columns, rows) of so many tiles, by their number, of equal numbers the narrowest first: at a tie of shapes the order decides."""
+    """(columns, rows) of so many tiles, by their number, of equal numbers the narrowest first: at a
+    tie of shapes the order decides.
+    """
     counts = range(fewest, most + 1)
-    return tuple((columns, count // columns) for count in counts for columns in range(1, count + 1) if count % columns == 0)
+    return tuple(
+        (columns, count // columns)
+        for count in counts
+        for columns in range(1, count + 1)
+        if count % columns == 0
+    )
 
 
 def read_shape_tiling(image: Settings, side: int, tile_tokens: int) -> ShapeTiling:
-    """From an image processor's settings; `side` is config.json's. Raises ModelError where they do not fit together.
+    """From an image processor's settings; `side` is config.json's. Raises ModelError where they do
+    not fit together.
 
     crop_to_patches is not read: the reference cuts whatever it says.
     """
     size = image.part("size")
     if {size.count("height", 384), size.count("width", 384)} != {side}:
-        raise ModelError(f"{size.where} is {size.values!r:.60}, expected height and width {side} as config.json's image_size; correct one")
-    fewest, most = image.count("min_patches", 1, most=MAX_TILES), image.count("max_patches", 12, most=MAX_TILES)
+        raise ModelError(
+            f"{size.where} is {size.values!r:.60}, expected height and width {side} as "
+            "config.json's image_size; correct one"
+        )
+    fewest, most = (
+        image.count("min_patches", 1, most=MAX_TILES),
+        image.count("max_patches", 12, most=MAX_TILES),
+    )
     if fewest > most:
-        raise ModelError(f"{image.where}: min_patches is {fewest}, expected at most max_patches, {most}")
-    return ShapeTiling(side, tile_tokens, fewest, most, read_normalize(image, CLIP_MEAN, CLIP_STD),
-                       RESAMPLE[image.choice("resample", RESAMPLE, 3)])
+        raise ModelError(
+            f"{image.where}: min_patches is {fewest}, expected at most max_patches, {most}"
+        )
+    return ShapeTiling(
+        side,
+        tile_tokens,
+        fewest,
+        most,
+        read_normalize(image, CLIP_MEAN, CLIP_STD),
+        RESAMPLE[image.choice("resample", RESAMPLE, 3)],
+    )

@@ -1,4 +1,7 @@
-"""What the first bytes of a file say it is: which of the picture formats we decode, or, in words, what else. No pixels here."""
+"""What the first bytes of a file say it is: which of the picture formats we decode, or, in words,
+what else. No pixels here.
+"""
+
 from __future__ import annotations
 
 import struct
@@ -7,39 +10,83 @@ NAMES = {"JPEG": "JPEG", "PNG": "PNG", "WEBP": "WebP", "GIF": "GIF", "BMP": "BMP
 EXPECTED = "a JPEG, PNG, WebP, GIF, BMP or TIFF picture"
 CONVERT = "convert it to PNG or JPEG first"
 
-_TIFF = (b"II\x2a\x00", b"MM\x00\x2a", b"II\x2b\x00", b"MM\x00\x2b")  # classic and BigTIFF, in both byte orders
+_TIFF = (
+    b"II\x2a\x00",
+    b"MM\x00\x2a",
+    b"II\x2b\x00",
+    b"MM\x00\x2b",
+)  # classic and BigTIFF, in both byte orders
 _PICTURES = (
-    (b"\xff\xd8\xff", "JPEG"), (b"\x89PNG\r\n\x1a\n", "PNG"), (b"GIF87a", "GIF"), (b"GIF89a", "GIF"),
+    (b"\xff\xd8\xff", "JPEG"),
+    (b"\x89PNG\r\n\x1a\n", "PNG"),
+    (b"GIF87a", "GIF"),
+    (b"GIF89a", "GIF"),
     *((prefix, "TIFF") for prefix in _TIFF),
 )
 _PAGE = "download the picture itself, not its page"
 _EXPORT = "export the page as PNG or JPEG first"
 _NOT_A_PICTURE = "give a picture file"
 _OTHERS = (
-    (b"%PDF", "a PDF", _EXPORT), (b"%!PS", "a PostScript document", _EXPORT), (b"\xc5\xd0\xd3\xc6", "an EPS document", _EXPORT),
-    (b"8BPS", "a Photoshop document", CONVERT), (b"\xff\x0a", "a JPEG XL picture", CONVERT),
-    (b"\x00\x00\x00\x0cJXL ", "a JPEG XL picture", CONVERT), (b"\x00\x00\x00\x0cjP  ", "a JPEG 2000 picture", CONVERT),
-    (b"\xff\x4f\xff\x51", "a JPEG 2000 picture", CONVERT), (b"\x00\x00\x01\x00", "a Windows icon", CONVERT),
-    (b"\x00\x00\x02\x00", "a Windows cursor", CONVERT), (b"DDS ", "a DDS texture", CONVERT), (b"qoif", "a QOI picture", CONVERT),
-    (b"\x76\x2f\x31\x01", "an OpenEXR picture", CONVERT), (b"#?RADIANCE", "a Radiance HDR picture", CONVERT),
-    (b"SIMPLE  =", "a FITS picture", CONVERT), (b"FUJIFILM", "a camera raw picture", CONVERT), (b"icns", "an Apple icon", CONVERT),
+    (b"%PDF", "a PDF", _EXPORT),
+    (b"%!PS", "a PostScript document", _EXPORT),
+    (b"\xc5\xd0\xd3\xc6", "an EPS document", _EXPORT),
+    (b"8BPS", "a Photoshop document", CONVERT),
+    (b"\xff\x0a", "a JPEG XL picture", CONVERT),
+    (b"\x00\x00\x00\x0cJXL ", "a JPEG XL picture", CONVERT),
+    (b"\x00\x00\x00\x0cjP  ", "a JPEG 2000 picture", CONVERT),
+    (b"\xff\x4f\xff\x51", "a JPEG 2000 picture", CONVERT),
+    (b"\x00\x00\x01\x00", "a Windows icon", CONVERT),
+    (b"\x00\x00\x02\x00", "a Windows cursor", CONVERT),
+    (b"DDS ", "a DDS texture", CONVERT),
+    (b"qoif", "a QOI picture", CONVERT),
+    (b"\x76\x2f\x31\x01", "an OpenEXR picture", CONVERT),
+    (b"#?RADIANCE", "a Radiance HDR picture", CONVERT),
+    (b"SIMPLE  =", "a FITS picture", CONVERT),
+    (b"FUJIFILM", "a camera raw picture", CONVERT),
+    (b"icns", "an Apple icon", CONVERT),
     (b"PK\x03\x04", "a ZIP archive or an Office document", "unpack it, or export the picture"),
-    (b"\x1f\x8b", "a gzip archive", "unpack it first"), (b"7z\xbc\xaf", "a 7-Zip archive", "unpack it first"),
-    (b"Rar!", "a RAR archive", "unpack it first"), (b"GGUF", "a GGUF model", _NOT_A_PICTURE), (b"\x7fELF", "a program", _NOT_A_PICTURE),
-    (b"MZ", "a Windows program", _NOT_A_PICTURE), (b"ID3", "an MP3 sound", _NOT_A_PICTURE),
+    (b"\x1f\x8b", "a gzip archive", "unpack it first"),
+    (b"7z\xbc\xaf", "a 7-Zip archive", "unpack it first"),
+    (b"Rar!", "a RAR archive", "unpack it first"),
+    (b"GGUF", "a GGUF model", _NOT_A_PICTURE),
+    (b"\x7fELF", "a program", _NOT_A_PICTURE),
+    (b"MZ", "a Windows program", _NOT_A_PICTURE),
+    (b"ID3", "an MP3 sound", _NOT_A_PICTURE),
     (b"OggS", "an Ogg sound or video", _NOT_A_PICTURE),
     (b"\x1aE\xdf\xa3", "a Matroska or WebM video", "extract a frame first"),
 )
 # Text is looked at without its leading white space, in lower case.
 _TEXTS = (
-    (b"<svg", "an SVG drawing", CONVERT), (b"<!doctype html", "an HTML page", _PAGE),
-    (b"<html", "an HTML page", _PAGE), (b"<head", "an HTML page", _PAGE),
+    (b"<svg", "an SVG drawing", CONVERT),
+    (b"<!doctype html", "an HTML page", _PAGE),
+    (b"<html", "an HTML page", _PAGE),
+    (b"<head", "an HTML page", _PAGE),
     (b"version https://git-lfs", "a Git LFS pointer", "fetch the real file with `git lfs pull`"),
-    (b"data:", "a data URL", "decode it to bytes first"), (b"http://", "the text of a web address", "download the picture first"),
-    (b"https://", "the text of a web address", "download the picture first"), (b"{", "JSON or other text", _NOT_A_PICTURE),
+    (b"data:", "a data URL", "decode it to bytes first"),
+    (b"http://", "the text of a web address", "download the picture first"),
+    (b"https://", "the text of a web address", "download the picture first"),
+    (b"{", "JSON or other text", _NOT_A_PICTURE),
 )
-_TIFF_TYPE_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
-# BitsPerSample, StripOffsets and -ByteCounts, ColorMap, TileOffsets and -ByteCounts, ExtraSamples, SampleFormat, JPEGTables
+_TIFF_TYPE_BYTES = {
+    1: 1,
+    2: 1,
+    3: 2,
+    4: 4,
+    5: 8,
+    6: 1,
+    7: 1,
+    8: 2,
+    9: 4,
+    10: 8,
+    11: 4,
+    12: 8,
+    13: 4,
+    16: 8,
+    17: 8,
+    18: 8,
+}
+# BitsPerSample, StripOffsets and -ByteCounts, ColorMap, TileOffsets and -ByteCounts, ExtraSamples,
+# SampleFormat, JPEGTables
 _TIFF_NEEDED = {258, 273, 279, 320, 324, 325, 338, 339, 347}
 _STILL_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"}
 
@@ -48,7 +95,9 @@ def picture_format(data: bytes) -> str | None:
     """The format of `data` as a key of `NAMES`, or None when it is none of those we decode."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "WEBP"
-    if data[:2] == b"BM" and not any(data[15:18]):  # two letters are not enough: the header's size, which is small, follows
+    if data[:2] == b"BM" and not any(
+        data[15:18]
+    ):  # two letters are not enough: the header's size, which is small, follows
         return "BMP"
     return next((kind for prefix, kind in _PICTURES if data.startswith(prefix)), None)
 
@@ -61,7 +110,11 @@ def looks_like(data: bytes) -> tuple[str, str]:
     if data[4:8] == b"ftyp":
         if data[8:12] in (b"avif", b"avis"):
             return "an AVIF picture", CONVERT
-        return ("a HEIC picture", CONVERT) if data[8:12] in _STILL_BRANDS else ("an MP4 or QuickTime video", "extract a frame first")
+        return (
+            ("a HEIC picture", CONVERT)
+            if data[8:12] in _STILL_BRANDS
+            else ("an MP4 or QuickTime video", "extract a frame first")
+        )
     if data[:4] == b"RIFF" and data[8:12] in (b"AVI ", b"WAVE"):
         return "an AVI video or WAV sound", _NOT_A_PICTURE
     if data[:1] == b"P" and data[1:2] in b"123456f7" and data[2:3].isspace():
@@ -75,7 +128,11 @@ def _looks_like_text(head: bytes) -> tuple[str, str]:
         if text.startswith(prefix):
             return words, advice
     if text.startswith((b"<?xml", b"<!--", b"<!doctype svg")):
-        return ("an SVG drawing", CONVERT) if b"<svg" in text else ("an XML or HTML document", _NOT_A_PICTURE)
+        return (
+            ("an SVG drawing", CONVERT)
+            if b"<svg" in text
+            else ("an XML or HTML document", _NOT_A_PICTURE)
+        )
     if not any(head):
         return "nothing but zero bytes", "fetch or copy the file again"
     printable = sum(byte >= 32 or byte in b"\t\n\r\f" for byte in head)
@@ -85,7 +142,8 @@ def _looks_like_text(head: bytes) -> tuple[str, str]:
 
 
 def webp_size(data: bytes) -> tuple[int, int] | None:
-    """(width, height) of the canvas from a WebP's header (RFC 9649, section 2), or None when it is not there.
+    """(width, height) of the canvas from a WebP's header (RFC 9649, section 2), or None when it is
+    not there.
 
     Needed because libwebp allocates the whole canvas as soon as the file is opened.
     """
@@ -104,7 +162,9 @@ def webp_size(data: bytes) -> tuple[int, int] | None:
 
 
 def ends_early(kind: str, data: bytes) -> bool:
-    """Whether `data` lacks the end that its format promises. Asked only to word the refusal of a picture that did not decode."""
+    """Whether `data` lacks the end that its format promises. Asked only to word the refusal of a
+    picture that did not decode.
+    """
     if kind == "JPEG":
         return not data.rstrip(b"\0").endswith(b"\xff\xd9")
     if kind == "PNG":
@@ -119,7 +179,9 @@ def ends_early(kind: str, data: bytes) -> bool:
 
 
 def _tiff_ends_early(data: bytes) -> bool:
-    """Whether the first directory of a TIFF, or a list that decoding needs, lies beyond the end (TIFF 6.0 section 2, BigTIFF)."""
+    """Whether the first directory of a TIFF, or a list that decoding needs, lies beyond the end
+    (TIFF 6.0 section 2, BigTIFF).
+    """
     order = "<" if data[:2] == b"II" else ">"
     big = 43 in data[2:4]
     start, count, entry, inline = ("Q", "Q", "HHQ", 8) if big else ("I", "H", "HHI", 4)

@@ -1,4 +1,7 @@
-"""A vision transformer whose features come from inside, perhaps from several depths, and the two layers that bring them to the decoder."""
+"""A vision transformer whose features come from inside, perhaps from several depths, and the two
+layers that bring them to the decoder.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -6,7 +9,14 @@ from dataclasses import dataclass
 
 import torch
 
-from mtmd.clip.blocks import VitParams, anywhere, biased_parameters, tower, vit_block, vit_parameters
+from mtmd.clip.blocks import (
+    VitParams,
+    anywhere,
+    biased_parameters,
+    tower,
+    vit_block,
+    vit_parameters,
+)
 from mtmd.kernels import ops
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.flash import AttentionForm
@@ -20,8 +30,11 @@ MAX_FEATURES = 16  # published models have at most 4
 
 @dataclass(frozen=True)
 class FeatureTower:
-    """`features` are hidden states, told by the number of layers before them; `vit` has no layers beyond. `class_token`: it stands first,
-    and a norm follows. `skip_first`: the first token gives no feature. `bias`, `gelu` and `text_width` are the projection's."""
+    """`features` are hidden states, told by the number of layers before them; `vit` has no layers
+    beyond. `class_token`: it stands first, and a norm follows. `skip_first`: the first token gives
+    no feature. `bias`, `gelu` and `text_width` are the projection's.
+    """
+
     vit: VitParams
     image_size: int
     patch: int
@@ -38,7 +51,7 @@ class FeatureTower:
 
     @property
     def tokens(self) -> int:
-        return self.grid ** 2 + self.class_token - self.skip_first
+        return self.grid**2 + self.class_token - self.skip_first
 
     @property
     def tile_type(self) -> Type:
@@ -49,23 +62,47 @@ class FeatureTower:
         """Patterns of the tower's end, which no feature comes from."""
         used = "|".join(map(str, range(self.vit.layers)))
         beyond = rf"(?!(?:{used})\.)\d+\..*"
-        names = (rf"encoder\.layers\.{beyond}", r"post_layernorm\..*", r"head\..*", r"embeddings\.position_ids")
-        return (*(rf"(model\.)?vision_tower\.(vision_model\.)?{name}" for name in names), rf"v\.blk\.{beyond}", r"v\.post_ln\..*")
+        names = (
+            rf"encoder\.layers\.{beyond}",
+            r"post_layernorm\..*",
+            r"head\..*",
+            r"embeddings\.position_ids",
+        )
+        return (
+            *(rf"(model\.)?vision_tower\.(vision_model\.)?{name}" for name in names),
+            rf"v\.blk\.{beyond}",
+            r"v\.post_ln\..*",
+        )
 
     def parameters(self) -> Mapping[str, Parameter]:
         width, text = self.vit.width, self.text_width
         found = vit_parameters(self.vit, tower)
-        found["v.patch_embd.weight"] = Parameter((width, 3, self.patch, self.patch), tower("embeddings.patch_embedding.weight"))
-        rows = self.grid ** 2 + self.class_token
-        found["v.position_embd.weight"] = Parameter((rows, width), tower("embeddings.position_embedding.weight"))
+        found["v.patch_embd.weight"] = Parameter(
+            (width, 3, self.patch, self.patch), tower("embeddings.patch_embedding.weight")
+        )
+        rows = self.grid**2 + self.class_token
+        found["v.position_embd.weight"] = Parameter(
+            (rows, width), tower("embeddings.position_embedding.weight")
+        )
         if self.class_token:
             found["v.class_embd"] = Parameter((width,), tower("embeddings.class_embedding"))
-            found |= biased_parameters({"v.pre_ln": ("pre_layrnorm", (width,))}, tower)  # spelled so
+            found |= biased_parameters(
+                {"v.pre_ln": ("pre_layrnorm", (width,))}, tower
+            )  # spelled so
         else:
-            found["v.patch_embd.bias"] = Parameter((width,), tower("embeddings.patch_embedding.bias"))
-        ends = {"mm.0": ("linear_1", (text, width * len(self.features))), "mm.2": ("linear_2", (text, text))}
+            found["v.patch_embd.bias"] = Parameter(
+                (width,), tower("embeddings.patch_embedding.bias")
+            )
+        ends = {
+            "mm.0": ("linear_1", (text, width * len(self.features))),
+            "mm.2": ("linear_2", (text, text)),
+        }
         projection = biased_parameters(ends, lambda name: anywhere(f"multi_modal_projector.{name}"))
-        return found | {name: parameter for name, parameter in projection.items() if self.bias or name.endswith("weight")}
+        return found | {
+            name: parameter
+            for name, parameter in projection.items()
+            if self.bias or name.endswith("weight")
+        }
 
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
         """tiles [B, 3, Y, X] in the compute type -> embeddings [B, T, D]"""
@@ -82,17 +119,29 @@ class FeatureTower:
         for part, layers in enumerate(self.features[1:], 1):
             x = ops.concat(x, states[layers], axis=2, name=f"v.features.{part}")
         if self.skip_first:
-            rest = graph_input("inp.patches", (self.tokens,), torch.int64, lambda _: torch.arange(1, self.tokens + 1))
+            rest = graph_input(
+                "inp.patches",
+                (self.tokens,),
+                torch.int64,
+                lambda _: torch.arange(1, self.tokens + 1),
+            )
             x = ops.take_rows(x, rest, name="v.patches")
         x = ops.gelu(w.linear(x, "mm.0", bias=self.bias), approximate=self.gelu, name="mm.gelu")
         return w.linear(x, "mm.2", bias=self.bias)
 
 
 def read_features(top: Settings, layers: int) -> tuple[int, ...]:
-    """`vision_feature_layer`, a number or a list; below 0 they count from the last hidden state back. ModelError beyond `layers`."""
+    """`vision_feature_layer`, a number or a list; below 0 they count from the last hidden state
+    back. ModelError beyond `layers`.
+    """
     found = top.get("vision_feature_layer", -2)
     given = found if isinstance(found, list) else [found]
-    if not 0 < len(given) <= MAX_FEATURES or any(type(f) is not int or not -layers - 1 <= f <= layers for f in given):
-        raise ModelError(f"{top.where}: vision_feature_layer is {found!r:.60}, expected a number from {-layers - 1} to {layers}, or a "
-                         f"list of up to {MAX_FEATURES} such")
+    if not 0 < len(given) <= MAX_FEATURES or any(
+        type(f) is not int or not -layers - 1 <= f <= layers for f in given
+    ):
+        raise ModelError(
+            f"{top.where}: vision_feature_layer is {found!r:.60}, expected a number from "
+            f"{-layers - 1} to {layers}, or a "
+            f"list of up to {MAX_FEATURES} such"
+        )
     return tuple(f if f >= 0 else layers + 1 + f for f in given)

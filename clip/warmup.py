@@ -1,7 +1,10 @@
-"""The encoder's warm-up: ask the backends, decide flash attention, predict memory, then run once and look at every op.
+"""The encoder's warm-up: ask the backends, decide flash attention, predict memory, then run once
+and look at every op.
 
-Asking happens when an `Encoder` is made (`mtmd.kernels.flash.choose`); this module reports it, and checks it by running.
+Asking happens when an `Encoder` is made (`mtmd.kernels.flash.choose`); this module reports it, and
+checks it by running.
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -16,28 +19,44 @@ from mtmd.kernels.report import Check, GraphFacts, Placement, graph_facts, place
 
 
 def encoder_placement(encoder: Encoder) -> Placement:
-    """What the preferred backend takes and refuses, at every size that was asked about and at those used since; nothing is run."""
+    """What the preferred backend takes and refuses, at every size that was asked about and at those
+    used since; nothing is run.
+    """
     plans = [encoder.plan(batch, tile.shape) for batch, tile in encoder.sizes().values()]
-    return placement("encoder", encoder.flash, (*plans, *encoder.fallbacks.values()), encoder.backends[0].name)
+    return placement(
+        "encoder", encoder.flash, (*plans, *encoder.fallbacks.values()), encoder.backends[0].name
+    )
 
 
 def encoder_graphs(encoder: Encoder) -> list[GraphFacts]:
-    """Splits, copies and predicted memory, at the warm-up size and at the largest; nothing is run or allocated."""
-    return [graph_facts("encoder", label, _size(batch, tile), encoder.plan(batch, tile.shape))
-            for label, (batch, tile) in encoder.sizes().items()]
+    """Splits, copies and predicted memory, at the warm-up size and at the largest; nothing is run
+    or allocated.
+    """
+    return [
+        graph_facts("encoder", label, _size(batch, tile), encoder.plan(batch, tile.shape))
+        for label, (batch, tile) in encoder.sizes().items()
+    ]
 
 
 def check_encoder(encoder: Encoder) -> Check:
     """Encode one picture at the warm-up size."""
     batch, tile = encoder.sizes()["warm-up"]
     pixels = torch.from_numpy(_test_picture(batch, tile.shape)).to(encoder.dtype)
-    return run_check("encoder", "one image encoded", encoder.plan(batch, tile.shape), encoder.plan(batch, tile.shape, overwrite=False),
-                     encoder.residency, encoder.backends[0], encoder.dtype, pixels)
+    return run_check(
+        "encoder",
+        "one image encoded",
+        encoder.plan(batch, tile.shape),
+        encoder.plan(batch, tile.shape, overwrite=False),
+        encoder.residency,
+        encoder.backends[0],
+        encoder.dtype,
+        pixels,
+    )
 
 
 def _test_picture(batch: int, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Smooth waves with grain: every patch different, values in -1..1."""
-    rows, columns = np.mgrid[0:1:shape[1] * 1j, 0:1:shape[2] * 1j]
+    rows, columns = np.mgrid[0 : 1 : shape[1] * 1j, 0 : 1 : shape[2] * 1j]
     channels = [np.sin(2 * np.pi * (3 * rows + (c + 1) * columns)) * 0.7 for c in range(shape[0])]
     grain = np.random.default_rng(0).uniform(-0.3, 0.3, (batch, *shape))
     return (np.stack(channels)[None] + grain).astype(np.float32)

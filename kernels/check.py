@@ -1,4 +1,5 @@
 """A real run of a graph: for its times, for NaN, and for each op's distance from its reference."""
+
 from __future__ import annotations
 
 import time
@@ -14,14 +15,28 @@ from mtmd.kernels.ops import OPS
 from mtmd.kernels.report import Check, op_times
 from mtmd.kernels.scheduler import Plan
 
-LIMITS = {torch.float32: 1e-9, torch.bfloat16: 1e-4, torch.float16: 1e-5}  # NMSE of one op against fp32, per compute type
+LIMITS = {
+    torch.float32: 1e-9,
+    torch.bfloat16: 1e-4,
+    torch.float16: 1e-5,
+}  # NMSE of one op against fp32, per compute type
 ROWS = 256  # rows of an attention node that are checked: the reference's scores are rows x keys
 STEADY_RUNS = 3
 
 
-def run_check(graph: str, what: str, plan: Plan, intact: Plan, residency: Residency, device: Backend, dtype: torch.dtype,
-              batch: Any) -> Check:
-    """Run `plan` on a batch, as answers do, and `intact`, the same without overwriting, under the eyes of the reference."""
+def run_check(
+    graph: str,
+    what: str,
+    plan: Plan,
+    intact: Plan,
+    residency: Residency,
+    device: Backend,
+    dtype: torch.dtype,
+    batch: Any,
+) -> Check:
+    """Run `plan` on a batch, as answers do, and `intact`, the same without overwriting, under the
+    eyes of the reference.
+    """
     executor = Executor(plan, residency)
     first = _timed(executor, batch, device)
     steady = min(_timed(executor, batch, device) for _ in range(STEADY_RUNS))
@@ -31,9 +46,23 @@ def run_check(graph: str, what: str, plan: Plan, intact: Plan, residency: Reside
         executor.run(batch, watch)
     judge = _Judge()
     Executor(intact, residency).run(batch, judge)
-    worst = sorted(((op, node, error) for op, (error, node) in judge.worst.items()), key=lambda row: -row[2])
-    best = [(runs[0][0], min(seconds for _, seconds in runs)) for runs in zip(*(w.timeline for w in watches), strict=True)]
-    return Check(graph, what, judge.first_nan, tuple(worst), LIMITS[dtype], first * 1e3, steady * 1e3, op_times(best))
+    worst = sorted(
+        ((op, node, error) for op, (error, node) in judge.worst.items()), key=lambda row: -row[2]
+    )
+    best = [
+        (runs[0][0], min(seconds for _, seconds in runs))
+        for runs in zip(*(w.timeline for w in watches), strict=True)
+    ]
+    return Check(
+        graph,
+        what,
+        judge.first_nan,
+        tuple(worst),
+        LIMITS[dtype],
+        first * 1e3,
+        steady * 1e3,
+        op_times(best),
+    )
 
 
 class _Judge:
@@ -50,18 +79,35 @@ class _Judge:
             return
         if node.op == "attention":
             value, inputs = _some_rows(node, value, inputs)
-        expected = OPS[node.op].reference(*[i.float() if i is not None and i.is_floating_point() else i for i in inputs], **node.attrs)
+        expected = OPS[node.op].reference(
+            *[i.float() if i is not None and i.is_floating_point() else i for i in inputs],
+            **node.attrs,
+        )
         power = float(expected.double().square().sum())
-        error = float((value.double() - expected.double()).square().sum()) / power if power else float(value.double().square().sum())
+        error = (
+            float((value.double() - expected.double()).square().sum()) / power
+            if power
+            else float(value.double().square().sum())
+        )
         if not error <= self.worst.get(node.op, (-1.0, ""))[0]:
             self.worst[node.op] = error, node.name
 
 
-def _some_rows(node: Node, value: Tensor, inputs: list[Tensor | None]) -> tuple[Tensor, list[Tensor | None]]:
-    """Attention over fewer rows, spread over all: rows do not depend on each other where nothing limits what they see."""
+def _some_rows(
+    node: Node, value: Tensor, inputs: list[Tensor | None]
+) -> tuple[Tensor, list[Tensor | None]]:
+    """Attention over fewer rows, spread over all: rows do not depend on each other where nothing
+    limits what they see.
+    """
     q, k, v, mask, bounds = (*inputs, None, None)[:5]
     assert q is not None
-    if q.shape[1] <= ROWS or mask is not None or bounds is not None or node.attrs.get("causal") or node.attrs.get("window"):
+    if (
+        q.shape[1] <= ROWS
+        or mask is not None
+        or bounds is not None
+        or node.attrs.get("causal")
+        or node.attrs.get("window")
+    ):
         return value, inputs
     step = -(-q.shape[1] // ROWS)
     return value[:, ::step], [q[:, ::step], k, v]

@@ -1,11 +1,18 @@
 """Names and sizes of element types, as reports print them."""
+
 from __future__ import annotations
 
 import torch
 
 NAMES: dict[torch.dtype, str] = {
-    torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64",
-    torch.int32: "i32", torch.int64: "i64", torch.uint8: "u8", torch.bool: "bool",
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float64: "fp64",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.uint8: "u8",
+    torch.bool: "bool",
 }
 DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in NAMES.items()}
 
@@ -17,4 +24,6 @@ def name_of(dtype: torch.dtype) -> str:
 
 def mib(size: float) -> str:
     """Bytes as "12.34 MiB", or "56.7 KiB" below a tenth of that."""
-    return f"{size / 2**20:.2f} MiB" if size >= 2**20 / 10 or not size else f"{size / 2**10:.1f} KiB"
+    return (
+        f"{size / 2**20:.2f} MiB" if size >= 2**20 / 10 or not size else f"{size / 2**10:.1f} KiB"
+    )

@@ -1,13 +1,20 @@
-"""The error types of every folder. Each message says what was found, what was expected and what to do."""
+"""The error types of every folder. Each message says what was found, what was expected and what to
+do.
+"""
+
 from __future__ import annotations
 
 
 class MtmdError(Exception):
-    """Base of every error this package raises on purpose. Its text is one line, fit to be shown to a user: what names in files have of line
-    breaks, control characters and halves of surrogate pairs is written as escapes."""
+    """Base of every error this package raises on purpose. Its text is one line, fit to be shown to
+    a user: what names in files have of line breaks, control characters and halves of surrogate
+    pairs is written as escapes.
+    """
 
     def __init__(self, text: str) -> None:
-        super().__init__("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text))
+        super().__init__(
+            "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+        )
 
 
 class ImageError(MtmdError):

@@ -1,8 +1,10 @@
 """Flash attention on, off, or on where the backend takes it: the decision of the warm-up.
 
-Builders never choose: they call an `AttentionForm`, which makes one `attention` node or the explicit three. `choose` builds the
-flash form, asks the preferred backend about every attention node at every size given, and answers with the form to build.
+Builders never choose: they call an `AttentionForm`, which makes one `attention` node or the
+explicit three. `choose` builds the flash form, asks the preferred backend about every attention
+node at every size given, and answers with the form to build.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -22,14 +24,31 @@ EXPLICIT = ("attn_scores", "attn_softmax", "attn_mix")
 @dataclass(frozen=True)
 class AttentionForm:
     """Which attention nodes, by name, are built explicitly; `all_explicit` for every one."""
+
     explicit: frozenset[str] = frozenset()
     all_explicit: bool = False
 
-    def __call__(self, q: Node, k: Node, v: Node, mask: Node | None = None, bounds: Node | None = None, *, name: str, scale: float,
-                 softcap: float | None = None, **limits: Any) -> Node:
-        """softmax(q k^T * scale) v          q [B, T, H, K], k [B, S, G, K], v [B, S, G, V] -> [B, T, H, V]"""
+    def __call__(
+        self,
+        q: Node,
+        k: Node,
+        v: Node,
+        mask: Node | None = None,
+        bounds: Node | None = None,
+        *,
+        name: str,
+        scale: float,
+        softcap: float | None = None,
+        **limits: Any,
+    ) -> Node:
+        """softmax(q k^T * scale) v
+
+        q [B, T, H, K], k [B, S, G, K], v [B, S, G, V] -> [B, T, H, V]
+        """
         if not self.all_explicit and name not in self.explicit:
-            return ops.attention(q, k, v, mask, bounds, scale=scale, softcap=softcap, name=name, **limits)
+            return ops.attention(
+                q, k, v, mask, bounds, scale=scale, softcap=softcap, name=name, **limits
+            )
         scores = ops.attn_scores(q, k, mask, scale=scale, softcap=softcap, name=f"{name}.scores")
         weights = ops.attn_softmax(scores, bounds, name=f"{name}.softmax", **limits)
         return ops.attn_mix(weights, v, name=name)
@@ -37,7 +56,10 @@ class AttentionForm:
 
 @dataclass(frozen=True)
 class FlashChoice:
-    """What was asked for, what is built, and the attention nodes that the preferred backend refused on the way."""
+    """What was asked for, what is built, and the attention nodes that the preferred backend refused
+    on the way.
+    """
+
     setting: str
     form: AttentionForm
     refusals: tuple[Refusal, ...]
@@ -51,13 +73,19 @@ class FlashChoice:
         return "mixed" if self.form.explicit else "on"
 
 
-def choose(build: Callable[[AttentionForm], Sequence[Sequence[Node]]], backends: Sequence[Backend], overrides: Sequence[Override],
-           setting: str) -> FlashChoice:
-    """Ask the preferred backend about every attention node of every graph that `build` makes, one graph per size to be expected.
+def choose(
+    build: Callable[[AttentionForm], Sequence[Sequence[Node]]],
+    backends: Sequence[Backend],
+    overrides: Sequence[Override],
+    setting: str,
+) -> FlashChoice:
+    """Ask the preferred backend about every attention node of every graph that `build` makes, one
+    graph per size to be expected.
 
-    auto: nodes it refuses at any size are built explicitly, the others stay. on: all stay, refused or not. off: none are asked.
-    A node whose explicit form it refuses too stays as well: either way it leaves the device, and flash attention takes less memory.
-    Nodes that an override places are not asked about: they stay.
+    auto: nodes it refuses at any size are built explicitly, the others stay. on: all stay, refused
+    or not. off: none are asked. A node whose explicit form it refuses too stays as well: either way
+    it leaves the device, and flash attention takes less memory. Nodes that an override places are
+    not asked about: they stay.
     """
     if setting not in SETTINGS:
         raise OptionError(f"flash_attn {setting!r}: expected one of {', '.join(SETTINGS)}")
@@ -71,8 +99,12 @@ def choose(build: Callable[[AttentionForm], Sequence[Sequence[Node]]], backends:
     return FlashChoice(setting, AttentionForm(explicit), tuple(asked.values()), len(names))
 
 
-def _ask(graphs: Sequence[Sequence[Node]], backend: Backend, overrides: Sequence[Override],
-         ops_asked: Sequence[str]) -> tuple[dict[str, Refusal], set[str]]:
+def _ask(
+    graphs: Sequence[Sequence[Node]],
+    backend: Backend,
+    overrides: Sequence[Override],
+    ops_asked: Sequence[str],
+) -> tuple[dict[str, Refusal], set[str]]:
     """The first refusal of each node of these ops, by name, and the names of all of them."""
     refused: dict[str, Refusal] = {}
     names: set[str] = set()

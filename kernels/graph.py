@@ -1,8 +1,9 @@
 """A graph is its output nodes: building a node computes its type and nothing else.
 
-Shapes are torch order, outermost first; strides are in elements. There is no graph object: `toposort(*outputs)` lists the
-nodes a result needs, inputs first.
+Shapes are torch order, outermost first; strides are in elements. There is no graph object:
+`toposort(*outputs)` lists the nodes a result needs, inputs first.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,13 +21,16 @@ Shape = tuple[int, ...]
 @dataclass(frozen=True)
 class Type:
     """What an op promises about its result."""
+
     shape: Shape
     dtype: torch.dtype
     strides: Shape
 
     @staticmethod
     def of(tensor: torch.Tensor) -> Type:
-        """A dimension of size 1 gets the stride it has in a contiguous tensor: its own says nothing, and differs between devices."""
+        """A dimension of size 1 gets the stride it has in a contiguous tensor: its own says
+        nothing, and differs between devices.
+        """
         return Type.strided(tuple(tensor.shape), tensor.dtype, tensor.stride())
 
     @staticmethod
@@ -68,21 +72,27 @@ class Type:
 
 
 class WeightSource(Protocol):
-    """Where weights come from: their types without reading them, and their values, under canonical names."""
+    """Where weights come from: their types without reading them, and their values, under canonical
+    names.
+    """
 
     def type_of(self, name: str, dtype: torch.dtype) -> Type: ...
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor: ...
 
     def quant(self, name: str) -> str | None:
-        """The block type of a parameter that is used as it is stored: then it has bytes as its type, and rows of blocks as its shape."""
+        """The block type of a parameter that is used as it is stored: then it has bytes as its
+        type, and rows of blocks as its shape.
+        """
 
 
 @dataclass(frozen=True, eq=False)
 class Node:
     """One value of the graph. `inputs` holds None where an op's optional input is absent.
 
-    `alias` tells that the result shares the memory of input 0 (a view, or a cache written in place).
+    `alias` tells that the result shares the memory of input 0 (a view, or a cache written in
+    place).
     """
+
     op: str
     inputs: tuple[Node | None, ...]
     type: Type
@@ -111,18 +121,24 @@ class Node:
         return f"{self.name or '(unnamed)'} = {self.op} -> {self.type}"
 
 
-def graph_input(name: str, shape: Iterable[int], dtype: torch.dtype, fill: Callable[[Any], torch.Tensor]) -> Node:
+def graph_input(
+    name: str, shape: Iterable[int], dtype: torch.dtype, fill: Callable[[Any], torch.Tensor]
+) -> Node:
     """A value supplied per run: `fill(batch)` makes it, written next to the code that uses it."""
     return Node("input", (), Type.contiguous(shape, dtype), {"fill": fill}, name)
 
 
 def weight(name: str, source: WeightSource, dtype: torch.dtype) -> Node:
-    """A parameter under its canonical name, wanted in `dtype`. It is read when a plan makes it resident."""
+    """A parameter under its canonical name, wanted in `dtype`. It is read when a plan makes it
+    resident.
+    """
     return Node("weight", (), source.type_of(name, dtype), {"source": source}, name)
 
 
 def toposort(*outputs: Node) -> list[Node]:
-    """Every node the outputs need, each once, inputs before users, in the order in which they were first asked for."""
+    """Every node the outputs need, each once, inputs before users, in the order in which they were
+    first asked for.
+    """
     order: dict[Node, None] = {}
     stack = [(n, False) for n in reversed(outputs)]
     while stack:

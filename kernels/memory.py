@@ -1,4 +1,7 @@
-"""How much memory is free: of a GPU as its driver tells, of the system within the limits that are set for this process."""
+"""How much memory is free: of a GPU as its driver tells, of the system within the limits that are
+set for this process.
+"""
+
 from __future__ import annotations
 
 import time
@@ -15,7 +18,9 @@ _known: dict[torch.device, tuple[float, int | None]] = {}
 
 
 def free_bytes(backend: Backend) -> int | None:
-    """Bytes that can be taken of the backend's memory right now, as of the last `KEPT_S`; None where nobody tells."""
+    """Bytes that can be taken of the backend's memory right now, as of the last `KEPT_S`; None
+    where nobody tells.
+    """
     known = _known.get(backend.device)
     now = time.monotonic()
     if known is None or now - known[0] > KEPT_S:
@@ -28,12 +33,16 @@ def _measure(device: torch.device) -> int | None:
         return system_bytes(PROC, CGROUP)
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch keeps what it has let go
+        return (
+            free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        )  # torch keeps what it has let go
     return None
 
 
 def system_bytes(proc: Path, cgroup: Path) -> int | None:
-    """Bytes available without swapping, as Linux reckons (MemAvailable), or less where a control group may not have so many."""
+    """Bytes available without swapping, as Linux reckons (MemAvailable), or less where a control
+    group may not have so many.
+    """
     available = _number(proc / "meminfo", "MemAvailable:")
     if available is None:
         return None
@@ -41,26 +50,42 @@ def system_bytes(proc: Path, cgroup: Path) -> int | None:
 
 
 def _group_bytes(proc: Path, cgroup: Path, enough: int) -> Iterator[int]:
-    """What each control group that this process is in has left (cgroups(7), versions 1 and 2), where that is less than `enough`."""
+    """What each control group that this process is in has left (cgroups(7), versions 1 and 2),
+    where that is less than `enough`.
+    """
     for line in _text(proc / "self" / "cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0":
             root, most, used, total = cgroup, "memory.max", "memory.current", ""
         elif "memory" in controllers.split(","):
-            root, most, used, total = cgroup / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
+            root, most, used, total = (
+                cgroup / "memory",
+                "memory.limit_in_bytes",
+                "memory.usage_in_bytes",
+                "total_",
+            )
         else:
             continue
         inner = Path(path.lstrip("/"))
-        for folder in (root / part for part in (inner, *inner.parents)):  # a limit further up holds too; inside a container, "/" is its own
+        for folder in (
+            root / part for part in (inner, *inner.parents)
+        ):  # a limit further up holds too; inside a container, "/" is its own
             limit, taken = _number(folder / most), _number(folder / used)
-            if limit is not None and taken is not None and limit - taken < enough:  # files that it has in memory can be dropped
-                dropped = (_number(folder / "memory.stat", f"{total}{kind}") or 0 for kind in ("inactive_file", "active_file"))
+            if (
+                limit is not None and taken is not None and limit - taken < enough
+            ):  # files that it has in memory can be dropped
+                dropped = (
+                    _number(folder / "memory.stat", f"{total}{kind}") or 0
+                    for kind in ("inactive_file", "active_file")
+                )
                 yield limit - taken + sum(dropped)
 
 
 def _number(file: Path, key: str = "") -> int | None:
-    """The number after `key` in the first line that begins with it, without a key the file's only one; None where there is none."""
+    """The number after `key` in the first line that begins with it, without a key the file's only
+    one; None where there is none.
+    """
     for line in _text(file).splitlines():
         words = line.split()
         if key and words[:1] == [key]:

@@ -1,4 +1,7 @@
-"""Numbers that people choose, checked. NumPy's scalars count as the numbers they hold, booleans do not."""
+"""Numbers that people choose, checked. NumPy's scalars count as the numbers they hold, booleans do
+not.
+"""
+
 from __future__ import annotations
 
 import math
@@ -11,7 +14,11 @@ from mtmd.kernels.errors import OptionError
 
 def integer(name: str, value: object, least: int, most: int) -> int:
     """`value` as an int. Raises OptionError unless it is a whole number from `least` to `most`."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) <= most:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, Integral)
+        or not least <= int(value) <= most
+    ):
         refuse(name, value, f"an integer from {least} to {most}")
     return int(value)
 
@@ -20,15 +27,31 @@ def integer_or_none(name: str, value: object, least: int, most: int) -> int | No
     return None if value is None else integer(name, value, least, most)
 
 
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+UNITS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 2**10,
+    "mi": 2**20,
+    "gi": 2**30,
+    "ti": 2**40,
+}
 
 
 def size_or_none(name: str, value: object) -> int | None:
-    """Bytes as a whole number, or as a text with a unit: "8GiB", "500 MB". Raises OptionError for anything else."""
+    """Bytes as a whole number, or as a text with a unit: "8GiB", "500 MB". Raises OptionError for
+    anything else.
+    """
     if value is None:
         return None
     if isinstance(value, str):
-        found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([kmgt]i?)?b?", value.strip(), re.ASCII | re.IGNORECASE)
+        found = re.fullmatch(
+            r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([kmgt]i?)?b?",
+            value.strip(),
+            re.ASCII | re.IGNORECASE,
+        )
         if found is None:
             refuse(name, value, "bytes, as a number or like 8GiB or 500MB")
         value = int(float(found[1]) * UNITS[(found[2] or "").lower()])
@@ -36,7 +59,9 @@ def size_or_none(name: str, value: object) -> int | None:
 
 
 def number(name: str, value: object, least: float, most: float) -> float:
-    """`value` as a float. Raises OptionError unless it is a number from `least` to `most`; NaN is in no range."""
+    """`value` as a float. Raises OptionError unless it is a number from `least` to `most`; NaN is
+    in no range.
+    """
     if not least <= as_float(value) <= most:
         refuse(name, value, f"a number from {least:g} to {most:g}")
     return as_float(value)

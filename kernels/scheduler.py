@@ -1,8 +1,10 @@
-"""From a graph to a plan: which backend runs each node, in which order, what is copied between memories, and what it takes.
+"""From a graph to a plan: which backend runs each node, in which order, what is copied between
+memories, and what it takes.
 
-Assign (overrides by name first, then the first backend that takes the node), make the copies at the seams explicit nodes, cut into
-splits of one backend, and free each value after its last use.
+Assign (overrides by name first, then the first backend that takes the node), make the copies at the
+seams explicit nodes, cut into splits of one backend, and free each value after its last use.
 """
+
 from __future__ import annotations
 
 import re
@@ -16,12 +18,16 @@ from mtmd.kernels.errors import OptionError, PlacementError
 from mtmd.kernels.graph import Node, toposort
 from mtmd.kernels.ops import OPS
 
-ROUGH = 8  # times its operands: no op's own tensors take more than half of that (tests/kernels/test_memory.py)
+# times its operands: no op's own tensors take more than half of that (tests/kernels/test_memory.py)
+ROUGH = 8
 
 
 @dataclass(frozen=True)
 class Override:
-    """Nodes (or the weights they use) whose name matches `pattern` run on the backend of that name."""
+    """Nodes (or the weights they use) whose name matches `pattern` run on the backend of that
+    name.
+    """
+
     pattern: re.Pattern[str]
     target: str
 
@@ -29,19 +35,27 @@ class Override:
     def parse(text: str) -> Override:
         expression, equals, target = text.rpartition("=")
         if not equals or not expression or not target:
-            raise OptionError(f"override {text!r}: expected REGEX=DEVICE, for example 'v\\.blk\\.3\\..*=cpu'")
+            raise OptionError(
+                f"override {text!r}: expected REGEX=DEVICE, for example 'v\\.blk\\.3\\..*=cpu'"
+            )
         try:
             return Override(re.compile(expression), target)
         except (re.error, OverflowError, RecursionError) as error:
-            raise OptionError(f"override {text!r}: {expression!r} is not a regular expression ({error})") from error
+            raise OptionError(
+                f"override {text!r}: {expression!r} is not a regular expression ({error})"
+            ) from error
 
     def matches(self, node: Node) -> bool:
-        return any(self.pattern.search(n.name) for n in (node, *(i for i in node.operands if i.op == "weight")))
+        return any(
+            self.pattern.search(n.name)
+            for n in (node, *(i for i in node.operands if i.op == "weight"))
+        )
 
 
 @dataclass(frozen=True)
 class Refusal:
     """A backend that was asked first and did not take a node, with its reason."""
+
     node: Node
     backend: str
     reason: str
@@ -49,7 +63,10 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Step:
-    """One node in the order of the run. `inputs` are the node's, with copies put in; `frees` have no use after it."""
+    """One node in the order of the run. `inputs` are the node's, with copies put in; `frees` have
+    no use after it.
+    """
+
     node: Node
     backend: Backend
     inputs: tuple[Node | None, ...]
@@ -60,6 +77,7 @@ class Step:
 @dataclass(frozen=True)
 class Split:
     """A run of steps on one backend, led by the copies it needs."""
+
     backend: Backend
     copies: tuple[Node, ...]
     steps: tuple[Step, ...]
@@ -85,8 +103,14 @@ class Plan:
             else:
                 groups.append([*pending, step])
                 pending = []
-        return tuple(Split(g[-1].backend, tuple(s.node for s in g if s.node.op == "copy"), tuple(s for s in g if s.node.op != "copy"))
-                     for g in groups)
+        return tuple(
+            Split(
+                g[-1].backend,
+                tuple(s.node for s in g if s.node.op == "copy"),
+                tuple(s for s in g if s.node.op != "copy"),
+            )
+            for g in groups
+        )
 
     @property
     def copies(self) -> tuple[Node, ...]:
@@ -105,32 +129,45 @@ class Plan:
     @cached_property
     def leaves(self) -> dict[tuple[Node, str], Backend]:
         """Inputs and weights by the memory space they are read in."""
-        return {(i, s.backend.space): s.backend for s in self.steps for i in s.inputs if i is not None and i.is_leaf}
+        return {
+            (i, s.backend.space): s.backend
+            for s in self.steps
+            for i in s.inputs
+            if i is not None and i.is_leaf
+        }
 
     @cached_property
     def weight_bytes(self) -> dict[str, int]:
         """Resident weights per memory space."""
         spaces: Counter[str] = Counter()
-        weights = {(id(n.attrs["source"]), n.name, n.type, space): n for n, space in self.leaves if n.op == "weight"}  # tied ones once
+        weights = {
+            (id(n.attrs["source"]), n.name, n.type, space): n
+            for n, space in self.leaves
+            if n.op == "weight"
+        }  # tied ones once
         for (*_, space), node in weights.items():
             spaces[space] += node.type.bytes
         return dict(spaces)
 
     @cached_property
     def compute_bytes(self) -> dict[str, int]:
-        """Predicted peak of everything but weights and caches, per memory space; nothing is allocated to find it."""
+        """Predicted peak of everything but weights and caches, per memory space; nothing is
+        allocated to find it.
+        """
         return self._peak(lambda step: step.backend.workspace(step.node))
 
     @cached_property
     def rough_bytes(self) -> dict[str, int]:
-        """At least `compute_bytes`, usually several times as much. It is known at once: what ops take on the way is found by running them
-        on meta tensors, for which torch loads its compiler."""
+        """At least `compute_bytes`, usually several times as much. It is known at once: what ops
+        take on the way is found by running them on meta tensors, for which torch loads its
+        compiler.
+        """
         return self._peak(_rough_workspace)
 
     def _peak(self, workspace: Callable[[Step], int]) -> dict[str, int]:
         live: Counter[str] = Counter()
         peak: Counter[str] = Counter()
-        for (node, space) in self.leaves:
+        for node, space in self.leaves:
             if node.op == "input" and not node.attrs.get("state"):
                 live[space] += node.type.bytes
         peak.update(live)
@@ -151,9 +188,15 @@ class Plan:
 
 
 def _rough_workspace(step: Step) -> int:
-    """More than a kernel takes: `ROUGH` times what it reads and writes, and where it counts for itself, as it counts."""
+    """More than a kernel takes: `ROUGH` times what it reads and writes, and where it counts for
+    itself, as it counts.
+    """
     node = step.node
-    if node.op == "attention" or (node.op == "matmul" and node.attrs.get("quant") is not None) or OPS[node.op].workspace is not None:
+    if (
+        node.op == "attention"
+        or (node.op == "matmul" and node.attrs.get("quant") is not None)
+        or OPS[node.op].workspace is not None
+    ):
         return step.backend.workspace(node)
     return ROUGH * (node.type.bytes + sum(i.type.bytes for i in step.inputs if i is not None))
 
@@ -168,7 +211,9 @@ class _Storages:
         for index, step in enumerate(plan.steps):
             first = step.inputs[0] if step.inputs else None
             shares = (step.node.alias or step.in_place) and first is not None
-            self.owner[step.node] = self.owner.get(first, first) if shares and first is not None else step.node
+            self.owner[step.node] = (
+                self.owner.get(first, first) if shares and first is not None else step.node
+            )
             self.space[step.node] = step.backend.space
             for node in (step.node, *(i for i in step.inputs if i is not None)):
                 last[self.owner.get(node, node)] = index
@@ -179,25 +224,41 @@ class _Storages:
                 self.ends.setdefault(index, []).append(node)
 
 
-def make_plan(outputs: Sequence[Node], backends: Sequence[Backend], overrides: Iterable[Override] = (), overwrite: bool = True) -> Plan:
-    """Place every node the outputs need. `overwrite=False` keeps every step from reusing its input's memory, for looking on.
+def make_plan(
+    outputs: Sequence[Node],
+    backends: Sequence[Backend],
+    overrides: Iterable[Override] = (),
+    overwrite: bool = True,
+) -> Plan:
+    """Place every node the outputs need. `overwrite=False` keeps every step from reusing its
+    input's memory, for looking on.
 
-    Raises OptionError for an override whose target is not among the backends, PlacementError where an override names a backend that
-    rejects the node, or no backend takes it.
+    Raises OptionError for an override whose target is not among the backends, PlacementError where
+    an override names a backend that rejects the node, or no backend takes it.
     """
     nodes = [n for n in toposort(*outputs) if not n.is_leaf]
     where, refusals = _assign(nodes, backends, tuple(overrides))
     ordered, reads = _with_copies(nodes, where)
     steps = _steps(ordered, reads, where, outputs)
-    return Plan(tuple(outputs), tuple(steps if overwrite else (replace(s, in_place=False) for s in steps)), tuple(refusals))
+    return Plan(
+        tuple(outputs),
+        tuple(steps if overwrite else (replace(s, in_place=False) for s in steps)),
+        tuple(refusals),
+    )
 
 
-def _assign(nodes: Sequence[Node], backends: Sequence[Backend],
-            overrides: tuple[Override, ...]) -> tuple[dict[Node, Backend], list[Refusal]]:
-    by_name = {name: b for b in reversed(backends) for name in (b.space.partition(":")[0], b.space, b.name)}
+def _assign(
+    nodes: Sequence[Node], backends: Sequence[Backend], overrides: tuple[Override, ...]
+) -> tuple[dict[Node, Backend], list[Refusal]]:
+    by_name = {
+        name: b for b in reversed(backends) for name in (b.space.partition(":")[0], b.space, b.name)
+    }
     for override in overrides:
         if override.target not in by_name:
-            raise OptionError(f"override target {override.target!r}: expected one of {', '.join(dict.fromkeys(b.name for b in backends))}")
+            raise OptionError(
+                f"override target {override.target!r}: expected one of "
+                f"{', '.join(dict.fromkeys(b.name for b in backends))}"
+            )
     where: dict[Node, Backend] = {}
     refusals: list[Refusal] = []
     for node in nodes:
@@ -219,8 +280,12 @@ def _assign(nodes: Sequence[Node], backends: Sequence[Backend],
     return where, refusals
 
 
-def _with_copies(nodes: Sequence[Node], where: dict[Node, Backend]) -> tuple[list[Node], dict[Node, tuple[Node | None, ...]]]:
-    """The nodes with a `copy` before the first use of a value in another memory space, and what each node then reads."""
+def _with_copies(
+    nodes: Sequence[Node], where: dict[Node, Backend]
+) -> tuple[list[Node], dict[Node, tuple[Node | None, ...]]]:
+    """The nodes with a `copy` before the first use of a value in another memory space, and what
+    each node then reads.
+    """
     ordered: list[Node] = []
     reads: dict[Node, tuple[Node | None, ...]] = {}
     brought: dict[tuple[Node, str], Node] = {}
@@ -242,13 +307,18 @@ def _with_copies(nodes: Sequence[Node], where: dict[Node, Backend]) -> tuple[lis
     return ordered, reads
 
 
-def _steps(ordered: Sequence[Node], reads: Mapping[Node, tuple[Node | None, ...]], where: Mapping[Node, Backend],
-           outputs: Sequence[Node]) -> Iterable[Step]:
+def _steps(
+    ordered: Sequence[Node],
+    reads: Mapping[Node, tuple[Node | None, ...]],
+    where: Mapping[Node, Backend],
+    outputs: Sequence[Node],
+) -> Iterable[Step]:
     last: dict[Node, int] = {}
     for index, node in enumerate(ordered):
         for value in (node, *(i for i in reads[node] if i is not None)):
             last[value] = index
-    # A value's memory is also read through its views: it may be overwritten only after the last of them.
+    # A value's memory is also read through its views: it may be overwritten only after the last of
+    # them.
     memory: dict[Node, Node] = {}
     read_until: dict[Node, int] = dict(last)
     for node in ordered:
@@ -258,14 +328,26 @@ def _steps(ordered: Sequence[Node], reads: Mapping[Node, tuple[Node | None, ...]
     kept = set(outputs) | {memory.get(o, o) for o in outputs}
     for index, node in enumerate(ordered):
         present = [i for i in reads[node] if i is not None]
-        in_place = _may_overwrite(node, present, memory, kept) and read_until[memory[present[0]]] == index
-        frees = tuple(v for v in dict.fromkeys((node, *present)) if last[v] == index and v not in kept and not v.is_leaf)
+        in_place = (
+            _may_overwrite(node, present, memory, kept) and read_until[memory[present[0]]] == index
+        )
+        frees = tuple(
+            v
+            for v in dict.fromkeys((node, *present))
+            if last[v] == index and v not in kept and not v.is_leaf
+        )
         yield Step(node, where[node], reads[node], in_place, frees)
 
 
-def _may_overwrite(node: Node, present: Sequence[Node], memory: Mapping[Node, Node], kept: set[Node]) -> bool:
+def _may_overwrite(
+    node: Node, present: Sequence[Node], memory: Mapping[Node, Node], kept: set[Node]
+) -> bool:
     if node.op == "copy" or OPS[node.op].in_place is None or not present or present[0].is_leaf:
         return False
     source = memory[present[0]]
     shared = any(memory.get(i, i) is source for i in present[1:])
-    return not (source.is_leaf or source in kept or shared) and present[0].type == node.type and node.type.is_contiguous
+    return (
+        not (source.is_leaf or source in kept or shared)
+        and present[0].type == node.type
+        and node.type.is_contiguous
+    )

@@ -1,4 +1,5 @@
 """Values of a checkpoint's JSON files, checked as they are read."""
+
 from __future__ import annotations
 
 import json
@@ -10,10 +11,10 @@ from typing import Any, TypeVar
 from mtmd.kernels.errors import ModelError
 
 MAX_BYTES = 16 << 20  # a configuration; tokenizers have a limit of their own
-MAX_COUNT = 1 << 24   # no size in a configuration is larger
-MAX_LAYERS = 1024     # parameters are named layer by layer before the first is looked up
-MAX_WIDTH = 1 << 20   # of a layer or its FFN
-MAX_HEADS = 4096      # and as many numbers in each
+MAX_COUNT = 1 << 24  # no size in a configuration is larger
+MAX_LAYERS = 1024  # parameters are named layer by layer before the first is looked up
+MAX_WIDTH = 1 << 20  # of a layer or its FFN
+MAX_HEADS = 4096  # and as many numbers in each
 T = TypeVar("T")
 
 
@@ -37,7 +38,9 @@ class Settings:
         """A positive integer up to `most`."""
         value = self.get(key, default)
         if type(value) is not int or not 0 < value <= most:
-            raise ModelError(f"{self.where}: {key} is {_short(value)}, expected an integer from 1 to {most}")
+            raise ModelError(
+                f"{self.where}: {key} is {_short(value)}, expected an integer from 1 to {most}"
+            )
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -49,7 +52,11 @@ class Settings:
 
     def numbers(self, key: str, length: int, default: tuple[float, ...]) -> tuple[float, ...]:
         value = self.get(key, default)
-        if not isinstance(value, (list, tuple)) or len(value) != length or not all(map(_is_number, value)):
+        if (
+            not isinstance(value, (list, tuple))
+            or len(value) != length
+            or not all(map(_is_number, value))
+        ):
             raise ModelError(f"{self.where}: {key} is {_short(value)}, expected {length} numbers")
         return tuple(float(v) for v in value)
 
@@ -62,15 +69,23 @@ class Settings:
     def choice(self, key: str, among: Collection[T], default: T) -> T:
         value = self.get(key, default)
         if not any(type(value) is type(a) and value == a for a in among):
-            raise ModelError(f"{self.where}: {key} is {_short(value)}, expected one of {', '.join(map(str, among))}")
+            raise ModelError(
+                f"{self.where}: {key} is {_short(value)}, expected one of "
+                f"{', '.join(map(str, among))}"
+            )
         return value
 
 
 def read_json(path: Path, required: bool = True) -> dict[str, Any]:
-    """A JSON object from a file; {} for an absent one that is not required. Raises ModelError naming the file."""
+    """A JSON object from a file; {} for an absent one that is not required. Raises ModelError
+    naming the file.
+    """
     if not path.is_file():
         if required:
-            raise ModelError(f"{path.parent}: {path.name} is missing; expected a checkpoint folder in the Hugging Face layout")
+            raise ModelError(
+                f"{path.parent}: {path.name} is missing; expected a checkpoint folder in the "
+                "Hugging Face layout"
+            )
         return {}
     size = path.stat().st_size
     if size > MAX_BYTES:
@@ -78,7 +93,9 @@ def read_json(path: Path, required: bool = True) -> dict[str, Any]:
     try:
         values = json.loads(path.read_bytes())
     except OSError as error:
-        raise ModelError(f"{path} cannot be read ({error.strerror}); expected a JSON file") from error
+        raise ModelError(
+            f"{path} cannot be read ({error.strerror}); expected a JSON file"
+        ) from error
     except (ValueError, RecursionError) as error:
         at = f" at line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise ModelError(f"{path}: not valid JSON{at}; fetch the file again") from error
@@ -88,7 +105,9 @@ def read_json(path: Path, required: bool = True) -> dict[str, Any]:
 
 
 def _is_number(value: Any) -> bool:
-    """A JSON number that a float can hold: no boolean, not infinite, no integer of hundreds of digits."""
+    """A JSON number that a float can hold: no boolean, not infinite, no integer of hundreds of
+    digits.
+    """
     return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 

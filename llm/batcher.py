@@ -1,8 +1,11 @@
-"""What the engine runs next: which sequences are let in, how many tokens of each go into a batch, who gives way. Plain Python, no tensors.
+"""What the engine runs next: which sequences are let in, how many tokens of each go into a batch,
+who gives way. Plain Python, no tensors.
 
-Every running sequence gets its next token before anybody's prompt is read on. Prompts share what is left of a batch, so that a long one
-does not keep short ones waiting. A stretch of tokens that see each other in both directions is never cut: a batch grows for it.
+Every running sequence gets its next token before anybody's prompt is read on. Prompts share what is
+left of a batch, so that a long one does not keep short ones waiting. A stretch of tokens that see
+each other in both directions is never cut: a batch grows for it.
 """
+
 from __future__ import annotations
 
 from collections import deque
@@ -17,11 +20,14 @@ BESIDE = 128  # tokens of a batch in which somebody waits for his next one
 
 @dataclass(eq=False)
 class Item:
-    """A sequence as the batcher sees it. `total` counts its tokens, prompt and answer so far, `done` those whose keys and values are kept.
+    """A sequence as the batcher sees it. `total` counts its tokens, prompt and answer so far,
+    `done` those whose keys and values are kept.
 
-    `blocks` are stretches (start, stop) not to be cut; `keys` those of the prompt's full pages; `slot` is its place among recurrent
-    states, None while it waits. `snapshot_at`: the token at whose end its recurrent states are to be looked at, if it has any.
+    `blocks` are stretches (start, stop) not to be cut; `keys` those of the prompt's full pages;
+    `slot` is its place among recurrent states, None while it waits. `snapshot_at`: the token at
+    whose end its recurrent states are to be looked at, if it has any.
     """
+
     total: int
     blocks: tuple[tuple[int, int], ...] = ()
     keys: Sequence[bytes] = ()
@@ -36,7 +42,9 @@ class Item:
         return self.total - self.done
 
     def chunk(self, room: int) -> int:
-        """How many of its next tokens to run given `room`: no more, but to the end of a block that begins at the first of them."""
+        """How many of its next tokens to run given `room`: no more, but to the end of a block that
+        begins at the first of them.
+        """
         stop = min(self.done + room, self.total)
         if self.snapshot_at is not None and self.done < self.snapshot_at < stop:
             stop = self.snapshot_at
@@ -48,23 +56,33 @@ class Item:
 
 @dataclass(frozen=True)
 class Step:
-    """One batch: `parts` are (sequence, tokens). `admitted` have been given a slot, `preempted` have lost theirs and wait again."""
+    """One batch: `parts` are (sequence, tokens). `admitted` have been given a slot, `preempted`
+    have lost theirs and wait again.
+    """
+
     parts: tuple[tuple[Item, int], ...]
     admitted: tuple[Item, ...]
     preempted: tuple[Item, ...]
 
     def smaller(self) -> Step | None:
-        """About half of it, where there is too little memory for all; None where nothing can be left out. Prompts are read in shorter
-        pieces, and where they are short already, those who come last wait."""
-        parts = tuple((item, item.chunk(count // 2) if count > LEAST_SHARE else count) for item, count in self.parts)
+        """About half of it, where there is too little memory for all; None where nothing can be
+        left out. Prompts are read in shorter pieces, and where they are short already, those who
+        come last wait.
+        """
+        parts = tuple(
+            (item, item.chunk(count // 2) if count > LEAST_SHARE else count)
+            for item, count in self.parts
+        )
         if sum(count for _, count in parts) == sum(count for _, count in self.parts):
-            parts = parts[:(len(parts) + 1) // 2]
+            parts = parts[: (len(parts) + 1) // 2]
         return Step(parts, self.admitted, self.preempted) if parts != self.parts else None
 
 
 class Batcher:
-    """`pages` of the cache, `slots` sequences at once, at most `tokens` in a batch. `recurrent`: sequences can be taken up again only where
-    one of the `snapshots`, known by a page's key, was taken, and not at the end of any page."""
+    """`pages` of the cache, `slots` sequences at once, at most `tokens` in a batch. `recurrent`:
+    sequences can be taken up again only where one of the `snapshots`, known by a page's key, was
+    taken, and not at the end of any page.
+    """
 
     def __init__(self, pages: Pages, slots: int, tokens: int, recurrent: bool = False):
         self.pages, self.tokens, self.recurrent = pages, tokens, recurrent
@@ -86,10 +104,18 @@ class Batcher:
             self.waiting.remove(item)
 
     def step(self) -> Step:
-        """Decide on the next batch; the caller runs it and then calls `ran`. No parts: there is nothing to do."""
+        """Decide on the next batch; the caller runs it and then calls `ran`. No parts: there is
+        nothing to do.
+        """
         preempted: list[Item] = []
-        parts = [(item, 1) for item in list(self.running) if item.left == 1 and item in self.running and self._grow(item, 1, preempted)]
-        parts = [(item, count) for item, count in parts if item in self.running]  # a later one may have pushed out an earlier
+        parts = [
+            (item, 1)
+            for item in list(self.running)
+            if item.left == 1 and item in self.running and self._grow(item, 1, preempted)
+        ]
+        parts = [
+            (item, count) for item, count in parts if item in self.running
+        ]  # a later one may have pushed out an earlier
         admitted = self._admit() if not preempted else []
         decoding = {item for item, _ in parts}
         room = (min(self.tokens, BESIDE) if decoding else self.tokens) - len(parts)
@@ -105,7 +131,9 @@ class Batcher:
         return Step(tuple(parts or self._oldest(preempted)), tuple(admitted), tuple(preempted))
 
     def _oldest(self, preempted: list[Item]) -> list[tuple[Item, int]]:
-        """Where nobody finds room, those who came first go on at the cost of the others: else all would wait for each other."""
+        """Where nobody finds room, those who came first go on at the cost of the others: else all
+        would wait for each other.
+        """
         item = next((i for i in self.running if i.left), None)
         if item is None:
             return []
@@ -113,19 +141,22 @@ class Batcher:
         return [(item, count)] if self._grow(item, count, preempted) else []
 
     def ran(self, step: Step) -> None:
-        """The batch has been run: its tokens' keys and values are kept, and full pages are known."""
+        """The batch has been run: its tokens' keys and values are kept, and full pages are
+        known.
+        """
         for item, count in step.parts:
             item.done += count
             self.remember(item)
 
     def remember(self, item: Item) -> None:
         """What is in an item's full pages is known by its keys from now on."""
-        for page, key in zip(item.pages[:item.done // self.pages.size], item.keys, strict=False):
+        for page, key in zip(item.pages[: item.done // self.pages.size], item.keys, strict=False):
             self.pages.remember(page, key)
 
     def restart(self, item: Item) -> None:
-        """A running sequence forgets what it has read, keeps its place, and gets pages for all its tokens. Raises IndexError if there are
-        too few."""
+        """A running sequence forgets what it has read, keeps its place, and gets pages for all its
+        tokens. Raises IndexError if there are too few.
+        """
         self.pages.release(item.pages)
         item.pages, item.done = [], 0
         item.pages = self.pages.take(self._pages_for(item.total))
@@ -150,12 +181,14 @@ class Batcher:
 
     def _usable(self, item: Item) -> Sequence[bytes]:
         """Keys of pages that end before the last token: one has to be read anew, for its logits."""
-        keys = item.keys[:(item.total - 1) // self.pages.size]
+        keys = item.keys[: (item.total - 1) // self.pages.size]
         if not self.recurrent:
             return keys
         usable = 0
         for number, key in enumerate(keys, 1):
-            if not self.pages.knows(key):  # a page further on may be known all the same, and is of no use
+            if not self.pages.knows(
+                key
+            ):  # a page further on may be known all the same, and is of no use
                 break
             usable = number if key in self.snapshots else usable
         return keys[:usable]
@@ -164,8 +197,12 @@ class Batcher:
         """Pages that those let in still need for what they were let in with."""
         return sum(max(self._pages_for(item.total) - len(item.pages), 0) for item in self.running)
 
-    def _grow(self, item: Item, count: int, preempted: list[Item], may_preempt: bool = True) -> bool:
-        """Pages for `count` more tokens; the youngest others give way for it. False where there are none to be had."""
+    def _grow(
+        self, item: Item, count: int, preempted: list[Item], may_preempt: bool = True
+    ) -> bool:
+        """Pages for `count` more tokens; the youngest others give way for it. False where there are
+        none to be had.
+        """
         need = self._pages_for(item.done + count) - len(item.pages)
         while need > self.pages.available:
             victim = self.running[-1]

@@ -1,4 +1,5 @@
 """The pieces that text families are made of."""
+
 from __future__ import annotations
 
 from mtmd.kernels import ops
@@ -17,17 +18,25 @@ def token_embeddings(inputs: TextInputs, w: Weights, scale: float = 1.0) -> Node
     x = w.embed(inputs.token_ids(), "token_embd", scale)
     if not inputs.images:
         return x
-    return ops.place_rows(x, _image_columns(inputs, 0, x.shape[1]), inputs.image_at(), name="image_embd")
+    return ops.place_rows(
+        x, _image_columns(inputs, 0, x.shape[1]), inputs.image_at(), name="image_embd"
+    )
 
 
 def deepstack(x: Node, layer: int, inputs: TextInputs) -> Node:
-    """What an image's rows hold for a layer of their own, behind their embeddings, is added to what the layer gives (arXiv:2406.04334).
+    """What an image's rows hold for a layer of their own, behind their embeddings, is added to what
+    the layer gives (arXiv:2406.04334).
 
     x [T, D], image rows [M, D (1 + layers that get some)] -> [T, D]
     """
     if not inputs.images or inputs.image_width < (layer + 2) * x.shape[1]:
         return x
-    return ops.add_rows(x, _image_columns(inputs, layer + 1, x.shape[1]), inputs.image_at(), name=f"blk.{layer}.deepstack")
+    return ops.add_rows(
+        x,
+        _image_columns(inputs, layer + 1, x.shape[1]),
+        inputs.image_at(),
+        name=f"blk.{layer}.deepstack",
+    )
 
 
 def _image_columns(inputs: TextInputs, part: int, width: int) -> Node:
@@ -38,23 +47,44 @@ def _image_columns(inputs: TextInputs, part: int, width: int) -> Node:
 
 
 def remember(k: Node, v: Node, layer: int, inputs: TextInputs) -> tuple[Node, Node]:
-    """k, v [T, G, K] written to the layer's cache -> all keys and values of the batch's sequences, [1, S, G, K] each"""
+    """k, v [T, G, K] written to the layer's cache -> all keys and values of the batch's sequences,
+    [1, S, G, K] each
+    """
     cache = inputs.state(layer, KV(k.shape[1], k.shape[2]))
     kv = ops.kv_store(cache, k, v, inputs.cache_slots(), name=f"blk.{layer}.kv_store")
-    keys, values = (ops.gather_pages(kv, inputs.page_table(), which=which, size=PAGE, name=f"blk.{layer}.{name}")
-                    for which, name in enumerate(("keys", "values")))
+    keys, values = (
+        ops.gather_pages(
+            kv, inputs.page_table(), which=which, size=PAGE, name=f"blk.{layer}.{name}"
+        )
+        for which, name in enumerate(("keys", "values"))
+    )
     return keys, values
 
 
-def attend(q: Node, k: Node, v: Node, layer: int, inputs: TextInputs, attention: AttentionForm, bounds: Node) -> Node:
+def attend(
+    q: Node,
+    k: Node,
+    v: Node,
+    layer: int,
+    inputs: TextInputs,
+    attention: AttentionForm,
+    bounds: Node,
+) -> Node:
     """Attention to everything in the cache that `bounds` let see, k and v written there first
 
     q [T, H, K], k, v [T, G, K] -> [T, H * K]
     """
     (rows, count, size), at = q.shape, f"blk.{layer}.attn"
     keys, values = remember(k, v, layer, inputs)
-    mixed = attention(ops.reshape(q, shape=(1, rows, count, size), name=f"{at}_q.batch"), keys, values, None, bounds, scale=size ** -0.5,
-                      name=at)
+    mixed = attention(
+        ops.reshape(q, shape=(1, rows, count, size), name=f"{at}_q.batch"),
+        keys,
+        values,
+        None,
+        bounds,
+        scale=size**-0.5,
+        name=at,
+    )
     return ops.reshape(mixed, shape=(rows, count * size), name=f"{at}.flat")
 
 
@@ -66,25 +96,56 @@ def heads(x: Node, count: int, name: str) -> Node:
 def swiglu(x: Node, at: str, w: Weights, suffix: str = "", *, bias: bool = False) -> Node:
     """The gated feed-forward layer of arXiv:2002.05202          [T, D] -> [T, D]"""
     gate, up = (w.linear(x, f"{at}.ffn_{part}{suffix}", bias=bias) for part in ("gate", "up"))
-    return w.linear(ops.silu_mul(gate, up, name=f"{at}.ffn_gated{suffix}"), f"{at}.ffn_down{suffix}", bias=bias)
+    return w.linear(
+        ops.silu_mul(gate, up, name=f"{at}.ffn_gated{suffix}"), f"{at}.ffn_down{suffix}", bias=bias
+    )
 
 
-def moe_ffn(x: Node, at: str, w: Weights, *, top_k: int, normalize: bool, shared: bool = False, rated: Node | None = None,
-            shares: Node | None = None, act: str = "silu") -> Node:
-    """Experts, `top_k` for each token, and, with `shared`, one that reads every token, as much as its gate lets through
+def moe_ffn(
+    x: Node,
+    at: str,
+    w: Weights,
+    *,
+    top_k: int,
+    normalize: bool,
+    shared: bool = False,
+    rated: Node | None = None,
+    shares: Node | None = None,
+    act: str = "silu",
+) -> Node:
+    """Experts, `top_k` for each token, and, with `shared`, one that reads every token, as much as
+    its gate lets through
 
-    [T, D] -> [T, D]; arXiv:2401.06066 for the shared expert. The router rates `rated` [T, D] where it is not what the experts read;
-    `shares` [E] and `act` are the op's.
+    [T, D] -> [T, D]; arXiv:2401.06066 for the shared expert. The router rates `rated` [T, D] where
+    it is not what the experts read; `shares` [E] and `act` are the op's.
     """
     parts = ("gate", "up", "down")
-    quants = {f"{part}_quant": quant for part in parts if (quant := w.quant(f"{at}.ffn_{part}_exps.weight"))}
+    quants = {
+        f"{part}_quant": quant
+        for part in parts
+        if (quant := w.quant(f"{at}.ffn_{part}_exps.weight"))
+    }
     router = w.linear(x if rated is None else rated, f"{at}.ffn_gate_inp")
     tables = (w.tensor(f"{at}.ffn_{part}_exps.weight") for part in parts)
-    y = ops.moe(x, router, *tables, shares, top_k=top_k, normalize=normalize, act=act, **quants, name=f"{at}.ffn_moe")
+    y = ops.moe(
+        x,
+        router,
+        *tables,
+        shares,
+        top_k=top_k,
+        normalize=normalize,
+        act=act,
+        **quants,
+        name=f"{at}.ffn_moe",
+    )
     if not shared:
         return y
     gate = ops.sigmoid(w.linear(x, f"{at}.ffn_gate_inp_shexp"), name=f"{at}.ffn_gate_shexp.sigmoid")
-    return ops.add(ops.mul(swiglu(x, at, w, "_shexp"), gate, name=f"{at}.ffn_shexp"), y, name=f"{at}.ffn_experts")
+    return ops.add(
+        ops.mul(swiglu(x, at, w, "_shexp"), gate, name=f"{at}.ffn_shexp"),
+        y,
+        name=f"{at}.ffn_experts",
+    )
 
 
 def logits(x: Node, inputs: TextInputs, w: Weights, eps: float, tied: bool) -> Node:
@@ -93,24 +154,44 @@ def logits(x: Node, inputs: TextInputs, w: Weights, eps: float, tied: bool) -> N
     return w.linear(x, "token_embd" if tied else "output", name="logits")
 
 
-def read_heads(c: Settings, count: int, groups: int | None, head: int | None) -> tuple[int, int, int]:
-    """Heads H, groups G and head size K of a text_config; the numbers are the family's defaults, None where it has none: as many groups as
-    heads, and heads that share the width. Raises ModelError where they do not fit together."""
+def read_heads(
+    c: Settings, count: int, groups: int | None, head: int | None
+) -> tuple[int, int, int]:
+    """Heads H, groups G and head size K of a text_config; the numbers are the family's defaults,
+    None where it has none: as many groups as heads, and heads that share the width. Raises
+    ModelError where they do not fit together.
+    """
     count = c.count("num_attention_heads", count, most=MAX_HEADS)
     groups = c.count("num_key_value_heads", groups or count, most=MAX_HEADS)
-    head = c.count("head_dim", head or c.count("hidden_size", most=MAX_WIDTH) // count, most=MAX_HEADS)
+    head = c.count(
+        "head_dim", head or c.count("hidden_size", most=MAX_WIDTH) // count, most=MAX_HEADS
+    )
     if count % groups or head % 2:
-        raise ModelError(f"{c.where}: {count} heads of size {head} in {groups} groups; expected groups that divide the heads, "
-                         "an even head size")
+        raise ModelError(
+            f"{c.where}: {count} heads of size {head} in {groups} groups; expected groups that "
+            "divide the heads, "
+            "an even head size"
+        )
     return count, groups, head
 
 
-def by_sections(rotary: Rotary, rope: Settings, head: int, default: list[int] | None, *, interleaved: bool) -> Rotary:
-    """M-RoPE where `rope` has a `mrope_section` or the family a default, else as it is. Raises ModelError for sections that do not fit."""
+def by_sections(
+    rotary: Rotary, rope: Settings, head: int, default: list[int] | None, *, interleaved: bool
+) -> Rotary:
+    """M-RoPE where `rope` has a `mrope_section` or the family a default, else as it is. Raises
+    ModelError for sections that do not fit.
+    """
     counts = rope.get("mrope_section", default)
     if counts is None:
         return rotary
-    numbers = isinstance(counts, (list, tuple)) and len(counts) == 3 and all(type(n) is int and n >= 0 for n in counts)
+    numbers = (
+        isinstance(counts, (list, tuple))
+        and len(counts) == 3
+        and all(type(n) is int and n >= 0 for n in counts)
+    )
     if not numbers or sum(counts) != head // 2:
-        raise ModelError(f"{rope.where}: mrope_section is {counts!r:.40}, expected 3 counts with a sum of {head // 2}, half a head")
+        raise ModelError(
+            f"{rope.where}: mrope_section is {counts!r:.40}, expected 3 counts with a sum of "
+            f"{head // 2}, half a head"
+        )
     return rotary.by_axes(sections(counts, interleaved))

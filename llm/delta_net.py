@@ -1,4 +1,7 @@
-"""Gated delta nets (arXiv:2412.06464): layers that keep one matrix per head of all that they have read, in place of keys and values."""
+"""Gated delta nets (arXiv:2412.06464): layers that keep one matrix per head of all that they have
+read, in place of keys and values.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -25,11 +28,14 @@ L2_EPS = 1e-6  # as in flash-linear-attention
 
 @dataclass(frozen=True)
 class DeltaNet:
-    """G heads of keys of size K, H heads of values of size V, a convolution over the last W inputs of queries, keys and values.
+    """G heads of keys of size K, H heads of values of size V, a convolution over the last W inputs
+    of queries, keys and values.
 
-    A head of keys serves H / G heads of values. They lie side by side, or, `tiled`, one in each run of G, as llama.cpp's converter puts
-    them for models with separate projections. Models with a fused projection for queries, keys, values and gates are not tiled.
+    A head of keys serves H / G heads of values. They lie side by side, or, `tiled`, one in each run
+    of G, as llama.cpp's converter puts them for models with separate projections. Models with a
+    fused projection for queries, keys, values and gates are not tiled.
     """
+
     groups: int
     heads: int
     key: int
@@ -39,7 +45,9 @@ class DeltaNet:
 
     @property
     def states(self) -> tuple[ConvWindow, DeltaState]:
-        return ConvWindow(self.taps - 1, self._channels), DeltaState(self.key, self.heads, self.value)
+        return ConvWindow(self.taps - 1, self._channels), DeltaState(
+            self.key, self.heads, self.value
+        )
 
     @property
     def _keys(self) -> int:
@@ -54,39 +62,72 @@ class DeltaNet:
         return 2 * self._keys + self._values
 
     def parameters(self, at: str, sources: tuple[str, ...], width: int) -> dict[str, Parameter]:
-        """Of one layer for width D; `sources` are the prefixes of their names in a checkpoint, such as "model.layers.0.linear_attn."."""
+        """Of one layer for width D; `sources` are the prefixes of their names in a checkpoint, such
+        as "model.layers.0.linear_attn.".
+        """
         channels, taps = self._channels, self.taps
 
-        def named(name: str, shape: Shape, convert: Callable[[Tensor], Tensor] | None, stored: Shape | None = None) -> Parameter:
+        def named(
+            name: str,
+            shape: Shape,
+            convert: Callable[[Tensor], Tensor] | None,
+            stored: Shape | None = None,
+        ) -> Parameter:
             return Parameter(shape, tuple(source + name for source in sources), stored, convert)
 
         found = {
-            f"{at}.ssm_conv1d.weight": named("conv1d.weight", (channels, taps), self._conv_layout, (channels, 1, taps)),
+            f"{at}.ssm_conv1d.weight": named(
+                "conv1d.weight", (channels, taps), self._conv_layout, (channels, 1, taps)
+            ),
             f"{at}.ssm_a": named("A_log", (self.heads,), lambda a: self._layout(-a.float().exp())),
             f"{at}.ssm_dt.bias": named("dt_bias", (self.heads,), self._layout),
             f"{at}.ssm_norm.weight": named("norm.weight", (self.value,), None),
-            f"{at}.ssm_out.weight": named("out_proj.weight", (width, self._values), partial(self._layout, axis=1))}
+            f"{at}.ssm_out.weight": named(
+                "out_proj.weight", (width, self._values), partial(self._layout, axis=1)
+            ),
+        }
         if not self.tiled:
             return found | self._fused_parameters(at, sources, width)
-        for part, name, rows in (("attn_qkv", "qkv", channels), ("attn_gate", "z", self._values), ("ssm_beta", "b", self.heads),
-                                 ("ssm_alpha", "a", self.heads)):
+        for part, name, rows in (
+            ("attn_qkv", "qkv", channels),
+            ("attn_gate", "z", self._values),
+            ("ssm_beta", "b", self.heads),
+            ("ssm_alpha", "a", self.heads),
+        ):
             convert = self._qkv_layout if name == "qkv" else self._layout
             found[f"{at}.{part}.weight"] = named(f"in_proj_{name}.weight", (rows, width), convert)
         return found
 
-    def _fused_parameters(self, at: str, sources: tuple[str, ...], width: int) -> dict[str, Parameter]:
-        """One projection has queries, keys, values and gates of each head of keys in turn, another strengths and decays. GGUF files may
-        have them so too."""
+    def _fused_parameters(
+        self, at: str, sources: tuple[str, ...], width: int
+    ) -> dict[str, Parameter]:
+        """One projection has queries, keys, values and gates of each head of keys in turn, another
+        strengths and decays. GGUF files may have them so too.
+        """
         each, found = self.heads // self.groups, {}
         wide, narrow = (self.key, self.key, each * self.value, each * self.value), (each, each)
         for part, name, old, sizes, which in (
-                ("attn_qkv", "in_proj_qkvz", "ssm_in", wide, (0, 1, 2)), ("attn_gate", "in_proj_qkvz", "ssm_in", wide, (3,)),
-                ("ssm_beta", "in_proj_ba", "ssm_ba", narrow, (0,)), ("ssm_alpha", "in_proj_ba", "ssm_ba", narrow, (1,))):
-            whole, pick = (self.groups * sum(sizes), width), partial(_pick, self.groups, sizes, which)
+            ("attn_qkv", "in_proj_qkvz", "ssm_in", wide, (0, 1, 2)),
+            ("attn_gate", "in_proj_qkvz", "ssm_in", wide, (3,)),
+            ("ssm_beta", "in_proj_ba", "ssm_ba", narrow, (0,)),
+            ("ssm_alpha", "in_proj_ba", "ssm_ba", narrow, (1,)),
+        ):
+            whole, pick = (
+                (self.groups * sum(sizes), width),
+                partial(_pick, self.groups, sizes, which),
+            )
             shape = self.groups * sum(sizes[i] for i in which), width
             found[f"{at}.{part}.weight"] = Parameter(
-                shape, (), others=tuple(Stored((f"{source}{name}.weight",), whole, pick) for source in sources),
-                gguf=(Stored((f"{at}.{part}.weight",), shape), Stored((f"{at}.{old}.weight",), whole, pick, picks_rows=True)))
+                shape,
+                (),
+                others=tuple(
+                    Stored((f"{source}{name}.weight",), whole, pick) for source in sources
+                ),
+                gguf=(
+                    Stored((f"{at}.{part}.weight",), shape),
+                    Stored((f"{at}.{old}.weight",), whole, pick, picks_rows=True),
+                ),
+            )
         return found
 
     def _layout(self, x: Tensor, axis: int = 0) -> Tensor:
@@ -97,74 +138,170 @@ class DeltaNet:
         return apart.transpose(axis, axis + 1).flatten(axis, axis + 2)
 
     def _qkv_layout(self, x: Tensor) -> Tensor:
-        return torch.cat((x[:2 * self._keys], self._layout(x[2 * self._keys:])))
+        return torch.cat((x[: 2 * self._keys], self._layout(x[2 * self._keys :])))
 
     def _conv_layout(self, x: Tensor) -> Tensor:
         return self._qkv_layout(x.squeeze(1))
 
     def graph(self, x: Node, layer: int, inputs: TextInputs, w: Weights, eps: float) -> Node:
-        """What the rule gives, RMS-normed, gated and projected; the states it leaves are stored          [T, D] -> [T, D]"""
-        at, (window, matrices) = f"blk.{layer}", (inputs.state(layer, state) for state in self.states)
-        packed = ops.short_conv(w.linear(x, f"{at}.attn_qkv"), w.tensor(f"{at}.ssm_conv1d.weight"), window, inputs.starts,
-                                inputs.sequence_slots, activation="silu", name=f"{at}.conv")
+        """What the rule gives, RMS-normed, gated and projected; the states it leaves are stored
+
+        [T, D] -> [T, D]
+        """
+        at, (window, matrices) = (
+            f"blk.{layer}",
+            (inputs.state(layer, state) for state in self.states),
+        )
+        packed = ops.short_conv(
+            w.linear(x, f"{at}.attn_qkv"),
+            w.tensor(f"{at}.ssm_conv1d.weight"),
+            window,
+            inputs.starts,
+            inputs.sequence_slots,
+            activation="silu",
+            name=f"{at}.conv",
+        )
         mixed = _carry(packed, window, inputs, f"{at}.conv")
-        q, k = (self._heads_of_keys(mixed, start, f"{at}.{part}", inputs) for part, start in (("q", 0), ("k", self._keys)))
-        v = heads(ops.columns(mixed, start=2 * self._keys, stop=self._channels, name=f"{at}.v"), self.heads, f"{at}.v")
-        decay, beta = self._decay(x, at, w), ops.sigmoid(_cast(w.linear(x, f"{at}.ssm_beta"), torch.float32), name=f"{at}.beta")
-        packed = ops.gated_delta(q, k, v, decay, beta, matrices, inputs.starts, inputs.sequence_slots, scale=self.key ** -0.5,
-                                 name=f"{at}.delta")
-        y = _cast(w.rms_norm(_carry(packed, matrices, inputs, f"{at}.delta"), f"{at}.ssm_norm", eps), w.dtype)
-        y = ops.silu_mul(heads(w.linear(x, f"{at}.attn_gate"), self.heads, f"{at}.attn_gate"), y, name=f"{at}.gated")
-        return w.linear(ops.reshape(y, shape=(x.shape[0], self._values), name=f"{at}.gated.flat"), f"{at}.ssm_out")
+        q, k = (
+            self._heads_of_keys(mixed, start, f"{at}.{part}", inputs)
+            for part, start in (("q", 0), ("k", self._keys))
+        )
+        v = heads(
+            ops.columns(mixed, start=2 * self._keys, stop=self._channels, name=f"{at}.v"),
+            self.heads,
+            f"{at}.v",
+        )
+        decay, beta = (
+            self._decay(x, at, w),
+            ops.sigmoid(_cast(w.linear(x, f"{at}.ssm_beta"), torch.float32), name=f"{at}.beta"),
+        )
+        packed = ops.gated_delta(
+            q,
+            k,
+            v,
+            decay,
+            beta,
+            matrices,
+            inputs.starts,
+            inputs.sequence_slots,
+            scale=self.key**-0.5,
+            name=f"{at}.delta",
+        )
+        y = _cast(
+            w.rms_norm(_carry(packed, matrices, inputs, f"{at}.delta"), f"{at}.ssm_norm", eps),
+            w.dtype,
+        )
+        y = ops.silu_mul(
+            heads(w.linear(x, f"{at}.attn_gate"), self.heads, f"{at}.attn_gate"),
+            y,
+            name=f"{at}.gated",
+        )
+        return w.linear(
+            ops.reshape(y, shape=(x.shape[0], self._values), name=f"{at}.gated.flat"),
+            f"{at}.ssm_out",
+        )
 
     def _heads_of_keys(self, mixed: Node, start: int, name: str, inputs: TextInputs) -> Node:
-        """Queries or keys, of length 1          mixed [T, C] -> [T, G, K]; tiled, [T, H, K], repeated for the values that lie apart"""
+        """Queries or keys, of length 1
+
+        mixed [T, C] -> [T, G, K]; tiled, [T, H, K], repeated for the values that lie apart
+        """
         x = ops.columns(mixed, start=start, stop=start + self._keys, name=name)
         x = ops.l2_norm(heads(x, self.groups, name), eps=L2_EPS, name=f"{name}.normed")
         if not self.tiled or self.groups == self.heads:
             return x
-        return ops.take_rows(x, inputs.constant("inp.tiled", torch.arange(self.heads) % self.groups), name=f"{name}.tiled")
+        return ops.take_rows(
+            x,
+            inputs.constant("inp.tiled", torch.arange(self.heads) % self.groups),
+            name=f"{name}.tiled",
+        )
 
     def _decay(self, x: Node, at: str, w: Weights) -> Node:
-        """a softplus(W x + b), the logarithm of what each head keeps, fp32          [T, D] -> [T, H]"""
-        y, bias = _cast(w.linear(x, f"{at}.ssm_alpha"), torch.float32), w.tensor(f"{at}.ssm_dt.bias", torch.float32)
+        """a softplus(W x + b), the logarithm of what each head keeps, fp32
+
+        [T, D] -> [T, H]
+        """
+        y, bias = (
+            _cast(w.linear(x, f"{at}.ssm_alpha"), torch.float32),
+            w.tensor(f"{at}.ssm_dt.bias", torch.float32),
+        )
         y = ops.softplus(ops.add(y, bias, name=f"{at}.ssm_dt"), name=f"{at}.ssm_dt.softplus")
         return ops.mul(y, w.tensor(f"{at}.ssm_a", torch.float32), name=f"{at}.decay")
 
 
 def read_delta_net(c: Settings, tiled: bool) -> DeltaNet:
-    """From a text_config with transformers' keys. Raises ModelError for sizes that do not fit together."""
-    groups, count = (c.count(f"linear_num_{part}_heads", default, most=MAX_HEADS) for part, default in (("key", 16), ("value", 32)))
+    """From a text_config with transformers' keys. Raises ModelError for sizes that do not fit
+    together.
+    """
+    groups, count = (
+        c.count(f"linear_num_{part}_heads", default, most=MAX_HEADS)
+        for part, default in (("key", 16), ("value", 32))
+    )
     if count % groups:
-        raise ModelError(f"{c.where}: linear_num_value_heads is {count}, expected a multiple of linear_num_key_heads, {groups}")
+        raise ModelError(
+            f"{c.where}: linear_num_value_heads is {count}, expected a multiple of "
+            f"linear_num_key_heads, {groups}"
+        )
     if (taps := c.count("linear_conv_kernel_dim", 4, most=MAX_HEADS)) < 2:
-        raise ModelError(f"{c.where}: linear_conv_kernel_dim is {taps}, expected 2 inputs of a convolution or more")
-    key, value = (c.count(f"linear_{part}_head_dim", 128, most=MAX_HEADS) for part in ("key", "value"))
+        raise ModelError(
+            f"{c.where}: linear_conv_kernel_dim is {taps}, expected 2 inputs of a convolution or "
+            "more"
+        )
+    key, value = (
+        c.count(f"linear_{part}_head_dim", 128, most=MAX_HEADS) for part in ("key", "value")
+    )
     return DeltaNet(groups, count, key, value, taps, tiled)
 
 
 def read_kinds(c: Settings) -> tuple[str, ...]:
-    """Of each layer, from a text_config: delta nets but for every fourth, where it does not say otherwise."""
-    layers, every = c.count("num_hidden_layers", most=MAX_LAYERS), c.count("full_attention_interval", 4)
-    kinds = c.get("layer_types", None) or [KINDS[(layer + 1) % every == 0] for layer in range(layers)]
-    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in KINDS for kind in kinds):
-        raise ModelError(f"{c.where}: layer_types has to name {layers} layers, each {' or '.join(KINDS)}")
+    """Of each layer, from a text_config: delta nets but for every fourth, where it does not say
+    otherwise.
+    """
+    layers, every = (
+        c.count("num_hidden_layers", most=MAX_LAYERS),
+        c.count("full_attention_interval", 4),
+    )
+    kinds = c.get("layer_types", None) or [
+        KINDS[(layer + 1) % every == 0] for layer in range(layers)
+    ]
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != layers
+        or any(kind not in KINDS for kind in kinds)
+    ):
+        raise ModelError(
+            f"{c.where}: layer_types has to name {layers} layers, each {' or '.join(KINDS)}"
+        )
     return tuple(kinds)
 
 
 def gguf_delta_net(keys: Settings, layers: int) -> dict[str, Any]:
     """The same keys, of what a GGUF says of its first `layers` layers."""
-    count, recurrent = keys.count("ssm.time_step_rank"), keys.get("attention.recurrent_layers", None)
-    return {"linear_num_key_heads": keys.count("ssm.group_count"), "linear_num_value_heads": count,
-            "linear_key_head_dim": keys.count("ssm.state_size"), "linear_value_head_dim": keys.count("ssm.inner_size") // count,
-            "linear_conv_kernel_dim": keys.count("ssm.conv_kernel"), "full_attention_interval": keys.get("full_attention_interval", None),
-            "layer_types": [KINDS[not found] for found in recurrent[:layers]] if isinstance(recurrent, (list, tuple)) else None}
+    count, recurrent = (
+        keys.count("ssm.time_step_rank"),
+        keys.get("attention.recurrent_layers", None),
+    )
+    return {
+        "linear_num_key_heads": keys.count("ssm.group_count"),
+        "linear_num_value_heads": count,
+        "linear_key_head_dim": keys.count("ssm.state_size"),
+        "linear_value_head_dim": keys.count("ssm.inner_size") // count,
+        "linear_conv_kernel_dim": keys.count("ssm.conv_kernel"),
+        "full_attention_interval": keys.get("full_attention_interval", None),
+        "layer_types": [KINDS[not found] for found in recurrent[:layers]]
+        if isinstance(recurrent, (list, tuple))
+        else None,
+    }
 
 
 def _carry(packed: Node, state: Node, inputs: TextInputs, name: str) -> Node:
-    """The rows of the batch's tokens. Those behind them are the states that its sequences go on from, which are stored."""
+    """The rows of the batch's tokens. Those behind them are the states that its sequences go on
+    from, which are stored.
+    """
     after = ops.rows(packed, start=inputs.tokens, stop=packed.shape[0], name=f"{name}.after")
-    inputs.kept.append(ops.state_store(state, after, inputs.sequence_slots, name=f"{name}.state_store"))
+    inputs.kept.append(
+        ops.state_store(state, after, inputs.sequence_slots, name=f"{name}.state_store")
+    )
     return ops.rows(packed, start=0, stop=inputs.tokens, name=f"{name}.tokens")
 
 
@@ -173,6 +310,8 @@ def _cast(x: Node, dtype: torch.dtype) -> Node:
 
 
 def _pick(groups: int, sizes: tuple[int, ...], which: tuple[int, ...], fused: Tensor) -> Tensor:
-    """Rows of a projection that holds, for each group in turn, parts of `sizes` rows: the parts `which`, each of all groups."""
+    """Rows of a projection that holds, for each group in turn, parts of `sizes` rows: the parts
+    `which`, each of all groups.
+    """
     parts = fused.unflatten(0, (groups, -1)).split(sizes, 1)
     return torch.cat([parts[i].flatten(0, 1) for i in which])

@@ -1,8 +1,11 @@
-"""From requests to tokens: many sequences at once, in batches that the batcher chooses. One thread drives it.
+"""From requests to tokens: many sequences at once, in batches that the batcher chooses. One thread
+drives it.
 
-`submit` takes a request, `step` runs one batch and hands out tokens. A sequence is given up and taken up again without anybody noticing
-but by the time it takes: what it has said so far is read again as part of its prompt.
+`submit` takes a request, `step` runs one batch and hands out tokens. A sequence is given up and
+taken up again without anybody noticing but by the time it takes: what it has said so far is read
+again as part of its prompt.
 """
+
 from __future__ import annotations
 
 import time
@@ -23,7 +26,8 @@ from mtmd.llm.sampler import Sampler
 from mtmd.llm.sequence import Batch, Running, Span, lay_out, make_batch
 from mtmd.llm.state import PAGE, Cache
 
-SNAPSHOTS = 32  # recurrent states kept for prompts that begin alike, as far as they do not take more than
+# recurrent states kept for prompts that begin alike, as far as they do not take more than
+SNAPSHOTS = 32
 SNAPSHOT_BYTES = 512 << 20
 
 
@@ -39,8 +43,10 @@ class Constraint(Protocol):
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt and how it is to be answered. `alternatives`: how many of the most probable tokens to tell beside each, None for no
-    probabilities at all. `constraint` is this request's own."""
+    """A prompt and how it is to be answered. `alternatives`: how many of the most probable tokens
+    to tell beside each, None for no probabilities at all. `constraint` is this request's own.
+    """
+
     spans: Sequence[Span]
     sampler: Sampler
     stop: frozenset[int] = frozenset()
@@ -51,7 +57,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Token:
-    """A token of an answer, its log probability before temperature and filters, and those of the most probable ones."""
+    """A token of an answer, its log probability before temperature and filters, and those of the
+    most probable ones.
+    """
+
     id: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
@@ -59,8 +68,11 @@ class Token:
 
 @dataclass(eq=False)
 class Generation:
-    """A request on its way. `finish` is "stop", "length", "cancelled" or "error", None while it runs. Times are in milliseconds: waiting
-    for a place, reading the prompt, and all after the first token; `reused` counts prompt tokens that were known already."""
+    """A request on its way. `finish` is "stop", "length", "cancelled" or "error", None while it
+    runs. Times are in milliseconds: waiting for a place, reading the prompt, and all after the
+    first token; `reused` counts prompt tokens that were known already.
+    """
+
     request: Request
     spans: list[Span]
     item: Item
@@ -89,10 +101,14 @@ class Generation:
 
 
 class Engine:
-    """`runner` computes; `pages` of 32 tokens are shared by all, at least a whole context and one more; `queue` requests may wait.
-    `may_run` tells whether there is memory for a batch; one for which there is not is made smaller, as far as that goes."""
+    """`runner` computes; `pages` of 32 tokens are shared by all, at least a whole context and one
+    more; `queue` requests may wait. `may_run` tells whether there is memory for a batch; one for
+    which there is not is made smaller, as far as that goes.
+    """
 
-    def __init__(self, runner: Runner, *, queue: int = 64, may_run: Callable[[Plan], bool] = lambda _: True):
+    def __init__(
+        self, runner: Runner, *, queue: int = 64, may_run: Callable[[Plan], bool] = lambda _: True
+    ):
         self.runner, self.queue, self._may_run = runner, queue, may_run
         self.cache: Cache = runner.new_cache()
         self.steps = self.rows = 0
@@ -100,18 +116,26 @@ class Engine:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all requests and all that was read. After a defect nothing of it is to be relied on."""
-        self.batcher = Batcher(Pages(self.cache.pages, PAGE), self.runner.sequences, PREFILL, self.cache.recurrent)
+        """Forget all requests and all that was read. After a defect nothing of it is to be relied
+        on.
+        """
+        self.batcher = Batcher(
+            Pages(self.cache.pages, PAGE), self.runner.sequences, PREFILL, self.cache.recurrent
+        )
         self.generations: dict[Item, Generation] = {}
         self._snapshots: OrderedDict[bytes, dict[str, Tensor]] = OrderedDict()
         self._suspects: deque[Item] = deque()
         """Sequences of a batch that failed, each to be run by itself."""
 
     def submit(self, request: Request) -> Generation:
-        """Take a request up. Raises PromptError where its prompt does not fit, ModelError for a token without an embedding, BusyError where
-        too many wait already."""
+        """Take a request up. Raises PromptError where its prompt does not fit, ModelError for a
+        token without an embedding, BusyError where too many wait already.
+        """
         if len(self.generations) >= self.runner.sequences + self.queue:
-            raise BusyError(f"{len(self.generations)} requests run or wait already, the most that may; try again later")
+            raise BusyError(
+                f"{len(self.generations)} requests run or wait already, the most that may; try "
+                "again later"
+            )
         self.runner.check(request.spans)
         spans, position = lay_out(request.spans, 0)
         keys = page_keys(list(identities(spans)), PAGE)
@@ -161,7 +185,9 @@ class Engine:
             generation.queued_ms = (now - generation.submitted) * 1e3
 
     def _run(self, step: Step) -> tuple[Step, Tensor | None]:
-        """What was run of a step, and logits [S, V] of its parts in order, None where nobody needs them."""
+        """What was run of a step, and logits [S, V] of its parts in order, None where nobody needs
+        them.
+        """
         batch = self._batch(step)
         while not self._may_run(self.runner.plan(batch.shape)) and (smaller := step.smaller()):
             step, batch = smaller, self._batch(smaller)
@@ -173,7 +199,12 @@ class Engine:
         parts = []
         for item, number in step.parts:
             assert item.slot is not None
-            parts.append((Running(item.slot, item.pages, item.done), self._next_spans(self.generations[item], number)))
+            parts.append(
+                (
+                    Running(item.slot, item.pages, item.done),
+                    self._next_spans(self.generations[item], number),
+                )
+            )
         wanted = any(item.done + number == item.total for item, number in step.parts)
         return make_batch(parts, self.cache, wanted)
 
@@ -217,7 +248,10 @@ class Engine:
         generation.tokens.append(token)
         generation.new.append(_told(token, logits, request.alternatives))
         generation.item.total += 1
-        if len(generation.tokens) >= request.max_tokens or generation.item.total >= self.runner.context:
+        if (
+            len(generation.tokens) >= request.max_tokens
+            or generation.item.total >= self.runner.context
+        ):
             self.end(generation, "length")
 
     @staticmethod
@@ -228,10 +262,12 @@ class Engine:
         return [t for s in generation.spans for t in s.tokens] + generation.tokens
 
     def end(self, generation: Generation, finish: str, error: MtmdError | None = None) -> None:
-        """A request ends here, for whatever reason. What it read and said stays known, for those that begin alike."""
+        """A request ends here, for whatever reason. What it read and said stays known, for those
+        that begin alike.
+        """
         item = generation.item
         if item.slot is not None and not error:
-            item.keys = page_keys(list(identities(self._all_spans(generation)))[:item.done], PAGE)
+            item.keys = page_keys(list(identities(self._all_spans(generation)))[: item.done], PAGE)
             self.batcher.remember(item)
         self.batcher.remove(item)
         del self.generations[item]
@@ -239,7 +275,12 @@ class Engine:
 
     def _keep_snapshot(self, item: Item) -> None:
         """Of a recurrent state at the page's end where a prompt like this one can be taken up."""
-        if item.snapshot_at is None or item.done != item.snapshot_at or not item.keys or item.slot is None:
+        if (
+            item.snapshot_at is None
+            or item.done != item.snapshot_at
+            or not item.keys
+            or item.slot is None
+        ):
             return
         key = item.keys[item.done // PAGE - 1]
         self._snapshots[key] = self.cache.snapshot(item.slot)
@@ -251,7 +292,9 @@ class Engine:
             self.batcher.snapshots.discard(oldest)
 
     def _alone(self, item: Item) -> list[Generation]:
-        """One sequence of a batch that failed, from its beginning to its next token: who fails alone is given up, the others go on."""
+        """One sequence of a batch that failed, from its beginning to its next token: who fails
+        alone is given up, the others go on.
+        """
         generation = self.generations.get(item)
         if generation is None or item.slot is None:
             return []
@@ -275,7 +318,11 @@ class Engine:
         if first is None:
             return []
         generation = self.generations[first]
-        self.end(generation, "error", MtmdError(f"{first.total} tokens need more pages than the cache has"))
+        self.end(
+            generation,
+            "error",
+            MtmdError(f"{first.total} tokens need more pages than the cache has"),
+        )
         return [generation]
 
     def _all_spans(self, generation: Generation) -> list[Span]:
@@ -287,8 +334,9 @@ class Engine:
 
 
 def identities(spans: Sequence[Span]) -> Iterator[bytes]:
-    """What makes each token what it is: its id, or the picture it shows and its place in it. Embeddings of unknown contents are like no
-    others."""
+    """What makes each token what it is: its id, or the picture it shows and its place in it.
+    Embeddings of unknown contents are like no others.
+    """
     for span in spans:
         if span.embeddings is None:
             yield from (b"t%d" % token for token in span.tokens)
@@ -323,5 +371,9 @@ def _told(token: int, logits: Tensor, alternatives: int | None) -> Token:
         return Token(token)
     logprobs = logits.float().log_softmax(0)
     best = logprobs.topk(min(alternatives, len(logprobs))) if alternatives else None
-    top = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True)) if best is not None else ()
+    top = (
+        tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        if best is not None
+        else ()
+    )
     return Token(token, float(logprobs[token]), top)

@@ -1,4 +1,7 @@
-"""Experts beside a dense feed-forward layer: each branch normed by itself, the router on a norm of its own (transformers' Gemma 4)."""
+"""Experts beside a dense feed-forward layer: each branch normed by itself, the router on a norm of
+its own (transformers' Gemma 4).
+"""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -17,31 +20,59 @@ from mtmd.llm.experts import MAX_EXPERTS, Experts, expert_parameters
 
 @dataclass(frozen=True)
 class ExpertBranch:
-    """In every layer, for decoder width D. What an expert gives is multiplied by a number of its own."""
+    """In every layer, for decoder width D. What an expert gives is multiplied by a number of its
+    own.
+    """
+
     experts: Experts
     width: int
     eps: float
 
-    def parameters(self, at: str, prefix: str, source: Callable[[str], tuple[str, ...]]) -> Mapping[str, Parameter]:
-        """Of the layer `at`; `source(prefix + "router.scale")` lists the names it may have in a checkpoint."""
+    def parameters(
+        self, at: str, prefix: str, source: Callable[[str], tuple[str, ...]]
+    ) -> Mapping[str, Parameter]:
+        """Of the layer `at`; `source(prefix + "router.scale")` lists the names it may have in a
+        checkpoint.
+        """
         count, width = self.experts.count, self.width
         found = expert_parameters(at, source(prefix), self.experts, width)
         for ours, theirs, shape in (
-                ("ffn_gate_inp.weight", "router.proj.weight", (count, width)), ("ffn_gate_inp.scale", "router.scale", (width,)),
-                ("ffn_down_exps.scale", "router.per_expert_scale", (count,)),
-                ("pre_ffw_norm_2.weight", "pre_feedforward_layernorm_2.weight", (width,)),
-                ("post_ffw_norm_1.weight", "post_feedforward_layernorm_1.weight", (width,)),
-                ("post_ffw_norm_2.weight", "post_feedforward_layernorm_2.weight", (width,))):
+            ("ffn_gate_inp.weight", "router.proj.weight", (count, width)),
+            ("ffn_gate_inp.scale", "router.scale", (width,)),
+            ("ffn_down_exps.scale", "router.per_expert_scale", (count,)),
+            ("pre_ffw_norm_2.weight", "pre_feedforward_layernorm_2.weight", (width,)),
+            ("post_ffw_norm_1.weight", "post_feedforward_layernorm_1.weight", (width,)),
+            ("post_ffw_norm_2.weight", "post_feedforward_layernorm_2.weight", (width,)),
+        ):
             found[f"{at}.{ours}"] = Parameter(shape, source(prefix + theirs))
         return found
 
     def add(self, dense: Node, x: Node, at: str, w: Weights) -> Node:
-        """What the dense layer makes of x, and what the experts make of it          dense, x [T, D] -> [T, D]"""
-        rated = ops.rms_norm(x, w.tensor(f"{at}.ffn_gate_inp.scale", torch.float32), eps=self.eps, name=f"{at}.ffn_gate_norm")
-        rated = ops.scale(rated, factor=self.width ** -0.5, name=f"{at}.ffn_gate_norm.scaled")
-        y = moe_ffn(w.rms_norm(x, f"{at}.pre_ffw_norm_2", self.eps), at, w, top_k=self.experts.top_k, normalize=True, rated=rated,
-                    shares=w.tensor(f"{at}.ffn_down_exps.scale", torch.float32), act="gelu_tanh")
-        dense, y = (w.rms_norm(part, f"{at}.post_ffw_norm_{i}", self.eps) for i, part in ((1, dense), (2, y)))
+        """What the dense layer makes of x, and what the experts make of it
+
+        dense, x [T, D] -> [T, D]
+        """
+        rated = ops.rms_norm(
+            x,
+            w.tensor(f"{at}.ffn_gate_inp.scale", torch.float32),
+            eps=self.eps,
+            name=f"{at}.ffn_gate_norm",
+        )
+        rated = ops.scale(rated, factor=self.width**-0.5, name=f"{at}.ffn_gate_norm.scaled")
+        y = moe_ffn(
+            w.rms_norm(x, f"{at}.pre_ffw_norm_2", self.eps),
+            at,
+            w,
+            top_k=self.experts.top_k,
+            normalize=True,
+            rated=rated,
+            shares=w.tensor(f"{at}.ffn_down_exps.scale", torch.float32),
+            act="gelu_tanh",
+        )
+        dense, y = (
+            w.rms_norm(part, f"{at}.post_ffw_norm_{i}", self.eps)
+            for i, part in ((1, dense), (2, y))
+        )
         return ops.add(dense, y, name=f"{at}.ffn_sum")
 
 
@@ -50,6 +81,11 @@ def read_expert_branch(c: Settings, layers: int, width: int, eps: float) -> Expe
     if not c.flag("enable_moe_block", False):
         return None
     count = c.count("num_experts", most=MAX_EXPERTS)
-    experts = Experts(count, c.count("moe_intermediate_size", most=MAX_WIDTH), c.count("top_k_experts", most=count), True,
-                      frozenset(range(layers)))
+    experts = Experts(
+        count,
+        c.count("moe_intermediate_size", most=MAX_WIDTH),
+        c.count("top_k_experts", most=count),
+        True,
+        frozenset(range(layers)),
+    )
     return ExpertBranch(experts, width, eps)

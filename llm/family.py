@@ -1,4 +1,5 @@
 """What a text family tells the engine, and the table of families."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,10 @@ from mtmd.llm.state import State
 
 @dataclass(frozen=True)
 class Entry:
-    """A family's file, and the names its models go by: model_type in a config.json, general.architecture in a GGUF."""
+    """A family's file, and the names its models go by: model_type in a config.json,
+    general.architecture in a GGUF.
+    """
+
     module: str
     model_types: tuple[str, ...]
     gguf: tuple[str, ...] = ()
@@ -26,12 +30,34 @@ class Entry:
 FAMILIES = (
     Entry("mtmd.llm.families.gemma3", ("gemma3_text",), ("gemma3",)),
     Entry("mtmd.llm.families.gemma4", ("gemma4_text",), ("gemma4",)),
-    Entry("mtmd.llm.families.llama", ("llama", "mistral", "ministral3", "llava_text", "llava_next_text", "idefics3_text", "smolvlm_text"),
-          ("llama", "mistral3")),
-    Entry("mtmd.llm.families.qwen3", ("qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text"),
-          ("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe")),
-    Entry("mtmd.llm.families.qwen3_next", ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), ("qwen3next", "qwen35", "qwen35moe")),
-    Entry("mtmd.llm.families.qwen2", ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text"), ("qwen2", "qwen2vl")),
+    Entry(
+        "mtmd.llm.families.llama",
+        (
+            "llama",
+            "mistral",
+            "ministral3",
+            "llava_text",
+            "llava_next_text",
+            "idefics3_text",
+            "smolvlm_text",
+        ),
+        ("llama", "mistral3"),
+    ),
+    Entry(
+        "mtmd.llm.families.qwen3",
+        ("qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text"),
+        ("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe"),
+    ),
+    Entry(
+        "mtmd.llm.families.qwen3_next",
+        ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
+        ("qwen3next", "qwen35", "qwen35moe"),
+    ),
+    Entry(
+        "mtmd.llm.families.qwen2",
+        ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text"),
+        ("qwen2", "qwen2vl"),
+    ),
     Entry("mtmd.llm.families.lfm2", ("lfm2",), ("lfm2",)),
     Entry("mtmd.llm.families.glm4v", ("glm4v_text",), ("glm4",)),
 )
@@ -57,57 +83,90 @@ class TextFamily(Protocol):
 
 
 def text_family(model_type: str, config: Settings) -> TextFamily:
-    """The family of a checkpoint's text part, from config.json or its text_config. Raises ModelError for one we do not know, naming those
-    we do."""
+    """The family of a checkpoint's text part, from config.json or its text_config. Raises
+    ModelError for one we do not know, naming those we do.
+    """
     entry = next((e for e in FAMILIES if model_type in e.model_types), None)
     if entry is None:
         known = sorted(t for e in FAMILIES for t in e.model_types)
-        raise ModelError(f"{config.where}: text architecture {model_type!r:.60} is not known; this version reads {', '.join(known)}")
+        raise ModelError(
+            f"{config.where}: text architecture {model_type!r:.60} is not known; this version "
+            f"reads {', '.join(known)}"
+        )
     family: TextFamily = import_module(entry.module).read(config)
     return family
 
 
-def gguf_text_family(architecture: str, metadata: Mapping[str, Any], names: frozenset[str], where: str) -> TextFamily:
-    """The family of a GGUF, from its metadata and the names of its tensors. Raises ModelError for one we do not know, naming those we do.
+def gguf_text_family(
+    architecture: str, metadata: Mapping[str, Any], names: frozenset[str], where: str
+) -> TextFamily:
+    """The family of a GGUF, from its metadata and the names of its tensors. Raises ModelError for
+    one we do not know, naming those we do.
 
     A family's `from_gguf(keys)` says what a config.json would; the rest is as with any checkpoint.
     """
     entry = next((e for e in FAMILIES if architecture in e.gguf), None)
     if entry is None:
         known = sorted(t for e in FAMILIES for t in e.gguf)
-        raise ModelError(f"{where}: architecture {architecture!r:.60} is not known; this version reads GGUF files of {', '.join(known)}")
+        raise ModelError(
+            f"{where}: architecture {architecture!r:.60} is not known; this version reads GGUF "
+            f"files of {', '.join(known)}"
+        )
     module = import_module(entry.module)
     prefix = f"{architecture}."
-    keys = Settings({k.removeprefix(prefix): metadata[k] for k in metadata if k.startswith(prefix)}, f"{where}: {architecture}")
+    keys = Settings(
+        {k.removeprefix(prefix): metadata[k] for k in metadata if k.startswith(prefix)},
+        f"{where}: {architecture}",
+    )
     config = {**common_keys(keys, metadata, names), **module.from_gguf(keys, names)}
     family: TextFamily = module.read(Settings(config, keys.where))
     return family
 
 
-def common_keys(keys: Settings, metadata: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
-    """What GGUF files of every architecture say in the same way, under config.json's names; None where they do not.
+def common_keys(
+    keys: Settings, metadata: Mapping[str, Any], names: frozenset[str]
+) -> dict[str, Any]:
+    """What GGUF files of every architecture say in the same way, under config.json's names; None
+    where they do not.
 
     llama.cpp's gguf-py/gguf/constants.py lists the keys.
     """
-    same = {"num_hidden_layers": "block_count", "hidden_size": "embedding_length", "max_position_embeddings": "context_length",
-            "intermediate_size": "feed_forward_length", "num_attention_heads": "attention.head_count",
-            "num_key_value_heads": "attention.head_count_kv", "head_dim": "attention.key_length", "rope_theta": "rope.freq_base",
-            "rms_norm_eps": "attention.layer_norm_rms_epsilon", "sliding_window": "attention.sliding_window",
-            "num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
-            "moe_intermediate_size": "expert_feed_forward_length"}
+    same = {
+        "num_hidden_layers": "block_count",
+        "hidden_size": "embedding_length",
+        "max_position_embeddings": "context_length",
+        "intermediate_size": "feed_forward_length",
+        "num_attention_heads": "attention.head_count",
+        "num_key_value_heads": "attention.head_count_kv",
+        "head_dim": "attention.key_length",
+        "rope_theta": "rope.freq_base",
+        "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+        "sliding_window": "attention.sliding_window",
+        "num_experts": "expert_count",
+        "num_experts_per_tok": "expert_used_count",
+        "moe_intermediate_size": "expert_feed_forward_length",
+    }
     config = {ours: keys.get(theirs, None) for ours, theirs in same.items()}
     tokens = metadata.get("tokenizer.ggml.tokens", ())
     if not isinstance(tokens, (list, tuple)):
-        raise ModelError(f"{keys.where}: tokenizer.ggml.tokens is {tokens!r:.40}, expected a list; convert the file again")
+        raise ModelError(
+            f"{keys.where}: tokenizer.ggml.tokens is {tokens!r:.40}, expected a list; convert the "
+            "file again"
+        )
     config["vocab_size"] = keys.get("vocab_size", None) or len(tokens)
     config["tie_word_embeddings"] = "output.weight" not in names
     config["pad_token_id"] = metadata.get("tokenizer.ggml.padding_token_id")
     kind = keys.get("rope.scaling.type", "none")
     if kind != "none":
-        config["rope_scaling"] = {"rope_type": kind, "factor": keys.get("rope.scaling.factor", None),
-                                  "original_max_position_embeddings": keys.get("rope.scaling.original_context_length", None),
-                                  "beta_fast": keys.get("rope.scaling.yarn_beta_fast", None),
-                                  "beta_slow": keys.get("rope.scaling.yarn_beta_slow", None),
-                                  "mscale": keys.get("rope.scaling.yarn_log_multiplier", None),
-                                  "mscale_all_dim": keys.get("rope.scaling.yarn_log_multiplier", None)}
+        config["rope_scaling"] = {
+            "rope_type": kind,
+            "factor": keys.get("rope.scaling.factor", None),
+            "original_max_position_embeddings": keys.get(
+                "rope.scaling.original_context_length", None
+            ),
+            "beta_fast": keys.get("rope.scaling.yarn_beta_fast", None),
+            "beta_slow": keys.get("rope.scaling.yarn_beta_slow", None),
+            "mscale": keys.get("rope.scaling.yarn_log_multiplier", None),
+            "mscale_all_dim": keys.get("rope.scaling.yarn_log_multiplier", None),
+        }
     return config

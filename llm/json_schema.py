@@ -1,7 +1,10 @@
-"""JSON schemas that an answer has to follow, checked before anything is generated. Loads without torch and without the grammar library.
+"""JSON schemas that an answer has to follow, checked before anything is generated. Loads without
+torch and without the grammar library.
 
-What a grammar cannot promise is refused: keywords that llguidance does not know, and a few uses of others, each told below with its reason.
+What a grammar cannot promise is refused: keywords that llguidance does not know, and a few uses of
+others, each told below with its reason.
 """
+
 from __future__ import annotations
 
 import json
@@ -15,21 +18,33 @@ from typing import Any
 from mtmd.kernels.errors import OptionError
 
 SCHEMA_BYTES_MAX = 64 << 10
-# A grammar for multiples of N has N states, for several at once as many as their common multiple: 20,000 take 0.2 s to make.
+# A grammar for multiples of N has N states, for several at once as many as their common multiple:
+# 20,000 take 0.2 s to make.
 MULTIPLE_MAX = 20_000
 
-# One spelling for each string: were "\u0061" allowed for "a", a key could pass for another one. One blank, or one line break
-# and indentation, so that an answer cannot go on with blanks for ever. These take the place of a schema's own "x-guidance".
-GRAMMAR_OPTIONS = {"x-guidance": {
-    "item_separator": ",", "key_separator": ":", "whitespace_flexible": True, "whitespace_pattern": r" |\n {0,32}",
-    "json_allowed_escapes": 'nrbtf\\"', "json_allow_general_unicode_escapes": False, "coerce_one_of": False, "lenient": False,
-}}
+# One spelling for each string: were "\u0061" allowed for "a", a key could pass for another one. One
+# blank, or one line break and indentation, so that an answer cannot go on with blanks for ever.
+# These take the place of a schema's own "x-guidance".
+GRAMMAR_OPTIONS = {
+    "x-guidance": {
+        "item_separator": ",",
+        "key_separator": ":",
+        "whitespace_flexible": True,
+        "whitespace_pattern": r" |\n {0,32}",
+        "json_allowed_escapes": 'nrbtf\\"',
+        "json_allow_general_unicode_escapes": False,
+        "coerce_one_of": False,
+        "lenient": False,
+    }
+}
 
 
 def schema_text(value: object) -> str | None:
-    """A schema as JSON text: of a mapping, of JSON text, or of True, which stands for any object. None stays None.
+    """A schema as JSON text: of a mapping, of JSON text, or of True, which stands for any object.
+    None stays None.
 
-    Raises OptionError for what is no schema, is larger than 64 KiB, or asks for what cannot be promised.
+    Raises OptionError for what is no schema, is larger than 64 KiB, or asks for what cannot be
+    promised.
     """
     if value is None:
         return None
@@ -37,12 +52,20 @@ def schema_text(value: object) -> str | None:
     if schema is True:
         schema = {"type": "object"}
     if not isinstance(schema, dict):
-        raise _wrong(f"{_short(value)}", "an object such as {\"type\": \"object\"}, or true for any JSON object")
+        raise _wrong(
+            f"{_short(value)}", 'an object such as {"type": "object"}, or true for any JSON object'
+        )
     try:
         text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
         size = len(text.encode())
-    except (TypeError, ValueError, RecursionError) as error:  # not JSON: a set, NaN, half of a surrogate pair, itself inside itself
-        raise _wrong(f"what JSON cannot hold ({_short(error)})", "JSON values throughout") from error
+    except (
+        TypeError,
+        ValueError,
+        RecursionError,
+    ) as error:  # not JSON: a set, NaN, half of a surrogate pair, itself inside itself
+        raise _wrong(
+            f"what JSON cannot hold ({_short(error)})", "JSON values throughout"
+        ) from error
     if size > SCHEMA_BYTES_MAX:
         raise _wrong(f"{size} bytes", f"at most {SCHEMA_BYTES_MAX}")
     grammar_text(text)
@@ -51,37 +74,57 @@ def schema_text(value: object) -> str | None:
 
 @lru_cache(maxsize=64)
 def grammar_text(schema: str) -> str:
-    """The grammar of a schema as `schema_text` returns it, in the library's form. Raises OptionError where there is none."""
+    """The grammar of a schema as `schema_text` returns it, in the library's form. Raises
+    OptionError where there is none.
+    """
     from llguidance import LLMatcher
+
     found = json.loads(schema)
     _check_promises(found)
-    # Without forcing, every way to cut a text into tokens stays open: the model is asked, not the library's tokenizer.
-    grammar = LLMatcher.grammar_from_lark(f'%llguidance {{"no_forcing": true}}\nstart: %json {json.dumps(found | GRAMMAR_OPTIONS)}')
+    # Without forcing, every way to cut a text into tokens stays open: the model is asked, not the
+    # library's tokenizer.
+    grammar = LLMatcher.grammar_from_lark(
+        f'%llguidance {{"no_forcing": true}}\nstart: %json {json.dumps(found | GRAMMAR_OPTIONS)}'
+    )
     problem = LLMatcher.validate_grammar(grammar)
     if problem:
-        told = re.split(r"\n\s*1 \| ", problem)[0].split("JSON schema: ")[-1]  # without the grammar's own text, and where in it
+        told = re.split(r"\n\s*1 \| ", problem)[0].split("JSON schema: ")[
+            -1
+        ]  # without the grammar's own text, and where in it
         raise _wrong(f"a schema that cannot be followed ({_short(told)})", "one without that")
     return grammar
 
 
 def _check_promises(schema: Any) -> None:
-    """Refuse what the grammar would take and answers could break, or what would take it for ever."""
+    """Refuse what the grammar would take and answers could break, or what would take it for
+    ever.
+    """
     multiples = set()
     for part in _subschemas(schema):
         least, required = part.get("minProperties"), part.get("required", ())
         # The grammar counts a key that comes twice as two properties, a reader as one.
-        if isinstance(least, (int, float)) and least > (len(set(map(str, required))) if isinstance(required, list) else 0):
-            raise _wrong(f"minProperties {_short(least)}", "as many names in 'required': a key written twice would count twice")
+        if isinstance(least, (int, float)) and least > (
+            len(set(map(str, required))) if isinstance(required, list) else 0
+        ):
+            raise _wrong(
+                f"minProperties {_short(least)}",
+                "as many names in 'required': a key written twice would count twice",
+            )
         multiple = part.get("multipleOf")
         if isinstance(multiple, (int, float)) and not isinstance(multiple, bool):
             multiples.add(Decimal(repr(multiple)))
     places = max((-int(m.normalize().as_tuple().exponent) for m in multiples), default=0)
     if prod(abs(m).scaleb(max(places, 0)) for m in multiples) > MULTIPLE_MAX:
-        raise _wrong(f"multipleOf {_short(', '.join(map(str, sorted(multiples))))}", f"numbers whose product is at most {MULTIPLE_MAX}")
+        raise _wrong(
+            f"multipleOf {_short(', '.join(map(str, sorted(multiples))))}",
+            f"numbers whose product is at most {MULTIPLE_MAX}",
+        )
 
 
 def _subschemas(schema: Any) -> Iterator[dict[str, Any]]:
-    """Every object in it: a few are data or tables of schemas, which may look like one and are then taken for it."""
+    """Every object in it: a few are data or tables of schemas, which may look like one and are then
+    taken for it.
+    """
     waiting = [schema]
     while waiting:
         part = waiting.pop()

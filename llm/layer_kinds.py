@@ -1,5 +1,7 @@
-"""Layers of two kinds, which attend within a window or to everything, each with heads and rotary embedding of its own; the last of them
-may have no keys and values and read those of earlier layers."""
+"""Layers of two kinds, which attend within a window or to everything, each with heads and rotary
+embedding of its own; the last of them may have no keys and values and read those of earlier layers.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
@@ -12,14 +14,19 @@ from mtmd.kernels.settings import MAX_HEADS, MAX_LAYERS, Settings
 from mtmd.llm.state import KV
 
 SLIDING, FULL = "sliding_attention", "full_attention"
-ROPES = {SLIDING: {"rope_type": "default", "rope_theta": 1e4},
-         FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}}
+ROPES = {
+    SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+}
 
 
 @dataclass(frozen=True)
 class LayerKinds:
-    """`kinds` has each layer's; `sizes` the groups and head size of each kind, `heads` is that of both. The last `shared` layers read the
-    keys and values of the last one before them of their kind. `keys_are_values`: full layers have one projection for both."""
+    """`kinds` has each layer's; `sizes` the groups and head size of each kind, `heads` is that of
+    both. The last `shared` layers read the keys and values of the last one before them of their
+    kind. `keys_are_values`: full layers have one projection for both.
+    """
+
     kinds: tuple[str, ...]
     heads: int
     sizes: Mapping[str, KV]
@@ -37,76 +44,155 @@ class LayerKinds:
 
     @property
     def states(self) -> list[tuple[KV, ...]]:
-        return [(self.sizes[kind],) if self.has_keys(layer) else () for layer, kind in enumerate(self.kinds)]
+        return [
+            (self.sizes[kind],) if self.has_keys(layer) else ()
+            for layer, kind in enumerate(self.kinds)
+        ]
 
     @property
     def unused(self) -> tuple[str, ...]:
         """Keys and values that checkpoints hold for layers that read others'."""
         later = "|".join(str(layer) for layer in range(len(self.kinds)) if not self.has_keys(layer))
-        names = (rf"(.*\.)?layers\.({later})\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\..*", rf"blk\.({later})\.attn_(k|v|k_norm)\..*")
+        names = (
+            rf"(.*\.)?layers\.({later})\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\..*",
+            rf"blk\.({later})\.attn_(k|v|k_norm)\..*",
+        )
         return names if self.shared else ()
 
 
 def read_layer_kinds(c: Settings) -> LayerKinds:
-    """From a text_config with transformers' keys. Raises ModelError where they do not fit together."""
-    depth, heads = c.count("num_hidden_layers", 30, most=MAX_LAYERS), c.count("num_attention_heads", 8, most=MAX_HEADS)
-    kinds, shared, same = _kinds(c, depth), c.get("num_kv_shared_layers", 0), c.flag("attention_k_eq_v", False)
-    if type(shared) is not int or not 0 <= shared < depth or not set(kinds[depth - shared:]) <= set(kinds[:depth - shared]):
-        raise ModelError(f"{c.where}: num_kv_shared_layers is {shared!r:.20}, expected so few of {depth} layers that each kind is among "
-                         "the others")
+    """From a text_config with transformers' keys. Raises ModelError where they do not fit
+    together.
+    """
+    depth, heads = (
+        c.count("num_hidden_layers", 30, most=MAX_LAYERS),
+        c.count("num_attention_heads", 8, most=MAX_HEADS),
+    )
+    kinds, shared, same = (
+        _kinds(c, depth),
+        c.get("num_kv_shared_layers", 0),
+        c.flag("attention_k_eq_v", False),
+    )
+    if (
+        type(shared) is not int
+        or not 0 <= shared < depth
+        or not set(kinds[depth - shared :]) <= set(kinds[: depth - shared])
+    ):
+        raise ModelError(
+            f"{c.where}: num_kv_shared_layers is {shared!r:.20}, expected so few of {depth} layers "
+            "that each kind is among "
+            "the others"
+        )
     sizes = _sizes(c, kinds, same)
     for kind, size in sizes.items():
         if heads % size.groups or size.head % 2:
-            raise ModelError(f"{c.where}: {heads} heads of size {size.head} in {size.groups} groups in layers of {kind}; expected groups "
-                             "that divide the heads, an even head size")
+            raise ModelError(
+                f"{c.where}: {heads} heads of size {size.head} in {size.groups} groups in layers "
+                f"of {kind}; expected groups "
+                "that divide the heads, an even head size"
+            )
     ropes, context = c.part("rope_parameters"), c.count("max_position_embeddings", 131072)
-    parts = {kind: Settings(ropes.get(kind, ROPES[kind]), f"{ropes.where}: {kind}") for kind in sizes}
-    return LayerKinds(kinds, heads, sizes, {kind: read_rotary(part, sizes[kind].head, 1e4, context) for kind, part in parts.items()},
-                      c.count("sliding_window", 512), shared, same)
+    parts = {
+        kind: Settings(ropes.get(kind, ROPES[kind]), f"{ropes.where}: {kind}") for kind in sizes
+    }
+    return LayerKinds(
+        kinds,
+        heads,
+        sizes,
+        {kind: read_rotary(part, sizes[kind].head, 1e4, context) for kind, part in parts.items()},
+        c.count("sliding_window", 512),
+        shared,
+        same,
+    )
 
 
 def _kinds(c: Settings, depth: int) -> tuple[str, ...]:
-    """Every sixth is full unless `layer_types` says otherwise, and the last one is whatever it says, as in the reference."""
-    kinds = c.get("layer_types", None) or [FULL if (layer + 1) % 6 == 0 else SLIDING for layer in range(depth)]
-    if not isinstance(kinds, list) or len(kinds) != depth or any(kind not in (SLIDING, FULL) for kind in kinds):
-        raise ModelError(f"{c.where}: layer_types has to name {depth} layers, each {SLIDING} or {FULL}")
+    """Every sixth is full unless `layer_types` says otherwise, and the last one is whatever it
+    says, as in the reference.
+    """
+    kinds = c.get("layer_types", None) or [
+        FULL if (layer + 1) % 6 == 0 else SLIDING for layer in range(depth)
+    ]
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != depth
+        or any(kind not in (SLIDING, FULL) for kind in kinds)
+    ):
+        raise ModelError(
+            f"{c.where}: layer_types has to name {depth} layers, each {SLIDING} or {FULL}"
+        )
     return *kinds[:-1], FULL
 
 
 def _sizes(c: Settings, kinds: Collection[str], same: bool) -> dict[str, KV]:
-    """Heads of full layers: one by one in `per_layer_config`, as transformers 5 saves them, or once for all, as they are published."""
-    groups, head, each = c.count("num_key_value_heads", 4, most=MAX_HEADS), c.count("head_dim", 256, most=MAX_HEADS), "per_layer_config"
-    full = {"head_dim": c.get("global_head_dim", 512), "num_key_value_heads": c.get("num_global_key_value_heads", None) if same else None}
+    """Heads of full layers: one by one in `per_layer_config`, as transformers 5 saves them, or once
+    for all, as they are published.
+    """
+    groups, head, each = (
+        c.count("num_key_value_heads", 4, most=MAX_HEADS),
+        c.count("head_dim", 256, most=MAX_HEADS),
+        "per_layer_config",
+    )
+    full = {
+        "head_dim": c.get("global_head_dim", 512),
+        "num_key_value_heads": c.get("num_global_key_value_heads", None) if same else None,
+    }
     sizes: dict[str, KV] = {}
     for layer, kind in enumerate(kinds):
-        own = c.part(each).part(str(layer)) if c.get(each, None) else Settings(full if kind == FULL else {}, c.where)
-        size = KV(own.count("num_key_value_heads", groups, most=MAX_HEADS), own.count("head_dim", head, most=MAX_HEADS))
+        own = (
+            c.part(each).part(str(layer))
+            if c.get(each, None)
+            else Settings(full if kind == FULL else {}, c.where)
+        )
+        size = KV(
+            own.count("num_key_value_heads", groups, most=MAX_HEADS),
+            own.count("head_dim", head, most=MAX_HEADS),
+        )
         if sizes.setdefault(kind, size) != size:
-            raise ModelError(f"{own.where}: {size.groups} groups of size {size.head}, expected {sizes[kind].groups} of {sizes[kind].head} "
-                             f"as in other layers of {kind}")
+            raise ModelError(
+                f"{own.where}: {size.groups} groups of size {size.head}, expected "
+                f"{sizes[kind].groups} of {sizes[kind].head} "
+                f"as in other layers of {kind}"
+            )
     return sizes
 
 
 def gguf_layer_kinds(keys: Settings, names: Collection[str]) -> dict[str, Any]:
-    """What a text_config would say of them, from the keys of a GGUF; lists have a number for each layer."""
+    """What a text_config would say of them, from the keys of a GGUF; lists have a number for each
+    layer.
+    """
     depth = keys.count("block_count", most=MAX_LAYERS)
     sliding = _each(keys, "attention.sliding_window_pattern", depth)
-    kinds, groups = [SLIDING if slides else FULL for slides in sliding], _each(keys, "attention.head_count_kv", depth)
+    kinds, groups = (
+        [SLIDING if slides else FULL for slides in sliding],
+        _each(keys, "attention.head_count_kv", depth),
+    )
     of_kind = {kind: groups[kinds.index(kind)] for kind in set(kinds)}
     full = kinds.index(FULL) if FULL in kinds else 0
-    ropes = {SLIDING: {**ROPES[SLIDING], "rope_theta": keys.number("rope.freq_base_swa", 1e4)},
-             FULL: {"rope_type": "default", "rope_theta": keys.number("rope.freq_base", 1e6)}}
+    ropes = {
+        SLIDING: {**ROPES[SLIDING], "rope_theta": keys.number("rope.freq_base_swa", 1e4)},
+        FULL: {"rope_type": "default", "rope_theta": keys.number("rope.freq_base", 1e6)},
+    }
     if "rope_freqs.weight" not in names:  # which makes the frequencies proportional
         ropes[FULL] = {**ROPES[FULL], **ropes[FULL], "rope_type": "proportional"}
-    return {"layer_types": kinds, "num_key_value_heads": of_kind.get(SLIDING, groups[0]), "num_global_key_value_heads": of_kind.get(FULL),
-            "head_dim": keys.get("attention.key_length_swa", None), "global_head_dim": keys.get("attention.key_length", None),
-            "attention_k_eq_v": f"blk.{full}.attn_v.weight" not in names, "rope_parameters": ropes,
-            "num_kv_shared_layers": keys.get("attention.shared_kv_layers", 0)}
+    return {
+        "layer_types": kinds,
+        "num_key_value_heads": of_kind.get(SLIDING, groups[0]),
+        "num_global_key_value_heads": of_kind.get(FULL),
+        "head_dim": keys.get("attention.key_length_swa", None),
+        "global_head_dim": keys.get("attention.key_length", None),
+        "attention_k_eq_v": f"blk.{full}.attn_v.weight" not in names,
+        "rope_parameters": ropes,
+        "num_kv_shared_layers": keys.get("attention.shared_kv_layers", 0),
+    }
 
 
 def _each(keys: Settings, key: str, depth: int) -> list[Any]:
     value = keys.get(key, None)
     found = list(value) if isinstance(value, (list, tuple)) else [value] * depth
     if len(found) != depth:
-        raise ModelError(f"{keys.where}: {key} has {len(found)} entries, expected one for each of the {depth} layers")
+        raise ModelError(
+            f"{keys.where}: {key} has {len(found)} entries, expected one for each of the {depth} "
+            "layers"
+        )
     return found

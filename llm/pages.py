@@ -1,8 +1,11 @@
-"""Pages of the key/value cache: who holds which, what is in them, and which can be used again. Plain Python, no tensors.
+"""Pages of the key/value cache: who holds which, what is in them, and which can be used again.
+Plain Python, no tensors.
 
-A page is a fixed run of tokens' keys and values. Several sequences may hold the same page when their prompts begin alike: a page that is
-full is known by a key, a digest of everything up to its end. A page nobody holds keeps its contents until it is needed for others.
+A page is a fixed run of tokens' keys and values. Several sequences may hold the same page when
+their prompts begin alike: a page that is full is known by a key, a digest of everything up to its
+end. A page nobody holds keeps its contents until it is needed for others.
 """
+
 from __future__ import annotations
 
 import heapq
@@ -20,11 +23,15 @@ class Pages:
         if count < 2 or size < 1:
             raise ValueError(f"{count} pages of {size} tokens; expected at least 2 of at least 1")
         self.count, self.size = count, size
-        self._free = list(range(1, count))  # a heap: low numbers first, so that neighbours stay together
+        self._free = list(
+            range(1, count)
+        )  # a heap: low numbers first, so that neighbours stay together
         self._holders: dict[int, int] = {}
         self._key_of: dict[int, bytes] = {}
         self._by_key: dict[bytes, int] = {}
-        self._idle: OrderedDict[int, None] = OrderedDict()  # known, held by nobody, the least recently used first
+        self._idle: OrderedDict[int, None] = (
+            OrderedDict()
+        )  # known, held by nobody, the least recently used first
 
     @property
     def available(self) -> int:
@@ -36,7 +43,9 @@ class Pages:
         return len(self._holders)
 
     def take(self, number: int) -> list[int]:
-        """Pages for new contents, held once, in ascending order where that is possible. Raises IndexError where fewer are `available`."""
+        """Pages for new contents, held once, in ascending order where that is possible. Raises
+        IndexError where fewer are `available`.
+        """
         if number > self.available:
             raise IndexError(f"{number} pages wanted, {self.available} available")
         while len(self._free) < number:
@@ -63,14 +72,18 @@ class Pages:
         return key in self._by_key
 
     def remember(self, page: int, key: bytes) -> None:
-        """The page is full, and `key` tells what is in it. The first page known by a key stays the one."""
+        """The page is full, and `key` tells what is in it. The first page known by a key stays the
+        one.
+        """
         if page not in self._holders:
             raise ValueError(f"page {page} is held by nobody")
         if key not in self._by_key and page not in self._key_of:
             self._by_key[key], self._key_of[page] = page, key
 
     def release(self, pages: Iterable[int]) -> None:
-        """Let go of pages held. Those with known contents stay for later; the last given go first: a beginning is worth more."""
+        """Let go of pages held. Those with known contents stay for later; the last given go first:
+        a beginning is worth more.
+        """
         for page in reversed(list(pages)):
             left = self._holders[page] - 1
             if left:
@@ -87,14 +100,15 @@ class Pages:
 
 
 def page_keys(identities: Sequence[bytes], size: int, salt: bytes = b"") -> list[bytes]:
-    """A key for every full page of tokens: a digest of all identities up to its end. `salt` parts what must not be shared.
+    """A key for every full page of tokens: a digest of all identities up to its end. `salt` parts
+    what must not be shared.
 
     identities: what makes a token what it is: its id, or the picture it shows and its place in it.
     """
     keys, last = [], blake2b(salt, digest_size=16).digest()
     for start in range(0, len(identities) - size + 1, size):
         digest = blake2b(last, digest_size=16)
-        for identity in identities[start:start + size]:
+        for identity in identities[start : start + size]:
             digest.update(len(identity).to_bytes(2, "little"))
             digest.update(identity)
         last = digest.digest()

@@ -1,8 +1,11 @@
-"""How byte-level tokenizers cut text before merging: one entry for each value of a GGUF's `tokenizer.ggml.pre`.
+"""How byte-level tokenizers cut text before merging: one entry for each value of a GGUF's
+`tokenizer.ggml.pre`.
 
-A GGUF gives only a name. The steps here are those of the `tokenizer.json` of the model that llama.cpp named the entry after
-(convert_hf_to_gguf_update.py), with its own regexes; llama.cpp rewrites some of them to fit its engine.
+A GGUF gives only a name. The steps here are those of the `tokenizer.json` of the model that
+llama.cpp named the entry after (convert_hf_to_gguf_update.py), with its own regexes; llama.cpp
+rewrites some of them to fit its engine.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -17,8 +20,9 @@ Step = Callable[[], pre_tokenizers.PreTokenizer]
 class PreTokenizer:
     """The steps that cut a text, each cutting the pieces of the step before.
 
-    `nfc`: the text is brought to Unicode's composed form first. `ignore_merges`: a piece that is a token needs no merges.
-    `adds_bos`: what llama.cpp takes for files that lack `add_bos_token` (src/llama-vocab.cpp).
+    `nfc`: the text is brought to Unicode's composed form first. `ignore_merges`: a piece that is a
+    token needs no merges. `adds_bos`: what llama.cpp takes for files that lack `add_bos_token`
+    (src/llama-vocab.cpp).
     """
 
     steps: tuple[Step, ...]
@@ -59,30 +63,46 @@ def punctuation() -> pre_tokenizers.PreTokenizer:
 
 CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 AFTER_NUMBERS = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-# OpenAI's cl100k (tiktoken_ext/openai_public.py), which many took over; then with single digits; then with marks in words.
+# OpenAI's cl100k (tiktoken_ext/openai_public.py), which many took over; then with single digits;
+# then with marks in words.
 CL100K = CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|" + AFTER_NUMBERS
 SINGLE_DIGITS = CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|" + AFTER_NUMBERS
-WITH_MARKS = (CONTRACTION + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
-              r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+WITH_MARKS = (
+    CONTRACTION + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
-# OpenAI's o200k: words end where a capital follows a small letter. The second has no contractions and single digits.
+# OpenAI's o200k: words end where a capital follows a small letter. The second has no contractions
+# and single digits.
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 O200K_END = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-O200K = (rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{CONTRACTION}?|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{CONTRACTION}?"
-         r"|\p{N}{1,3}|" + O200K_END)
-CASED_SINGLE_DIGITS = rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*|\p{{N}}|" + O200K_END
+O200K = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{CONTRACTION}?|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{CONTRACTION}?"
+    r"|\p{N}{1,3}|" + O200K_END
+)
+CASED_SINGLE_DIGITS = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*|\p{{N}}|"
+    + O200K_END
+)
 
 IDEOGRAPHS = r"\x{4E00}-\x{9FA5}"
 ASIAN = rf"[{IDEOGRAPHS}\x{{800}}-\x{{4E00}}\x{{AC00}}-\x{{D7FF}}]+"
 IDEOGRAPHS_AND_KANA = rf"[{IDEOGRAPHS}\x{{3040}}-\x{{30FF}}]+"
-WIDE_PUNCTUATION = r"\s?[!-/:-~\x{FF01}-\x{FF0F}\x{FF1A}-\x{FF5E}\x{2018}-\x{201F}\x{3000}-\x{3002}]+"
-# Letters with case. Six stand as numbers because Unicode's composed form, which an editor may apply, would turn them into others.
+WIDE_PUNCTUATION = (
+    r"\s?[!-/:-~\x{FF01}-\x{FF0F}\x{FF1A}-\x{FF5E}\x{2018}-\x{201F}\x{3000}-\x{3002}]+"
+)
+# Letters with case. Six stand as numbers because Unicode's composed form, which an editor may
+# apply, would turn them into others.
 CASED = (
     r"A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\x{1F7D}ᾀ-ᾴᾶ-ᾼ\x{1FBE}ῂ-ῄῆ-ῌ"
     r"ῐ-\x{1FD3}ῖ-\x{1FDB}ῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\x{2126}ℨ\x{212A}-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ"
-    r"𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃")
+    r"𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+)
 ASCII_MARK = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
-BY_SCRIPT = (ASCII_MARK + r"[A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+BY_SCRIPT = (
+    ASCII_MARK
+    + r"[A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 BETWEEN_MARKS = r" ?[^(\s|[.,!?\x{2026}\x{3002}\x{FF0C}\x{3001}\x{964}\x{6D4}\x{60C}])]+"
 
 _PLAIN = PreTokenizer((words,))
@@ -122,11 +142,25 @@ FAMILIES = {
     "tekken": PreTokenizer((cut(CASED_SINGLE_DIGITS), to_bytes), ignore_merges=True, adds_bos=True),
     "gpt-4o": _O200K,
     "llama4": _O200K,
-    "deepseek-llm": PreTokenizer((cut(r"[\r\n]"), cut(rf"\s?[{CASED}]+"), cut(WIDE_PUNCTUATION), cut(r"\s+$"), cut(ASIAN), digits,
-                                  to_bytes)),
-    "deepseek-coder": PreTokenizer((cut(r"[\r\n]"), cut(r"\s?\p{L}+"), cut(r"\s?\p{P}+"), cut(ASIAN), digits, to_bytes)),
-    "deepseek-v3": PreTokenizer((cut(r"\p{N}{1,3}"), cut(IDEOGRAPHS_AND_KANA), cut(BY_SCRIPT), to_bytes)),
-    # The digits are looked for after the bytes became characters, among which are ² and ¼: kept as it was trained.
+    "deepseek-llm": PreTokenizer(
+        (
+            cut(r"[\r\n]"),
+            cut(rf"\s?[{CASED}]+"),
+            cut(WIDE_PUNCTUATION),
+            cut(r"\s+$"),
+            cut(ASIAN),
+            digits,
+            to_bytes,
+        )
+    ),
+    "deepseek-coder": PreTokenizer(
+        (cut(r"[\r\n]"), cut(r"\s?\p{L}+"), cut(r"\s?\p{P}+"), cut(ASIAN), digits, to_bytes)
+    ),
+    "deepseek-v3": PreTokenizer(
+        (cut(r"\p{N}{1,3}"), cut(IDEOGRAPHS_AND_KANA), cut(BY_SCRIPT), to_bytes)
+    ),
+    # The digits are looked for after the bytes became characters, among which are ² and ¼: kept as
+    # it was trained.
     "falcon": PreTokenizer((punctuation, words, numbers, cut("[0-9][0-9][0-9]"))),
     "poro-chat": PreTokenizer((cut(BETWEEN_MARKS), to_bytes)),
     "bloom": PreTokenizer((cut(BETWEEN_MARKS), to_bytes)),

@@ -1,4 +1,7 @@
-"""How tokens are chosen, as options: checked here and nowhere else. Loads without torch, so that a wrong one is told at once."""
+"""How tokens are chosen, as options: checked here and nowhere else. Loads without torch, so that a
+wrong one is told at once.
+"""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -7,18 +10,22 @@ from mtmd.kernels.options import as_float, integer, integer_or_none, number, ref
 
 SEED_MAX = (1 << 63) - 1  # torch.Generator takes a signed 64-bit integer
 TOP_K_MAX = (1 << 31) - 1
-TEMPERATURE_MIN = 1e-5  # below this, float32 logits over the temperature are all -inf but the first: greedy, said differently
+# below this, float32 logits over the temperature are all -inf but the first: greedy, said
+# differently
+TEMPERATURE_MIN = 1e-5
 TEMPERATURE_MAX = 100.0
 PENALTY_RANGE = (0.01, 100.0)  # keeps penalised float32 logits finite
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to choose tokens. The defaults are greedy: `temperature` 0 takes the most probable token and ignores all but the penalty.
+    """How to choose tokens. The defaults are greedy: `temperature` 0 takes the most probable token
+    and ignores all but the penalty.
 
-    `top_k`: keep this many tokens (0: all). `top_p`: keep the smallest set of tokens with this probability. `min_p`: keep tokens with at
-    least this share of the best token's probability. `repetition_penalty`: above 1 makes tokens seen before less likely.
-    `seed`: equal seeds give equal answers; None draws one.
+    `top_k`: keep this many tokens (0: all). `top_p`: keep the smallest set of tokens with this
+    probability. `min_p`: keep tokens with at least this share of the best token's probability.
+    `repetition_penalty`: above 1 makes tokens seen before less likely. `seed`: equal seeds give
+    equal answers; None draws one.
 
     Raises OptionError naming the field, what was found and what is expected.
     """
@@ -32,10 +39,15 @@ class Sampling:
 
     def __post_init__(self) -> None:
         checked = {
-            "temperature": _temperature(self.temperature), "top_k": integer("top_k", self.top_k, 0, TOP_K_MAX), "top_p": _top_p(self.top_p),
+            "temperature": _temperature(self.temperature),
+            "top_k": integer("top_k", self.top_k, 0, TOP_K_MAX),
+            "top_p": _top_p(self.top_p),
             "min_p": number("min_p", self.min_p, 0, 1),
-            "repetition_penalty": number("repetition_penalty", self.repetition_penalty, *PENALTY_RANGE),
-            "seed": integer_or_none("seed", self.seed, 0, SEED_MAX)}
+            "repetition_penalty": number(
+                "repetition_penalty", self.repetition_penalty, *PENALTY_RANGE
+            ),
+            "seed": integer_or_none("seed", self.seed, 0, SEED_MAX),
+        }
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
@@ -43,7 +55,11 @@ class Sampling:
 def _temperature(value: object) -> float:
     found = as_float(value)
     if not (found == 0 or TEMPERATURE_MIN <= found <= TEMPERATURE_MAX):
-        refuse("temperature", value, f"a number from {TEMPERATURE_MIN:g} to {TEMPERATURE_MAX:g}, or 0 (greedy)")
+        refuse(
+            "temperature",
+            value,
+            f"a number from {TEMPERATURE_MIN:g} to {TEMPERATURE_MAX:g}, or 0 (greedy)",
+        )
     return found
 
 

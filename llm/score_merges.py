@@ -1,4 +1,7 @@
-"""The merges behind a vocabulary of scores: sentencepiece keeps none, the `tokenizers` library's BPE needs them."""
+"""The merges behind a vocabulary of scores: sentencepiece keeps none, the `tokenizers` library's
+BPE needs them.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -10,20 +13,26 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 
-BASE = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio: odd, so that it has an inverse modulo 2**64
+# 2**64 over the golden ratio: odd, so that it has an inverse modulo 2**64
+BASE = 0x9E3779B97F4A7C15
 FILTER_BITS = 22
-# 262,144 tokens have half a million merges, making tokens of 5 million characters, each counted as often as it is made.
+# 262,144 tokens have half a million merges, making tokens of 5 million characters, each counted as
+# often as it is made.
 MERGES_MAX = 1 << 20
 MADE_CHARACTERS_MAX = 20_000_000
 
 
-def merges_from_scores(tokens: Sequence[str], ids: Sequence[int], scores: Sequence[float], made: Sequence[bool]) -> list[tuple[str, str]]:
-    """Every way to make a token of two others: the best score first, then by the ids of the token, of its left and of its right part.
+def merges_from_scores(
+    tokens: Sequence[str], ids: Sequence[int], scores: Sequence[float], made: Sequence[bool]
+) -> list[tuple[str, str]]:
+    """Every way to make a token of two others: the best score first, then by the ids of the token,
+    of its left and of its right part.
 
-    So does transformers' SentencePieceExtractor of 2023; later versions order the ways to make one token by the lengths of the parts.
-    `tokens` and `ids` [V], no token twice; `scores` [V]; `made` [V] tells which tokens merging may make.
-    A part is found by a 64-bit hash of its characters, computed for all at once: 262,144 tokens have 2 million places to cut.
-    Raises ValueError for tokens made to have merges without end.
+    So does transformers' SentencePieceExtractor of 2023; later versions order the ways to make one
+    token by the lengths of the parts. `tokens` and `ids` [V], no token twice; `scores` [V]; `made`
+    [V] tells which tokens merging may make. A part is found by a 64-bit hash of its characters,
+    computed for all at once: 262,144 tokens have 2 million places to cut. Raises ValueError for
+    tokens made to have merges without end.
     """
     lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
     ends = np.cumsum(lengths)
@@ -38,15 +47,22 @@ def merges_from_scores(tokens: Sequence[str], ids: Sequence[int], scores: Sequen
     at, right = index.find(hashed.of(place, ends[token]))
     token, left = token[at], left[at]
     if len(token) > MERGES_MAX or int(lengths[token].sum()) > MADE_CHARACTERS_MAX:
-        raise ValueError(f"the scores give {len(token)} merges, of {int(lengths[token].sum())} characters; "
-                         f"at most {MERGES_MAX} of {MADE_CHARACTERS_MAX} characters are taken")
+        raise ValueError(
+            f"the scores give {len(token)} merges, of {int(lengths[token].sum())} characters; "
+            f"at most {MERGES_MAX} of {MADE_CHARACTERS_MAX} characters are taken"
+        )
     by_id = np.asarray(ids)
     best = np.lexsort((by_id[right], by_id[left], by_id[token], -np.asarray(scores)[token]))
-    return [(tokens[i], tokens[j]) for i, j in zip(left[best].tolist(), right[best].tolist(), strict=True)]
+    return [
+        (tokens[i], tokens[j])
+        for i, j in zip(left[best].tolist(), right[best].tolist(), strict=True)
+    ]
 
 
 class _Hashes:
-    """Hashes of any parts of `text`, modulo 2**64: sum over k of (character k + 1) * BASE**k, k counted from the part's first character."""
+    """Hashes of any parts of `text`, modulo 2**64: sum over k of (character k + 1) * BASE**k, k
+    counted from the part's first character.
+    """
 
     def __init__(self, text: str) -> None:
         characters: npt.NDArray[Any] = np.frombuffer(text.encode("utf-32-le"), np.uint32)
@@ -60,7 +76,9 @@ class _Hashes:
 
 
 class _Index:
-    """Where in a list of hashes others stand. Most are not in it: a table of their first bits tells so without a search."""
+    """Where in a list of hashes others stand. Most are not in it: a table of their first bits tells
+    so without a search.
+    """
 
     def __init__(self, hashes: Hashes) -> None:
         self._order = np.argsort(hashes)

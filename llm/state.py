@@ -1,4 +1,5 @@
 """What a sequence leaves behind in each layer, and the memory it is kept in."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ PAGE = 32  # tokens of keys and values that are held, shared and let go together
 @dataclass(frozen=True)
 class KV:
     """Keys and values of every token: groups G, head size K."""
+
     groups: int
     head: int
 
@@ -31,6 +33,7 @@ class KV:
 @dataclass(frozen=True)
 class ConvWindow:
     """The last `rows` inputs of a short convolution over C channels."""
+
     rows: int
     channels: int
 
@@ -43,6 +46,7 @@ class ConvWindow:
 @dataclass(frozen=True)
 class DeltaState:
     """The matrices of a gated delta net: keys K by values V for each of H heads, in fp32."""
+
     head: int
     heads: int
     value: int
@@ -58,42 +62,65 @@ Layers: TypeAlias = "Sequence[Sequence[State]]"
 
 
 def state_dtype(state: State, dtype: torch.dtype) -> torch.dtype:
-    """A recurrence sums over the whole past: its state is kept in fp32 whatever the compute type."""
+    """A recurrence sums over the whole past: its state is kept in fp32 whatever the compute
+    type.
+    """
     return torch.float32 if isinstance(state, DeltaState) else dtype
 
 
 def states_by_name(layers: Layers) -> dict[str, State]:
     """Every state under the name of its graph input, `kv.3` or `conv.0`."""
-    return {f"{state.name}.{layer}": state for layer, states in enumerate(layers) for state in states}
+    return {
+        f"{state.name}.{layer}": state for layer, states in enumerate(layers) for state in states
+    }
 
 
 class Cache:
-    """The states of up to `sequences` sequences, in `pages` pages of keys and values. A sequence is known by its slot, 0 to sequences - 1.
+    """The states of up to `sequences` sequences, in `pages` pages of keys and values. A sequence is
+    known by its slot, 0 to sequences - 1.
 
     One slot more, and page 0, are for rows that only fill up a batch.
     """
 
-    def __init__(self, layers: Layers, sequences: int, pages: int, dtype: torch.dtype, device_of: Callable[[str], torch.device]):
+    def __init__(
+        self,
+        layers: Layers,
+        sequences: int,
+        pages: int,
+        dtype: torch.dtype,
+        device_of: Callable[[str], torch.device],
+    ):
         self.sequences, self.pages = sequences, pages
         self._states = states_by_name(layers)
         self.tensors: Mapping[str, Tensor] = {
-            name: _zeros(state.shape(sequences + 1, pages), state_dtype(state, dtype), device_of(name))
-            for name, state in self._states.items()}
+            name: _zeros(
+                state.shape(sequences + 1, pages), state_dtype(state, dtype), device_of(name)
+            )
+            for name, state in self._states.items()
+        }
 
     @property
     def recurrent(self) -> bool:
-        """Whether part of the past is known only as a whole: then it can be taken up again at snapshots alone, not at any token."""
+        """Whether part of the past is known only as a whole: then it can be taken up again at
+        snapshots alone, not at any token.
+        """
         return any(not isinstance(state, KV) for state in self._states.values())
 
     def clear(self, slot: int) -> None:
-        """Forget a slot's recurrent state. Keys and values need no clearing: nobody looks beyond what has been written."""
+        """Forget a slot's recurrent state. Keys and values need no clearing: nobody looks beyond
+        what has been written.
+        """
         for name, state in self._states.items():
             if not isinstance(state, KV):
                 self.tensors[name][slot].zero_()
 
     def snapshot(self, slot: int) -> dict[str, Tensor]:
         """A copy of a slot's recurrent states, to go back to."""
-        return {name: self.tensors[name][slot].clone() for name, state in self._states.items() if not isinstance(state, KV)}
+        return {
+            name: self.tensors[name][slot].clone()
+            for name, state in self._states.items()
+            if not isinstance(state, KV)
+        }
 
     def restore(self, slot: int, snapshot: Mapping[str, Tensor]) -> None:
         for name, value in snapshot.items():
@@ -101,7 +128,11 @@ class Cache:
 
 
 def _zeros(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """On the CPU without touching the memory: torch.zeros would write all of it, fresh pages from the system are zero already."""
+    """On the CPU without touching the memory: torch.zeros would write all of it, fresh pages from
+    the system are zero already.
+    """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros(prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+    return (
+        torch.from_numpy(np.zeros(prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+    )

@@ -1,4 +1,7 @@
-"""Token ids that arrive one at a time, as text: whole characters only, and an eye on stop strings."""
+"""Token ids that arrive one at a time, as text: whole characters only, and an eye on stop
+strings.
+"""
+
 from __future__ import annotations
 
 import codecs
@@ -17,20 +20,27 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 class TextStream:
-    """Incremental detokenisation. The pieces joined are what `Tokenizer.decode` gives for all ids at once.
+    """Incremental detokenisation. The pieces joined are what `Tokenizer.decode` gives for all ids
+    at once.
 
-    A piece never ends inside a character. Work per token is bounded: byte-level tokens go through an incremental UTF-8 decoder; for the
-    other kinds only the tokens since the last piece are decoded, after a few tokens of context. Byte-fallback tokens (`<0xE2>`) wait until
-    their run ends: the reference decoder turns a whole run into U+FFFD if any byte of it is wrong, so no part of it is certain earlier.
+    A piece never ends inside a character. Work per token is bounded: byte-level tokens go through
+    an incremental UTF-8 decoder; for the other kinds only the tokens since the last piece are
+    decoded, after a few tokens of context. Byte-fallback tokens (`<0xE2>`) wait until their run
+    ends: the reference decoder turns a whole run into U+FFFD if any byte of it is wrong, so no part
+    of it is certain earlier.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer, skipped: frozenset[int]) -> None:
         kinds = decoder_kinds(inner)
         if "ByteLevel" in kinds and kinds != ["ByteLevel"]:
-            raise ModelError(f"tokenizer.json has the decoders {kinds}; expected ByteLevel to be the only one")
+            raise ModelError(
+                f"tokenizer.json has the decoders {kinds}; expected ByteLevel to be the only one"
+            )
         self._inner = inner
         self._skipped = skipped
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace") if kinds == ["ByteLevel"] else None
+        self._utf8 = (
+            codecs.getincrementaldecoder("utf-8")("replace") if kinds == ["ByteLevel"] else None
+        )
         self._byte_fallback = "ByteFallback" in kinds
         self._context: list[int] = []
         self._pending: list[int] = []
@@ -48,7 +58,9 @@ class TextStream:
         return self._flush()
 
     def finish(self) -> str:
-        """The rest; an incomplete character becomes U+FFFD. The stream is then empty and can be used again."""
+        """The rest; an incomplete character becomes U+FFFD. The stream is then empty and can be
+        used again.
+        """
         text = self._utf8.decode(b"", final=True) if self._utf8 is not None else self._flush()
         self._context = []
         return text
@@ -58,7 +70,7 @@ class TextStream:
             return ""
         before = self._inner.decode(self._context, skip_special_tokens=False)
         both = self._context + self._pending
-        text = self._inner.decode(both, skip_special_tokens=False)[len(before):]
+        text = self._inner.decode(both, skip_special_tokens=False)[len(before) :]
         self._context, self._pending = both[-CONTEXT_TOKENS:], []
         return text
 
@@ -66,13 +78,16 @@ class TextStream:
 class StopChecker:
     """Ends a text at the first stop string to be completed, whatever the pieces it arrives in.
 
-    Text that may be the beginning of a stop string is held back. `found` is the stop string met, or None.
+    Text that may be the beginning of a stop string is held back. `found` is the stop string met, or
+    None.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         """Raises OptionError for an empty stop string."""
         if isinstance(stops, str) or not all(isinstance(stop, str) and stop for stop in stops):
-            raise OptionError(f"stop is {stops!r:.60}; expected a list of strings that are not empty")
+            raise OptionError(
+                f"stop is {stops!r:.60}; expected a list of strings that are not empty"
+            )
         self._stops = tuple(stops)
         self._prefixes = {stop[:n] for stop in stops for n in range(1, len(stop))}
         self._longest = max(map(len, self._prefixes), default=0)
@@ -80,19 +95,29 @@ class StopChecker:
         self.found: str | None = None
 
     def push(self, piece: str) -> str:
-        """The text now certain to be before any stop string. After a stop string was found, always empty."""
+        """The text now certain to be before any stop string. After a stop string was found, always
+        empty.
+        """
         if self.found is not None:
             return ""
         text = self._held + piece
-        # The earliest end decides, so that the answer does not depend on where pieces end; then the longest of those that end there.
-        hits = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
+        # The earliest end decides, so that the answer does not depend on where pieces end; then the
+        # longest of those that end there.
+        hits = [
+            (start + len(stop), start, stop)
+            for stop in self._stops
+            if (start := text.find(stop)) >= 0
+        ]
         if hits:
             _, start, self.found = min(hits)
             self._held = ""
             return text[:start]
-        held = next((n for n in range(min(self._longest, len(text)), 0, -1) if text[-n:] in self._prefixes), 0)
-        self._held = text[len(text) - held:]
-        return text[:len(text) - held]
+        held = next(
+            (n for n in range(min(self._longest, len(text)), 0, -1) if text[-n:] in self._prefixes),
+            0,
+        )
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
 
     def finish(self) -> str:
         """What was held back and turned out to be no stop string."""
@@ -101,7 +126,9 @@ class StopChecker:
 
 
 def token_bytes(inner: tokenizers.Tokenizer, skipped: frozenset[int]) -> list[bytes]:
-    """What each id adds to a text in UTF-8, which may be a part of a character; nothing for `skipped` ids and those without a token."""
+    """What each id adds to a text in UTF-8, which may be a part of a character; nothing for
+    `skipped` ids and those without a token.
+    """
     kinds, spelled = decoder_kinds(inner), inner.get_vocab(with_added_tokens=True)
     found = [b""] * (max(spelled.values(), default=-1) + 1)
     for spelling, i in spelled.items():
@@ -112,7 +139,9 @@ def token_bytes(inner: tokenizers.Tokenizer, skipped: frozenset[int]) -> list[by
         elif "ByteFallback" in kinds and _BYTE_TOKEN.fullmatch(spelling):
             found[i] = bytes([int(spelling[3:5], 16)])
         else:  # after another token: some decoders take a blank off the beginning of a text
-            found[i] = (inner.decoder.decode(["a", spelling])[1:] if inner.decoder else spelling).encode()
+            found[i] = (
+                inner.decoder.decode(["a", spelling])[1:] if inner.decoder else spelling
+            ).encode()
     return found
 
 
@@ -125,17 +154,27 @@ def decoder_kinds(inner: tokenizers.Tokenizer) -> list[str]:
 
 
 def _byte_table() -> dict[str, int]:
-    """GPT-2's table (openai/gpt-2, encoder.py, `bytes_to_unicode`): printable bytes stand for themselves, the others are moved up."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    """GPT-2's table (openai/gpt-2, encoder.py, `bytes_to_unicode`): printable bytes stand for
+    themselves, the others are moved up.
+    """
+    printable = {
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    }
     moved = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(moved)}
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + n): byte for n, byte in enumerate(moved)
+    }
 
 
 _BYTES = _byte_table()
 
 
 def _byte_level(spelling: str) -> bytes:
-    """The bytes of one byte-level token. An added token with characters outside the table stands for its own UTF-8."""
+    """The bytes of one byte-level token. An added token with characters outside the table stands
+    for its own UTF-8.
+    """
     try:
         return bytes([_BYTES[char] for char in spelling])
     except KeyError:

@@ -1,4 +1,7 @@
-"""The decoder's part of the warm-up: what its plans say, for a step of decode and for the largest prefill, and one step run."""
+"""The decoder's part of the warm-up: what its plans say, for a step of decode and for the largest
+prefill, and one step run.
+"""
+
 from __future__ import annotations
 
 from mtmd.kernels.check import run_check
@@ -10,16 +13,28 @@ CHECKED = 16  # tokens read before the step that is looked at
 
 
 def decoder_placement(runner: Runner) -> Placement:
-    """What the preferred backend takes and refuses, at every size that was asked about and at those used since; nothing is run."""
+    """What the preferred backend takes and refuses, at every size that was asked about and at those
+    used since; nothing is run.
+    """
     plans = [runner.plan(batch) for batch in runner.sizes().values()]
-    return placement("decoder", runner.flash, (*plans, *runner.fallbacks.values()), runner.backends[0].name)
+    return placement(
+        "decoder", runner.flash, (*plans, *runner.fallbacks.values()), runner.backends[0].name
+    )
 
 
 def decoder_graphs(runner: Runner) -> list[GraphFacts]:
     """Splits, copies and predicted memory; nothing is run or allocated."""
     cache = runner.cache_bytes()
-    return [graph_facts("decoder", label, f"{_tokens(batch.tokens)}, context {runner.context}", runner.plan(batch), cache)
-            for label, batch in runner.sizes().items()]
+    return [
+        graph_facts(
+            "decoder",
+            label,
+            f"{_tokens(batch.tokens)}, context {runner.context}",
+            runner.plan(batch),
+            cache,
+        )
+        for label, batch in runner.sizes().items()
+    ]
 
 
 def _tokens(count: int) -> str:
@@ -28,11 +43,21 @@ def _tokens(count: int) -> str:
 
 def check_decoder(runner: Runner) -> Check:
     """Read a few tokens and compute the logits of the next."""
-    tokens = tuple(i * 7919 % runner.family.vocabulary for i in range(min(CHECKED, runner.context - 1)))
+    tokens = tuple(
+        i * 7919 % runner.family.vocabulary for i in range(min(CHECKED, runner.context - 1))
+    )
     cache = runner.new_cache()
     running = runner.begin(cache, 0)
     runner.prefill([Span(tokens)], cache, running)
     batch = make_batch([(running, [Span(tokens[:1])])], cache)
     one = batch.shape
-    return run_check("decoder", "one token decoded", runner.plan(one), runner.plan(one, overwrite=False), runner.residency,
-                     runner.backends[0], runner.dtype, batch)
+    return run_check(
+        "decoder",
+        "one token decoded",
+        runner.plan(one),
+        runner.plan(one, overwrite=False),
+        runner.residency,
+        runner.backends[0],
+        runner.dtype,
+        batch,
+    )

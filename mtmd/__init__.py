@@ -5,6 +5,7 @@
 
 Importing this loads nothing heavy: torch comes with the first call.
 """
+
 from __future__ import annotations
 
 from importlib import import_module
@@ -44,14 +45,45 @@ _PLACES = {
     "mtmd.clip.image": ("Picture",),
     "mtmd.kernels.report": ("WarmupReport",),
     "mtmd.kernels.errors": (
-        "BusyError", "DeviceMemoryError", "ImageError", "ModelError", "MtmdError", "OptionError", "PlacementError", "PromptError"),
+        "BusyError",
+        "DeviceMemoryError",
+        "ImageError",
+        "ModelError",
+        "MtmdError",
+        "OptionError",
+        "PlacementError",
+        "PromptError",
+    ),
 }
 _PLACE_OF = {name: module for module, names in _PLACES.items() for name in names}
 
 __all__ = [
-    "Answer", "BusyError", "DeviceMemoryError", "Event", "Finished", "ImageError", "ImageReceipt", "Model", "ModelError", "MtmdError",
-    "OptionError", "Picture", "PlacementError", "Progress", "PromptError", "Receipt", "Service", "ServiceStats", "TextPiece", "Ticket",
-    "TokenCount", "TokenInfo", "WarmupReport", "describe", "load", "predict",
+    "Answer",
+    "BusyError",
+    "DeviceMemoryError",
+    "Event",
+    "Finished",
+    "ImageError",
+    "ImageReceipt",
+    "Model",
+    "ModelError",
+    "MtmdError",
+    "OptionError",
+    "Picture",
+    "PlacementError",
+    "Progress",
+    "PromptError",
+    "Receipt",
+    "Service",
+    "ServiceStats",
+    "TextPiece",
+    "Ticket",
+    "TokenCount",
+    "TokenInfo",
+    "WarmupReport",
+    "describe",
+    "load",
+    "predict",
 ]
 
 

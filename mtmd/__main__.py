@@ -1,4 +1,5 @@
 """`python -m mtmd` is the `mtmd` command."""
+
 import sys
 
 from mtmd.cli import main

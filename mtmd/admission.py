@@ -1,8 +1,11 @@
-"""Whether there is memory for what is asked, told before anything is allocated, from what plans are predicted to take.
+"""Whether there is memory for what is asked, told before anything is allocated, from what plans are
+predicted to take.
 
-What a model may take is fixed when it is loaded, so that a picture becomes the same whoever else is being answered: one that would never
-fit beside weights and caches is shown smaller, or refused. What fits, but not just now, is for the caller to put off.
+What a model may take is fixed when it is loaded, so that a picture becomes the same whoever else is
+being answered: one that would never fit beside weights and caches is shown smaller, or refused.
+What fits, but not just now, is for the caller to put off.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,19 +26,24 @@ from mtmd.kernels.scheduler import Plan
 from mtmd.llm.runner import Runner
 from mtmd.llm.sequence import BatchShape
 
-SPARE = 16      # a part in so many of what is free at the start is left to others
-MARGIN = 8      # and a part in so many is added to a prediction
-REMEMBERED = 8  # the part of what is there to compute with that encoded pictures may be remembered in
-FINENESS = 64   # a picture is made smaller by steps of such a part of its tokens
-LEAST_TOKENS = 64  # a picture in fewer shows too little to be asked about, or in fewer than a quarter of its own
+SPARE = 16  # a part in so many of what is free at the start is left to others
+MARGIN = 8  # and a part in so many is added to a prediction
+# the part of what is there to compute with that encoded pictures may be remembered in
+REMEMBERED = 8
+FINENESS = 64  # a picture is made smaller by steps of such a part of its tokens
+# a picture in fewer shows too little to be asked about, or in fewer than a quarter of its own
+LEAST_TOKENS = 64
 Bytes = Mapping[str, int]
 
 
 class Admission:
-    """`limit`: the most bytes to take of the preferred device's memory for everything, None for what is free when this is made.
-    `cache_bytes`: the most that encoded pictures are remembered in."""
+    """`limit`: the most bytes to take of the preferred device's memory for everything, None for
+    what is free when this is made. `cache_bytes`: the most that encoded pictures are remembered in.
+    """
 
-    def __init__(self, encoder: Encoder | None, runner: Runner, limit: int | None, cache_bytes: int):
+    def __init__(
+        self, encoder: Encoder | None, runner: Runner, limit: int | None, cache_bytes: int
+    ):
         self.encoder, self.runner, self.backends = encoder, runner, runner.backends
         self._asked, self._cache_bytes = limit, cache_bytes
         self.limits: dict[str, int] = {}
@@ -55,37 +63,60 @@ class Admission:
         if self._asked is not None and not self._within(self.room, [self._step]):
             space = self.backends[0].space
             step = _with_margin(self._step.compute_bytes.get(space, 0))
-            least = self.limits[space] - self._beside_weights[space] + step * REMEMBERED // (REMEMBERED - 1) + REMEMBERED
-            raise OptionError(f"memory_limit: found {mib(self.limits[space])}, expected at least {mib(least)} for the weights, a full "
-                              "cache and a step of the decoder; raise it, or lower context or parallel")
+            least = (
+                self.limits[space]
+                - self._beside_weights[space]
+                + step * REMEMBERED // (REMEMBERED - 1)
+                + REMEMBERED
+            )
+            raise OptionError(
+                f"memory_limit: found {mib(self.limits[space])}, expected at least {mib(least)} "
+                "for the weights, a full "
+                "cache and a step of the decoder; raise it, or lower context or parallel"
+            )
 
     @cached_property
     def _weights(self) -> Bytes:
         plans = [self.runner.plan(BatchShape(1, images=1 if self.encoder else 0))]
         if self.encoder:
             plans.append(self.encoder.plan(1, self.encoder.family.tile_type().shape))
-        return {space: sum(plan.weight_bytes.get(space, 0) for plan in plans) for space in self.limits}
+        return {
+            space: sum(plan.weight_bytes.get(space, 0) for plan in plans) for space in self.limits
+        }
 
     @cached_property
     def _beside_weights(self) -> Bytes:
-        """Limits less weights and caches. The system hands out a cache's memory as it is written: without a limit to keep, one sequence's
-        share is counted there, and more of them wait when there is no more."""
+        """Limits less weights and caches. The system hands out a cache's memory as it is written:
+        without a limit to keep, one sequence's share is counted there, and more of them wait when
+        there is no more.
+        """
         caches = self.runner.cache_bytes()
         shared = {"cpu"} if self._asked is None else set()
-        return {space: limit - self._weights[space] - caches.get(space, 0) // (self.runner.sequences if space in shared else 1)
-                for space, limit in self.limits.items()}
+        return {
+            space: limit
+            - self._weights[space]
+            - caches.get(space, 0) // (self.runner.sequences if space in shared else 1)
+            for space, limit in self.limits.items()
+        }
 
     @cached_property
     def remembered(self) -> int:
         """The most bytes of encoded pictures to remember."""
         room = self._beside_weights.get(self.backends[0].space)
-        return self._cache_bytes if room is None else min(self._cache_bytes, max(room, 0) // REMEMBERED)
+        return (
+            self._cache_bytes
+            if room is None
+            else min(self._cache_bytes, max(room, 0) // REMEMBERED)
+        )
 
     @cached_property
     def room(self) -> Bytes:
         """What can ever be there to compute with, by memory space."""
         preferred = self.backends[0].space
-        return {space: room - (self.remembered if space == preferred else 0) for space, room in self._beside_weights.items()}
+        return {
+            space: room - (self.remembered if space == preferred else 0)
+            for space, room in self._beside_weights.items()
+        }
 
     @cached_property
     def _step(self) -> Plan:
@@ -93,10 +124,11 @@ class Admission:
         return self.runner.plan(self.runner.sizes()["decode"])
 
     def fit(self, pixels: np.ndarray, budget: Budget) -> ImagePlan:
-        """A picture prepared, uint8 [Y, X, 3], in fewer tokens where encoding one of its tiles would take more memory than can be free.
+        """A picture prepared, uint8 [Y, X, 3], in fewer tokens where encoding one of its tiles
+        would take more memory than can be free.
 
-        Nothing is encoded. Raises DeviceMemoryError, with the numbers, where no budget of tokens makes it small enough; and what
-        `VisionFamily.prepare` raises.
+        Nothing is encoded. Raises DeviceMemoryError, with the numbers, where no budget of tokens
+        makes it small enough; and what `VisionFamily.prepare` raises.
         """
         assert self.encoder is not None
         plan = self.encoder.family.prepare(pixels, budget)
@@ -106,9 +138,15 @@ class Admission:
         found = self._shrunk(pixels, budget, plan)
         if found is None:
             raise DeviceMemoryError(
-                f"encoding a picture of {pixels.shape[1]} x {pixels.shape[0]} pixels needs {mib(needed)}, {mib(free)} are free beside "
-                "weights and caches, and it cannot be shown small enough; use a smaller context or parallel, dtype bf16, or another device")
-        said = f"shrunk from {plan.tokens} to {found.tokens} tokens: encoding it as it is needs {mib(needed)}, {mib(free)} are free"
+                f"encoding a picture of {pixels.shape[1]} x {pixels.shape[0]} pixels needs "
+                f"{mib(needed)}, {mib(free)} are free beside "
+                "weights and caches, and it cannot be shown small enough; use a smaller context or "
+                "parallel, dtype bf16, or another device"
+            )
+        said = (
+            f"shrunk from {plan.tokens} to {found.tokens} tokens: encoding it as it is needs "
+            f"{mib(needed)}, {mib(free)} are free"
+        )
         return replace(found, notes=(*plan.notes, said), shrunk_from=plan.tokens)
 
     def _shrunk(self, pixels: np.ndarray, budget: Budget, plan: ImagePlan) -> ImagePlan | None:
@@ -134,7 +172,10 @@ class Admission:
 
     def _plans(self, plan: ImagePlan) -> list[Plan]:
         assert self.encoder is not None
-        return [self.encoder.plan(1, shape) for shape in dict.fromkeys(tuple(tile.shape) for tile in plan.tiles)]
+        return [
+            self.encoder.plan(1, shape)
+            for shape in dict.fromkeys(tuple(tile.shape) for tile in plan.tiles)
+        ]
 
     def _largest(self, plan: ImagePlan) -> Plan:
         return max(self._plans(plan), key=lambda p: sum(p.compute_bytes.values()))
@@ -142,8 +183,13 @@ class Admission:
     def _shortage(self, plan: Plan, room: Bytes | None = None) -> tuple[int, int]:
         """What encoding needs and what is free for it, in bytes, of the memory that lacks most."""
         room = self.room if room is None else room
-        found = [(_with_margin(plan.compute_bytes.get(space, 0)), max(size - _with_margin(self._step.compute_bytes.get(space, 0)), 0))
-                 for space, size in room.items()]
+        found = [
+            (
+                _with_margin(plan.compute_bytes.get(space, 0)),
+                max(size - _with_margin(self._step.compute_bytes.get(space, 0)), 0),
+            )
+            for space, size in room.items()
+        ]
         return max(found, key=lambda pair: pair[0] - pair[1])
 
     def may_encode(self, batch: int, shape: Shape) -> bool:
@@ -164,8 +210,11 @@ class Admission:
         """What to tell of a tile that has waited in vain."""
         assert self.encoder is not None
         needed, free = self._shortage(self.encoder.plan(1, shape), self.free_now())
-        return DeviceMemoryError(f"encoding the picture needs {mib(needed)}, {mib(free)} are free at the moment; try again later, or show "
-                                 "it in fewer tokens")
+        return DeviceMemoryError(
+            f"encoding the picture needs {mib(needed)}, {mib(free)} are free at the moment; try "
+            "again later, or show "
+            "it in fewer tokens"
+        )
 
     def free_now(self) -> Bytes:
         """What is free, by memory space, less the weights that are yet to be read."""
@@ -173,15 +222,24 @@ class Admission:
         for backend in self.backends:
             free = free_bytes(backend)
             if free is not None and backend.space in self.limits:
-                found[backend.space] = free - max(self._weights[backend.space] - self.runner.residency.bytes[backend.space], 0)
+                found[backend.space] = free - max(
+                    self._weights[backend.space] - self.runner.residency.bytes[backend.space], 0
+                )
         return found
 
     @staticmethod
     def _within(room: Bytes, plans: Sequence[Plan]) -> bool:
-        """Whether plans that run side by side fit: by what is known at once, else by what has to be found out."""
+        """Whether plans that run side by side fit: by what is known at once, else by what has to be
+        found out.
+        """
+
         def fits(kind: Callable[[Plan], Bytes]) -> bool:
             needs = [kind(plan) for plan in plans]
-            return all(total <= size or not total for total, size in ((_total(needs, space), size) for space, size in room.items()))
+            return all(
+                total <= size or not total
+                for total, size in ((_total(needs, space), size) for space, size in room.items())
+            )
+
         return fits(lambda plan: plan.rough_bytes) or fits(lambda plan: plan.compute_bytes)
 
 

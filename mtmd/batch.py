@@ -1,4 +1,5 @@
 """One prompt about many pictures, through the service's batches."""
+
 from __future__ import annotations
 
 import hashlib
@@ -17,8 +18,10 @@ from mtmd.kernels.errors import MtmdError, OptionError
 from mtmd.media import load_image, read_picture
 from mtmd.service import Service, Ticket
 
-AHEAD = 2   # pictures being read and prepared while the others are answered
-WAITING = 8  # times as many as are answered at once may have been begun: rows that came early wait for those before them
+AHEAD = 2  # pictures being read and prepared while the others are answered
+# times as many as are answered at once may have been begun: rows that came early wait for those
+# before them
+WAITING = 8
 
 
 class Batch:
@@ -32,9 +35,11 @@ class Batch:
         self._lock = Lock()
 
     def rows(self, inputs: Iterable[Input], ordered: bool = True) -> Generator[Row, None, None]:
-        """A row for each picture, in their order or as they come. A picture that cannot be answered is a row with its error.
+        """A row for each picture, in their order or as they come. A picture that cannot be answered
+        is a row with its error.
 
-        Leaving the loop gives up those under way. Raises OptionError for what would fail for every picture.
+        Leaving the loop gives up those under way. Raises OptionError for what would fail for every
+        picture.
         """
         waiting = iter(inputs)
         begun: dict[Future[Row], None] = {}  # in order
@@ -45,7 +50,11 @@ class Batch:
                     begun[pool.submit(self._answer, one)] = None
                 if not begun:
                     return
-                done = [next(iter(begun))] if ordered else wait(begun, return_when=FIRST_COMPLETED).done
+                done = (
+                    [next(iter(begun))]
+                    if ordered
+                    else wait(begun, return_when=FIRST_COMPLETED).done
+                )
                 for future in done:
                     yield future.result()
                     del begun[future]
@@ -65,7 +74,9 @@ class Batch:
             data = read_picture(one.path)
             digest = hashlib.sha256(data).hexdigest()
             message = user_message(load_image(data, unnamed=one.name), self.prompt)  # type: ignore[arg-type]  # a Picture will do
-            return _answered(one, digest, self._finish(self.service.submit_checked([message], self.settings)))
+            return _answered(
+                one, digest, self._finish(self.service.submit_checked([message], self.settings))
+            )
         except OptionError:
             raise
         except MtmdError as error:
@@ -87,5 +98,23 @@ class Batch:
 
 def _answered(one: Input, digest: str, answer: Answer) -> Row:
     took = answer.receipt
-    return Row(one.name, digest, answer.text, None, took.finish, took.prompt_tokens, took.image_tokens, took.output_tokens,
-               *(round(ms, 2) for ms in (took.queued_ms, took.preprocess_ms, took.encode_ms, took.prefill_ms, took.decode_ms)))
+    return Row(
+        one.name,
+        digest,
+        answer.text,
+        None,
+        took.finish,
+        took.prompt_tokens,
+        took.image_tokens,
+        took.output_tokens,
+        *(
+            round(ms, 2)
+            for ms in (
+                took.queued_ms,
+                took.preprocess_ms,
+                took.encode_ms,
+                took.prefill_ms,
+                took.decode_ms,
+            )
+        ),
+    )

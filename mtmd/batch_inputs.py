@@ -1,4 +1,5 @@
 """Which pictures a batch is about: files, folders, patterns and lists, as people name them."""
+
 from __future__ import annotations
 
 import glob
@@ -10,12 +11,22 @@ from pathlib import Path
 
 from mtmd.kernels.errors import OptionError
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")  # looked for in folders; a file that is named may have any
+SUFFIXES = (
+    ".jpg",
+    ".jpeg",
+    ".png",
+    ".webp",
+    ".gif",
+    ".bmp",
+    ".tif",
+    ".tiff",
+)  # looked for in folders; a file that is named may have any
 
 
 @dataclass(frozen=True)
 class Input:
     """A picture: where it is, and its name in the output, which is that as valid text."""
+
     path: str
 
     @property
@@ -24,14 +35,19 @@ class Input:
 
 
 def find_inputs(words: Iterable[str], lists: Sequence[str] = ()) -> list[Input]:
-    """Pictures in the order named, each once. `lists` are files with a path on each line, "-" for stdin.
+    """Pictures in the order named, each once. `lists` are files with a path on each line, "-" for
+    stdin.
 
-    Whether a file that is named exists is found out when it is its turn. Raises OptionError where a folder, pattern or list has none.
+    Whether a file that is named exists is found out when it is its turn. Raises OptionError where a
+    folder, pattern or list has none.
     """
     named = [path for word in words for path in _expand(word)]
     named += [path for file in lists for path in _read_list(file)]
     if not named:
-        raise OptionError("no picture was named; give files, folders, patterns like 'photos/*.jpg', or --list FILE")
+        raise OptionError(
+            "no picture was named; give files, folders, patterns like 'photos/*.jpg', or --list "
+            "FILE"
+        )
     return [Input(path) for path in dict.fromkeys(named)]
 
 
@@ -39,12 +55,18 @@ def _expand(word: str) -> list[str]:
     if Path(word).is_dir():
         found = sorted(_pictures_in(Path(word)))
         if not found:
-            raise OptionError(f"{word}: found a folder without pictures, expected files ending in {', '.join(SUFFIXES)}")
+            raise OptionError(
+                f"{word}: found a folder without pictures, expected files ending in "
+                f"{', '.join(SUFFIXES)}"
+            )
         return found
     if glob.has_magic(word) and not Path(word).exists():
         found = sorted(path for path in glob.glob(word, recursive=True) if Path(path).is_file())  # noqa: PTH207  # Path.glob takes no absolute one
         if not found:
-            raise OptionError(f"{word}: found no file that fits the pattern; check it, ** stands for folders at any depth")
+            raise OptionError(
+                f"{word}: found no file that fits the pattern; check it, ** stands for folders at "
+                "any depth"
+            )
         return found
     return [word]
 
@@ -53,14 +75,21 @@ def _pictures_in(folder: Path) -> Iterator[str]:
     """At any depth; what is hidden is left out."""
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (str(Path(place) / name) for name in files if name.lower().endswith(SUFFIXES) and not name.startswith("."))
+        yield from (
+            str(Path(place) / name)
+            for name in files
+            if name.lower().endswith(SUFFIXES) and not name.startswith(".")
+        )
 
 
 def _read_list(file: str) -> list[str]:
     try:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).expanduser().read_bytes()
     except OSError as error:
-        raise OptionError(f"list {file}: cannot be read ({error.strerror}), expected a file with a path on each line") from error
+        raise OptionError(
+            f"list {file}: cannot be read ({error.strerror}), expected a file with a path on each "
+            "line"
+        ) from error
     found = [os.fsdecode(line) for line in data.splitlines() if line.strip()]
     if not found:
         raise OptionError(f"list {file}: found no path in it, expected one on each line")

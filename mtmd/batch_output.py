@@ -1,7 +1,10 @@
-"""The rows of a batch on disk. Each is appended by one write: a process that is killed leaves whole rows, and a run can go on from them.
+"""The rows of a batch on disk. Each is appended by one write: a process that is killed leaves whole
+rows, and a run can go on from them.
 
-Parquet has no rows to append: they are kept in a JSON-lines file beside it, and put together at the end.
+Parquet has no rows to append: they are kept in a JSON-lines file beside it, and put together at the
+end.
 """
+
 from __future__ import annotations
 
 import csv
@@ -22,7 +25,10 @@ GROUP = 1024  # rows that go to a Parquet file at a time
 
 @dataclass(frozen=True)
 class Row:
-    """What became of a picture: an answer or an error. `sha256` is of the file. Times are in milliseconds."""
+    """What became of a picture: an answer or an error. `sha256` is of the file. Times are in
+    milliseconds.
+    """
+
     image: str
     sha256: str | None = None
     text: str | None = None
@@ -43,6 +49,7 @@ COLUMNS = tuple(f.name for f in fields(Row))
 
 class Output(Protocol):
     """`known` are the pictures that have a row already, and whether that is an error."""
+
     known: dict[str, bool]
 
     def append(self, row: Row) -> None:
@@ -55,18 +62,24 @@ class Output(Protocol):
 def open_output(path: Path, resume: bool) -> Output:
     """By the ending of `path`. Nothing is written before the first row.
 
-    Raises OptionError for another ending, for a file that is there without `resume`, and for one with it that holds something else.
+    Raises OptionError for another ending, for a file that is there without `resume`, and for one
+    with it that holds something else.
     """
     ending = path.suffix.lower()
     if ending not in KINDS:
-        raise OptionError(f"out {path}: found the ending {ending!r}, expected one of {', '.join(KINDS)}")
+        raise OptionError(
+            f"out {path}: found the ending {ending!r}, expected one of {', '.join(KINDS)}"
+        )
     if not path.parent.is_dir():
         raise OptionError(f"out {path}: found no folder {path.parent}; make it first")
     return KINDS[ending](path, resume)
 
 
 class Form(Protocol):
-    """How rows are written. `start` is how every file begins. `read` gives rows as they end: (offset, row); a torn last one is left out."""
+    """How rows are written. `start` is how every file begins. `read` gives rows as they end:
+    (offset, row); a torn last one is left out.
+    """
+
     header: bytes
     start: bytes
 
@@ -93,12 +106,15 @@ class JsonForm:
 
 class CsvForm:
     """As in RFC 4180."""
+
     header = start = (",".join(COLUMNS) + "\r\n").encode()
 
     def write(self, row: Row) -> bytes:
         text = io.StringIO(newline="")
         csv.writer(text).writerow(asdict(row).values())
-        return text.getvalue().replace("\0", "\ufffd").encode()  # many readers, Python's before 3.11 among them, refuse a NUL
+        return (
+            text.getvalue().replace("\0", "\ufffd").encode()
+        )  # many readers, Python's before 3.11 among them, refuse a NUL
 
     def read(self, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
         """A record ends with a line at whose end no quotation is open."""
@@ -147,20 +163,23 @@ class Appended:
     def _put(self, data: bytes) -> None:
         assert self._file is not None
         while data:
-            data = data[self._file.write(data) or 0:]
+            data = data[self._file.write(data) or 0 :]
 
     def _read(self) -> None:
         try:
             with self._path.open("rb") as file:
                 head = file.read(len(self._form.start))
-                if head != self._form.start[:len(head)]:
+                if head != self._form.start[: len(head)]:
                     raise ValueError("another beginning")
                 file.seek(0)
                 for end, row in self._form.read(file):
                     self._end = end
                     self.known[str(row["image"])] = bool(row["error"])
         except (ValueError, KeyError, TypeError, csv.Error) as error:
-            raise OptionError(f"out {self._path}: found what `mtmd batch` did not write, expected its rows; name another file") from error
+            raise OptionError(
+                f"out {self._path}: found what `mtmd batch` did not write, expected its rows; name "
+                "another file"
+            ) from error
 
 
 class Parquet:
@@ -170,7 +189,10 @@ class Parquet:
         try:
             import pyarrow.parquet  # noqa: F401
         except ImportError as error:
-            raise OptionError(f"out {path}: Parquet needs pyarrow; run `pip install pyarrow`, or write .jsonl or .csv") from error
+            raise OptionError(
+                f"out {path}: Parquet needs pyarrow; run `pip install pyarrow`, or write .jsonl or "
+                ".csv"
+            ) from error
         self._path, rows = path, path.with_name(path.name + ".rows.jsonl")
         if path.exists():
             _check_resume(path, resume)
@@ -188,6 +210,7 @@ class Parquet:
             return
         import pyarrow as pa
         import pyarrow.parquet as pq
+
         schema, made = _schema(pa), self._path.with_name(self._path.name + ".new")
         with pq.ParquetWriter(made, schema) as writer:
             rows = self._rows.rows()
@@ -206,6 +229,7 @@ def _unpack(path: Path, rows: Path) -> None:
     """Rows of a finished file, to be gone on from. The file stays until it is replaced."""
     import pyarrow as pa
     import pyarrow.parquet as pq
+
     made, form = rows.with_name(rows.name + ".new"), JsonForm()
     try:
         with pq.ParquetFile(path) as file, made.open("wb") as out:
@@ -214,7 +238,10 @@ def _unpack(path: Path, rows: Path) -> None:
                     out.write(form.write(Row(**row)))
         made.replace(rows)
     except (pa.ArrowInvalid, TypeError) as error:
-        raise OptionError(f"out {path}: found what `mtmd batch` did not write, expected its rows; name another file") from error
+        raise OptionError(
+            f"out {path}: found what `mtmd batch` did not write, expected its rows; name another "
+            "file"
+        ) from error
     finally:
         with suppress(FileNotFoundError):
             made.unlink()
@@ -222,9 +249,13 @@ def _unpack(path: Path, rows: Path) -> None:
 
 def _check_resume(path: Path, resume: bool) -> None:
     if not resume:
-        raise OptionError(f"out {path}: found a file there already; --resume goes on with it, or name another")
+        raise OptionError(
+            f"out {path}: found a file there already; --resume goes on with it, or name another"
+        )
 
 
 KINDS: dict[str, Callable[[Path, bool], Output]] = {
-    ".jsonl": lambda path, resume: Appended(path, resume, JsonForm()), ".csv": lambda path, resume: Appended(path, resume, CsvForm()),
-    ".parquet": Parquet}
+    ".jsonl": lambda path, resume: Appended(path, resume, JsonForm()),
+    ".csv": lambda path, resume: Appended(path, resume, CsvForm()),
+    ".parquet": Parquet,
+}

@@ -1,9 +1,10 @@
 """The batching bridge: pictures and a rendered prompt become spans that the decoder reads.
 
-Pictures are prepared, encoded in batches of equal tiles (`mtmd.encoding`), and put where the chat template left their marker. Encoded
-pictures are remembered by their content: pixels and size, and the budget they were given, for this model in this compute type; never by
-path or name.
+Pictures are prepared, encoded in batches of equal tiles (`mtmd.encoding`), and put where the chat
+template left their marker. Encoded pictures are remembered by their content: pixels and size, and
+the budget they were given, for this model in this compute type; never by path or name.
 """
+
 from __future__ import annotations
 
 from collections import OrderedDict
@@ -32,6 +33,7 @@ Key: TypeAlias = "tuple[str, Budget]"
 @dataclass(frozen=True, eq=False)
 class Prepared:
     """A picture ready to be encoded, or, with `embeddings` [T, D], encoded before."""
+
     key: Key
     plan: ImagePlan
     receipt: ImageReceipt
@@ -45,7 +47,10 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Piece:
-    """A run of the prompt's tokens: text, or image tokens start... of a picture, on a grid where the family has one."""
+    """A run of the prompt's tokens: text, or image tokens start... of a picture, on a grid where
+    the family has one.
+    """
+
     tokens: tuple[int, ...]
     picture: int | None = None
     start: int = 0
@@ -55,16 +60,22 @@ class Piece:
 class Bridge:
     """Without an `admission`, pictures take the memory they take."""
 
-    def __init__(self, encoder: Encoder | None, tokenizer: Tokenizer, admission: Admission | None = None):
+    def __init__(
+        self, encoder: Encoder | None, tokenizer: Tokenizer, admission: Admission | None = None
+    ):
         self.encoder, self.tokenizer, self.admission = encoder, tokenizer, admission
         self._cache: OrderedDict[Key, tuple[ImagePlan, Tensor]] = OrderedDict()
         self._lock = Lock()
 
-    def prepare(self, pictures: Sequence[Picture], budget: Budget = DEFAULT_BUDGET, anew: bool = False) -> list[Prepared]:
-        """Pictures cut and normalised, each different one once; those that are known need no more work, unless all is to be done `anew`.
+    def prepare(
+        self, pictures: Sequence[Picture], budget: Budget = DEFAULT_BUDGET, anew: bool = False
+    ) -> list[Prepared]:
+        """Pictures cut and normalised, each different one once; those that are known need no more
+        work, unless all is to be done `anew`.
 
-        Raises OptionError for a budget that cannot be kept, ImageError for a shape that the family does not take, DeviceMemoryError for
-        one that takes more memory than can be free, however small it is shown.
+        Raises OptionError for a budget that cannot be kept, ImageError for a shape that the family
+        does not take, DeviceMemoryError for one that takes more memory than can be free, however
+        small it is shown.
         """
         assert self.encoder is not None
         prepare = self.admission.fit if self.admission else self.encoder.family.prepare
@@ -78,8 +89,15 @@ class Bridge:
                 cached = known is not None
                 made[key] = known or (prepare(picture.pixels, budget), None)
             plan, embeddings = made[key]
-            receipt = ImageReceipt(picture.size, plan.sizes[0], len(plan.sizes), plan.tokens, picture.sha256, cached,
-                                   (*picture.notes, *plan.notes))
+            receipt = ImageReceipt(
+                picture.size,
+                plan.sizes[0],
+                len(plan.sizes),
+                plan.tokens,
+                picture.sha256,
+                cached,
+                (*picture.notes, *plan.notes),
+            )
             found.append(Prepared(key, plan, receipt, embeddings))
         return found
 
@@ -105,19 +123,31 @@ class Bridge:
                 self._cache.popitem(last=False)
 
     def read(self, rendered: str, prepared: Sequence[Prepared]) -> list[Piece]:
-        """The rendered prompt with pictures at their markers, tokenized. Raises PromptError where the template wrote more or fewer markers.
+        """The rendered prompt with pictures at their markers, tokenized. Raises PromptError where
+        the template wrote more or fewer markers.
         """
         if self.encoder is None:
             return [Piece(tuple(self.tokenizer.encode_prompt(rendered)))]
         family = self.encoder.family
         pieces = rendered.split(family.marker)
         if len(pieces) - 1 != len(prepared):
-            raise PromptError(f"the chat template wrote {len(pieces) - 1} picture places for {len(prepared)} pictures; "
-                              "it does not fit this model")
-        text = pieces[0] + "".join(p.plan.prompt + piece for p, piece in zip(prepared, pieces[1:], strict=True))
-        return _pieces(self.tokenizer.encode_prompt(text), self.tokenizer.id(family.image_token), [p.plan for p in prepared])
+            raise PromptError(
+                f"the chat template wrote {len(pieces) - 1} picture places for {len(prepared)} "
+                "pictures; "
+                "it does not fit this model"
+            )
+        text = pieces[0] + "".join(
+            p.plan.prompt + piece for p, piece in zip(prepared, pieces[1:], strict=True)
+        )
+        return _pieces(
+            self.tokenizer.encode_prompt(text),
+            self.tokenizer.id(family.image_token),
+            [p.plan for p in prepared],
+        )
 
-    def spans(self, pieces: Sequence[Piece], prepared: Sequence[Prepared], embeddings: Sequence[Tensor]) -> list[Span]:
+    def spans(
+        self, pieces: Sequence[Piece], prepared: Sequence[Prepared], embeddings: Sequence[Tensor]
+    ) -> list[Span]:
         """Pieces with the embeddings [T, D] of the pictures, in order."""
         spans = []
         for piece in pieces:
@@ -125,9 +155,17 @@ class Bridge:
                 spans.append(Span(piece.tokens))
                 continue
             assert self.encoder is not None
-            rows = embeddings[piece.picture][piece.start:piece.start + len(piece.tokens)]
-            spans.append(Span(piece.tokens, rows, self.encoder.family.bidirectional, piece.grid,
-                              content=prepared[piece.picture].content, offset=piece.start))
+            rows = embeddings[piece.picture][piece.start : piece.start + len(piece.tokens)]
+            spans.append(
+                Span(
+                    piece.tokens,
+                    rows,
+                    self.encoder.family.bidirectional,
+                    piece.grid,
+                    content=prepared[piece.picture].content,
+                    offset=piece.start,
+                )
+            )
         return spans
 
 
@@ -157,15 +195,21 @@ class _Pictures:
         """A run of image tokens in pieces, one for each picture and grid that it shows."""
         while run:
             if self._picture == len(self._plans):
-                raise PromptError(f"the chat template wrote image tokens for more than {len(self._plans)} pictures; "
-                                  "it does not fit this model")
+                raise PromptError(
+                    f"the chat template wrote image tokens for more than {len(self._plans)} "
+                    "pictures; "
+                    "it does not fit this model"
+                )
             plan = self._plans[self._picture]
             grid = plan.grids[self._grid] if plan.grids else None
             left = plan.tokens - self._start
             count = min(len(run), left if grid is None else grid[0] * grid[1])
             if grid is not None and count < grid[0] * grid[1]:
-                raise PromptError(f"{grid[0]} x {grid[1]} image tokens of a picture do not stand together in the prompt; "
-                                  "the tokenizer does not fit this model")
+                raise PromptError(
+                    f"{grid[0]} x {grid[1]} image tokens of a picture do not stand together in the "
+                    "prompt; "
+                    "the tokenizer does not fit this model"
+                )
             yield Piece(run[:count], self._picture, self._start, grid)
             run = run[count:]
             self._start, self._grid = self._start + count, self._grid + 1
@@ -174,5 +218,7 @@ class _Pictures:
 
     def check_all_taken(self) -> None:
         if self._picture < len(self._plans):
-            raise PromptError(f"the prompt has fewer image tokens than its {len(self._plans)} pictures take; "
-                              "the tokenizer does not fit this model")
+            raise PromptError(
+                f"the prompt has fewer image tokens than its {len(self._plans)} pictures take; "
+                "the tokenizer does not fit this model"
+            )

@@ -1,4 +1,7 @@
-"""What the rendering of one chat template may use: memory in characters, and seconds. Plain Python, without jinja2."""
+"""What the rendering of one chat template may use: memory in characters, and seconds. Plain Python,
+without jinja2.
+"""
+
 from __future__ import annotations
 
 import re
@@ -11,17 +14,56 @@ from mtmd.kernels.errors import ModelError
 VALUE_WEIGHT_MAX = 4 << 20  # characters of one value; a list element counts as 16
 MADE_WEIGHT_MAX = 256 << 20  # all values of one rendering together
 INTEGER_BITS_MAX = 4096
-SECONDS_MAX = 2.0  # of this thread, so that a busy machine does not count; templates take milliseconds
+# of this thread, so that a busy machine does not count; templates take milliseconds
+SECONDS_MAX = 2.0
 
-# Methods of strings, lists and dicts whose result is at most about as large as what goes in, or that are guarded below.
-METHODS = frozenset([
-    "capitalize", "casefold", "copy", "count", "endswith", "find", "format", "format_map", "get", "index", "isalnum", "isalpha", "isdigit",
-    "islower", "isnumeric", "isspace", "isupper", "items", "join", "keys", "lower", "lstrip", "partition", "removeprefix", "removesuffix",
-    "replace", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "split", "splitlines", "startswith", "strip", "title", "upper",
-    "values",
-])
+# Methods of strings, lists and dicts whose result is at most about as large as what goes in, or
+# that are guarded below.
+METHODS = frozenset(
+    [
+        "capitalize",
+        "casefold",
+        "copy",
+        "count",
+        "endswith",
+        "find",
+        "format",
+        "format_map",
+        "get",
+        "index",
+        "isalnum",
+        "isalpha",
+        "isdigit",
+        "islower",
+        "isnumeric",
+        "isspace",
+        "isupper",
+        "items",
+        "join",
+        "keys",
+        "lower",
+        "lstrip",
+        "partition",
+        "removeprefix",
+        "removesuffix",
+        "replace",
+        "rfind",
+        "rindex",
+        "rpartition",
+        "rsplit",
+        "rstrip",
+        "split",
+        "splitlines",
+        "startswith",
+        "strip",
+        "title",
+        "upper",
+        "values",
+    ]
+)
 
-# "%5000d", "%*d", "{:5000}", "{:{}}": fields padded to a width of four digits or more, or to one given as a value.
+# "%5000d", "%*d", "{:5000}", "{:{}}": fields padded to a width of four digits or more, or to one
+# given as a value.
 _WIDE = re.compile(r"\d{4}|%[^a-zA-Z%]*\*|\{[^{}]+\{")
 _FIELD_CHARS = 1000  # what one field may be padded to
 
@@ -47,7 +89,9 @@ class Meter:
             self.refuse(f"a value of more than {VALUE_WEIGHT_MAX} characters")
 
     def hold(self, value: Any) -> Any:
-        """Weigh a value just made, and return it. Parts that are shared count as often as they appear, as they do when printed."""
+        """Weigh a value just made, and return it. Parts that are shared count as often as they
+        appear, as they do when printed.
+        """
         weight, stack = 0, [value]
         while stack:
             item = stack.pop()
@@ -72,26 +116,44 @@ class Meter:
             yield item
 
     def refuse(self, what: str, cause: Exception | None = None) -> NoReturn:
-        raise ModelError(f"{self._name} asks for {what}; shorten the messages or use another template") from cause
+        raise ModelError(
+            f"{self._name} asks for {what}; shorten the messages or use another template"
+        ) from cause
 
     def check_binop(self, operator: str, left: Any, right: Any) -> None:
-        """Refuse an operation whose result would be too large, before it runs. Sums at most double, so they are weighed afterwards."""
+        """Refuse an operation whose result would be too large, before it runs. Sums at most double,
+        so they are weighed afterwards.
+        """
         if operator == "*":
             for value, times in ((left, right), (right, left)):
                 if isinstance(value, (str, list, tuple)) and isinstance(times, int):
                     self.check(len(value) * max(times, 0))
-        elif operator == "**" and isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > INTEGER_BITS_MAX:
+        elif (
+            operator == "**"
+            and isinstance(left, int)
+            and isinstance(right, int)
+            and left.bit_length() * right > INTEGER_BITS_MAX
+        ):
             self.refuse("an endless number")
         elif operator == "%" and isinstance(left, str):
             self.check_format(left, "%", right)
 
-    def check_method(self, name: str, owner: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """Refuse a method whose result would be too large, before it runs. Returns the arguments to run it with."""
+    def check_method(
+        self, name: str, owner: object, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, ...]:
+        """Refuse a method whose result would be too large, before it runs. Returns the arguments to
+        run it with.
+        """
         if name not in METHODS:
             self.refuse(f"the method {name!r}, which chat templates may not use")
         if not isinstance(owner, str):
             return args
-        if name == "replace" and len(args) >= 2 and isinstance(args[0], str) and isinstance(args[1], str):
+        if (
+            name == "replace"
+            and len(args) >= 2
+            and isinstance(args[0], str)
+            and isinstance(args[1], str)
+        ):
             self.check_replace(owner, args[0], args[1])
         elif name == "join" and args:
             parts = list(self.each(args[0], 1))

@@ -1,8 +1,10 @@
 """jinja2 for templates from the internet.
 
-A chat template is a program. jinja2's sandbox keeps it away from Python's internals; what the sandbox leaves open, using up memory and
-time, is closed here: every value a template makes is weighed, and every loop, call and filter is metered.
+A chat template is a program. jinja2's sandbox keeps it away from Python's internals; what the
+sandbox leaves open, using up memory and time, is closed here: every value a template makes is
+weighed, and every loop, call and filter is metered.
 """
+
 from __future__ import annotations
 
 import json
@@ -27,11 +29,42 @@ from mtmd.kernels.errors import ModelError, MtmdError, PromptError
 TEMPLATE_CHARS_MAX = 256 << 10  # the longest in use have about 30 thousand
 RENDERED_CHARS_MAX = 16 << 20  # several times the longest context of any model
 
-# Filters whose result is at most about as large as what goes in; format, indent, join, replace and tojson are written anew below.
+# Filters whose result is at most about as large as what goes in; format, indent, join, replace and
+# tojson are written anew below.
 FILTERS = [
-    "abs", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float", "int", "items", "last", "length", "list",
-    "lower", "map", "max", "min", "reject", "rejectattr", "reverse", "safe", "select", "selectattr", "sort", "string", "title", "trim",
-    "truncate", "unique", "upper", "urlencode",
+    "abs",
+    "capitalize",
+    "count",
+    "d",
+    "default",
+    "dictsort",
+    "e",
+    "escape",
+    "first",
+    "float",
+    "int",
+    "items",
+    "last",
+    "length",
+    "list",
+    "lower",
+    "map",
+    "max",
+    "min",
+    "reject",
+    "rejectattr",
+    "reverse",
+    "safe",
+    "select",
+    "selectattr",
+    "sort",
+    "string",
+    "title",
+    "trim",
+    "truncate",
+    "unique",
+    "upper",
+    "urlencode",
 ]
 
 _METER = " meter"  # with a blank, so that no template can name it
@@ -42,19 +75,26 @@ class SafeTemplate:
     """A compiled template, rendered within limits. It may be used from several threads."""
 
     def __init__(self, source: str, name: str) -> None:
-        """`name` is used in errors. Raises ModelError for a template that is too long or does not compile."""
+        """`name` is used in errors. Raises ModelError for a template that is too long or does not
+        compile.
+        """
         self._name = name
         if len(source) > TEMPLATE_CHARS_MAX:
-            raise ModelError(f"{name} has {len(source)} characters; expected a chat template of at most {TEMPLATE_CHARS_MAX}")
+            raise ModelError(
+                f"{name} has {len(source)} characters; expected a chat template of at most "
+                f"{TEMPLATE_CHARS_MAX}"
+            )
         try:
             self._template = _Sandbox().from_string(source)
-        except Exception as error:  # besides syntax errors the compiler runs out of stack or memory on purposely deep ones
+        # besides syntax errors the compiler runs out of stack or memory on purposely deep ones
+        except Exception as error:
             raise ModelError(f"{name} is not a usable chat template: {one_line(error)}") from error
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """The text. `variables` hold JSON types.
 
-        Raises PromptError where the template refuses or cannot use the variables, ModelError where it goes beyond a limit.
+        Raises PromptError where the template refuses or cannot use the variables, ModelError where
+        it goes beyond a limit.
         """
         meter = Meter(self._name)
         try:
@@ -66,7 +106,10 @@ class SafeTemplate:
         except (RecursionError, MemoryError, OverflowError) as error:
             meter.refuse(f"too much ({type(error).__name__}: {one_line(error)})", error)
         except Exception as error:
-            raise PromptError(f"{self._name} cannot render these messages: {type(error).__name__}: {one_line(error)}") from error
+            raise PromptError(
+                f"{self._name} cannot render these messages: {type(error).__name__}: "
+                f"{one_line(error)}"
+            ) from error
 
     def _collect(self, variables: dict[str, Any], meter: Meter) -> str:
         parts, size = [], 0
@@ -79,7 +122,9 @@ class SafeTemplate:
 
 
 class _Metering(NodeTransformer):
-    """Puts the meter into a template: around what loops run over, and around new lists and joined strings."""
+    """Puts the meter into a template: around what loops run over, and around new lists and joined
+    strings.
+    """
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
@@ -94,7 +139,9 @@ class _Metering(NodeTransformer):
             return node
         try:
             node.as_const()
-        except Exception:  # Impossible: not a constant; or one that fails, which is said when it is rendered
+        except (
+            Exception
+        ):  # Impossible: not a constant; or one that fails, which is said when it is rendered
             return _apply(_HOLD, node)
         return node
 
@@ -115,13 +162,17 @@ def _literal_chars(node: nodes.Node) -> int:
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks the assistant's words for training; here its body is rendered as it is."""
+    """`{% generation %}` marks the assistant's words for training; here its body is rendered as it
+    is.
+    """
 
     tags = {"generation"}  # noqa: RUF012 (the base class declares it so)
 
     def parse(self, parser: Any) -> nodes.Node:
         line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+        return nodes.Scope(
+            parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line
+        )
 
 
 class _Namespace(Namespace):
@@ -132,17 +183,37 @@ class _Namespace(Namespace):
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """The environment of transformers' chat templates (transformers/utils/chat_template_utils.py), metered."""
+    """The environment of transformers' chat templates (transformers/utils/chat_template_utils.py),
+    metered.
+    """
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"], finalize=_hold)
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_Generation, "jinja2.ext.loopcontrols"],
+            finalize=_hold,
+        )
         self.filters = {name: _metered(name) for name in FILTERS}
-        self.filters.update({"format": _format, "indent": _indent, "join": _join, "replace": _replace, "tojson": _to_json})
+        self.filters.update(
+            {
+                "format": _format,
+                "indent": _indent,
+                "join": _join,
+                "replace": _replace,
+                "tojson": _to_json,
+            }
+        )
         self.filters.update({_EACH: _each, _HOLD: _hold, _CONCAT: _concat})
-        self.globals = {"range": self.globals["range"], "dict": _dict, "namespace": _Namespace, "raise_exception": _raise_exception,
-                        "strftime_now": _strftime_now}
+        self.globals = {
+            "range": self.globals["range"],
+            "dict": _dict,
+            "namespace": _Namespace,
+            "raise_exception": _raise_exception,
+            "strftime_now": _strftime_now,
+        }
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = _Metering().visit(super()._parse(source, name, filename))
@@ -154,7 +225,9 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return meter.hold(super().call_binop(context, operator, left, right))
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """As in the base class, where the underscores keep the template's keyword arguments apart from these."""
+        """As in the base class, where the underscores keep the template's keyword arguments apart
+        from these.
+        """
         meter = _meter(__context)
         method = getattr(__obj, "__wrapped__", __obj)  # the base class wraps str.format
         owner = getattr(method, "__self__", None)
@@ -175,13 +248,19 @@ def _meter(context: Context) -> Meter:
 
 def _metered(name: str) -> Callable[..., Any]:
     """A filter of jinja2 with its input and its result weighed."""
+
     @pass_context
     def run(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
         meter = _meter(context)
         if isinstance(value, Iterator):  # the lazy results of map, select and so on
             value = list(meter.each(value, 1))
         meter.hold(value)
-        return meter.hold(_PLAIN.call_filter(name, value, args, kwargs, context=context, eval_ctx=context.eval_ctx))
+        return meter.hold(
+            _PLAIN.call_filter(
+                name, value, args, kwargs, context=context, eval_ctx=context.eval_ctx
+            )
+        )
+
     return run
 
 
@@ -203,7 +282,9 @@ def _concat(context: Context, parts: list[Any]) -> str:
 
 
 @pass_context
-def _join(context: Context, value: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
+def _join(
+    context: Context, value: Iterable[Any], d: str = "", attribute: str | int | None = None
+) -> str:
     meter = _meter(context)
     if attribute is not None:
         value = _PLAIN.call_filter("map", value, kwargs={"attribute": attribute}, context=context)
@@ -222,7 +303,9 @@ def _replace(context: Context, value: Any, old: str, new: str, count: int | None
 
 
 @pass_context
-def _indent(context: Context, value: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+def _indent(
+    context: Context, value: str, width: int | str = 4, first: bool = False, blank: bool = False
+) -> str:
     meter = _meter(context)
     meter.check((value.count("\n") + 1) * (width if isinstance(width, int) else len(width)))
     return str(meter.hold(do_indent(value, width, first, blank)))
@@ -236,15 +319,25 @@ def _format(context: Context, value: str, *args: Any, **kwargs: Any) -> Any:
 
 
 @pass_context
-def _to_json(context: Context, value: Any, ensure_ascii: bool = False, indent: int | str | None = None,
-             separators: tuple[str, str] | None = None, sort_keys: bool = False) -> str:
-    """JSON as json.dumps writes it, without jinja2's escaping of HTML, part by part so that it can be stopped."""
+def _to_json(
+    context: Context,
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as json.dumps writes it, without jinja2's escaping of HTML, part by part so that it can
+    be stopped.
+    """
     meter = _meter(context)
     meter.hold([value, separators])
     if indent is not None:  # a line is indented by it once per level
         meter.check(sys.getrecursionlimit() * (indent if isinstance(indent, int) else len(indent)))
     parts, size = [], 0
-    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    encoder = json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
     for part in encoder.iterencode(value):
         size += len(part)
         meter.check(size)

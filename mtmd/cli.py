@@ -1,4 +1,7 @@
-"""The `mtmd` command: parses, calls one verb, turns errors of ours into one line and exit code 2."""
+"""The `mtmd` command: parses, calls one verb, turns errors of ours into one line and exit code
+2.
+"""
+
 from __future__ import annotations
 
 import argparse
@@ -13,8 +16,16 @@ from mtmd import __version__
 from mtmd.commands import batch, chat, compare, describe, dump, info, serve, warmup
 from mtmd.kernels.errors import MtmdError
 
-VERBS = {"describe": describe, "batch": batch, "chat": chat, "serve": serve,
-         "info": info, "warmup": warmup, "compare": compare, "dump": dump}
+VERBS = {
+    "describe": describe,
+    "batch": batch,
+    "chat": chat,
+    "serve": serve,
+    "info": info,
+    "warmup": warmup,
+    "compare": compare,
+    "dump": dump,
+}
 LONGEST = 600  # characters of an error line
 
 
@@ -25,17 +36,26 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {_one_line(message)}; see '{self.prog} --help'\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As in the base class, but what is left over is an error of the command it was given to, not of `mtmd`."""
+        """As in the base class, but what is left over is an error of the command it was given to,
+        not of `mtmd`.
+        """
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:
             first = unknown[0]
-            self.error(f"option {first!r} is not known" if first.startswith("-") else f"found {first!r}, expected no more arguments")
+            self.error(
+                f"option {first!r} is not known"
+                if first.startswith("-")
+                else f"found {first!r}, expected no more arguments"
+            )
         return known, unknown
 
 
 def parser() -> argparse.ArgumentParser:
-    top = Parser(prog="mtmd", allow_abbrev=False,
-                 description="Answers questions about images, and says what the model saw and where it ran.")
+    top = Parser(
+        prog="mtmd",
+        allow_abbrev=False,
+        description="Answers questions about images, and says what the model saw and where it ran.",
+    )
     top.add_argument("--version", action="version", version=f"mtmd {__version__}")
     verbs = top.add_subparsers(dest="verb", metavar="COMMAND", parser_class=Parser)
     for name, module in VERBS.items():
@@ -45,8 +65,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit codes: 0 done, 2 a mistake in the call or its files, 3 `warmup --strict` found something, 130 interrupted."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # an answer may hold characters that a terminal's encoding does not have
+    """Exit codes: 0 done, 2 a mistake in the call or its files, 3 `warmup --strict` found
+    something, 130 interrupted.
+    """
+    if isinstance(
+        sys.stdout, io.TextIOWrapper
+    ):  # an answer may hold characters that a terminal's encoding does not have
         sys.stdout.reconfigure(errors="backslashreplace")
     top = parser()
     args = top.parse_args(arguments)
@@ -67,7 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:  # a full disk under the output, for one
         with suppress(OSError):
             _leave_stdout()
-        return _refuse(args.verb, f"{error.strerror or type(error).__name__}{f': {error.filename}' if error.filename else ''}")
+        where = f": {error.filename}" if error.filename else ""
+        return _refuse(args.verb, f"{error.strerror or type(error).__name__}{where}")
 
 
 def _refuse(verb: str, message: str) -> int:
@@ -76,7 +101,9 @@ def _refuse(verb: str, message: str) -> int:
 
 
 def _one_line(text: str) -> str:
-    """`text` fit for one line of a terminal: what users and files bring may hold line breaks and escape sequences, and be long."""
+    """`text` fit for one line of a terminal: what users and files bring may hold line breaks and
+    escape sequences, and be long.
+    """
     plain = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
     return plain if len(plain) <= LONGEST else f"{plain[:LONGEST]}..."
 

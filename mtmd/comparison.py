@@ -1,4 +1,7 @@
-"""What a comparison of two models tells, and how values are compared: by NMSE, sum((a - b)^2) / sum(a^2) in fp64."""
+"""What a comparison of two models tells, and how values are compared: by NMSE, sum((a - b)^2) /
+sum(a^2) in fp64.
+"""
+
 from __future__ import annotations
 
 import dataclasses
@@ -10,12 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-KEPT = 65_521  # values of a node: a prime, so that the steps between them meet every column of a matrix
+# values of a node: a prime, so that the steps between them meet every column of a matrix
+KEPT = 65_521
 
 
 @dataclass(frozen=True)
 class SideFacts:
-    """What one of the two models is, by graph: the stored types of its weights, most bytes first, and whether flash attention is on."""
+    """What one of the two models is, by graph: the stored types of its weights, most bytes first,
+    and whether flash attention is on.
+    """
+
     name: str
     device: str
     device_name: str
@@ -26,7 +33,10 @@ class SideFacts:
 
 @dataclass(frozen=True)
 class PromptDifference:
-    """Prompt token ids; `first` is the place of the first that differs, with both ids, None for one that is over, or nothing."""
+    """Prompt token ids; `first` is the place of the first that differs, with both ids, None for one
+    that is over, or nothing.
+    """
+
     tokens_a: int
     tokens_b: int
     first: tuple[int, int | None, int | None] | None
@@ -34,7 +44,10 @@ class PromptDifference:
 
 @dataclass(frozen=True)
 class ImageDifference:
-    """One picture. NMSE is None where sizes differ: then there is nothing to compare value by value."""
+    """One picture. NMSE is None where sizes differ: then there is nothing to compare value by
+    value.
+    """
+
     tiles_a: tuple[tuple[int, int], ...]
     tiles_b: tuple[tuple[int, int], ...]
     tokens_a: int
@@ -45,8 +58,10 @@ class ImageDifference:
 
 @dataclass(frozen=True)
 class LogitDifference:
-    """Logits after the prompt: NMSE, and the most probable token of each. `worst_nmse` is the largest of all `steps` of which both have
-    read the same tokens."""
+    """Logits after the prompt: NMSE, and the most probable token of each. `worst_nmse` is the
+    largest of all `steps` of which both have read the same tokens.
+    """
+
     nmse: float | None
     worst_nmse: float | None
     steps: int
@@ -56,7 +71,10 @@ class LogitDifference:
 
 @dataclass(frozen=True)
 class NodeDifference:
-    """One node: its values as far as they were kept, `values` of `total`; norms are of those. NMSE is None for different shapes."""
+    """One node: its values as far as they were kept, `values` of `total`; norms are of those. NMSE
+    is None for different shapes.
+    """
+
     graph: str
     name: str
     occurrence: int
@@ -75,15 +93,19 @@ class NodeDifference:
 @dataclass(frozen=True)
 class OneSided:
     """Nodes that only one run has: how many, and the first one's graph, name and op."""
+
     count: int
     first: tuple[str, str, str] | None
 
 
 @dataclass(frozen=True)
 class ModelComparison:
-    """What `mtmd compare` tells. `tolerance` are NMSE for "pixels" and for the nodes of each graph, embeddings and logits among them.
-    `first` is the first node, in the order of the run, beyond its tolerance; `largest` the one with the largest NMSE. Of `in_part` nodes
-    not all values were compared."""
+    """What `mtmd compare` tells. `tolerance` are NMSE for "pixels" and for the nodes of each graph,
+    embeddings and logits among them. `first` is the first node, in the order of the run, beyond its
+    tolerance; `largest` the one with the largest NMSE. Of `in_part` nodes not all values were
+    compared.
+    """
+
     a: SideFacts
     b: SideFacts
     tolerance: dict[str, float]
@@ -107,38 +129,58 @@ class ModelComparison:
 
     @property
     def differences(self) -> tuple[str, ...]:
-        """What differs beyond the tolerance, in the order of the run. Tokens alone do not count: values within it may make a near tie."""
+        """What differs beyond the tolerance, in the order of the run. Tokens alone do not count:
+        values within it may make a near tie.
+        """
         found = ["prompt token ids"] if self.prompt.first else []
         for n, image in enumerate(self.images, 1):
-            found += [f"pixels of image {n}"] if beyond(image.pixel_nmse, self.tolerance["pixels"]) else []
-            found += [f"embeddings of image {n}"] if beyond(image.embedding_nmse, self.tolerance["encoder"]) else []
+            found += (
+                [f"pixels of image {n}"]
+                if beyond(image.pixel_nmse, self.tolerance["pixels"])
+                else []
+            )
+            found += (
+                [f"embeddings of image {n}"]
+                if beyond(image.embedding_nmse, self.tolerance["encoder"])
+                else []
+            )
         found += [f"node {self.first.name}"] if self.first else []
         found += ["logits"] if beyond(self.logits.worst_nmse, self.tolerance["decoder"]) else []
         return tuple(found)
 
     def asdict(self) -> dict[str, Any]:
         """Numbers that JSON does not have, infinity for one, as None."""
-        found: dict[str, Any] = _plain(dataclasses.asdict(self) | {"agreed": self.agreed, "differences": self.differences})
+        found: dict[str, Any] = _plain(
+            dataclasses.asdict(self) | {"agreed": self.agreed, "differences": self.differences}
+        )
         return found
 
     def __str__(self) -> str:
         from mtmd.comparison_text import render
+
         return render(self)
 
 
 def kept(value: Tensor) -> Tensor:
     """At most `KEPT` values, evenly spread in row-major order, in fp32 on the CPU."""
     flat, total = value.reshape(-1), value.numel()
-    return to_fp32(flat if total <= KEPT else flat[torch.arange(KEPT, device=flat.device) * total // KEPT])
+    return to_fp32(
+        flat if total <= KEPT else flat[torch.arange(KEPT, device=flat.device) * total // KEPT]
+    )
 
 
 def nmse(found: Tensor, expected: Tensor) -> float:
-    """sum((found - expected)^2) / sum(expected^2); where one is infinite or no number the other has to be the same, else infinite."""
+    """sum((found - expected)^2) / sum(expected^2); where one is infinite or no number the other has
+    to be the same, else infinite.
+    """
     found, expected = found.double().flatten(), expected.double().flatten()
     finite = found.isfinite() & expected.isfinite()
     if not (finite | (found == expected) | (found.isnan() & expected.isnan())).all():
         return math.inf
-    error, power = float((found - expected)[finite].square().sum()), float(expected[finite].square().sum())
+    error, power = (
+        float((found - expected)[finite].square().sum()),
+        float(expected[finite].square().sum()),
+    )
     return error / power if power else math.inf if error else 0.0
 
 
@@ -149,7 +191,9 @@ def to_fp32(value: Tensor) -> Tensor:
 
 def agreed(a: Sequence[int], b: Sequence[int]) -> int:
     """How many are the same, from the first on."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
 
 
 def beyond(error: float | None, tolerance: float) -> bool:

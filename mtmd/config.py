@@ -1,4 +1,7 @@
-"""Options, checked once at the border: the same for Python, the command line and every later face."""
+"""Options, checked once at the border: the same for Python, the command line and every later
+face.
+"""
+
 from __future__ import annotations
 
 import dataclasses
@@ -22,12 +25,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How a model is loaded. `mmproj` is the projector file of a GGUF, None for the one beside it; `chat_template` a file to use in place
-    of the checkpoint's template. `image_min_tokens`, `image_max_tokens`: what one picture may take, None for the checkpoint's own limits.
-    `parallel` answers are computed at once at most, each of a `context` of so many tokens, None for what the checkpoint was made for, at
-    most 8192. `override_tensor` are "REGEX=DEVICE" on node and weight names; `refuse` are rules of ops the device is to be taken not to
-    support; `threads` holds for the whole process. `memory_limit`: the most of the device's memory to take for weights, caches and all, in
-    bytes or as "8GiB", None for what is free when the model is loaded."""
+    """How a model is loaded. `mmproj` is the projector file of a GGUF, None for the one beside it;
+    `chat_template` a file to use in place of the checkpoint's template. `image_min_tokens`,
+    `image_max_tokens`: what one picture may take, None for the checkpoint's own limits. `parallel`
+    answers are computed at once at most, each of a `context` of so many tokens, None for what the
+    checkpoint was made for, at most 8192. `override_tensor` are "REGEX=DEVICE" on node and weight
+    names; `refuse` are rules of ops the device is to be taken not to support; `threads` holds for
+    the whole process. `memory_limit`: the most of the device's memory to take for weights, caches
+    and all, in bytes or as "8GiB", None for what is free when the model is loaded.
+    """
+
     device: str = "auto"
     dtype: str = "auto"
     flash_attn: str = "auto"
@@ -49,7 +56,10 @@ class LoadOptions:
             object.__setattr__(self, name, integer_or_none(name, getattr(self, name), 1, 1 << 20))
         least, most = self.image_min_tokens, self.image_max_tokens
         if least is not None and most is not None and least > most:
-            raise OptionError(f"image_min_tokens is {least}, image_max_tokens {most}; expected the first to be no more than the second")
+            raise OptionError(
+                f"image_min_tokens is {least}, image_max_tokens {most}; expected the first to be "
+                "no more than the second"
+            )
         object.__setattr__(self, "parallel", integer("parallel", self.parallel, 1, 1024))
         object.__setattr__(self, "memory_limit", size_or_none("memory_limit", self.memory_limit))
         _among("dtype", self.dtype, DTYPES)
@@ -63,9 +73,12 @@ class LoadOptions:
 
 @dataclass(frozen=True)
 class AnswerOptions(Sampling):
-    """How an answer is generated: how its tokens are chosen, and when it ends. `detail` is how closely pictures are looked at; `logprobs`
-    asks for the probability of each token, and of so many others at its place; `json_schema`, a mapping, JSON text or True for any object,
-    is what an answer that ends by itself follows. It is kept as JSON text."""
+    """How an answer is generated: how its tokens are chosen, and when it ends. `detail` is how
+    closely pictures are looked at; `logprobs` asks for the probability of each token, and of so
+    many others at its place; `json_schema`, a mapping, JSON text or True for any object, is what an
+    answer that ends by itself follows. It is kept as JSON text.
+    """
+
     max_tokens: int = 256
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
@@ -85,7 +98,9 @@ class AnswerOptions(Sampling):
 
 
 def data_folder() -> Path:
-    """Where this user's conversations are kept, as the system has it (XDG base directories on Linux)."""
+    """Where this user's conversations are kept, as the system has it (XDG base directories on
+    Linux).
+    """
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA")
         return Path(base or Path.home() / "AppData" / "Local") / "mtmd"
@@ -104,15 +119,19 @@ def split_options(values: Mapping[str, Any]) -> tuple[LoadOptions, AnswerOptions
     """Options of both kinds in one dictionary, as `describe` takes them."""
     known = _known(values, LoadOptions, AnswerOptions)
     names = {f.name for f in dataclasses.fields(LoadOptions)}
-    return (LoadOptions(**{k: v for k, v in known.items() if k in names}),
-            AnswerOptions(**{k: v for k, v in known.items() if k not in names}))
+    return (
+        LoadOptions(**{k: v for k, v in known.items() if k in names}),
+        AnswerOptions(**{k: v for k, v in known.items() if k not in names}),
+    )
 
 
 def _known(values: Mapping[str, Any], *kinds: Any) -> Mapping[str, Any]:
     names = [f.name for kind in kinds for f in dataclasses.fields(kind)]
     for name in values:
         if name not in names:
-            raise OptionError(f"option {name!r:.60} is not known; expected one of {', '.join(names)}")
+            raise OptionError(
+                f"option {name!r:.60} is not known; expected one of {', '.join(names)}"
+            )
     return values
 
 

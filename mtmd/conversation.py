@@ -1,4 +1,7 @@
-"""Messages as people write them, made ready for the chat template: pictures loaded, text sealed, shape checked."""
+"""Messages as people write them, made ready for the chat template: pictures loaded, text sealed,
+shape checked.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,27 +18,50 @@ Message: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Conversation:
-    """`messages` as the chat template takes them, an {"type": "image"} where each of the `pictures` belongs, in order."""
+    """`messages` as the chat template takes them, an {"type": "image"} where each of the `pictures`
+    belongs, in order.
+    """
+
     messages: tuple[dict[str, Any], ...]
     pictures: tuple[Picture, ...]
 
 
 def user_message(image: Images, prompt: str) -> Message:
-    """One user turn: the images, then the prompt. Raises ImageError for an empty list: a turn of text alone needs no such message."""
+    """One user turn: the images, then the prompt. Raises ImageError for an empty list: a turn of
+    text alone needs no such message.
+    """
     images = image if isinstance(image, (list, tuple)) else [image]
     if not images:
-        raise ImageError("images: found an empty list, expected at least one; give a path, bytes, a Pillow image or an array")
-    return {"role": "user", "content": [*({"type": "image", "image": i} for i in images), {"type": "text", "text": prompt}]}
+        raise ImageError(
+            "images: found an empty list, expected at least one; give a path, bytes, a Pillow "
+            "image or an array"
+        )
+    return {
+        "role": "user",
+        "content": [
+            *({"type": "image", "image": i} for i in images),
+            {"type": "text", "text": prompt},
+        ],
+    }
 
 
 def read_conversation(messages: Sequence[Message], seal: Callable[[str], str]) -> Conversation:
-    """Load the pictures, and put `seal` to all text: what a user writes must not become a special token.
+    """Load the pictures, and put `seal` to all text: what a user writes must not become a special
+    token.
 
-    messages: {"role": ..., "content": text, or a list of {"type": "text", "text": ...} and {"type": "image", "image": source}}.
-    Raises PromptError for anything else and for a conversation in which the user says nothing, ImageError for a picture.
+    messages: {"role": ..., "content": text, or a list of {"type": "text", "text": ...} and {"type":
+    "image", "image": source}}. Raises PromptError for anything else and for a conversation in which
+    the user says nothing, ImageError for a picture.
     """
-    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence) or not messages:
-        raise PromptError(f"messages: found {type(messages).__name__}, expected a list of at least one {{'role': ..., 'content': ...}}")
+    if (
+        isinstance(messages, (str, bytes, Mapping))
+        or not isinstance(messages, Sequence)
+        or not messages
+    ):
+        raise PromptError(
+            f"messages: found {type(messages).__name__}, expected a list of at least one "
+            f"{{'role': ..., 'content': ...}}"
+        )
     images: list[ImageSource | Picture] = []
     plain = tuple(_message(m, f"message {i}", seal, images) for i, m in enumerate(messages, 1))
     if not any(_says_something(m["content"]) for m in plain if m["role"] == "user"):
@@ -46,26 +72,39 @@ def read_conversation(messages: Sequence[Message], seal: Callable[[str], str]) -
 def _load(images: Sequence[ImageSource | Picture]) -> tuple[Picture, ...]:
     """The pictures in order; of several, those without a name are called by their place."""
     several = len(images) > 1
-    return tuple(image if isinstance(image, Picture) else load_image(image, unnamed=f"image {i}" if several else "image")
-                 for i, image in enumerate(images, 1))
+    return tuple(
+        image
+        if isinstance(image, Picture)
+        else load_image(image, unnamed=f"image {i}" if several else "image")
+        for i, image in enumerate(images, 1)
+    )
 
 
-def _message(message: Any, where: str, seal: Callable[[str], str], images: list[ImageSource | Picture]) -> dict[str, Any]:
+def _message(
+    message: Any, where: str, seal: Callable[[str], str], images: list[ImageSource | Picture]
+) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise PromptError(f"{where}: expected a mapping with 'role' and 'content'")
     content = message.get("content")
     if isinstance(content, str):
         return {"role": message["role"], "content": seal(content)}
     if not isinstance(content, (list, tuple)):
-        raise PromptError(f"{where}: content is {type(content).__name__}, expected a text or a list of parts")
+        raise PromptError(
+            f"{where}: content is {type(content).__name__}, expected a text or a list of parts"
+        )
     return {"role": message["role"], "content": [_part(p, where, seal, images) for p in content]}
 
 
-def _part(part: Any, where: str, seal: Callable[[str], str], images: list[ImageSource | Picture]) -> dict[str, str]:
+def _part(
+    part: Any, where: str, seal: Callable[[str], str], images: list[ImageSource | Picture]
+) -> dict[str, str]:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind == "text" and "text" in part:
         if not isinstance(part["text"], str):
-            raise PromptError(f"{where}: the text is of type {type(part['text']).__name__}, expected a str; write what you want to know")
+            raise PromptError(
+                f"{where}: the text is of type {type(part['text']).__name__}, expected a str; "
+                "write what you want to know"
+            )
         return {"type": "text", "text": seal(part["text"])}
     if kind == "image" and "image" in part:
         images.append(part["image"])

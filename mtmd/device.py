@@ -1,4 +1,5 @@
 """What a model runs on: its type of numbers, its threads, and the names of things for people."""
+
 from __future__ import annotations
 
 import torch
@@ -11,20 +12,29 @@ BF16_CAPABILITY = (8, 0)
 
 
 def choose_dtype(asked: str, preferred: Backend, weight_bytes: int) -> torch.dtype:
-    """auto: bf16 on a GPU that multiplies it; on a CPU fp32, unless the model is large and the CPU has bf16 instructions."""
+    """auto: bf16 on a GPU that multiplies it; on a CPU fp32, unless the model is large and the CPU
+    has bf16 instructions.
+    """
     if asked != "auto":
         return DTYPES[asked]
     kind = preferred.device.type
     if kind == "cuda":
-        old = torch.version.hip is None and torch.cuda.get_device_capability(preferred.device) < BF16_CAPABILITY
+        old = (
+            torch.version.hip is None
+            and torch.cuda.get_device_capability(preferred.device) < BF16_CAPABILITY
+        )
         return torch.float32 if old else torch.bfloat16
     if kind != "cpu":
         return torch.bfloat16
-    return torch.bfloat16 if 2 * weight_bytes > SMALL_BYTES and _multiplies_bf16() else torch.float32
+    return (
+        torch.bfloat16 if 2 * weight_bytes > SMALL_BYTES and _multiplies_bf16() else torch.float32
+    )
 
 
 def _multiplies_bf16() -> bool:
-    return torch.backends.mkldnn.is_available() and bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    return torch.backends.mkldnn.is_available() and bool(
+        torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    )
 
 
 def device_name(backend: Backend) -> str:
@@ -32,7 +42,9 @@ def device_name(backend: Backend) -> str:
     if backend.device.type == "cuda":
         return torch.cuda.get_device_name(backend.device)
     threads = torch.get_num_threads()
-    return f"{threads} thread{'s' if threads > 1 else ''}, {torch.backends.cpu.get_cpu_capability()}"
+    return (
+        f"{threads} thread{'s' if threads > 1 else ''}, {torch.backends.cpu.get_cpu_capability()}"
+    )
 
 
 def set_threads(count: int) -> None:

@@ -1,4 +1,7 @@
-"""The thread that owns the device: takes turns at its work, does what others ask in between, and ends when nobody asks for long."""
+"""The thread that owns the device: takes turns at its work, does what others ask in between, and
+ends when nobody asks for long.
+"""
+
 from __future__ import annotations
 
 import atexit
@@ -23,11 +26,18 @@ def _close_all() -> None:
 
 
 class DeviceThread:
-    """`turn` does some work; `pause` says in how many seconds it is to be called again, 0 at once, None when there is nothing to do.
-    `failed` hears of an exception in either or in what was posted; `ended` is called last, when it is closed."""
+    """`turn` does some work; `pause` says in how many seconds it is to be called again, 0 at once,
+    None when there is nothing to do. `failed` hears of an exception in either or in what was
+    posted; `ended` is called last, when it is closed.
+    """
 
-    def __init__(self, turn: Callable[[], None], pause: Callable[[], float | None], failed: Callable[[BaseException], None],
-                 ended: Callable[[], None]):
+    def __init__(
+        self,
+        turn: Callable[[], None],
+        pause: Callable[[], float | None],
+        failed: Callable[[BaseException], None],
+        ended: Callable[[], None],
+    ):
         self._turn, self._pause, self._failed, self._ended = turn, pause, failed, ended
         self._inbox: list[Callable[[], None]] = []
         self._wake = threading.Condition()
@@ -51,7 +61,9 @@ class DeviceThread:
                 self._thread.start()
 
     def exclusively(self, work: Callable[[], T]) -> T:
-        """Do something with the device while nobody else does, and wait for it. Raises what it raises."""
+        """Do something with the device while nobody else does, and wait for it. Raises what it
+        raises.
+        """
         if threading.current_thread() is self._thread:
             return work()
         done: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
@@ -61,6 +73,7 @@ class DeviceThread:
                 done.put((work(), None))
             except BaseException as error:  # it is raised again where it was asked for
                 done.put((None, error))
+
         self.post(run)
         value, error = done.get()
         if error is not None:
@@ -81,8 +94,14 @@ class DeviceThread:
             with self._wake:
                 if not (self._inbox or self._closed):
                     pause = self._pause()
-                    if pause is None and not self._wake.wait(IDLE_S) and not (self._inbox or self._closed):
-                        self._thread = None  # so that a model nobody holds any more can go; the next request starts another
+                    if (
+                        pause is None
+                        and not self._wake.wait(IDLE_S)
+                        and not (self._inbox or self._closed)
+                    ):
+                        # so that a model nobody holds any more can go; the next request starts
+                        # another
+                        self._thread = None
                         return
                     if pause:
                         self._wake.wait(pause)

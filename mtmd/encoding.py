@@ -1,8 +1,11 @@
-"""Pictures waiting to be encoded, of all requests: equal tiles go together, a picture that several want is encoded once.
+"""Pictures waiting to be encoded, of all requests: equal tiles go together, a picture that several
+want is encoded once.
 
-One thread drives it, a node at a time where others are to run in between; what nobody wants any more is left where it stands. A batch
-begins when there is memory for it; if need be it is a smaller one, or another picture's.
+One thread drives it, a node at a time where others are to run in between; what nobody wants any
+more is left where it stands. A batch begins when there is memory for it; if need be it is a smaller
+one, or another picture's.
 """
+
 from __future__ import annotations
 
 import time
@@ -22,7 +25,10 @@ WAIT_S = 20.0  # for memory that others hold; then a picture is given up
 
 @dataclass(eq=False)
 class Job:
-    """A picture being encoded for `users` requests. `embeddings` [T, D] are there at the end, or an `error`."""
+    """A picture being encoded for `users` requests. `embeddings` [T, D] are there at the end, or an
+    `error`.
+    """
+
     prepared: Prepared
     users: int = 1
     tiles: dict[int, Tensor] = field(default_factory=dict)
@@ -58,7 +64,9 @@ class EncodeQueue:
         self._spent = 0.0
 
     def add(self, prepared: Prepared) -> Job:
-        """Encode a picture, or join those who wait for the same. It may have been encoded since it was prepared."""
+        """Encode a picture, or join those who wait for the same. It may have been encoded since it
+        was prepared.
+        """
         job = self.jobs.get(prepared.key)
         if job is not None:
             job.users += 1
@@ -83,10 +91,16 @@ class EncodeQueue:
     @property
     def is_short(self) -> bool:
         """Whether all that is left to do waits for memory."""
-        return self._running is None and self.busy and all(job.short_since is not None for job in self.jobs.values())
+        return (
+            self._running is None
+            and self.busy
+            and all(job.short_since is not None for job in self.jobs.values())
+        )
 
     def step(self, seconds: float | None) -> list[Job]:
-        """Work for so long, or to the end of a batch. Returns the pictures of which more is done."""
+        """Work for so long, or to the end of a batch. Returns the pictures of which more is
+        done.
+        """
         if self._running is None:
             self._parts = self._next_parts()
             if over := self._give_up():
@@ -108,16 +122,33 @@ class EncodeQueue:
 
     def _start(self) -> Generator[None, None, list[Tensor]]:
         if self.admission:
-            self.admission.encoding = self.encoder.plan(len(self._parts), _tile(self._parts[0]).shape)
-        return (yield from self.encoder.steps([job.prepared.plan.tiles[index] for job, index in self._parts]))
+            self.admission.encoding = self.encoder.plan(
+                len(self._parts), _tile(self._parts[0]).shape
+            )
+        return (
+            yield from self.encoder.steps(
+                [job.prepared.plan.tiles[index] for job, index in self._parts]
+            )
+        )
 
     def _next_parts(self) -> list[Part]:
-        """The first tile that waits and for which there is memory, and others of its shape, as many as there is memory for."""
-        waiting = [(job, index) for job in self.jobs.values() for index in range(job.total) if index not in job.tiles and not job.is_over]
+        """The first tile that waits and for which there is memory, and others of its shape, as many
+        as there is memory for.
+        """
+        waiting = [
+            (job, index)
+            for job in self.jobs.values()
+            for index in range(job.total)
+            if index not in job.tiles and not job.is_over
+        ]
         too_large: set[Shape] = set()
         for first in waiting:
             if (shape := _tile(first).shape) not in too_large:
-                together = [first] if first[0].alone else [p for p in waiting if _tile(p).shape == shape and not p[0].alone][:BATCH]
+                together = (
+                    [first]
+                    if first[0].alone
+                    else [p for p in waiting if _tile(p).shape == shape and not p[0].alone][:BATCH]
+                )
                 if parts := self._that_fit(together, shape):
                     return parts
                 too_large.add(shape)
@@ -134,10 +165,16 @@ class EncodeQueue:
 
     def _give_up(self) -> list[Job]:
         """Pictures that have waited in vain for memory."""
-        over = [job for job in self.jobs.values() if job.short_since is not None and time.monotonic() - job.short_since >= WAIT_S]
+        over = [
+            job
+            for job in self.jobs.values()
+            if job.short_since is not None and time.monotonic() - job.short_since >= WAIT_S
+        ]
         for job in over:
             assert self.admission is not None
-            job.error = self.admission.shortage(_tile((job, next(i for i in range(job.total) if i not in job.tiles))).shape)
+            job.error = self.admission.shortage(
+                _tile((job, next(i for i in range(job.total) if i not in job.tiles))).shape
+            )
             self._drop(job)
         return over
 
@@ -151,13 +188,17 @@ class EncodeQueue:
         changed = list(dict.fromkeys(job for job, _ in parts))
         for job in changed:
             if len(job.tiles) == job.total:
-                job.embeddings = self.encoder.join(job.prepared.plan, [job.tiles[i] for i in range(job.total)])
+                job.embeddings = self.encoder.join(
+                    job.prepared.plan, [job.tiles[i] for i in range(job.total)]
+                )
                 self.bridge.remember(job.prepared, job.embeddings)
                 self._drop(job)
         return changed
 
     def _fail(self, error: MtmdError) -> list[Job]:
-        """A batch failed: the pictures in it are tried by themselves, and those that fail alone are given up."""
+        """A batch failed: the pictures in it are tried by themselves, and those that fail alone are
+        given up.
+        """
         parts = self._parts
         self._stop()
         if len(parts) > 1 and not parts[0][0].alone:
@@ -170,7 +211,9 @@ class EncodeQueue:
         return [job]
 
     def _drop(self, job: Job) -> None:
-        """It waits no longer. Another of the same picture may have come since nobody wanted this one: that stays."""
+        """It waits no longer. Another of the same picture may have come since nobody wanted this
+        one: that stays.
+        """
         if self.jobs.get(job.prepared.key) is job:
             del self.jobs[job.prepared.key]
 

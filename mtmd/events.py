@@ -1,4 +1,5 @@
 """What a caller is told while an answer is made."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from mtmd.receipt import Receipt
 @dataclass(frozen=True)
 class Progress:
     """Work before the first token: `stage` is "encode" (in tiles) or "prefill" (in tokens)."""
+
     stage: str
     done: int
     total: int
@@ -17,7 +19,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class TokenInfo:
-    """A token of the answer: its log probability, and (text, log probability) of the most probable ones there."""
+    """A token of the answer: its log probability, and (text, log probability) of the most probable
+    ones there.
+    """
+
     id: int
     text: str
     logprob: float
@@ -26,7 +31,10 @@ class TokenInfo:
 
 @dataclass(frozen=True)
 class TextPiece:
-    """More of the answer; whole characters only. `tokens` are told where `logprobs` was asked for."""
+    """More of the answer; whole characters only. `tokens` are told where `logprobs` was asked
+    for.
+    """
+
     text: str
     tokens: tuple[TokenInfo, ...] = ()
 
@@ -39,13 +47,18 @@ class Answer:
     receipt: Receipt
 
     def asdict(self) -> dict[str, Any]:
-        return {"text": self.text, "prompt_token_ids": list(self.prompt_token_ids), "output_token_ids": list(self.output_token_ids),
-                "receipt": self.receipt.asdict()}
+        return {
+            "text": self.text,
+            "prompt_token_ids": list(self.prompt_token_ids),
+            "output_token_ids": list(self.output_token_ids),
+            "receipt": self.receipt.asdict(),
+        }
 
 
 @dataclass(frozen=True)
 class Finished:
     """The last event of a stream."""
+
     answer: Answer
 
 

@@ -1,4 +1,5 @@
 """What `mtmd info` prints: what matters most first, then tables."""
+
 from __future__ import annotations
 
 import textwrap
@@ -15,7 +16,9 @@ SHOWN = 4  # files and special tokens that are named
 
 def render(info: ModelInfo) -> str:
     parts = _head(info), _types(info), _pictures(info), _memory(info), _tokens(info)
-    return "\n\n".join("\n".join(line.rstrip() for line in part) for part in map(list, parts) if part)
+    return "\n\n".join(
+        "\n".join(line.rstrip() for line in part) for part in map(list, parts) if part
+    )
 
 
 def count(number: int) -> str:
@@ -28,7 +31,10 @@ def count(number: int) -> str:
 
 def _head(info: ModelInfo) -> Iterator[str]:
     what = "images and text" if info.pictures else "text"
-    yield f"{info.model}: reads {what}, {count(info.parameters)} parameters, {mib(info.stored_bytes)} as stored"
+    yield (
+        f"{info.model}: reads {what}, {count(info.parameters)} parameters, "
+        f"{mib(info.stored_bytes)} as stored"
+    )
     files = f"{len(info.files)} file{'s' if len(info.files) > 1 else ''}"
     yield from _wrapped("format", f"{info.format}, {files}: {_some(info.files)}", 13)
     for part in info.parts:
@@ -37,7 +43,9 @@ def _head(info: ModelInfo) -> Iterator[str]:
     if info.pictures:
         yield f"{'a picture':<12} takes {_picture_tokens(info)}"
     peak = ", ".join(f"{mib(size)} on {space}" for space, size in info.peak_bytes.items())
-    cache = f"{info.sequences} sequence{'s' if info.sequences > 1 else ''} of {info.context:,} tokens"
+    cache = (
+        f"{info.sequences} sequence{'s' if info.sequences > 1 else ''} of {info.context:,} tokens"
+    )
     yield from _wrapped("memory", f"{peak} at most, predicted for {info.dtype} and {cache}", 13)
     yield f"{'device':<12} {info.device} ({info.device_name})"
 
@@ -45,7 +53,10 @@ def _head(info: ModelInfo) -> Iterator[str]:
 def _picture_tokens(info: ModelInfo) -> str:
     if _alike(info.pictures):
         return f"{info.most_tokens:,} tokens, whatever its size: {_tiles(info.pictures[0])}"
-    return f"{_range([p.tokens for p in info.pictures if not p.refused])} tokens at the sizes below, {info.most_tokens:,} at most"
+    return (
+        f"{_range([p.tokens for p in info.pictures if not p.refused])} tokens at the sizes below, "
+        f"{info.most_tokens:,} at most"
+    )
 
 
 def _sizes(part: Part) -> str:
@@ -54,23 +65,53 @@ def _sizes(part: Part) -> str:
     told += [f"FFN {facts['ffn']:,}"] if "ffn" in facts else []
     if "heads" in facts:
         head = facts.get("head", facts["width"] // facts["heads"])
-        told.append(f"{facts['heads']} heads of {head}" + (f" on {facts['groups']}" if facts.get("groups", facts["heads"]) != facts["heads"]
-                                                           else ""))
+        told.append(
+            f"{facts['heads']} heads of {head}"
+            + (
+                f" on {facts['groups']}"
+                if facts.get("groups", facts["heads"]) != facts["heads"]
+                else ""
+            )
+        )
     kinds = {name: number for name, number in facts.items() if name.startswith("layers with ")}
-    told += [f"{number} {name.removeprefix('layers ')}" for name, number in kinds.items()] if len(kinds) > 1 else []
+    told += (
+        [f"{number} {name.removeprefix('layers ')}" for name, number in kinds.items()]
+        if len(kinds) > 1
+        else []
+    )
     return ", ".join(told)
 
 
 def _types(info: ModelInfo) -> Iterator[str]:
-    yield f"{'weights':<12} {'type':<8} {'tensors':>7} {'parameters':>11} {'stored':>12} {'in memory':>12}  used"
+    yield (
+        f"{'weights':<12} {'type':<8} {'tensors':>7} {'parameters':>11} {'stored':>12} "
+        f"{'in memory':>12}  used"
+    )
     for row in info.types:
-        used = f"DEQUANTIZED to {row.used} at load" if row.dequantized else row.used if row.used == "as stored" else f"as {row.used}"
-        yield (f"  {row.part:<10} {row.kind:<8} {row.tensors:7,d} {count(row.parameters):>11} {mib(row.stored_bytes):>12} "
-               f"{mib(row.memory_bytes):>12}  {used}")
+        used = (
+            f"DEQUANTIZED to {row.used} at load"
+            if row.dequantized
+            else row.used
+            if row.used == "as stored"
+            else f"as {row.used}"
+        )
+        yield (
+            f"  {row.part:<10} {row.kind:<8} {row.tensors:7,d} {count(row.parameters):>11} "
+            f"{mib(row.stored_bytes):>12} "
+            f"{mib(row.memory_bytes):>12}  {used}"
+        )
     if info.dequantized:
-        stored, memory = sum(t.stored_bytes for t in info.dequantized), sum(t.memory_bytes for t in info.dequantized)
+        stored, memory = (
+            sum(t.stored_bytes for t in info.dequantized),
+            sum(t.memory_bytes for t in info.dequantized),
+        )
         names = _some([t.name for t in info.dequantized])
-        yield from _wrapped("", f"dequantized as no kernel takes the stored form, {mib(stored)} become {mib(memory)}: {names}", 2)
+        yield from _wrapped(
+            "",
+            f"dequantized as no kernel takes the stored form, {mib(stored)} become {mib(memory)}: "
+            f"{names}",
+            2,
+        )
 
 
 def _pictures(info: ModelInfo) -> Iterator[str]:
@@ -79,7 +120,10 @@ def _pictures(info: ModelInfo) -> Iterator[str]:
     yield f"{'picture':<14} {'tokens':>7}  tiles"
     for picture in info.pictures:
         width, height = picture.size
-        yield f"  {f'{width} x {height}':<12} {f'{picture.tokens:,}' if not picture.refused else '-':>7}  {_tiles(picture)}"
+        yield (
+            f"  {f'{width} x {height}':<12} "
+            f"{f'{picture.tokens:,}' if not picture.refused else '-':>7}  {_tiles(picture)}"
+        )
 
 
 def _alike(pictures: Sequence[PictureCost]) -> bool:
@@ -93,16 +137,23 @@ def _tiles(picture: PictureCost) -> str:
 
 
 def _memory(info: ModelInfo) -> Iterator[str]:
-    rows = [(f"  {_size(graph, info.context)}", space, graph) for graph in info.graphs
-            for space in dict.fromkeys((*graph.weight_bytes, *graph.cache_bytes, *graph.compute_bytes))]
+    rows = [
+        (f"  {_size(graph, info.context)}", space, graph)
+        for graph in info.graphs
+        for space in dict.fromkeys((*graph.weight_bytes, *graph.cache_bytes, *graph.compute_bytes))
+    ]
     width = max(len(label) for label, *_ in rows)
-    yield f"{f'memory, context {info.context:,}':<{width}} {'':<10} {'weights':>12} {'cache':>12} {'compute':>12}"
+    yield (
+        f"{f'memory, context {info.context:,}':<{width}} {'':<10} {'weights':>12} {'cache':>12} "
+        f"{'compute':>12}"
+    )
     for label, space, graph in rows:
         yield f"{label:<{width}} {space:<10} {_bytes(graph, space)}"
     for space, size in info.peak_bytes.items():
         yield f"{'  predicted peak':<{width}} {space:<10} {mib(size):>38}"
     if info.cache_bytes:
-        yield f"  cache: {', '.join(f'{kind} {mib(size)}' for kind, size in info.cache_bytes.items())}"
+        kinds = ", ".join(f"{kind} {mib(size)}" for kind, size in info.cache_bytes.items())
+        yield f"  cache: {kinds}"
 
 
 def _size(graph: GraphFacts, context: int) -> str:
@@ -130,7 +181,9 @@ def _token(token: TokenFact) -> str:
 
 def _wrapped(label: str, text: str, indent: int) -> list[str]:
     """In lines of the terminal's width, `text` beginning at the column `indent`."""
-    return textwrap.wrap(text, COLUMNS, initial_indent=f"{label:<{indent}}", subsequent_indent=" " * indent)
+    return textwrap.wrap(
+        text, COLUMNS, initial_indent=f"{label:<{indent}}", subsequent_indent=" " * indent
+    )
 
 
 def _some(names: Sequence[str]) -> str:

@@ -1,4 +1,5 @@
 """From a name to a model, and the shortest way from a picture to an answer."""
+
 from __future__ import annotations
 
 from os import PathLike
@@ -14,47 +15,84 @@ from mtmd.model import DEFAULT_PROMPT, Model
 DEMO_MODEL = Path(__file__).parent / "demo_model"
 
 
-def load(model: str | PathLike[str] | None = None, *, progress: bool = False, **chosen: Any) -> Model:
-    """A model from a checkpoint folder, a GGUF file, or, as org/name, from the Hugging Face hub, org/name:Q4_K_M for a GGUF of that type;
-    None is the demo model that comes with the package.
+def load(
+    model: str | PathLike[str] | None = None, *, progress: bool = False, **chosen: Any
+) -> Model:
+    """A model from a checkpoint folder, a GGUF file, or, as org/name, from the Hugging Face hub,
+    org/name:Q4_K_M for a GGUF of that type; None is the demo model that comes with the package.
 
-    `chosen` are the fields of `LoadOptions`. Raises MtmdError: ModelError for the checkpoint, OptionError for an option.
+    `chosen` are the fields of `LoadOptions`. Raises MtmdError: ModelError for the checkpoint,
+    OptionError for an option.
     """
     settings = options(LoadOptions, chosen)
     checkpoint, name = find_checkpoint(model, settings, progress)
     return Model(checkpoint, settings, name=name)
 
 
-def find_checkpoint(model: str | PathLike[str] | None, settings: LoadOptions, progress: bool = False) -> tuple[Checkpoint, str | None]:
-    """What `load` takes as `model`, opened, and the name to show where it is not the folder's or file's."""
-    projector, template = (Path(p).expanduser() if p else None for p in (settings.mmproj, settings.chat_template))
+def find_checkpoint(
+    model: str | PathLike[str] | None, settings: LoadOptions, progress: bool = False
+) -> tuple[Checkpoint, str | None]:
+    """What `load` takes as `model`, opened, and the name to show where it is not the folder's or
+    file's.
+    """
+    projector, template = (
+        Path(p).expanduser() if p else None for p in (settings.mmproj, settings.chat_template)
+    )
     if model is None:
         return open_checkpoint(DEMO_MODEL, projector, template), "demo model"
     if not isinstance(model, (str, PathLike)):
-        raise ModelError(f"model is an object of type {type(model).__name__}; expected a checkpoint folder, a GGUF file, "
-                         "or org/name on the Hugging Face hub")
+        raise ModelError(
+            f"model is an object of type {type(model).__name__}; expected a checkpoint folder, a "
+            "GGUF file, "
+            "or org/name on the Hugging Face hub"
+        )
     from mtmd.hub import resolve_model
+
     found = resolve_model(model, progress)
     is_local = Path(model).expanduser().exists()  # else the folder is named by a hash
-    return open_checkpoint(found.path, projector or found.projector, template), None if is_local else str(model)
+    return open_checkpoint(
+        found.path, projector or found.projector, template
+    ), None if is_local else str(model)
 
 
 _last: tuple[Any, Model] | None = None
 
 
-def describe(image: Images, prompt: str = DEFAULT_PROMPT, *, model: str | PathLike[str] | Model | None = None, **chosen: Any) -> str:
-    """The answer to a prompt about one or several images, in one call. The last model used is kept for the next.
+def describe(
+    image: Images,
+    prompt: str = DEFAULT_PROMPT,
+    *,
+    model: str | PathLike[str] | Model | None = None,
+    **chosen: Any,
+) -> str:
+    """The answer to a prompt about one or several images, in one call. The last model used is kept
+    for the next.
 
-    `chosen` are the fields of `LoadOptions` and `AnswerOptions`, of the latter alone where `model` is a loaded one. Raises MtmdError.
+    `chosen` are the fields of `LoadOptions` and `AnswerOptions`, of the latter alone where `model`
+    is a loaded one. Raises MtmdError.
     """
     for_loading, for_answer = split_options(chosen)
-    answer_options = {name: getattr(for_answer, name) for name in chosen if hasattr(for_answer, name)}
+    answer_options = {
+        name: getattr(for_answer, name) for name in chosen if hasattr(for_answer, name)
+    }
     if isinstance(model, Model):
         if late := [name for name in chosen if name not in answer_options]:
-            raise OptionError(f"{late[0]}: the model given is already loaded; give the option to `load`")
+            raise OptionError(
+                f"{late[0]}: the model given is already loaded; give the option to `load`"
+            )
         return model.describe(image, prompt, **answer_options)
     global _last
     key, last = (None if model is None else str(model), for_loading), _last
     if last is None or last[0] != key:
-        _last = last = key, load(model, **{name: getattr(for_loading, name) for name in chosen if name not in answer_options})
+        _last = last = (
+            key,
+            load(
+                model,
+                **{
+                    name: getattr(for_loading, name)
+                    for name in chosen
+                    if name not in answer_options
+                },
+            ),
+        )
     return last[1].describe(image, prompt, **answer_options)

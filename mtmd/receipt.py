@@ -1,4 +1,5 @@
 """What an answer comes with: what the model saw, where it ran, and how long each part took."""
+
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
@@ -7,7 +8,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ImageReceipt:
-    """One picture: sizes are (width, height) in pixels; `notes` say what was done to it that its owner may not expect."""
+    """One picture: sizes are (width, height) in pixels; `notes` say what was done to it that its
+    owner may not expect.
+    """
+
     original_size: tuple[int, int]
     processed_size: tuple[int, int]
     tiles: int
@@ -22,6 +26,7 @@ class Receipt:
     """Times are wall time in milliseconds; `reused_tokens` of the prompt were known from before.
 
     `attention` tells by which kernel it runs, for each graph; `warnings` what was refused."""
+
     model: str
     images: tuple[ImageReceipt, ...]
     image_tokens: int
@@ -45,15 +50,24 @@ class Receipt:
 
     def __str__(self) -> str:
         """One or a few lines for a terminal."""
-        lines = [f"image {i}: {_size(r.original_size)} seen as {_size(r.processed_size)}, {r.tiles} tile{'s' if r.tiles > 1 else ''}, "
-                 f"{r.tokens} tokens{', from the cache' if r.cached else ''}{''.join(f'; {n}' for n in r.notes)}"
-                 for i, r in enumerate(self.images, 1)]
-        per_second = f", {self.output_tokens / self.decode_ms * 1e3:.0f} tokens/s" if self.decode_ms else ""
+        lines = [
+            f"image {i}: {_size(r.original_size)} seen as {_size(r.processed_size)}, {r.tiles} "
+            f"tile{'s' if r.tiles > 1 else ''}, "
+            f"{r.tokens} tokens{', from the cache' if r.cached else ''}"
+            f"{''.join(f'; {note}' for note in r.notes)}"
+            for i, r in enumerate(self.images, 1)
+        ]
+        per_second = (
+            f", {self.output_tokens / self.decode_ms * 1e3:.0f} tokens/s" if self.decode_ms else ""
+        )
         reused = f" ({self.reused_tokens} known from before)" if self.reused_tokens else ""
         waited = f"waited {self.queued_ms:.0f} ms, " if self.queued_ms >= 1 else ""
-        lines.append(f"{self.prompt_tokens} prompt tokens{reused}, {self.output_tokens} output tokens ({self.finish}); "
-                     f"{waited}preprocess {self.preprocess_ms:.0f} ms, encode {self.encode_ms:.0f} ms, "
-                     f"prefill {self.prefill_ms:.0f} ms, decode {self.decode_ms:.0f} ms{per_second}")
+        lines.append(
+            f"{self.prompt_tokens} prompt tokens{reused}, {self.output_tokens} output tokens "
+            f"({self.finish}); "
+            f"{waited}preprocess {self.preprocess_ms:.0f} ms, encode {self.encode_ms:.0f} ms, "
+            f"prefill {self.prefill_ms:.0f} ms, decode {self.decode_ms:.0f} ms{per_second}"
+        )
         where = "; ".join(f"{part}: {kernel} attention" for part, kernel in self.attention.items())
         seed = "" if self.seed is None else f"; seed {self.seed}"
         lines.append(f"{self.model} on {self.device}, {self.dtype}; {where}{seed}")

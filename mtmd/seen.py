@@ -1,4 +1,5 @@
 """The tiles of pictures seen lately, for whoever wants to see what the model saw."""
+
 from __future__ import annotations
 
 from collections import OrderedDict
@@ -23,7 +24,10 @@ class SeenPictures:
             for one in prepared:
                 if one.plan.tiles:
                     self._tiles[one.key[0]] = one.plan.tiles
-            while sum(tile.nbytes for tiles in self._tiles.values() for tile in tiles) > SEEN_BYTES and len(self._tiles) > 1:
+            while (
+                sum(tile.nbytes for tiles in self._tiles.values() for tile in tiles) > SEEN_BYTES
+                and len(self._tiles) > 1
+            ):
                 self._tiles.popitem(last=False)
 
     def get(self, sha256: str) -> tuple[np.ndarray, ...] | None:

@@ -1,8 +1,11 @@
-"""Many requests at once over one model. One thread owns the device; callers' threads decode pictures, render templates and tokenize.
+"""Many requests at once over one model. One thread owns the device; callers' threads decode
+pictures, render templates and tokenize.
 
-The device thread takes turns: a slice of encoding, then a batch of the decoder, so that a large picture keeps nobody who is being
-answered waiting for longer than a slice. Whoever stops listening is given up, between two nodes of the graph.
+The device thread takes turns: a slice of encoding, then a batch of the decoder, so that a large
+picture keeps nobody who is being answered waiting for longer than a slice. Whoever stops listening
+is given up, between two nodes of the graph.
 """
+
 from __future__ import annotations
 
 import time
@@ -41,6 +44,7 @@ T = TypeVar("T")
 @dataclass(eq=False)
 class _Work:
     """One request on its way through the device thread."""
+
     ticket: Ticket
     pieces: list[Piece]
     prepared: list[Prepared]
@@ -74,10 +78,12 @@ class Service:
         self._device = DeviceThread(self._turn, self._pause, self._defect, self._end_all)
 
     def submit(self, messages: Sequence[Message], **chosen: Any) -> Ticket:
-        """Take a conversation to be answered; `chosen` are the fields of `AnswerOptions`. Pictures are loaded and prepared here.
+        """Take a conversation to be answered; `chosen` are the fields of `AnswerOptions`. Pictures
+        are loaded and prepared here.
 
-        Raises MtmdError at once for what is wrong with it: PromptError, ImageError, OptionError; BusyError where too many wait;
-        DeviceMemoryError for a picture that takes more memory than there can be.
+        Raises MtmdError at once for what is wrong with it: PromptError, ImageError, OptionError;
+        BusyError where too many wait; DeviceMemoryError for a picture that takes more memory than
+        there can be.
         """
         return self.submit_checked(messages, options(AnswerOptions, chosen))
 
@@ -85,20 +91,35 @@ class Service:
         """As `submit`, with the options made."""
         if len(self._work) >= self.engine.queue + self._stats.slots:
             self._stats.rejected += 1
-            raise BusyError(f"{len(self._work)} requests are being answered or wait, the most that may; try again later")
+            raise BusyError(
+                f"{len(self._work)} requests are being answered or wait, the most that may; try "
+                "again later"
+            )
         clock = time.perf_counter()
         try:
             pieces, prepared = self.model.prepare(messages, settings.detail)
         except DeviceMemoryError:
             self._stats.images_refused += 1
             raise
-        self.model.runner.check_tokens([t for piece in pieces if piece.picture is None for t in piece.tokens],
-                                       sum(len(piece.tokens) for piece in pieces))
+        self.model.runner.check_tokens(
+            [t for piece in pieces if piece.picture is None for t in piece.tokens],
+            sum(len(piece.tokens) for piece in pieces),
+        )
         preprocess_ms = (time.perf_counter() - clock) * 1e3
         stop = frozenset() if settings.ignore_eos else self.model.checkpoint.stop_tokens
         ticket = Ticket(self._give_up)
-        work = _Work(ticket, pieces, prepared, settings, Sampler(settings), preprocess_ms, self.model.checkpoint.tokenizer.stream(),
-                     StopChecker(settings.stop), stop, self.model.constraint(settings, stop))
+        work = _Work(
+            ticket,
+            pieces,
+            prepared,
+            settings,
+            Sampler(settings),
+            preprocess_ms,
+            self.model.checkpoint.tokenizer.stream(),
+            StopChecker(settings.stop),
+            stop,
+            self.model.constraint(settings, stop),
+        )
         self._seen.add(prepared)
         self._device.post(lambda: self._take(work))
         return ticket
@@ -106,7 +127,11 @@ class Service:
     def count(self, messages: Sequence[Message], detail: str = "auto") -> TokenCount:
         """What a conversation would take. Nothing is encoded."""
         pieces, prepared = self.model.prepare(messages, detail)
-        return TokenCount(sum(len(p.tokens) for p in pieces), tuple(p.plan.tokens for p in prepared), self.model.runner.context)
+        return TokenCount(
+            sum(len(p.tokens) for p in pieces),
+            tuple(p.plan.tokens for p in prepared),
+            self.model.runner.context,
+        )
 
     def stats(self) -> ServiceStats:
         if self._device.is_running:
@@ -115,7 +140,9 @@ class Service:
         return self._count()
 
     def processed(self, sha256: str) -> tuple[np.ndarray, ...] | None:
-        """The tiles that the encoder got of a picture, uint8 [Y, X, 3] each, if it was seen lately."""
+        """The tiles that the encoder got of a picture, uint8 [Y, X, 3] each, if it was seen
+        lately.
+        """
         return self._seen.get(sha256)
 
     def exclusively(self, work: Callable[[], T]) -> T:
@@ -123,7 +150,9 @@ class Service:
         return self._device.exclusively(work)
 
     def close(self) -> None:
-        """End every request, and the thread. What was asked for before is done first, what comes later is refused."""
+        """End every request, and the thread. What was asked for before is done first, what comes
+        later is refused.
+        """
         self._device.close()
 
     def _give_up(self, ticket: Ticket) -> None:
@@ -133,7 +162,9 @@ class Service:
     # Below here everything runs on the device thread.
 
     def _pause(self) -> float | None:
-        """Until there is something to do: at once, when memory is looked for again, or when somebody comes."""
+        """Until there is something to do: at once, when memory is looked for again, or when
+        somebody comes.
+        """
         if self.encoding and self.encoding.is_short and not self.engine.busy:
             return RETRY_S
         return 0 if self.engine.busy or (self.encoding and self.encoding.busy) else None
@@ -155,8 +186,9 @@ class Service:
             ticket.put(failure)
 
     def _turn(self) -> None:
-        """A slice of encoding, and a batch of the decoder; a slice is as long as the last batch if that is longer, so that neither waits
-        for more than the other's share."""
+        """A slice of encoding, and a batch of the decoder; a slice is as long as the last batch if
+        that is longer, so that neither waits for more than the other's share.
+        """
         if self.encoding and self.encoding.busy:
             for job in self.encoding.step(max(SLICE_S, self._batch_s)):
                 self._encoded(job)
@@ -181,7 +213,9 @@ class Service:
 
     def _encoded(self, job: Job) -> None:
         self._stats.images_refused += isinstance(job.error, DeviceMemoryError)
-        for work in [w for w in self._work.values() if w.generation is None and job in w.jobs.values()]:
+        for work in [
+            w for w in self._work.values() if w.generation is None and job in w.jobs.values()
+        ]:
             if job.error is not None:
                 self._fail(work, job.error)
             else:
@@ -190,7 +224,10 @@ class Service:
     def _encode_progress(self, work: _Work) -> None:
         """Tell how far its pictures are; when all are there, the decoder has its turn."""
         jobs = dict.fromkeys(work.jobs.values())
-        done, total = sum(j.total if j.is_over else len(j.tiles) for j in jobs), sum(j.total for j in jobs)
+        done, total = (
+            sum(j.total if j.is_over else len(j.tiles) for j in jobs),
+            sum(j.total for j in jobs),
+        )
         if total and done != work.told_tiles:
             work.told_tiles = done
             work.ticket.put(Progress("encode", done, total))
@@ -198,14 +235,24 @@ class Service:
             return
         work.encode_ms = sum(job.encode_ms for job in jobs)
         self._stats.encode_ms += work.encode_ms
-        embeddings = [work.jobs[i].embeddings if i in work.jobs else p.embeddings for i, p in enumerate(work.prepared)]
+        embeddings = [
+            work.jobs[i].embeddings if i in work.jobs else p.embeddings
+            for i, p in enumerate(work.prepared)
+        ]
         self._start(work, [e for e in embeddings if e is not None])
 
     def _start(self, work: _Work, embeddings: list[Tensor]) -> None:
         model, settings = self.model, work.settings
         spans = model.bridge.spans(work.pieces, work.prepared, embeddings)
         try:
-            request = Request(spans, work.sampler, work.stop, settings.max_tokens, settings.logprobs, work.constraint)
+            request = Request(
+                spans,
+                work.sampler,
+                work.stop,
+                settings.max_tokens,
+                settings.logprobs,
+                work.constraint,
+            )
             work.generation = self.engine.submit(request)
         except MtmdError as error:
             self._fail(work, error)
@@ -240,7 +287,9 @@ class Service:
     def _info(self, token: Token) -> TokenInfo:
         decode = self.model.checkpoint.tokenizer.decode
         top = tuple((decode([i], skip_special=False), p) for i, p in token.top)
-        return TokenInfo(token.id, decode([token.id], skip_special=False), token.logprob or 0.0, top)
+        return TokenInfo(
+            token.id, decode([token.id], skip_special=False), token.logprob or 0.0, top
+        )
 
     def _finish(self, work: _Work, finish: str) -> None:
         stats, generation = self._stats, work.generation
@@ -258,10 +307,19 @@ class Service:
         stats.output_tokens += len(work.tokens_out)
         stats.image_tokens += sum(p.plan.tokens for p in work.prepared)
         receipt = self.model.receipt(
-            [p.receipt for p in work.prepared], sum(len(p.tokens) for p in work.pieces), len(work.tokens_out), finish,
-            work.preprocess_ms, work.encode_ms, generation, work.sampler.seed if work.settings.temperature else None)
+            [p.receipt for p in work.prepared],
+            sum(len(p.tokens) for p in work.pieces),
+            len(work.tokens_out),
+            finish,
+            work.preprocess_ms,
+            work.encode_ms,
+            generation,
+            work.sampler.seed if work.settings.temperature else None,
+        )
         prompt = tuple(t for piece in work.pieces for t in piece.tokens)
-        work.ticket.put(Finished(Answer("".join(work.pieces_out), prompt, tuple(work.tokens_out), receipt)))
+        work.ticket.put(
+            Finished(Answer("".join(work.pieces_out), prompt, tuple(work.tokens_out), receipt))
+        )
         self._forget(work)
 
     def _fail(self, work: _Work, error: MtmdError) -> None:
@@ -291,7 +349,15 @@ class Service:
     def _count(self) -> ServiceStats:
         stats, engine = self._stats, self.engine
         stats.running, stats.waiting = len(engine.batcher.running), len(engine.batcher.waiting)
-        stats.pages_used, stats.batches, stats.batch_rows = engine.batcher.pages.held, engine.steps, engine.rows
+        stats.pages_used, stats.batches, stats.batch_rows = (
+            engine.batcher.pages.held,
+            engine.steps,
+            engine.rows,
+        )
         if self.encoding:
-            stats.encoding, stats.encode_batches, stats.encode_tiles = len(self.encoding.jobs), self.encoding.batches, self.encoding.tiles
+            stats.encoding, stats.encode_batches, stats.encode_tiles = (
+                len(self.encoding.jobs),
+                self.encoding.batches,
+                self.encoding.tiles,
+            )
         return ServiceStats(**vars(stats))

@@ -1,4 +1,5 @@
 """What a service tells about itself."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class TokenCount:
     """What a prompt would take, its pictures not encoded."""
+
     prompt_tokens: int
     image_tokens: tuple[int, ...]
     context: int
@@ -14,8 +16,10 @@ class TokenCount:
 
 @dataclass
 class ServiceStats:
-    """Plain numbers since the service began; those of running, waiting, encoding and pages_used are of this moment.
-    Pictures are shrunk and refused for want of memory."""
+    """Plain numbers since the service began; those of running, waiting, encoding and pages_used are
+    of this moment. Pictures are shrunk and refused for want of memory.
+    """
+
     slots: int = 0
     running: int = 0
     waiting: int = 0

@@ -1,4 +1,7 @@
-"""Lines from a person at a terminal, or from a pipe: editing, history, texts of several lines, paths that were dropped on the window."""
+"""Lines from a person at a terminal, or from a pipe: editing, history, texts of several lines,
+paths that were dropped on the window.
+"""
+
 from __future__ import annotations
 
 import io
@@ -23,8 +26,10 @@ def is_interactive() -> bool:
 
 
 def texts(prompt: str, interactive: bool) -> Iterator[str]:
-    """What is entered, until the end of input. A line that ends with a backslash goes on in the next, three quotation marks in a row begin
-    and end a text of several lines. Ctrl-C takes back what was begun."""
+    """What is entered, until the end of input. A line that ends with a backslash goes on in the
+    next, three quotation marks in a row begin and end a text of several lines. Ctrl-C takes back
+    what was begun.
+    """
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # names of files may be no UTF-8
     while True:
@@ -52,13 +57,13 @@ def _line(prompt: str, interactive: bool) -> str:
 def _text(read: Callable[[bool], str]) -> str:
     line = read(False)
     if line.lstrip().startswith(BLOCK):
-        parts = [line.lstrip()[len(BLOCK):]]
+        parts = [line.lstrip()[len(BLOCK) :]]
         while not parts[-1].rstrip().endswith(BLOCK):
             try:
                 parts.append(read(True))
             except EOFError:  # a pipe that ends inside: what there is
                 return "\n".join(parts).strip("\n")
-        return "\n".join(parts).rstrip()[:-len(BLOCK)].strip("\n")
+        return "\n".join(parts).rstrip()[: -len(BLOCK)].strip("\n")
     while line.endswith("\\"):
         line = line[:-1] + "\n" + read(True)
     return line
@@ -66,14 +71,18 @@ def _text(read: Callable[[bool], str]) -> str:
 
 @contextmanager
 def history(file: Path | None, words: Sequence[str]) -> Iterator[None]:
-    """Line editing where the system has it: `words` and paths are completed by Tab, what was entered is kept in `file` for next time."""
+    """Line editing where the system has it: `words` and paths are completed by Tab, what was
+    entered is kept in `file` for next time.
+    """
     readline = _readline()
     if readline is None:
         yield
         return
     readline.set_completer(lambda start, n: _completion(start, n, words))
     readline.set_completer_delims(" \t\n")
-    readline.parse_and_bind("bind ^I rl_complete" if "libedit" in (readline.__doc__ or "") else "tab: complete")
+    readline.parse_and_bind(
+        "bind ^I rl_complete" if "libedit" in (readline.__doc__ or "") else "tab: complete"
+    )
     if file is not None:
         with suppress(OSError):
             readline.read_history_file(file)
@@ -98,18 +107,26 @@ def _readline() -> ModuleType | None:
 
 def _completion(start: str, n: int, words: Sequence[str]) -> str | None:
     """The `n`th way to go on from `start`."""
-    found = [f"{word} " for word in words if word.startswith(start)] if start.startswith("/") else []
+    found = (
+        [f"{word} " for word in words if word.startswith(start)] if start.startswith("/") else []
+    )
     if start and not found:
         path = Path(start).expanduser()
         folder, begun = (path, "") if start.endswith("/") else (path.parent, path.name)
         with suppress(OSError):
-            shown = start[:len(start) - len(begun)] if begun else start
-            found = sorted(shown + p.name + ("/" if p.is_dir() else " ") for p in folder.iterdir() if p.name.startswith(begun))
+            shown = start[: len(start) - len(begun)] if begun else start
+            found = sorted(
+                shown + p.name + ("/" if p.is_dir() else " ")
+                for p in folder.iterdir()
+                if p.name.startswith(begun)
+            )
     return found[n] if n < len(found) else None
 
 
 class Interrupt:
-    """Ctrl-C while something is done that can be ended: the first asks for its end, the second does not wait for that."""
+    """Ctrl-C while something is done that can be ended: the first asks for its end, the second does
+    not wait for that.
+    """
 
     def __init__(self) -> None:
         self._pressed = False
@@ -141,7 +158,9 @@ def interruptible(interactive: bool) -> Iterator[Interrupt]:
 
 
 def words_of(text: str) -> list[str]:
-    """Words as a shell would cut them, but a quotation mark that is not closed is a character like others."""
+    """Words as a shell would cut them, but a quotation mark that is not closed is a character like
+    others.
+    """
     found, rest = [], text
     while rest.strip():
         word, rest = _next_word(rest)
@@ -150,7 +169,8 @@ def words_of(text: str) -> list[str]:
 
 
 def leading_paths(text: str, suffixes: tuple[str, ...]) -> tuple[list[Path], str]:
-    """Files that a text begins with, as a terminal writes what is dropped on it: full paths or file: addresses, quoted or escaped.
+    """Files that a text begins with, as a terminal writes what is dropped on it: full paths or
+    file: addresses, quoted or escaped.
 
     Returns them and the rest of the text.
     """
@@ -182,5 +202,11 @@ def _next_word(text: str) -> tuple[str, str]:
         cut = text.split(maxsplit=1)
         return cut[0], cut[1] if len(cut) > 1 else ""
     single, double, bare = match.groups()
-    word = single if single is not None else double if double is not None else re.sub(r"\\(.)", r"\1", bare)
-    return word, text[match.end():]
+    word = (
+        single
+        if single is not None
+        else double
+        if double is not None
+        else re.sub(r"\\(.)", r"\1", bare)
+    )
+    return word, text[match.end() :]

@@ -1,4 +1,7 @@
-"""The conversation behind `mtmd chat`: what is said goes to the model, what begins with a slash is done here."""
+"""The conversation behind `mtmd chat`: what is said goes to the model, what begins with a slash is
+done here.
+"""
+
 from __future__ import annotations
 
 import dataclasses
@@ -18,20 +21,29 @@ from mtmd.terminal import interruptible, leading_paths, path_of, words_of
 from mtmd.transcript import Attachment, Transcript, Turn, attach, read_transcript, write_text
 
 HELP = {
-    "image": ("PATH...", "attach pictures to the next question; a picture dropped on the window does the same"),
+    "image": (
+        "PATH...",
+        "attach pictures to the next question; a picture dropped on the window does the same",
+    ),
     "images": ("", "tell what is attached"),
     "clear": ("", "begin a new conversation"),
     "undo": ("", "take the last question and its answer back"),
     "retry": ("", "answer the last question again"),
     "system": ("TEXT", "what the model is told before all else; without TEXT, nothing"),
-    "set": ("NAME VALUE", "an answer option, like temperature 0.7; default puts it back; without NAME, tell all"),
+    "set": (
+        "NAME VALUE",
+        "an answer option, like temperature 0.7; default puts it back; without NAME, tell all",
+    ),
     "receipt": ("", "what the last answer is made of: pictures, tokens, times, device"),
     "save": ("FILE", "write the conversation to FILE.json, or FILE.md to be read"),
     "load": ("FILE.json", "go on with a conversation that was saved"),
     "help": ("", "this"),
     "quit": ("", "leave; so does Ctrl-D"),
 }
-NOTES = 'Ctrl-C stops an answer. A line that ends with \\ goes on in the next; """ begins and ends a text of several lines.'
+NOTES = (
+    "Ctrl-C stops an answer. A line that ends with \\ goes on in the next; "
+    '""" begins and ends a text of several lines.'
+)
 
 
 class CommandError(MtmdError):
@@ -39,10 +51,13 @@ class CommandError(MtmdError):
 
 
 class Chat:
-    """`chosen` are fields of `AnswerOptions`; with `interactive`, Ctrl-C ends no more than an answer. `failed` tells whether anything went
-    wrong."""
+    """`chosen` are fields of `AnswerOptions`; with `interactive`, Ctrl-C ends no more than an
+    answer. `failed` tells whether anything went wrong.
+    """
 
-    def __init__(self, model: Model, chosen: dict[str, Any], system: str = "", interactive: bool = False):
+    def __init__(
+        self, model: Model, chosen: dict[str, Any], system: str = "", interactive: bool = False
+    ):
         self.model, self.chosen, self.interactive, self.failed = model, chosen, interactive, False
         self.transcript = Transcript(system)
         self.attached: list[Attachment] = []
@@ -82,7 +97,10 @@ class Chat:
         if name == "quit":
             return False
         if name not in HELP:
-            raise CommandError(f"/{name:.40} is no command; /help tells them, and a question that begins with a slash needs a blank first")
+            raise CommandError(
+                f"/{name:.40} is no command; /help tells them, and a question that begins with a "
+                "slash needs a blank first"
+            )
         getattr(self, f"_{name}")(value.strip())
         return True
 
@@ -94,13 +112,18 @@ class Chat:
     def _image(self, value: str) -> None:
         paths = [path_of(word) for word in words_of(value)]
         if not paths:
-            raise CommandError("/image: found no path, expected that of a picture, in quotation marks if it has blanks")
+            raise CommandError(
+                "/image: found no path, expected that of a picture, in quotation marks if it has "
+                "blanks"
+            )
         self._attach(paths)
 
     def _attach(self, paths: list[Path]) -> None:
         """All of them, or none where one cannot be used."""
         if self.model.encoder is None:
-            raise CommandError(f"{self.model.name} has no image encoder; {self.model.checkpoint.without_vision}")
+            raise CommandError(
+                f"{self.model.name} has no image encoder; {self.model.checkpoint.without_vision}"
+            )
         self.attached += [attach(path) for path in paths]
         self._images("")
 
@@ -114,12 +137,20 @@ class Chat:
             _say("no image; /image PATH attaches one")
 
     def _clear(self, _: str) -> None:
-        self.transcript, self.attached, self.last, self._files = Transcript(self.transcript.system), [], None, set()
+        self.transcript, self.attached, self.last, self._files = (
+            Transcript(self.transcript.system),
+            [],
+            None,
+            set(),
+        )
         _say("a new conversation")
 
     def _undo(self, _: str) -> None:
         turn = self._take_back()
-        _say(f"taken back: {turn.question}" + (f" (attached again: {len(turn.images)})" if turn.images else ""))
+        _say(
+            f"taken back: {turn.question}"
+            + (f" (attached again: {len(turn.images)})" if turn.images else "")
+        )
 
     def _take_back(self) -> Turn:
         if not self.transcript.turns:
@@ -149,7 +180,9 @@ class Chat:
         name, _, text = value.partition(" ")
         names = [f.name for f in dataclasses.fields(AnswerOptions) if f.name != "logprobs"]
         if name and name not in names:
-            raise OptionError(f"option {name!r:.60} is not known; expected one of {', '.join(names)}")
+            raise OptionError(
+                f"option {name!r:.60} is not known; expected one of {', '.join(names)}"
+            )
         if text:
             chosen = {k: v for k, v in self.chosen.items() if k != name}
             if text.strip() != "default":
@@ -165,7 +198,12 @@ class Chat:
         if path.exists() and path not in self._files:
             raise CommandError(f"{path}: found a file there already; name another")
         model, transcript = self.model.name, self.transcript
-        write_text(path, transcript.to_markdown(model) if path.suffix == ".md" else transcript.to_json(model, self.chosen))
+        write_text(
+            path,
+            transcript.to_markdown(model)
+            if path.suffix == ".md"
+            else transcript.to_json(model, self.chosen),
+        )
         self._files.add(path)
         _say(f"saved: {path}")
 
@@ -173,7 +211,13 @@ class Chat:
         path = self._file(value, (".json",))
         transcript, chosen, notes = read_transcript(path)
         options(AnswerOptions, chosen)
-        self.transcript, self.chosen, self.attached, self.last, self._files = transcript, chosen, [], None, {path}
+        self.transcript, self.chosen, self.attached, self.last, self._files = (
+            transcript,
+            chosen,
+            [],
+            None,
+            {path},
+        )
         _say(f"loaded: {len(transcript.turns)} questions")
         for note in notes:
             self.complain(note)
@@ -181,7 +225,9 @@ class Chat:
     def _file(self, value: str, endings: tuple[str, ...]) -> Path:
         words = words_of(value)
         if len(words) != 1 or not words[0].lower().endswith(endings):
-            raise CommandError(f"found {value!r:.60}, expected a file ending in {' or '.join(endings)}")
+            raise CommandError(
+                f"found {value!r:.60}, expected a file ending in {' or '.join(endings)}"
+            )
         return path_of(words[0]).absolute()
 
     def _receipt(self, _: str) -> None:
@@ -206,7 +252,11 @@ class Chat:
             return
         turn.answer, turn.receipt, self.last = answer.text, answer.receipt.asdict(), answer.receipt
         if answer.receipt.finish == "length":
-            print(f"(ended at {answer.receipt.output_tokens} tokens; /set max_tokens N allows more)", file=sys.stderr, flush=True)
+            print(
+                f"(ended at {answer.receipt.output_tokens} tokens; /set max_tokens N allows more)",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _answer(self, settings: AnswerOptions) -> Answer:
         """The answer, shown as it comes."""
@@ -251,4 +301,6 @@ def _say(text: str) -> None:
 
 def _plain(text: str) -> str:
     """Without what a terminal would obey: a model can be made to write escape sequences."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
+    )

@@ -1,4 +1,5 @@
 """What a caller holds of a request that was taken."""
+
 from __future__ import annotations
 
 import itertools
@@ -20,7 +21,9 @@ class Ticket:
         self._over = False
 
     def __iter__(self) -> Iterator[Event]:
-        """Events as they come, `Finished` the last, each once. Raises the MtmdError by which the request failed."""
+        """Events as they come, `Finished` the last, each once. Raises the MtmdError by which the
+        request failed.
+        """
         try:
             while not self._over:
                 event = self._events.get()
@@ -34,7 +37,9 @@ class Ticket:
                 self.cancel()
 
     def cancel(self) -> None:
-        """Give the request up; its last event is `Finished` with what there is. From any thread, at any time."""
+        """Give the request up; its last event is `Finished` with what there is. From any thread, at
+        any time.
+        """
         self._cancel(self)
 
     def put(self, event: Event | BaseException) -> None:

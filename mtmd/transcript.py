@@ -1,4 +1,7 @@
-"""A conversation as it is kept between turns and in files: what was asked about which pictures, and what was answered."""
+"""A conversation as it is kept between turns and in files: what was asked about which pictures, and
+what was answered.
+"""
+
 from __future__ import annotations
 
 import json
@@ -24,6 +27,7 @@ class TranscriptError(MtmdError):
 @dataclass(frozen=True)
 class Attachment:
     """A picture, decoded once, and the file that it was read from."""
+
     path: Path
     picture: Picture
 
@@ -42,20 +46,49 @@ class Transcript:
     turns: list[Turn] = field(default_factory=list)
 
     def messages(self) -> list[Message]:
-        """As `Service.submit` takes them. The answer of the last turn, which is to be made, is left out."""
+        """As `Service.submit` takes them. The answer of the last turn, which is to be made, is left
+        out.
+        """
         found: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
         for turn in self.turns:
             images = [{"type": "image", "image": i.picture} for i in turn.images]
-            found.append({"role": "user", "content": [*images, {"type": "text", "text": turn.question}] if images else turn.question})
+            found.append(
+                {
+                    "role": "user",
+                    "content": [*images, {"type": "text", "text": turn.question}]
+                    if images
+                    else turn.question,
+                }
+            )
             if turn is not self.turns[-1]:
                 found.append({"role": "assistant", "content": turn.answer})
         return found
 
     def to_json(self, model: str, options: Mapping[str, Any]) -> str:
-        turns = [{"question": t.question, "images": [{"path": str(i.path), "sha256": i.picture.sha256} for i in t.images],
-                  "answer": t.answer, "receipt": t.receipt} for t in self.turns]
-        return json.dumps({"format": FORMAT, "version": VERSION, "model": model, "options": dict(options), "system": self.system,
-                           "turns": turns}, indent=1, ensure_ascii=False) + "\n"
+        turns = [
+            {
+                "question": t.question,
+                "images": [{"path": str(i.path), "sha256": i.picture.sha256} for i in t.images],
+                "answer": t.answer,
+                "receipt": t.receipt,
+            }
+            for t in self.turns
+        ]
+        return (
+            json.dumps(
+                {
+                    "format": FORMAT,
+                    "version": VERSION,
+                    "model": model,
+                    "options": dict(options),
+                    "system": self.system,
+                    "turns": turns,
+                },
+                indent=1,
+                ensure_ascii=False,
+            )
+            + "\n"
+        )
 
     def to_markdown(self, model: str) -> str:
         parts = [f"# Conversation with {model}"]
@@ -73,29 +106,44 @@ def attach(path: Path) -> Attachment:
 
 
 def read_transcript(path: Path) -> tuple[Transcript, dict[str, Any], list[str]]:
-    """A conversation that `to_json` wrote, its answer options, and what has changed since, in words.
+    """A conversation that `to_json` wrote, its answer options, and what has changed since, in
+    words.
 
     Raises TranscriptError for a file that is none, ImageError for a picture that is gone.
     """
     values = _read_object(path)
     notes: list[str] = []
     try:
-        turns = [Turn(_text(t["question"]), tuple(_reattach(i, notes) for i in _list(t["images"])), _text(t["answer"]), t.get("receipt"))
-                 for t in _list(values["turns"])]
+        turns = [
+            Turn(
+                _text(t["question"]),
+                tuple(_reattach(i, notes) for i in _list(t["images"])),
+                _text(t["answer"]),
+                t.get("receipt"),
+            )
+            for t in _list(values["turns"])
+        ]
         return Transcript(_text(values["system"]), turns), dict(values["options"]), notes
     except (KeyError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__} {error}"
-        raise TranscriptError(f"{path}: found a broken conversation ({reason}), expected one as /save writes it") from error
+        raise TranscriptError(
+            f"{path}: found a broken conversation ({reason}), expected one as /save writes it"
+        ) from error
 
 
 def write_text(path: Path, text: str) -> None:
-    """In one piece: a file that was there stays as it is until the new one is whole. Raises TranscriptError."""
+    """In one piece: a file that was there stays as it is until the new one is whole. Raises
+    TranscriptError.
+    """
     made = path.with_name(path.name + ".new")
     try:
         made.write_text(text, encoding="utf-8", errors="backslashreplace")
         made.replace(path)
     except (OSError, ValueError) as error:
-        raise TranscriptError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error}); name another file") from error
+        raise TranscriptError(
+            f"{path}: cannot be written ({getattr(error, 'strerror', None) or error}); name "
+            "another file"
+        ) from error
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -103,13 +151,25 @@ def _read_object(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
         if len(data) > FILE_BYTES_MAX:
-            raise TranscriptError(f"{path}: found more than {FILE_BYTES_MAX >> 20} MiB, the most that is read; is it a conversation?")
+            raise TranscriptError(
+                f"{path}: found more than {FILE_BYTES_MAX >> 20} MiB, the most that is read; is it "
+                "a conversation?"
+            )
         values = json.loads(data)
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not JSON"
-        raise TranscriptError(f"{path}: cannot be read ({reason}), expected a conversation as /save FILE.json writes it") from error
-    if not isinstance(values, dict) or (values.get("format"), values.get("version")) != (FORMAT, VERSION):
-        raise TranscriptError(f"{path}: found no conversation of version {VERSION}, expected one as /save FILE.json writes it")
+        raise TranscriptError(
+            f"{path}: cannot be read ({reason}), expected a conversation as /save FILE.json writes "
+            "it"
+        ) from error
+    if not isinstance(values, dict) or (values.get("format"), values.get("version")) != (
+        FORMAT,
+        VERSION,
+    ):
+        raise TranscriptError(
+            f"{path}: found no conversation of version {VERSION}, expected one as /save FILE.json "
+            "writes it"
+        )
     return values
 
 

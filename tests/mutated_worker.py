@@ -1,10 +1,13 @@
-"""Opens mutated checkpoints and asks them something, one after another, and writes a line of JSON for each: run by mtmd/test_mutated_files.
+"""Opens mutated checkpoints and asks them something, one after another, and writes a line of JSON
+for each: run by mtmd/test_mutated_files.
 
     python tests/mutated_worker.py KIND FIRST LAST SEEDS SCRATCH
 
-SEEDS has a folder for each sound checkpoint; SCRATCH is an empty folder. A case that takes more than `CPU_SECONDS` of the processor ends
-this process with a traceback, as one that crashes does; whoever reads the lines sees where it happened.
+SEEDS has a folder for each sound checkpoint; SCRATCH is an empty folder. A case that takes more
+than `CPU_SECONDS` of the processor ends this process with a traceback, as one that crashes does;
+whoever reads the lines sees where it happened.
 """
+
 from __future__ import annotations
 
 import faulthandler
@@ -23,20 +26,41 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from mutations import EXTREME, Made, mutate_bytes, mutate_json, mutate_safetensors, mutate_template, replacement
+from mutations import (
+    EXTREME,
+    Made,
+    mutate_bytes,
+    mutate_json,
+    mutate_safetensors,
+    mutate_template,
+    replacement,
+)
 from mutations_gguf import mutate_gguf
 
 CPU_SECONDS = 5.0
 WAIT_SECONDS = 60  # for one that does nothing at all: long, since a busy machine makes nobody fail
-SPACE = 6 << 30  # of addresses, beyond those in use: so that a mistake does not take the machine's memory
+SPACE = (
+    6 << 30
+)  # of addresses, beyond those in use: so that a mistake does not take the machine's memory
 INDEX, SHARD = "model.safetensors.index.json", "model-00001-of-00001.safetensors"
-CONFIG, PROCESSOR = ("config.json", "config.json", "generation_config.json"), ("preprocessor_config.json", "processor_config.json")
-NEEDED = {"config": CONFIG, "processor": PROCESSOR, "tokenizer": CONFIG, "template": CONFIG, "safetensors": CONFIG, "gguf": ("*.gguf",)}
+CONFIG, PROCESSOR = (
+    ("config.json", "config.json", "generation_config.json"),
+    ("preprocessor_config.json", "processor_config.json"),
+)
+NEEDED = {
+    "config": CONFIG,
+    "processor": PROCESSOR,
+    "tokenizer": CONFIG,
+    "template": CONFIG,
+    "safetensors": CONFIG,
+    "gguf": ("*.gguf",),
+}
 Mutation = Callable[[Path, random.Random], str]
 
 
 def main(kind: str, first: str, last: str, seeds: str, scratch: str) -> None:
     from mtmd.model import Model  # everything imported before the first case is timed
+
     faulthandler.register(signal.SIGPROF, chain=True)
     faulthandler.register(signal.SIGALRM, chain=True)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -54,13 +78,22 @@ def main(kind: str, first: str, last: str, seeds: str, scratch: str) -> None:
         outcome, message = attempt(folder, Model)
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.alarm(0)
-        line = {"seed": seed, "what": what, "outcome": outcome, "message": message, "cpu": time.process_time() - begin, "peak": peak()}
+        line = {
+            "seed": seed,
+            "what": what,
+            "outcome": outcome,
+            "message": message,
+            "cpu": time.process_time() - begin,
+            "peak": peak(),
+        }
         print(json.dumps(line), flush=True)
         shutil.rmtree(folder)
 
 
 def make(kind: str, seed: int, seeds: Path, folder: Path) -> str:
-    """A copy of one of the checkpoints that has files of this kind, one of them mutated. Returns what was done."""
+    """A copy of one of the checkpoints that has files of this kind, one of them mutated. Returns
+    what was done.
+    """
     rng = random.Random(f"{kind} {seed}")
     choices = fitting(kind, seeds)
     source = choices[seed % len(choices)] if kind == "none" else rng.choice(choices)
@@ -72,14 +105,17 @@ def make(kind: str, seed: int, seeds: Path, folder: Path) -> str:
 
 def fitting(kind: str, seeds: Path) -> list[Path]:
     """The sound checkpoints that have files of this kind."""
-    return sorted(p for p in seeds.iterdir() if any(any(p.glob(name)) for name in NEEDED.get(kind, ("*",))))
+    return sorted(
+        p for p in seeds.iterdir() if any(any(p.glob(name)) for name in NEEDED.get(kind, ("*",)))
+    )
 
 
 def attempt(folder: Path, model_of: Any) -> tuple[str, str]:
-    """"loaded", the name of an MtmdError, or how it went wrong, in words; and the error's text."""
+    """ "loaded", the name of an MtmdError, or how it went wrong, in words; and the error's text."""
     from mtmd.checkpoint import open_checkpoint
     from mtmd.config import LoadOptions
     from mtmd.kernels.errors import DeviceMemoryError, MtmdError
+
     try:
         checkpoint = open_checkpoint(folder)
         model = model_of(checkpoint, LoadOptions(device="cpu", dtype="fp32", context=128))
@@ -87,7 +123,9 @@ def attempt(folder: Path, model_of: Any) -> tuple[str, str]:
         if checkpoint.vision:
             parts.insert(0, {"type": "image", "image": picture()})
         try:
-            for _ in model.stream([{"role": "user", "content": parts}], max_tokens=2, ignore_eos=True):
+            for _ in model.stream(
+                [{"role": "user", "content": parts}], max_tokens=2, ignore_eos=True
+            ):
                 pass
         finally:
             model.close()
@@ -95,7 +133,9 @@ def attempt(folder: Path, model_of: Any) -> tuple[str, str]:
         return "more memory than there is", str(error)
     except MtmdError as error:
         text = str(error)
-        if text.startswith("internal error"):  # how the device thread passes on what it did not expect
+        if text.startswith(
+            "internal error"
+        ):  # how the device thread passes on what it did not expect
             return "a defect", text + traced(error.__cause__)
         one_line = text.isprintable() and 0 < len(text) < 1000
         return type(error).__name__ if one_line else "an error that is not one short line", text
@@ -112,6 +152,7 @@ def traced(error: BaseException | None) -> str:
 
 def picture() -> Any:
     import numpy as np
+
     return np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8)
 
 
@@ -158,9 +199,15 @@ def mutate_tokenizer(folder: Path, rng: random.Random) -> str:
     special = folder / "special_tokens_map.json"
     if rng.random() < 0.1 and not special.exists():
         names = json.loads((folder / "tokenizer_config.json").read_text())
-        special.write_text(json.dumps({key: value for key, value in names.items() if key.endswith("_token")}))
+        special.write_text(
+            json.dumps({key: value for key, value in names.items() if key.endswith("_token")})
+        )
         return change(special, mutate_json, rng)
-    return change(one_of(folder, ("tokenizer.json", "tokenizer.json", "tokenizer_config.json"), rng), mutate_json, rng)
+    return change(
+        one_of(folder, ("tokenizer.json", "tokenizer.json", "tokenizer_config.json"), rng),
+        mutate_json,
+        rng,
+    )
 
 
 def mutate_chat(folder: Path, rng: random.Random) -> str:
@@ -173,7 +220,16 @@ def mutate_chat(folder: Path, rng: random.Random) -> str:
     name = rng.choice(("chat_template.json", "tokenizer_config.json"))
     held = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
     text: Any = template.decode("utf-8", "replace")
-    held["chat_template"] = rng.choice((text, text, [{"name": "default", "template": text}], [{"name": text}], [text], {"default": text}))
+    held["chat_template"] = rng.choice(
+        (
+            text,
+            text,
+            [{"name": "default", "template": text}],
+            [{"name": text}],
+            [text],
+            {"default": text},
+        )
+    )
     (folder / name).unlink(missing_ok=True)
     (folder / name).write_text(json.dumps(held))
     return f"{name}: {what} as {type(held['chat_template']).__name__}"
@@ -185,9 +241,16 @@ def mutate_weights(folder: Path, rng: random.Random) -> str:
     if rng.random() > 0.15:
         return change(path, mutate_safetensors, rng)
     content = path.read_bytes()
-    header = json.loads(content[8:8 + int.from_bytes(content[:8], "little")])
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     path.rename(folder / SHARD)
-    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": {name: SHARD for name in header if name != "__metadata__"}}))
+    (folder / INDEX).write_text(
+        json.dumps(
+            {
+                "metadata": {},
+                "weight_map": {name: SHARD for name in header if name != "__metadata__"},
+            }
+        )
+    )
     return change(folder / INDEX, mutate_json, rng)
 
 
@@ -201,7 +264,10 @@ def mutate_nothing(folder: Path, rng: random.Random) -> str:  # noqa: ARG001
 
 def mutate_any(folder: Path, rng: random.Random) -> str:
     """The bytes of any file, an empty file, or one in another's place."""
-    path, kind = rng.choice(sorted(folder.iterdir())), rng.choice(("bytes", "bytes", "empty", "other", "gone", "folder"))
+    path, kind = (
+        rng.choice(sorted(folder.iterdir())),
+        rng.choice(("bytes", "bytes", "empty", "other", "gone", "folder")),
+    )
     other = rng.choice(sorted(folder.iterdir())).read_bytes()
     if kind == "bytes" and path.stat().st_size:
         return change(path, mutate_bytes, rng)
@@ -214,8 +280,15 @@ def mutate_any(folder: Path, rng: random.Random) -> str:
 
 
 MUTATIONS: dict[str, Mutation] = {
-    "config": mutate_config, "processor": mutate_processor, "tokenizer": mutate_tokenizer, "template": mutate_chat,
-    "safetensors": mutate_weights, "gguf": mutate_gguf_file, "files": mutate_any, "none": mutate_nothing}
+    "config": mutate_config,
+    "processor": mutate_processor,
+    "tokenizer": mutate_tokenizer,
+    "template": mutate_chat,
+    "safetensors": mutate_weights,
+    "gguf": mutate_gguf_file,
+    "files": mutate_any,
+    "none": mutate_nothing,
+}
 
 
 if __name__ == "__main__":

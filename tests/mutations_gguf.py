@@ -1,4 +1,5 @@
 """Damage done to GGUF files, by their keys, tensors and bytes; see mutations."""
+
 from __future__ import annotations
 
 import random
@@ -9,12 +10,25 @@ from typing import Any
 from mutations import EXTREME, FRACTIONS, HOSTILE, TEXTS, Made, mutate_bytes
 
 STRING, ARRAY = 8, 9
-FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+FORMATS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 
 
 @dataclass
 class Key:
     """`value`: a number, bytes for a string, a list for an array of `element`."""
+
     name: bytes
     type: int
     value: Any
@@ -24,6 +38,7 @@ class Key:
 @dataclass
 class Tensor:
     """`dims` as they lie in the file, innermost first."""
+
     name: bytes
     dims: list[int]
     type: int
@@ -61,7 +76,10 @@ def read(content: bytes) -> Gguf:
             found.append(Key(name, type, [one(element) for _ in range(take("Q"))], element))
         else:
             found.append(Key(name, type, one(type)))
-    entries = [Tensor(one(STRING), [take("Q") for _ in range(take("I"))], take("I"), take("Q")) for _ in range(tensors)]
+    entries = [
+        Tensor(one(STRING), [take("Q") for _ in range(take("I"))], take("I"), take("Q"))
+        for _ in range(tensors)
+    ]
     alignment = next((k.value for k in found if k.name == b"general.alignment"), 32)
     start = -(-position // alignment) * alignment
     return Gguf(found, entries, content[start:], alignment, start)
@@ -85,19 +103,29 @@ def write(file: Gguf, *, count: int | None = None) -> bytes:
     for key in file.keys:
         out += [text(key.name), struct.pack("<I", key.type)]
         if key.type == ARRAY:
-            out += [struct.pack("<IQ", key.element, len(key.value) if count is None else count), *(one(key.element, v) for v in key.value)]
+            out += [
+                struct.pack("<IQ", key.element, len(key.value) if count is None else count),
+                *(one(key.element, v) for v in key.value),
+            ]
         else:
             out.append(one(key.type, key.value))
     for tensor in file.tensors:
-        out += [text(tensor.name), struct.pack("<I", len(tensor.dims)), *(struct.pack("<Q", d & (1 << 64) - 1) for d in tensor.dims),
-                struct.pack("<IQ", tensor.type, tensor.offset & (1 << 64) - 1)]
+        out += [
+            text(tensor.name),
+            struct.pack("<I", len(tensor.dims)),
+            *(struct.pack("<Q", d & (1 << 64) - 1) for d in tensor.dims),
+            struct.pack("<IQ", tensor.type, tensor.offset & (1 << 64) - 1),
+        ]
     header = b"".join(out)
     return header + bytes(-len(header) % file.alignment) + file.data
 
 
 def mutate_gguf(content: bytes, rng: random.Random) -> Made:
     """One to three keys or tensors changed, or the bytes of the header, or of the data."""
-    file, kind = read(content), rng.choices(("keys", "tensors", "header", "bytes", "count"), (12, 5, 2, 1, 1))[0]
+    file, kind = (
+        read(content),
+        rng.choices(("keys", "tensors", "header", "bytes", "count"), (12, 5, 2, 1, 1))[0],
+    )
     if kind == "header":
         return mutate_bytes(content, rng, file.header)
     if kind == "bytes":
@@ -105,13 +133,19 @@ def mutate_gguf(content: bytes, rng: random.Random) -> Made:
     if kind == "count":
         count = rng.choice(EXTREME[:-2]) & (1 << 64) - 1
         return write(file, count=count), f"arrays of {count}"
-    done = [(_change_key if kind == "keys" else _change_tensor)(file, rng) for _ in range(rng.choice((1, 1, 1, 2, 3)))]
+    done = [
+        (_change_key if kind == "keys" else _change_tensor)(file, rng)
+        for _ in range(rng.choice((1, 1, 1, 2, 3)))
+    ]
     return write(file), "; ".join(done)
 
 
 def _change_key(file: Gguf, rng: random.Random) -> str:
     index = rng.randrange(len(file.keys))
-    key, kind = file.keys[index], rng.choices(("value", "type", "remove", "rename", "twice", "more"), (10, 4, 3, 1, 1, 1))[0]
+    key, kind = (
+        file.keys[index],
+        rng.choices(("value", "type", "remove", "rename", "twice", "more"), (10, 4, 3, 1, 1, 1))[0],
+    )
     if kind == "value":
         key.value = _elements(key, rng) if key.type == ARRAY else _value(key.type, key.value, rng)
     elif kind == "type":
@@ -123,9 +157,27 @@ def _change_key(file: Gguf, rng: random.Random) -> str:
     elif kind == "twice":
         file.keys.append(Key(key.name, 4, 1))
     else:
-        architecture = next((bytes(k.value) for k in file.keys if k.name == b"general.architecture" and k.type == STRING), b"x")
-        name = rng.choice((b"expert_count", b"rope.scaling.type", b"rope.scaling.factor", b"vocab_size", b"rope.dimension_sections",
-                           b"attention.head_count_kv", b"attention.key_length", b"n_deepstack_layers", b"attention.value_length"))
+        architecture = next(
+            (
+                bytes(k.value)
+                for k in file.keys
+                if k.name == b"general.architecture" and k.type == STRING
+            ),
+            b"x",
+        )
+        name = rng.choice(
+            (
+                b"expert_count",
+                b"rope.scaling.type",
+                b"rope.scaling.factor",
+                b"vocab_size",
+                b"rope.dimension_sections",
+                b"attention.head_count_kv",
+                b"attention.key_length",
+                b"n_deepstack_layers",
+                b"attention.value_length",
+            )
+        )
         key = Key(architecture + b"." + name, 4, 0)
         _retype(key, rng)
         file.keys.append(key)
@@ -136,7 +188,9 @@ def _retype(key: Key, rng: random.Random) -> None:
     key.type = rng.choice((*FORMATS, STRING, ARRAY))
     if key.type == ARRAY:
         key.element = rng.choice((*FORMATS, STRING))
-        key.value = [_value(key.element, 1, rng) for _ in range(rng.choice((0, 1, 2, 3, 4, 5, 1000)))]
+        key.value = [
+            _value(key.element, 1, rng) for _ in range(rng.choice((0, 1, 2, 3, 4, 5, 1000)))
+        ]
     else:
         key.value = _value(key.type, 1, rng)
 
@@ -144,7 +198,14 @@ def _retype(key: Key, rng: random.Random) -> None:
 def _value(type: int, old: Any, rng: random.Random) -> Any:
     if type == STRING:
         texts = [t.encode("utf-8", "surrogatepass") for t in (*TEXTS, *rng.sample(HOSTILE, 5))]
-        return rng.choice((*texts, b"\xff\xfe", b"\xc3", *((old + b"x", old[:-1]) if isinstance(old, bytes) else ())))
+        return rng.choice(
+            (
+                *texts,
+                b"\xff\xfe",
+                b"\xc3",
+                *((old + b"x", old[:-1]) if isinstance(old, bytes) else ()),
+            )
+        )
     if FORMATS[type] == "f":
         return rng.choice([f for f in FRACTIONS if not 3e38 < abs(f) < 1e308] + [0.0, 1.0, 1e38])
     if FORMATS[type] == "d":
@@ -156,15 +217,18 @@ def _value(type: int, old: Any, rng: random.Random) -> Any:
 
 
 def _elements(key: Key, rng: random.Random) -> list[Any]:
-    values, kind = list(key.value), rng.choice(("one", "one", "few", "cut", "longer", "empty", "equal", "turned", "swap"))
+    values, kind = (
+        list(key.value),
+        rng.choice(("one", "one", "few", "cut", "longer", "empty", "equal", "turned", "swap")),
+    )
     if kind in ("one", "few") and values:
         for _ in range(1 if kind == "one" else 30):
             at = rng.randrange(len(values))
             values[at] = _value(key.element, values[at], rng)
     elif kind == "cut":
-        values = values[:rng.randrange(len(values) + 1)]
+        values = values[: rng.randrange(len(values) + 1)]
     elif kind == "longer":
-        values = values + values[:rng.choice((1, 2, 300))]
+        values = values + values[: rng.choice((1, 2, 300))]
     elif kind == "empty":
         values = []
     elif kind == "equal" and values:
@@ -180,18 +244,51 @@ def _elements(key: Key, rng: random.Random) -> list[Any]:
 def _change_tensor(file: Gguf, rng: random.Random) -> str:
     index = rng.randrange(len(file.tensors))
     tensor = file.tensors[index]
-    kind = rng.choice(("dims", "dims", "type", "offset", "name", "remove", "twice", "exchange", "numbers"))
+    kind = rng.choice(
+        ("dims", "dims", "type", "offset", "name", "remove", "twice", "exchange", "numbers")
+    )
     if kind == "dims":
-        tensor.dims = rng.choice((tensor.dims[::-1], [*tensor.dims, 1], [*tensor.dims[:-1], 1], tensor.dims[1:],
-                                  [2 * d for d in tensor.dims], [rng.choice(EXTREME[:-2]) for _ in tensor.dims],
-                                  [], [0], [-1], [1] * 9, [1 << 62, 4]))
+        tensor.dims = rng.choice(
+            (
+                tensor.dims[::-1],
+                [*tensor.dims, 1],
+                [*tensor.dims[:-1], 1],
+                tensor.dims[1:],
+                [2 * d for d in tensor.dims],
+                [rng.choice(EXTREME[:-2]) for _ in tensor.dims],
+                [],
+                [0],
+                [-1],
+                [1] * 9,
+                [1 << 62, 4],
+            )
+        )
     elif kind == "type":
         tensor.type = rng.choice((*range(42), 1 << 31))
     elif kind == "offset":
-        tensor.offset = rng.choice((0, 1, tensor.offset + 32, tensor.offset - 32, 1 << 40, 1 << 63, len(file.data),
-                                    rng.choice(file.tensors).offset))
+        tensor.offset = rng.choice(
+            (
+                0,
+                1,
+                tensor.offset + 32,
+                tensor.offset - 32,
+                1 << 40,
+                1 << 63,
+                len(file.data),
+                rng.choice(file.tensors).offset,
+            )
+        )
     elif kind == "name":
-        tensor.name = rng.choice((tensor.name + b"x", tensor.name.upper(), b"\xff", b"", b"x" * 100, b"blk.99.attn_q.weight"))
+        tensor.name = rng.choice(
+            (
+                tensor.name + b"x",
+                tensor.name.upper(),
+                b"\xff",
+                b"",
+                b"x" * 100,
+                b"blk.99.attn_q.weight",
+            )
+        )
     elif kind == "remove":
         del file.tensors[index]
     elif kind == "twice":
@@ -202,5 +299,5 @@ def _change_tensor(file: Gguf, rng: random.Random) -> str:
     else:
         run = rng.choice((b"\xff\x7f", b"\xff\xff", b"\x00\x7c", rng.randbytes(2))) * 512
         at = tensor.offset % max(len(file.data), 1)
-        file.data = file.data[:at] + run[:len(file.data) - at] + file.data[at + len(run):]
+        file.data = file.data[:at] + run[: len(file.data) - at] + file.data[at + len(run) :]
     return f"{tensor.name[:60]!r} {kind} {tensor.dims!r:.60} {tensor.type} {tensor.offset}"

@@ -1,11 +1,14 @@
 """A weight file in memory."""
+
 from __future__ import annotations
 
 import torch
 
 
 class TensorFile:
-    """fp32 tensors by name, as a `WeightFile`; `canonical`: under the names and in the layout of GGUF."""
+    """fp32 tensors by name, as a `WeightFile`; `canonical`: under the names and in the layout of
+    GGUF.
+    """
 
     def __init__(self, tensors: dict[str, torch.Tensor], canonical: bool = False):
         self.tensors, self.canonical = tensors, canonical

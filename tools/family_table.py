@@ -1,8 +1,9 @@
 """The README's table of families, made from what the tests build and open.
 
-    python tools/family_table.py            writes it
-    python tools/family_table.py --check    exits with 1 where the README has another
+python tools/family_table.py            writes it
+python tools/family_table.py --check    exits with 1 where the README has another
 """
+
 from __future__ import annotations
 
 import sys
@@ -23,13 +24,17 @@ from mtmd.llm.family import FAMILIES as TEXT  # noqa: E402
 def rows() -> Iterator[str]:
     """One line for each row of the tests' table, from a checkpoint of each of its variants."""
     from table import ROWS
+
     yield "| models | vision | text | what is special | variants tested |"
     yield "|---|---|---|---|---|"
     for row in ROWS.values():
         opened = [_open(build) for build in row.variants.values()]
         vision = sorted({_file(c.vision) for c in opened if c.vision})
         text = sorted({_file(c.text) for c in opened})
-        yield f"| {row.name} | {', '.join(vision) or '–'} | {', '.join(text)} | {row.notes} | {len(row.variants)} |"
+        yield (
+            f"| {row.name} | {', '.join(vision) or '–'} | {', '.join(text)} | {row.notes} | "
+            f"{len(row.variants)} |"
+        )
     yield ""
     yield f"As GGUF: decoders of {_names(TEXT)}; projectors of {_names(VISION)}."
 

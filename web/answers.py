@@ -1,7 +1,9 @@
-"""Answers while they are written: each keeps its events, so that a page can go away and come back, and is saved as it grows.
+"""Answers while they are written: each keeps its events, so that a page can go away and come back,
+and is saved as it grows.
 
 An answer belongs to the server, not to the page that asked for it: only `stop` ends it early.
 """
+
 from __future__ import annotations
 
 import logging
@@ -29,6 +31,7 @@ log = logging.getLogger("mtmd.web")
 @dataclass
 class Answer:
     """One answer under way. `events` grow; a reader that has seen n of them waits for the next."""
+
     id: str
     conversation: str
     ticket: Ticket
@@ -49,8 +52,9 @@ class Answer:
             self.changed.notify_all()
 
     def after(self, seen: int, wait_seconds: float) -> tuple[int, list[dict[str, Any]]]:
-        """Events from number `seen` on, texts in a row as one and of progress the last, with the number to go on from; [] after
-        `wait_seconds` without news."""
+        """Events from number `seen` on, texts in a row as one and of progress the last, with the
+        number to go on from; [] after `wait_seconds` without news.
+        """
         with self.changed:
             self.changed.wait_for(lambda: len(self.events) > seen, wait_seconds)
             news, count = self.events[seen:], len(self.events)
@@ -67,7 +71,9 @@ class Answer:
 
 
 class Answers:
-    """Those being written, and the last ones that were. One thread each reads the model's events; one saves what has grown."""
+    """Those being written, and the last ones that were. One thread each reads the model's events;
+    one saves what has grown.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store, self._lock = store, threading.Lock()
@@ -86,7 +92,9 @@ class Answers:
             if self._saver is None:
                 self._saver = threading.Thread(target=self._save_all, name="answers", daemon=True)
                 self._saver.start()
-        threading.Thread(target=self._write, args=(answer,), name=f"answer {id_[:8]}", daemon=True).start()
+        threading.Thread(
+            target=self._write, args=(answer,), name=f"answer {id_[:8]}", daemon=True
+        ).start()
         return answer
 
     def get(self, id_: str) -> Answer | None:
@@ -96,7 +104,11 @@ class Answers:
     def running(self, conversation: str | None = None) -> list[Answer]:
         """All, or those of one conversation."""
         with self._lock:
-            return [a for a in self._answers.values() if not a.ended and conversation in (None, a.conversation)]
+            return [
+                a
+                for a in self._answers.values()
+                if not a.ended and conversation in (None, a.conversation)
+            ]
 
     def end(self) -> None:
         """Stop all that are running, and wait until they are saved."""
@@ -106,15 +118,26 @@ class Answers:
                 answer.ticket.cancel()
         for answer in running:
             with answer.changed:
-                answer.changed.wait_for(partial(_has_ended, answer), max(0.0, latest - time.monotonic()))
+                answer.changed.wait_for(
+                    partial(_has_ended, answer), max(0.0, latest - time.monotonic())
+                )
 
     def _write(self, answer: Answer) -> None:
-        """Reads the ticket to its end. The end is told after it is saved, so that who sees it may reload."""
+        """Reads the ticket to its end. The end is told after it is saved, so that who sees it may
+        reload.
+        """
         state, receipt, error = FAILED, None, None
         try:
             for event in answer.ticket:
                 if isinstance(event, Progress):
-                    answer.tell({"type": "progress", "stage": event.stage, "done": event.done, "total": event.total})
+                    answer.tell(
+                        {
+                            "type": "progress",
+                            "stage": event.stage,
+                            "done": event.done,
+                            "total": event.total,
+                        }
+                    )
                 elif isinstance(event, TextPiece):
                     answer.tell({"type": "text", "text": event.text})
                 elif isinstance(event, Finished):
@@ -130,10 +153,14 @@ class Answers:
         except StoreError as failure:
             log.error("answer %s was not saved: %s", answer.id, failure)
             unsaved = str(failure)
-        answer.tell({"type": "end", "state": state, "receipt": receipt, "error": error, "unsaved": unsaved})
+        answer.tell(
+            {"type": "end", "state": state, "receipt": receipt, "error": error, "unsaved": unsaved}
+        )
 
     def _save_all(self) -> None:
-        """Until nothing is running: what has come since the last time goes to the store, so that a crash loses no more than that."""
+        """Until nothing is running: what has come since the last time goes to the store, so that a
+        crash loses no more than that.
+        """
         while True:
             time.sleep(SAVE_SECONDS)
             with self._lock:
@@ -151,8 +178,11 @@ class Answers:
                         log.error("answer %s was not saved so far: %s", answer.id, error)
 
 
-def follow(answer: Answer, seen: int, beat_seconds: float = 10.0) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """(number to go on from, event) until the end; event None is a sign of life, which also finds out that nobody listens.
+def follow(
+    answer: Answer, seen: int, beat_seconds: float = 10.0
+) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """(number to go on from, event) until the end; event None is a sign of life, which also finds
+    out that nobody listens.
 
     `seen`: events the listener has; one that claims to have more, or all of them, is told the end.
     """

@@ -1,4 +1,7 @@
-"""Puts the server together: a flask application over a service, and the waitress server it runs on."""
+"""Puts the server together: a flask application over a service, and the waitress server it runs
+on.
+"""
+
 from __future__ import annotations
 
 import threading
@@ -24,23 +27,42 @@ FORM_FIELD_BYTES = 64 << 10  # of a form, beside its files
 
 class _Request(Request):
     def _get_file_stream(self, *_: Any, **__: Any) -> IO[bytes]:
-        """Uploads are read into memory anyway; werkzeug's temporary files stay open where a form is refused half-read."""
+        """Uploads are read into memory anyway; werkzeug's temporary files stay open where a form is
+        refused half-read.
+        """
         return BytesIO()
 
 
-def create_app(service: Service, settings: ServerSettings, store: Store | None = None, *, warmup: WarmupReport | None = None) -> Flask:
-    """`store`: of conversations, None to keep them no longer than the server lives. `warmup`: the report to show, None for one that is
-    made without a run."""
+def create_app(
+    service: Service,
+    settings: ServerSettings,
+    store: Store | None = None,
+    *,
+    warmup: WarmupReport | None = None,
+) -> Flask:
+    """`store`: of conversations, None to keep them no longer than the server lives. `warmup`: the
+    report to show, None for one that is made without a run.
+    """
     app = Flask("mtmd.web")
     app.request_class = _Request
-    app.config.update(MAX_CONTENT_LENGTH=settings.body_bytes, MAX_FORM_MEMORY_SIZE=FORM_FIELD_BYTES, MAX_FORM_PARTS=8)
+    app.config.update(
+        MAX_CONTENT_LENGTH=settings.body_bytes,
+        MAX_FORM_MEMORY_SIZE=FORM_FIELD_BYTES,
+        MAX_FORM_PARTS=8,
+    )
     app.json.sort_keys = False  # type: ignore[attr-defined]  # of flask's own provider
     headers.register(app, settings)
     auth.register(app, settings)
     errors.register(app)
     uploads = Uploads(settings.upload_bytes // max(1, len(settings.api_keys)))
     media = Media(settings, uploads, Fetcher() if settings.allow_remote_media else None)
-    api = openai.Api(service, settings, media, Watcher(), threading.BoundedSemaphore(service.stats().slots + settings.queue))
+    api = openai.Api(
+        service,
+        settings,
+        media,
+        Watcher(),
+        threading.BoundedSemaphore(service.stats().slots + settings.queue),
+    )
     app.register_blueprint(openai.blueprint(api))
     app.register_blueprint(files.blueprint(uploads, settings.media))
     app.register_blueprint(status.blueprint(api, warmup))

@@ -1,4 +1,5 @@
 """Who may ask: API keys, how often, by which name of this machine, and from which web pages."""
+
 from __future__ import annotations
 
 import hashlib
@@ -28,7 +29,9 @@ def without_key(view: View) -> View:
 
 
 def owner() -> str:
-    """Whose request this is: what belongs to one key is not shown to another. Not the key itself."""
+    """Whose request this is: what belongs to one key is not shown to another. Not the key
+    itself.
+    """
     name: str = g.get("owner", ANYBODY)
     return name
 
@@ -40,7 +43,9 @@ class Keys:
         self._owners = {_digest(key): f"key-{_digest(key).hex()[:32]}" for key in keys}
 
     def owner(self, header: str) -> str | None:
-        """Whose bearer token stands in an Authorization header, None for nobody's. Every key is compared, in constant time."""
+        """Whose bearer token stands in an Authorization header, None for nobody's. Every key is
+        compared, in constant time.
+        """
         scheme, _, token = header.partition(" ")
         given, found = _digest(token.strip()), None
         for digest, name in self._owners.items():
@@ -50,7 +55,9 @@ class Keys:
 
 
 class RateLimit:
-    """A bucket for each key that fills at `per_minute` / 60 tokens a second, and holds a tenth of a minute's, at least 10."""
+    """A bucket for each key that fills at `per_minute` / 60 tokens a second, and holds a tenth of a
+    minute's, at least 10.
+    """
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate, self._most, self._clock = per_minute / 60, max(10.0, per_minute / 10), clock
@@ -81,15 +88,27 @@ def register(app: Flask, settings: ServerSettings) -> None:
         if request.method == "OPTIONS" and settings.allows_origin(request.headers.get("Origin")):
             return Response(status=204)  # a preflight comes without a key
         view = app.view_functions.get(request.endpoint or "")
-        if settings.api_keys and not (request.endpoint or "").endswith("static") and not getattr(view, _OPEN, False):
+        if (
+            settings.api_keys
+            and not (request.endpoint or "").endswith("static")
+            and not getattr(view, _OPEN, False)
+        ):
             found = keys.owner(request.headers.get("Authorization", ""))
             if found is None:
-                raise ApiError(401, "expected the header 'Authorization: Bearer KEY' with a key of this server", code="invalid_api_key",
-                               headers={"WWW-Authenticate": "Bearer"})
+                raise ApiError(
+                    401,
+                    "expected the header 'Authorization: Bearer KEY' with a key of this server",
+                    code="invalid_api_key",
+                    headers={"WWW-Authenticate": "Bearer"},
+                )
             g.owner = found
             if wait := limit.take(g.owner):
-                raise ApiError(429, f"more than {settings.rate_limit} requests a minute with this key; wait", code="rate_limit_exceeded",
-                               headers={"Retry-After": str(math.ceil(wait))})
+                raise ApiError(
+                    429,
+                    f"more than {settings.rate_limit} requests a minute with this key; wait",
+                    code="rate_limit_exceeded",
+                    headers={"Retry-After": str(math.ceil(wait))},
+                )
         return None
 
 
@@ -98,18 +117,29 @@ def _digest(text: str) -> bytes:
 
 
 def _check_host(settings: ServerSettings) -> None:
-    """A page on the web can have its own name resolve to 127.0.0.1 and would then be same-origin with us (DNS rebinding)."""
+    """A page on the web can have its own name resolve to 127.0.0.1 and would then be same-origin
+    with us (DNS rebinding).
+    """
     if settings.loopback and not is_loopback(_host_of(f"//{request.host}")):
-        raise ApiError(403, "this server answers to localhost and 127.0.0.1 only", code="unknown_host")
+        raise ApiError(
+            403, "this server answers to localhost and 127.0.0.1 only", code="unknown_host"
+        )
 
 
 def _check_origin(settings: ServerSettings) -> None:
-    """A page of another origin may not have a browser send us what changes or costs something, unless it was allowed."""
+    """A page of another origin may not have a browser send us what changes or costs something,
+    unless it was allowed.
+    """
     origin = request.headers.get("Origin")
     if origin is None or request.method in _SAFE or settings.allows_origin(origin):
         return
     if origin.partition("://")[2] != request.host:
-        raise ApiError(403, "pages of this origin may not use this server; start it with --cors-origin to allow them", code="origin_denied")
+        raise ApiError(
+            403,
+            "pages of this origin may not use this server; start it with --cors-origin to allow "
+            "them",
+            code="origin_denied",
+        )
 
 
 def _host_of(url: str) -> str:

@@ -1,4 +1,7 @@
-"""Between the stored conversations and the service: branches as prompts, answers started, counted, and told to the page."""
+"""Between the stored conversations and the service: branches as prompts, answers started, counted,
+and told to the page.
+"""
+
 from __future__ import annotations
 
 import threading
@@ -18,7 +21,9 @@ from mtmd.web.records import COMPLETE, RUNNING, Message, StoredImage, branch
 from mtmd.web.settings import MediaBudget, ServerSettings
 from mtmd.web.store import Store
 
-HELD_PIXELS = 32_000_000  # of decoded pictures, three bytes each, so that a long conversation does not decode them for every turn
+# of decoded pictures, three bytes each, so that a long conversation does not decode them for every
+# turn
+HELD_PIXELS = 32_000_000
 TITLE_LENGTH = 60
 
 
@@ -31,7 +36,9 @@ class Desk:
         self._pictures, self._asking = _Pictures(store, settings.media), threading.Lock()
 
     def owner(self) -> str:
-        """Whose conversations this request may see. With one key there is one person, who may change it and keep the history."""
+        """Whose conversations this request may see. With one key there is one person, who may
+        change it and keep the history.
+        """
         return ANYBODY if self._shared else owner()
 
     def keep(self, data: bytes, name: str) -> StoredImage:
@@ -45,11 +52,17 @@ class Desk:
         """By (SHA-256, name). Raises ImageError for one that is not there any more."""
         found = [self.store.image(sha256, name) for sha256, name in wanted]
         if None in found:
-            raise ImageError(f"picture {found.index(None) + 1} is not here any more; attach it again")
+            raise ImageError(
+                f"picture {found.index(None) + 1} is not here any more; attach it again"
+            )
         return [f for f in found if f]
 
-    def say(self, conversation: str, parent: str | None, text: str, images: Sequence[StoredImage]) -> Message:
-        """A message of the user's, in the store when this returns; the first one gives the conversation its title."""
+    def say(
+        self, conversation: str, parent: str | None, text: str, images: Sequence[StoredImage]
+    ) -> Message:
+        """A message of the user's, in the store when this returns; the first one gives the
+        conversation its title.
+        """
         message = self.store.add(conversation, parent, "user", text, images=images)
         if parent is None:
             first = " ".join(text.split())[:TITLE_LENGTH] or (images[0].name if images else "")
@@ -57,25 +70,57 @@ class Desk:
         return message
 
     def ask(self, conversation: str, parent: str, system: str, chosen: dict[str, Any]) -> Message:
-        """Start an answer to the branch that ends in `parent`. Raises ApiError where one is being written, and what `submit` raises."""
+        """Start an answer to the branch that ends in `parent`. Raises ApiError where one is being
+        written, and what `submit` raises.
+        """
         with self._asking:
             if self.answers.running(conversation):
-                raise ApiError(409, "an answer is being written in this conversation; wait for its end, or stop it")
+                raise ApiError(
+                    409,
+                    "an answer is being written in this conversation; wait for its end, or stop it",
+                )
             path = branch(self._by_id(conversation), parent)
             ticket = self.service.submit(self._prompt(path, system), **chosen)
             try:
-                message = self.store.add(conversation, parent, "assistant", "", state=RUNNING, options={**chosen, "system": system})
+                message = self.store.add(
+                    conversation,
+                    parent,
+                    "assistant",
+                    "",
+                    state=RUNNING,
+                    options={**chosen, "system": system},
+                )
             except BaseException:
                 ticket.cancel()
                 raise
             self.answers.start(message.id, conversation, ticket)
         return message
 
-    def count(self, conversation: str | None, parent: str | None, text: str, images: Sequence[StoredImage], *, system: str,
-              detail: str) -> TokenCount:
+    def count(
+        self,
+        conversation: str | None,
+        parent: str | None,
+        text: str,
+        images: Sequence[StoredImage],
+        *,
+        system: str,
+        detail: str,
+    ) -> TokenCount:
         """What the branch would take with this message added to it."""
         path = branch(self._by_id(conversation), parent) if conversation else []
-        draft = Message("", "", parent, "user", text if text.strip() else ".", COMPLETE, tuple(images), None, None, None, 0.0)
+        draft = Message(
+            "",
+            "",
+            parent,
+            "user",
+            text if text.strip() else ".",
+            COMPLETE,
+            tuple(images),
+            None,
+            None,
+            None,
+            0.0,
+        )
         return self.service.count(self._prompt([*path, draft], system), detail)
 
     def page_messages(self, conversation: str) -> list[dict[str, Any]]:
@@ -88,17 +133,33 @@ class Desk:
         stored = self._by_id(answer.conversation).get(answer.id)
         if stored is None:
             return {}
-        return self._shown(replace(stored, text="".join(answer.pieces), state=end["state"], receipt=end["receipt"], error=end["error"]))
+        return self._shown(
+            replace(
+                stored,
+                text="".join(answer.pieces),
+                state=end["state"],
+                receipt=end["receipt"],
+                error=end["error"],
+            )
+        )
 
     def _shown(self, message: Message) -> dict[str, Any]:
-        """An answer that says it is running, and is not known to run here, was cut off when a server ended."""
+        """An answer that says it is running, and is not known to run here, was cut off when a
+        server ended.
+        """
         live = message.state == RUNNING and self.answers.get(message.id) is not None
         state = message.state if live or message.state != RUNNING else "interrupted"
         shown = asdict(message) | {"state": state, "html": None, "regions": None}
         if message.role == "assistant" and not live:
             shown["html"] = render(message.text)
             seen = (message.receipt or {}).get("images") or [{}]
-            found = find_regions(message.text, seen[-1].get("processed_size"), seen[-1].get("original_size")) if message.receipt else None
+            found = (
+                find_regions(
+                    message.text, seen[-1].get("processed_size"), seen[-1].get("original_size")
+                )
+                if message.receipt
+                else None
+            )
             shown["regions"] = found and found.asdict()
         return shown
 
@@ -106,14 +167,17 @@ class Desk:
         return {m.id: m for m in self.store.messages(conversation)}
 
     def _prompt(self, path: Sequence[Message], system: str) -> list[dict[str, Any]]:
-        """A branch as the model takes it: turns alternate, so what was said twice in a row, for want of an answer, is one turn.
+        """A branch as the model takes it: turns alternate, so what was said twice in a row, for
+        want of an answer, is one turn.
 
         Raises PromptError where its pictures are more than one request may bring.
         """
         self._check([i for m in path for i in m.images])
         turns: list[tuple[str, list[dict[str, Any]]]] = []
         for m in path:
-            parts: list[dict[str, Any]] = [{"type": "image", "image": self._pictures.get(i)} for i in m.images]
+            parts: list[dict[str, Any]] = [
+                {"type": "image", "image": self._pictures.get(i)} for i in m.images
+            ]
             if m.text:
                 parts.append({"type": "text", "text": m.text})
             if turns and turns[-1][0] == m.role:
@@ -124,12 +188,22 @@ class Desk:
         return [*first, *({"role": role, "content": _plain(parts)} for role, parts in turns)]
 
     def _check(self, images: Sequence[StoredImage]) -> None:
-        budget, size, pixels = self._budget, sum(i.bytes for i in images), sum(i.width * i.height for i in images)
-        for what, found, most in (("pictures", len(images), budget.images), ("bytes of pictures", size, budget.bytes),
-                                  ("pixels", pixels, budget.pixels)):
+        budget, size, pixels = (
+            self._budget,
+            sum(i.bytes for i in images),
+            sum(i.width * i.height for i in images),
+        )
+        for what, found, most in (
+            ("pictures", len(images), budget.images),
+            ("bytes of pictures", size, budget.bytes),
+            ("pixels", pixels, budget.pixels),
+        ):
             if found > most:
-                raise PromptError(f"found {found:,} {what} in this conversation, expected at most {most:,}; start a new one, or edit an "
-                                  "earlier message to leave some out")
+                raise PromptError(
+                    f"found {found:,} {what} in this conversation, expected at most {most:,}; "
+                    "start a new one, or edit an "
+                    "earlier message to leave some out"
+                )
 
 
 def _plain(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
@@ -152,7 +226,10 @@ class _Pictures:
                 return self._held[image.sha256]
         data = self._store.image_bytes(image.sha256)
         if data is None:
-            raise ImageError(f"picture {image.name or image.sha256[:12]!r} is not here any more; edit the message and attach it again")
+            raise ImageError(
+                f"picture {image.name or image.sha256[:12]!r} is not here any more; edit the "
+                "message and attach it again"
+            )
         picture = load_image(data, self._budget.each, "picture")
         self.hold(image.sha256, picture)
         return picture
@@ -161,5 +238,8 @@ class _Pictures:
         with self._lock:
             self._held[sha256] = picture
             self._held.move_to_end(sha256)
-            while len(self._held) > 1 and sum(p.size[0] * p.size[1] for p in self._held.values()) > HELD_PIXELS:
+            while (
+                len(self._held) > 1
+                and sum(p.size[0] * p.size[1] for p in self._held.values()) > HELD_PIXELS
+            ):
                 self._held.popitem(last=False)

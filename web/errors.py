@@ -1,4 +1,7 @@
-"""Errors as OpenAI's servers tell them: {"error": {"message", "type", "param", "code"}}. Nothing of the inside goes out."""
+"""Errors as OpenAI's servers tell them: {"error": {"message", "type", "param", "code"}}. Nothing of
+the inside goes out.
+"""
+
 from __future__ import annotations
 
 import logging
@@ -12,33 +15,64 @@ from werkzeug.exceptions import HTTPException
 from mtmd import BusyError, DeviceMemoryError, ImageError, MtmdError, OptionError, PromptError
 
 log = logging.getLogger("mtmd.web")
-LONGEST = 600    # characters of a message: parts of a request may stand in it
-TAG = "="        # begins the names that web/schemas.py gives to the kinds of a value; they are no part of a place in a request
-_WORDS = {400: "the request cannot be understood", 404: "there is nothing at this address", 405: "this method is not for this address",
-          413: "the request is too large", 415: "found another content type, expected application/json"}
+LONGEST = 600  # characters of a message: parts of a request may stand in it
+# begins the names that web/schemas.py gives to the kinds of a value; they are no part of a place in
+# a request
+TAG = "="
+_WORDS = {
+    400: "the request cannot be understood",
+    404: "there is nothing at this address",
+    405: "this method is not for this address",
+    413: "the request is too large",
+    415: "found another content type, expected application/json",
+}
 
 
 class ApiError(Exception):
     """What a request is refused with. `param` names the part of the request that is to blame."""
 
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None,
-                 headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
-        self.status, self.message, self.param, self.code, self.headers = status, message, param, code, dict(headers or {})
+        self.status, self.message, self.param, self.code, self.headers = (
+            status,
+            message,
+            param,
+            code,
+            dict(headers or {}),
+        )
 
     def body(self) -> dict[str, Any]:
         message = self.message if len(self.message) <= LONGEST else f"{self.message[:LONGEST]}..."
-        return {"error": {"message": message, "type": _type(self.status), "param": self.param, "code": self.code}}
+        return {
+            "error": {
+                "message": message,
+                "type": _type(self.status),
+                "param": self.param,
+                "code": self.code,
+            }
+        }
 
 
 def as_api_error(error: BaseException, request_id: str) -> ApiError:
-    """What a client is told of any error. What is not the client's business is written to the log."""
+    """What a client is told of any error. What is not the client's business is written to the
+    log.
+    """
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ValidationError):
         return invalid(error)
     if isinstance(error, (PromptError, ImageError, OptionError)):
-        return ApiError(400, str(error), code="invalid_image" if isinstance(error, ImageError) else None)
+        return ApiError(
+            400, str(error), code="invalid_image" if isinstance(error, ImageError) else None
+        )
     if isinstance(error, BusyError):
         return ApiError(429, str(error), code="server_busy", headers={"Retry-After": "1"})
     if isinstance(error, DeviceMemoryError):
@@ -46,22 +80,38 @@ def as_api_error(error: BaseException, request_id: str) -> ApiError:
     if isinstance(error, HTTPException):
         status = error.code or 500
         headers = {k: v for k, v in error.get_headers() if k in ("Allow", "Retry-After")}
-        return ApiError(status, _WORDS.get(status, "the request cannot be answered"), headers=headers)
+        return ApiError(
+            status, _WORDS.get(status, "the request cannot be answered"), headers=headers
+        )
     if isinstance(error, MtmdError):
         log.error("%s failed: %s", request_id, str(error)[:LONGEST])
     else:
         log.error("%s failed: %s", request_id, type(error).__name__, exc_info=error)
-    return ApiError(500, f"the server could not answer; its log tells why under {request_id}", code="internal_error")
+    return ApiError(
+        500,
+        f"the server could not answer; its log tells why under {request_id}",
+        code="internal_error",
+    )
 
 
 def invalid(error: ValidationError) -> ApiError:
-    """The first thing that is wrong with a request's fields, without the value found there: it may be a picture."""
+    """The first thing that is wrong with a request's fields, without the value found there: it may
+    be a picture.
+    """
     first = error.errors(include_url=False, include_input=False)[0]
     context = first.get("ctx", {})
     param = context.get("param") or _place(first["loc"])
-    message = first["msg"] if first["type"] != "json_invalid" else f"the body is not JSON: {context.get('error', 'it cannot be read')}"
-    return ApiError(400, f"{param}: {message}" if param and not context.get("param") else message, param=param or None,
-                    code=context.get("code"))
+    message = (
+        first["msg"]
+        if first["type"] != "json_invalid"
+        else f"the body is not JSON: {context.get('error', 'it cannot be read')}"
+    )
+    return ApiError(
+        400,
+        f"{param}: {message}" if param and not context.get("param") else message,
+        param=param or None,
+        code=context.get("code"),
+    )
 
 
 def register(app: Flask) -> None:
@@ -71,7 +121,9 @@ def register(app: Flask) -> None:
 
 
 def response(error: ApiError) -> Response:
-    return Response(json.dumps(error.body()), error.status, error.headers, mimetype="application/json")
+    return Response(
+        json.dumps(error.body()), error.status, error.headers, mimetype="application/json"
+    )
 
 
 def _place(location: tuple[int | str, ...]) -> str:

@@ -1,8 +1,11 @@
-"""Fetches pictures from the web for a request, without letting the request reach into our own network.
+"""Fetches pictures from the web for a request, without letting the request reach into our own
+network.
 
-The address that is checked is the one that is connected to: a name is looked up once, every address it has must be public, the
-socket goes to one of those, and its peer is checked again. Redirects start over. No proxy is used, nothing is cached, no cookie kept.
+The address that is checked is the one that is connected to: a name is looked up once, every address
+it has must be public, the socket goes to one of those, and its peer is checked again. Redirects
+start over. No proxy is used, nothing is cached, no cookie kept.
 """
+
 from __future__ import annotations
 
 import http.client
@@ -29,20 +32,42 @@ MOST_REDIRECTS = 3
 HEAD_BYTES = 64  # enough to tell the formats of pictures apart
 _PORTS = {"http": 80, "https": 443}
 _HOST = re.compile(r"[A-Za-z0-9.\-]+|\[[0-9A-Fa-f:.]+\]")
-_DENIED = tuple(map(ipaddress.ip_network, (  # IANA's special registries, where Python's is_global says otherwise or changed its mind
-    "0.0.0.0/8", "100.64.0.0/10", "192.0.0.0/24", "192.88.99.0/24", "198.18.0.0/15", "240.0.0.0/4", "168.63.129.16/32",
-    "64:ff9b::/96", "64:ff9b:1::/48", "100::/64", "2001::/23", "2002::/16", "fec0::/10", "5f00::/16", "3fff::/20")))
+_DENIED = tuple(
+    map(
+        ipaddress.ip_network,
+        (  # IANA's special registries, where Python's is_global says otherwise or changed its mind
+            "0.0.0.0/8",
+            "100.64.0.0/10",
+            "192.0.0.0/24",
+            "192.88.99.0/24",
+            "198.18.0.0/15",
+            "240.0.0.0/4",
+            "168.63.129.16/32",
+            "64:ff9b::/96",
+            "64:ff9b:1::/48",
+            "100::/64",
+            "2001::/23",
+            "2002::/16",
+            "fec0::/10",
+            "5f00::/16",
+            "3fff::/20",
+        ),
+    )
+)
 
 
 @dataclass(frozen=True)
 class Fetched:
     """Where a redirect leads, or a body."""
+
     location: str | None
     body: bytes
 
 
 class _Denied(Exception):
-    """Not told to the client in so many words: it would learn which names and ports there are inside."""
+    """Not told to the client in so many words: it would learn which names and ports there are
+    inside.
+    """
 
 
 class Fetcher:
@@ -52,7 +77,8 @@ class Fetcher:
         self.limit_s, self._places = limit_s, threading.BoundedSemaphore(at_once)
 
     def fetch(self, url: str, place: str, max_bytes: int, deadline: float) -> bytes:
-        """The picture at `url`, of at most `max_bytes`, by `deadline` (of time.monotonic). `place` names the URL in messages.
+        """The picture at `url`, of at most `max_bytes`, by `deadline` (of time.monotonic). `place`
+        names the URL in messages.
 
         Raises ApiError and ImageError.
         """
@@ -70,8 +96,14 @@ class Fetcher:
         except ImageError as error:
             raise ApiError(400, f"{place}: {error}", param=place, code="invalid_image") from error
         except (_Denied, OSError, http.client.HTTPException, ValueError) as error:
-            raise ApiError(400, f"{place}: the picture could not be fetched: only public http and https addresses are asked, on "
-                                f"their usual ports, for at most {self.limit_s:g} s", param=place, code="image_not_fetched") from error
+            raise ApiError(
+                400,
+                f"{place}: the picture could not be fetched: only public http and https addresses "
+                "are asked, on "
+                f"their usual ports, for at most {self.limit_s:g} s",
+                param=place,
+                code="image_not_fetched",
+            ) from error
 
     @contextmanager
     def _place(self, deadline: float) -> Iterator[None]:
@@ -85,30 +117,48 @@ class Fetcher:
 
 def check_url(url: str) -> SplitResult:
     """The parts of a URL that may be asked. Raises ValueError."""
-    if len(url) > LONGEST_URL or not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
+    if (
+        len(url) > LONGEST_URL
+        or not url.isascii()
+        or not url.isprintable()
+        or " " in url
+        or "\\" in url
+    ):
         raise ValueError("not a URL as RFC 3986 has it")
     parts = urlsplit(url)
     host = parts.netloc.removesuffix(f":{_PORTS.get(parts.scheme)}")
-    if parts.scheme not in _PORTS or not _HOST.fullmatch(host) or not parts.hostname:  # no user, no other port
+    if (
+        parts.scheme not in _PORTS or not _HOST.fullmatch(host) or not parts.hostname
+    ):  # no user, no other port
         raise ValueError("not an address that is asked")
     return parts
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address belongs to the internet at large: not private, local, shared, reserved, nor IPv4 inside IPv6."""
+    """Whether an IP address belongs to the internet at large: not private, local, shared, reserved,
+    nor IPv4 inside IPv6.
+    """
     try:
         found: Address = ipaddress.ip_address(address)
     except ValueError:
         return False
-    if isinstance(found, ipaddress.IPv6Address) and (found.ipv4_mapped or found.sixtofour or found.teredo or found.scope_id):
+    if isinstance(found, ipaddress.IPv6Address) and (
+        found.ipv4_mapped or found.sixtofour or found.teredo or found.scope_id
+    ):
         return False
     if int(found) >> 32 == 0 and found.version == 6:  # ::a.b.c.d, deprecated
         return False
-    return found.is_global and not found.is_multicast and not any(found.version == net.version and found in net for net in _DENIED)
+    return (
+        found.is_global
+        and not found.is_multicast
+        and not any(found.version == net.version and found in net for net in _DENIED)
+    )
 
 
 def public_addresses(host: str, port: int) -> list[str]:
-    """What `host` resolves to. Raises _Denied if any of it is not public: such a name is set up to deceive, or is our own."""
+    """What `host` resolves to. Raises _Denied if any of it is not public: such a name is set up to
+    deceive, or is our own.
+    """
     found = [str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     if not found or not all(map(is_public, found)):
         raise _Denied("an address that is not public")
@@ -127,15 +177,25 @@ def _get(url: str, max_bytes: int, deadline: float) -> Fetched:
         with closing(http.client.HTTPConnection(parts.hostname, port)) as connection:
             connection.sock = sock
             target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-            connection.request("GET", target, headers={
-                "Accept": "image/*", "Accept-Encoding": "identity", "User-Agent": "mtmd", "Connection": "close"})
+            connection.request(
+                "GET",
+                target,
+                headers={
+                    "Accept": "image/*",
+                    "Accept-Encoding": "identity",
+                    "User-Agent": "mtmd",
+                    "Connection": "close",
+                },
+            )
             with connection.getresponse() as response:
                 return _read(response, max_bytes, deadline)
 
 
 @contextmanager
 def _connected(address: str, port: int, deadline: float) -> Iterator[socket.socket]:
-    """A socket to this very address. Whatever stage it is in at the deadline, it is shut then: timeouts of single calls would add up."""
+    """A socket to this very address. Whatever stage it is in at the deadline, it is shut then:
+    timeouts of single calls would add up.
+    """
     left = deadline - time.monotonic()
     if left <= 0:
         raise _Denied("no time left")
@@ -173,14 +233,20 @@ def _shut(sock: socket.socket) -> None:
 def _read(response: http.client.HTTPResponse, max_bytes: int, deadline: float) -> Fetched:
     if response.status in (301, 302, 303, 307, 308):
         return Fetched(response.headers.get("Location") or "", b"")
-    if response.status != 200 or response.headers.get("Content-Encoding", "identity").lower() != "identity":
+    if (
+        response.status != 200
+        or response.headers.get("Content-Encoding", "identity").lower() != "identity"
+    ):
         raise _Denied("not a plain 200")
     chunks, count, promised = [], 0, response.length
     while chunk := response.read1(1 << 16):
         chunks.append(chunk)
         count += len(chunk)
         if count > max_bytes:
-            raise ImageError(f"found more than {max_bytes:,} bytes, the most that this request may still bring; scale the picture down")
+            raise ImageError(
+                f"found more than {max_bytes:,} bytes, the most that this request may still bring; "
+                "scale the picture down"
+            )
         if count - len(chunk) < HEAD_BYTES <= count and picture_format(b"".join(chunks)) is None:
             raise _Denied("not a picture")
     body = b"".join(chunks)

@@ -1,8 +1,11 @@
-"""Boxes and points that an answer gives in the notations of vision-language models, found in its text.
+"""Boxes and points that an answer gives in the notations of vision-language models, found in its
+text.
 
-Nothing in most notations says what the numbers mean. `scale` is the likeliest reading, `why` its reason; the page lets a person choose
-another. Box values are x1, y1, x2, y2, point values x, y, whatever order the notation has them in.
+Nothing in most notations says what the numbers mean. `scale` is the likeliest reading, `why` its
+reason; the page lets a person choose another. Box values are x1, y1, x2, y2, point values x, y,
+whatever order the notation has them in.
 """
+
 from __future__ import annotations
 
 import json
@@ -13,18 +16,25 @@ from typing import Any
 
 MOST = 200  # regions of one answer; a loop of a model must not fill the page
 LONGEST_LABEL = 120
-OBJECT = 2000  # characters that a JSON object about one region may have on either side of its numbers
+# characters that a JSON object about one region may have on either side of its numbers
+OBJECT = 2000
 Y_FIRST = "box_2d"
 _N = r"\s*(-?\d+(?:\.\d+)?)\s*"
 _FOUR, _TWO = ",".join([_N] * 4), ",".join([_N] * 2)
-_BOX_TAG = re.compile(r"(?:<(?:ref|\|object_ref_start\|)>([^<]*)<[^>]*>\s*)?<(?:box|\|box_start\|)>\s*([^<]*?)\s*<(?:/box|\|box_end\|)>")
+_BOX_TAG = re.compile(
+    r"(?:<(?:ref|\|object_ref_start\|)>([^<]*)<[^>]*>\s*)?<(?:box|\|box_start\|)>\s*([^<]*?)\s*<(?:/box|\|box_end\|)>"
+)
 _PAIRS = re.compile(rf"\({_TWO}\)\s*,?\s*\({_TWO}\)")
 _LIST = re.compile(rf"\[{_FOUR}\]")
 _LOC = re.compile(r"((?:<loc\d{4}>){4})\s*([^<;\n]*)")
 _POINT_TAG = re.compile(r"<point\s([^<>]*)>([^<]*)</point>")
 _ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
-_MEMBER = re.compile(rf"""["'](bbox_2d|bbox|box_2d|box|point_2d|point)["']\s*:\s*\[\[?({_N}(?:,{_N}){{1,3}})\]""")
-_LABEL = re.compile(r"""["'](?:label|text_content|name|text|sub_label)["']\s*:\s*(["'])((?:(?!\1)[^\\]|\\.)*)\1""")
+_MEMBER = re.compile(
+    rf"""["'](bbox_2d|bbox|box_2d|box|point_2d|point)["']\s*:\s*\[\[?({_N}(?:,{_N}){{1,3}})\]"""
+)
+_LABEL = re.compile(
+    r"""["'](?:label|text_content|name|text|sub_label)["']\s*:\s*(["'])((?:(?!\1)[^\\]|\\.)*)\1"""
+)
 
 
 @dataclass(frozen=True)
@@ -32,7 +42,9 @@ class Region:
     kind: str  # "box" or "point"
     values: tuple[float, ...]
     label: str
-    scale: str  # "1", "100", "1000" or "1024": the number that stands for the whole width or height; "processed", "original": pixels
+    # "1", "100", "1000" or "1024": the number that stands for the whole width or height;
+    # "processed", "original": pixels
+    scale: str
 
     def asdict(self) -> dict[str, Any]:
         return asdict(self)
@@ -40,7 +52,10 @@ class Region:
 
 @dataclass(frozen=True)
 class Regions:
-    """`scale` is "" where the notation itself says what its numbers mean: nothing is to be chosen then."""
+    """`scale` is "" where the notation itself says what its numbers mean: nothing is to be chosen
+    then.
+    """
+
     regions: tuple[Region, ...]
     scale: str
     why: str
@@ -49,8 +64,12 @@ class Regions:
         return {"regions": [r.asdict() for r in self.regions], "scale": self.scale, "why": self.why}
 
 
-def find_regions(text: str, processed: tuple[int, int] | None = None, original: tuple[int, int] | None = None) -> Regions | None:
-    """Those of an answer about one picture of these sizes (width, height); None where it gives none."""
+def find_regions(
+    text: str, processed: tuple[int, int] | None = None, original: tuple[int, int] | None = None
+) -> Regions | None:
+    """Those of an answer about one picture of these sizes (width, height); None where it gives
+    none.
+    """
     found = [r for r in _found(text) if _drawable(r)][:MOST]
     if not found:
         return None
@@ -62,7 +81,9 @@ def find_regions(text: str, processed: tuple[int, int] | None = None, original: 
 
 
 def _found(text: str) -> Iterator[Region]:
-    """Of the most telling notation that there is: a bare list of four numbers counts only where nothing else is found."""
+    """Of the most telling notation that there is: a bare list of four numbers counts only where
+    nothing else is found.
+    """
     tagged = [*_from_tags(text), *_from_json(text)]
     yield from tagged
     if not tagged:
@@ -82,14 +103,20 @@ def _from_tags(text: str) -> Iterator[Region]:
     for match in _POINT_TAG.finditer(text):
         attributes = dict(_ATTRIBUTE.findall(match[1]))
         try:
-            yield Region("point", (float(attributes["x"]), float(attributes["y"])),
-                         (attributes.get("alt") or match[2]).strip()[:LONGEST_LABEL], "100")
+            yield Region(
+                "point",
+                (float(attributes["x"]), float(attributes["y"])),
+                (attributes.get("alt") or match[2]).strip()[:LONGEST_LABEL],
+                "100",
+            )
         except (KeyError, ValueError):
             continue
 
 
 def _from_json(text: str) -> Iterator[Region]:
-    """The members of JSON objects that give a place, wherever they stand; not whole documents, for an answer may be cut off."""
+    """The members of JSON objects that give a place, wherever they stand; not whole documents, for
+    an answer may be cut off.
+    """
     for match in _MEMBER.finditer(text):
         key, numbers = match[1], _numbers(re.findall(r"-?\d+(?:\.\d+)?", match[2]))
         label = _label_beside(text, *match.span())
@@ -98,7 +125,11 @@ def _from_json(text: str) -> Iterator[Region]:
                 yield Region("point", numbers, label, "")
         elif len(numbers) == 4:
             x1, y1, x2, y2 = numbers
-            yield Region("box", (y1, x1, y2, x2), label, "1000") if key == Y_FIRST else Region("box", numbers, label, "")
+            yield (
+                Region("box", (y1, x1, y2, x2), label, "1000")
+                if key == Y_FIRST
+                else Region("box", numbers, label, "")
+            )
 
 
 def _label_beside(text: str, start: int, end: int) -> str:
@@ -109,7 +140,11 @@ def _label_beside(text: str, start: int, end: int) -> str:
     if not match:
         return ""
     try:
-        return str(json.loads(f'"{match[2]}"'))[:LONGEST_LABEL] if match[1] == '"' else match[2][:LONGEST_LABEL]
+        return (
+            str(json.loads(f'"{match[2]}"'))[:LONGEST_LABEL]
+            if match[1] == '"'
+            else match[2][:LONGEST_LABEL]
+        )
     except ValueError:
         return match[2][:LONGEST_LABEL]
 
@@ -121,10 +156,14 @@ def _numbers(texts: Iterable[str | None]) -> tuple[float, ...]:
 def _drawable(region: Region) -> bool:
     if not all(0 <= v <= 1e5 for v in region.values):
         return False
-    return region.kind == "point" or (region.values[0] < region.values[2] and region.values[1] < region.values[3])
+    return region.kind == "point" or (
+        region.values[0] < region.values[2] and region.values[1] < region.values[3]
+    )
 
 
-def _likeliest(values: list[float], processed: tuple[int, int] | None, original: tuple[int, int] | None) -> tuple[str, str]:
+def _likeliest(
+    values: list[float], processed: tuple[int, int] | None, original: tuple[int, int] | None
+) -> tuple[str, str]:
     """What bare numbers most likely mean, and why."""
     most = max(values)
     if most <= 1:
@@ -132,7 +171,15 @@ def _likeliest(values: list[float], processed: tuple[int, int] | None, original:
     if most <= 1000:
         return "1000", "no number is above 1000, the whole width or height of most models"
     if processed and most <= max(processed):
-        return "processed", f"a number is above 1000 and within {processed[0]} × {processed[1]}, the size the model saw"
+        return (
+            "processed",
+            f"a number is above 1000 and within {processed[0]} × {processed[1]}, the size the "
+            "model saw",
+        )
     if original and most <= max(original):
-        return "original", f"a number is above 1000 and within {original[0]} × {original[1]}, the picture's own size"
+        return (
+            "original",
+            f"a number is above 1000 and within {original[0]} × {original[1]}, the picture's own "
+            "size",
+        )
     return "processed", "a number is above 1000: pixels of what the model saw"

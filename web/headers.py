@@ -1,4 +1,7 @@
-"""What every response carries: an id, what browsers may do with it, and, where allowed, for which other origins it is."""
+"""What every response carries: an id, what browsers may do with it, and, where allowed, for which
+other origins it is.
+"""
+
 from __future__ import annotations
 
 import logging
@@ -12,11 +15,18 @@ from mtmd.web.settings import ServerSettings
 log = logging.getLogger("mtmd.web")
 
 _API_POLICY = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
-_PAGE_POLICY = ("default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
-                "font-src 'self'; manifest-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'")
+_PAGE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
+    "connect-src 'self'; "
+    "font-src 'self'; manifest-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action "
+    "'none'"
+)
 _ALWAYS = {
-    "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin", "Permissions-Policy": "camera=(self), geolocation=(), microphone=()",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Permissions-Policy": "camera=(self), geolocation=(), microphone=()",
 }
 
 
@@ -29,13 +39,22 @@ def register(app: Flask, settings: ServerSettings) -> None:
     def _finish(response: Response) -> Response:
         headers = response.headers
         headers["X-Request-Id"] = g.request_id
-        headers["Content-Security-Policy"] = _PAGE_POLICY if response.mimetype == "text/html" else _API_POLICY
+        headers["Content-Security-Policy"] = (
+            _PAGE_POLICY if response.mimetype == "text/html" else _API_POLICY
+        )
         headers.update(_ALWAYS)
         headers.setdefault("Cache-Control", "no-store")
         _allow_origin(response, settings)
         # The route and not the path, which a client chooses; nothing of the body.
         route = request.url_rule.rule if request.url_rule else "no route"
-        log.info("%s %s %s %d %.0f ms", g.request_id, request.method, route, response.status_code, (time.monotonic() - g.began) * 1e3)
+        log.info(
+            "%s %s %s %d %.0f ms",
+            g.request_id,
+            request.method,
+            route,
+            response.status_code,
+            (time.monotonic() - g.began) * 1e3,
+        )
         return response
 
 

@@ -1,4 +1,7 @@
-"""What the page calls: conversations, messages, answers, pictures. JSON in and out; an answer's events as server-sent events."""
+"""What the page calls: conversations, messages, answers, pictures. JSON in and out; an answer's
+events as server-sent events.
+"""
+
 from __future__ import annotations
 
 import json
@@ -31,6 +34,7 @@ class _Strict(BaseModel):
 
 class Chosen(_Strict):
     """As `AnswerOptions`, which checks the ranges; None leaves the choice to the server."""
+
     system: Annotated[str, Field(max_length=100_000)] = ""
     max_tokens: int | None = None
     temperature: float | None = None
@@ -42,7 +46,11 @@ class Chosen(_Strict):
     detail: Literal["auto", "low", "high"] | None = None
 
     def given(self) -> dict[str, Any]:
-        return {name: value for name, value in self.model_dump(exclude={"system"}).items() if value is not None}
+        return {
+            name: value
+            for name, value in self.model_dump(exclude={"system"}).items()
+            if value is not None
+        }
 
 
 class Attached(_Strict):
@@ -77,7 +85,9 @@ class Draft(NewMessage):
 
 def blueprint(desk: Desk, settings: ServerSettings) -> Blueprint:
     routes = Blueprint("history", __name__, url_prefix="/api")
-    routes.register_error_handler(StoreError, lambda error: response(ApiError(507, str(error), code="not_saved")))
+    routes.register_error_handler(
+        StoreError, lambda error: response(ApiError(507, str(error), code="not_saved"))
+    )
     _conversation_routes(routes, desk)
     _file_routes(routes, desk)
     _message_routes(routes, desk)
@@ -93,7 +103,10 @@ def _conversation_routes(routes: Blueprint, desk: Desk) -> None:
     def listed() -> Response:
         query = request.args.get("q", "")[:1000].strip()
         if query:
-            found = [h.conversation.asdict() | {"around": h.around} for h in store.search(desk.owner(), query)]
+            found = [
+                h.conversation.asdict() | {"around": h.around}
+                for h in store.search(desk.owner(), query)
+            ]
         else:
             found = [c.asdict() for c in store.conversations(desk.owner())]
         running = {a.conversation for a in desk.answers.running()}
@@ -105,7 +118,9 @@ def _conversation_routes(routes: Blueprint, desk: Desk) -> None:
 
     @routes.get("/conversations/<id_>")
     def shown(id_: str) -> Response:
-        return jsonify(conversation=_conversation(desk, id_).asdict(), messages=desk.page_messages(id_))
+        return jsonify(
+            conversation=_conversation(desk, id_).asdict(), messages=desk.page_messages(id_)
+        )
 
     @routes.patch("/conversations/<id_>")
     def changed(id_: str) -> Response:
@@ -147,7 +162,9 @@ def _file_routes(routes: Blueprint, desk: Desk) -> None:
 def _message_routes(routes: Blueprint, desk: Desk) -> None:
     @routes.post("/conversations/<id_>/messages")
     def said(id_: str) -> Response:
-        """Answered once the message is on the disk. To edit one is to say another under the same parent."""
+        """Answered once the message is on the disk. To edit one is to say another under the same
+        parent.
+        """
         _conversation(desk, id_)
         new = _body(NewMessage)
         if not new.text.strip():
@@ -172,9 +189,19 @@ def _message_routes(routes: Blueprint, desk: Desk) -> None:
             _conversation(desk, draft.conversation)
             if draft.parent is not None:
                 _check_message(desk, draft.conversation, draft.parent)
-        count = desk.count(draft.conversation, draft.parent, draft.text, _images(desk, draft),
-                           system=draft.options.system, detail=draft.options.detail or "auto")
-        return jsonify(prompt_tokens=count.prompt_tokens, image_tokens=count.image_tokens, context=count.context)
+        count = desk.count(
+            draft.conversation,
+            draft.parent,
+            draft.text,
+            _images(desk, draft),
+            system=draft.options.system,
+            detail=draft.options.detail or "auto",
+        )
+        return jsonify(
+            prompt_tokens=count.prompt_tokens,
+            image_tokens=count.image_tokens,
+            context=count.context,
+        )
 
 
 def _answer_routes(routes: Blueprint, desk: Desk) -> None:
@@ -184,17 +211,32 @@ def _answer_routes(routes: Blueprint, desk: Desk) -> None:
         _check_answer(desk, id_)
         answer = desk.answers.get(id_)
         if answer is None:
-            raise ApiError(404, "this answer is not being written any more; load its conversation", code="ended")
+            raise ApiError(
+                404,
+                "this answer is not being written any more; load its conversation",
+                code="ended",
+            )
         last = request.headers.get("Last-Event-ID", "0")
 
         def events() -> Iterator[str]:
-            for number, event in follow(answer, int(last) if last.isdecimal() and len(last) < 10 else 0):
+            for number, event in follow(
+                answer, int(last) if last.isdecimal() and len(last) < 10 else 0
+            ):
                 if event is None:
                     yield ": still there\n\n"
                 else:
-                    told = event | {"message": desk.page_message(answer, event)} if event["type"] == "end" else event
+                    told = (
+                        event | {"message": desk.page_message(answer, event)}
+                        if event["type"] == "end"
+                        else event
+                    )
                     yield f"id: {number}\ndata: {json.dumps(told)}\n\n"
-        return Response(events(), mimetype="text/event-stream", headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+
+        return Response(
+            events(),
+            mimetype="text/event-stream",
+            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+        )
 
     @routes.post("/answers/<id_>/stop")
     def stopped(id_: str) -> Response:
@@ -209,7 +251,9 @@ def _image_routes(routes: Blueprint, desk: Desk, settings: ServerSettings) -> No
     def uploaded() -> Response:
         """The bytes of a picture file as the body; answered once it is on the disk."""
         request.max_content_length = settings.media.bytes
-        return jsonify(asdict(desk.keep(request.get_data(cache=False), request.args.get("name", ""))))
+        return jsonify(
+            asdict(desk.keep(request.get_data(cache=False), request.args.get("name", "")))
+        )
 
     @routes.get("/images/<sha256>")
     def picture(sha256: str) -> Response:
@@ -218,7 +262,9 @@ def _image_routes(routes: Blueprint, desk: Desk, settings: ServerSettings) -> No
             raise ApiError(404, "there is no such picture any more")
         if image.kind in SHOWN_BY_BROWSERS:
             return _served(data, image.kind, FOREVER)
-        return _served(png_bytes(load_image(data, settings.media.each, "picture").pixels), "image/png", FOREVER)
+        return _served(
+            png_bytes(load_image(data, settings.media.each, "picture").pixels), "image/png", FOREVER
+        )
 
     @routes.get("/processed/<sha256>")
     def processed(sha256: str) -> Response:
@@ -229,21 +275,29 @@ def _image_routes(routes: Blueprint, desk: Desk, settings: ServerSettings) -> No
     def tile(sha256: str, number: int) -> Response:
         tiles = _tiles(desk, sha256)
         if number >= len(tiles):
-            raise ApiError(404, f"found {len(tiles)} tiles of this picture, not one of number {number}")
+            raise ApiError(
+                404, f"found {len(tiles)} tiles of this picture, not one of number {number}"
+            )
         return _served(png_bytes(tiles[number]), "image/png", "private, max-age=600")
 
 
 def _conversation(desk: Desk, id_: str) -> Conversation:
     found = desk.store.conversation(desk.owner(), id_)
     if found is None:
-        raise ApiError(404, "there is no such conversation; it may have been deleted", code="no_conversation")
+        raise ApiError(
+            404, "there is no such conversation; it may have been deleted", code="no_conversation"
+        )
     return found
 
 
 def _check_message(desk: Desk, conversation: str, id_: str, role: str | None = None) -> None:
     found = {m.id: m.role for m in desk.store.messages(conversation)}.get(id_)
     if found is None or role not in (None, found):
-        raise ApiError(404, f"there is no such {'message' if role is None else 'message of the ' + role} in this conversation")
+        raise ApiError(
+            404,
+            f"there is no such {'message' if role is None else 'message of the ' + role} in this "
+            "conversation",
+        )
 
 
 def _check_answer(desk: Desk, id_: str) -> None:
@@ -260,7 +314,9 @@ def _images(desk: Desk, message: NewMessage) -> list[StoredImage]:
 def _tiles(desk: Desk, sha256: str) -> Any:
     tiles = desk.service.processed(sha256)
     if tiles is None:
-        raise ApiError(404, "what the model saw is kept for the latest pictures only; ask again to see it")
+        raise ApiError(
+            404, "what the model saw is kept for the latest pictures only; ask again to see it"
+        )
     return tiles
 
 
@@ -274,5 +330,11 @@ def _served(data: bytes, kind: str, cache: str) -> Response:
 
 def _download(pieces: Iterator[str], name: str) -> Response:
     day = time.strftime("%Y-%m-%d")
-    return Response(pieces, mimetype="application/json", headers={
-        "Content-Disposition": f'attachment; filename="mtmd-{name}-{day}.json"', "Cache-Control": "no-store"})
+    return Response(
+        pieces,
+        mimetype="application/json",
+        headers={
+            "Content-Disposition": f'attachment; filename="mtmd-{name}-{day}.json"',
+            "Cache-Control": "no-store",
+        },
+    )

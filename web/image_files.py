@@ -1,4 +1,7 @@
-"""Pictures as files named by the SHA-256 of their bytes; or, where nothing is to be kept, in memory."""
+"""Pictures as files named by the SHA-256 of their bytes; or, where nothing is to be kept, in
+memory.
+"""
+
 from __future__ import annotations
 
 import hashlib
@@ -8,17 +11,25 @@ from contextlib import suppress
 from pathlib import Path
 
 _TYPES = (
-    (b"\xff\xd8\xff", "image/jpeg"), (b"\x89PNG\r\n\x1a\n", "image/png"), (b"GIF8", "image/gif"), (b"BM", "image/bmp"),
-    (b"II", "image/tiff"), (b"MM", "image/tiff"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"GIF8", "image/gif"),
+    (b"BM", "image/bmp"),
+    (b"II", "image/tiff"),
+    (b"MM", "image/tiff"),
 )
 SHOWN_BY_BROWSERS = ("image/jpeg", "image/png", "image/webp", "image/gif", "image/bmp")
 
 
 def media_type(data: bytes) -> str:
-    """Of a file that decodes as a picture; of the kinds that do, the first bytes tell them apart."""
+    """Of a file that decodes as a picture; of the kinds that do, the first bytes tell them
+    apart.
+    """
     if data[:4] == b"RIFF":
         return "image/webp"
-    return next((kind for prefix, kind in _TYPES if data.startswith(prefix)), "application/octet-stream")
+    return next(
+        (kind for prefix, kind in _TYPES if data.startswith(prefix)), "application/octet-stream"
+    )
 
 
 class ImageFiles:
@@ -30,7 +41,9 @@ class ImageFiles:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def put(self, data: bytes) -> str:
-        """Its SHA-256. When this returns the file is on the disk, whole, under its name: a crash leaves all or nothing. Raises OSError."""
+        """Its SHA-256. When this returns the file is on the disk, whole, under its name: a crash
+        leaves all or nothing. Raises OSError.
+        """
         name = hashlib.sha256(data).hexdigest()
         if self.folder is None:
             self._held[name] = data
@@ -64,7 +77,9 @@ class ImageFiles:
             (self.folder / name).unlink(missing_ok=True)
 
     def older_than(self, seconds: float) -> list[str]:
-        """Names of files, unfinished ones too, that were written so long ago that nobody can be at work on them any more."""
+        """Names of files, unfinished ones too, that were written so long ago that nobody can be at
+        work on them any more.
+        """
         if self.folder is None:
             return []
         found = []
@@ -76,7 +91,9 @@ class ImageFiles:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the new name itself survive a power cut. Windows cannot open folders, and does not need it."""
+    """Make the new name itself survive a power cut. Windows cannot open folders, and does not need
+    it.
+    """
     if os.name == "nt":
         return
     handle = os.open(folder, os.O_RDONLY)

@@ -1,17 +1,57 @@
-"""Markdown of an answer as HTML that is safe to put into the page: what a picture says may end up in an answer."""
+"""Markdown of an answer as HTML that is safe to put into the page: what a picture says may end up
+in an answer.
+"""
+
 from __future__ import annotations
 
 import nh3
 from markdown_it import MarkdownIt
 
-_READER = MarkdownIt("commonmark", {"html": False, "typographer": False}).enable(["table", "strikethrough"])
-_READER.disable("image")  # an address in an answer must not be fetched: it would tell a stranger what was asked
-_TAGS = {"p", "br", "hr", "h1", "h2", "h3", "h4", "h5", "h6", "ul", "ol", "li", "blockquote", "pre", "code", "em", "strong", "s", "a",
-         "table", "thead", "tbody", "tr", "th", "td"}
+_READER = MarkdownIt("commonmark", {"html": False, "typographer": False}).enable(
+    ["table", "strikethrough"]
+)
+_READER.disable(
+    "image"
+)  # an address in an answer must not be fetched: it would tell a stranger what was asked
+_TAGS = {
+    "p",
+    "br",
+    "hr",
+    "h1",
+    "h2",
+    "h3",
+    "h4",
+    "h5",
+    "h6",
+    "ul",
+    "ol",
+    "li",
+    "blockquote",
+    "pre",
+    "code",
+    "em",
+    "strong",
+    "s",
+    "a",
+    "table",
+    "thead",
+    "tbody",
+    "tr",
+    "th",
+    "td",
+}
 _ATTRIBUTES = {"a": {"href", "title"}, "ol": {"start"}, "code": {"class"}}
 
 
 def render(text: str) -> str:
-    """HTML with none but the tags above; links go to the web or to mail, and tell nothing of where they were followed."""
-    return nh3.clean(_READER.render(text), tags=_TAGS, attributes=_ATTRIBUTES, url_schemes={"http", "https", "mailto"},
-                     link_rel="noopener noreferrer nofollow", set_tag_attribute_values={"a": {"target": "_blank"}})
+    """HTML with none but the tags above; links go to the web or to mail, and tell nothing of where
+    they were followed.
+    """
+    return nh3.clean(
+        _READER.render(text),
+        tags=_TAGS,
+        attributes=_ATTRIBUTES,
+        url_schemes={"http", "https", "mailto"},
+        link_rel="noopener noreferrer nofollow",
+        set_tag_attribute_values={"a": {"target": "_blank"}},
+    )

@@ -1,4 +1,7 @@
-"""What the service counts, for Prometheus. A registry of our own: no other library's numbers, nothing of the process."""
+"""What the service counts, for Prometheus. A registry of our own: no other library's numbers,
+nothing of the process.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -14,21 +17,39 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 NOW = {  # field of ServiceStats -> what it is
-    "slots": "Sequences that can be answered at once", "running": "Sequences being answered", "waiting": "Requests that wait for a place",
-    "encoding": "Pictures being encoded or waiting for it", "pages": "Pages of the key-value cache", "pages_used": "Pages of it in use",
+    "slots": "Sequences that can be answered at once",
+    "running": "Sequences being answered",
+    "waiting": "Requests that wait for a place",
+    "encoding": "Pictures being encoded or waiting for it",
+    "pages": "Pages of the key-value cache",
+    "pages_used": "Pages of it in use",
 }
 SINCE_START = {
-    "requests": "Requests taken", "finished": "Answers finished", "cancelled": "Requests given up by their clients",
-    "failed": "Requests that failed", "rejected": "Requests turned away because too many waited", "images": "Pictures in requests",
-    "image_cache_hits": "Pictures whose embeddings were known", "images_shrunk": "Pictures made smaller for want of memory",
-    "images_refused": "Pictures refused for want of memory", "image_tokens": "Tokens of pictures", "prompt_tokens": "Tokens of prompts",
-    "reused_tokens": "Tokens of prompts known from before", "output_tokens": "Tokens of answers", "batches": "Batches of the decoder",
-    "batch_rows": "Sequences in the decoder's batches, summed up", "encode_batches": "Batches of the encoder",
-    "encode_tiles": "Tiles encoded", "preemptions": "Sequences that had to make room",
+    "requests": "Requests taken",
+    "finished": "Answers finished",
+    "cancelled": "Requests given up by their clients",
+    "failed": "Requests that failed",
+    "rejected": "Requests turned away because too many waited",
+    "images": "Pictures in requests",
+    "image_cache_hits": "Pictures whose embeddings were known",
+    "images_shrunk": "Pictures made smaller for want of memory",
+    "images_refused": "Pictures refused for want of memory",
+    "image_tokens": "Tokens of pictures",
+    "prompt_tokens": "Tokens of prompts",
+    "reused_tokens": "Tokens of prompts known from before",
+    "output_tokens": "Tokens of answers",
+    "batches": "Batches of the decoder",
+    "batch_rows": "Sequences in the decoder's batches, summed up",
+    "encode_batches": "Batches of the encoder",
+    "encode_tiles": "Tiles encoded",
+    "preemptions": "Sequences that had to make room",
 }
 MILLISECONDS = {
-    "queued_ms": "waiting for a place", "preprocess_ms": "making pictures and prompts ready", "encode_ms": "encoding pictures",
-    "prefill_ms": "reading prompts", "decode_ms": "writing answers",
+    "queued_ms": "waiting for a place",
+    "preprocess_ms": "making pictures and prompts ready",
+    "encode_ms": "encoding pictures",
+    "prefill_ms": "reading prompts",
+    "decode_ms": "writing answers",
 }
 
 
@@ -38,7 +59,9 @@ class Metrics:
     def __init__(self, service: Service) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_Stats(service))
-        self._responses = Counter("mtmd_http_responses", "Responses by status", ["status"], registry=self._registry)
+        self._responses = Counter(
+            "mtmd_http_responses", "Responses by status", ["status"], registry=self._registry
+        )
 
     def count(self, status: int) -> None:
         self._responses.labels(str(status)).inc()
@@ -59,4 +82,8 @@ class _Stats(Collector):
             yield CounterMetricFamily(f"mtmd_{name}", words, value=stats[name])
         for name, words in MILLISECONDS.items():
             stage = name.removesuffix("_ms")
-            yield CounterMetricFamily(f"mtmd_{stage}_seconds", f"Time spent {words}, summed over requests", value=stats[name] / 1e3)
+            yield CounterMetricFamily(
+                f"mtmd_{stage}_seconds",
+                f"Time spent {words}, summed over requests",
+                value=stats[name] / 1e3,
+            )

@@ -1,4 +1,7 @@
-"""OpenAI's routes: completions of chats and of plain prompts, their token counts, the model, uploaded files."""
+"""OpenAI's routes: completions of chats and of plain prompts, their token counts, the model,
+uploaded files.
+"""
+
 from __future__ import annotations
 
 import threading
@@ -24,7 +27,8 @@ from mtmd.web.watch import Watcher
 if TYPE_CHECKING:
     from mtmd.service import Service, Ticket
 
-CHARS_PER_TOKEN = 64  # of a text that fits the context there are fewer, on average, with any tokenizer
+# of a text that fits the context there are fewer, on average, with any tokenizer
+CHARS_PER_TOKEN = 64
 _DETAILS = ("low", "auto", "high")
 Body = TypeVar("Body", bound=Generation)
 
@@ -32,6 +36,7 @@ Body = TypeVar("Body", bound=Generation)
 @dataclass(frozen=True)
 class Api:
     """What the routes work with."""
+
     service: Service
     settings: ServerSettings
     media: Media
@@ -43,19 +48,30 @@ class Api:
         return self.service.model.runner.context
 
     def check_model(self, name: str | None) -> None:
-        """Raises ApiError for another model than the one loaded: an answer in its name would deceive."""
+        """Raises ApiError for another model than the one loaded: an answer in its name would
+        deceive.
+        """
         if name is not None and name != self.service.model.name:
-            raise ApiError(404, f"the model asked for is not here; this server has {self.service.model.name!r}", param="model",
-                           code="model_not_found")
+            raise ApiError(
+                404,
+                f"the model asked for is not here; this server has {self.service.model.name!r}",
+                param="model",
+                code="model_not_found",
+            )
 
     def check_length(self, field: str, characters: int) -> None:
         """Raises PromptError for a text that cannot fit: it is not tokenized to find that out."""
         if characters > self.context * CHARS_PER_TOKEN:
-            raise PromptError(f"{field}: found {characters:,} characters, and the context holds {self.context:,} tokens; shorten it")
+            raise PromptError(
+                f"{field}: found {characters:,} characters, and the context holds {self.context:,} "
+                "tokens; shorten it"
+            )
 
     @contextmanager
     def place(self) -> Iterator[None]:
-        """Raises BusyError before a picture is fetched or decoded for a request that would then be turned away."""
+        """Raises BusyError before a picture is fetched or decoded for a request that would then be
+        turned away.
+        """
         if not self.places.acquire(blocking=False):
             raise BusyError("too many requests are being answered or wait; try again later")
         try:
@@ -82,7 +98,9 @@ def blueprint(api: Api) -> Blueprint:
         with ExitStack() as stack:
             stack.enter_context(api.place())
             messages = stack.enter_context(api.messages(body))
-            ticket = api.service.submit(messages, **{"max_tokens": api.context, "detail": _detail(body)} | body.options())
+            ticket = api.service.submit(
+                messages, **{"max_tokens": api.context, "detail": _detail(body)} | body.options()
+            )
             reply = Reply(f"chatcmpl-{g.request_id}", api.service.model.name, bool(body.logprobs))
             return _answer(api, ticket, reply, body, sse.CHAT, reply.chat, stack)
 
@@ -93,7 +111,10 @@ def blueprint(api: Api) -> Blueprint:
         api.check_length("prompt", len(body.prompt))
         with ExitStack() as stack:
             stack.enter_context(api.place())
-            ticket = api.service.submit([{"role": "user", "content": body.prompt}], **{"max_tokens": api.context} | body.options())
+            ticket = api.service.submit(
+                [{"role": "user", "content": body.prompt}],
+                **{"max_tokens": api.context} | body.options(),
+            )
             reply = Reply(f"cmpl-{g.request_id}", api.service.model.name, body.logprobs is not None)
             return _answer(api, ticket, reply, body, sse.PLAIN, reply.plain, stack)
 
@@ -103,8 +124,11 @@ def blueprint(api: Api) -> Blueprint:
         api.check_model(body.model)
         with api.messages(body) as messages:
             count = api.service.count(messages, detail=_detail(body))
-        return {"object": "response.input_tokens", "input_tokens": count.prompt_tokens,
-                "mtmd": {"image_tokens": list(count.image_tokens), "context": count.context}}
+        return {
+            "object": "response.input_tokens",
+            "input_tokens": count.prompt_tokens,
+            "mtmd": {"image_tokens": list(count.image_tokens), "context": count.context},
+        }
 
     @routes.get("/v1/models")
     def models() -> dict[str, Any]:
@@ -118,9 +142,18 @@ def blueprint(api: Api) -> Blueprint:
     return routes
 
 
-def _answer(api: Api, ticket: Ticket, reply: Reply, body: Generation, form: sse.Form,
-            whole: Callable[[Answer, Sequence[TokenInfo]], dict[str, Any]], held: ExitStack) -> Response:
-    """The answer streamed or whole. However it ends, and even if it is never begun, the ticket is given up and `held` let go."""
+def _answer(
+    api: Api,
+    ticket: Ticket,
+    reply: Reply,
+    body: Generation,
+    form: sse.Form,
+    whole: Callable[[Answer, Sequence[TokenInfo]], dict[str, Any]],
+    held: ExitStack,
+) -> Response:
+    """The answer streamed or whole. However it ends, and even if it is never begun, the ticket is
+    given up and `held` let go.
+    """
     finish = ExitStack()
     finish.push(held.pop_all())
     finish.callback(_give_up, ticket)
@@ -132,7 +165,11 @@ def _answer(api: Api, ticket: Ticket, reply: Reply, body: Generation, form: sse.
             return jsonify(whole(*_collect(ticket)))
     include_usage = body.stream_options is not None and body.stream_options.include_usage
     tell = partial(as_api_error, request_id=g.request_id)
-    response = Response(sse.stream(ticket, reply, form, include_usage, tell), mimetype="text/event-stream", headers=sse.HEADERS)
+    response = Response(
+        sse.stream(ticket, reply, form, include_usage, tell),
+        mimetype="text/event-stream",
+        headers=sse.HEADERS,
+    )
     response.call_on_close(finish.close)
     return response
 
@@ -155,7 +192,9 @@ def _give_up(ticket: Ticket) -> None:
 
 
 def _body(kind: type[Body]) -> Body:
-    """Raises ValidationError and, for another content type, ApiError: a form on any web page can send text/plain."""
+    """Raises ValidationError and, for another content type, ApiError: a form on any web page can
+    send text/plain.
+    """
     if request.mimetype != "application/json":
         raise ApiError(415, "expected the header 'Content-Type: application/json'")
     return kind.model_validate_json(request.get_data(cache=False))
@@ -171,13 +210,25 @@ def _messages(body: ChatRequest, pictures: Sequence[Picture]) -> list[dict[str, 
     made: list[dict[str, Any]] = []
     for message in body.messages:
         role = "system" if message.role == "developer" else message.role
-        content = message.content if isinstance(message.content, str) else [
-            {"type": "image", "image": next(left)} if isinstance(part, (ImagePart, FilePart)) else {"type": "text", "text": part.text}
-            for part in message.content]
+        content = (
+            message.content
+            if isinstance(message.content, str)
+            else [
+                {"type": "image", "image": next(left)}
+                if isinstance(part, (ImagePart, FilePart))
+                else {"type": "text", "text": part.text}
+                for part in message.content
+            ]
+        )
         made.append({"role": role, "content": content})
     return made
 
 
 def _model(api: Api) -> dict[str, Any]:
-    return {"id": api.service.model.name, "object": "model", "created": 0, "owned_by": "mtmd",
-            "mtmd": {"context": api.context, "vision": api.service.model.encoder is not None}}
+    return {
+        "id": api.service.model.name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "mtmd",
+        "mtmd": {"context": api.context, "vision": api.service.model.encoder is not None},
+    }

@@ -1,4 +1,7 @@
-"""The pages themselves, and what only they ask for. A page comes without a key; what it shows is fetched, with one where need be."""
+"""The pages themselves, and what only they ask for. A page comes without a key; what it shows is
+fetched, with one where need be.
+"""
+
 from __future__ import annotations
 
 from dataclasses import asdict
@@ -19,7 +22,13 @@ if TYPE_CHECKING:
 MAX_TOKENS = 1024  # of an answer, where the context has room for it
 
 
-def register(app: Flask, service: Service, settings: ServerSettings, store: Store | None, warmup: WarmupReport | None) -> None:
+def register(
+    app: Flask,
+    service: Service,
+    settings: ServerSettings,
+    store: Store | None,
+    warmup: WarmupReport | None,
+) -> None:
     """`store` None keeps nothing beyond the life of the server."""
     desk = Desk(service, store or Store(None), settings)
     app.register_blueprint(history.blueprint(desk, settings))
@@ -49,8 +58,15 @@ def _blueprint(desk: Desk, settings: ServerSettings, warmup: WarmupReport | None
     @routes.get("/api/about")
     def about() -> dict[str, Any]:
         context = model.runner.context
-        return {"model": model.name, "context": context, "vision": model.encoder is not None, "kept": desk.store.keeps,
-                "max_tokens": min(MAX_TOKENS, context // 2), "images": settings.media.images, "image_bytes": settings.media.bytes}
+        return {
+            "model": model.name,
+            "context": context,
+            "vision": model.encoder is not None,
+            "kept": desk.store.keeps,
+            "max_tokens": min(MAX_TOKENS, context // 2),
+            "images": settings.media.images,
+            "image_bytes": settings.media.bytes,
+        }
 
     @routes.get("/api/stats")
     def stats() -> Response:
@@ -61,6 +77,11 @@ def _blueprint(desk: Desk, settings: ServerSettings, warmup: WarmupReport | None
         """The warm-up report as a part of the diagnostics page."""
         if not reports:
             reports.append(model.warmup_report)
-        return render_template("report.html", report=reports[0], charts=charts.of(reports[0]), bytes=charts.readable_bytes)
+        return render_template(
+            "report.html",
+            report=reports[0],
+            charts=charts.of(reports[0]),
+            bytes=charts.readable_bytes,
+        )
 
     return routes

@@ -1,4 +1,7 @@
-"""What the store keeps, as plain records: conversations, the messages of their trees, the pictures shown in them."""
+"""What the store keeps, as plain records: conversations, the messages of their trees, the pictures
+shown in them.
+"""
+
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
@@ -9,7 +12,10 @@ RUNNING, COMPLETE, STOPPED, FAILED = "running", "complete", "stopped", "failed"
 
 @dataclass(frozen=True)
 class StoredImage:
-    """`sha256` of the file's bytes, `kind` its media type; width and height in pixels as shown, upright."""
+    """`sha256` of the file's bytes, `kind` its media type; width and height in pixels as shown,
+    upright.
+    """
+
     sha256: str
     kind: str
     bytes: int
@@ -20,7 +26,10 @@ class StoredImage:
 
 @dataclass(frozen=True)
 class Message:
-    """One message of a tree. An answer has the `options` it was asked for with, and its `receipt` or `error` at its end."""
+    """One message of a tree. An answer has the `options` it was asked for with, and its `receipt`
+    or `error` at its end.
+    """
+
     id: str
     conversation: str
     parent: str | None
@@ -37,6 +46,7 @@ class Message:
 @dataclass(frozen=True)
 class Conversation:
     """`head`: the last message of the branch that is shown. Times are seconds since 1970."""
+
     id: str
     title: str
     head: str | None
@@ -49,7 +59,10 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Hit:
-    """A conversation found by search, with the words around the first place found; empty where the title has it."""
+    """A conversation found by search, with the words around the first place found; empty where the
+    title has it.
+    """
+
     conversation: Conversation
     around: str
 

@@ -1,4 +1,7 @@
-"""Answers in the form of OpenAI's chat and plain completions. What is ours stands under names that begin with `mtmd`."""
+"""Answers in the form of OpenAI's chat and plain completions. What is ours stands under names that
+begin with `mtmd`.
+"""
+
 from __future__ import annotations
 
 import time
@@ -13,6 +16,7 @@ from mtmd.events import Answer, Progress, TokenInfo
 @dataclass(frozen=True)
 class Reply:
     """What all parts of one answer have in common. `logprobs`: whether they were asked for."""
+
     id: str
     model: str
     logprobs: bool = False
@@ -20,13 +24,21 @@ class Reply:
 
     def chat(self, answer: Answer, tokens: Sequence[TokenInfo]) -> dict[str, Any]:
         message = {"role": "assistant", "content": answer.text, "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": self._chat_logprobs(tokens), "finish_reason": answer.receipt.finish}
+        choice = {
+            "index": 0,
+            "message": message,
+            "logprobs": self._chat_logprobs(tokens),
+            "finish_reason": answer.receipt.finish,
+        }
         return self._head("chat.completion") | {"choices": [choice], "usage": usage(answer.receipt)}
 
-    def chat_chunk(self, delta: dict[str, Any], tokens: Sequence[TokenInfo] = (), finish: str | None = None) -> dict[str, Any]:
+    def chat_chunk(
+        self, delta: dict[str, Any], tokens: Sequence[TokenInfo] = (), finish: str | None = None
+    ) -> dict[str, Any]:
         logprobs = self._chat_logprobs(tokens) if tokens else None
         return self._head("chat.completion.chunk") | {
-            "choices": [{"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}]}
+            "choices": [{"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}]
+        }
 
     def chat_text(self, text: str, tokens: Sequence[TokenInfo]) -> dict[str, Any]:
         return self.chat_chunk({"content": text}, tokens)
@@ -35,7 +47,9 @@ class Reply:
         return self.chat_chunk({}, finish=finish)
 
     def plain(self, answer: Answer, tokens: Sequence[TokenInfo]) -> dict[str, Any]:
-        return self._plain(answer.text, tokens, answer.receipt.finish) | {"usage": usage(answer.receipt)}
+        return self._plain(answer.text, tokens, answer.receipt.finish) | {
+            "usage": usage(answer.receipt)
+        }
 
     def plain_text(self, text: str, tokens: Sequence[TokenInfo]) -> dict[str, Any]:
         return self._plain(text, tokens, None)
@@ -44,9 +58,18 @@ class Reply:
         return self._plain("", (), finish)
 
     def _plain(self, text: str, tokens: Sequence[TokenInfo], finish: str | None) -> dict[str, Any]:
-        logprobs = {"tokens": [t.text for t in tokens], "token_logprobs": [t.logprob for t in tokens],
-                    "top_logprobs": [dict(t.top) for t in tokens]} if self.logprobs else None
-        return self._head("text_completion") | {"choices": [{"index": 0, "text": text, "logprobs": logprobs, "finish_reason": finish}]}
+        logprobs = (
+            {
+                "tokens": [t.text for t in tokens],
+                "token_logprobs": [t.logprob for t in tokens],
+                "top_logprobs": [dict(t.top) for t in tokens],
+            }
+            if self.logprobs
+            else None
+        )
+        return self._head("text_completion") | {
+            "choices": [{"index": 0, "text": text, "logprobs": logprobs, "finish_reason": finish}]
+        }
 
     def _chat_logprobs(self, tokens: Sequence[TokenInfo]) -> dict[str, Any] | None:
         return {"content": list(_chat_tokens(tokens)), "refusal": None} if self.logprobs else None
@@ -57,7 +80,9 @@ class Reply:
 
 def progress(chunk: dict[str, Any], event: Progress) -> dict[str, Any]:
     """A chunk that says nothing in OpenAI's words, and in ours how far the prompt is."""
-    return chunk | {"mtmd": {"progress": {"stage": event.stage, "done": event.done, "total": event.total}}}
+    return chunk | {
+        "mtmd": {"progress": {"stage": event.stage, "done": event.done, "total": event.total}}
+    }
 
 
 def usage_chunk(chunk: dict[str, Any], receipt: Receipt) -> dict[str, Any]:
@@ -65,16 +90,26 @@ def usage_chunk(chunk: dict[str, Any], receipt: Receipt) -> dict[str, Any]:
 
 
 def usage(receipt: Receipt) -> dict[str, Any]:
-    return {"prompt_tokens": receipt.prompt_tokens, "completion_tokens": receipt.output_tokens,
-            "total_tokens": receipt.prompt_tokens + receipt.output_tokens,
-            "prompt_tokens_details": {"cached_tokens": receipt.reused_tokens}, "mtmd_receipt": receipt.asdict()}
+    return {
+        "prompt_tokens": receipt.prompt_tokens,
+        "completion_tokens": receipt.output_tokens,
+        "total_tokens": receipt.prompt_tokens + receipt.output_tokens,
+        "prompt_tokens_details": {"cached_tokens": receipt.reused_tokens},
+        "mtmd_receipt": receipt.asdict(),
+    }
 
 
 def _chat_tokens(tokens: Sequence[TokenInfo]) -> Iterator[dict[str, Any]]:
     for token in tokens:
-        yield _logprob(token.text, token.logprob) | {"top_logprobs": [_logprob(text, logprob) for text, logprob in token.top]}
+        yield _logprob(token.text, token.logprob) | {
+            "top_logprobs": [_logprob(text, logprob) for text, logprob in token.top]
+        }
 
 
 def _logprob(text: str, logprob: float) -> dict[str, Any]:
     """`bytes` are not told for a part of a character, whose text is not what it is."""
-    return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}
+    return {
+        "token": text,
+        "logprob": logprob,
+        "bytes": None if "\ufffd" in text else list(text.encode()),
+    }

@@ -1,4 +1,7 @@
-"""The tables of the conversation store, as the steps that made them: a database of any earlier version is brought up to date."""
+"""The tables of the conversation store, as the steps that made them: a database of any earlier
+version is brought up to date.
+"""
+
 from __future__ import annotations
 
 import sqlite3
@@ -26,7 +29,8 @@ MIGRATIONS = (
         sha256 TEXT NOT NULL REFERENCES images (sha256), name TEXT NOT NULL, PRIMARY KEY (message, position));
     CREATE INDEX attachments_by_image ON attachments (sha256);
     """,
-    # 2: search in what was said; trigrams find parts of words, and words of languages written without spaces
+    # 2: search in what was said; trigrams find parts of words, and words of languages written
+    # without spaces
     """
     CREATE VIRTUAL TABLE said USING fts5 (text, content='messages', content_rowid='place', tokenize='trigram');
     INSERT INTO said (said) VALUES ('rebuild');
@@ -45,15 +49,22 @@ MIGRATIONS = (
 
 
 class StoreError(MtmdError):
-    """The store of conversations cannot do what was asked: the disk is full, its database is damaged or of a newer version."""
+    """The store of conversations cannot do what was asked: the disk is full, its database is
+    damaged or of a newer version.
+    """
 
 
 def migrate(connection: sqlite3.Connection) -> None:
-    """Bring the tables up to date, each step whole or not at all. Raises StoreError for a database that a newer version wrote."""
+    """Bring the tables up to date, each step whole or not at all. Raises StoreError for a database
+    that a newer version wrote.
+    """
     while (version := connection.execute("PRAGMA user_version").fetchone()[0]) != len(MIGRATIONS):
         if version > len(MIGRATIONS):
-            raise StoreError(f"conversations: found a database of version {version}, expected at most {len(MIGRATIONS)}; "
-                             "it was written by a newer mtmd: update this one, or give another data folder")
+            raise StoreError(
+                f"conversations: found a database of version {version}, expected at most "
+                f"{len(MIGRATIONS)}; "
+                "it was written by a newer mtmd: update this one, or give another data folder"
+            )
         # Read again inside: another process may have done this step in between.
         connection.execute("BEGIN IMMEDIATE")
         if connection.execute("PRAGMA user_version").fetchone()[0] == version:

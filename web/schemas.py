@@ -1,10 +1,23 @@
-"""What requests look like. Fields that are not known are left aside, as OpenAI's servers do; what cannot be done is refused by name."""
+"""What requests look like. Fields that are not known are left aside, as OpenAI's servers do; what
+cannot be done is refused by name.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError, to_json
 
 from mtmd.web.errors import TAG
@@ -39,6 +52,7 @@ class ImagePart(_Loose):
 
 class FilePart(_Loose):
     """A picture uploaded before."""
+
     type: Literal["file"]
     file: FileReference
 
@@ -49,7 +63,13 @@ def _kind(value: Any) -> str | None:
 
 
 def _text_or_list(value: Any) -> str | None:
-    return f"{TAG}text" if isinstance(value, str) else f"{TAG}parts" if isinstance(value, (list, tuple)) else None
+    return (
+        f"{TAG}text"
+        if isinstance(value, str)
+        else f"{TAG}parts"
+        if isinstance(value, (list, tuple))
+        else None
+    )
 
 
 def _several(value: Any) -> Any:
@@ -57,16 +77,42 @@ def _several(value: Any) -> Any:
 
 
 Part: TypeAlias = Annotated[
-    Annotated[TextPart, Tag(f"{TAG}text")] | Annotated[ImagePart, Tag(f"{TAG}image_url")] | Annotated[FilePart, Tag(f"{TAG}file")],
-    Discriminator(_kind, custom_error_type="part", custom_error_message="the type of a part has to be text, image_url or file; "
-                                                                        "sound and video cannot be understood")]
+    Annotated[TextPart, Tag(f"{TAG}text")]
+    | Annotated[ImagePart, Tag(f"{TAG}image_url")]
+    | Annotated[FilePart, Tag(f"{TAG}file")],
+    Discriminator(
+        _kind,
+        custom_error_type="part",
+        custom_error_message="the type of a part has to be text, image_url or file; "
+        "sound and video cannot be understood",
+    ),
+]
 Content: TypeAlias = Annotated[
-    Annotated[str, Tag(f"{TAG}text")] | Annotated[list[Part], Tag(f"{TAG}parts"), Field(min_length=1)],
-    Discriminator(_text_or_list, custom_error_type="content", custom_error_message="expected a text or a list of parts")]
+    Annotated[str, Tag(f"{TAG}text")]
+    | Annotated[list[Part], Tag(f"{TAG}parts"), Field(min_length=1)],
+    Discriminator(
+        _text_or_list,
+        custom_error_type="content",
+        custom_error_message="expected a text or a list of parts",
+    ),
+]
 Texts: TypeAlias = Annotated[
-    list[Annotated[str, Field(min_length=1)]], BeforeValidator(_several), Field(max_length=MOST_STOPS),
-    WithJsonSchema({"anyOf": [{"type": "string", "minLength": 1},
-                              {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": MOST_STOPS}]})]
+    list[Annotated[str, Field(min_length=1)]],
+    BeforeValidator(_several),
+    Field(max_length=MOST_STOPS),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "minLength": 1},
+                {
+                    "type": "array",
+                    "items": {"type": "string", "minLength": 1},
+                    "maxItems": MOST_STOPS,
+                },
+            ]
+        }
+    ),
+]
 
 
 class Message(_Loose):
@@ -86,7 +132,9 @@ class NamedSchema(_Loose):
     @classmethod
     def _short(cls, value: dict[str, Any]) -> dict[str, Any]:
         if len(to_json(value)) > LONGEST_SCHEMA:
-            raise PydanticCustomError("schema", "expected a schema of at most {most} characters", {"most": LONGEST_SCHEMA})
+            raise PydanticCustomError(
+                "schema", "expected a schema of at most {most} characters", {"most": LONGEST_SCHEMA}
+            )
         return value
 
 
@@ -100,16 +148,28 @@ class SchemaFormat(_Loose):
 
 
 ResponseFormat: TypeAlias = Annotated[
-    Annotated[PlainFormat, Tag(f"{TAG}text")] | Annotated[PlainFormat, Tag(f"{TAG}json_object")]
+    Annotated[PlainFormat, Tag(f"{TAG}text")]
+    | Annotated[PlainFormat, Tag(f"{TAG}json_object")]
     | Annotated[SchemaFormat, Tag(f"{TAG}json_schema")],
-    Discriminator(_kind, custom_error_type="format", custom_error_message="expected type text, json_object or json_schema")]
+    Discriminator(
+        _kind,
+        custom_error_type="format",
+        custom_error_message="expected type text, json_object or json_schema",
+    ),
+]
 
 
 class Generation(_Loose):
-    """What chat and plain completions have in common. `top_k`, `min_p`, `repetition_penalty` and `ignore_eos` are not OpenAI's."""
+    """What chat and plain completions have in common. `top_k`, `min_p`, `repetition_penalty` and
+    `ignore_eos` are not OpenAI's.
+    """
 
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {  # field -> values that ask for nothing
-        "n": (None, 1), "logit_bias": (None, {}), "frequency_penalty": (None, 0), "presence_penalty": (None, 0)}
+        "n": (None, 1),
+        "logit_bias": (None, {}),
+        "frequency_penalty": (None, 0),
+        "presence_penalty": (None, 0),
+    }
 
     model: str | None = Field(default=None, max_length=512)
     max_tokens: int | None = Field(default=None, ge=1, le=1 << 20)
@@ -132,20 +192,37 @@ class Generation(_Loose):
     def _refuse_unsupported(self) -> Generation:
         for name, harmless in self.unsupported.items():
             if getattr(self, name) not in harmless:
-                raise PydanticCustomError("unsupported", "{param}: not supported here; leave it out",
-                                          {"param": name, "code": "unsupported_parameter"})
+                raise PydanticCustomError(
+                    "unsupported",
+                    "{param}: not supported here; leave it out",
+                    {"param": name, "code": "unsupported_parameter"},
+                )
         return self
 
     def options(self) -> dict[str, Any]:
         """The fields of AnswerOptions that were given."""
-        names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "ignore_eos")
+        names = (
+            "max_tokens",
+            "temperature",
+            "top_p",
+            "top_k",
+            "min_p",
+            "repetition_penalty",
+            "seed",
+            "ignore_eos",
+        )
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         return given | ({"stop": tuple(self.stop)} if self.stop else {})
 
 
 class ChatRequest(Generation):
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = Generation.unsupported | {
-        "tools": (None, []), "functions": (None, []), "audio": (None,), "modalities": (None, [], ["text"]), "web_search_options": (None,)}
+        "tools": (None, []),
+        "functions": (None, []),
+        "audio": (None,),
+        "modalities": (None, [], ["text"]),
+        "web_search_options": (None,),
+    }
 
     messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=1 << 20)
@@ -161,8 +238,11 @@ class ChatRequest(Generation):
     @model_validator(mode="after")
     def _need_logprobs(self) -> ChatRequest:
         if self.top_logprobs and not self.logprobs:
-            raise PydanticCustomError("top_logprobs", "{param}: given without logprobs; set logprobs to true",
-                                      {"param": "top_logprobs"})
+            raise PydanticCustomError(
+                "top_logprobs",
+                "{param}: given without logprobs; set logprobs to true",
+                {"param": "top_logprobs"},
+            )
         return self
 
     def options(self) -> dict[str, Any]:
@@ -180,7 +260,9 @@ class ChatRequest(Generation):
     def images(self) -> Iterator[tuple[str, str, str]]:
         """(place in the request, URL or id of an upload, detail) of each picture, in order."""
         for i, message in enumerate(self.messages):
-            for j, part in enumerate(message.content if not isinstance(message.content, str) else ()):
+            for j, part in enumerate(
+                message.content if not isinstance(message.content, str) else ()
+            ):
                 place = f"messages[{i}].content[{j}]"
                 if isinstance(part, ImagePart):
                     yield f"{place}.image_url", part.image_url.url, part.image_url.detail
@@ -189,19 +271,36 @@ class ChatRequest(Generation):
 
     def text_length(self) -> int:
         """Characters of all texts."""
-        texts = ([m.content] if isinstance(m.content, str) else [p.text for p in m.content if isinstance(p, TextPart)]
-                 for m in self.messages)
+        texts = (
+            [m.content]
+            if isinstance(m.content, str)
+            else [p.text for p in m.content if isinstance(p, TextPart)]
+            for m in self.messages
+        )
         return sum(len(text) for some in texts for text in some)
 
 
 class CompletionRequest(Generation):
     """`prompt` is what the user says: the model's chat template is put around it."""
-    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = Generation.unsupported | {
-        "best_of": (None, 1), "echo": (None, False), "suffix": (None, "")}
 
-    prompt: Annotated[str, BeforeValidator(lambda v: v[0] if isinstance(v, list) and len(v) == 1 else v),
-                      WithJsonSchema({"anyOf": [{"type": "string"},
-                                                {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 1}]})]
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = Generation.unsupported | {
+        "best_of": (None, 1),
+        "echo": (None, False),
+        "suffix": (None, ""),
+    }
+
+    prompt: Annotated[
+        str,
+        BeforeValidator(lambda v: v[0] if isinstance(v, list) and len(v) == 1 else v),
+        WithJsonSchema(
+            {
+                "anyOf": [
+                    {"type": "string"},
+                    {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 1},
+                ]
+            }
+        ),
+    ]
     logprobs: int | None = Field(default=None, ge=0, le=20)
     best_of: Any = None
     echo: Any = None

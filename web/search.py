@@ -1,4 +1,7 @@
-"""Search in conversations: what a query asks for, as SQL, and the words around the place it found."""
+"""Search in conversations: what a query asks for, as SQL, and the words around the place it
+found.
+"""
+
 from __future__ import annotations
 
 TRIGRAM = 3  # the shortest word that the index knows
@@ -11,7 +14,9 @@ def words_of(query: str) -> list[str]:
 
 
 def condition(column: str, words: list[str], *, indexed: bool) -> tuple[str, list[str]]:
-    """SQL that holds where `column` has every word in it, and its values. `indexed`: the column is one of a trigram table."""
+    """SQL that holds where `column` has every word in it, and its values. `indexed`: the column is
+    one of a trigram table.
+    """
     long = [w for w in words if indexed and len(w) >= TRIGRAM]
     parts, values = [], []
     if long:
@@ -20,7 +25,9 @@ def condition(column: str, words: list[str], *, indexed: bool) -> tuple[str, lis
     for word in words:
         if word not in long:
             parts.append(f"{column} LIKE ? ESCAPE '\\'")
-            values.append("%" + word.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%")
+            values.append(
+                "%" + word.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
+            )
     return f"({' AND '.join(parts) or '1'})", values
 
 
@@ -32,4 +39,8 @@ def around(text: str, words: list[str]) -> str:
     places = [folded.find(w.casefold()) for w in words]
     first = min((p for p in places if p >= 0), default=0)
     start, end = max(0, first - AROUND), first + AROUND
-    return ("…" if start else "") + " ".join(text[start:end].split()) + ("…" if end < len(text) else "")
+    return (
+        ("…" if start else "")
+        + " ".join(text[start:end].split())
+        + ("…" if end < len(text) else "")
+    )

@@ -1,4 +1,7 @@
-"""The waitress server: as many threads as streams can be open, and an end for connections that stand still."""
+"""The waitress server: as many threads as streams can be open, and an end for connections that
+stand still.
+"""
+
 from __future__ import annotations
 
 import logging
@@ -24,16 +27,18 @@ from mtmd.web.settings import ServerSettings
 if TYPE_CHECKING:
     from mtmd.service import Service
 
-SPARE_THREADS = 16        # for what is quick, while every stream there can be is open
-STILL_S = 60              # a connection that neither sends nor takes anything for so long is closed
-HELD_BACK = 1 << 20       # bytes that wait for one client before its answer waits for it
+SPARE_THREADS = 16  # for what is quick, while every stream there can be is open
+STILL_S = 60  # a connection that neither sends nor takes anything for so long is closed
+HELD_BACK = 1 << 20  # bytes that wait for one client before its answer waits for it
 SPARE_CONNECTIONS = 256
-SHORT_BODY = 64 << 10     # bytes
-CLOSING_S = 3             # for answers to be ended once the server is told to stop
+SHORT_BODY = 64 << 10  # bytes
+CLOSING_S = 3  # for answers to be ended once the server is told to stop
 
 
 class _Told(Error):  # type: ignore[misc]
-    """What is wrong with a request before the application sees it, in the form that it has everywhere else."""
+    """What is wrong with a request before the application sees it, in the form that it has
+    everywhere else.
+    """
 
     def __init__(self, code: int, reason: str, message: str) -> None:
         super().__init__(message)
@@ -45,7 +50,10 @@ class _Told(Error):  # type: ignore[misc]
 
 
 def _parser(keys: Keys | None) -> type[HTTPRequestParser]:
-    """`keys` None lets anybody send a long body; otherwise it is read only for who has a key, as it would fill the disk."""
+    """`keys` None lets anybody send a long body; otherwise it is read only for who has a key, as it
+    would fill the disk.
+    """
+
     class Parser(HTTPRequestParser):  # type: ignore[misc]
         asked, error = False, None
 
@@ -54,11 +62,23 @@ def _parser(keys: Keys | None) -> type[HTTPRequestParser]:
             if self.headers_finished and not self.asked and keys is not None:
                 self.asked = True
                 long = self.chunked or self.content_length > SHORT_BODY
-                if self.error is None and long and keys.owner(self.headers.get("AUTHORIZATION", "")) is None:
-                    self.error = _Told(401, "Unauthorized", "expected the header 'Authorization: Bearer KEY' with a key of this server")
+                if (
+                    self.error is None
+                    and long
+                    and keys.owner(self.headers.get("AUTHORIZATION", "")) is None
+                ):
+                    self.error = _Told(
+                        401,
+                        "Unauthorized",
+                        "expected the header 'Authorization: Bearer KEY' with a key of this server",
+                    )
                     self.completed = True
             if isinstance(self.error, Error) and not isinstance(self.error, _Told):
-                self.error = _Told(self.error.code, self.error.reason, f"the request cannot be read: {self.error.reason.lower()}")
+                self.error = _Told(
+                    self.error.code,
+                    self.error.reason,
+                    f"the request cannot be read: {self.error.reason.lower()}",
+                )
             if self.error is not None:
                 self.expect_continue = False  # waitress would ask for the body all the same
             return count
@@ -67,9 +87,13 @@ def _parser(keys: Keys | None) -> type[HTTPRequestParser]:
 
 
 def bind(settings: ServerSettings) -> socket.socket:
-    """A socket that has host and port, before anything slow is done. Raises OptionError where they cannot be had."""
+    """A socket that has host and port, before anything slow is done. Raises OptionError where they
+    cannot be had.
+    """
     try:
-        family, *_, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, *_, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             if os.name == "posix":  # elsewhere this lets another program take the port over
@@ -79,8 +103,11 @@ def bind(settings: ServerSettings) -> socket.socket:
             sock.close()
             raise
     except (OSError, ValueError) as error:
-        raise OptionError(f"host {settings.host!r:.80}, port {settings.port}: cannot be listened on; is another server there? "
-                          "Choose others with --host and --port") from error
+        raise OptionError(
+            f"host {settings.host!r:.80}, port {settings.port}: cannot be listened on; is another "
+            "server there? "
+            "Choose others with --host and --port"
+        ) from error
     return sock
 
 
@@ -89,19 +116,38 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
 
     _stopping = False
 
-    def __init__(self, app: Flask, service: Service, settings: ServerSettings, sock: socket.socket) -> None:
+    def __init__(
+        self, app: Flask, service: Service, settings: ServerSettings, sock: socket.socket
+    ) -> None:
         threads = service.stats().slots + settings.queue + SPARE_THREADS
         super().__init__(
-            app, _sock=sock, sockinfo=(sock.family, sock.type, sock.proto, sock.getsockname()), bind_socket=False, threads=threads,
-            connection_limit=threads + SPARE_CONNECTIONS, max_request_body_size=settings.body_bytes, max_request_header_size=32 << 10,
-            channel_timeout=STILL_S, cleanup_interval=5, outbuf_high_watermark=HELD_BACK, channel_request_lookahead=1,
-            asyncore_use_poll=True, ident="mtmd", backlog=1024, clear_untrusted_proxy_headers=True)
-        logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # it warns of every request that waits for a thread
+            app,
+            _sock=sock,
+            sockinfo=(sock.family, sock.type, sock.proto, sock.getsockname()),
+            bind_socket=False,
+            threads=threads,
+            connection_limit=threads + SPARE_CONNECTIONS,
+            max_request_body_size=settings.body_bytes,
+            max_request_header_size=32 << 10,
+            channel_timeout=STILL_S,
+            cleanup_interval=5,
+            outbuf_high_watermark=HELD_BACK,
+            channel_request_lookahead=1,
+            asyncore_use_poll=True,
+            ident="mtmd",
+            backlog=1024,
+            clear_untrusted_proxy_headers=True,
+        )
+        logging.getLogger("waitress.queue").setLevel(
+            logging.ERROR
+        )  # it warns of every request that waits for a thread
         keys = Keys(settings.api_keys) if settings.api_keys else None
         self.channel_class = type("Channel", (HTTPChannel,), {"parser_class": _parser(keys)})
 
     def serve(self, closing: Callable[[], None]) -> None:
-        """Until `stop`. Then nobody new is let in, and while `closing` ends what is being answered, each is told its end."""
+        """Until `stop`. Then nobody new is let in, and while `closing` ends what is being answered,
+        each is told its end.
+        """
         while not self._stopping:
             self._turn()
         self.accepting = False
@@ -115,10 +161,15 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
 
     @property
     def _busy(self) -> bool:
-        return any(channel.requests or channel.total_outbufs_len for channel in self.active_channels.values())
+        return any(
+            channel.requests or channel.total_outbufs_len
+            for channel in self.active_channels.values()
+        )
 
     def _turn(self) -> None:
-        self.asyncore.loop(timeout=0.2 if self._stopping else 1, map=self._map, use_poll=True, count=1)
+        self.asyncore.loop(
+            timeout=0.2 if self._stopping else 1, map=self._map, use_poll=True, count=1
+        )
 
     def stop(self) -> None:
         """From any thread, or the handler of a signal."""
@@ -126,7 +177,9 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         self.pull_trigger()
 
     def maintenance(self, now: float) -> None:
-        """Beside what waitress does: end connections whose client does not read. waitress waits for those for ever, each with a thread."""
+        """Beside what waitress does: end connections whose client does not read. waitress waits for
+        those for ever, each with a thread.
+        """
         super().maintenance(now)
         for channel in list(self.active_channels.values()):
             if channel.total_outbufs_len and channel.last_activity < now - self.adj.channel_timeout:

@@ -1,4 +1,5 @@
 """How the server is run, checked once before a model is loaded for it."""
+
 from __future__ import annotations
 
 import ipaddress
@@ -13,7 +14,10 @@ KEY_CHARS = 8  # shorter keys are guessed
 
 @dataclass(frozen=True)
 class MediaBudget:
-    """What the pictures of one request may bring together; `server_pixels`: those of all requests that are not answered yet."""
+    """What the pictures of one request may bring together; `server_pixels`: those of all requests
+    that are not answered yet.
+    """
+
     images: int = 32
     bytes: int = 64 << 20
     pixels: int = 128_000_000
@@ -26,8 +30,11 @@ class MediaBudget:
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """`port` 0 takes a free one. `rate_limit`: requests a minute for each key, 0 for no limit. `media_path`: the folder that file:// may
-    name. `upload_bytes`: of uploaded files in all. `queue`: requests that may wait. Raises OptionError."""
+    """`port` 0 takes a free one. `rate_limit`: requests a minute for each key, 0 for no limit.
+    `media_path`: the folder that file:// may name. `upload_bytes`: of uploaded files in all.
+    `queue`: requests that may wait. Raises OptionError.
+    """
+
     host: str = "127.0.0.1"
     port: int = 8080
     api_keys: tuple[str, ...] = ()
@@ -46,17 +53,33 @@ class ServerSettings:
         if self.queue < 1:
             raise OptionError(f"queue: found {self.queue}, expected at least 1")
         if self.rate_limit < 0:
-            raise OptionError(f"rate_limit: found {self.rate_limit}, expected requests a minute, or 0 for no limit")
+            raise OptionError(
+                f"rate_limit: found {self.rate_limit}, expected requests a minute, or 0 for no "
+                "limit"
+            )
         for key in self.api_keys:  # never told in a message
             if len(key) < KEY_CHARS or not (key.isascii() and key.isprintable()) or " " in key:
-                raise OptionError(f"api_key: expected at least {KEY_CHARS} printable ASCII characters without spaces")
+                raise OptionError(
+                    f"api_key: expected at least {KEY_CHARS} printable ASCII characters without "
+                    "spaces"
+                )
         if not (self.loopback or self.api_keys or self.insecure_no_auth):
-            raise OptionError(f"host {self.host!r:.80} can be reached by others; give --api-key, or --insecure-no-auth to let anybody in")
+            raise OptionError(
+                f"host {self.host!r:.80} can be reached by others; give --api-key, or "
+                "--insecure-no-auth to let anybody in"
+            )
         if self.media_path is not None and not self.media_path.is_dir():
-            raise OptionError(f"media_path: found no folder {str(self.media_path)!r}; give the folder whose pictures may be read")
+            raise OptionError(
+                f"media_path: found no folder {str(self.media_path)!r}; give the folder whose "
+                "pictures may be read"
+            )
         for origin in self.cors_origins:
-            if origin != "*" and (not origin.startswith(("http://", "https://")) or origin.count("/") != 2):
-                raise OptionError(f"cors_origin: found {origin!r:.80}, expected scheme://host[:port], or *")
+            if origin != "*" and (
+                not origin.startswith(("http://", "https://")) or origin.count("/") != 2
+            ):
+                raise OptionError(
+                    f"cors_origin: found {origin!r:.80}, expected scheme://host[:port], or *"
+                )
 
     @property
     def loopback(self) -> bool:

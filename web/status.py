@@ -1,4 +1,7 @@
-"""How the server is: whether it lives, what it is, what its warm-up found, its counters, and what it can be asked."""
+"""How the server is: whether it lives, what it is, what its warm-up found, its counters, and what
+it can be asked.
+"""
+
 from __future__ import annotations
 
 from typing import Any
@@ -52,7 +55,17 @@ def blueprint(api: Api, warmup: WarmupReport | None) -> Blueprint:
 def _props(api: Api) -> dict[str, Any]:
     media, settings = api.settings.media, api.settings
     return {
-        "version": __version__, "model": api.service.model.name, "context": api.context, "vision": api.service.model.encoder is not None,
-        "slots": api.service.stats().slots, "queue": settings.queue,
-        "limits": {"images": media.images, "image_bytes": media.bytes, "image_pixels": media.pixels, "body_bytes": settings.body_bytes},
-        "media": {"remote": settings.allow_remote_media, "files": settings.media_path is not None}}
+        "version": __version__,
+        "model": api.service.model.name,
+        "context": api.context,
+        "vision": api.service.model.encoder is not None,
+        "slots": api.service.stats().slots,
+        "queue": settings.queue,
+        "limits": {
+            "images": media.images,
+            "image_bytes": media.bytes,
+            "image_pixels": media.pixels,
+            "body_bytes": settings.body_bytes,
+        },
+        "media": {"remote": settings.allow_remote_media, "files": settings.media_path is not None},
+    }

@@ -1,4 +1,7 @@
-"""Files that clients upload once and then refer to by an id that the server made. They live as long as the server does, at most."""
+"""Files that clients upload once and then refer to by an id that the server made. They live as long
+as the server does, at most.
+"""
+
 from __future__ import annotations
 
 import secrets
@@ -26,12 +29,22 @@ class Upload:
 
     def asdict(self) -> dict[str, Any]:
         """As OpenAI's file object."""
-        return {"id": self.id, "object": "file", "bytes": len(self.data), "created_at": int(self.created),
-                "expires_at": int(self.expires), "filename": self.name, "purpose": self.purpose, "status": "processed"}
+        return {
+            "id": self.id,
+            "object": "file",
+            "bytes": len(self.data),
+            "created_at": int(self.created),
+            "expires_at": int(self.expires),
+            "filename": self.name,
+            "purpose": self.purpose,
+            "status": "processed",
+        }
 
 
 class Uploads:
-    """In memory, `room` bytes for each owner. Ids are random, and good for their owner alone. Thread-safe."""
+    """In memory, `room` bytes for each owner. Ids are random, and good for their owner alone.
+    Thread-safe.
+    """
 
     def __init__(self, room: int, clock: Callable[[], float] = time.time) -> None:
         self._room, self._clock, self._lock = room, clock, threading.Lock()
@@ -44,9 +57,17 @@ class Uploads:
             self._expire(now)
             held = sum(len(f.data) for f in self._files.values() if f.owner == owner)
             if held + len(data) > self._room:
-                raise ApiError(413, f"file: {len(data):,} bytes beside the {held:,} already here are more than {self._room:,}; "
-                                    "delete files that are not needed any more", param="file", code="storage_full")
-            upload = Upload(PREFIX + secrets.token_hex(16), owner, name, purpose, data, now, now + LIFETIME_S)
+                raise ApiError(
+                    413,
+                    f"file: {len(data):,} bytes beside the {held:,} already here are more than "
+                    f"{self._room:,}; "
+                    "delete files that are not needed any more",
+                    param="file",
+                    code="storage_full",
+                )
+            upload = Upload(
+                PREFIX + secrets.token_hex(16), owner, name, purpose, data, now, now + LIFETIME_S
+            )
             self._files[upload.id] = upload
             return upload
 
@@ -57,7 +78,12 @@ class Uploads:
             self._expire(now)
             found = self._files.get(id_)
             if found is None or found.owner != owner:
-                raise ApiError(404, "there is no file of this id; upload it first", param="file_id", code="file_not_found")
+                raise ApiError(
+                    404,
+                    "there is no file of this id; upload it first",
+                    param="file_id",
+                    code="file_not_found",
+                )
             found.expires = now + LIFETIME_S
             return found
 

@@ -1,4 +1,7 @@
-"""Notices clients that went away while they wait for a first byte, when nothing is written that could fail."""
+"""Notices clients that went away while they wait for a first byte, when nothing is written that
+could fail.
+"""
+
 from __future__ import annotations
 
 import threading
@@ -18,7 +21,9 @@ class Watched:
 
 
 class Watcher:
-    """One thread that looks whether clients are still there, and gives up what nobody waits for. Started with the first of them."""
+    """One thread that looks whether clients are still there, and gives up what nobody waits for.
+    Started with the first of them.
+    """
 
     def __init__(self) -> None:
         self._watched: set[Watched] = set()
@@ -38,6 +43,7 @@ class Watcher:
         def end() -> None:
             with self._changed:
                 self._watched.discard(watched)
+
         return end
 
     def _loop(self) -> None:

@@ -1,4 +1,7 @@
-"""Attention: against torch's scaled_dot_product_attention, and against itself with the head padded or the keys not shared out."""
+"""Attention: against torch's scaled_dot_product_attention, and against itself with the head padded
+or the keys not shared out.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -32,14 +35,28 @@ SHAPES = (
     Shape("decode over 8192 keys, GQA 16 over 2", 1, 8192, 16, 2, 512),
     Shape("decode over 8192 keys, 16 heads", 1, 8192, 16, 16, 128),
 )
-TILES = ((128, 128, 8, 2), (128, 64, 8, 2), (128, 64, 8, 3), (128, 64, 4, 2), (128, 32, 8, 3), (64, 64, 4, 2), (64, 64, 4, 3),
-         (64, 32, 8, 2), (32, 16, 8, 2), (16, 64, 4, 2), (16, 64, 4, 3), (16, 128, 4, 2), (16, 32, 4, 2))
+TILES = (
+    (128, 128, 8, 2),
+    (128, 64, 8, 2),
+    (128, 64, 8, 3),
+    (128, 64, 4, 2),
+    (128, 32, 8, 3),
+    (64, 64, 4, 2),
+    (64, 64, 4, 3),
+    (64, 32, 8, 2),
+    (32, 16, 8, 2),
+    (16, 64, 4, 2),
+    (16, 64, 4, 3),
+    (16, 128, 4, 2),
+    (16, 32, 4, 2),
+)
 
 
 def checks(device: str) -> Iterator[str | None]:
     """For every case and shape, None or how it failed."""
     from mtmd.kernels.gpu.cases import CASES
     from mtmd.kernels.gpu.flash_attention import flash_attention
+
     for case in CASES:
         given = case.inputs(device)
         yield compare(str(case), given, flash_attention(*given, **case.options), case.options)
@@ -54,14 +71,22 @@ def compare(label: str, given: tuple[Any, ...], got: Any, options: dict[str, Any
 
     from mtmd.kernels.gpu.cases import TOLERANCE
     from mtmd.kernels.ops.attention import attention
+
     q, k, v, mask, bounds = given
-    exact = torch.float64 if q.shape[0] * q.shape[1] * q.shape[2] * k.shape[1] < 2**24 else torch.float32
+    exact = (
+        torch.float64
+        if q.shape[0] * q.shape[1] * q.shape[2] * k.shape[1] < 2**24
+        else torch.float32
+    )
     worst = 0.0
     for b in range(q.shape[0]):
-        one = [x[b:b + 1] for x in (q, k, v)]
-        part = [x if x is None or x.ndim < full or x.shape[0] == 1 else x[b:b + 1] for x, full in ((mask, 4), (bounds, 3))]
+        one = [x[b : b + 1] for x in (q, k, v)]
+        part = [
+            x if x is None or x.ndim < full or x.shape[0] == 1 else x[b : b + 1]
+            for x, full in ((mask, 4), (bounds, 3))
+        ]
         expected = attention.reference(*(x.to(exact) for x in one), *part, **options)
-        error = ((got[b:b + 1] - expected).abs() / expected.abs().clamp(min=1)).max().item()
+        error = ((got[b : b + 1] - expected).abs() / expected.abs().clamp(min=1)).max().item()
         worst = error if error != error else max(worst, error)
         if told := judged(label, worst, TOLERANCE[q.dtype]):
             return told
@@ -69,27 +94,54 @@ def compare(label: str, given: tuple[Any, ...], got: Any, options: dict[str, Any
 
 
 def problem(shape: Shape, device: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The inputs (bf16, q, k and v side by side in one buffer, as a fused projection leaves them) and the attributes of a shape."""
+    """The inputs (bf16, q, k and v side by side in one buffer, as a fused projection leaves them)
+    and the attributes of a shape.
+    """
     import torch
+
     rng = torch.Generator(device).manual_seed(0)
 
     def draw(count: int, size: int) -> Any:
-        held = torch.randn(shape.batch, count, size * shape.width, generator=rng, device=device).to(torch.bfloat16)
+        held = torch.randn(shape.batch, count, size * shape.width, generator=rng, device=device).to(
+            torch.bfloat16
+        )
         return held.unflatten(-1, (size, shape.width))
 
     if shape.rows == shape.keys:
-        q, k, v = draw(shape.rows, shape.heads + 2 * shape.groups).split([shape.heads, shape.groups, shape.groups], 2)
+        q, k, v = draw(shape.rows, shape.heads + 2 * shape.groups).split(
+            [shape.heads, shape.groups, shape.groups], 2
+        )
     else:
-        q, k, v = draw(shape.rows, shape.heads), draw(shape.keys, shape.groups), draw(shape.keys, shape.groups)
+        q, k, v = (
+            draw(shape.rows, shape.heads),
+            draw(shape.keys, shape.groups),
+            draw(shape.keys, shape.groups),
+        )
     return (q, k, v, None, None), {"scale": shape.width**-0.5, "causal": shape.causal}
 
 
 def report(device: str, tune: bool) -> list[str]:
-    heads = ("shape", "tile", "kernel ms", "keys and values (1 row) or arithmetic", "torch SDPA ms", "ratio", "without the split ms",
-             "ratio")
-    lines = table("Attention, against torch's scaled_dot_product_attention", heads, (measured(shape, device) for shape in SHAPES))
+    heads = (
+        "shape",
+        "tile",
+        "kernel ms",
+        "keys and values (1 row) or arithmetic",
+        "torch SDPA ms",
+        "ratio",
+        "without the split ms",
+        "ratio",
+    )
+    lines = table(
+        "Attention, against torch's scaled_dot_product_attention",
+        heads,
+        (measured(shape, device) for shape in SHAPES),
+    )
     if tune:
-        lines += table("Attention with other tiles, ms", ("shape", *map(str, TILES)), (tuned(shape, device) for shape in SHAPES))
+        lines += table(
+            "Attention with other tiles, ms",
+            ("shape", *map(str, TILES)),
+            (tuned(shape, device) for shape in SHAPES),
+        )
     return lines
 
 
@@ -99,31 +151,61 @@ def measured(shape: Shape, device: str) -> list[str]:
     from mtmd.kernels.gpu.flash_attention import flash_attention, run_launch
     from mtmd.kernels.gpu.launch import parts, plan_launch, power_of_two
     from mtmd.kernels.graph import Type
+
     given, options = problem(shape, device)
     q, k, v = (x.transpose(1, 2) for x in given[:3])
     ours = milliseconds(lambda: flash_attention(*given, **options))
-    torchs = milliseconds(lambda: F.scaled_dot_product_attention(
-        q, k, v, is_causal=shape.causal, scale=options["scale"], enable_gqa=shape.heads != shape.groups))
+    torchs = milliseconds(
+        lambda: F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            is_causal=shape.causal,
+            scale=options["scale"],
+            enable_gqa=shape.heads != shape.groups,
+        )
+    )
     types = [Type.of(x) for x in given[:3]]
     launch, without = plan_launch(*types, **options), ["-", "-"]
     padded = sum(parts(shape.width)) < power_of_two(shape.width)
     if padded or launch.splits > 1:
         plain = plan_launch(*types, **options, split=not padded, splits=1)
         took = milliseconds(lambda: run_launch(plain, *given))
-        without = [f"{took:.4f} ({'head padded' if padded else 'keys not shared out'})", f"{took / ours:.2f}"]
+        without = [
+            f"{took:.4f} ({'head padded' if padded else 'keys not shared out'})",
+            f"{took / ours:.2f}",
+        ]
     read = 2 * 2 * shape.batch * shape.groups * shape.keys * shape.width
-    flops = 4 * shape.batch * shape.heads * shape.rows * shape.keys * shape.width / (2 if shape.causal else 1)
-    rate = f"{read / ours / 1e6:.0f} GB/s" if shape.rows == 1 else f"{flops / ours / 1e9:.0f} TFLOP/s"
+    flops = (
+        4
+        * shape.batch
+        * shape.heads
+        * shape.rows
+        * shape.keys
+        * shape.width
+        / (2 if shape.causal else 1)
+    )
+    rate = (
+        f"{read / ours / 1e6:.0f} GB/s" if shape.rows == 1 else f"{flops / ours / 1e9:.0f} TFLOP/s"
+    )
     tile = f"{launch.tile.rows} x {launch.tile.keys}, {launch.tile.warps}, {launch.tile.stages}"
     shared = f", keys shared by {launch.splits}" if launch.splits > 1 else ""
-    return [f"{shape.label}, head {shape.width}", tile + shared, f"{ours:.4f}", rate, f"{torchs:.4f}", f"{torchs / ours:.2f}",
-            *without]
+    return [
+        f"{shape.label}, head {shape.width}",
+        tile + shared,
+        f"{ours:.4f}",
+        rate,
+        f"{torchs:.4f}",
+        f"{torchs / ours:.2f}",
+        *without,
+    ]
 
 
 def tuned(shape: Shape, device: str) -> list[str]:
     from mtmd.kernels.gpu.flash_attention import run_launch
     from mtmd.kernels.gpu.launch import Tile, plan_launch
     from mtmd.kernels.graph import Type
+
     given, options = problem(shape, device)
     cells = []
     for sizes in TILES:

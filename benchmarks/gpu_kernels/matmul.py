@@ -1,4 +1,5 @@
 """Products with quantized weights: against torch's bf16 matmul on the weights dequantized."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -19,9 +20,14 @@ def checks(device: str) -> Iterator[str | None]:
 
     from mtmd.kernels.gpu.quant_cases import CASES, NMSE, error_of
     from mtmd.kernels.gpu.quant_matmul import quant_matmul
+
     for case in CASES:
         x, w, bias = case.inputs(device)
-        yield judged(str(case), error_of(quant_matmul(x, w, bias, quant=case.quant), x, w, bias, case.quant), NMSE[case.dtype])
+        yield judged(
+            str(case),
+            error_of(quant_matmul(x, w, bias, quant=case.quant), x, w, bias, case.quant),
+            NMSE[case.dtype],
+        )
     for (outer, width), kind in product(WEIGHTS, KINDS):
         given, w = problem(outer, width, kind, device)
         for x in given:
@@ -34,14 +40,31 @@ def problem(outer: int, width: int, kind: str, device: str) -> tuple[list[Any], 
     import torch
 
     from mtmd.kernels.gpu.quant_cases import random_blocks
+
     rng = torch.Generator().manual_seed(0)
-    return [torch.randn(m, width, generator=rng).to(device, torch.bfloat16) for m in ROWS], random_blocks(kind, outer, width).to(device)
+    return [
+        torch.randn(m, width, generator=rng).to(device, torch.bfloat16) for m in ROWS
+    ], random_blocks(kind, outer, width).to(device)
 
 
 def report(device: str) -> list[str]:
-    rows = [row for (outer, width), kind in product(WEIGHTS, KINDS) for row in measured(outer, width, kind, device)]
-    return table("Products with quantized weights, against torch's bf16 matmul on dequantized weights",
-                 ("weight", "rows of x", "kernel ms", f"weight bytes (to {FEW} rows) or arithmetic", "torch bf16 ms", "ratio"), rows)
+    rows = [
+        row
+        for (outer, width), kind in product(WEIGHTS, KINDS)
+        for row in measured(outer, width, kind, device)
+    ]
+    return table(
+        "Products with quantized weights, against torch's bf16 matmul on dequantized weights",
+        (
+            "weight",
+            "rows of x",
+            "kernel ms",
+            f"weight bytes (to {FEW} rows) or arithmetic",
+            "torch bf16 ms",
+            "ratio",
+        ),
+        rows,
+    )
 
 
 def measured(outer: int, width: int, kind: str, device: str) -> Iterator[list[str]]:
@@ -50,11 +73,23 @@ def measured(outer: int, width: int, kind: str, device: str) -> Iterator[list[st
 
     from mtmd.kernels.gpu.quant_matmul import quant_matmul
     from mtmd.kernels.weights.blocks import dequantize
+
     given, w = problem(outer, width, kind, device)
     wide = dequantize(w, kind).to(torch.bfloat16)
     for x in given:
         ours = milliseconds(lambda x=x: quant_matmul(x, w, quant=kind))  # type: ignore[misc]
         torchs = milliseconds(lambda x=x: F.linear(x, wide))  # type: ignore[misc]
         few = len(x) <= FEW
-        rate = f"{w.numel() / ours / 1e6:.0f} GB/s" if few else f"{2 * len(x) * outer * width / ours / 1e9:.0f} TFLOP/s"
-        yield [f"{kind} {outer} x {width}", str(len(x)), f"{ours:.4f}", rate, f"{torchs:.4f}", f"{torchs / ours:.2f}"]
+        rate = (
+            f"{w.numel() / ours / 1e6:.0f} GB/s"
+            if few
+            else f"{2 * len(x) * outer * width / ours / 1e9:.0f} TFLOP/s"
+        )
+        yield [
+            f"{kind} {outer} x {width}",
+            str(len(x)),
+            f"{ours:.4f}",
+            rate,
+            f"{torchs:.4f}",
+            f"{torchs / ours:.2f}",
+        ]

@@ -1,4 +1,5 @@
 """What the GPU benchmarks share: times, errors and tables."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
@@ -6,17 +7,27 @@ from typing import Any
 
 
 def milliseconds(run: Callable[[], Any], replayed: bool = True) -> float:
-    """Median time of a run with the L2 cache flushed before each. `replayed` from a CUDA graph, so that launching from Python, which a run
-    of a few microseconds would wait for, is not part of it; a run that waits for the device cannot be captured."""
+    """Median time of a run with the L2 cache flushed before each. `replayed` from a CUDA graph, so
+    that launching from Python, which a run of a few microseconds would wait for, is not part of it;
+    a run that waits for the device cannot be captured.
+    """
     import triton.testing
-    return float(triton.testing.do_bench(_capture(run) if replayed else run, warmup=50, rep=200, return_mode="median"))
+
+    return float(
+        triton.testing.do_bench(
+            _capture(run) if replayed else run, warmup=50, rep=200, return_mode="median"
+        )
+    )
 
 
 def _capture(run: Callable[[], Any]) -> Callable[[], None]:
     import torch
+
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):  # compiles, and lets libraries choose their algorithms, neither of which can be captured
+    with torch.cuda.stream(
+        aside
+    ):  # compiles, and lets libraries choose their algorithms, neither of which can be captured
         for _ in range(2):
             run()
     torch.cuda.current_stream().wait_stream(aside)
@@ -28,14 +39,23 @@ def _capture(run: Callable[[], Any]) -> Callable[[], None]:
 
 def nmse(found: Any, expected: Any) -> float:
     """Mean square error relative to the mean square of what was expected."""
-    return float((found.float() - expected.float()).square().sum() / expected.float().square().sum())
+    return float(
+        (found.float() - expected.float()).square().sum() / expected.float().square().sum()
+    )
 
 
 def judged(label: str, error: float, allowed: float) -> str | None:
     """None, or how a result is wrong; NaN is."""
-    return None if error <= allowed else f"{label}: error {error:.3g}, expected at most {allowed:.3g}"
+    return (
+        None if error <= allowed else f"{label}: error {error:.3g}, expected at most {allowed:.3g}"
+    )
 
 
 def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """A section of the report."""
-    return ["", f"## {title}", "", *(f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows))]
+    return [
+        "",
+        f"## {title}",
+        "",
+        *(f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows)),
+    ]

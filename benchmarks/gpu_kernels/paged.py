@@ -1,4 +1,7 @@
-"""Decoding from a paged cache: pages gathered one after another, then attention, against torch's on keys that lie together."""
+"""Decoding from a paged cache: pages gathered one after another, then attention, against torch's on
+keys that lie together.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -11,7 +14,10 @@ PAGE = 32  # slots of a page in llm/state.py
 
 
 class Batch(NamedTuple):
-    """Sequences of `keys` tokens each, of which one more is decoded; one in twenty of the cache's pages is another's."""
+    """Sequences of `keys` tokens each, of which one more is decoded; one in twenty of the cache's
+    pages is another's.
+    """
+
     sequences: int
     keys: int
     heads: int = 32
@@ -19,15 +25,27 @@ class Batch(NamedTuple):
     width: int = 128
 
     def __str__(self) -> str:
-        return f"{self.sequences} x {self.keys} keys, GQA {self.heads} over {self.groups}, head {self.width}"
+        return (
+            f"{self.sequences} x {self.keys} keys, GQA {self.heads} over {self.groups}, head "
+            f"{self.width}"
+        )
 
 
-BATCHES = (Batch(1, 2048), Batch(1, 8192), Batch(4, 2048), Batch(16, 2048), Batch(1, 8192, 16, 2, 512))
+BATCHES = (
+    Batch(1, 2048),
+    Batch(1, 8192),
+    Batch(4, 2048),
+    Batch(16, 2048),
+    Batch(1, 8192, 16, 2, 512),
+)
 
 
 def problem(batch: Batch, device: str) -> tuple[Any, Any, Any, Any]:
-    """q bf16 [1, T, H, K]; a cache bf16 [2, S, G, K]; pages i64, those of sequence after sequence, mixed; bounds i32 [T, 2]."""
+    """q bf16 [1, T, H, K]; a cache bf16 [2, S, G, K]; pages i64, those of sequence after sequence,
+    mixed; bounds i32 [T, 2].
+    """
     import torch
+
     rng = torch.Generator().manual_seed(0)
     count = batch.sequences * batch.keys // PAGE
     held = count + count // 20 + 1
@@ -36,18 +54,25 @@ def problem(batch: Batch, device: str) -> tuple[Any, Any, Any, Any]:
     pages = torch.randperm(held, generator=rng)[:count]
     first = torch.arange(batch.sequences, dtype=torch.int32) * batch.keys
     bounds = torch.stack([first, first + batch.keys - 1], 1)
-    return q.to(device, torch.bfloat16), cache.to(device, torch.bfloat16), pages.to(device), bounds.to(device)
+    return (
+        q.to(device, torch.bfloat16),
+        cache.to(device, torch.bfloat16),
+        pages.to(device),
+        bounds.to(device),
+    )
 
 
 def gathered(cache: Any, pages: Any) -> tuple[Any, Any]:
     from mtmd.kernels.ops import OPS
+
     gather = OPS["gather_pages"].reference
     return gather(cache, pages, which=0, size=PAGE), gather(cache, pages, which=1, size=PAGE)
 
 
 def decode(q: Any, cache: Any, pages: Any, bounds: Any) -> Any:
     from mtmd.kernels.gpu.flash_attention import flash_attention
-    return flash_attention(q, *gathered(cache, pages), None, bounds, scale=q.shape[-1]**-0.5)
+
+    return flash_attention(q, *gathered(cache, pages), None, bounds, scale=q.shape[-1] ** -0.5)
 
 
 def checks(device: str) -> Iterator[str | None]:
@@ -55,21 +80,48 @@ def checks(device: str) -> Iterator[str | None]:
     for batch in BATCHES:
         q, cache, pages, bounds = problem(batch, device)
         given = q, *gathered(cache, pages), None, bounds
-        yield compare(f"paged, {batch}", given, decode(q, cache, pages, bounds), {"scale": q.shape[-1]**-0.5})
+        yield compare(
+            f"paged, {batch}",
+            given,
+            decode(q, cache, pages, bounds),
+            {"scale": q.shape[-1] ** -0.5},
+        )
 
 
 def report(device: str) -> list[str]:
-    heads = ("batch", "gather ms", "GB/s", "gather and attention ms", "torch SDPA without pages ms", "ratio")
-    return table("Decoding from a paged cache", heads, (measured(batch, device) for batch in BATCHES))
+    heads = (
+        "batch",
+        "gather ms",
+        "GB/s",
+        "gather and attention ms",
+        "torch SDPA without pages ms",
+        "ratio",
+    )
+    return table(
+        "Decoding from a paged cache", heads, (measured(batch, device) for batch in BATCHES)
+    )
 
 
 def measured(batch: Batch, device: str) -> list[str]:
     import torch.nn.functional as F
+
     q, cache, pages, bounds = problem(batch, device)
-    k, v = (x.view(batch.sequences, batch.keys, batch.groups, batch.width).transpose(1, 2) for x in gathered(cache, pages))
+    k, v = (
+        x.view(batch.sequences, batch.keys, batch.groups, batch.width).transpose(1, 2)
+        for x in gathered(cache, pages)
+    )
     rows = q.view(batch.sequences, 1, batch.heads, batch.width).transpose(1, 2)
     gather = milliseconds(lambda: gathered(cache, pages))
     both = milliseconds(lambda: decode(q, cache, pages, bounds))
-    torchs = milliseconds(lambda: F.scaled_dot_product_attention(rows, k, v, scale=batch.width**-0.5, enable_gqa=True))
+    torchs = milliseconds(
+        lambda: F.scaled_dot_product_attention(rows, k, v, scale=batch.width**-0.5, enable_gqa=True)
+    )
     moved = 2 * 2 * k.numel() * k.element_size()  # read and written, keys and values
-    return [str(batch), f"{gather:.4f}", f"{moved / gather / 1e6:.0f}", f"{both:.4f}", f"{torchs:.4f}", f"{torchs / both:.2f}"]
+    return [
+        str(batch),
+        f"{gather:.4f}",
+        f"{moved / gather / 1e6:.0f}",
+        f"{both:.4f}",
+        f"{torchs:.4f}",
+        f"{torchs / both:.2f}",
+    ]

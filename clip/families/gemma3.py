@@ -1,4 +1,7 @@
-"""Gemma 3's eye: a SigLIP tower, its patches averaged down to a fixed number of tokens, one projection (arXiv:2503.19786)."""
+"""Gemma 3's eye: a SigLIP tower, its patches averaged down to a fixed number of tokens, one
+projection (arXiv:2503.19786).
+"""
+
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
@@ -61,16 +64,27 @@ class Gemma3Vision:
     def parameters(self) -> Mapping[str, Parameter]:
         width = self.vit.width
         found = vit_parameters(self.vit, tower)
-        found["v.patch_embd.weight"] = Parameter((width, 3, self.patch, self.patch), tower("embeddings.patch_embedding.weight"))
+        found["v.patch_embd.weight"] = Parameter(
+            (width, 3, self.patch, self.patch), tower("embeddings.patch_embedding.weight")
+        )
         found["v.patch_embd.bias"] = Parameter((width,), tower("embeddings.patch_embedding.bias"))
-        found["v.position_embd.weight"] = Parameter((self.grid ** 2, width), tower("embeddings.position_embedding.weight"))
+        found["v.position_embd.weight"] = Parameter(
+            (self.grid**2, width), tower("embeddings.position_embedding.weight")
+        )
         found["v.post_ln.weight"] = Parameter((width,), tower("post_layernorm.weight"))
         found["v.post_ln.bias"] = Parameter((width,), tower("post_layernorm.bias"))
-        found["mm.soft_emb_norm.weight"] = Parameter((width,), anywhere("multi_modal_projector.mm_soft_emb_norm.weight"), convert=plus_one)
+        found["mm.soft_emb_norm.weight"] = Parameter(
+            (width,), anywhere("multi_modal_projector.mm_soft_emb_norm.weight"), convert=plus_one
+        )
         found["mm.input_projection.weight"] = Parameter(
-            (self.text_width, width), anywhere("multi_modal_projector.mm_input_projection_weight"),
-            stored=(width, self.text_width), convert=torch.Tensor.t,
-            gguf=(Stored(("mm.input_projection.weight",), (width, self.text_width), torch.Tensor.t),))
+            (self.text_width, width),
+            anywhere("multi_modal_projector.mm_input_projection_weight"),
+            stored=(width, self.text_width),
+            convert=torch.Tensor.t,
+            gguf=(
+                Stored(("mm.input_projection.weight",), (width, self.text_width), torch.Tensor.t),
+            ),
+        )
         return found
 
     def prepare(self, pixels: np.ndarray, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
@@ -90,7 +104,12 @@ class Gemma3Vision:
 
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
         w = Weights(weights, tiles.dtype)
-        x = ops.patch_embed(tiles, w.tensor("v.patch_embd.weight"), w.tensor("v.patch_embd.bias"), name="v.patch_embd")
+        x = ops.patch_embed(
+            tiles,
+            w.tensor("v.patch_embd.weight"),
+            w.tensor("v.patch_embd.bias"),
+            name="v.patch_embd",
+        )
         x = ops.add(x, w.tensor("v.position_embd.weight"), name="v.position_embd")
         for index in range(self.vit.layers):
             x = vit_block(x, index, self.vit, w, attention)
@@ -102,34 +121,68 @@ class Gemma3Vision:
 def from_gguf(keys: Settings, names: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:  # noqa: ARG001
     """What config.json and the image processor's settings would say."""
     size, patch = keys.count("vision.image_size", 896), keys.count("vision.patch_size", 14)
-    config = {"vision_config": gguf_vit(keys), "text_config": {"hidden_size": keys.count("vision.projection_dim")},
-              "mm_tokens_per_image": (size // patch // keys.count("vision.projector.scale_factor", 4)) ** 2}
+    config = {
+        "vision_config": gguf_vit(keys),
+        "text_config": {"hidden_size": keys.count("vision.projection_dim")},
+        "mm_tokens_per_image": (size // patch // keys.count("vision.projector.scale_factor", 4))
+        ** 2,
+    }
     return config, {**gguf_image(keys), "size": size}
 
 
 def read(top: Settings, image: Settings) -> Gemma3Vision:
-    """From config.json and the image processor's settings, with transformers' defaults; ModelError where a value cannot be followed."""
-    vision, text_width = top.part("vision_config"), top.part("text_config").count("hidden_size", 2304, most=MAX_WIDTH)
+    """From config.json and the image processor's settings, with transformers' defaults; ModelError
+    where a value cannot be followed.
+    """
+    vision, text_width = (
+        top.part("vision_config"),
+        top.part("text_config").count("hidden_size", 2304, most=MAX_WIDTH),
+    )
     vit = read_vit(vision, layers=12, width=768, ffn=3072, heads=12, act="gelu_pytorch_tanh")
     vision.choice("num_channels", (3,), 3)
-    size, patch, tokens = vision.count("image_size", 224), vision.count("patch_size", 16), top.count("mm_tokens_per_image", 256)
+    size, patch, tokens = (
+        vision.count("image_size", 224),
+        vision.count("patch_size", 16),
+        top.count("mm_tokens_per_image", 256),
+    )
     side = isqrt(tokens)
     if side * side != tokens or size % patch or (size // patch) % side:
-        raise ModelError(f"{top.where}: image_size {size}, patch_size {patch} and mm_tokens_per_image {tokens} do not fit together; "
-                         "expected a square grid of patches that divides into the tokens")
+        raise ModelError(
+            f"{top.where}: image_size {size}, patch_size {patch} and mm_tokens_per_image {tokens} "
+            "do not fit together; "
+            "expected a square grid of patches that divides into the tokens"
+        )
     _check_steps(image, size)
-    return Gemma3Vision(vit, size, patch, tokens, text_width, read_normalize(image), RESAMPLE[image.choice("resample", RESAMPLE, 2)])
+    return Gemma3Vision(
+        vit,
+        size,
+        patch,
+        tokens,
+        text_width,
+        read_normalize(image),
+        RESAMPLE[image.choice("resample", RESAMPLE, 2)],
+    )
 
 
 def _check_steps(image: Settings, side: int) -> None:
-    """The one way from a picture to the tower: stretched to its square, scaled, normalised. ModelError where the settings leave it."""
+    """The one way from a picture to the tower: stretched to its square, scaled, normalised.
+    ModelError where the settings leave it.
+    """
     if image.flag("do_pan_and_scan", False):
         raise ModelError(f"{image.where}: do_pan_and_scan true is not supported; set it to false")
     found = image.get("size", 224)
-    size = Settings({"height": found, "width": found} if type(found) is int else found, f"{image.where}: size")
+    size = Settings(
+        {"height": found, "width": found} if type(found) is int else found, f"{image.where}: size"
+    )
     given = {key for key, value in size.values.items() if value is not None}
     if given != {"height", "width"}:
-        raise ModelError(f"{size.where} has {', '.join(sorted(given)) or 'nothing'}, expected height and width; set both to {side}")
+        raise ModelError(
+            f"{size.where} has {', '.join(sorted(given)) or 'nothing'}, expected height and width; "
+            f"set both to {side}"
+        )
     height, width = size.count("height"), size.count("width")
     if (height, width) != (side, side):
-        raise ModelError(f"{size.where} is {height} x {width}, expected {side} x {side} as config.json's image_size; correct one of them")
+        raise ModelError(
+            f"{size.where} is {height} x {width}, expected {side} x {side} as config.json's "
+            "image_size; correct one of them"
+        )

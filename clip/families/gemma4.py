@@ -1,5 +1,8 @@
-"""Gemma 4's eye: pictures of any shape in a number of tokens, patches told by their column and their row, a gated tower whose linear layers
-are clipped in the small models, neighbours averaged, one projection (transformers' models/gemma4; there is no paper)."""
+"""Gemma 4's eye: pictures of any shape in a number of tokens, patches told by their column and
+their row, a gated tower whose linear layers are clipped in the small models, neighbours averaged,
+one projection (transformers' models/gemma4; there is no paper).
+"""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -21,7 +24,13 @@ from mtmd.kernels.layers import Weights
 from mtmd.kernels.settings import MAX_HEADS, MAX_WIDTH, Settings
 from mtmd.kernels.weights.canonical import Parameter, Stored
 
-SIZES = (70, 140, 280, 560, 1120)  # tokens of a picture: the model is made for these, and the reference takes no others
+SIZES = (
+    70,
+    140,
+    280,
+    560,
+    1120,
+)  # tokens of a picture: the model is made for these, and the reference takes no others
 USUAL = 280
 
 
@@ -44,12 +53,28 @@ class Gemma4Vision:
         width, patch, tables = self.tower.width, self.patch, (2, self.places, self.tower.width)
         return {
             **self.tower.parameters(_names),
-            "v.patch_embd.weight": Parameter((width, 3, patch, patch), _names("patch_embedder.input_proj.weight"), (width, 3 * patch ** 2),
-                                             lambda w: w.unflatten(1, (patch, patch, 3)).permute(0, 3, 1, 2)),
-            "v.position_embd.weight": Parameter((2 * self.places, width), _names("patch_embedder.position_embedding_table"), tables,
-                                                _joined, gguf=(Stored(("v.position_embd.weight",), tables, _joined),)),
-            **{f"v.{name}": Parameter((width,), _names(name)) for name in ("std_bias", "std_scale") if self.standardized},
-            "mm.input_projection.weight": Parameter((self.text_width, width), anywhere("embed_vision.embedding_projection.weight"))}
+            "v.patch_embd.weight": Parameter(
+                (width, 3, patch, patch),
+                _names("patch_embedder.input_proj.weight"),
+                (width, 3 * patch**2),
+                lambda w: w.unflatten(1, (patch, patch, 3)).permute(0, 3, 1, 2),
+            ),
+            "v.position_embd.weight": Parameter(
+                (2 * self.places, width),
+                _names("patch_embedder.position_embedding_table"),
+                tables,
+                _joined,
+                gguf=(Stored(("v.position_embd.weight",), tables, _joined),),
+            ),
+            **{
+                f"v.{name}": Parameter((width,), _names(name))
+                for name in ("std_bias", "std_scale")
+                if self.standardized
+            },
+            "mm.input_projection.weight": Parameter(
+                (self.text_width, width), anywhere("embed_vision.embedding_projection.weight")
+            ),
+        }
 
     def prepare(self, pixels: np.ndarray, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
         return self.pictures.prepare(pixels, budget, "<|image>", self.image_token, "<image|>")
@@ -64,8 +89,16 @@ class Gemma4Vision:
         return self.pictures.largest_tile_type()
 
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
-        w, grid = Weights(weights, tiles.dtype), (tiles.shape[2] // self.patch, tiles.shape[3] // self.patch)
-        places = graph_input("inp.places", (2, grid[0] * grid[1]), torch.int64, lambda _: grid_positions(*grid).flip(0))
+        w, grid = (
+            Weights(weights, tiles.dtype),
+            (tiles.shape[2] // self.patch, tiles.shape[3] // self.patch),
+        )
+        places = graph_input(
+            "inp.places",
+            (2, grid[0] * grid[1]),
+            torch.int64,
+            lambda _: grid_positions(*grid).flip(0),
+        )
         angles = ops.rope_table(places, rotary=self.tower.rotary, name="v.angles")
         x = ops.scale(tiles, factor=2.0, offset=-1.0, name="v.pixels")
         x = ops.patch_embed(x, w.tensor("v.patch_embd.weight"), name="v.patch_embd")
@@ -76,53 +109,120 @@ class Gemma4Vision:
         return w.linear(x, "mm.input_projection")
 
     def _embedded_places(self, grid: tuple[int, int], w: Weights) -> Node:
-        """What stands in the tables for each patch's column, and, `places` further down, for its row          -> [P, C]"""
+        """What stands in the tables for each patch's column, and, `places` further down, for its
+        row
+
+        -> [P, C]
+        """
         count = grid[0] * grid[1]
-        at = graph_input("inp.place_rows", (2 * count,), torch.int64,
-                         lambda _: torch.cat((grid_positions(*grid)[1], grid_positions(*grid)[0] + self.places)))
+        at = graph_input(
+            "inp.place_rows",
+            (2 * count,),
+            torch.int64,
+            lambda _: torch.cat((grid_positions(*grid)[1], grid_positions(*grid)[0] + self.places)),
+        )
         both = ops.embed(at, w.tensor("v.position_embd.weight"), name="v.position_embd")
-        column, row = (ops.rows(both, start=start, stop=start + count, name=f"v.position_embd.{start}") for start in (0, count))
+        column, row = (
+            ops.rows(both, start=start, stop=start + count, name=f"v.position_embd.{start}")
+            for start in (0, count)
+        )
         return ops.add(column, row, name="v.position_embd.sum")
 
     def _pooled(self, x: Node, grid: tuple[int, int], w: Weights) -> Node:
-        """Averages of neighbours times sqrt(C), standardized in fp32, for large numbers cancel there          [B, P, C] -> [B, T, C]"""
+        """Averages of neighbours times sqrt(C), standardized in fp32, for large numbers cancel
+        there
+
+        [B, P, C] -> [B, T, C]
+        """
         x = ops.pool2d(x, grid=grid, kernel=self.pool, name="v.pool")
         if not self.standardized:
-            return ops.scale(x, factor=self.tower.width ** 0.5, name="v.pool.scaled")
-        wide = x if x.dtype == torch.float32 else ops.cast(x, dtype=torch.float32, name="v.pool.fp32")
-        wide = ops.scale(wide, factor=self.tower.width ** 0.5, name="v.pool.scaled")
-        mean = ops.scale(w.tensor("v.std_bias", torch.float32), factor=-1.0, name="v.std_bias.negative")
-        wide = ops.mul(ops.add(wide, mean, name="v.pool.centred"), w.tensor("v.std_scale", torch.float32), name="v.pool.standardized")
-        return wide if x.dtype == torch.float32 else ops.cast(wide, dtype=x.dtype, name="v.pool.rounded")
+            return ops.scale(x, factor=self.tower.width**0.5, name="v.pool.scaled")
+        wide = (
+            x if x.dtype == torch.float32 else ops.cast(x, dtype=torch.float32, name="v.pool.fp32")
+        )
+        wide = ops.scale(wide, factor=self.tower.width**0.5, name="v.pool.scaled")
+        mean = ops.scale(
+            w.tensor("v.std_bias", torch.float32), factor=-1.0, name="v.std_bias.negative"
+        )
+        wide = ops.mul(
+            ops.add(wide, mean, name="v.pool.centred"),
+            w.tensor("v.std_scale", torch.float32),
+            name="v.pool.standardized",
+        )
+        return (
+            wide
+            if x.dtype == torch.float32
+            else ops.cast(wide, dtype=x.dtype, name="v.pool.rounded")
+        )
 
 
 def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What config.json and the image processor's settings would say. A projector does not say whether pictures are read in both
-    directions; that they may be keeps them whole, and the decoder decides. Nor does it say how many tokens a picture takes: as many as in
-    published models, unless the table of positions is too short for that."""
+    """What config.json and the image processor's settings would say. A projector does not say
+    whether pictures are read in both directions; that they may be keeps them whole, and the decoder
+    decides. Nor does it say how many tokens a picture takes: as many as in published models, unless
+    the table of positions is too short for that.
+    """
     plain, table = gguf_vit(keys), shapes.get("v.position_embd.weight", ())
     places = table[1] if len(table) == 3 else None
-    head = keys.count("vision.embedding_length", most=MAX_WIDTH) // keys.count("vision.attention.head_count", most=MAX_HEADS)
-    merge = {"patch_size": keys.count("vision.patch_size", 16), "pooling_kernel_size": keys.count("vision.projector.scale_factor", 3)}
-    vision = {**plain, **merge, "rms_norm_eps": plain["layer_norm_eps"], "num_key_value_heads": plain["num_attention_heads"],
-              "head_dim": head, "position_embedding_size": places,
-              "use_clipped_linears": "v.blk.0.attn_q.input_max" in shapes, "standardize": "v.std_bias" in shapes}
-    text = {"hidden_size": keys.get("vision.projection_dim", None), "use_bidirectional_attention": "vision"}
-    tokens = max((size for size in _sizes(merge["pooling_kernel_size"], places or 0) if size <= USUAL), default=None)
-    return {"vision_config": vision, "text_config": text}, {**gguf_image(keys), **merge, "do_normalize": True, "max_soft_tokens": tokens}
+    head = keys.count("vision.embedding_length", most=MAX_WIDTH) // keys.count(
+        "vision.attention.head_count", most=MAX_HEADS
+    )
+    merge = {
+        "patch_size": keys.count("vision.patch_size", 16),
+        "pooling_kernel_size": keys.count("vision.projector.scale_factor", 3),
+    }
+    vision = {
+        **plain,
+        **merge,
+        "rms_norm_eps": plain["layer_norm_eps"],
+        "num_key_value_heads": plain["num_attention_heads"],
+        "head_dim": head,
+        "position_embedding_size": places,
+        "use_clipped_linears": "v.blk.0.attn_q.input_max" in shapes,
+        "standardize": "v.std_bias" in shapes,
+    }
+    text = {
+        "hidden_size": keys.get("vision.projection_dim", None),
+        "use_bidirectional_attention": "vision",
+    }
+    tokens = max(
+        (size for size in _sizes(merge["pooling_kernel_size"], places or 0) if size <= USUAL),
+        default=None,
+    )
+    return {"vision_config": vision, "text_config": text}, {
+        **gguf_image(keys),
+        **merge,
+        "do_normalize": True,
+        "max_soft_tokens": tokens,
+    }
 
 
 def read(top: Settings, image: Settings) -> Gemma4Vision:
-    """From config.json and the image processor's settings, with transformers' defaults; ModelError where a value cannot be followed."""
+    """From config.json and the image processor's settings, with transformers' defaults; ModelError
+    where a value cannot be followed.
+    """
     c, text = top.part("vision_config"), top.part("text_config")
-    patch, pool, places = c.count("patch_size", 16), c.count("pooling_kernel_size", 3), c.count("position_embedding_size", 10240)
-    return Gemma4Vision(read_gated_tower(c), patch, pool, places, c.flag("standardize", False),
-                        text.count("hidden_size", 2304, most=MAX_WIDTH), text.get("use_bidirectional_attention", None) == "vision",
-                        read_fixed_area(image, patch, pool, _sizes(pool, places), USUAL))
+    patch, pool, places = (
+        c.count("patch_size", 16),
+        c.count("pooling_kernel_size", 3),
+        c.count("position_embedding_size", 10240),
+    )
+    return Gemma4Vision(
+        read_gated_tower(c),
+        patch,
+        pool,
+        places,
+        c.flag("standardize", False),
+        text.count("hidden_size", 2304, most=MAX_WIDTH),
+        text.get("use_bidirectional_attention", None) == "vision",
+        read_fixed_area(image, patch, pool, _sizes(pool, places), USUAL),
+    )
 
 
 def _sizes(pool: int, places: int) -> tuple[int, ...]:
-    """Those that a narrow picture, one token wide, can have: it is that many times `pool` patches long."""
+    """Those that a narrow picture, one token wide, can have: it is that many times `pool` patches
+    long.
+    """
     return tuple(size for size in SIZES if size * pool <= places)
 
 

@@ -1,5 +1,8 @@
-"""GLM-4.1V's eye: pictures of any size, RMS norms, SwiGLU, patches turned by their row and column and told apart by a table of positions
-scaled to their grid; a convolution and a gated layer make tokens of them (arXiv:2507.01006)."""
+"""GLM-4.1V's eye: pictures of any size, RMS norms, SwiGLU, patches turned by their row and column
+and told apart by a table of positions scaled to their grid; a convolution and a gated layer make
+tokens of them (arXiv:2507.01006).
+"""
+
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
@@ -9,7 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from mtmd.clip.blocks import gguf_vit, grid_positions, read_grid_rotary, rotary_attention, two_frames
+from mtmd.clip.blocks import (
+    gguf_vit,
+    grid_positions,
+    read_grid_rotary,
+    rotary_attention,
+    two_frames,
+)
 from mtmd.clip.budget import DEFAULT_BUDGET, Budget
 from mtmd.clip.dynamic import DynamicResolution, gguf_dynamic, read_dynamic
 from mtmd.clip.family import ImagePlan
@@ -22,7 +31,7 @@ from mtmd.kernels.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
 from mtmd.kernels.weights.canonical import Parameter, Stored
 
 MERGER_EPS = 1e-5  # of the only layer norm; the settings do not say
-FRAMES = 2         # a picture counts as that many equal ones against the limits of pixels
+FRAMES = 2  # a picture counts as that many equal ones against the limits of pixels
 SIZE = {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000}  # transformers' defaults
 GGUF_TOKENS = 8, 6144  # the limits of the published checkpoint; GGUF files do not say
 
@@ -30,6 +39,7 @@ GGUF_TOKENS = 8, 6144  # the limits of the published checkpoint; GGUF files do n
 @dataclass(frozen=True)
 class Glm4Vision:
     """`text_width` is the FFN's width too, `merger` that of the gated layer at the end."""
+
     layers: int
     width: int
     merger: int
@@ -49,26 +59,49 @@ class Glm4Vision:
     def parameters(self) -> Mapping[str, Parameter]:
         width, text, merge = self.width, self.text_width, self.pictures.merge
         shapes: dict[str, tuple[str, tuple[int, ...]]] = {
-            "v.patch_embd.bias": ("patch_embed.proj.bias", (width,)), "v.norm_embd.weight": ("post_conv_layernorm.weight", (width,)),
-            "v.position_embd.weight": ("embeddings.position_embedding.weight", (self.side ** 2, width)),
-            "v.post_ln.weight": ("post_layernorm.weight", (width,)), "mm.patch_merger.bias": ("downsample.bias", (text,)),
+            "v.patch_embd.bias": ("patch_embed.proj.bias", (width,)),
+            "v.norm_embd.weight": ("post_conv_layernorm.weight", (width,)),
+            "v.position_embd.weight": (
+                "embeddings.position_embedding.weight",
+                (self.side**2, width),
+            ),
+            "v.post_ln.weight": ("post_layernorm.weight", (width,)),
+            "mm.patch_merger.bias": ("downsample.bias", (text,)),
             "mm.model.fc.weight": ("merger.proj.weight", (text, text)),
             "mm.post_norm.weight": ("merger.post_projection_norm.weight", (text,)),
             "mm.post_norm.bias": ("merger.post_projection_norm.bias", (text,)),
             "mm.gate.weight": ("merger.gate_proj.weight", (self.merger, text)),
             "mm.up.weight": ("merger.up_proj.weight", (self.merger, text)),
-            "mm.down.weight": ("merger.down_proj.weight", (text, self.merger))}
-        block = {"ln1": ("norm1", (width,)), "ln2": ("norm2", (width,)), "attn_qkv": ("attn.qkv", (3 * width, width)),
-                 "attn_out": ("attn.proj", (width, width)), "ffn_gate": ("mlp.gate_proj", (text, width)),
-                 "ffn_up": ("mlp.up_proj", (text, width)), "ffn_down": ("mlp.down_proj", (width, text))}
+            "mm.down.weight": ("merger.down_proj.weight", (text, self.merger)),
+        }
+        block = {
+            "ln1": ("norm1", (width,)),
+            "ln2": ("norm2", (width,)),
+            "attn_qkv": ("attn.qkv", (3 * width, width)),
+            "attn_out": ("attn.proj", (width, width)),
+            "ffn_gate": ("mlp.gate_proj", (text, width)),
+            "ffn_up": ("mlp.up_proj", (text, width)),
+            "ffn_down": ("mlp.down_proj", (width, text)),
+        }
         for layer in range(self.layers):
-            shapes |= {f"v.blk.{layer}.{part}.weight": (f"blocks.{layer}.{name}.weight", shape) for part, (name, shape) in block.items()}
+            shapes |= {
+                f"v.blk.{layer}.{part}.weight": (f"blocks.{layer}.{name}.weight", shape)
+                for part, (name, shape) in block.items()
+            }
             if self.bias:
-                shapes[f"v.blk.{layer}.attn_qkv.bias"] = (f"blocks.{layer}.attn.qkv.bias", (3 * width,))
+                shapes[f"v.blk.{layer}.attn_qkv.bias"] = (
+                    f"blocks.{layer}.attn.qkv.bias",
+                    (3 * width,),
+                )
         found = {name: Parameter(shape, _names(theirs)) for name, (theirs, shape) in shapes.items()}
         kernels, merger = (text, width, merge, merge), "mm.patch_merger.weight"
-        found[merger] = Parameter((text, width * merge ** 2), _names("downsample.weight"), kernels, _flat,
-                                  gguf=(Stored((merger,), kernels, _flat),))
+        found[merger] = Parameter(
+            (text, width * merge**2),
+            _names("downsample.weight"),
+            kernels,
+            _flat,
+            gguf=(Stored((merger,), kernels, _flat),),
+        )
         return found | two_frames(width, self.pictures.patch, _names("patch_embed.proj.weight"))
 
     def prepare(self, pixels: np.ndarray, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
@@ -85,22 +118,59 @@ class Glm4Vision:
 
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
         w = Weights(weights, tiles.dtype)
-        rows, columns = grid = tiles.shape[2] // self.pictures.patch, tiles.shape[3] // self.pictures.patch
-        positions = graph_input("inp.positions", (2, rows * columns), torch.int64, lambda _: grid_positions(rows, columns))
+        rows, columns = grid = (
+            tiles.shape[2] // self.pictures.patch,
+            tiles.shape[3] // self.pictures.patch,
+        )
+        positions = graph_input(
+            "inp.positions",
+            (2, rows * columns),
+            torch.int64,
+            lambda _: grid_positions(rows, columns),
+        )
         angles = ops.rope_table(positions, rotary=self.rotary, name="v.angles")
-        x = ops.patch_embed(tiles, w.tensor("v.patch_embd.weight"), w.tensor("v.patch_embd.bias"), name="v.patch_embd")
-        table = ops.resize2d(w.tensor("v.position_embd.weight"), grid=(self.side, self.side), size=grid, mode="bicubic",
-                             name="v.position_embd.scaled")
+        x = ops.patch_embed(
+            tiles,
+            w.tensor("v.patch_embd.weight"),
+            w.tensor("v.patch_embd.bias"),
+            name="v.patch_embd",
+        )
+        table = ops.resize2d(
+            w.tensor("v.position_embd.weight"),
+            grid=(self.side, self.side),
+            size=grid,
+            mode="bicubic",
+            name="v.position_embd.scaled",
+        )
         x = ops.add(w.rms_norm(x, "v.norm_embd", self.eps), table, name="v.position_embd")
         for layer in range(self.layers):
             at = f"v.blk.{layer}"
-            y = rotary_attention(w.rms_norm(x, f"{at}.ln1", self.eps), at, self.heads, angles, w, attention, fused=True, bias=self.bias,
-                                 out_bias=False)
+            y = rotary_attention(
+                w.rms_norm(x, f"{at}.ln1", self.eps),
+                at,
+                self.heads,
+                angles,
+                w,
+                attention,
+                fused=True,
+                bias=self.bias,
+                out_bias=False,
+            )
             x = ops.add(y, x, name=f"{at}.attn_residual")
-            x = ops.add(_gated(w.rms_norm(x, f"{at}.ln2", self.eps), f"{at}.ffn_", w), x, name=f"{at}.ffn_residual")
+            x = ops.add(
+                _gated(w.rms_norm(x, f"{at}.ln2", self.eps), f"{at}.ffn_", w),
+                x,
+                name=f"{at}.ffn_residual",
+            )
         x = w.rms_norm(x, "v.post_ln", self.eps)
-        x = ops.unshuffle(x, grid=grid, factor=self.pictures.merge, channels_first=True, name="mm.merged")
-        x = w.layer_norm(w.linear(w.linear(x, "mm.patch_merger", bias=True), "mm.model.fc"), "mm.post_norm", MERGER_EPS)
+        x = ops.unshuffle(
+            x, grid=grid, factor=self.pictures.merge, channels_first=True, name="mm.merged"
+        )
+        x = w.layer_norm(
+            w.linear(w.linear(x, "mm.patch_merger", bias=True), "mm.model.fc"),
+            "mm.post_norm",
+            MERGER_EPS,
+        )
         return _gated(ops.gelu(x, approximate="none", name="mm.gelu"), "mm.", w)
 
 
@@ -118,26 +188,59 @@ def _flat(convolution: torch.Tensor) -> torch.Tensor:
 def from_gguf(keys: Settings, names: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """What config.json and the image processor's settings would say."""
     plain, merge = gguf_vit(keys), keys.count("vision.spatial_merge_size", 2)
-    vision = {**plain, "depth": plain["num_hidden_layers"], "num_heads": plain["num_attention_heads"], "spatial_merge_size": merge,
-              "out_hidden_size": keys.get("vision.projection_dim", None), "rms_norm_eps": plain["layer_norm_eps"],
-              "attention_bias": "v.blk.0.attn_qkv.bias" in names}
+    vision = {
+        **plain,
+        "depth": plain["num_hidden_layers"],
+        "num_heads": plain["num_attention_heads"],
+        "spatial_merge_size": merge,
+        "out_hidden_size": keys.get("vision.projection_dim", None),
+        "rms_norm_eps": plain["layer_norm_eps"],
+        "attention_bias": "v.blk.0.attn_qkv.bias" in names,
+    }
     image = Settings(gguf_dynamic(keys, merge, GGUF_TOKENS), keys.where)
-    edges = {"shortest_edge": FRAMES * image.count("min_pixels"), "longest_edge": FRAMES * image.count("max_pixels")}
+    edges = {
+        "shortest_edge": FRAMES * image.count("min_pixels"),
+        "longest_edge": FRAMES * image.count("max_pixels"),
+    }
     return {"vision_config": vision}, {**image.values, "size": edges}
 
 
 def read(top: Settings, image: Settings) -> Glm4Vision:
-    """From config.json and the image processor's settings, with transformers' defaults; ModelError where a value cannot be followed."""
+    """From config.json and the image processor's settings, with transformers' defaults; ModelError
+    where a value cannot be followed.
+    """
     c = top.part("vision_config")
     for key, value in (("hidden_act", "silu"), ("in_channels", 3), ("temporal_patch_size", FRAMES)):
         c.choice(key, (value,), value)
-    width, heads, patch = c.count("hidden_size", 1536, most=MAX_WIDTH), c.count("num_heads", 12, most=MAX_HEADS), c.count("patch_size", 14)
-    limits = {"size": image.get("size", SIZE), "min_pixels": None, "max_pixels": None}  # this processor knows `size` alone
-    pictures = read_dynamic(Settings({**image.values, **limits}, image.where), patch, c.count("spatial_merge_size", 2), frames=FRAMES,
-                            enlarge=True)
-    return Glm4Vision(c.count("depth", 24, most=MAX_LAYERS), width, c.count("intermediate_size", 13696, most=MAX_WIDTH), heads,
-                      c.count("out_hidden_size", 4096, most=MAX_WIDTH), c.number("rms_norm_eps", 1e-5), c.flag("attention_bias", False),
-                      c.count("image_size", 336) // patch, read_grid_rotary(c, width, heads), pictures)
+    width, heads, patch = (
+        c.count("hidden_size", 1536, most=MAX_WIDTH),
+        c.count("num_heads", 12, most=MAX_HEADS),
+        c.count("patch_size", 14),
+    )
+    limits = {
+        "size": image.get("size", SIZE),
+        "min_pixels": None,
+        "max_pixels": None,
+    }  # this processor knows `size` alone
+    pictures = read_dynamic(
+        Settings({**image.values, **limits}, image.where),
+        patch,
+        c.count("spatial_merge_size", 2),
+        frames=FRAMES,
+        enlarge=True,
+    )
+    return Glm4Vision(
+        c.count("depth", 24, most=MAX_LAYERS),
+        width,
+        c.count("intermediate_size", 13696, most=MAX_WIDTH),
+        heads,
+        c.count("out_hidden_size", 4096, most=MAX_WIDTH),
+        c.number("rms_norm_eps", 1e-5),
+        c.flag("attention_bias", False),
+        c.count("image_size", 336) // patch,
+        read_grid_rotary(c, width, heads),
+        pictures,
+    )
 
 
 def _names(name: str) -> tuple[str, ...]:

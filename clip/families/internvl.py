@@ -1,4 +1,7 @@
-"""InternVL 2.5 and 3 (arXiv:2412.05271, 2504.10479): InternViT over tiles of a picture and the whole of it, pixel unshuffle, two layers."""
+"""InternVL 2.5 and 3 (arXiv:2412.05271, 2504.10479): InternViT over tiles of a picture and the
+whole of it, pixel unshuffle, two layers.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -23,8 +26,16 @@ from mtmd.kernels.settings import MAX_WIDTH, Settings
 from mtmd.kernels.weights.canonical import Parameter, Stored
 
 QK_EPS, PROJECTOR_EPS = 1e-6, 1e-5  # the settings do not say
-LAYER = {"ln1": "layernorm_before", "ln2": "layernorm_after", "attn_q": "attention.q_proj", "attn_k": "attention.k_proj",
-         "attn_v": "attention.v_proj", "attn_out": "attention.projection_layer", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
+LAYER = {
+    "ln1": "layernorm_before",
+    "ln2": "layernorm_after",
+    "attn_q": "attention.q_proj",
+    "attn_k": "attention.k_proj",
+    "attn_v": "attention.v_proj",
+    "attn_out": "attention.projection_layer",
+    "ffn_up": "mlp.fc1",
+    "ffn_down": "mlp.fc2",
+}
 
 
 @dataclass(frozen=True)
@@ -49,29 +60,74 @@ class InternVision:
         return self.pictures.tile // self.patch
 
     def parameters(self) -> Mapping[str, Parameter]:
-        width, ffn, merged, text = self.vit.width, self.vit.ffn, self.vit.width * self.factor ** 2, self.text_width
-        found = {"v.class_embd": _row_of_one((width,), 2, "v.class_embd", "cls_token"),
-                 "v.position_embd.weight": _row_of_one((self.grid ** 2 + 1, width), 1, "v.position_embd.weight", "position_embeddings")}
+        width, ffn, merged, text = (
+            self.vit.width,
+            self.vit.ffn,
+            self.vit.width * self.factor**2,
+            self.text_width,
+        )
+        found = {
+            "v.class_embd": _row_of_one((width,), 2, "v.class_embd", "cls_token"),
+            "v.position_embd.weight": _row_of_one(
+                (self.grid**2 + 1, width), 1, "v.position_embd.weight", "position_embeddings"
+            ),
+        }
         tensors: dict[str, tuple[str, tuple[int, ...]]] = {
-            "v.patch_embd": ("vision_tower.embeddings.patch_embeddings.projection", (width, 3, self.patch, self.patch)),
+            "v.patch_embd": (
+                "vision_tower.embeddings.patch_embeddings.projection",
+                (width, 3, self.patch, self.patch),
+            ),
             "mm.model.mlp.0": ("multi_modal_projector.layer_norm", (merged,)),
             "mm.model.mlp.1": ("multi_modal_projector.linear_1", (text, merged)),
-            "mm.model.mlp.3": ("multi_modal_projector.linear_2", (text, text))}
-        shapes: dict[str, tuple[int, ...]] = {"ln1": (width,), "ln2": (width,), "ffn_up": (ffn, width), "ffn_down": (width, ffn)}
+            "mm.model.mlp.3": ("multi_modal_projector.linear_2", (text, text)),
+        }
+        shapes: dict[str, tuple[int, ...]] = {
+            "ln1": (width,),
+            "ln2": (width,),
+            "ffn_up": (ffn, width),
+            "ffn_down": (width, ffn),
+        }
         vectors = {"ls1": "lambda_1", "ls2": "lambda_2"}
         if self.qk_norm:
-            vectors |= {"attn_q_norm": "attention.q_norm.weight", "attn_k_norm": "attention.k_norm.weight"}
+            vectors |= {
+                "attn_q_norm": "attention.q_norm.weight",
+                "attn_k_norm": "attention.k_norm.weight",
+            }
         for layer in range(self.vit.layers):
             at, block = f"v.blk.{layer}", f"vision_tower.encoder.layer.{layer}"
-            tensors |= {f"{at}.{part}": (f"{block}.{name}", shapes.get(part, (width, width))) for part, name in LAYER.items()}
-            found |= {f"{at}.{part}.weight": Parameter((width,), anywhere(f"{block}.{name}")) for part, name in vectors.items()}
-        without = (".ln1.bias", ".ln2.bias") * self.rms + (".attn_q.bias", ".attn_k.bias", ".attn_v.bias") * (not self.qkv_bias)
-        return found | {name: p for name, p in blocks.biased_parameters(tensors, anywhere).items() if not name.endswith(without)}
+            tensors |= {
+                f"{at}.{part}": (f"{block}.{name}", shapes.get(part, (width, width)))
+                for part, name in LAYER.items()
+            }
+            found |= {
+                f"{at}.{part}.weight": Parameter((width,), anywhere(f"{block}.{name}"))
+                for part, name in vectors.items()
+            }
+        without = (".ln1.bias", ".ln2.bias") * self.rms + (
+            ".attn_q.bias",
+            ".attn_k.bias",
+            ".attn_v.bias",
+        ) * (not self.qkv_bias)
+        return found | {
+            name: p
+            for name, p in blocks.biased_parameters(tensors, anywhere).items()
+            if not name.endswith(without)
+        }
 
     def prepare(self, pixels: np.ndarray, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
         grid, notes = self.pictures.choose((pixels.shape[1], pixels.shape[0]), budget)
-        tiles, tokens, side = tuple(self.pictures.tiles(pixels, grid)), self.pictures.tokens(grid[0] * grid[1]), self.pictures.tile
-        return ImagePlan(tiles, ((side, side),) * len(tiles), tokens, f"<img>{self.image_token * tokens}</img>", notes=notes)
+        tiles, tokens, side = (
+            tuple(self.pictures.tiles(pixels, grid)),
+            self.pictures.tokens(grid[0] * grid[1]),
+            self.pictures.tile,
+        )
+        return ImagePlan(
+            tiles,
+            ((side, side),) * len(tiles),
+            tokens,
+            f"<img>{self.image_token * tokens}</img>",
+            notes=notes,
+        )
 
     def most_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
         return self.pictures.most_tokens(budget)
@@ -82,57 +138,116 @@ class InternVision:
     largest_tile_type = tile_type
 
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
-        w, patches = Weights(weights, tiles.dtype), self.grid ** 2
-        x = ops.patch_embed(tiles, w.tensor("v.patch_embd.weight"), w.tensor("v.patch_embd.bias"), name="v.patch_embd")
+        w, patches = Weights(weights, tiles.dtype), self.grid**2
+        x = ops.patch_embed(
+            tiles,
+            w.tensor("v.patch_embd.weight"),
+            w.tensor("v.patch_embd.bias"),
+            name="v.patch_embd",
+        )
         x = ops.prepend(x, w.tensor("v.class_embd"), name="v.class_embd.first")
         x = ops.add(x, w.tensor("v.position_embd.weight"), name="v.position_embd")
         for layer in range(self.vit.layers):
             x = self._layer(x, f"v.blk.{layer}", w, attention)
-        rest = graph_input("inp.patches", (patches,), torch.int64, lambda _: torch.arange(1, patches + 1))
+        rest = graph_input(
+            "inp.patches", (patches,), torch.int64, lambda _: torch.arange(1, patches + 1)
+        )
         x = ops.take_rows(x, rest, name="v.patches")
         x = ops.unshuffle(x, grid=(self.grid, self.grid), factor=self.factor, name="mm.unshuffle")
         x = w.linear(w.layer_norm(x, "mm.model.mlp.0", PROJECTOR_EPS), "mm.model.mlp.1", bias=True)
-        return w.linear(ops.gelu(x, approximate=self.gelu, name="mm.gelu"), "mm.model.mlp.3", bias=True)
+        return w.linear(
+            ops.gelu(x, approximate=self.gelu, name="mm.gelu"), "mm.model.mlp.3", bias=True
+        )
 
     def _layer(self, x: Node, at: str, w: Weights, attention: AttentionForm) -> Node:
         norm = w.rms_norm if self.rms else w.layer_norm
         y = norm(x, f"{at}.ln1", self.vit.eps)
-        q, k, v = (w.linear(y, f"{at}.{part}", bias=self.qkv_bias) for part in ("attn_q", "attn_k", "attn_v"))
+        q, k, v = (
+            w.linear(y, f"{at}.{part}", bias=self.qkv_bias)
+            for part in ("attn_q", "attn_k", "attn_v")
+        )
         if self.qk_norm:
-            q, k = w.rms_norm(q, f"{at}.attn_q_norm", QK_EPS), w.rms_norm(k, f"{at}.attn_k_norm", QK_EPS)
+            q, k = (
+                w.rms_norm(q, f"{at}.attn_q_norm", QK_EPS),
+                w.rms_norm(k, f"{at}.attn_k_norm", QK_EPS),
+            )
         q, k, v = (blocks.split_heads(part, self.vit.heads, part.name) for part in (q, k, v))
         y = w.linear(blocks.attend(q, k, v, attention, at), f"{at}.attn_out", bias=True)
-        x = ops.add(ops.mul(y, w.tensor(f"{at}.ls1.weight"), name=f"{at}.ls1"), x, name=f"{at}.attn_residual")
+        x = ops.add(
+            ops.mul(y, w.tensor(f"{at}.ls1.weight"), name=f"{at}.ls1"),
+            x,
+            name=f"{at}.attn_residual",
+        )
         y = blocks.mlp(norm(x, f"{at}.ln2", self.vit.eps), at, self.vit.gelu, w)
-        return ops.add(ops.mul(y, w.tensor(f"{at}.ls2.weight"), name=f"{at}.ls2"), x, name=f"{at}.ffn_residual")
+        return ops.add(
+            ops.mul(y, w.tensor(f"{at}.ls2.weight"), name=f"{at}.ls2"), x, name=f"{at}.ffn_residual"
+        )
 
 
 def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What config.json and the image processor's settings would say; older files leave out the number of tiles."""
-    vision, size, factor = blocks.gguf_vit(keys), keys.count("vision.image_size"), keys.count("vision.projector.scale_factor", 2)
-    vision |= {"hidden_act": "gelu" if keys.flag("use_gelu", False) else vision["hidden_act"],
-               "norm_type": "layer_norm" if "v.blk.0.ln1.bias" in shapes else "rms_norm",
-               "attention_bias": "v.blk.0.attn_q.bias" in shapes, "use_qk_norm": "v.blk.0.attn_q_norm.weight" in shapes}
-    config = {"vision_config": vision, "text_config": {"hidden_size": keys.count("vision.projection_dim")}, "downsample_ratio": 1 / factor}
-    return config, {**blocks.gguf_image(keys), "size": {"height": size, "width": size},
-                    "min_patches": keys.get("vision.preproc_min_tiles", None), "max_patches": keys.get("vision.preproc_max_tiles", None)}
+    """What config.json and the image processor's settings would say; older files leave out the
+    number of tiles.
+    """
+    vision, size, factor = (
+        blocks.gguf_vit(keys),
+        keys.count("vision.image_size"),
+        keys.count("vision.projector.scale_factor", 2),
+    )
+    vision |= {
+        "hidden_act": "gelu" if keys.flag("use_gelu", False) else vision["hidden_act"],
+        "norm_type": "layer_norm" if "v.blk.0.ln1.bias" in shapes else "rms_norm",
+        "attention_bias": "v.blk.0.attn_q.bias" in shapes,
+        "use_qk_norm": "v.blk.0.attn_q_norm.weight" in shapes,
+    }
+    config = {
+        "vision_config": vision,
+        "text_config": {"hidden_size": keys.count("vision.projection_dim")},
+        "downsample_ratio": 1 / factor,
+    }
+    return config, {
+        **blocks.gguf_image(keys),
+        "size": {"height": size, "width": size},
+        "min_patches": keys.get("vision.preproc_min_tiles", None),
+        "max_patches": keys.get("vision.preproc_max_tiles", None),
+    }
 
 
 def read(top: Settings, image: Settings) -> InternVision:
-    """From config.json and the image processor's settings, with transformers' defaults; ModelError where a value cannot be followed."""
+    """From config.json and the image processor's settings, with transformers' defaults; ModelError
+    where a value cannot be followed.
+    """
     c = top.part("vision_config")
     vit = blocks.read_vit(c, layers=24, width=1024, ffn=4096, heads=16, act="gelu")
-    for settings, key, value in ((c, "num_channels", 3), (c, "use_absolute_position_embeddings", True), (c, "use_mean_pooling", True),
-                                 (top, "vision_feature_layer", -1), (top, "vision_feature_select_strategy", "default")):
+    for settings, key, value in (
+        (c, "num_channels", 3),
+        (c, "use_absolute_position_embeddings", True),
+        (c, "use_mean_pooling", True),
+        (top, "vision_feature_layer", -1),
+        (top, "vision_feature_select_strategy", "default"),
+    ):
         settings.choice(key, (value,), value)
-    tile, patch, ratio = _side(c, "image_size", 448), _side(c, "patch_size", 14), top.number("downsample_ratio", 0.5)
+    tile, patch, ratio = (
+        _side(c, "image_size", 448),
+        _side(c, "patch_size", 14),
+        top.number("downsample_ratio", 0.5),
+    )
     if (factor := round(1 / ratio)) < 1 or 1 / factor != ratio or tile % (side := patch * factor):
-        raise ModelError(f"{top.where}: image_size {tile}, patch_size {patch} and downsample_ratio {ratio} do not fit together; "
-                         "expected whole patches, and whole groups of them")
+        raise ModelError(
+            f"{top.where}: image_size {tile}, patch_size {patch} and downsample_ratio {ratio} do "
+            "not fit together; "
+            "expected whole patches, and whole groups of them"
+        )
     return InternVision(
-        vit, c.choice("norm_type", ("layer_norm", "rms_norm"), "layer_norm") == "rms_norm", c.flag("attention_bias", False),
-        c.flag("use_qk_norm", False), patch, factor, top.part("text_config").count("hidden_size", 4096, most=MAX_WIDTH),
-        ACTIVATIONS[top.choice("projector_hidden_act", ACTIVATIONS, "gelu")], read_shape_tiling(image, tile, (tile // side) ** 2))
+        vit,
+        c.choice("norm_type", ("layer_norm", "rms_norm"), "layer_norm") == "rms_norm",
+        c.flag("attention_bias", False),
+        c.flag("use_qk_norm", False),
+        patch,
+        factor,
+        top.part("text_config").count("hidden_size", 4096, most=MAX_WIDTH),
+        ACTIVATIONS[top.choice("projector_hidden_act", ACTIVATIONS, "gelu")],
+        read_shape_tiling(image, tile, (tile // side) ** 2),
+    )
 
 
 def _side(c: Settings, key: str, default: int) -> int:
@@ -144,7 +259,14 @@ def _side(c: Settings, key: str, default: int) -> int:
 
 
 def _row_of_one(shape: tuple[int, ...], ones: int, name: str, theirs: str) -> Parameter:
-    """An embedding that checkpoints, and GGUF files that kept its shape, have with axes of one before."""
+    """An embedding that checkpoints, and GGUF files that kept its shape, have with axes of one
+    before.
+    """
     stored, convert = (1,) * ones + shape, partial(torch.reshape, shape=shape)
-    return Parameter(shape, anywhere(f"vision_tower.embeddings.{theirs}"), stored, convert,
-                     gguf=(Stored((name,), shape), Stored((name,), stored, convert)))
+    return Parameter(
+        shape,
+        anywhere(f"vision_tower.embeddings.{theirs}"),
+        stored,
+        convert,
+        gguf=(Stored((name,), shape), Stored((name,), stored, convert)),
+    )

@@ -1,4 +1,7 @@
-"""Pixtral (arXiv:2410.07073), Mistral Small 3.1: pictures in their own size, patches turned by row and column, a token to end each row."""
+"""Pixtral (arXiv:2410.07073), Mistral Small 3.1: pictures in their own size, patches turned by row
+and column, a token to end each row.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -23,9 +26,17 @@ from mtmd.kernels.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
 from mtmd.kernels.weights.canonical import Parameter, adjacent_pairs
 
 EPS = 1e-5  # of the tower's norms; the settings do not say
-LAYER = {"ln1": "attention_norm", "ln2": "ffn_norm", "attn_q": "attention.q_proj", "attn_k": "attention.k_proj",
-         "attn_v": "attention.v_proj", "attn_out": "attention.o_proj", "ffn_gate": "feed_forward.gate_proj",
-         "ffn_up": "feed_forward.up_proj", "ffn_down": "feed_forward.down_proj"}
+LAYER = {
+    "ln1": "attention_norm",
+    "ln2": "ffn_norm",
+    "attn_q": "attention.q_proj",
+    "attn_k": "attention.k_proj",
+    "attn_v": "attention.v_proj",
+    "attn_out": "attention.o_proj",
+    "ffn_gate": "feed_forward.gate_proj",
+    "ffn_up": "feed_forward.up_proj",
+    "ffn_down": "feed_forward.down_proj",
+}
 
 
 @dataclass(frozen=True)
@@ -51,26 +62,51 @@ class PixtralVision:
 
     def parameters(self) -> Mapping[str, Parameter]:
         width, ffn, text = self.width, self.ffn, self.text_width
-        shapes: dict[str, tuple[int, ...]] = {"ln1": (width,), "ln2": (width,), "ffn_gate": (ffn, width), "ffn_up": (ffn, width),
-                                              "ffn_down": (width, ffn)}
+        shapes: dict[str, tuple[int, ...]] = {
+            "ln1": (width,),
+            "ln2": (width,),
+            "ffn_gate": (ffn, width),
+            "ffn_up": (ffn, width),
+            "ffn_down": (width, ffn),
+        }
         turned = dict.fromkeys(("attn_q", "attn_k"), adjacent_pairs(self.heads))
-        found = {"v.patch_embd.weight": Parameter((width, 3, self.patch, self.patch), anywhere("vision_tower.patch_conv.weight")),
-                 "v.pre_ln.weight": Parameter((width,), anywhere("vision_tower.ln_pre.weight"))}
+        found = {
+            "v.patch_embd.weight": Parameter(
+                (width, 3, self.patch, self.patch), anywhere("vision_tower.patch_conv.weight")
+            ),
+            "v.pre_ln.weight": Parameter((width,), anywhere("vision_tower.ln_pre.weight")),
+        }
         for layer in range(self.layers):
             for part, name in LAYER.items():
                 sources = anywhere(f"vision_tower.transformer.layers.{layer}.{name}.weight")
-                found[f"v.blk.{layer}.{part}.weight"] = Parameter(shapes.get(part, (width, width)), sources, convert=turned.get(part))
-        ends: dict[str, tuple[str, tuple[int, ...]]] = {"mm.1": ("linear_1", (text, width)), "mm.2": ("linear_2", (text, text))}
-        found |= {name: p for name, p in blocks.biased_parameters(ends, _projector).items() if self.bias or name.endswith("weight")}
+                found[f"v.blk.{layer}.{part}.weight"] = Parameter(
+                    shapes.get(part, (width, width)), sources, convert=turned.get(part)
+                )
+        ends: dict[str, tuple[str, tuple[int, ...]]] = {
+            "mm.1": ("linear_1", (text, width)),
+            "mm.2": ("linear_2", (text, text)),
+        }
+        found |= {
+            name: p
+            for name, p in blocks.biased_parameters(ends, _projector).items()
+            if self.bias or name.endswith("weight")
+        }
         if self.merge:
-            merger = Parameter((width, width * self.merge ** 2), _projector("patch_merger.merging_layer.weight"))
-            found |= {"mm.input_norm.weight": Parameter((width,), _projector("norm.weight")), "mm.patch_merger.weight": merger}
+            merger = Parameter(
+                (width, width * self.merge**2), _projector("patch_merger.merging_layer.weight")
+            )
+            found |= {
+                "mm.input_norm.weight": Parameter((width,), _projector("norm.weight")),
+                "mm.patch_merger.weight": merger,
+            }
         return found
 
     def prepare(self, pixels: np.ndarray, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
         tile, (rows, columns), notes = self.pictures.prepare(pixels, budget)
         prompt = "[IMG_BREAK]".join([self.image_token * columns] * rows) + "[IMG_END]"
-        return ImagePlan((tile,), ((tile.shape[2], tile.shape[1]),), rows * columns, prompt, notes=notes)
+        return ImagePlan(
+            (tile,), ((tile.shape[2], tile.shape[1]),), rows * columns, prompt, notes=notes
+        )
 
     def most_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
         return self.pictures.most_tokens(budget)
@@ -84,63 +120,134 @@ class PixtralVision:
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
         w = Weights(weights, tiles.dtype)
         grid = rows, columns = tiles.shape[2] // self.patch, tiles.shape[3] // self.patch
-        positions = graph_input("inp.positions", (2, rows * columns), torch.int64, lambda _: blocks.grid_positions(rows, columns))
+        positions = graph_input(
+            "inp.positions",
+            (2, rows * columns),
+            torch.int64,
+            lambda _: blocks.grid_positions(rows, columns),
+        )
         angles = ops.rope_table(positions, rotary=self.rotary, name="v.angles")
-        x = w.rms_norm(ops.patch_embed(tiles, w.tensor("v.patch_embd.weight"), name="v.patch_embd"), "v.pre_ln", EPS)
+        x = w.rms_norm(
+            ops.patch_embed(tiles, w.tensor("v.patch_embd.weight"), name="v.patch_embd"),
+            "v.pre_ln",
+            EPS,
+        )
         for layer in range(self.layers):
             x = self._layer(x, f"v.blk.{layer}", angles, w, attention)
         if self.merge:
             x = w.rms_norm(x, "mm.input_norm", self.merge_eps)
-            x = ops.unshuffle(x, grid=grid, factor=self.merge, channels_first=True, name="mm.merged")
+            x = ops.unshuffle(
+                x, grid=grid, factor=self.merge, channels_first=True, name="mm.merged"
+            )
             x = w.linear(x, "mm.patch_merger")
         x = ops.gelu(w.linear(x, "mm.1", bias=self.bias), approximate=self.gelu, name="mm.gelu")
         return w.linear(x, "mm.2", bias=self.bias)
 
     def _layer(self, x: Node, at: str, angles: Node, w: Weights, attention: AttentionForm) -> Node:
         y = w.rms_norm(x, f"{at}.ln1", EPS)
-        q, k, v = (blocks.split_heads(w.linear(y, f"{at}.{part}"), self.heads, f"{at}.{part}") for part in ("attn_q", "attn_k", "attn_v"))
-        q, k = (ops.rope(part, angles, pairs="adjacent", name=f"{part.name}.rope") for part in (q, k))
-        x = ops.add(w.linear(blocks.attend(q, k, v, attention, at), f"{at}.attn_out"), x, name=f"{at}.attn_residual")
+        q, k, v = (
+            blocks.split_heads(w.linear(y, f"{at}.{part}"), self.heads, f"{at}.{part}")
+            for part in ("attn_q", "attn_k", "attn_v")
+        )
+        q, k = (
+            ops.rope(part, angles, pairs="adjacent", name=f"{part.name}.rope") for part in (q, k)
+        )
+        x = ops.add(
+            w.linear(blocks.attend(q, k, v, attention, at), f"{at}.attn_out"),
+            x,
+            name=f"{at}.attn_residual",
+        )
         y = w.rms_norm(x, f"{at}.ln2", EPS)
-        gate, up, name = w.linear(y, f"{at}.ffn_gate"), w.linear(y, f"{at}.ffn_up"), f"{at}.ffn_gated"
-        y = ops.silu_mul(gate, up, name=name) if self.act == "silu" else ops.gelu_mul(gate, up, approximate=self.act, name=name)
+        gate, up, name = (
+            w.linear(y, f"{at}.ffn_gate"),
+            w.linear(y, f"{at}.ffn_up"),
+            f"{at}.ffn_gated",
+        )
+        y = (
+            ops.silu_mul(gate, up, name=name)
+            if self.act == "silu"
+            else ops.gelu_mul(gate, up, approximate=self.act, name=name)
+        )
         return ops.add(w.linear(y, f"{at}.ffn_down"), x, name=f"{at}.ffn_residual")
 
 
 def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What config.json and the image processor's settings would say. In published models image_size is the longest edge, and the decoder's
-    norms, of which the file says nothing, have the tower's epsilon."""
-    vision = {**blocks.gguf_vit(keys), "hidden_act": "gelu" if keys.flag("use_gelu", False) else "silu",
-              "rope_theta": keys.get("rope.freq_base", None)}
-    config = {"model_type": "mistral3" if "mm.patch_merger.weight" in shapes else "llava", "vision_config": vision,
-              "text_config": {"hidden_size": keys.count("vision.projection_dim"), "rms_norm_eps": vision["layer_norm_eps"]},
-              "spatial_merge_size": keys.get("vision.spatial_merge_size", None), "multimodal_projector_bias": "mm.1.bias" in shapes,
-              "vision_feature_layer": -1, "vision_feature_select_strategy": "full"}
-    return config, {**blocks.gguf_image(keys), "size": {"longest_edge": keys.count("vision.image_size")}}
+    """What config.json and the image processor's settings would say. In published models image_size
+    is the longest edge, and the decoder's norms, of which the file says nothing, have the tower's
+    epsilon.
+    """
+    vision = {
+        **blocks.gguf_vit(keys),
+        "hidden_act": "gelu" if keys.flag("use_gelu", False) else "silu",
+        "rope_theta": keys.get("rope.freq_base", None),
+    }
+    config = {
+        "model_type": "mistral3" if "mm.patch_merger.weight" in shapes else "llava",
+        "vision_config": vision,
+        "text_config": {
+            "hidden_size": keys.count("vision.projection_dim"),
+            "rms_norm_eps": vision["layer_norm_eps"],
+        },
+        "spatial_merge_size": keys.get("vision.spatial_merge_size", None),
+        "multimodal_projector_bias": "mm.1.bias" in shapes,
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "full",
+    }
+    return config, {
+        **blocks.gguf_image(keys),
+        "size": {"longest_edge": keys.count("vision.image_size")},
+    }
 
 
 def read(top: Settings, image: Settings) -> PixtralVision:
-    """From config.json and the image processor's settings, with transformers' defaults; ModelError where a value cannot be followed."""
-    c, text, merges = top.part("vision_config"), top.part("text_config"), top.get("model_type", "mistral3") == "mistral3"
+    """From config.json and the image processor's settings, with transformers' defaults; ModelError
+    where a value cannot be followed.
+    """
+    c, text, merges = (
+        top.part("vision_config"),
+        top.part("text_config"),
+        top.get("model_type", "mistral3") == "mistral3",
+    )
     top.choice("vision_feature_layer", (-1,), -1 if merges else -2)
     if not merges:
         top.choice("vision_feature_select_strategy", ("full",), "default")
     c.choice("num_channels", (3,), 3)
-    width, heads = c.count("hidden_size", 1024, most=MAX_WIDTH), c.count("num_attention_heads", 16, most=MAX_HEADS)
+    width, heads = (
+        c.count("hidden_size", 1024, most=MAX_WIDTH),
+        c.count("num_attention_heads", 16, most=MAX_HEADS),
+    )
     patch, merge = c.count("patch_size", 16), top.count("spatial_merge_size", 2) if merges else None
-    act, text_eps = c.choice("hidden_act", ("silu", *ACTIVATIONS), "gelu"), 1e-5 if text.get("model_type", "") == "ministral3" else 1e-6
+    act, text_eps = (
+        c.choice("hidden_act", ("silu", *ACTIVATIONS), "gelu"),
+        1e-5 if text.get("model_type", "") == "ministral3" else 1e-6,
+    )
     return PixtralVision(
-        c.count("num_hidden_layers", 24, most=MAX_LAYERS), width, c.count("intermediate_size", 4096, most=MAX_WIDTH), heads,
-        ACTIVATIONS.get(act, act), _read_rotary(c, width, heads), patch, merge, text.number("rms_norm_eps", text_eps),
-        text.count("hidden_size", 4096, most=MAX_WIDTH), top.flag("multimodal_projector_bias", not merges),
-        ACTIVATIONS[top.choice("projector_hidden_act", ACTIVATIONS, "gelu")], read_native(image, patch * (merge or 1)))
+        c.count("num_hidden_layers", 24, most=MAX_LAYERS),
+        width,
+        c.count("intermediate_size", 4096, most=MAX_WIDTH),
+        heads,
+        ACTIVATIONS.get(act, act),
+        _read_rotary(c, width, heads),
+        patch,
+        merge,
+        text.number("rms_norm_eps", text_eps),
+        text.count("hidden_size", 4096, most=MAX_WIDTH),
+        top.flag("multimodal_projector_bias", not merges),
+        ACTIVATIONS[top.choice("projector_hidden_act", ACTIVATIONS, "gelu")],
+        read_native(image, patch * (merge or 1)),
+    )
 
 
 def _read_rotary(c: Settings, width: int, heads: int) -> Rotary:
-    """Half of a head's pairs turn by a patch's row, half by its column, the ones at the even frequencies, the others at the odd ones."""
+    """Half of a head's pairs turn by a patch's row, half by its column, the ones at the even
+    frequencies, the others at the odd ones.
+    """
     head, rope = width // heads, c.part("rope_parameters")
     if width % heads or head % 4:
-        raise ModelError(f"{c.where}: {heads} heads of width {width}; expected heads that divide the width, each of a multiple of 4")
+        raise ModelError(
+            f"{c.where}: {heads} heads of width {width}; expected heads that divide the width, "
+            "each of a multiple of 4"
+        )
     rope.choice("rope_type", ("axial",), "axial")
     pairs = rotary(rope.number("rope_theta", c.number("rope_theta", 1e4)), head).frequencies
     return Rotary(pairs[::2] + pairs[1::2], (0,) * (head // 4) + (1,) * (head // 4))

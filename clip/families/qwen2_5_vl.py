@@ -1,4 +1,7 @@
-"""Qwen2.5-VL's eye: Qwen2-VL's with RMS norms, gated SiLU, and windows in which most layers attend (arXiv:2502.13923)."""
+"""Qwen2.5-VL's eye: Qwen2-VL's with RMS norms, gated SiLU, and windows in which most layers attend
+(arXiv:2502.13923).
+"""
+
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
@@ -9,7 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from mtmd.clip.blocks import biased_parameters, gguf_vit, qkv_parameters, read_grid_rotary, rotary_attention, two_frames
+from mtmd.clip.blocks import (
+    biased_parameters,
+    gguf_vit,
+    qkv_parameters,
+    read_grid_rotary,
+    rotary_attention,
+    two_frames,
+)
 from mtmd.clip.budget import DEFAULT_BUDGET, Budget
 from mtmd.clip.dynamic import DynamicResolution, gguf_dynamic, read_dynamic
 from mtmd.clip.family import ImagePlan
@@ -28,6 +38,7 @@ EPS = 1e-6  # of every norm; the settings do not say
 @dataclass(frozen=True)
 class Qwen25Vision:
     """Layers outside `full` see windows of `window` x `window` tokens."""
+
     layers: int
     width: int
     ffn: int
@@ -44,18 +55,29 @@ class Qwen25Vision:
     unused = ()
 
     def parameters(self) -> Mapping[str, Parameter]:
-        width, ffn, merged = self.width, self.ffn, self.width * self.pictures.merge ** 2
+        width, ffn, merged = self.width, self.ffn, self.width * self.pictures.merge**2
         found = two_frames(width, self.pictures.patch, _names("patch_embed.proj.weight"))
         norms = {"v.post_ln": "merger.ln_q"}
-        matrices = {"mm.0": ("merger.mlp.0", (merged, merged)), "mm.2": ("merger.mlp.2", (self.text_width, merged))}
+        matrices = {
+            "mm.0": ("merger.mlp.0", (merged, merged)),
+            "mm.2": ("merger.mlp.2", (self.text_width, merged)),
+        }
         for layer in range(self.layers):
             at, block = f"v.blk.{layer}", f"blocks.{layer}"
             found |= qkv_parameters(at, width, f"{block}.attn.qkv", _names)
             norms |= {f"{at}.ln1": f"{block}.norm1", f"{at}.ln2": f"{block}.norm2"}
-            matrices |= {f"{at}.attn_out": (f"{block}.attn.proj", (width, width)),
-                         **{f"{at}.ffn_{part}": (f"{block}.mlp.{part}_proj", (ffn, width)) for part in ("gate", "up")},
-                         f"{at}.ffn_down": (f"{block}.mlp.down_proj", (width, ffn))}
-        found |= {f"{name}.weight": Parameter((width,), _names(f"{source}.weight")) for name, source in norms.items()}
+            matrices |= {
+                f"{at}.attn_out": (f"{block}.attn.proj", (width, width)),
+                **{
+                    f"{at}.ffn_{part}": (f"{block}.mlp.{part}_proj", (ffn, width))
+                    for part in ("gate", "up")
+                },
+                f"{at}.ffn_down": (f"{block}.mlp.down_proj", (width, ffn)),
+            }
+        found |= {
+            f"{name}.weight": Parameter((width,), _names(f"{source}.weight"))
+            for name, source in norms.items()
+        }
         return found | biased_parameters(matrices, _names)
 
     def prepare(self, pixels: np.ndarray, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
@@ -71,36 +93,69 @@ class Qwen25Vision:
         return self.pictures.largest_tile_type()
 
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
-        """Patches go through the layers window by window, and in each token by token, so that what belongs together lies together."""
+        """Patches go through the layers window by window, and in each token by token, so that what
+        belongs together lies together.
+        """
         w, merge = Weights(weights, tiles.dtype), self.pictures.merge
         rows, columns = (side // self.pictures.patch for side in tiles.shape[2:])
-        patches, tokens, grid = rows * columns, rows * columns // merge ** 2, (rows, columns, merge, self.window)
+        patches, tokens, grid = (
+            rows * columns,
+            rows * columns // merge**2,
+            (rows, columns, merge, self.window),
+        )
         order = graph_input("inp.order", (patches,), torch.int64, lambda _: layout(*grid).order)
-        bounds = graph_input("inp.windows", (patches, 2), torch.int32, lambda _: layout(*grid).bounds)
+        bounds = graph_input(
+            "inp.windows", (patches, 2), torch.int32, lambda _: layout(*grid).bounds
+        )
         back = graph_input("inp.order_back", (tokens,), torch.int64, lambda _: layout(*grid).back)
-        positions = graph_input("inp.positions", (2, patches), torch.int64, lambda _: layout(*grid).positions)
+        positions = graph_input(
+            "inp.positions", (2, patches), torch.int64, lambda _: layout(*grid).positions
+        )
         angles = ops.rope_table(positions, rotary=self.rotary, name="v.angles")
-        x = ops.take_rows(ops.patch_embed(tiles, w.tensor("v.patch_embd.weight"), name="v.patch_embd"), order, name="v.ordered")
+        x = ops.take_rows(
+            ops.patch_embed(tiles, w.tensor("v.patch_embd.weight"), name="v.patch_embd"),
+            order,
+            name="v.ordered",
+        )
         for layer in range(self.layers):
             x = self._block(x, layer, angles, bounds, w, attention)
-        x = ops.reshape(w.rms_norm(x, "v.post_ln", EPS), shape=(x.shape[0], tokens, self.width * merge ** 2), name="mm.merged")
-        x = w.linear(ops.gelu(w.linear(x, "mm.0", bias=True), approximate="none", name="mm.gelu"), "mm.2", bias=True)
+        x = ops.reshape(
+            w.rms_norm(x, "v.post_ln", EPS),
+            shape=(x.shape[0], tokens, self.width * merge**2),
+            name="mm.merged",
+        )
+        x = w.linear(
+            ops.gelu(w.linear(x, "mm.0", bias=True), approximate="none", name="mm.gelu"),
+            "mm.2",
+            bias=True,
+        )
         return ops.take_rows(x, back, name="mm.ordered")
 
-    def _block(self, x: Node, layer: int, angles: Node, bounds: Node, w: Weights, attention: AttentionForm) -> Node:
+    def _block(
+        self, x: Node, layer: int, angles: Node, bounds: Node, w: Weights, attention: AttentionForm
+    ) -> Node:
         at = f"v.blk.{layer}"
         y = w.rms_norm(x, f"{at}.ln1", EPS)
-        y = rotary_attention(y, at, self.heads, angles, w, attention, None if layer in self.full else bounds)
+        y = rotary_attention(
+            y, at, self.heads, angles, w, attention, None if layer in self.full else bounds
+        )
         x = ops.add(y, x, name=f"{at}.attn_residual")
         y = w.rms_norm(x, f"{at}.ln2", EPS)
-        y = ops.silu_mul(w.linear(y, f"{at}.ffn_gate", bias=True), w.linear(y, f"{at}.ffn_up", bias=True), name=f"{at}.ffn_gated")
+        y = ops.silu_mul(
+            w.linear(y, f"{at}.ffn_gate", bias=True),
+            w.linear(y, f"{at}.ffn_up", bias=True),
+            name=f"{at}.ffn_gated",
+        )
         return ops.add(w.linear(y, f"{at}.ffn_down", bias=True), x, name=f"{at}.ffn_residual")
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Where the patches of a grid go: the patch at each place, `order` [P]; its row and column, `positions` [2, P]; the first and last
-    place of its window, `bounds` [P, 2]; and the place of each token in reading order, `back` [P / merge^2]."""
+    """Where the patches of a grid go: the patch at each place, `order` [P]; its row and column,
+    `positions` [2, P]; the first and last place of its window, `bounds` [P, 2]; and the place of
+    each token in reading order, `back` [P / merge^2].
+    """
+
     order: torch.Tensor
     positions: torch.Tensor
     bounds: torch.Tensor
@@ -109,41 +164,84 @@ class Layout:
 
 @lru_cache(maxsize=16)
 def layout(rows: int, columns: int, merge: int, window: int) -> Layout:
-    """Windows of `window` x `window` tokens of merge x merge patches in reading order, and the same within each of them."""
+    """Windows of `window` x `window` tokens of merge x merge patches in reading order, and the same
+    within each of them.
+    """
     row, column = np.divmod(np.arange(rows * columns), columns)
     at = row // (merge * window) * columns + column // (merge * window)
     token = row // merge * (columns // merge) + column // merge
     order = np.lexsort((column, row, token, at))
     sorted_at = at[order]
-    bounds = np.stack((np.searchsorted(sorted_at, sorted_at, "left"), np.searchsorted(sorted_at, sorted_at, "right") - 1), 1)
-    found = order, np.stack((row[order], column[order])), bounds.astype(np.int32), np.argsort(token[order][::merge ** 2])
+    bounds = np.stack(
+        (
+            np.searchsorted(sorted_at, sorted_at, "left"),
+            np.searchsorted(sorted_at, sorted_at, "right") - 1,
+        ),
+        1,
+    )
+    found = (
+        order,
+        np.stack((row[order], column[order])),
+        bounds.astype(np.int32),
+        np.argsort(token[order][:: merge**2]),
+    )
     return Layout(*map(torch.from_numpy, found))
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:  # noqa: ARG001
     """What config.json and the image processor's settings would say."""
-    plain, layers, every = gguf_vit(keys), keys.count("vision.block_count", most=MAX_LAYERS), keys.count("vision.n_wa_pattern")
-    vision = {"depth": layers, "num_heads": plain["num_attention_heads"], "out_hidden_size": keys.get("vision.projection_dim", None),
-              "fullatt_block_indexes": list(range(every - 1, layers, every)), "window_size": keys.get("vision.window_size", None),
-              **{key: plain[key] for key in ("hidden_size", "intermediate_size", "hidden_act", "patch_size")}}
+    plain, layers, every = (
+        gguf_vit(keys),
+        keys.count("vision.block_count", most=MAX_LAYERS),
+        keys.count("vision.n_wa_pattern"),
+    )
+    vision = {
+        "depth": layers,
+        "num_heads": plain["num_attention_heads"],
+        "out_hidden_size": keys.get("vision.projection_dim", None),
+        "fullatt_block_indexes": list(range(every - 1, layers, every)),
+        "window_size": keys.get("vision.window_size", None),
+        **{
+            key: plain[key]
+            for key in ("hidden_size", "intermediate_size", "hidden_act", "patch_size")
+        },
+    }
     return {"vision_config": vision}, gguf_dynamic(keys)
 
 
 def read(top: Settings, image: Settings) -> Qwen25Vision:
-    """From config.json and the image processor's settings, with transformers' defaults; ModelError where a value cannot be followed."""
+    """From config.json and the image processor's settings, with transformers' defaults; ModelError
+    where a value cannot be followed.
+    """
     c = top.part("vision_config")
     for key, value in (("hidden_act", "silu"), ("in_channels", 3), ("temporal_patch_size", 2)):
         c.choice(key, (value,), value)
-    width, heads = c.count("hidden_size", 3584, most=MAX_WIDTH), c.count("num_heads", 16, most=MAX_HEADS)
+    width, heads = (
+        c.count("hidden_size", 3584, most=MAX_WIDTH),
+        c.count("num_heads", 16, most=MAX_HEADS),
+    )
     pictures = read_dynamic(image, c.count("patch_size", 14), c.count("spatial_merge_size", 2))
     if (window := c.count("window_size", 112)) < pictures.factor:
-        raise ModelError(f"{c.where}: window_size is {window}, expected at least the {pictures.factor} pixels of a token")
+        raise ModelError(
+            f"{c.where}: window_size is {window}, expected at least the {pictures.factor} pixels "
+            "of a token"
+        )
     full = c.get("fullatt_block_indexes", [7, 15, 23, 31])
     if not isinstance(full, list) or any(type(i) is not int for i in full):
-        raise ModelError(f"{c.where}: fullatt_block_indexes is {full!r:.40}, expected a list of layers")
-    return Qwen25Vision(c.count("depth", 32, most=MAX_LAYERS), width, c.count("intermediate_size", 3420, most=MAX_WIDTH), heads,
-                        c.count("out_hidden_size", 3584, most=MAX_WIDTH), frozenset(full), window // pictures.factor,
-                        read_grid_rotary(c, width, heads), pictures)
+        raise ModelError(
+            f"{c.where}: fullatt_block_indexes is {full!r:.40}, expected a list of layers"
+        )
+    return Qwen25Vision(
+        c.count("depth", 32, most=MAX_LAYERS),
+        width,
+        c.count("intermediate_size", 3420, most=MAX_WIDTH),
+        heads,
+        c.count("out_hidden_size", 3584, most=MAX_WIDTH),
+        frozenset(full),
+        window // pictures.factor,
+        read_grid_rotary(c, width, heads),
+        pictures,
+    )
 
 
 def _names(name: str) -> tuple[str, ...]:

@@ -1,4 +1,7 @@
-"""Qwen2-VL's eye: pictures of any size, patches turned by their row and column, 2 x 2 of them merged into a token (arXiv:2409.12191)."""
+"""Qwen2-VL's eye: pictures of any size, patches turned by their row and column, 2 x 2 of them
+merged into a token (arXiv:2409.12191).
+"""
+
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
@@ -50,17 +53,23 @@ class Qwen2Vision:
     unused = ()
 
     def parameters(self) -> Mapping[str, Parameter]:
-        width, ffn, merged = self.width, self.ffn, self.width * self.pictures.merge ** 2
+        width, ffn, merged = self.width, self.ffn, self.width * self.pictures.merge**2
         found = two_frames(width, self.pictures.patch, _names("patch_embed.proj.weight"))
         tensors: dict[str, tuple[str, tuple[int, ...]]] = {
-            "v.post_ln": ("merger.ln_q", (width,)), "mm.0": ("merger.mlp.0", (merged, merged)),
-            "mm.2": ("merger.mlp.2", (self.text_width, merged))}
+            "v.post_ln": ("merger.ln_q", (width,)),
+            "mm.0": ("merger.mlp.0", (merged, merged)),
+            "mm.2": ("merger.mlp.2", (self.text_width, merged)),
+        }
         for layer in range(self.layers):
             at, block = f"v.blk.{layer}", f"blocks.{layer}"
             found |= qkv_parameters(at, width, f"{block}.attn.qkv", _names)
-            tensors |= {f"{at}.ln1": (f"{block}.norm1", (width,)), f"{at}.ln2": (f"{block}.norm2", (width,)),
-                        f"{at}.attn_out": (f"{block}.attn.proj", (width, width)), f"{at}.ffn_up": (f"{block}.mlp.fc1", (ffn, width)),
-                        f"{at}.ffn_down": (f"{block}.mlp.fc2", (width, ffn))}
+            tensors |= {
+                f"{at}.ln1": (f"{block}.norm1", (width,)),
+                f"{at}.ln2": (f"{block}.norm2", (width,)),
+                f"{at}.attn_out": (f"{block}.attn.proj", (width, width)),
+                f"{at}.ffn_up": (f"{block}.mlp.fc1", (ffn, width)),
+                f"{at}.ffn_down": (f"{block}.mlp.fc2", (width, ffn)),
+            }
         return found | biased_parameters(tensors, _names)
 
     def prepare(self, pixels: np.ndarray, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
@@ -78,38 +87,71 @@ class Qwen2Vision:
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
         w = Weights(weights, tiles.dtype)
         rows, columns = (side // self.pictures.patch for side in tiles.shape[2:])
-        positions = graph_input("inp.positions", (2, rows * columns), torch.int64, lambda _: grid_positions(rows, columns))
+        positions = graph_input(
+            "inp.positions",
+            (2, rows * columns),
+            torch.int64,
+            lambda _: grid_positions(rows, columns),
+        )
         angles = ops.rope_table(positions, rotary=self.rotary, name="v.angles")
         x = ops.patch_embed(tiles, w.tensor("v.patch_embd.weight"), name="v.patch_embd")
         for layer in range(self.layers):
             at = f"v.blk.{layer}"
-            y = rotary_attention(w.layer_norm(x, f"{at}.ln1", EPS), at, self.heads, angles, w, attention)
+            y = rotary_attention(
+                w.layer_norm(x, f"{at}.ln1", EPS), at, self.heads, angles, w, attention
+            )
             x = ops.add(y, x, name=f"{at}.attn_residual")
-            x = ops.add(mlp(w.layer_norm(x, f"{at}.ln2", EPS), at, self.gelu, w), x, name=f"{at}.ffn_residual")
+            x = ops.add(
+                mlp(w.layer_norm(x, f"{at}.ln2", EPS), at, self.gelu, w),
+                x,
+                name=f"{at}.ffn_residual",
+            )
         x = w.layer_norm(x, "v.post_ln", EPS)
         x = ops.unshuffle(x, grid=(rows, columns), factor=self.pictures.merge, name="mm.merged")
-        return w.linear(ops.gelu(w.linear(x, "mm.0", bias=True), approximate="none", name="mm.gelu"), "mm.2", bias=True)
+        return w.linear(
+            ops.gelu(w.linear(x, "mm.0", bias=True), approximate="none", name="mm.gelu"),
+            "mm.2",
+            bias=True,
+        )
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:  # noqa: ARG001
     """What config.json and the image processor's settings would say."""
     plain, width = gguf_vit(keys), keys.count("vision.embedding_length", most=MAX_WIDTH)
-    vision = {"depth": plain["num_hidden_layers"], "embed_dim": width, "num_heads": plain["num_attention_heads"],
-              "mlp_ratio": keys.count("vision.feed_forward_length", most=MAX_WIDTH) / width, "patch_size": plain["patch_size"],
-              "hidden_act": plain["hidden_act"], "hidden_size": keys.get("vision.projection_dim", None)}
+    vision = {
+        "depth": plain["num_hidden_layers"],
+        "embed_dim": width,
+        "num_heads": plain["num_attention_heads"],
+        "mlp_ratio": keys.count("vision.feed_forward_length", most=MAX_WIDTH) / width,
+        "patch_size": plain["patch_size"],
+        "hidden_act": plain["hidden_act"],
+        "hidden_size": keys.get("vision.projection_dim", None),
+    }
     return {"vision_config": vision}, gguf_dynamic(keys)
 
 
 def read(top: Settings, image: Settings) -> Qwen2Vision:
-    """From config.json and the image processor's settings, with transformers' defaults; ModelError where a value cannot be followed."""
+    """From config.json and the image processor's settings, with transformers' defaults; ModelError
+    where a value cannot be followed.
+    """
     c = top.part("vision_config")
     c.choice("in_channels", (3,), 3)
     c.choice("temporal_patch_size", (2,), 2)
-    width, heads = c.count("embed_dim", 1280, most=MAX_WIDTH), c.count("num_heads", 16, most=MAX_HEADS)
+    width, heads = (
+        c.count("embed_dim", 1280, most=MAX_WIDTH),
+        c.count("num_heads", 16, most=MAX_HEADS),
+    )
     pictures = read_dynamic(image, c.count("patch_size", 14), c.count("spatial_merge_size", 2))
-    return Qwen2Vision(c.count("depth", 32, most=MAX_LAYERS), width, round(width * c.number("mlp_ratio", 4)), heads,
-                       c.count("hidden_size", 3584, most=MAX_WIDTH), ACTIVATIONS[c.choice("hidden_act", ACTIVATIONS, "quick_gelu")],
-                       read_grid_rotary(c, width, heads), pictures)
+    return Qwen2Vision(
+        c.count("depth", 32, most=MAX_LAYERS),
+        width,
+        round(width * c.number("mlp_ratio", 4)),
+        heads,
+        c.count("hidden_size", 3584, most=MAX_WIDTH),
+        ACTIVATIONS[c.choice("hidden_act", ACTIVATIONS, "quick_gelu")],
+        read_grid_rotary(c, width, heads),
+        pictures,
+    )
 
 
 def _names(name: str) -> tuple[str, ...]:

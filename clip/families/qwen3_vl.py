@@ -1,5 +1,8 @@
-"""Qwen3-VL's and Qwen3.5's eye: pictures of any size, a table of positions scaled to their grid, patches turned by their row and column,
-2 x 2 of them merged into a token, and in Qwen3-VL features of several layers side by side (arXiv:2511.21631)."""
+"""Qwen3-VL's and Qwen3.5's eye: pictures of any size, a table of positions scaled to their grid,
+patches turned by their row and column, 2 x 2 of them merged into a token, and in Qwen3-VL features
+of several layers side by side (arXiv:2511.21631).
+"""
+
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
@@ -10,7 +13,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from mtmd.clip.blocks import ACTIVATIONS, biased_parameters, gguf_vit, grid_positions, mlp, read_grid_rotary, rotary_attention, two_frames
+from mtmd.clip.blocks import (
+    ACTIVATIONS,
+    biased_parameters,
+    gguf_vit,
+    grid_positions,
+    mlp,
+    read_grid_rotary,
+    rotary_attention,
+    two_frames,
+)
 from mtmd.clip.budget import DEFAULT_BUDGET, Budget
 from mtmd.clip.dynamic import DynamicResolution, gguf_dynamic, read_dynamic
 from mtmd.clip.family import ImagePlan
@@ -36,7 +48,9 @@ class Qwen3Vision:
     text_width: int
     gelu: str
     side: int  # of the table of positions, a square
-    stacked: tuple[int, ...]  # layers whose features go to the decoder too, in the order of their mergers in a checkpoint
+    stacked: tuple[
+        int, ...
+    ]  # layers whose features go to the decoder too, in the order of their mergers in a checkpoint
     rotary: Rotary
     pictures: DynamicResolution
 
@@ -46,22 +60,46 @@ class Qwen3Vision:
     unused = ()
 
     def parameters(self) -> Mapping[str, Parameter]:
-        width, ffn, merged, text = self.width, self.ffn, self.width * self.pictures.merge ** 2, self.text_width
+        width, ffn, merged, text = (
+            self.width,
+            self.ffn,
+            self.width * self.pictures.merge**2,
+            self.text_width,
+        )
         found = two_frames(width, self.pictures.patch, _names("patch_embed.proj.weight"))
         found["v.patch_embd.bias"] = Parameter((width,), _names("patch_embed.proj.bias"))
-        found["v.position_embd.weight"] = Parameter((self.side ** 2, width), _names("pos_embed.weight"))
+        found["v.position_embd.weight"] = Parameter(
+            (self.side**2, width), _names("pos_embed.weight")
+        )
         one, square = (width,), (merged, merged)
-        block = {"ln1": ("norm1", one), "ln2": ("norm2", one), "attn_qkv": ("attn.qkv", (3 * width, width)),
-                 "attn_out": ("attn.proj", (width, width)), "ffn_up": ("mlp.linear_fc1", (ffn, width)),
-                 "ffn_down": ("mlp.linear_fc2", (width, ffn))}
+        block = {
+            "ln1": ("norm1", one),
+            "ln2": ("norm2", one),
+            "attn_qkv": ("attn.qkv", (3 * width, width)),
+            "attn_out": ("attn.proj", (width, width)),
+            "ffn_up": ("mlp.linear_fc1", (ffn, width)),
+            "ffn_down": ("mlp.linear_fc2", (width, ffn)),
+        }
         tensors: dict[str, tuple[str, tuple[int, ...]]] = {
-            "v.post_ln": ("merger.norm", one), "mm.0": ("merger.linear_fc1", square), "mm.2": ("merger.linear_fc2", (text, merged))}
+            "v.post_ln": ("merger.norm", one),
+            "mm.0": ("merger.linear_fc1", square),
+            "mm.2": ("merger.linear_fc2", (text, merged)),
+        }
         for layer in range(self.layers):
-            tensors |= {f"v.blk.{layer}.{part}": (f"blocks.{layer}.{name}", shape) for part, (name, shape) in block.items()}
+            tensors |= {
+                f"v.blk.{layer}.{part}": (f"blocks.{layer}.{name}", shape)
+                for part, (name, shape) in block.items()
+            }
         for index, layer in enumerate(self.stacked):
-            merger = {"norm": ("norm", (merged,)), "fc1": ("linear_fc1", square), "fc2": ("linear_fc2", (text, merged))}
-            tensors |= {f"v.deepstack.{layer}.{part}": (f"deepstack_merger_list.{index}.{name}", shape)
-                        for part, (name, shape) in merger.items()}
+            merger = {
+                "norm": ("norm", (merged,)),
+                "fc1": ("linear_fc1", square),
+                "fc2": ("linear_fc2", (text, merged)),
+            }
+            tensors |= {
+                f"v.deepstack.{layer}.{part}": (f"deepstack_merger_list.{index}.{name}", shape)
+                for part, (name, shape) in merger.items()
+            }
         return found | biased_parameters(tensors, _names)
 
     def prepare(self, pixels: np.ndarray, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
@@ -77,25 +115,63 @@ class Qwen3Vision:
         return self.pictures.largest_tile_type()
 
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
-        """-> [B, T, D (1 + stacked)]: embeddings, then what each of the decoder's first layers adds"""
+        """-> [B, T, D (1 + stacked)]: embeddings, then what each of the decoder's first layers
+        adds
+        """
         w, merge = Weights(weights, tiles.dtype), self.pictures.merge
-        rows, columns = grid = tiles.shape[2] // self.pictures.patch, tiles.shape[3] // self.pictures.patch
-        positions = graph_input("inp.positions", (2, rows * columns), torch.int64, lambda _: grid_positions(rows, columns))
+        rows, columns = grid = (
+            tiles.shape[2] // self.pictures.patch,
+            tiles.shape[3] // self.pictures.patch,
+        )
+        positions = graph_input(
+            "inp.positions",
+            (2, rows * columns),
+            torch.int64,
+            lambda _: grid_positions(rows, columns),
+        )
         angles, features = ops.rope_table(positions, rotary=self.rotary, name="v.angles"), []
-        x = ops.patch_embed(tiles, w.tensor("v.patch_embd.weight"), w.tensor("v.patch_embd.bias"), name="v.patch_embd")
-        table = ops.resize2d(w.tensor("v.position_embd.weight"), grid=(self.side, self.side), size=grid, mode="bilinear",
-                             align_corners=True, name="v.position_embd.scaled")
+        x = ops.patch_embed(
+            tiles,
+            w.tensor("v.patch_embd.weight"),
+            w.tensor("v.patch_embd.bias"),
+            name="v.patch_embd",
+        )
+        table = ops.resize2d(
+            w.tensor("v.position_embd.weight"),
+            grid=(self.side, self.side),
+            size=grid,
+            mode="bilinear",
+            align_corners=True,
+            name="v.position_embd.scaled",
+        )
         x = ops.add(x, table, name="v.position_embd")
         for layer in range(self.layers):
             at = f"v.blk.{layer}"
-            y = rotary_attention(w.layer_norm(x, f"{at}.ln1", EPS), at, self.heads, angles, w, attention, fused=True)
+            y = rotary_attention(
+                w.layer_norm(x, f"{at}.ln1", EPS), at, self.heads, angles, w, attention, fused=True
+            )
             x = ops.add(y, x, name=f"{at}.attn_residual")
-            x = ops.add(mlp(w.layer_norm(x, f"{at}.ln2", EPS), at, self.gelu, w), x, name=f"{at}.ffn_residual")
+            x = ops.add(
+                mlp(w.layer_norm(x, f"{at}.ln2", EPS), at, self.gelu, w),
+                x,
+                name=f"{at}.ffn_residual",
+            )
             if layer in self.stacked:
                 at = f"v.deepstack.{layer}"
-                y = w.layer_norm(ops.unshuffle(x, grid=grid, factor=merge, name=f"{at}.merged"), f"{at}.norm", EPS)
+                y = w.layer_norm(
+                    ops.unshuffle(x, grid=grid, factor=merge, name=f"{at}.merged"),
+                    f"{at}.norm",
+                    EPS,
+                )
                 features.append(_merger(y, f"{at}.fc1", f"{at}.fc2", w))
-        x = _merger(ops.unshuffle(w.layer_norm(x, "v.post_ln", EPS), grid=grid, factor=merge, name="mm.merged"), "mm.0", "mm.2", w)
+        x = _merger(
+            ops.unshuffle(
+                w.layer_norm(x, "v.post_ln", EPS), grid=grid, factor=merge, name="mm.merged"
+            ),
+            "mm.0",
+            "mm.2",
+            w,
+        )
         for index, feature in enumerate(features):
             x = ops.concat(x, feature, axis=2, name=f"mm.features.{index}")
         return x
@@ -103,36 +179,84 @@ class Qwen3Vision:
 
 def _merger(x: Node, first: str, second: str, w: Weights) -> Node:
     """Patches side by side to a token          [B, T, 4 C] -> [B, T, D]"""
-    return w.linear(ops.gelu(w.linear(x, first, bias=True), approximate="none", name=f"{first}.gelu"), second, bias=True)
+    return w.linear(
+        ops.gelu(w.linear(x, first, bias=True), approximate="none", name=f"{first}.gelu"),
+        second,
+        bias=True,
+    )
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:  # noqa: ARG001
     """What config.json and the image processor's settings would say."""
-    plain, merge, patch = gguf_vit(keys), keys.count("vision.spatial_merge_size", 2), keys.count("vision.patch_size", 16)
+    plain, merge, patch = (
+        gguf_vit(keys),
+        keys.count("vision.spatial_merge_size", 2),
+        keys.count("vision.patch_size", 16),
+    )
     side = keys.count("vision.image_size") // patch
     on: object = keys.get("vision.is_deepstack_layers", [])
-    vision = {**plain, "depth": plain["num_hidden_layers"], "num_heads": plain["num_attention_heads"], "spatial_merge_size": merge,
-              "num_position_embeddings": side ** 2, "out_hidden_size": keys.count("vision.projection_dim"),
-              "deepstack_visual_indexes": [i for i, stacked in enumerate(on) if stacked] if isinstance(on, (list, tuple)) else on}
+    vision = {
+        **plain,
+        "depth": plain["num_hidden_layers"],
+        "num_heads": plain["num_attention_heads"],
+        "spatial_merge_size": merge,
+        "num_position_embeddings": side**2,
+        "out_hidden_size": keys.count("vision.projection_dim"),
+        "deepstack_visual_indexes": [i for i, stacked in enumerate(on) if stacked]
+        if isinstance(on, (list, tuple))
+        else on,
+    }
     return {"vision_config": vision}, gguf_dynamic(keys, merge, GGUF_TOKENS)
 
 
 def read(top: Settings, image: Settings) -> Qwen3Vision:
-    """From config.json and the image processor's settings, with transformers' defaults; ModelError where a value cannot be followed."""
+    """From config.json and the image processor's settings, with transformers' defaults; ModelError
+    where a value cannot be followed.
+    """
     c = top.part("vision_config")
     c.choice("in_channels", (3,), 3)
     c.choice("temporal_patch_size", (2,), 2)
-    layers, positions = c.count("depth", 27, most=MAX_LAYERS), c.count("num_position_embeddings", 2304)
+    layers, positions = (
+        c.count("depth", 27, most=MAX_LAYERS),
+        c.count("num_position_embeddings", 2304),
+    )
     if isqrt(positions) ** 2 != positions:
-        raise ModelError(f"{c.where}: num_position_embeddings is {positions}, expected those of a square")
-    stacked = c.get("deepstack_visual_indexes", [8, 16, 24] if "_vl" in str(top.get("model_type", "")) else [])
-    if not isinstance(stacked, list) or not all(type(i) is int and 0 <= i < layers for i in stacked) or stacked != sorted(set(stacked)):
-        raise ModelError(f"{c.where}: deepstack_visual_indexes is {stacked!r:.60}, expected layers below {layers}, in order")
-    width, heads = c.count("hidden_size", 1152, most=MAX_WIDTH), c.count("num_heads", 16, most=MAX_HEADS)
-    ffn, text_width = c.count("intermediate_size", 4304, most=MAX_WIDTH), c.count("out_hidden_size", 3584, most=MAX_WIDTH)
+        raise ModelError(
+            f"{c.where}: num_position_embeddings is {positions}, expected those of a square"
+        )
+    stacked = c.get(
+        "deepstack_visual_indexes", [8, 16, 24] if "_vl" in str(top.get("model_type", "")) else []
+    )
+    if (
+        not isinstance(stacked, list)
+        or not all(type(i) is int and 0 <= i < layers for i in stacked)
+        or stacked != sorted(set(stacked))
+    ):
+        raise ModelError(
+            f"{c.where}: deepstack_visual_indexes is {stacked!r:.60}, expected layers below "
+            f"{layers}, in order"
+        )
+    width, heads = (
+        c.count("hidden_size", 1152, most=MAX_WIDTH),
+        c.count("num_heads", 16, most=MAX_HEADS),
+    )
+    ffn, text_width = (
+        c.count("intermediate_size", 4304, most=MAX_WIDTH),
+        c.count("out_hidden_size", 3584, most=MAX_WIDTH),
+    )
     gelu = ACTIVATIONS[c.choice("hidden_act", ACTIVATIONS, "gelu_pytorch_tanh")]
-    return Qwen3Vision(layers, width, ffn, heads, text_width, gelu, isqrt(positions), tuple(stacked), read_grid_rotary(c, width, heads),
-                       read_dynamic(image, c.count("patch_size", 16), c.count("spatial_merge_size", 2)))
+    return Qwen3Vision(
+        layers,
+        width,
+        ffn,
+        heads,
+        text_width,
+        gelu,
+        isqrt(positions),
+        tuple(stacked),
+        read_grid_rotary(c, width, heads),
+        read_dynamic(image, c.count("patch_size", 16), c.count("spatial_merge_size", 2)),
+    )
 
 
 def _names(name: str) -> tuple[str, ...]:

@@ -1,4 +1,5 @@
 """What the scheduler asks of a place where nodes can run."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -12,16 +13,23 @@ Kernel = Callable[..., torch.Tensor]
 
 
 class Backend(Protocol):
-    """`space` names the memory its values live in; values cross spaces only through `copy` nodes."""
+    """`space` names the memory its values live in; values cross spaces only through `copy`
+    nodes.
+    """
+
     name: str
     device: torch.device
     space: str
 
     def rejects(self, node: Node) -> str | None:
-        """None to take the node, else why not, naming the numbers. It must hold for every shape that types alone can tell."""
+        """None to take the node, else why not, naming the numbers. It must hold for every shape
+        that types alone can tell.
+        """
 
     def lower(self, node: Node, in_place: bool = False) -> Kernel:
-        """A function of the node's input tensors, resolved once per plan. `in_place`: it may overwrite input 0."""
+        """A function of the node's input tensors, resolved once per plan. `in_place`: it may
+        overwrite input 0.
+        """
 
     def workspace(self, node: Node) -> int:
         """Bytes the kernel holds at its peak beyond its inputs and its result."""

@@ -1,4 +1,5 @@
 """The CPU: flash attention in bounded memory, torch's own operators for the rest."""
+
 from __future__ import annotations
 
 import functools
@@ -39,18 +40,35 @@ class Cpu:
             x, w = node.inputs[:2]
             assert x is not None and w is not None
             if node.attrs.get("quant") is not None:
-                return quant_matmul.workspace(x.type, w.type) if _quantized(node) else reference_workspace(node)
+                return (
+                    quant_matmul.workspace(x.type, w.type)
+                    if _quantized(node)
+                    else reference_workspace(node)
+                )
             return matmul.workspace(x.type, w.type)
         if node.op == "moe":
-            attrs = {name: value for name, value in node.attrs.items() if name not in ("normalize", "act")}
+            attrs = {
+                name: value
+                for name, value in node.attrs.items()
+                if name not in ("normalize", "act")
+            }
             return moe.workspace(*[i.type for i in node.operands][:5], **attrs)
         if node.op in recurrent.WORKSPACES:
             return recurrent.WORKSPACES[node.op](*(i and i.type for i in node.inputs))
         if node.op != "attention":
             return reference_workspace(node)
-        q, k, v, mask, bounds = (*(None if i is None else i.type for i in node.inputs), None, None)[:5]
+        q, k, v, mask, bounds = (*(None if i is None else i.type for i in node.inputs), None, None)[
+            :5
+        ]
         assert q is not None and k is not None and v is not None
-        return attention.workspace(q, k, v, mask, bounds, **{name: value for name, value in node.attrs.items() if name != "scale"})
+        return attention.workspace(
+            q,
+            k,
+            v,
+            mask,
+            bounds,
+            **{name: value for name, value in node.attrs.items() if name != "scale"},
+        )
 
     def synchronize(self) -> None:
         """Nothing is pending: torch's CPU operators return when they are done."""

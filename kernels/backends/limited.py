@@ -1,8 +1,9 @@
 """A backend that refuses what it is told to: how a plan falls back, seen on any machine.
 
-`--refuse attention:head=72` on the command line puts it in front of the real device, as a stand-in for an accelerator that lacks
-the kernel; tests use it for every rule of placement.
+`--refuse attention:head=72` on the command line puts it in front of the real device, as a stand-in
+for an accelerator that lacks the kernel; tests use it for every rule of placement.
 """
+
 from __future__ import annotations
 
 import operator
@@ -16,16 +17,26 @@ from mtmd.kernels.errors import OptionError
 from mtmd.kernels.graph import Node
 from mtmd.kernels.ops import OPS
 
-COMPARE: dict[str, Callable[[int, int], bool]] = {"=": operator.eq, ">": operator.gt, "<": operator.lt}
+COMPARE: dict[str, Callable[[int, int], bool]] = {
+    "=": operator.eq,
+    ">": operator.gt,
+    "<": operator.lt,
+}
 FACTS = ("head", "batch", "rows", "width")
 # Ops on tokens, one after another: no dimension of theirs counts as a batch.
 NO_BATCH = ("gated_delta", "gather_pages", "kv_store", "kv_half", "rope", "state_store")
-_RULE = re.compile(r"(?P<op>\w+|\*)(?::(?:(?P<fact>\w+)(?P<sign>[=<>])(?P<number>\d{1,9})|(?P<dtype>bf16|fp32|fp16)))?", re.ASCII)
+_RULE = re.compile(
+    r"(?P<op>\w+|\*)(?::(?:(?P<fact>\w+)(?P<sign>[=<>])(?P<number>\d{1,9})|(?P<dtype>bf16|fp32|fp16)))?",
+    re.ASCII,
+)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """`OP`, `OP:FACT=N` (also < and >), `OP:DTYPE`, or `OP:/REGEX/` on node names. OP may be `*`."""
+    """`OP`, `OP:FACT=N` (also < and >), `OP:DTYPE`, or `OP:/REGEX/` on node names. OP may be
+    `*`.
+    """
+
     text: str
     op: str = "*"
     fact: str | None = None
@@ -37,16 +48,37 @@ class Rule:
     @staticmethod
     def parse(text: str) -> Rule:
         op, colon, pattern = text.partition(":")
-        if colon and len(pattern) > 2 and pattern[0] == pattern[-1] == "/" and (op == "*" or op in OPS):
+        if (
+            colon
+            and len(pattern) > 2
+            and pattern[0] == pattern[-1] == "/"
+            and (op == "*" or op in OPS)
+        ):
             try:
                 return Rule(text, op, name=re.compile(pattern[1:-1]))
             except (re.error, OverflowError, RecursionError) as error:
-                raise OptionError(f"refuse rule {text!r}: not a regular expression ({error})") from error
+                raise OptionError(
+                    f"refuse rule {text!r}: not a regular expression ({error})"
+                ) from error
         match = _RULE.fullmatch(text)
-        if not match or (match["op"] != "*" and match["op"] not in OPS) or (match["fact"] and match["fact"] not in FACTS):
-            raise OptionError(f"refuse rule {text!r}: expected OP, OP:FACT=N, OP:DTYPE or OP:/NAME REGEX/, with OP one of "
-                              f"{', '.join(sorted(OPS))} or *, and FACT one of {', '.join(FACTS)}")
-        return Rule(text, match["op"], match["fact"], match["sign"] or "=", int(match["number"] or 0), match["dtype"])
+        if (
+            not match
+            or (match["op"] != "*" and match["op"] not in OPS)
+            or (match["fact"] and match["fact"] not in FACTS)
+        ):
+            raise OptionError(
+                f"refuse rule {text!r}: expected OP, OP:FACT=N, OP:DTYPE or OP:/NAME REGEX/, with "
+                "OP one of "
+                f"{', '.join(sorted(OPS))} or *, and FACT one of {', '.join(FACTS)}"
+            )
+        return Rule(
+            text,
+            match["op"],
+            match["fact"],
+            match["sign"] or "=",
+            int(match["number"] or 0),
+            match["dtype"],
+        )
 
     def refuses(self, node: Node) -> str | None:
         """Why this rule refuses the node, or None."""
@@ -55,7 +87,11 @@ class Rule:
         if self.name:
             return f"name matches /{self.name.pattern}/" if self.name.search(node.name) else None
         if self.dtype:
-            return f"dtype {self.dtype} is not supported" if name_of(node.dtype) == self.dtype else None
+            return (
+                f"dtype {self.dtype} is not supported"
+                if name_of(node.dtype) == self.dtype
+                else None
+            )
         if self.fact is None:
             return f"op {node.op} is not supported"
         value = _fact(node, self.fact)
@@ -67,12 +103,17 @@ class Rule:
 def _fact(node: Node, fact: str) -> int | None:
     first = next(node.operands, node)
     if fact == "head":
-        return first.shape[-1] if node.op.startswith("attention") or node.op == "attn_scores" else None
+        return (
+            first.shape[-1] if node.op.startswith("attention") or node.op == "attn_scores" else None
+        )
     if fact == "width":
         return first.shape[-1]
     if len(first.shape) < 3 or node.op in NO_BATCH:
         return None
-    if fact == "rows" and node.op in ("attn_softmax", "attn_mix"):  # [B, H, T, S], the others are [B, T, ...]
+    if fact == "rows" and node.op in (
+        "attn_softmax",
+        "attn_mix",
+    ):  # [B, H, T, S], the others are [B, T, ...]
         return first.shape[2]
     return first.shape[0] if fact == "batch" else first.shape[1]
 

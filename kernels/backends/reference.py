@@ -1,4 +1,7 @@
-"""Every op, on any torch device, by its reference function. What it computes is what the op means."""
+"""Every op, on any torch device, by its reference function. What it computes is what the op
+means.
+"""
+
 from __future__ import annotations
 
 import functools
@@ -42,16 +45,24 @@ def lower_reference(node: Node, in_place: bool = False) -> Kernel:
 
 
 def reference_workspace(node: Node) -> int:
-    """Peak bytes of the tensors the reference makes on the way, its result not counted; found by running it on meta tensors, unless
-    the op counts them itself."""
+    """Peak bytes of the tensors the reference makes on the way, its result not counted; found by
+    running it on meta tensors, unless the op counts them itself.
+    """
     count = OPS[node.op].workspace
     if count is not None:
         return count(node)
-    return _workspace(node.op, tuple(i and i.type for i in node.inputs), tuple(node.attrs.items()), 0 if node.alias else node.type.bytes)
+    return _workspace(
+        node.op,
+        tuple(i and i.type for i in node.inputs),
+        tuple(node.attrs.items()),
+        0 if node.alias else node.type.bytes,
+    )
 
 
 @functools.lru_cache(maxsize=65536)
-def _workspace(op: str, types: tuple[Type | None, ...], attrs: tuple[tuple[str, Any], ...], result_bytes: int) -> int:
+def _workspace(
+    op: str, types: tuple[Type | None, ...], attrs: tuple[tuple[str, Any], ...], result_bytes: int
+) -> int:
     with torch.inference_mode(False), torch.no_grad():
         values = [t and t.meta() for t in types]
         seen = _Allocations()

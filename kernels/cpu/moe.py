@@ -1,4 +1,7 @@
-"""Mixture of experts on the CPU: the tokens of one expert after those of another, and no expert touched that nobody chose."""
+"""Mixture of experts on the CPU: the tokens of one expert after those of another, and no expert
+touched that nobody chose.
+"""
+
 from __future__ import annotations
 
 import torch
@@ -11,31 +14,70 @@ from mtmd.kernels.ops.moe import activate, route
 from mtmd.kernels.ops.quantized import dequantized
 
 
-def moe(x: Tensor, router: Tensor, gate: Tensor, up: Tensor, down: Tensor, shares: Tensor | None = None, *, top_k: int, normalize: bool,
-        act: str = "silu", gate_quant: str | None = None, up_quant: str | None = None, down_quant: str | None = None) -> Tensor:
-    """The `moe` op          x [T, D], router [T, E], gate and up [E, F, D], down [E, D, F], shares [E] -> [T, D]"""
+def moe(
+    x: Tensor,
+    router: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+    shares: Tensor | None = None,
+    *,
+    top_k: int,
+    normalize: bool,
+    act: str = "silu",
+    gate_quant: str | None = None,
+    up_quant: str | None = None,
+    down_quant: str | None = None,
+) -> Tensor:
+    """The `moe` op
+
+    x [T, D], router [T, E], gate and up [E, F, D], down [E, D, F], shares [E] -> [T, D]
+    """
     weights, chosen = route(router, top_k, normalize, shares)
     experts, order = chosen.flatten().sort(stable=True)  # all choices, by expert
     tokens, factors = order // top_k, weights.flatten()[order, None]
     total = x.new_zeros(x.shape, dtype=torch.float32)
     start = 0
-    for e, count in zip(*(part.tolist() for part in experts.unique_consecutive(return_counts=True)), strict=True):
+    for e, count in zip(
+        *(part.tolist() for part in experts.unique_consecutive(return_counts=True)), strict=True
+    ):
         part = slice(start, start + count)
         rows = x if len(x) == 1 else x[tokens[part]]
-        gated = activate(_product(rows, gate[e], gate_quant), act).mul_(_product(rows, up[e], up_quant))
+        gated = activate(_product(rows, gate[e], gate_quant), act).mul_(
+            _product(rows, up[e], up_quant)
+        )
         total.index_add_(0, tokens[part], _product(gated, down[e], down_quant) * factors[part])
         start += count
     return total.to(x.dtype)
 
 
-def workspace(x: Type, router: Type, gate: Type, up: Type, down: Type, *, top_k: int, gate_quant: str | None = None,
-              up_quant: str | None = None, down_quant: str | None = None) -> int:
+def workspace(
+    x: Type,
+    router: Type,
+    gate: Type,
+    up: Type,
+    down: Type,
+    *,
+    top_k: int,
+    gate_quant: str | None = None,
+    up_quant: str | None = None,
+    down_quant: str | None = None,
+) -> int:
     """Bytes beyond the result, should every token choose the same expert."""
     (tokens, width), ffn, item = x.shape, gate.shape[1], x.dtype.itemsize
-    wide, narrow = Type.contiguous((tokens, width), x.dtype), Type.contiguous((tokens, ffn), x.dtype)
-    products = max(_held(wide, gate, gate_quant), _held(wide, up, up_quant), _held(narrow, down, down_quant))
-    # In fp32 the sum and, beside what an expert makes of its tokens, the same times their shares; ratings and choices of every token.
-    return tokens * (8 * width + 2 * item * width + 2 * item * ffn + 12 * router.shape[1] + 56 * top_k) + products
+    wide, narrow = (
+        Type.contiguous((tokens, width), x.dtype),
+        Type.contiguous((tokens, ffn), x.dtype),
+    )
+    products = max(
+        _held(wide, gate, gate_quant), _held(wide, up, up_quant), _held(narrow, down, down_quant)
+    )
+    # In fp32 the sum and, beside what an expert makes of its tokens, the same times their shares;
+    # ratings and choices of every token.
+    return (
+        tokens * (8 * width + 2 * item * width + 2 * item * ffn + 12 * router.shape[1] + 56 * top_k)
+        + products
+    )
 
 
 def _product(x: Tensor, w: Tensor, quant: str | None) -> Tensor:

@@ -1,8 +1,10 @@
 """Products with block-quantized weights on the CPU, in memory that does not grow with the weight.
 
-Few rows of x (decoding): each row of the weight is decoded into the first cache and multiplied there, in fp32. Many rows (prefill):
-blocks of weight rows are decoded into a buffer, and torch multiplies. Threads, as many as torch has, share the rows of the weight.
+Few rows of x (decoding): each row of the weight is decoded into the first cache and multiplied
+there, in fp32. Many rows (prefill): blocks of weight rows are decoded into a buffer, and torch
+multiplies. Threads, as many as torch has, share the rows of the weight.
 """
+
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -16,8 +18,15 @@ from mtmd.kernels.graph import Type
 from mtmd.kernels.weights.blocks import NATIVE
 
 TYPES = (torch.float32, torch.bfloat16)
-FEW = 8  # rows of x up to which decoding a weight row costs more than multiplying it; measured on AVX-512, fp32 and bf16 alike
-BUFFER_VALUES = 1 << 20  # 4 MiB in fp32: large enough for torch's product to run at full speed, small enough for the second cache
+# rows of x up to which decoding a weight row costs more than multiplying it; measured on AVX-512,
+# fp32 and bf16 alike
+FEW = 8
+BUFFER_VALUES = (
+    1 << 20
+    # 4 MiB in fp32: large enough for torch's product to run at full speed, small enough for the
+    # second
+    # cache
+)
 SHARE_VALUES = 1 << 18  # what a thread needs to have to decode to be worth waking up, about 50 us
 
 
@@ -26,7 +35,10 @@ def takes(x: Type, quant: str) -> bool:
 
 
 def quant_matmul(x: Tensor, w: Tensor, bias: Tensor | None = None, *, quant: str) -> Tensor:
-    """The `matmul` op          x [..., K] fp32 or bf16, w u8 [N, bytes of K values], bias [N] -> [..., N]"""
+    """The `matmul` op
+
+    x [..., K] fp32 or bf16, w u8 [N, bytes of K values], bias [N] -> [..., N]
+    """
     flat = x.reshape(-1, x.shape[-1])
     product = _few if len(flat) <= FEW else _many
     return product(flat, w, bias, quant).view(*x.shape[:-1], len(w))
@@ -41,7 +53,9 @@ def workspace(x: Type, w: Type) -> int:
         widened = 0 if item == 4 else 4 * (x.count + rows * outer)
         return copied + widened + 4 * width * _shares(outer * width)
     step = _step(outer, width)
-    packed = matmul.workspace(Type.contiguous((rows, width), x.dtype), Type.contiguous((step, width), x.dtype))
+    packed = matmul.workspace(
+        Type.contiguous((rows, width), x.dtype), Type.contiguous((step, width), x.dtype)
+    )
     return copied + step * width * (4 if item == 4 else 4 + item) + packed
 
 
@@ -62,7 +76,7 @@ def _many(x: Tensor, w: Tensor, bias: Tensor | None, quant: str) -> Tensor:
     buffer, none = torch.empty(step, x.shape[1]), torch.empty(0, x.shape[1])
     for first in range(0, len(w), step):
         last = min(first + step, len(w))
-        rows = buffer[:last - first]
+        rows = buffer[: last - first]
         _decode(quant, none, w, rows, none, first, last, _shares(rows.numel()))
         rows, result = rows.to(x.dtype), out[:, first:last]
         if bias is None:
@@ -72,15 +86,24 @@ def _many(x: Tensor, w: Tensor, bias: Tensor | None, quant: str) -> Tensor:
     return out
 
 
-def _decode(quant: str, x: Tensor, w: Tensor, rows: Tensor, out: Tensor, first: int, last: int, shares: int) -> None:
-    """Rows first..last of w into `rows`, split over threads. Where they are multiplied at once, a thread has one row of `rows`."""
-    from mtmd.kernels.cpu.block_rows import HALF, KERNELS, LANES  # numba is imported by models with such weights only
+def _decode(
+    quant: str, x: Tensor, w: Tensor, rows: Tensor, out: Tensor, first: int, last: int, shares: int
+) -> None:
+    """Rows first..last of w into `rows`, split over threads. Where they are multiplied at once, a
+    thread has one row of `rows`.
+    """
+    from mtmd.kernels.cpu.block_rows import (
+        HALF,
+        KERNELS,
+        LANES,
+    )  # numba is imported by models with such weights only
+
     kernel = KERNELS[quant]
     arrays = x.numpy(), w.numpy(), rows.numpy(), out.numpy()
 
     def share(index: int) -> None:
         start, stop = (first + (last - first) * i // shares for i in (index, index + 1))
-        own = arrays[2][index:index + 1] if len(x) else arrays[2][start - first:stop - first]
+        own = arrays[2][index : index + 1] if len(x) else arrays[2][start - first : stop - first]
         kernel(arrays[0], arrays[1], HALF, own, arrays[3], start, stop, LANES)
 
     others = [_threads(shares - 1).submit(share, index) for index in range(1, shares)]

@@ -1,4 +1,7 @@
-"""What the flash-attention kernel is tested, measured and listed with: one list for the tests, benchmarks/gpu.py and docs/kernels.md."""
+"""What the flash-attention kernel is tested, measured and listed with: one list for the tests,
+benchmarks/gpu.py and docs/kernels.md.
+"""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -11,15 +14,19 @@ from mtmd.kernels.dtype import name_of
 
 HEAD_SIZES = (16, 32, 40, 64, 72, 80, 88, 96, 112, 128, 256, 512)
 
-# Largest error against the reference in fp64, relative to max(1, |expected|): fp32 sums in another order; the 16-bit types round the
-# weights and the result, each by half a unit in the last place (2^-9 for bf16, 2^-12 for fp16), with as much again to spare.
+# Largest error against the reference in fp64, relative to max(1, |expected|): fp32 sums in another
+# order; the 16-bit types round the weights and the result, each by half a unit in the last place
+# (2^-9 for bf16, 2^-12 for fp16), with as much again to spare.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One problem. `mask` names the dimensions the mask has, "1" for one of size 1: "", "TS", "HTS", "BHTS", "B1TS". `bounds`: "", "T"
-    or "BT". `layout`: "plain", "fused" (q, k, v are columns of one buffer) or "heads first" (memory order B, H, T, K)."""
+    """One problem. `mask` names the dimensions the mask has, "1" for one of size 1: "", "TS",
+    "HTS", "BHTS", "B1TS". `bounds`: "", "T" or "BT". `layout`: "plain", "fused" (q, k, v are
+    columns of one buffer) or "heads first" (memory order B, H, T, K).
+    """
+
     width: int
     rows: int = 65
     keys: int = 130
@@ -37,34 +44,63 @@ class Case:
     layout: str = "plain"
 
     def __str__(self) -> str:
-        told = [f"K{self.width}" + (f"/V{self.value}" if self.value else ""), name_of(self.dtype),
-                f"B{self.batch} T{self.rows} S{self.keys} H{self.heads} G{self.groups}"]
-        told += ["causal"] * self.causal + [f"window {self.window}"] * (self.window is not None) + ["softcap"] * (self.softcap is not None)
-        told += [f"mask {self.mask} {name_of(self.mask_dtype)}"] * bool(self.mask) + [f"bounds {self.bounds}"] * bool(self.bounds)
+        told = [
+            f"K{self.width}" + (f"/V{self.value}" if self.value else ""),
+            name_of(self.dtype),
+            f"B{self.batch} T{self.rows} S{self.keys} H{self.heads} G{self.groups}",
+        ]
+        told += (
+            ["causal"] * self.causal
+            + [f"window {self.window}"] * (self.window is not None)
+            + ["softcap"] * (self.softcap is not None)
+        )
+        told += [f"mask {self.mask} {name_of(self.mask_dtype)}"] * bool(self.mask) + [
+            f"bounds {self.bounds}"
+        ] * bool(self.bounds)
         return " ".join([*told, self.layout] if self.layout != "plain" else told)
 
     @property
     def options(self) -> dict[str, Any]:
         """The op's attributes."""
-        return {"scale": self.width**-0.5, "causal": self.causal, "window": self.window, "softcap": self.softcap}
+        return {
+            "scale": self.width**-0.5,
+            "causal": self.causal,
+            "window": self.window,
+            "softcap": self.softcap,
+        }
 
-    def inputs(self, device: str | torch.device = "cpu", seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    def inputs(
+        self, device: str | torch.device = "cpu", seed: int = 0
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
         """q, k, v, mask, bounds. What lies between the elements of a strided tensor is NaN."""
         rng = torch.Generator().manual_seed(seed)
         value = self.value or self.width
-        sizes = [(self.rows, self.heads, self.width), (self.keys, self.groups, self.width), (self.keys, self.groups, value)]
-        q, k, v = (self._tensor(*size, rng).to(device) if self.layout == "plain" else self._strided(*size, rng, device) for size in sizes)
+        sizes = [
+            (self.rows, self.heads, self.width),
+            (self.keys, self.groups, self.width),
+            (self.keys, self.groups, value),
+        ]
+        q, k, v = (
+            self._tensor(*size, rng).to(device)
+            if self.layout == "plain"
+            else self._strided(*size, rng, device)
+            for size in sizes
+        )
         return q, k, v, self._mask(rng, device), self._bounds(rng, device)
 
     def _tensor(self, rows: int, heads: int, width: int, rng: torch.Generator) -> Tensor:
         return torch.randn(self.batch, rows, heads, width, generator=rng).to(self.dtype)
 
-    def _strided(self, rows: int, heads: int, width: int, rng: torch.Generator, device: str | torch.device) -> Tensor:
+    def _strided(
+        self, rows: int, heads: int, width: int, rng: torch.Generator, device: str | torch.device
+    ) -> Tensor:
         values = self._tensor(rows, heads, width, rng)
         fused = self.layout == "fused"
-        shape = (self.batch, rows, heads + 1, width + 5) if fused else (self.batch, heads, rows, width)
+        shape = (
+            (self.batch, rows, heads + 1, width + 5) if fused else (self.batch, heads, rows, width)
+        )
         held = torch.full(shape, torch.nan, dtype=self.dtype, device=device)
-        view = held[:, :, :heads, 3:3 + width] if fused else held.transpose(1, 2)
+        view = held[:, :, :heads, 3 : 3 + width] if fused else held.transpose(1, 2)
         return view.copy_(values)
 
     def _mask(self, rng: torch.Generator, device: str | torch.device) -> Tensor | None:
@@ -73,7 +109,9 @@ class Case:
         size = {"B": self.batch, "H": self.heads, "T": self.rows, "S": self.keys, "1": 1}
         mask = torch.randn([size[letter] for letter in self.mask], generator=rng)
         mask[torch.rand(mask.shape, generator=rng) < 0.3] = -torch.inf
-        mask[..., self.rows // 2, :] = torch.finfo(self.mask_dtype).min  # as checkpoints' masks do instead of -inf
+        mask[..., self.rows // 2, :] = torch.finfo(
+            self.mask_dtype
+        ).min  # as checkpoints' masks do instead of -inf
         mask[..., self.rows // 3, :] = -torch.inf
         return mask.to(self.mask_dtype).to(device)
 
@@ -90,26 +128,62 @@ class Case:
 def _cases() -> list[Case]:
     cases = []
     for size in HEAD_SIZES:
-        cases += [Case(size), Case(size, keys=128, dtype=torch.bfloat16, layout="fused"),
-                  Case(size, rows=66, keys=66, heads=4, groups=2, dtype=torch.float16, causal=True)]
+        cases += [
+            Case(size),
+            Case(size, keys=128, dtype=torch.bfloat16, layout="fused"),
+            Case(size, rows=66, keys=66, heads=4, groups=2, dtype=torch.float16, causal=True),
+        ]
     features: list[dict[str, Any]] = [
-        {"rows": 1, "heads": 8, "dtype": torch.bfloat16}, {"rows": 1, "causal": True}, {"rows": 7, "causal": True}, {"rows": 1, "keys": 1},
-        {"keys": 64, "causal": True}, {"window": 9, "causal": True}, {"window": 9}, {"window": 0}, {"softcap": 5.0, "causal": True},
-        {"mask": "TS"}, {"mask": "HTS"}, {"mask": "BHTS", "batch": 2, "causal": True},
+        {"rows": 1, "heads": 8, "dtype": torch.bfloat16},
+        {"rows": 1, "causal": True},
+        {"rows": 7, "causal": True},
+        {"rows": 1, "keys": 1},
+        {"keys": 64, "causal": True},
+        {"window": 9, "causal": True},
+        {"window": 9},
+        {"window": 0},
+        {"softcap": 5.0, "causal": True},
+        {"mask": "TS"},
+        {"mask": "HTS"},
+        {"mask": "BHTS", "batch": 2, "causal": True},
         {"mask": "B1TS", "batch": 2, "mask_dtype": torch.bfloat16, "softcap": 5.0},
         {"mask": "1HTS", "batch": 2, "mask_dtype": torch.float16, "dtype": torch.bfloat16},
-        {"bounds": "T"}, {"bounds": "BT", "batch": 2}, {"bounds": "BT", "batch": 2, "mask": "TS"},
+        {"bounds": "T"},
+        {"bounds": "BT", "batch": 2},
+        {"bounds": "BT", "batch": 2, "mask": "TS"},
         {"bounds": "BT", "batch": 2, "causal": True, "window": 50, "dtype": torch.bfloat16},
-        {"layout": "heads first"}, {"layout": "fused", "batch": 3}, {"heads": 6, "groups": 2, "rows": 17},
-        {"value": 40}, {"value": 128, "width": 24}, {"width": 17, "value": 33}, {"width": 255, "rows": 7}, {"width": 300, "value": 24},
-        {"width": 512, "rows": 70, "bounds": "BT", "batch": 2, "softcap": 5.0, "dtype": torch.bfloat16},
+        {"layout": "heads first"},
+        {"layout": "fused", "batch": 3},
+        {"heads": 6, "groups": 2, "rows": 17},
+        {"value": 40},
+        {"value": 128, "width": 24},
+        {"width": 17, "value": 33},
+        {"width": 255, "rows": 7},
+        {"width": 300, "value": 24},
+        {
+            "width": 512,
+            "rows": 70,
+            "bounds": "BT",
+            "batch": 2,
+            "softcap": 5.0,
+            "dtype": torch.bfloat16,
+        },
         {"width": 512, "rows": 2, "mask": "TS"},
     ]
     # Few tokens over many keys, which programs share out.
-    features += [{"keys": 1100} | changes for changes in (
-        {"rows": 1, "heads": 8, "dtype": torch.bfloat16}, {"rows": 1, "keys": 1024}, {"rows": 3, "causal": True, "window": 700},
-        {"rows": 2, "mask": "TS", "softcap": 5.0}, {"rows": 16, "bounds": "BT", "batch": 2}, {"rows": 4, "window": 9, "causal": True},
-        {"rows": 1, "width": 512, "bounds": "T", "dtype": torch.float16}, {"rows": 2, "value": 130, "layout": "fused"})]
+    features += [
+        {"keys": 1100} | changes
+        for changes in (
+            {"rows": 1, "heads": 8, "dtype": torch.bfloat16},
+            {"rows": 1, "keys": 1024},
+            {"rows": 3, "causal": True, "window": 700},
+            {"rows": 2, "mask": "TS", "softcap": 5.0},
+            {"rows": 16, "bounds": "BT", "batch": 2},
+            {"rows": 4, "window": 9, "causal": True},
+            {"rows": 1, "width": 512, "bounds": "T", "dtype": torch.float16},
+            {"rows": 2, "value": 130, "layout": "fused"},
+        )
+    ]
     return cases + [replace(Case(72, heads=4, groups=2), **changes) for changes in features]
 
 

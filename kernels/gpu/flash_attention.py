@@ -1,30 +1,39 @@
-"""Flash attention, forward, for NVIDIA and AMD GPUs: the `attention` op without ever holding its scores.
+"""Flash attention, forward, for NVIDIA and AMD GPUs: the `attention` op without ever holding its
+scores.
 
-**Online softmax** (arXiv:2205.14135). One program owns a block of rows and walks over blocks of keys, keeping per row the largest
-score m so far, the sum z of exp(score - m) and the weighted sum o of values. When a block raises m to m', what was summed before is
-scaled by a = exp(m - m'):
+**Online softmax** (arXiv:2205.14135). One program owns a block of rows and walks over blocks of
+keys, keeping per row the largest score m so far, the sum z of exp(score - m) and the weighted sum o
+of values. When a block raises m to m', what was summed before is scaled by a = exp(m - m'):
 
-    z <- a z + sum_s exp(x_s - m')          o <- a o + sum_s exp(x_s - m') v_s          result = o / z
+    z <- a z + sum_s exp(x_s - m')
 
-with x_s = scale q.k_s, capped by c tanh(x / c), plus mask. Exponentials are taken to base 2 (one instruction), sums are fp32.
-A row that sees nothing keeps m = -inf, z = 0 and gives zeros.
+    o <- a o + sum_s exp(x_s - m') v_s
+    result = o / z
 
-**Which keys a row sees** is always an interval [lo, hi]: `causal`, `window` and `bounds` each cut it from one side or both. Keys
-outside the intervals of all rows of a block are never loaded, key blocks inside all of them run without comparisons, and only the
-blocks in between are compared key by key.
+with x_s = scale q.k_s, capped by c tanh(x / c), plus mask. Exponentials are taken to base 2 (one
+instruction), sums are fp32. A row that sees nothing keeps m = -inf, z = 0 and gives zeros.
 
-**Head size.** Matrix instructions want sizes that are powers of two. Instead of padding 72 to 128, the head is split into 64 + 16
-(11 % padding, not 78 %): two products add into the same scores, and values are summed in two parts. See `parts`. Heads above 256 are
-two parts as well, the first of 256.
+**Which keys a row sees** is always an interval [lo, hi]: `causal`, `window` and `bounds` each cut
+it from one side or both. Keys outside the intervals of all rows of a block are never loaded, key
+blocks inside all of them run without comparisons, and only the blocks in between are compared key
+by key.
 
-**Grouped heads.** The H / G query heads that share a key head are rows of the same block (row = token * H / G + head in the group):
-keys and values are loaded once for all of them, and decoding one token fills a matrix instruction with its query heads.
+**Head size.** Matrix instructions want sizes that are powers of two. Instead of padding 72 to 128,
+the head is split into 64 + 16 (11 % padding, not 78 %): two products add into the same scores, and
+values are summed in two parts. See `parts`. Heads above 256 are two parts as well, the first of
+256.
 
-**Few tokens over many keys** (flash-decoding, https://pytorch.org/blog/flash-decoding). B * G programs would leave most of a GPU idle,
-so SPLITS programs share out the key blocks that a block of rows sees. Each writes its own m, z and o, and `combine_kernel` adds them:
+**Grouped heads.** The H / G query heads that share a key head are rows of the same block (row =
+token * H / G + head in the group): keys and values are loaded once for all of them, and decoding
+one token fills a matrix instruction with its query heads.
+
+**Few tokens over many keys** (flash-decoding, https://pytorch.org/blog/flash-decoding). B * G
+programs would leave most of a GPU idle, so SPLITS programs share out the key blocks that a block of
+rows sees. Each writes its own m, z and o, and `combine_kernel` adds them:
 
     M = max_i m_i          result = sum_i exp(m_i - M) o_i / sum_i exp(m_i - M) z_i
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -45,17 +54,56 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _fold(m, z, o1, o2, q1, q2, k, v, k_from, v_from, mask_rows, start, end, lo, hi, k_step, v_step, mask_step, scale, cap,
-          K: tl.constexpr, V: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr, V1: tl.constexpr, V2: tl.constexpr,
-          KEYS: tl.constexpr, ALIGN: tl.constexpr, CAP: tl.constexpr, MASK: tl.constexpr, COMPARE: tl.constexpr):
-    """One block of keys, start..start + KEYS, into the running m, z, o. Without COMPARE all rows see all of these keys."""
+def _fold(
+    m,
+    z,
+    o1,
+    o2,
+    q1,
+    q2,
+    k,
+    v,
+    k_from,
+    v_from,
+    mask_rows,
+    start,
+    end,
+    lo,
+    hi,
+    k_step,
+    v_step,
+    mask_step,
+    scale,
+    cap,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    K1: tl.constexpr,
+    K2: tl.constexpr,
+    V1: tl.constexpr,
+    V2: tl.constexpr,
+    KEYS: tl.constexpr,
+    ALIGN: tl.constexpr,
+    CAP: tl.constexpr,
+    MASK: tl.constexpr,
+    COMPARE: tl.constexpr,
+):
+    """One block of keys, start..start + KEYS, into the running m, z, o. Without COMPARE all rows
+    see all of these keys.
+    """
     s = start + tl.arange(0, KEYS)
     there = s < end
     k_rows = k_from + s.to(tl.int64) * k_step
     v_rows = v_from + s.to(tl.int64) * v_step
-    x = tl.dot(q1, tl.trans(_load(k, k_rows, there, 0, K1, K, ALIGN, COMPARE)), input_precision="ieee")
+    x = tl.dot(
+        q1, tl.trans(_load(k, k_rows, there, 0, K1, K, ALIGN, COMPARE)), input_precision="ieee"
+    )
     if K2 > 0:
-        x = tl.dot(q2, tl.trans(_load(k, k_rows, there, K1, K2, K, ALIGN, COMPARE)), x, input_precision="ieee")
+        x = tl.dot(
+            q2,
+            tl.trans(_load(k, k_rows, there, K1, K2, K, ALIGN, COMPARE)),
+            x,
+            input_precision="ieee",
+        )
     if CAP or MASK:
         x *= scale
         if CAP:
@@ -75,23 +123,50 @@ def _fold(m, z, o1, o2, q1, q2, k, v, k_from, v_from, mask_rows, start, end, lo,
     top = larger
     if COMPARE or MASK:
         top = tl.where(larger == float("-inf"), 0.0, larger)  # -inf - -inf would be NaN
-    # A mask may hold the lowest finite number, which times log2(e) is -inf: subtract first. Else one multiply-add does both.
-    p = tl.exp2((x - top[:, None]) * to_log2) if MASK else tl.exp2(x * to_log2 - (top * to_log2)[:, None])
+    # A mask may hold the lowest finite number, which times log2(e) is -inf: subtract first. Else
+    # one multiply-add does both.
+    p = (
+        tl.exp2((x - top[:, None]) * to_log2)
+        if MASK
+        else tl.exp2(x * to_log2 - (top * to_log2)[:, None])
+    )
     a = tl.exp2((m - top) * to_log2)
     z = z * a + tl.sum(p, 1)
     p = p.to(q1.dtype)
-    o1 = tl.dot(p, _load(v, v_rows, there, 0, V1, V, ALIGN, COMPARE), o1 * a[:, None], input_precision="ieee")
+    o1 = tl.dot(
+        p,
+        _load(v, v_rows, there, 0, V1, V, ALIGN, COMPARE),
+        o1 * a[:, None],
+        input_precision="ieee",
+    )
     if V2 > 0:
-        o2 = tl.dot(p, _load(v, v_rows, there, V1, V2, V, ALIGN, COMPARE), o2 * a[:, None], input_precision="ieee")
+        o2 = tl.dot(
+            p,
+            _load(v, v_rows, there, V1, V2, V, ALIGN, COMPARE),
+            o2 * a[:, None],
+            input_precision="ieee",
+        )
     return larger, z, o1, o2
 
 
 @triton.jit
-def _load(base, rows, there, FIRST: tl.constexpr, COUNT: tl.constexpr, SIZE: tl.constexpr, ALIGN: tl.constexpr, COMPARE: tl.constexpr):
-    """Columns FIRST..FIRST + COUNT of rows; zeros past column SIZE and, under COMPARE, in rows that are not there.
+def _load(
+    base,
+    rows,
+    there,
+    FIRST: tl.constexpr,
+    COUNT: tl.constexpr,
+    SIZE: tl.constexpr,
+    ALIGN: tl.constexpr,
+    COMPARE: tl.constexpr,
+):
+    """Columns FIRST..FIRST + COUNT of rows; zeros past column SIZE and, under COMPARE, in rows that
+    are not there.
 
-    `rows` are offsets in units of ALIGN elements. The multiplication tells the compiler how wide it may load: what it finds out by
-    itself is strides that divide by 16, and with a head stride of 72 it would load single elements."""
+    `rows` are offsets in units of ALIGN elements. The multiplication tells the compiler how wide it
+    may load: what it finds out by itself is strides that divide by 16, and with a head stride of 72
+    it would load single elements.
+    """
     c = FIRST + tl.arange(0, COUNT)
     at = base + ((rows * ALIGN)[:, None] + c[None, :])
     if FIRST + COUNT > SIZE:
@@ -105,7 +180,18 @@ def _load(base, rows, there, FIRST: tl.constexpr, COUNT: tl.constexpr, SIZE: tl.
 
 
 @triton.jit
-def _intervals(t, bounds, T, S, window, bound_step, bound_end, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BOUNDS: tl.constexpr):
+def _intervals(
+    t,
+    bounds,
+    T,
+    S,
+    window,
+    bound_step,
+    bound_end,
+    CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr,
+    BOUNDS: tl.constexpr,
+):
     """First and last key that each row may see; first > last where it sees none."""
     lo = tl.zeros_like(t)
     hi = lo + (S - 1)
@@ -122,15 +208,58 @@ def _intervals(t, bounds, T, S, window, bound_step, bound_end, CAUSAL: tl.conste
 
 
 @triton.jit(do_not_specialize=["T", "S", "window"])
-def attention_kernel(q, k, v, mask, bounds, out, sums, scale, cap, window, T, S, H, q_batch, q_step, q_head, k_batch, k_step, k_head,
-                     v_batch, v_step, v_head, mask_batch, mask_head, mask_row, mask_step, bound_batch, bound_step, bound_end,
-                     GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr, V1: tl.constexpr,
-                     V2: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BOUNDS: tl.constexpr, CAP: tl.constexpr,
-                     MASK: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, ALIGN: tl.constexpr,
-                     SPLITS: tl.constexpr):
-    """ROWS rows of one batch entry and key head. WHOLE: every row sees every key, and S is a multiple of KEYS. Strides of
-    q, k and v count ALIGN elements. With several SPLITS, `out` is fp32 [B, T, H, SPLITS, V] and `sums` fp32 [B, T, H, SPLITS, 2]: o, m
-    and z of a part of the keys."""
+def attention_kernel(
+    q,
+    k,
+    v,
+    mask,
+    bounds,
+    out,
+    sums,
+    scale,
+    cap,
+    window,
+    T,
+    S,
+    H,
+    q_batch,
+    q_step,
+    q_head,
+    k_batch,
+    k_step,
+    k_head,
+    v_batch,
+    v_step,
+    v_head,
+    mask_batch,
+    mask_head,
+    mask_row,
+    mask_step,
+    bound_batch,
+    bound_step,
+    bound_end,
+    GROUP: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    K1: tl.constexpr,
+    K2: tl.constexpr,
+    V1: tl.constexpr,
+    V2: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr,
+    BOUNDS: tl.constexpr,
+    CAP: tl.constexpr,
+    MASK: tl.constexpr,
+    WHOLE: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    ALIGN: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """ROWS rows of one batch entry and key head. WHOLE: every row sees every key, and S is a
+    multiple of KEYS. Strides of q, k and v count ALIGN elements. With several SPLITS, `out` is fp32
+    [B, T, H, SPLITS, V] and `sums` fp32 [B, T, H, SPLITS, 2]: o, m and z of a part of the keys.
+    """
     blocks = tl.cdiv(T * GROUP, ROWS)
     block = tl.program_id(0) % blocks
     if CAUSAL:
@@ -139,10 +268,14 @@ def attention_kernel(q, k, v, mask, bounds, out, sums, scale, cap, window, T, S,
     batch = (tl.program_id(0) // blocks // (H // GROUP)).to(tl.int64)
     row = block * ROWS + tl.arange(0, ROWS)
     real = row < T * GROUP
-    row = tl.minimum(row, T * GROUP - 1)  # surplus rows repeat the last one: its loads and its interval are valid
+    row = tl.minimum(
+        row, T * GROUP - 1
+    )  # surplus rows repeat the last one: its loads and its interval are valid
     t = row // GROUP
     h = head * GROUP + row % GROUP
-    lo, hi = _intervals(t, bounds + batch * bound_batch, T, S, window, bound_step, bound_end, CAUSAL, WINDOW, BOUNDS)
+    lo, hi = _intervals(
+        t, bounds + batch * bound_batch, T, S, window, bound_step, bound_end, CAUSAL, WINDOW, BOUNDS
+    )
 
     all_there = tl.full([ROWS], True, tl.int1)
     q_rows = batch * q_batch + t.to(tl.int64) * q_step + h.to(tl.int64) * q_head
@@ -161,11 +294,13 @@ def attention_kernel(q, k, v, mask, bounds, out, sums, scale, cap, window, T, S,
     if V2 > 0:
         o2 = tl.zeros([ROWS, V2], tl.float32)
 
-    # Keys begin..end hold everything that some row sees; inner_begin..inner_end are blocks that all rows see entirely.
+    # Keys begin..end hold everything that some row sees; inner_begin..inner_end are blocks that all
+    # rows see entirely.
     begin = tl.min(tl.where(lo <= hi, lo, S), 0) // KEYS * KEYS
     end = tl.max(tl.where(lo <= hi, hi, -1), 0) + 1
     if SPLITS > 1:
-        # A row block's keys, in whole blocks: the last parts may be shorter, or empty with begin at or behind end.
+        # A row block's keys, in whole blocks: the last parts may be shorter, or empty with begin at
+        # or behind end.
         each = tl.cdiv(tl.cdiv(tl.maximum(end - begin, 0), KEYS), SPLITS) * KEYS
         begin = tl.minimum(begin + tl.program_id(1) * each, tl.cdiv(end, KEYS) * KEYS)
         end = tl.minimum(end, begin + each)
@@ -178,15 +313,79 @@ def attention_kernel(q, k, v, mask, bounds, out, sums, scale, cap, window, T, S,
             inner_begin, inner_end = begin, end
     for start in range(inner_begin, inner_end, KEYS):
         start = tl.multiple_of(start, KEYS)
-        m, z, o1, o2 = _fold(m, z, o1, o2, q1, q2, k, v, k_from, v_from, mask_rows, start, end, lo, hi, k_step, v_step, mask_step,
-                             scale, cap, K, V, K1, K2, V1, V2, KEYS, ALIGN, CAP, MASK, False)
+        m, z, o1, o2 = _fold(
+            m,
+            z,
+            o1,
+            o2,
+            q1,
+            q2,
+            k,
+            v,
+            k_from,
+            v_from,
+            mask_rows,
+            start,
+            end,
+            lo,
+            hi,
+            k_step,
+            v_step,
+            mask_step,
+            scale,
+            cap,
+            K,
+            V,
+            K1,
+            K2,
+            V1,
+            V2,
+            KEYS,
+            ALIGN,
+            CAP,
+            MASK,
+            False,
+        )
     if not WHOLE:
         before = (inner_begin - begin) // KEYS
         after = tl.cdiv(tl.maximum(end - inner_end, 0), KEYS)
         for i in range(before + after):
-            start = tl.multiple_of(tl.where(i < before, begin, inner_end - before * KEYS) + i * KEYS, KEYS)
-            m, z, o1, o2 = _fold(m, z, o1, o2, q1, q2, k, v, k_from, v_from, mask_rows, start, end, lo, hi, k_step, v_step, mask_step,
-                                 scale, cap, K, V, K1, K2, V1, V2, KEYS, ALIGN, CAP, MASK, True)
+            start = tl.multiple_of(
+                tl.where(i < before, begin, inner_end - before * KEYS) + i * KEYS, KEYS
+            )
+            m, z, o1, o2 = _fold(
+                m,
+                z,
+                o1,
+                o2,
+                q1,
+                q2,
+                k,
+                v,
+                k_from,
+                v_from,
+                mask_rows,
+                start,
+                end,
+                lo,
+                hi,
+                k_step,
+                v_step,
+                mask_step,
+                scale,
+                cap,
+                K,
+                V,
+                K1,
+                K2,
+                V1,
+                V2,
+                KEYS,
+                ALIGN,
+                CAP,
+                MASK,
+                True,
+            )
 
     out_row = (batch * T + t) * H + h
     if SPLITS > 1:
@@ -197,15 +396,27 @@ def attention_kernel(q, k, v, mask, bounds, out, sums, scale, cap, window, T, S,
     z = tl.where(z == 0, 1.0, z)
     out_rows = out + out_row * V
     c = tl.arange(0, V1)
-    tl.store(out_rows[:, None] + c[None, :], (o1 / z[:, None]).to(out.dtype.element_ty), mask=real[:, None] & (c < V)[None, :])
+    tl.store(
+        out_rows[:, None] + c[None, :],
+        (o1 / z[:, None]).to(out.dtype.element_ty),
+        mask=real[:, None] & (c < V)[None, :],
+    )
     if V2 > 0:
         c = V1 + tl.arange(0, V2)
-        tl.store(out_rows[:, None] + c[None, :], (o2 / z[:, None]).to(out.dtype.element_ty), mask=real[:, None] & (c < V)[None, :])
+        tl.store(
+            out_rows[:, None] + c[None, :],
+            (o2 / z[:, None]).to(out.dtype.element_ty),
+            mask=real[:, None] & (c < V)[None, :],
+        )
 
 
 @triton.jit
-def combine_kernel(parts, sums, out, to_log2, V: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr):
-    """COLUMNS columns of one row from its SPLITS parts, which `attention_kernel` leaves. to_log2: what makes m a power of two."""
+def combine_kernel(
+    parts, sums, out, to_log2, V: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """COLUMNS columns of one row from its SPLITS parts, which `attention_kernel` leaves. to_log2:
+    what makes m a power of two.
+    """
     first = tl.program_id(0).to(tl.int64) * SPLITS
     part = tl.arange(0, SPLITS)
     c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -219,64 +430,125 @@ def combine_kernel(parts, sums, out, to_log2, V: tl.constexpr, SPLITS: tl.conste
     tl.store(out + tl.program_id(0).to(tl.int64) * V + c, o.to(out.dtype.element_ty), mask=c < V)
 
 
-def rejects(q: Type, k: Type, v: Type, mask: Type | None = None, bounds: Type | None = None, *, scale: float, causal: bool = False,
-            window: int | None = None, softcap: float | None = None) -> str | None:
-    """None if the kernel computes attention on tensors of these types, else why not. Sizes of B, T, S and H never matter short of
-    the limits of a grid and of 32-bit row numbers, which are named."""
+def rejects(
+    q: Type,
+    k: Type,
+    v: Type,
+    mask: Type | None = None,
+    bounds: Type | None = None,
+    *,
+    scale: float,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> str | None:
+    """None if the kernel computes attention on tensors of these types, else why not. Sizes of B, T,
+    S and H never matter short of the limits of a grid and of 32-bit row numbers, which are named.
+    """
     del causal, window
     for name, type_ in (("q", q), ("k", k), ("v", v)):
-        if type_.dtype not in (torch.bfloat16, torch.float16, torch.float32) or type_.dtype != q.dtype:
-            return f"{name} is {name_of(type_.dtype)}; the kernel takes bf16, fp16 or fp32, the same for q, k and v"
+        if (
+            type_.dtype not in (torch.bfloat16, torch.float16, torch.float32)
+            or type_.dtype != q.dtype
+        ):
+            return (
+                f"{name} is {name_of(type_.dtype)}; the kernel takes bf16, fp16 or fp32, the same "
+                "for q, k and v"
+            )
         if not 16 <= type_.shape[3] <= MAX_HEAD:
             return f"{name} has head size {type_.shape[3]}; the kernel takes 16 to {MAX_HEAD}"
         if type_.strides[3] != 1:
-            return f"{name} has strides {list(type_.strides)}; the kernel needs stride 1 in the last dimension"
+            return (
+                f"{name} has strides {list(type_.strides)}; the kernel needs stride 1 in the last "
+                "dimension"
+            )
         if min(type_.strides) < 0:
             return f"{name} has strides {list(type_.strides)}; the kernel takes none below 0"
     if mask is not None and not mask.dtype.is_floating_point:
         return f"mask is {name_of(mask.dtype)}; the kernel adds a floating-point mask"
     if bounds is not None and bounds.dtype not in (torch.int32, torch.int64):
         return f"bounds are {name_of(bounds.dtype)}; the kernel takes i32 or i64"
-    if not (scale > 0 and isfinite(scale)) or (softcap is not None and not (softcap > 0 and isfinite(softcap))):
+    if not (scale > 0 and isfinite(scale)) or (
+        softcap is not None and not (softcap > 0 and isfinite(softcap))
+    ):
         return f"scale {scale}, softcap {softcap}; the kernel needs positive finite numbers"
     batch, rows, heads, _ = q.shape
     if rows + k.shape[1] >= 2**30 or rows * (heads // k.shape[2]) >= 2**30:
-        return f"{rows} rows x {heads // k.shape[2]} heads of a group, {k.shape[1]} keys; the kernel numbers rows and keys below 2^30"
+        return (
+            f"{rows} rows x {heads // k.shape[2]} heads of a group, {k.shape[1]} keys; the kernel "
+            "numbers rows and keys below 2^30"
+        )
     if batch * heads * rows >= 2**31:
         return f"{batch} x {heads} x {rows} rows; a grid has fewer than 2^31 programs"
     return None
 
 
-def flash_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, bounds: Tensor | None = None, *, scale: float,
-                    causal: bool = False, window: int | None = None, softcap: float | None = None) -> Tensor:
-    """The `attention` op          q [B, T, H, K], k [B, S, G, K], v [B, S, G, V] -> [B, T, H, V], contiguous
+def flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    bounds: Tensor | None = None,
+    *,
+    scale: float,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """The `attention` op
 
-    mask [T, S], [H, T, S] or [B, H, T, S]; bounds [T, 2] or [B, T, 2]. Raises PlacementError with what `rejects` says.
+    q [B, T, H, K], k [B, S, G, K], v [B, S, G, V] -> [B, T, H, V], contiguous
+
+    mask [T, S], [H, T, S] or [B, H, T, S]; bounds [T, 2] or [B, T, 2]. Raises PlacementError with
+    what `rejects` says.
     """
     types = [None if t is None else Type.of(t) for t in (q, k, v, mask, bounds)]
-    options: dict[str, Any] = {"scale": scale, "causal": causal, "window": window, "softcap": softcap}
+    options: dict[str, Any] = {
+        "scale": scale,
+        "causal": causal,
+        "window": window,
+        "softcap": softcap,
+    }
     reason = rejects(*types, **options)  # type: ignore[arg-type]
     if reason:
         raise PlacementError(f"flash attention on the GPU: {reason}")
     return run_launch(plan_launch(*types, **options), q, k, v, mask, bounds)  # type: ignore[arg-type]
 
 
-def run_launch(launch: Launch, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bounds: Tensor | None) -> Tensor:
+def run_launch(
+    launch: Launch, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bounds: Tensor | None
+) -> Tensor:
     out = torch.empty((*q.shape[:3], v.shape[3]), dtype=v.dtype, device=q.device)
     if not out.numel():
         return out
     given = q, k, v, q if mask is None else mask, q if bounds is None else bounds
-    options = {**launch.scalars, **launch.constants, "num_warps": launch.tile.warps, "num_stages": launch.tile.stages,
-               "enable_fp_fusion": True}
-    device = torch.cuda.device(q.device) if q.is_cuda else contextlib.nullcontext()  # Triton launches on the current device
+    options = {
+        **launch.scalars,
+        **launch.constants,
+        "num_warps": launch.tile.warps,
+        "num_stages": launch.tile.stages,
+        "enable_fp_fusion": True,
+    }
+    device = (
+        torch.cuda.device(q.device) if q.is_cuda else contextlib.nullcontext()
+    )  # Triton launches on the current device
     with device:
         if launch.splits == 1:
             attention_kernel[(launch.programs,)](*given, out, out, **options)
             return out
-        parts = torch.empty((*q.shape[:3], launch.splits, v.shape[3]), dtype=torch.float32, device=q.device)
+        parts = torch.empty(
+            (*q.shape[:3], launch.splits, v.shape[3]), dtype=torch.float32, device=q.device
+        )
         sums = torch.empty((*q.shape[:3], launch.splits, 2), dtype=torch.float32, device=q.device)
         attention_kernel[(launch.programs, launch.splits)](*given, parts, sums, **options)
         call = plan_combine(launch)
-        combine_kernel[(out.numel() // v.shape[3], call.programs)](parts, sums, out, **call.scalars, **call.constants,
-                                                                   num_warps=call.warps, num_stages=call.stages)
+        combine_kernel[(out.numel() // v.shape[3], call.programs)](
+            parts,
+            sums,
+            out,
+            **call.scalars,
+            **call.constants,
+            num_warps=call.warps,
+            num_stages=call.stages,
+        )
     return out

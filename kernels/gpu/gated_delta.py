@@ -1,30 +1,39 @@
-"""Gated delta rule, forward, for NVIDIA and AMD GPUs: the `gated_delta` op with its state held in registers.
+"""Gated delta rule, forward, for NVIDIA and AMD GPUs: the `gated_delta` op with its state held in
+registers.
 
-Per head, with a state S [K, V], a log decay g_t and a strength b_t for each token (arXiv:2412.06464):
+Per head, with a state S [K, V], a log decay g_t and a strength b_t for each token
+(arXiv:2412.06464):
 
     S <- exp(g_t) S          S <- S + b_t k_t (v_t - S^T k_t)^T          o_t = scale S^T q_t
 
-Columns of S do not mix, so one program owns a block of them for one head of one sequence, walks over the sequence's tokens and keeps
-its part of S in registers in fp32. It is held transposed: in products, columns of S are then rows, which warps share out among them.
+Columns of S do not mix, so one program owns a block of them for one head of one sequence, walks
+over the sequence's tokens and keeps its part of S in registers in fp32. It is held transposed: in
+products, columns of S are then rows, which warps share out among them.
 
-**Token by token.** The three lines above, as they stand: for decoding, and for inputs that are not bf16.
+**Token by token.** The three lines above, as they stand: for decoding, and for inputs that are not
+bf16.
 
-**Chunks.** A step per token is a chain of dependent reductions. Over a chunk of c tokens, with d_i the sum of decays up to token i and
-D_ij = exp(d_i - d_j) for j <= i, what token i adds to the state is k_i u_i^T, where u solves a triangular system:
+**Chunks.** A step per token is a chain of dependent reductions. Over a chunk of c tokens, with d_i
+the sum of decays up to token i and D_ij = exp(d_i - d_j) for j <= i, what token i adds to the state
+is k_i u_i^T, where u solves a triangular system:
 
     (I + A) u = b (v - exp(d) k S)          A_ij = b_i D_ij (k_i.k_j) for j < i
     o = scale (exp(d) q S + (D * q k^T) u)          S <- exp(d_c) S + k^T (exp(d_c - d) u)
 
-Everything is matrix products but the inverse of I + A. It grows from blocks of one row, whose inverse is 1, to blocks of c rows: with X
-the inverses of the diagonal blocks of n rows, and M what of A lies between two neighbours that become one block of 2 n,
+Everything is matrix products but the inverse of I + A. It grows from blocks of one row, whose
+inverse is 1, to blocks of c rows: with X the inverses of the diagonal blocks of n rows, and M what
+of A lies between two neighbours that become one block of 2 n,
 
     X <- X - X M X
 
-This is block substitution: log2(c) steps, and no power of A is ever formed, whose entries can grow beyond what fp32 resolves.
+This is block substitution: log2(c) steps, and no power of A is ever formed, whose entries can grow
+beyond what fp32 resolves.
 
-**Precision.** Products of bf16 inputs are exact. Where the other factor is fp32 (S, u), it is split into two bf16 numbers, 16 bits of
-mantissa, for two products. What is small, c x c and c x columns, is multiplied in fp32.
+**Precision.** Products of bf16 inputs are exact. Where the other factor is fp32 (S, u), it is split
+into two bf16 numbers, 16 bits of mantissa, for two products. What is small, c x c and c x columns,
+is multiplied in fp32.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -45,15 +54,45 @@ from mtmd.kernels.graph import Type
 
 TOKENS = 16  # of a chunk: the fewest that a matrix instruction takes
 _STEPS = tl.constexpr(4)  # log2 of it
-# Largest mean square error against the reference in fp32, relative to the result's: chunks of bf16 keep 16 bits of mantissa.
+# Largest mean square error against the reference in fp32, relative to the result's: chunks of bf16
+# keep 16 bits of mantissa.
 NMSE = {torch.float32: 1e-10, torch.float16: 1e-10, torch.bfloat16: 1e-9}
 
 
 @triton.jit(do_not_specialize=["T"])
-def gated_delta_kernel(q, k, v, decay, beta, state, starts, slots, out, scale, T, H, q_step, q_head, k_step, k_head, v_step, v_head,
-                       decay_step, decay_head, beta_step, beta_head, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-                       ROWS: tl.constexpr, COLUMNS: tl.constexpr, TOKENS: tl.constexpr):
-    """COLUMNS columns of one head of one sequence; ROWS is K or more. TOKENS: of a chunk, 1 to go token by token."""
+def gated_delta_kernel(
+    q,
+    k,
+    v,
+    decay,
+    beta,
+    state,
+    starts,
+    slots,
+    out,
+    scale,
+    T,
+    H,
+    q_step,
+    q_head,
+    k_step,
+    k_head,
+    v_step,
+    v_head,
+    decay_step,
+    decay_head,
+    beta_step,
+    beta_head,
+    GROUP: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """COLUMNS columns of one head of one sequence; ROWS is K or more. TOKENS: of a chunk, 1 to go
+    token by token.
+    """
     blocks = tl.cdiv(V, COLUMNS)
     c = tl.program_id(0) % blocks * COLUMNS + tl.arange(0, COLUMNS)
     head = (tl.program_id(0) // blocks % H).to(tl.int64)
@@ -61,7 +100,9 @@ def gated_delta_kernel(q, k, v, decay, beta, state, starts, slots, out, scale, T
     r = tl.arange(0, ROWS)
     inside = (c < V)[:, None] & (r < K)[None, :]
     cells = r[None, :] * (H * V) + c[:, None]
-    S = tl.load(state + (tl.load(slots + sequence) * K * H + head) * V + cells, mask=inside, other=0)
+    S = tl.load(
+        state + (tl.load(slots + sequence) * K * H + head) * V + cells, mask=inside, other=0
+    )
 
     q += head // GROUP * q_head
     k += head // GROUP * k_head
@@ -77,19 +118,62 @@ def gated_delta_kernel(q, k, v, decay, beta, state, starts, slots, out, scale, T
             S *= tl.exp(tl.load(decay + t * decay_step))
             u = tl.load(beta + t * beta_step) * (value - tl.sum(S * key[None, :], 1))
             S += u[:, None] * key[None, :]
-            tl.store(out + (t * H + head) * V + c, scale * tl.sum(S * query[None, :], 1), mask=c < V)
+            tl.store(
+                out + (t * H + head) * V + c, scale * tl.sum(S * query[None, :], 1), mask=c < V
+            )
     else:
         for first in range(start, stop, TOKENS):
-            S = _chunk(S, q + first * q_step, k + first * k_step, v + first * v_step, decay + first * decay_step,
-                       beta + first * beta_step, out + (first * H + head) * V, (stop - first).to(tl.int32), r, c, scale, H, q_step,
-                       k_step, v_step, decay_step, beta_step, K, V, TOKENS)
+            S = _chunk(
+                S,
+                q + first * q_step,
+                k + first * k_step,
+                v + first * v_step,
+                decay + first * decay_step,
+                beta + first * beta_step,
+                out + (first * H + head) * V,
+                (stop - first).to(tl.int32),
+                r,
+                c,
+                scale,
+                H,
+                q_step,
+                k_step,
+                v_step,
+                decay_step,
+                beta_step,
+                K,
+                V,
+                TOKENS,
+            )
     tl.store(out + ((T + sequence * K) * H + head) * V + cells, S, mask=inside)
 
 
 @triton.jit
-def _chunk(S, q, k, v, decay, beta, out, count, r, c, scale, H, q_step, k_step, v_step, decay_step, beta_step, K: tl.constexpr,
-           V: tl.constexpr, TOKENS: tl.constexpr):
-    """S after the first TOKENS tokens, or `count` where there are fewer: the others have no decay, no strength and keys of zeros."""
+def _chunk(
+    S,
+    q,
+    k,
+    v,
+    decay,
+    beta,
+    out,
+    count,
+    r,
+    c,
+    scale,
+    H,
+    q_step,
+    k_step,
+    v_step,
+    decay_step,
+    beta_step,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """S after the first TOKENS tokens, or `count` where there are fewer: the others have no decay,
+    no strength and keys of zeros.
+    """
     i = tl.arange(0, TOKENS)
     there = i < count
     wanted = there[:, None] & (r < K)[None, :]
@@ -111,7 +195,9 @@ def _chunk(S, q, k, v, decay, beta, out, count, r, c, scale, H, q_step, k_step, 
     since = tl.exp(d)[None, :]
     high = S.to(keys.dtype)
     low = (S - high.to(tl.float32)).to(keys.dtype)
-    missing = b[None, :] * (values - since * tl.dot(low, tl.trans(keys), tl.dot(high, tl.trans(keys))))
+    missing = b[None, :] * (
+        values - since * tl.dot(low, tl.trans(keys), tl.dot(high, tl.trans(keys)))
+    )
     u = tl.dot(missing, tl.trans(X), input_precision="ieee")
     o = since * tl.dot(low, tl.trans(queries), tl.dot(high, tl.trans(queries)))
     o = tl.dot(u, tl.trans(mixed), o, input_precision="ieee")
@@ -128,20 +214,45 @@ def _inverse(A, i):
     X = tl.where(i[:, None] == i[None, :], 1.0, 0.0)
     for step in tl.static_range(_STEPS):
         n = 1 << step
-        M = tl.where((i[:, None] // (2 * n) == i[None, :] // (2 * n)) & (i[:, None] // n > i[None, :] // n), A, 0.0)
+        M = tl.where(
+            (i[:, None] // (2 * n) == i[None, :] // (2 * n)) & (i[:, None] // n > i[None, :] // n),
+            A,
+            0.0,
+        )
         X -= tl.dot(X, tl.dot(M, X, input_precision="ieee"), input_precision="ieee")
     return X
 
 
-def rejects(q: Type, k: Type, v: Type, decay: Type, beta: Type, state: Type, starts: Type, slots: Type, *, scale: float) -> str | None:
-    """None if the kernel computes the gated delta rule on tensors of these types, else why not. Sizes of T, S, H and V never matter
-    short of the limits of a grid, which are named."""
+def rejects(
+    q: Type,
+    k: Type,
+    v: Type,
+    decay: Type,
+    beta: Type,
+    state: Type,
+    starts: Type,
+    slots: Type,
+    *,
+    scale: float,
+) -> str | None:
+    """None if the kernel computes the gated delta rule on tensors of these types, else why not.
+    Sizes of T, S, H and V never matter short of the limits of a grid, which are named.
+    """
     del decay, beta, starts
     for name, type_ in (("q", q), ("k", k), ("v", v)):
-        if type_.dtype not in (torch.bfloat16, torch.float16, torch.float32) or type_.dtype != q.dtype:
-            return f"{name} is {name_of(type_.dtype)}; the kernel takes bf16, fp16 or fp32, the same for q, k and v"
+        if (
+            type_.dtype not in (torch.bfloat16, torch.float16, torch.float32)
+            or type_.dtype != q.dtype
+        ):
+            return (
+                f"{name} is {name_of(type_.dtype)}; the kernel takes bf16, fp16 or fp32, the same "
+                "for q, k and v"
+            )
         if type_.strides[2] != 1:
-            return f"{name} has strides {list(type_.strides)}; the kernel needs stride 1 in the last dimension"
+            return (
+                f"{name} has strides {list(type_.strides)}; the kernel needs stride 1 in the last "
+                "dimension"
+            )
     if not 1 <= q.shape[2] <= 256:
         return f"keys have size {q.shape[2]}; the kernel takes 1 to 256"
     if not state.is_contiguous:
@@ -150,14 +261,36 @@ def rejects(q: Type, k: Type, v: Type, decay: Type, beta: Type, state: Type, sta
         return f"scale {scale}; the kernel needs a finite number"
     (tokens, heads, value), count = v.shape, slots.shape[0]
     if count * heads * value >= 2**31 or q.shape[2] * heads * value >= 2**31:
-        return f"{count} sequences x {heads} heads x {value} columns; a grid, and a state, count below 2^31"
-    if max(q.strides[0], k.strides[0], v.strides[0], heads * value) * TOKENS >= 2**31 or tokens >= 2**31:
-        return f"{tokens} tokens, {q.strides[0]}, {k.strides[0]} and {v.strides[0]} apart; the kernel counts below 2^31 in a chunk"
+        return (
+            f"{count} sequences x {heads} heads x {value} columns; a grid, and a state, count "
+            "below 2^31"
+        )
+    if (
+        max(q.strides[0], k.strides[0], v.strides[0], heads * value) * TOKENS >= 2**31
+        or tokens >= 2**31
+    ):
+        return (
+            f"{tokens} tokens, {q.strides[0]}, {k.strides[0]} and {v.strides[0]} apart; the kernel "
+            "counts below 2^31 in a chunk"
+        )
     return None
 
 
-def plan_call(q: Type, k: Type, v: Type, decay: Type, beta: Type, state: Type, starts: Type, slots: Type, *, scale: float) -> Call:
-    """As many tokens as sequences: one of each, which go token by token. Both ways are right for any lengths."""
+def plan_call(
+    q: Type,
+    k: Type,
+    v: Type,
+    decay: Type,
+    beta: Type,
+    state: Type,
+    starts: Type,
+    slots: Type,
+    *,
+    scale: float,
+) -> Call:
+    """As many tokens as sequences: one of each, which go token by token. Both ways are right for
+    any lengths.
+    """
     del state, starts
     (tokens, groups, size), (heads, value) = q.shape, v.shape[1:]
     chunk = TOKENS if tokens > slots.shape[0] and q.dtype == torch.bfloat16 else 1
@@ -170,13 +303,30 @@ def plan_call(q: Type, k: Type, v: Type, decay: Type, beta: Type, state: Type, s
     for name, type_ in (("q", q), ("k", k), ("v", v), ("decay", decay), ("beta", beta)):
         scalars |= {f"{name}_step": type_.strides[0], f"{name}_head": type_.strides[1]}
     constants: dict[str, int | bool | str] = {
-        "GROUP": heads // groups, "K": size, "V": value, "ROWS": rows, "COLUMNS": columns, "TOKENS": chunk}
+        "GROUP": heads // groups,
+        "K": size,
+        "V": value,
+        "ROWS": rows,
+        "COLUMNS": columns,
+        "TOKENS": chunk,
+    }
     return Call(scalars, constants, slots.shape[0] * heads * -(-value // columns), warps, 1)
 
 
-def gated_delta(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor, starts: Tensor, slots: Tensor, *,
-                scale: float) -> Tensor:
-    """The `gated_delta` op: q, k [T, G, K], v [T, H, V], decay, beta [T, H], state [N, K, H, V] -> fp32 [T + S K, H, V]
+def gated_delta(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    starts: Tensor,
+    slots: Tensor,
+    *,
+    scale: float,
+) -> Tensor:
+    """The `gated_delta` op: q, k [T, G, K], v [T, H, V], decay, beta [T, H], state [N, K, H, V] ->
+    fp32 [T + S K, H, V]
 
     Raises PlacementError with what `rejects` says.
     """
@@ -185,7 +335,11 @@ def gated_delta(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, st
     reason = rejects(*types, scale=scale)
     if reason:
         raise PlacementError(f"gated delta rule on the GPU: {reason}")
-    out = torch.empty((v.shape[0] + slots.shape[0] * k.shape[2], *v.shape[1:]), dtype=torch.float32, device=v.device)
+    out = torch.empty(
+        (v.shape[0] + slots.shape[0] * k.shape[2], *v.shape[1:]),
+        dtype=torch.float32,
+        device=v.device,
+    )
     call = plan_call(*types, scale=scale)
     if call.programs:
         run_call(gated_delta_kernel, call, (*given, out))
@@ -194,7 +348,10 @@ def gated_delta(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, st
 
 @dataclass(frozen=True)
 class Case:
-    """One problem: the tokens of each sequence, and sizes. `fused`: q, k and v are columns of one buffer."""
+    """One problem: the tokens of each sequence, and sizes. `fused`: q, k and v are columns of one
+    buffer.
+    """
+
     lengths: tuple[int, ...]
     key: int = 16
     value: int = 16
@@ -204,7 +361,10 @@ class Case:
     fused: bool = False
 
     def __str__(self) -> str:
-        told = f"K{self.key}/V{self.value} {name_of(self.dtype)} H{self.heads} G{self.groups} T{'+'.join(map(str, self.lengths))}"
+        told = (
+            f"K{self.key}/V{self.value} {name_of(self.dtype)} H{self.heads} G{self.groups} "
+            f"T{'+'.join(map(str, self.lengths))}"
+        )
         return told + " fused" * self.fused
 
     @property
@@ -213,13 +373,23 @@ class Case:
 
     def inputs(self, device: str | torch.device = "cpu", seed: int = 0) -> tuple[Tensor, ...]:
         """q, k, v, decay, beta, state, starts, slots; unused slots of the pool hold NaN."""
-        rng, tokens, count = torch.Generator().manual_seed(seed), sum(self.lengths), len(self.lengths)
-        q, k = (F.normalize(torch.randn(tokens, self.groups, self.key, generator=rng), dim=-1) for _ in range(2))
+        rng, tokens, count = (
+            torch.Generator().manual_seed(seed),
+            sum(self.lengths),
+            len(self.lengths),
+        )
+        q, k = (
+            F.normalize(torch.randn(tokens, self.groups, self.key, generator=rng), dim=-1)
+            for _ in range(2)
+        )
         v = torch.randn(tokens, self.heads, self.value, generator=rng)
         rows = torch.cat([x.flatten(1) for x in (q, k, v)], 1).to(self.dtype)
         if self.fused:
             sizes = [self.groups * self.key, self.groups * self.key, self.heads * self.value]
-            q, k, v = (x.unflatten(1, (-1, n)) for x, n in zip(rows.split(sizes, 1), (self.key, self.key, self.value), strict=True))
+            q, k, v = (
+                x.unflatten(1, (-1, n))
+                for x, n in zip(rows.split(sizes, 1), (self.key, self.key, self.value), strict=True)
+            )
         else:
             q, k, v = (x.to(self.dtype) for x in (q, k, v))
         decay = -torch.rand(tokens, self.heads, generator=rng).pow(3) * 8
@@ -232,9 +402,19 @@ class Case:
 
 
 CASES = (
-    Case((1,)), Case((1, 1, 1, 1, 1)), Case((1, 1), 24, 40, 6, 2), Case((1, 1), 128, 128, 4, 2, torch.bfloat16), Case((1,), 3, 5),
-    Case((9, 1, 0, 2), 24, 40, 4, 2), Case((6,), 64, 256, 2, 2, torch.float16), Case((1, 1, 1), 24, 40, 6, 2, torch.bfloat16, True),
-    Case((32,), 32, 32, dtype=torch.bfloat16), Case((33, 1, 0, 64, 2), 24, 40, 4, 2, torch.bfloat16), Case((5,), 256, 24),
-    Case((7, 45), 24, 40, 6, 2, torch.bfloat16, True), Case((40, 40), 128, 128, 2, 1, torch.bfloat16),
-    Case((20,), 256, 24, dtype=torch.bfloat16), Case((9, 20), 3, 5, 3, 3, torch.bfloat16),
+    Case((1,)),
+    Case((1, 1, 1, 1, 1)),
+    Case((1, 1), 24, 40, 6, 2),
+    Case((1, 1), 128, 128, 4, 2, torch.bfloat16),
+    Case((1,), 3, 5),
+    Case((9, 1, 0, 2), 24, 40, 4, 2),
+    Case((6,), 64, 256, 2, 2, torch.float16),
+    Case((1, 1, 1), 24, 40, 6, 2, torch.bfloat16, True),
+    Case((32,), 32, 32, dtype=torch.bfloat16),
+    Case((33, 1, 0, 64, 2), 24, 40, 4, 2, torch.bfloat16),
+    Case((5,), 256, 24),
+    Case((7, 45), 24, 40, 6, 2, torch.bfloat16, True),
+    Case((40, 40), 128, 128, 2, 1, torch.bfloat16),
+    Case((20,), 256, 24, dtype=torch.bfloat16),
+    Case((9, 20), 3, 5, 3, 3, torch.bfloat16),
 )

@@ -1,10 +1,13 @@
 """GGUF blocks decoded in registers: one function per block type, `decode` to choose among them.
 
-Each gives COUNT groups of 32 values of each of ROWS weight rows, fp32 [ROWS, COUNT, 32], bit for bit those of `blocks.dequantize`: all
-products of scales and codes have at most 24 bits, so that a fused multiply-add rounds as separate operations do. `row` are the first
-bytes of the rows, `group` the numbers of the groups in a row. Layouts are ggml's (ggml-common.h); every block is of even size, so that
-its 16-bit numbers are aligned. A byte that several lanes need is loaded by each of them; the first cache serves all but one.
+Each gives COUNT groups of 32 values of each of ROWS weight rows, fp32 [ROWS, COUNT, 32], bit for
+bit those of `blocks.dequantize`: all products of scales and codes have at most 24 bits, so that a
+fused multiply-add rounds as separate operations do. `row` are the first bytes of the rows, `group`
+the numbers of the groups in a row. Layouts are ggml's (ggml-common.h); every block is of even size,
+so that its 16-bit numbers are aligned. A byte that several lanes need is loaded by each of them;
+the first cache serves all but one.
 """
+
 from __future__ import annotations
 
 import triton
@@ -13,8 +16,10 @@ import triton.language as tl
 from mtmd.kernels.weights.blocks_small import IQ4_VALUES
 
 # The values of IQ4 codes plus 128, eight to a word, first in the lowest byte.
-IQ4_LOW, IQ4_HIGH = (tl.constexpr(int.from_bytes(bytes(value + 128 for value in part), "little", signed=True))
-                     for part in (IQ4_VALUES[:8], IQ4_VALUES[8:]))
+IQ4_LOW, IQ4_HIGH = (
+    tl.constexpr(int.from_bytes(bytes(value + 128 for value in part), "little", signed=True))
+    for part in (IQ4_VALUES[:8], IQ4_VALUES[8:])
+)
 
 
 @triton.jit
@@ -28,9 +33,15 @@ def decode(w, row, group, QUANT: tl.constexpr):
     elif QUANT == "Q5_0":
         value = _scaled(w, row, group, 22, _fifth_bits(w, _block(row, group, 22) + 2) - 16)
     elif QUANT == "Q4_1":
-        value = _scaled(w, row, group, 20, _nibbles(w, _block(row, group, 20) + 4)) + _half(w, _block(row, group, 20) + 2)[:, :, None]
+        value = (
+            _scaled(w, row, group, 20, _nibbles(w, _block(row, group, 20) + 4))
+            + _half(w, _block(row, group, 20) + 2)[:, :, None]
+        )
     elif QUANT == "Q5_1":
-        value = _scaled(w, row, group, 24, _fifth_bits(w, _block(row, group, 24) + 4)) + _half(w, _block(row, group, 24) + 2)[:, :, None]
+        value = (
+            _scaled(w, row, group, 24, _fifth_bits(w, _block(row, group, 24) + 4))
+            + _half(w, _block(row, group, 24) + 2)[:, :, None]
+        )
     elif QUANT == "Q2_K":
         value = _q2_k(w, row, group)
     elif QUANT == "Q3_K":
@@ -75,7 +86,9 @@ def _lanes():
 
 @triton.jit
 def _nibbles(w, at):
-    """16 bytes whose low halves are 16 codes and whose high halves are the next 16: [ROWS, COUNT, 32]."""
+    """16 bytes whose low halves are 16 codes and whose high halves are the next 16: [ROWS, COUNT,
+    32].
+    """
     i = _lanes()
     return _byte(w, at[:, :, None] + i % 16) >> (i // 16 * 4) & 15
 
@@ -107,7 +120,9 @@ def _q8_0(w, row, group):
 
 @triton.jit
 def _factors(w, at, s):
-    """The 6-bit factors of scale and minimum of group s of 8, in 12 bytes: [ROWS, COUNT] each, as fp32."""
+    """The 6-bit factors of scale and minimum of group s of 8, in 12 bytes: [ROWS, COUNT] each, as
+    fp32.
+    """
     a, b, c = _byte(w, at + s), _byte(w, at + s + 4), _byte(w, at + s % 4)
     scale = tl.where(s < 4, a & 63, b & 15 | c >> 6 << 4)
     minimum = tl.where(s < 4, b & 63, b >> 4 | a >> 6 << 4)
@@ -150,14 +165,20 @@ def _q6_k(w, row, group):
     at, s = _block(row, group // 8, 210), (group % 8)[None, :]
     d, factor = _half(w, at + 208), (w + (at + 192 + 2 * s)).to(tl.pointer_type(tl.int8))
     scale = _two_halves(d * tl.load(factor).to(tl.float32), d * tl.load(factor + 1).to(tl.float32))
-    low = _byte(w, (at + s // 4 * 64 + s % 2 * 32)[:, :, None] + _lanes()) >> (s % 4 // 2 * 4)[:, :, None] & 15
+    low = (
+        _byte(w, (at + s // 4 * 64 + s % 2 * 32)[:, :, None] + _lanes())
+        >> (s % 4 // 2 * 4)[:, :, None]
+        & 15
+    )
     return scale * ((low | _pairs(w, at + 128, s) << 4) - 32).to(tl.float32)
 
 
 @triton.jit
 def _factor3(w, at, j):
     """The 6-bit factor of 16 values, number j of 16: lower 4 bits in 8 bytes, upper 2 in 4."""
-    code = _byte(w, at + j % 8) >> j // 8 * 4 & 15 | (_byte(w, at + 8 + j % 4) >> j // 4 * 2 & 3) << 4
+    code = (
+        _byte(w, at + j % 8) >> j // 8 * 4 & 15 | (_byte(w, at + 8 + j % 4) >> j // 4 * 2 & 3) << 4
+    )
     return (code - 32).to(tl.float32)
 
 
@@ -173,7 +194,12 @@ def _q3_k(w, row, group):
 @triton.jit
 def _q2_k(w, row, group):
     at, s = _block(row, group // 8, 84), (group % 8)[None, :]
-    d, dmin, first, second = _half(w, at + 80), _half(w, at + 82), _byte(w, at + 2 * s), _byte(w, at + 2 * s + 1)
+    d, dmin, first, second = (
+        _half(w, at + 80),
+        _half(w, at + 82),
+        _byte(w, at + 2 * s),
+        _byte(w, at + 2 * s + 1),
+    )
     scale = _two_halves(d * (first & 15).to(tl.float32), d * (second & 15).to(tl.float32))
     minimum = _two_halves(dmin * (first >> 4).to(tl.float32), dmin * (second >> 4).to(tl.float32))
     return scale * _pairs(w, at + 16, s).to(tl.float32) - minimum

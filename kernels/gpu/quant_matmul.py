@@ -1,12 +1,16 @@
-"""Products with block-quantized weights on NVIDIA and AMD GPUs: the `matmul` op, x [M, K] times the values of w [N, row bytes].
+"""Products with block-quantized weights on NVIDIA and AMD GPUs: the `matmul` op, x [M, K] times the
+values of w [N, row bytes].
 
-Weights stay as they are in memory; each program decodes the blocks it needs in registers (`quant_blocks`), rounds their values to x's type
-and multiplies, with fp32 sums. Two forms:
+Weights stay as they are in memory; each program decodes the blocks it needs in registers
+(`quant_blocks`), rounds their values to x's type and multiplies, with fp32 sums. Two forms:
 
-* **Tiles** (`tile_kernel`): ROWS rows of x by COLUMNS rows of w, COUNT groups of 32 values at a time, by matrix instructions.
-* **One row** (`row_kernel`), for decoding one sequence: the time goes to reading weights, so nothing is rounded and no matrix instruction
+* **Tiles** (`tile_kernel`): ROWS rows of x by COLUMNS rows of w, COUNT groups of 32 values at a
+  time, by matrix instructions.
+* **One row** (`row_kernel`), for decoding one sequence: the time goes to reading weights, so
+  nothing is rounded and no matrix instruction
   is fed; every program multiplies a few rows of w in fp32 as it decodes them.
 """
+
 from __future__ import annotations
 
 import torch
@@ -26,9 +30,25 @@ GROUP = 32  # values that are decoded together: no block is smaller
 
 
 @triton.jit
-def tile_kernel(x, w, bias, out, M, N, K, row_bytes, QUANT: tl.constexpr, BIAS: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr,
-                COLUMNS: tl.constexpr, COUNT: tl.constexpr):
-    """WHOLE: K is a multiple of 32 COUNT. Programs that share rows of w follow each other, so that its bytes stay in the second cache."""
+def tile_kernel(
+    x,
+    w,
+    bias,
+    out,
+    M,
+    N,
+    K,
+    row_bytes,
+    QUANT: tl.constexpr,
+    BIAS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    COUNT: tl.constexpr,
+):
+    """WHOLE: K is a multiple of 32 COUNT. Programs that share rows of w follow each other, so that
+    its bytes stay in the second cache.
+    """
     blocks = tl.cdiv(M, ROWS)
     m = tl.program_id(0) % blocks * ROWS + tl.arange(0, ROWS)
     n = tl.program_id(0) // blocks * COLUMNS + tl.arange(0, COLUMNS)
@@ -44,7 +64,9 @@ def tile_kernel(x, w, bias, out, M, N, K, row_bytes, QUANT: tl.constexpr, BIAS: 
         else:
             part = tl.load(x_row + k[None, :], mask=k[None, :] < K, other=0)
             there = group < K // 32
-            value = tl.where(there[None, :, None], decode(w, row, tl.where(there, group, 0), QUANT), 0.0)
+            value = tl.where(
+                there[None, :, None], decode(w, row, tl.where(there, group, 0), QUANT), 0.0
+            )
         value = tl.reshape(value.to(x.dtype.element_ty), [COLUMNS, 32 * COUNT])
         total = tl.dot(part, tl.trans(value), total, input_precision="ieee")
     if BIAS:
@@ -54,8 +76,20 @@ def tile_kernel(x, w, bias, out, M, N, K, row_bytes, QUANT: tl.constexpr, BIAS: 
 
 
 @triton.jit
-def row_kernel(x, w, bias, out, N, K, row_bytes, QUANT: tl.constexpr, BIAS: tl.constexpr, WHOLE: tl.constexpr, COLUMNS: tl.constexpr,
-               COUNT: tl.constexpr):
+def row_kernel(
+    x,
+    w,
+    bias,
+    out,
+    N,
+    K,
+    row_bytes,
+    QUANT: tl.constexpr,
+    BIAS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    COUNT: tl.constexpr,
+):
     """M = 1. The sums of a row's 32 COUNT lanes are added at the end."""
     n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.minimum(n, N - 1).to(tl.int64) * row_bytes
@@ -77,8 +111,9 @@ def row_kernel(x, w, bias, out, N, K, row_bytes, QUANT: tl.constexpr, BIAS: tl.c
 
 
 def rejects(x: Type, w: Type, bias: Type | None = None, *, quant: str) -> str | None:
-    """None if a kernel multiplies tensors of these types, else why not. Sizes of M, N and K never matter short of the limits of a grid
-    and of 32-bit numbers, which are named."""
+    """None if a kernel multiplies tensors of these types, else why not. Sizes of M, N and K never
+    matter short of the limits of a grid and of 32-bit numbers, which are named.
+    """
     if quant not in NATIVE:
         return f"weights are {quant}; the kernel takes {', '.join(sorted(NATIVE))}"
     if x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
@@ -88,7 +123,10 @@ def rejects(x: Type, w: Type, bias: Type | None = None, *, quant: str) -> str | 
             return f"{name} has strides {list(type_.strides)}; the kernel needs it contiguous"
     rows = x.count // x.shape[-1]
     if max(rows, w.shape[0], x.shape[-1], -(-rows // 16) * -(-w.shape[0] // 4)) >= 2**30:
-        return f"{rows} rows x {w.shape[0]} x {x.shape[-1]}; the kernel takes fewer than 2^30 of each, and of tiles"
+        return (
+            f"{rows} rows x {w.shape[0]} x {x.shape[-1]}; the kernel takes fewer than 2^30 of "
+            "each, and of tiles"
+        )
     return None
 
 
@@ -104,12 +142,16 @@ def plan_call(x: Type, w: Type, bias: Type | None = None, *, quant: str) -> Call
         return Call(scalars, constants, -(-outer // columns), 4, 1)
     block, columns, count, warps = _tile(rows, x.dtype)
     constants |= {"WHOLE": groups % count == 0, "ROWS": block, "COLUMNS": columns, "COUNT": count}
-    return Call({"M": rows, **scalars}, constants, -(-rows // block) * -(-outer // columns), warps, 2)
+    return Call(
+        {"M": rows, **scalars}, constants, -(-rows // block) * -(-outer // columns), warps, 2
+    )
 
 
 def _tile(rows: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
     """Rows of x, rows of w, groups of 32 values, warps."""
-    if dtype == torch.float32:  # exact fp32 runs on plain multiply-adds on NVIDIA, whose operands take many registers
+    if (
+        dtype == torch.float32
+    ):  # exact fp32 runs on plain multiply-adds on NVIDIA, whose operands take many registers
         return (16, 32, 1, 4) if rows <= 16 else (32, 32, 1, 4)
     if rows <= 16:
         return 16, 32, 2, 4
@@ -122,7 +164,9 @@ def kernel_of(call: Call) -> tuple[object, tuple[str, ...]]:
 
 
 def quant_matmul(x: Tensor, w: Tensor, bias: Tensor | None = None, *, quant: str) -> Tensor:
-    """The `matmul` op          x [..., K], w u8 [N, bytes of K values], bias [N] -> [..., N] in x's type
+    """The `matmul` op
+
+    x [..., K], w u8 [N, bytes of K values], bias [N] -> [..., N] in x's type
 
     Raises PlacementError with what `rejects` says.
     """

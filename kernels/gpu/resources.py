@@ -1,4 +1,7 @@
-"""The resource tables of docs/kernels.md: `python -m mtmd.kernels.gpu.resources > docs/kernels.md` (one to a few minutes)."""
+"""The resource tables of docs/kernels.md: `python -m mtmd.kernels.gpu.resources > docs/kernels.md`
+(one to a few minutes).
+"""
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -12,7 +15,13 @@ from mtmd.kernels import ops
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.gpu import gated_delta, quant_matmul, short_conv
 from mtmd.kernels.gpu.cases import HEAD_SIZES
-from mtmd.kernels.gpu.compile import SHARED_LIMIT, Resources, compile_combine, compile_for, compile_node
+from mtmd.kernels.gpu.compile import (
+    SHARED_LIMIT,
+    Resources,
+    compile_combine,
+    compile_for,
+    compile_node,
+)
 from mtmd.kernels.gpu.launch import MAX_HEAD, parts, plan_combine, plan_launch
 from mtmd.kernels.gpu.quant_cases import KINDS
 from mtmd.kernels.graph import Node, Type
@@ -69,6 +78,7 @@ values of a row at a time, and warps. One row of x takes a kernel without matrix
 @dataclass(frozen=True)
 class Form:
     """A use of the kernel: its shape and its limits."""
+
     title: str
     rows: int
     heads: int
@@ -90,15 +100,37 @@ class Form:
 
 
 VISION = Form("Vision encoder: 4096 patches, 16 heads, every patch sees every patch", 4096, 16, 16)
-PREFILL = Form("Text prefill: 2048 tokens, 8 query heads over 4, bounds (causal rows, windows and image blocks)", 2048, 8, 4, 2048,
-               bounds=True, sizes=(64, 72, 128, 256, 512))
-DECODE = Form("Text decoding: 1 token, 8 query heads over 4, 4096 keys, bounds", 1, 8, 4, bounds=True, sizes=(64, 128, 256, 512))
+PREFILL = Form(
+    "Text prefill: 2048 tokens, 8 query heads over 4, bounds (causal rows, windows and image "
+    "blocks)",
+    2048,
+    8,
+    4,
+    2048,
+    bounds=True,
+    sizes=(64, 72, 128, 256, 512),
+)
+DECODE = Form(
+    "Text decoding: 1 token, 8 query heads over 4, 4096 keys, bounds",
+    1,
+    8,
+    4,
+    bounds=True,
+    sizes=(64, 128, 256, 512),
+)
 FORMS = (
     VISION,
     Form("Vision encoder with an additive fp32 mask", 4096, 16, 16, mask=True, sizes=(64, 72, 80)),
     PREFILL,
     DECODE,
-    Form("Vision encoder in fp32 (exact products: multiply-adds on NVIDIA)", 4096, 16, 16, dtype=torch.float32, sizes=(64, 72, 128, 512)),
+    Form(
+        "Vision encoder in fp32 (exact products: multiply-adds on NVIDIA)",
+        4096,
+        16,
+        16,
+        dtype=torch.float32,
+        sizes=(64, 72, 128, 512),
+    ),
 )
 
 
@@ -115,7 +147,11 @@ def row(form: Form, width: int, split: bool = True) -> str:
     launch = plan_launch(**form.types(width), scale=1.0)  # type: ignore[arg-type]
     tile, shared = launch.tile, f", {launch.splits}" if launch.splits > 1 else ""
     used = parts(width) if split else (128, 0)
-    cells = [f"{width}", " + ".join(str(n) for n in used if n), f"{tile.rows} x {tile.keys}, {tile.warps}, {tile.stages}{shared}"]
+    cells = [
+        f"{width}",
+        " + ".join(str(n) for n in used if n),
+        f"{tile.rows} x {tile.keys}, {tile.warps}, {tile.stages}{shared}",
+    ]
     cells += (cell(resources(form, width, target, split=split)) for target in SHARED_LIMIT)
     return "| " + " | ".join(cells) + " |"
 
@@ -126,12 +162,21 @@ def table(rows: Iterable[str]) -> str:
 
 
 def combine_table() -> str:
-    rows = [["head size", "tile", *(f"`{t}`" for t in SHARED_LIMIT)], ["---"] * (2 + len(SHARED_LIMIT))]
+    rows = [
+        ["head size", "tile", *(f"`{t}`" for t in SHARED_LIMIT)],
+        ["---"] * (2 + len(SHARED_LIMIT)),
+    ]
     for width in DECODE.sizes:
         types = {name: t for name, t in DECODE.types(width).items() if name in ("q", "k", "v")}
         launch = plan_launch(**types, scale=1.0)  # type: ignore[arg-type]
         used = (compile_combine(target, **types, scale=width**-0.5) for target in SHARED_LIMIT)  # type: ignore[arg-type]
-        rows.append([str(width), f"{launch.splits} x {plan_combine(launch).constants['COLUMNS']}", *map(cell, used)])
+        rows.append(
+            [
+                str(width),
+                f"{launch.splits} x {plan_combine(launch).constants['COLUMNS']}",
+                *map(cell, used),
+            ]
+        )
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
 
@@ -156,18 +201,24 @@ def quantized_table() -> str:
 
 
 def recurrent_table() -> str:
-    rows = [["kernel", "tile", *(f"`{t}`" for t in SHARED_LIMIT)], ["---"] * (2 + len(SHARED_LIMIT))]
+    rows = [
+        ["kernel", "tile", *(f"`{t}`" for t in SHARED_LIMIT)],
+        ["---"] * (2 + len(SHARED_LIMIT)),
+    ]
     for title, node in recurrent_nodes().items():
         plan = gated_delta.plan_call if node.op == "gated_delta" else short_conv.plan_call
         call = plan(*(i.type for i in node.operands), **node.attrs)
         sizes = ("TOKENS", "COLUMNS") if node.op == "gated_delta" else ("ROWS", "CHANNELS")
         cells = [cell(compile_node(target, node)) for target in SHARED_LIMIT]
-        rows.append([title, f"{' x '.join(str(call.constants[s]) for s in sizes)}, {call.warps}", *cells])
+        rows.append(
+            [title, f"{' x '.join(str(call.constants[s]) for s in sizes)}, {call.warps}", *cells]
+        )
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
 
 def recurrent_nodes() -> dict[str, Node]:
     """Uses of the recurrent kernels, with 16 heads of keys and 32 of values."""
+
     def leaf(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Node:
         return Node("input", (), Type.contiguous(shape, dtype), {}, "input")
 
@@ -177,23 +228,51 @@ def recurrent_nodes() -> dict[str, Node]:
     def delta(tokens: int, count: int, size: int, dtype: torch.dtype) -> Node:
         keys, rates = leaf(tokens, 16, size, dtype=dtype), leaf(tokens, 32, dtype=torch.float32)
         state = leaf(count, size, 32, size, dtype=torch.float32)
-        return ops.gated_delta(keys, keys, leaf(tokens, 32, size, dtype=dtype), rates, rates, state, *sequences(count), scale=size**-0.5)
+        return ops.gated_delta(
+            keys,
+            keys,
+            leaf(tokens, 32, size, dtype=dtype),
+            rates,
+            rates,
+            state,
+            *sequences(count),
+            scale=size**-0.5,
+        )
 
     def conv(tokens: int, count: int) -> Node:
-        return ops.short_conv(leaf(tokens, 8192), leaf(8192, 4), leaf(count, 3, 8192), *sequences(count), activation="silu")
+        return ops.short_conv(
+            leaf(tokens, 8192),
+            leaf(8192, 4),
+            leaf(count, 3, 8192),
+            *sequences(count),
+            activation="silu",
+        )
 
-    found = {f"delta rule, decoding, K = V = {size}, bf16": delta(8, 8, size, torch.bfloat16) for size in (64, 128, 256)}
-    found |= {f"delta rule, prefill, K = V = {size}, bf16": delta(1000, 3, size, torch.bfloat16) for size in (64, 128, 256)}
-    return found | {"delta rule, prefill, K = V = 128, fp32": delta(1000, 3, 128, torch.float32),
-                    "short convolution, decoding": conv(8, 8), "short convolution, prefill": conv(1000, 3)}
+    found = {
+        f"delta rule, decoding, K = V = {size}, bf16": delta(8, 8, size, torch.bfloat16)
+        for size in (64, 128, 256)
+    }
+    found |= {
+        f"delta rule, prefill, K = V = {size}, bf16": delta(1000, 3, size, torch.bfloat16)
+        for size in (64, 128, 256)
+    }
+    return found | {
+        "delta rule, prefill, K = V = 128, fp32": delta(1000, 3, 128, torch.float32),
+        "short convolution, decoding": conv(8, 8),
+        "short convolution, prefill": conv(1000, 3),
+    }
 
 
 def main() -> None:
     limits = ", ".join(f"{size // 1024} KiB on `{target}`" for target, size in SHARED_LIMIT.items())
     print(HEAD.format(triton=triton.__version__, limits=limits, most=MAX_HEAD))
     for form in FORMS:
-        print(f"## {form.title}\n\n{name_of(form.dtype)}.\n\n{table(row(form, width) for width in form.sizes)}\n")
-    print(f"{WHY.lstrip()}\n{table(row(VISION, width, split) for width in (72, 80) for split in (True, False))}")
+        print(
+            f"## {form.title}\n\n{name_of(form.dtype)}.\n\n{table(row(form, width) for width in form.sizes)}\n"
+        )
+    print(
+        f"{WHY.lstrip()}\n{table(row(VISION, width, split) for width in (72, 80) for split in (True, False))}"
+    )
     print(f"{COMBINE}\n{combine_table()}")
     print(f"{QUANTIZED}\n{quantized_table()}")
     print(f"{RECURRENT}\n{recurrent_table()}")

@@ -1,4 +1,5 @@
 """Calling kernels, on the device their tensors lie on."""
+
 from __future__ import annotations
 
 import contextlib
@@ -11,6 +12,10 @@ from mtmd.kernels.gpu.launch import Call
 
 
 def run_call(kernel: Any, call: Call, tensors: tuple[Tensor, ...]) -> None:
-    device = torch.cuda.device(tensors[0].device) if tensors[0].is_cuda else contextlib.nullcontext()  # Triton launches on the current one
+    device = (
+        torch.cuda.device(tensors[0].device) if tensors[0].is_cuda else contextlib.nullcontext()
+    )  # Triton launches on the current one
     with device:
-        kernel[(call.programs,)](*tensors, **call.scalars, **call.constants, num_warps=call.warps, num_stages=call.stages)
+        kernel[(call.programs,)](
+            *tensors, **call.scalars, **call.constants, num_warps=call.warps, num_stages=call.stages
+        )

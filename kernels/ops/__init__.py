@@ -1,4 +1,5 @@
 """The op set. Importing this registers every op in `OPS`."""
+
 from mtmd.kernels.ops.attention import attention, attn_mix, attn_scores, attn_softmax
 from mtmd.kernels.ops.elementwise import (
     add,
@@ -15,7 +16,16 @@ from mtmd.kernels.ops.elementwise import (
     softcap,
     softplus,
 )
-from mtmd.kernels.ops.gather import add_rows, concat, embed, gather_pages, kv_store, place_rows, prepend, take_rows
+from mtmd.kernels.ops.gather import (
+    add_rows,
+    concat,
+    embed,
+    gather_pages,
+    kv_store,
+    place_rows,
+    prepend,
+    take_rows,
+)
 from mtmd.kernels.ops.image import patch_embed, pool2d, resize2d, unshuffle
 from mtmd.kernels.ops.matmul import matmul
 from mtmd.kernels.ops.moe import moe
@@ -26,8 +36,49 @@ from mtmd.kernels.ops.rope import rope, rope_table
 from mtmd.kernels.ops.view import columns, kv_half, reshape, rows
 
 __all__ = [
-    "OPS", "Op", "add", "add_rows", "attention", "attn_mix", "attn_scores", "attn_softmax", "cast", "clamp", "columns", "concat",
-    "embed", "gated_delta", "gather_pages", "gelu", "gelu_mul", "kv_half", "kv_store", "l2_norm", "layer_norm", "matmul", "moe", "mul",
-    "patch_embed", "place_rows", "pool2d", "prepend", "relu", "reshape", "resize2d", "rms_norm", "rope", "rope_table", "rows", "scale",
-    "short_conv", "sigmoid", "silu", "silu_mul", "softcap", "softplus", "state_store", "take_rows", "unshuffle",
+    "OPS",
+    "Op",
+    "add",
+    "add_rows",
+    "attention",
+    "attn_mix",
+    "attn_scores",
+    "attn_softmax",
+    "cast",
+    "clamp",
+    "columns",
+    "concat",
+    "embed",
+    "gated_delta",
+    "gather_pages",
+    "gelu",
+    "gelu_mul",
+    "kv_half",
+    "kv_store",
+    "l2_norm",
+    "layer_norm",
+    "matmul",
+    "moe",
+    "mul",
+    "patch_embed",
+    "place_rows",
+    "pool2d",
+    "prepend",
+    "relu",
+    "reshape",
+    "resize2d",
+    "rms_norm",
+    "rope",
+    "rope_table",
+    "rows",
+    "scale",
+    "short_conv",
+    "sigmoid",
+    "silu",
+    "silu_mul",
+    "softcap",
+    "softplus",
+    "state_store",
+    "take_rows",
+    "unshuffle",
 ]

@@ -1,17 +1,20 @@
 """Attention, as one op (flash) and as the three it is made of (explicit).
 
-Layout is [B, T, H, K] throughout, so that heads are a plain reshape of a projection's result. Grouped heads: q has H heads, k and
-v have G, and q head h reads k, v head h // (H / G).
+Layout is [B, T, H, K] throughout, so that heads are a plain reshape of a projection's result.
+Grouped heads: q has H heads, k and v have G, and q head h reads k, v head h // (H / G).
 
 Which keys s a row t may see is any conjunction of
 - `causal`: s <= t + S - T (the last row sees everything)
 - `window`: s > t + S - T - window
-- `bounds` [T, 2] or [B, T, 2], int32: bounds[t, 0] <= s <= bounds[t, 1]. Causal rows behind a cache, sliding windows and image
-  blocks that see each other in both directions are all intervals: a row of cache slot p in a block that ends at slot e, under a
-  window w, has bounds (p - w + 1, e).
-`mask` [T, S], [H, T, S] or [B, H, T, S] (B, H may be 1) is added to the scores, after the soft cap c * tanh(score / c).
-A row that sees nothing gives zeros. Keys and values that a row may not see still have to be finite: they are multiplied by zero.
+- `bounds` [T, 2] or [B, T, 2], int32: bounds[t, 0] <= s <= bounds[t, 1]. Causal rows behind a
+  cache, sliding windows and image
+  blocks that see each other in both directions are all intervals: a row of cache slot p in a block
+  that ends at slot e, under a window w, has bounds (p - w + 1, e).
+`mask` [T, S], [H, T, S] or [B, H, T, S] (B, H may be 1) is added to the scores, after the soft cap
+c * tanh(score / c). A row that sees nothing gives zeros. Keys and values that a row may not see
+still have to be finite: they are multiplied by zero.
 """
+
 from __future__ import annotations
 
 import torch
@@ -29,22 +32,48 @@ def _flops(node: Node) -> int:
 
 
 def _check_operands(q: Type, k: Type, mask: Type | None) -> None:
-    need(len(q.shape) == len(k.shape) == 4 and q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3] and q.shape[2] % k.shape[2] == 0,
-         f"q {list(q.shape)}, k {list(k.shape)}")
+    need(
+        len(q.shape) == len(k.shape) == 4
+        and q.shape[0] == k.shape[0]
+        and q.shape[3] == k.shape[3]
+        and q.shape[2] % k.shape[2] == 0,
+        f"q {list(q.shape)}, k {list(k.shape)}",
+    )
     need_floats(q)
     need(q.dtype == k.dtype, f"q is {q}, k {k}: of two types")
     batch, rows, heads, _ = q.shape
-    need(mask is None or (mask.dtype.is_floating_point and mask.shape[-2:] == (rows, k.shape[1]) and len(mask.shape) <= 4
-                          and all(m in (1, size) for m, size in zip(mask.shape[-3::-1], (heads, batch), strict=False))),
-         f"mask {None if mask is None else list(mask.shape)} does not add to scores {[batch, heads, rows, k.shape[1]]}")
+    need(
+        mask is None
+        or (
+            mask.dtype.is_floating_point
+            and mask.shape[-2:] == (rows, k.shape[1])
+            and len(mask.shape) <= 4
+            and all(
+                m in (1, size) for m, size in zip(mask.shape[-3::-1], (heads, batch), strict=False)
+            )
+        ),
+        f"mask {None if mask is None else list(mask.shape)} does not add to scores "
+        f"{[batch, heads, rows, k.shape[1]]}",
+    )
 
 
 def _check_bounds(batch: int, rows: int, bounds: Type | None) -> None:
-    need(bounds is None or (bounds.shape in ((rows, 2), (batch, rows, 2)) and bounds.dtype == torch.int32),
-         f"bounds {bounds} for {rows} rows in a batch of {batch}, expected i32 [{rows}, 2] or [{batch}, {rows}, 2]")
+    need(
+        bounds is None
+        or (bounds.shape in ((rows, 2), (batch, rows, 2)) and bounds.dtype == torch.int32),
+        f"bounds {bounds} for {rows} rows in a batch of {batch}, expected i32 [{rows}, 2] or "
+        f"[{batch}, {rows}, 2]",
+    )
 
 
-def _shape(q: Type, k: Type, v: Type, mask: Type | None = None, bounds: Type | None = None, **attrs: object) -> Type:  # noqa: ARG001
+def _shape(
+    q: Type,
+    k: Type,
+    v: Type,
+    mask: Type | None = None,
+    bounds: Type | None = None,
+    **attrs: object,  # noqa: ARG001
+) -> Type:
     _check_operands(q, k, mask)
     _check_bounds(q.shape[0], q.shape[1], bounds)
     need(len(v.shape) == 4 and k.shape[:3] == v.shape[:3], f"k {list(k.shape)}, v {list(v.shape)}")
@@ -53,9 +82,22 @@ def _shape(q: Type, k: Type, v: Type, mask: Type | None = None, bounds: Type | N
 
 
 @op(shape=_shape, flops=_flops)
-def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, bounds: Tensor | None = None, *, scale: float,
-              causal: bool = False, window: int | None = None, softcap: float | None = None) -> Tensor:
-    """softmax(q k^T * scale) v          q [B, T, H, K], k [B, S, G, K], v [B, S, G, V] -> [B, T, H, V], contiguous"""
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    bounds: Tensor | None = None,
+    *,
+    scale: float,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """softmax(q k^T * scale) v
+
+    q [B, T, H, K], k [B, S, G, K], v [B, S, G, V] -> [B, T, H, V], contiguous
+    """
     scores = attn_scores.reference(q, k, mask, scale=scale, softcap=softcap)
     return attn_mix.reference(_softmax(scores, bounds, causal=causal, window=window), v)
 
@@ -66,18 +108,29 @@ def _scores_shape(q: Type, k: Type, mask: Type | None = None, **attrs: object) -
 
 
 @op(shape=_scores_shape, flops=lambda n: 2 * n.type.count * n.inputs[0].shape[-1])  # type: ignore[union-attr]
-def attn_scores(q: Tensor, k: Tensor, mask: Tensor | None = None, *, scale: float, softcap: float | None = None) -> Tensor:
+def attn_scores(
+    q: Tensor, k: Tensor, mask: Tensor | None = None, *, scale: float, softcap: float | None = None
+) -> Tensor:
     """q k^T * scale, capped, plus mask, in fp32          -> [B, H, T, S]"""
     batch, rows, heads, width = q.shape
     groups = k.shape[2]
     grouped = q.transpose(1, 2).reshape(batch, groups, heads // groups * rows, width)
-    scores = (grouped @ k.permute(0, 2, 3, 1)).view(batch, heads, rows, k.shape[1]).float().mul_(scale)
+    scores = (
+        (grouped @ k.permute(0, 2, 3, 1)).view(batch, heads, rows, k.shape[1]).float().mul_(scale)
+    )
     if softcap is not None:
         scores.div_(softcap).tanh_().mul_(softcap)
     return scores if mask is None else scores.add_(mask)
 
 
-def visible(rows: int, keys: int, bounds: Tensor | None, causal: bool, window: int | None, device: torch.device) -> Tensor | None:
+def visible(
+    rows: int,
+    keys: int,
+    bounds: Tensor | None,
+    causal: bool,
+    window: int | None,
+    device: torch.device,
+) -> Tensor | None:
     """bool [1 or B, 1, T, S]: which keys each row may see; None when that is all of them."""
     if bounds is None and not causal and window is None:
         return None
@@ -94,7 +147,9 @@ def visible(rows: int, keys: int, bounds: Tensor | None, causal: bool, window: i
     return seen
 
 
-def _softmax(scores: Tensor, bounds: Tensor | None = None, *, causal: bool = False, window: int | None = None) -> Tensor:
+def _softmax(
+    scores: Tensor, bounds: Tensor | None = None, *, causal: bool = False, window: int | None = None
+) -> Tensor:
     seen = visible(scores.shape[2], scores.shape[3], bounds, causal, window, scores.device)
     if seen is not None:
         scores.masked_fill_(~seen, -torch.inf)
@@ -110,21 +165,33 @@ def _softmax_shape(scores: Type, bounds: Type | None = None, **attrs: object) ->
 
 
 @op(shape=_softmax_shape, flops=lambda n: 5 * n.type.count, in_place=_softmax)
-def attn_softmax(scores: Tensor, bounds: Tensor | None = None, *, causal: bool = False, window: int | None = None) -> Tensor:
+def attn_softmax(
+    scores: Tensor, bounds: Tensor | None = None, *, causal: bool = False, window: int | None = None
+) -> Tensor:
     """Softmax over the keys each row may see          scores [B, H, T, S]"""
     return _softmax(scores.clone(), bounds, causal=causal, window=window)
 
 
 def _mix_shape(weights: Type, v: Type) -> Type:
-    need(len(weights.shape) == len(v.shape) == 4 and weights.shape[0] == v.shape[0] and weights.shape[3] == v.shape[1]
-         and weights.shape[1] % v.shape[2] == 0, f"weights {list(weights.shape)}, v {list(v.shape)}")
+    need(
+        len(weights.shape) == len(v.shape) == 4
+        and weights.shape[0] == v.shape[0]
+        and weights.shape[3] == v.shape[1]
+        and weights.shape[1] % v.shape[2] == 0,
+        f"weights {list(weights.shape)}, v {list(v.shape)}",
+    )
     need_floats(weights, v)
-    return Type.contiguous((weights.shape[0], weights.shape[2], weights.shape[1], v.shape[3]), v.dtype)
+    return Type.contiguous(
+        (weights.shape[0], weights.shape[2], weights.shape[1], v.shape[3]), v.dtype
+    )
 
 
 @op(shape=_mix_shape, flops=lambda n: 2 * n.type.count * n.inputs[0].shape[-1])  # type: ignore[union-attr]
 def attn_mix(weights: Tensor, v: Tensor) -> Tensor:
-    """weights v          weights [B, H, T, S], v [B, S, G, V] -> [B, T, H, V], contiguous, in v's type"""
+    """weights v
+
+    weights [B, H, T, S], v [B, S, G, V] -> [B, T, H, V], contiguous, in v's type
+    """
     batch, heads, rows, keys = weights.shape
     groups = v.shape[2]
     grouped = weights.to(v.dtype).reshape(batch, groups, heads // groups * rows, keys)

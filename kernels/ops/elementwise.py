@@ -1,4 +1,5 @@
 """Ops that work on each element by itself."""
+
 from __future__ import annotations
 
 import torch
@@ -12,7 +13,9 @@ GELUS = ("none", "tanh", "quick")
 
 
 def _broadcast_shape(a: Type, b: Type) -> Type | None:
-    fits = len(b.shape) <= len(a.shape) and all(n in (1, m) for n, m in zip(b.shape[::-1], a.shape[::-1], strict=False))
+    fits = len(b.shape) <= len(a.shape) and all(
+        n in (1, m) for n, m in zip(b.shape[::-1], a.shape[::-1], strict=False)
+    )
     need(fits, f"b {list(b.shape)} does not broadcast to a {list(a.shape)}")
     return same_as_first(a, b) if a.dtype == b.dtype else None
 
@@ -29,18 +32,29 @@ def mul(a: Tensor, b: Tensor) -> Tensor:
     return a * b
 
 
-@op(shape=same_as_first, flops=lambda n: 2 * n.type.count, in_place=lambda x, factor, offset=0.0: x.mul_(factor).add_(offset))
+@op(
+    shape=same_as_first,
+    flops=lambda n: 2 * n.type.count,
+    in_place=lambda x, factor, offset=0.0: x.mul_(factor).add_(offset),
+)
 def scale(x: Tensor, *, factor: float, offset: float = 0.0) -> Tensor:
     """x * factor + offset"""
     return x.mul(factor).add_(offset)
 
 
 def _clamp_shape(x: Type, low: Type, high: Type) -> Type | None:
-    need(low.shape == high.shape == (1,) and low.dtype == high.dtype == x.dtype, f"x is {x}, low {low}, high {high}; expected limits [1]")
+    need(
+        low.shape == high.shape == (1,) and low.dtype == high.dtype == x.dtype,
+        f"x is {x}, low {low}, high {high}; expected limits [1]",
+    )
     return same_as_first(x)
 
 
-@op(shape=_clamp_shape, flops=lambda n: 2 * n.type.count, in_place=lambda x, low, high: x.clamp_(low, high))
+@op(
+    shape=_clamp_shape,
+    flops=lambda n: 2 * n.type.count,
+    in_place=lambda x, low, high: x.clamp_(low, high),
+)
 def clamp(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """x, no less than low and no more than high          low, high [1] in x's type"""
     return x.clamp(low, high)
@@ -64,7 +78,11 @@ def _gelu_in_place(x: Tensor, *, approximate: str) -> Tensor:
 
 
 def _gelu(x: Tensor, approximate: str) -> Tensor:
-    return torch.sigmoid(1.702 * x).mul_(x) if approximate == "quick" else F.gelu(x, approximate=approximate)
+    return (
+        torch.sigmoid(1.702 * x).mul_(x)
+        if approximate == "quick"
+        else F.gelu(x, approximate=approximate)
+    )
 
 
 def _gelu_shape(x: Type, *, approximate: str) -> Type | None:
@@ -74,14 +92,19 @@ def _gelu_shape(x: Type, *, approximate: str) -> Type | None:
 
 @op(shape=_gelu_shape, flops=lambda n: 10 * n.type.count, in_place=_gelu_in_place)
 def gelu(x: Tensor, *, approximate: str) -> Tensor:
-    """x * Phi(x), with Phi the normal distribution ("none"), its tanh approximation ("tanh") or sigmoid(1.702 x) ("quick")
+    """x * Phi(x), with Phi the normal distribution ("none"), its tanh approximation ("tanh") or
+    sigmoid(1.702 x) ("quick")
 
     arXiv:1606.08415
     """
     return _gelu(x, approximate)
 
 
-@op(shape=same_as_first, flops=lambda n: 5 * n.type.count, in_place=lambda x: F.silu(x, inplace=True))
+@op(
+    shape=same_as_first,
+    flops=lambda n: 5 * n.type.count,
+    in_place=lambda x: F.silu(x, inplace=True),
+)
 def silu(x: Tensor) -> Tensor:
     """x * sigmoid(x); arXiv:1702.03118"""
     return F.silu(x)
@@ -108,28 +131,45 @@ def softplus(x: Tensor) -> Tensor:
 def _gated_shape(gate: Type, up: Type, **attrs: str) -> Type | None:
     need(gate.shape == up.shape, f"gate {list(gate.shape)} and up {list(up.shape)} differ")
     need_floats(gate, up)
-    need(attrs.get("approximate", "none") in GELUS, f"approximate {attrs.get('approximate')!r}, expected one of {', '.join(GELUS)}")
+    need(
+        attrs.get("approximate", "none") in GELUS,
+        f"approximate {attrs.get('approximate')!r}, expected one of {', '.join(GELUS)}",
+    )
     if gate.dtype != up.dtype:
         return None
     # Halves of one projection lie apart in memory; what is made of them does not.
-    in_order = all(outer >= inner * size for outer, inner, size in zip(gate.strides, gate.strides[1:], gate.shape[1:], strict=False))
+    in_order = all(
+        outer >= inner * size
+        for outer, inner, size in zip(gate.strides, gate.strides[1:], gate.shape[1:], strict=False)
+    )
     return Type.contiguous(gate.shape, gate.dtype) if in_order else None
 
 
-@op(shape=_gated_shape, flops=lambda n: 11 * n.type.count,
-    in_place=lambda gate, up, approximate: _gelu_in_place(gate, approximate=approximate).mul_(up))
+@op(
+    shape=_gated_shape,
+    flops=lambda n: 11 * n.type.count,
+    in_place=lambda gate, up, approximate: _gelu_in_place(gate, approximate=approximate).mul_(up),
+)
 def gelu_mul(gate: Tensor, up: Tensor, *, approximate: str) -> Tensor:
     """gelu(gate) * up, the gated unit of arXiv:2002.05202"""
     return _gelu(gate, approximate).mul_(up)
 
 
-@op(shape=_gated_shape, flops=lambda n: 6 * n.type.count, in_place=lambda gate, up: F.silu(gate, inplace=True).mul_(up))
+@op(
+    shape=_gated_shape,
+    flops=lambda n: 6 * n.type.count,
+    in_place=lambda gate, up: F.silu(gate, inplace=True).mul_(up),
+)
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up, SwiGLU's gated unit of arXiv:2002.05202"""
     return F.silu(gate).mul_(up)
 
 
-@op(shape=same_as_first, flops=lambda n: 10 * n.type.count, in_place=lambda x, cap: x.div_(cap).tanh_().mul_(cap))
+@op(
+    shape=same_as_first,
+    flops=lambda n: 10 * n.type.count,
+    in_place=lambda x, cap: x.div_(cap).tanh_().mul_(cap),
+)
 def softcap(x: Tensor, *, cap: float) -> Tensor:
     """cap * tanh(x / cap)"""
     return (x / cap).tanh_().mul_(cap)

@@ -1,4 +1,5 @@
 """Ops that pick rows, or put them somewhere."""
+
 from __future__ import annotations
 
 import torch
@@ -14,8 +15,12 @@ FLOATS = ("fp32", "bf16", "fp16")
 
 
 def _rows_traffic(node: Node) -> int:
-    """The rows that are picked, read and written, and their numbers; not the table they are picked from."""
-    return 2 * node.type.bytes + min(i.type.bytes for i in node.operands if not i.dtype.is_floating_point)
+    """The rows that are picked, read and written, and their numbers; not the table they are picked
+    from.
+    """
+    return 2 * node.type.bytes + min(
+        i.type.bytes for i in node.operands if not i.dtype.is_floating_point
+    )
 
 
 def _written_traffic(node: Node) -> int:
@@ -27,10 +32,19 @@ def _written_traffic(node: Node) -> int:
 def _embed_traffic(node: Node) -> int:
     """The rows that are picked, as they are kept, the rows that are written, and their numbers."""
     tokens, table = node.operands
-    return node.shape[0] * table.shape[1] * table.dtype.itemsize + node.type.bytes + tokens.type.bytes
+    return (
+        node.shape[0] * table.shape[1] * table.dtype.itemsize + node.type.bytes + tokens.type.bytes
+    )
 
 
-def _embed_shape(tokens: Type, table: Type, *, scale: float = 1.0, quant: str | None = None, dtype: str | None = None) -> Type:  # noqa: ARG001
+def _embed_shape(
+    tokens: Type,
+    table: Type,
+    *,
+    scale: float = 1.0,  # noqa: ARG001
+    quant: str | None = None,
+    dtype: str | None = None,
+) -> Type:
     need_places(tokens)
     need(len(table.shape) == 2, f"table {list(table.shape)}")
     if quant is None:
@@ -42,10 +56,21 @@ def _embed_shape(tokens: Type, table: Type, *, scale: float = 1.0, quant: str | 
 
 
 @op(shape=_embed_shape, traffic=_embed_traffic)
-def embed(tokens: Tensor, table: Tensor, *, scale: float = 1.0, quant: str | None = None, dtype: str | None = None) -> Tensor:
-    """table[tokens] * scale          tokens [T], table [V, D] -> [T, D]; scale is rounded to the result's type first, as Gemma does
+def embed(
+    tokens: Tensor,
+    table: Tensor,
+    *,
+    scale: float = 1.0,
+    quant: str | None = None,
+    dtype: str | None = None,
+) -> Tensor:
+    """table[tokens] * scale
 
-    `quant` names the GGUF block type of the table, which then is u8 [V, bytes of D values]; the result is of `dtype`.
+    tokens [T], table [V, D] -> [T, D]; scale is rounded to the result's type first, as Gemma
+    does
+
+    `quant` names the GGUF block type of the table, which then is u8 [V, bytes of D values]; the
+    result is of `dtype`.
     """
     rows = F.embedding(tokens, table)
     if quant is not None:
@@ -59,8 +84,10 @@ def _place(x: Tensor, rows: Tensor, at: Tensor) -> Tensor:
 
 def _place_shape(x: Type, rows: Type, at: Type) -> Type | None:
     need_places(at)
-    need(len(x.shape) == 2 and rows.shape == (at.shape[0], x.shape[1]),
-         f"rows {list(rows.shape)} for at {list(at.shape)} and x {list(x.shape)}")
+    need(
+        len(x.shape) == 2 and rows.shape == (at.shape[0], x.shape[1]),
+        f"rows {list(rows.shape)} for at {list(at.shape)} and x {list(x.shape)}",
+    )
     return x if x.is_contiguous else None
 
 
@@ -94,10 +121,17 @@ def add_rows(x: Tensor, rows: Tensor, at: Tensor) -> Tensor:
 
 def _concat_shape(a: Type, b: Type, *, axis: int) -> Type:
     need_floats(a, b)
-    need(a.dtype == b.dtype and len(a.shape) == len(b.shape) and 0 <= axis < len(a.shape), f"a {a}, b {b} along {axis}")
-    need(all(m == n for i, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)) if i != axis),
-         f"a {list(a.shape)} and b {list(b.shape)} differ beside axis {axis}")
-    return Type.contiguous((*a.shape[:axis], a.shape[axis] + b.shape[axis], *a.shape[axis + 1:]), a.dtype)
+    need(
+        a.dtype == b.dtype and len(a.shape) == len(b.shape) and 0 <= axis < len(a.shape),
+        f"a {a}, b {b} along {axis}",
+    )
+    need(
+        all(m == n for i, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)) if i != axis),
+        f"a {list(a.shape)} and b {list(b.shape)} differ beside axis {axis}",
+    )
+    return Type.contiguous(
+        (*a.shape[:axis], a.shape[axis] + b.shape[axis], *a.shape[axis + 1 :]), a.dtype
+    )
 
 
 @op(shape=_concat_shape)
@@ -108,41 +142,64 @@ def concat(a: Tensor, b: Tensor, *, axis: int) -> Tensor:
 
 def _prepend_shape(x: Type, row: Type) -> Type:
     need_floats(x, row)
-    need(len(x.shape) == 3 and row.shape == x.shape[2:] and row.dtype == x.dtype, f"row {row} before x {x}")
+    need(
+        len(x.shape) == 3 and row.shape == x.shape[2:] and row.dtype == x.dtype,
+        f"row {row} before x {x}",
+    )
     return Type.contiguous((x.shape[0], x.shape[1] + 1, x.shape[2]), x.dtype)
 
 
 @op(shape=_prepend_shape)
 def prepend(x: Tensor, row: Tensor) -> Tensor:
-    """The same row before each batch's rows, as a class token is          x [B, P, C], row [C] -> [B, P + 1, C]"""
+    """The same row before each batch's rows, as a class token is
+
+    x [B, P, C], row [C] -> [B, P + 1, C]
+    """
     return torch.cat((row.expand(x.shape[0], 1, -1), x), 1)
 
 
 def _pages_shape(cache: Type, pages: Type, *, which: int, size: int) -> Type:
     need_places(pages)
-    need(len(cache.shape) == 4 and cache.shape[0] == 2 and which in (0, 1) and cache.shape[1] % size == 0,
-         f"half {which} of cache {list(cache.shape)} in pages of {size}")
+    need(
+        len(cache.shape) == 4
+        and cache.shape[0] == 2
+        and which in (0, 1)
+        and cache.shape[1] % size == 0,
+        f"half {which} of cache {list(cache.shape)} in pages of {size}",
+    )
     return Type.contiguous((1, pages.shape[0] * size, *cache.shape[2:]), cache.dtype)
 
 
 @op(shape=_pages_shape, traffic=lambda n: 2 * n.type.bytes)
 def gather_pages(cache: Tensor, pages: Tensor, *, which: int, size: int) -> Tensor:
-    """The keys (0) or values (1) of a cache's pages, one after another          cache [2, S, G, K], pages [P] -> [1, P * size, G, K]"""
+    """The keys (0) or values (1) of a cache's pages, one after another
+
+    cache [2, S, G, K], pages [P] -> [1, P * size, G, K]
+    """
     kept: Tensor = cache[which].unflatten(0, (-1, size))
     return kept.index_select(0, pages).flatten(0, 1).unsqueeze(0)
 
 
 def _store_shape(cache: Type, k: Type, v: Type, slots: Type) -> Type:
     need_places(slots)
-    need(len(cache.shape) == 4 and cache.shape[0] == 2 and k.shape == v.shape and cache.shape[2:] == k.shape[1:]
-         and slots.shape == k.shape[:1],
-         f"k {list(k.shape)}, v {list(v.shape)} at slots {list(slots.shape)} into cache {list(cache.shape)}")
+    need(
+        len(cache.shape) == 4
+        and cache.shape[0] == 2
+        and k.shape == v.shape
+        and cache.shape[2:] == k.shape[1:]
+        and slots.shape == k.shape[:1],
+        f"k {list(k.shape)}, v {list(v.shape)} at slots {list(slots.shape)} into cache "
+        f"{list(cache.shape)}",
+    )
     return cache
 
 
 @op(shape=_store_shape, traffic=_written_traffic, writes_first=True)
 def kv_store(cache: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> Tensor:
-    """The cache with k and v written at its slots, in place          cache [2, S, G, K]; k, v [T, G, K]; slots [T]"""
+    """The cache with k and v written at its slots, in place
+
+    cache [2, S, G, K]; k, v [T, G, K]; slots [T]
+    """
     cache[0].index_copy_(0, slots, k.to(cache.dtype))
     cache[1].index_copy_(0, slots, v.to(cache.dtype))
     return cache

@@ -1,4 +1,5 @@
 """Ops on pictures and grids of patches."""
+
 from __future__ import annotations
 
 import torch
@@ -16,23 +17,42 @@ def _patch_flops(node: Node) -> int:
 
 
 def _patch_shape(pixels: Type, w: Type, b: Type | None = None) -> Type:
-    need(len(pixels.shape) == len(w.shape) == 4 and w.shape[2] == w.shape[3], f"pixels {list(pixels.shape)}, w {list(w.shape)}")
+    need(
+        len(pixels.shape) == len(w.shape) == 4 and w.shape[2] == w.shape[3],
+        f"pixels {list(pixels.shape)}, w {list(w.shape)}",
+    )
     need_floats(pixels)
-    need(all(t is None or t.dtype == pixels.dtype for t in (w, b)), f"pixels are {pixels}, w {w}, b {b}: of several types")
+    need(
+        all(t is None or t.dtype == pixels.dtype for t in (w, b)),
+        f"pixels are {pixels}, w {w}, b {b}: of several types",
+    )
     batch, _, height, width = pixels.shape
     size = w.shape[-1]
-    need(height % size == 0 and width % size == 0, f"pixels {list(pixels.shape)} are no multiple of patch {size}")
-    need(pixels.shape[1] == w.shape[1] and (b is None or b.shape == w.shape[:1]), f"pixels {list(pixels.shape)}, w {list(w.shape)}")
+    need(
+        height % size == 0 and width % size == 0,
+        f"pixels {list(pixels.shape)} are no multiple of patch {size}",
+    )
+    need(
+        pixels.shape[1] == w.shape[1] and (b is None or b.shape == w.shape[:1]),
+        f"pixels {list(pixels.shape)}, w {list(w.shape)}",
+    )
     return Type.contiguous((batch, (height // size) * (width // size), w.shape[0]), w.dtype)
 
 
 @op(shape=_patch_shape, flops=_patch_flops)
 def patch_embed(pixels: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-    """One embedding per patch, row by row          pixels [B, 3, Y, X], w [C, 3, S, S], b [C] -> [B, P, C], P = (Y/S)(X/S)"""
+    """One embedding per patch, row by row
+
+    pixels [B, 3, Y, X], w [C, 3, S, S], b [C] -> [B, P, C], P = (Y/S)(X/S)
+    """
     size = w.shape[-1]
     batch, channels, height, width = pixels.shape
-    patches = pixels.reshape(batch, channels, height // size, size, width // size, size).permute(0, 2, 4, 1, 3, 5)
-    return F.linear(patches.reshape(batch, -1, channels * size * size), w.reshape(w.shape[0], -1), b)
+    patches = pixels.reshape(batch, channels, height // size, size, width // size, size).permute(
+        0, 2, 4, 1, 3, 5
+    )
+    return F.linear(
+        patches.reshape(batch, -1, channels * size * size), w.reshape(w.shape[0], -1), b
+    )
 
 
 def _pool_shape(x: Type, *, grid: tuple[int, int], kernel: int) -> Type:
@@ -40,56 +60,101 @@ def _pool_shape(x: Type, *, grid: tuple[int, int], kernel: int) -> Type:
     need(len(x.shape) == 3, f"x {list(x.shape)}")
     rows, columns = grid
     need(x.shape[1] == rows * columns, f"x {list(x.shape)} is not a grid of {rows} x {columns}")
-    need(rows % kernel == 0 and columns % kernel == 0, f"grid {rows} x {columns} does not divide by {kernel}")
-    return Type.contiguous((x.shape[0], x.shape[1] // kernel ** 2, x.shape[2]), x.dtype)
+    need(
+        rows % kernel == 0 and columns % kernel == 0,
+        f"grid {rows} x {columns} does not divide by {kernel}",
+    )
+    return Type.contiguous((x.shape[0], x.shape[1] // kernel**2, x.shape[2]), x.dtype)
 
 
 @op(shape=_pool_shape, flops=lambda n: n.type.count * n.attrs["kernel"] ** 2)
 def pool2d(x: Tensor, *, grid: tuple[int, int], kernel: int) -> Tensor:
-    """Average over kernel x kernel neighbours of a grid          x [B, P, C], P = rows * columns -> [B, P / kernel^2, C]"""
+    """Average over kernel x kernel neighbours of a grid
+
+    x [B, P, C], P = rows * columns -> [B, P / kernel^2, C]
+    """
     rows, columns = grid
     cells: Tensor = x.unflatten(1, (rows // kernel, kernel, columns // kernel, kernel))
     return cells.float().mean((2, 4)).to(x.dtype).flatten(1, 2)
 
 
-def _unshuffle_shape(x: Type, *, grid: tuple[int, int], factor: int, channels_first: bool = False) -> Type:  # noqa: ARG001
+def _unshuffle_shape(
+    x: Type,
+    *,
+    grid: tuple[int, int],
+    factor: int,
+    channels_first: bool = False,  # noqa: ARG001
+) -> Type:
     need_floats(x)
     rows, columns = grid
-    need(len(x.shape) == 3 and x.shape[1] == rows * columns, f"x {list(x.shape)} is not a grid of {rows} x {columns}")
-    need(rows % factor == 0 and columns % factor == 0, f"grid {rows} x {columns} does not divide by {factor}")
-    return Type.contiguous((x.shape[0], x.shape[1] // factor ** 2, x.shape[2] * factor ** 2), x.dtype)
+    need(
+        len(x.shape) == 3 and x.shape[1] == rows * columns,
+        f"x {list(x.shape)} is not a grid of {rows} x {columns}",
+    )
+    need(
+        rows % factor == 0 and columns % factor == 0,
+        f"grid {rows} x {columns} does not divide by {factor}",
+    )
+    return Type.contiguous((x.shape[0], x.shape[1] // factor**2, x.shape[2] * factor**2), x.dtype)
 
 
 @op(shape=_unshuffle_shape)
-def unshuffle(x: Tensor, *, grid: tuple[int, int], factor: int, channels_first: bool = False) -> Tensor:
-    """factor x factor neighbours of a grid side by side in one row, also called pixel unshuffle or patch merging
+def unshuffle(
+    x: Tensor, *, grid: tuple[int, int], factor: int, channels_first: bool = False
+) -> Tensor:
+    """factor x factor neighbours of a grid side by side in one row, also called pixel unshuffle or
+    patch merging
 
-    x [B, P, C], P = rows * columns -> [B, P / factor^2, C * factor^2]; a row holds its neighbours line by line, each with its C values, or,
-    with `channels_first`, for each of the C channels its neighbours line by line.
+    x [B, P, C], P = rows * columns -> [B, P / factor^2, C * factor^2]; a row holds its neighbours
+    line by line, each with its C values, or, with `channels_first`, for each of the C channels its
+    neighbours line by line.
     """
     rows, columns = grid
     cells = x.unflatten(1, (rows // factor, factor, columns // factor, factor))
     order = (0, 1, 3, 5, 2, 4) if channels_first else (0, 1, 3, 2, 4, 5)
     beside: Tensor = cells.permute(order).clone(memory_format=torch.contiguous_format)
-    return beside.view(x.shape[0], x.shape[1] // factor ** 2, -1)
+    return beside.view(x.shape[0], x.shape[1] // factor**2, -1)
 
 
 MODES = ("bilinear", "bicubic")
 
 
-def _resize_shape(x: Type, *, grid: tuple[int, int], size: tuple[int, int], mode: str, align_corners: bool = False,
-                  antialias: bool = False) -> Type:
+def _resize_shape(
+    x: Type,
+    *,
+    grid: tuple[int, int],
+    size: tuple[int, int],
+    mode: str,
+    align_corners: bool = False,
+    antialias: bool = False,
+) -> Type:
     need_floats(x)
-    need(len(x.shape) == 2 and x.shape[0] == grid[0] * grid[1], f"x {list(x.shape)} is not a grid of {grid[0]} x {grid[1]}")
-    need(mode in MODES and min(size) > 0, f"mode {mode!r} to {size}, expected one of {', '.join(MODES)} and a size above 0")
+    need(
+        len(x.shape) == 2 and x.shape[0] == grid[0] * grid[1],
+        f"x {list(x.shape)} is not a grid of {grid[0]} x {grid[1]}",
+    )
+    need(
+        mode in MODES and min(size) > 0,
+        f"mode {mode!r} to {size}, expected one of {', '.join(MODES)} and a size above 0",
+    )
     need(not (align_corners and antialias), "align_corners and antialias exclude each other")
     return Type.contiguous((size[0] * size[1], x.shape[1]), x.dtype)
 
 
 @op(shape=_resize_shape, flops=lambda n: 16 * n.type.count)
-def resize2d(x: Tensor, *, grid: tuple[int, int], size: tuple[int, int], mode: str, align_corners: bool = False,
-             antialias: bool = False) -> Tensor:
-    """A grid of vectors interpolated to another size, in fp32 (ggml's UPSCALE)          x [rows * columns, C] -> [size[0] * size[1], C]"""
+def resize2d(
+    x: Tensor,
+    *,
+    grid: tuple[int, int],
+    size: tuple[int, int],
+    mode: str,
+    align_corners: bool = False,
+    antialias: bool = False,
+) -> Tensor:
+    """A grid of vectors interpolated to another size, in fp32 (ggml's UPSCALE)
+
+    x [rows * columns, C] -> [size[0] * size[1], C]
+    """
     cells = x.float().unflatten(0, grid).permute(2, 0, 1)[None]
     scaled = F.interpolate(cells, size, mode=mode, align_corners=align_corners, antialias=antialias)
     return scaled[0].permute(1, 2, 0).flatten(0, 1).to(x.dtype).contiguous()

@@ -1,4 +1,5 @@
 """Products with a weight."""
+
 from __future__ import annotations
 
 import torch.nn.functional as F
@@ -18,10 +19,16 @@ def _flops(node: Node) -> int:
 def _shape(x: Type, w: Type, bias: Type | None = None, *, quant: str | None = None) -> Type | None:
     need_floats(x)
     need(len(w.shape) == 2, f"w {list(w.shape)}")
-    need(x.shape[-1] == (w.shape[1] if quant is None else values_in(w, quant)),
-         f"x {list(x.shape)} and w {list(w.shape)}{f' of {quant}' if quant else ''}: inner sizes differ")
+    need(
+        x.shape[-1] == (w.shape[1] if quant is None else values_in(w, quant)),
+        f"x {list(x.shape)} and w {list(w.shape)}{f' of {quant}' if quant else ''}: inner sizes "
+        "differ",
+    )
     need(quant is not None or w.dtype == x.dtype, f"x is {x}, w {w}: of several types")
-    need(bias is None or bias.shape == w.shape[:1], f"bias {bias and list(bias.shape)} does not match w {list(w.shape)}")
+    need(
+        bias is None or bias.shape == w.shape[:1],
+        f"bias {bias and list(bias.shape)} does not match w {list(w.shape)}",
+    )
     need(bias is None or bias.dtype == x.dtype, f"x is {x}, bias {bias}: of several types")
     return Type.contiguous((*x.shape[:-1], w.shape[0]), x.dtype) if x.is_contiguous else None
 

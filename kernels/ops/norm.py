@@ -1,4 +1,5 @@
 """Normalisations over the last dimension; statistics in fp32 whatever the input's type."""
+
 from __future__ import annotations
 
 import torch
@@ -22,13 +23,19 @@ def _layer_norm_shape(x: Type, w: Type, b: Type, *, eps: float) -> Type | None:
 
 @op(shape=_norm_shape, flops=lambda n: 4 * n.type.count)
 def rms_norm(x: Tensor, w: Tensor | None = None, *, eps: float) -> Tensor:
-    """x * rsqrt(mean(x^2) + eps) * w          x [..., D], w [D] in fp32, ones where it is absent; arXiv:1910.07467"""
+    """x * rsqrt(mean(x^2) + eps) * w
+
+    x [..., D], w [D] in fp32, ones where it is absent; arXiv:1910.07467
+    """
     return F.rms_norm(x.float(), x.shape[-1:], None if w is None else w.float(), eps).to(x.dtype)
 
 
 @op(shape=_layer_norm_shape, flops=lambda n: 6 * n.type.count)
 def layer_norm(x: Tensor, w: Tensor, b: Tensor, *, eps: float) -> Tensor:
-    """(x - mean) * rsqrt(var + eps) * w + b          x [..., D], w, b [D] in x's type; arXiv:1607.06450"""
+    """(x - mean) * rsqrt(var + eps) * w + b
+
+    x [..., D], w, b [D] in x's type; arXiv:1607.06450
+    """
     return F.layer_norm(x, x.shape[-1:], w, b, eps)
 
 
@@ -40,6 +47,11 @@ def _l2_norm_shape(x: Type, *, eps: float) -> Type:  # noqa: ARG001
 
 @op(shape=_l2_norm_shape, flops=lambda n: 3 * n.type.count)
 def l2_norm(x: Tensor, *, eps: float) -> Tensor:
-    """x * rsqrt(sum(x^2) + eps)          x [..., D] -> contiguous; flash-linear-attention's l2norm"""
+    """x * rsqrt(sum(x^2) + eps)
+
+    x [..., D] -> contiguous; flash-linear-attention's l2norm
+    """
     values = x.float()
-    return (values * torch.rsqrt(values.square().sum(-1, keepdim=True) + eps)).to(x.dtype).contiguous()
+    return (
+        (values * torch.rsqrt(values.square().sum(-1, keepdim=True) + eps)).to(x.dtype).contiguous()
+    )

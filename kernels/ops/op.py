@@ -1,9 +1,12 @@
-"""What an op is: one Python function on torch tensors, which is its meaning, its reference and its fallback.
+"""What an op is: one Python function on torch tensors, which is its meaning, its reference and its
+fallback.
 
-Calling an op on nodes builds a node; `op.reference` computes. What type the result has, the reference says by being run on meta
-tensors, remembered per types and attributes. Meta tensors make torch load its compiler, which takes longer than a cold answer may:
-so an op can have a shape rule for the usual case, and a test holds each rule to its reference.
+Calling an op on nodes builds a node; `op.reference` computes. What type the result has, the
+reference says by being run on meta tensors, remembered per types and attributes. Meta tensors make
+torch load its compiler, which takes longer than a cold answer may: so an op can have a shape rule
+for the usual case, and a test holds each rule to its reference.
 """
+
 from __future__ import annotations
 
 import functools
@@ -21,19 +24,35 @@ ShapeRule = Callable[..., Type | None]
 
 
 class Op:
-    """A named operation. `flops(node)` counts multiply and add as two; `bytes(node)` is the least traffic it can need: each operand
-    read once and the result written, unless the op says otherwise.
+    """A named operation. `flops(node)` counts multiply and add as two; `bytes(node)` is the least
+    traffic it can need: each operand read once and the result written, unless the op says
+    otherwise.
 
-    `in_place`, where an op has one, is the same function overwriting its first input; the planner uses it when nothing else
-    still reads that input. `shape`, on types in place of tensors, refuses operands that do not fit together and gives the result's
-    type, or None where only the reference can tell. `writes_first`: the result is the first input, written to. `workspace(node)` counts
-    the bytes the reference holds beyond its result, where that cannot be seen by running it on meta tensors: it reads its inputs.
+    `in_place`, where an op has one, is the same function overwriting its first input; the planner
+    uses it when nothing else still reads that input. `shape`, on types in place of tensors, refuses
+    operands that do not fit together and gives the result's type, or None where only the reference
+    can tell. `writes_first`: the result is the first input, written to. `workspace(node)` counts
+    the bytes the reference holds beyond its result, where that cannot be seen by running it on meta
+    tensors: it reads its inputs.
     """
 
-    def __init__(self, reference: Callable[..., torch.Tensor], shape: ShapeRule | None, flops: Callable[[Node], int] | None,
-                 traffic: Callable[[Node], int] | None, in_place: Callable[..., torch.Tensor] | None, view: bool, writes_first: bool,
-                 workspace: Callable[[Node], int] | None):
-        self.name, self.reference, self.in_place, self.is_view = reference.__name__, reference, in_place, view
+    def __init__(
+        self,
+        reference: Callable[..., torch.Tensor],
+        shape: ShapeRule | None,
+        flops: Callable[[Node], int] | None,
+        traffic: Callable[[Node], int] | None,
+        in_place: Callable[..., torch.Tensor] | None,
+        view: bool,
+        writes_first: bool,
+        workspace: Callable[[Node], int] | None,
+    ):
+        self.name, self.reference, self.in_place, self.is_view = (
+            reference.__name__,
+            reference,
+            in_place,
+            view,
+        )
         self.writes_first, self.workspace = writes_first, workspace
         self.shape, self._flops, self._traffic = shape, flops, traffic
         self._signature = inspect.signature(reference)
@@ -49,11 +68,17 @@ class Op:
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             given = ", ".join(str(t) if t else "nothing" for t in types)
             why = " ".join(str(error).split())  # torch's messages have line breaks
-            raise PlacementError(f"{self.name} {name or '(unnamed)'} cannot take ({given}) with {attrs}: {why}") from error
+            raise PlacementError(
+                f"{self.name} {name or '(unnamed)'} cannot take ({given}) with {attrs}: {why}"
+            ) from error
         return Node(self.name, inputs, result, attrs, name, alias)
 
-    def check_call(self, types: tuple[Type | None, ...], attrs: tuple[tuple[str, Any], ...]) -> None:
-        """Raises TypeError for an operand that is missing and for an attribute that is missing or none of the op's."""
+    def check_call(
+        self, types: tuple[Type | None, ...], attrs: tuple[tuple[str, Any], ...]
+    ) -> None:
+        """Raises TypeError for an operand that is missing and for an attribute that is missing or
+        none of the op's.
+        """
         for name, value in self._signature.bind(*types, **dict(attrs)).arguments.items():
             if value is None and self._signature.parameters[name].annotation == "Tensor":
                 raise TypeError(f"operand {name} is missing")
@@ -70,29 +95,50 @@ class Op:
 
 
 @functools.lru_cache(maxsize=65536)
-def _infer(op: str, types: tuple[Type | None, ...], attrs: tuple[tuple[str, Any], ...]) -> tuple[Type, bool]:
+def _infer(
+    op: str, types: tuple[Type | None, ...], attrs: tuple[tuple[str, Any], ...]
+) -> tuple[Type, bool]:
     OPS[op].check_call(types, attrs)
     rule = OPS[op].shape
     result = rule(*types, **dict(attrs)) if rule else None
-    return (result, OPS[op].writes_first or OPS[op].is_view) if result else infer_by_running(op, types, attrs)
+    return (
+        (result, OPS[op].writes_first or OPS[op].is_view)
+        if result
+        else infer_by_running(op, types, attrs)
+    )
 
 
-def infer_by_running(op: str, types: tuple[Type | None, ...], attrs: tuple[tuple[str, Any], ...]) -> tuple[Type, bool]:
+def infer_by_running(
+    op: str, types: tuple[Type | None, ...], attrs: tuple[tuple[str, Any], ...]
+) -> tuple[Type, bool]:
     """The type that the reference's result has, and whether it lies in the first input's memory."""
     with torch.inference_mode(False), torch.no_grad():
         values = [None if t is None else t.meta() for t in types]
         result = OPS[op].reference(*values, **dict(attrs))
-    shares = [v is not None and v.untyped_storage()._cdata == result.untyped_storage()._cdata for v in values]
+    shares = [
+        v is not None and v.untyped_storage()._cdata == result.untyped_storage()._cdata
+        for v in values
+    ]
     need(not any(shares[1:]), f"{op} returns an input other than its first")
     return Type.of(result), any(shares)
 
 
-def op(*, shape: ShapeRule | None = None, flops: Callable[[Node], int] | None = None, traffic: Callable[[Node], int] | None = None,
-       in_place: Callable[..., torch.Tensor] | None = None, view: bool = False,
-       writes_first: bool = False, workspace: Callable[[Node], int] | None = None) -> Callable[[Callable[..., torch.Tensor]], Op]:
-    """Register a function as an op. `view`: it only looks at its input differently, and runs wherever that lies; with a shape rule it
-    never copies."""
-    return lambda reference: Op(reference, shape, flops, traffic, in_place, view, writes_first, workspace)
+def op(
+    *,
+    shape: ShapeRule | None = None,
+    flops: Callable[[Node], int] | None = None,
+    traffic: Callable[[Node], int] | None = None,
+    in_place: Callable[..., torch.Tensor] | None = None,
+    view: bool = False,
+    writes_first: bool = False,
+    workspace: Callable[[Node], int] | None = None,
+) -> Callable[[Callable[..., torch.Tensor]], Op]:
+    """Register a function as an op. `view`: it only looks at its input differently, and runs
+    wherever that lies; with a shape rule it never copies.
+    """
+    return lambda reference: Op(
+        reference, shape, flops, traffic, in_place, view, writes_first, workspace
+    )
 
 
 def same_as_first(first: Type, *others: Type | None, **attrs: Any) -> Type | None:  # noqa: ARG001
@@ -102,11 +148,17 @@ def same_as_first(first: Type, *others: Type | None, **attrs: Any) -> Type | Non
 
 
 def need_floats(*types: Type | None) -> None:
-    need(all(t is None or t.dtype.is_floating_point for t in types), "expected numbers with a fraction")
+    need(
+        all(t is None or t.dtype.is_floating_point for t in types),
+        "expected numbers with a fraction",
+    )
 
 
 def need_places(at: Type) -> None:
-    need(len(at.shape) == 1 and at.dtype == torch.int64, f"{at} for places, expected i64 of one dimension")
+    need(
+        len(at.shape) == 1 and at.dtype == torch.int64,
+        f"{at} for places, expected i64 of one dimension",
+    )
 
 
 def need(ok: bool, message: str) -> None:

@@ -1,10 +1,12 @@
 """Ops that carry a state along each sequence: a short causal convolution and the gated delta rule.
 
-A batch is T tokens of S sequences, one after another: `starts` int64 [S + 1] are the offsets of their first tokens (0 first, T last;
-cu_seqlens elsewhere), and `slots` int64 [S], all different, say where in a pool of states each sequence's state lies. Slots of fresh
-sequences hold zeros. An op returns one tensor, so these return outputs and new states packed along their first dimension; `state_store`
-writes states back. A sequence without tokens keeps its state.
+A batch is T tokens of S sequences, one after another: `starts` int64 [S + 1] are the offsets of
+their first tokens (0 first, T last; cu_seqlens elsewhere), and `slots` int64 [S], all different,
+say where in a pool of states each sequence's state lies. Slots of fresh sequences hold zeros. An op
+returns one tensor, so these return outputs and new states packed along their first dimension;
+`state_store` writes states back. A sequence without tokens keeps its state.
 """
+
 from __future__ import annotations
 
 from itertools import pairwise
@@ -22,27 +24,55 @@ CHUNK = 64  # tokens of a chunk, as in flash-linear-attention
 def _need_sequences(starts: Type, slots: Type) -> int:
     need_places(starts)
     need_places(slots)
-    need(starts.shape[0] == slots.shape[0] + 1, f"{starts.shape[0]} starts for {slots.shape[0]} sequences, expected one more")
+    need(
+        starts.shape[0] == slots.shape[0] + 1,
+        f"{starts.shape[0]} starts for {slots.shape[0]} sequences, expected one more",
+    )
     return slots.shape[0]
 
 
 def _state_traffic(node: Node) -> int:
     """Every operand but the pool once, the states of the batch from the pool, and the result."""
-    state, slots = (node.inputs[2], node.inputs[4]) if node.op == "short_conv" else (node.inputs[5], node.inputs[7])
+    state, slots = (
+        (node.inputs[2], node.inputs[4])
+        if node.op == "short_conv"
+        else (node.inputs[5], node.inputs[7])
+    )
     assert state is not None and slots is not None
     pooled = state.type.bytes // max(state.shape[0], 1)
-    return node.type.bytes + sum(i.type.bytes for i in node.operands if i is not state) + slots.shape[0] * pooled
+    return (
+        node.type.bytes
+        + sum(i.type.bytes for i in node.operands if i is not state)
+        + slots.shape[0] * pooled
+    )
 
 
-def _conv_shape(x: Type, w: Type, state: Type, starts: Type, slots: Type, bias: Type | None = None, *, activation: str) -> Type:
+def _conv_shape(
+    x: Type,
+    w: Type,
+    state: Type,
+    starts: Type,
+    slots: Type,
+    bias: Type | None = None,
+    *,
+    activation: str,
+) -> Type:
     count = _need_sequences(starts, slots)
     need_floats(x, w, state, bias)
     need(activation in ("none", "silu"), f"activation {activation!r}, expected none or silu")
-    need(len(x.shape) == len(w.shape) == 2 and w.shape[0] == x.shape[1] and w.shape[1] >= 2,
-         f"x {list(x.shape)} with w {list(w.shape)}, expected [T, C] and [C, W] with W of 2 or more")
+    need(
+        len(x.shape) == len(w.shape) == 2 and w.shape[0] == x.shape[1] and w.shape[1] >= 2,
+        f"x {list(x.shape)} with w {list(w.shape)}, expected [T, C] and [C, W] with W of 2 or more",
+    )
     before = w.shape[1] - 1
-    need(state.shape[1:] == (before, x.shape[1]), f"state {list(state.shape)}, expected [N, {before}, {x.shape[1]}]")
-    need(bias is None or bias.shape == x.shape[1:], f"bias {bias and list(bias.shape)} for {x.shape[1]} channels")
+    need(
+        state.shape[1:] == (before, x.shape[1]),
+        f"state {list(state.shape)}, expected [N, {before}, {x.shape[1]}]",
+    )
+    need(
+        bias is None or bias.shape == x.shape[1:],
+        f"bias {bias and list(bias.shape)} for {x.shape[1]} channels",
+    )
     return Type.contiguous((x.shape[0] + count * before, x.shape[1]), x.dtype)
 
 
@@ -53,7 +83,9 @@ def _conv_flops(node: Node) -> int:
 
 
 def _conv_workspace(node: Node) -> int:
-    """The outputs before they are packed, and three more in fp32: a sum, a product and their sum; or every sequence's rows."""
+    """The outputs before they are packed, and three more in fp32: a sum, a product and their sum;
+    or every sequence's rows.
+    """
     x, w = node.inputs[:2]
     assert x is not None and w is not None
     taps = 4 * w.type.count if w.dtype.itemsize != 4 else 0
@@ -61,19 +93,32 @@ def _conv_workspace(node: Node) -> int:
 
 
 @op(shape=_conv_shape, flops=_conv_flops, traffic=_state_traffic, workspace=_conv_workspace)
-def short_conv(x: Tensor, w: Tensor, state: Tensor, starts: Tensor, slots: Tensor, bias: Tensor | None = None, *,
-               activation: str) -> Tensor:
-    """y[t, c] = act(sum_j w[c, j] x[t - W + 1 + j, c] + bias[c]) over each sequence's own tokens, its W - 1 earlier ones from its slot
+def short_conv(
+    x: Tensor,
+    w: Tensor,
+    state: Tensor,
+    starts: Tensor,
+    slots: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: str,
+) -> Tensor:
+    """y[t, c] = act(sum_j w[c, j] x[t - W + 1 + j, c] + bias[c]) over each sequence's own tokens,
+    its W - 1 earlier ones from its slot
 
-    x [T, C], w [C, W], state [N, W - 1, C], bias [C] -> [T + S (W - 1), C] in x's type: y, then of each sequence the last W - 1 inputs,
-    which the next tokens need. activation: none or silu. Sums in fp32. Source: causal_conv1d (Dao-AILab), LFM2's short convolution.
+    x [T, C], w [C, W], state [N, W - 1, C], bias [C] -> [T + S (W - 1), C] in x's type: y, then of
+    each sequence the last W - 1 inputs, which the next tokens need. activation: none or silu. Sums
+    in fp32. Source: causal_conv1d (Dao-AILab), LFM2's short convolution.
     """
     taps, before = w.float().t(), w.shape[1] - 1
     out, kept = x.new_zeros(x.shape), []
     for i, (start, stop) in enumerate(spans(starts)):
         rows = torch.cat([state[slots[i]].to(x.dtype), x[start:stop]])
-        kept.append(rows[rows.shape[0] - before:])
-        y = sum((rows[j:j + stop - start].float() * tap for j, tap in enumerate(taps)), torch.zeros(()))
+        kept.append(rows[rows.shape[0] - before :])
+        y = sum(
+            (rows[j : j + stop - start].float() * tap for j, tap in enumerate(taps)),
+            torch.zeros(()),
+        )
         y = y if bias is None else y + bias.float()
         out[start:stop] = F.silu(y) if activation == "silu" else y
     return torch.cat([out, *kept])
@@ -85,17 +130,42 @@ def spans(starts: Tensor) -> list[tuple[int, int]]:
     return list(pairwise(at))
 
 
-def _delta_shape(q: Type, k: Type, v: Type, decay: Type, beta: Type, state: Type, starts: Type, slots: Type, *,
-                 scale: float) -> Type:  # noqa: ARG001
+def _delta_shape(
+    q: Type,
+    k: Type,
+    v: Type,
+    decay: Type,
+    beta: Type,
+    state: Type,
+    starts: Type,
+    slots: Type,
+    *,
+    scale: float,  # noqa: ARG001
+) -> Type:
     count = _need_sequences(starts, slots)
     need_floats(q, k, v)
-    need(len(q.shape) == len(v.shape) == 3 and q.shape == k.shape and q.shape[0] == v.shape[0] and q.shape[1] > 0
-         and v.shape[1] % q.shape[1] == 0,
-         f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}, expected [T, G, K] twice and [T, H, V] with H a multiple of G")
-    need(decay.shape == beta.shape == v.shape[:2], f"decay {list(decay.shape)} and beta {list(beta.shape)}, expected {list(v.shape[:2])}")
+    need(
+        len(q.shape) == len(v.shape) == 3
+        and q.shape == k.shape
+        and q.shape[0] == v.shape[0]
+        and q.shape[1] > 0
+        and v.shape[1] % q.shape[1] == 0,
+        f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}, expected [T, G, K] twice and "
+        "[T, H, V] with H a multiple of G",
+    )
+    need(
+        decay.shape == beta.shape == v.shape[:2],
+        f"decay {list(decay.shape)} and beta {list(beta.shape)}, expected {list(v.shape[:2])}",
+    )
     heads, value, key = v.shape[1], v.shape[2], k.shape[2]
-    need(state.shape[1:] == (key, heads, value), f"state {list(state.shape)}, expected [N, {key}, {heads}, {value}]")
-    need(decay.dtype == beta.dtype == state.dtype == torch.float32, f"decay {decay}, beta {beta}, state {state}, expected fp32")
+    need(
+        state.shape[1:] == (key, heads, value),
+        f"state {list(state.shape)}, expected [N, {key}, {heads}, {value}]",
+    )
+    need(
+        decay.dtype == beta.dtype == state.dtype == torch.float32,
+        f"decay {decay}, beta {beta}, state {state}, expected fp32",
+    )
     return Type.contiguous((v.shape[0] + count * key, heads, value), torch.float32)
 
 
@@ -107,28 +177,47 @@ def _delta_flops(node: Node) -> int:
 
 
 def _delta_workspace(node: Node) -> int:
-    """q and k in fp32 for each head, v in fp32, and three states: the last, the next and a product."""
+    """q and k in fp32 for each head, v in fp32, and three states: the last, the next and a
+    product.
+    """
     k, v = node.inputs[1:3]
     assert k is not None and v is not None
     tokens, heads, value = v.shape
-    return 4 * k.shape[2] * heads * (2 * tokens + 3 * value) + (4 * v.type.count if v.dtype.itemsize != 4 else 0)
+    return 4 * k.shape[2] * heads * (2 * tokens + 3 * value) + (
+        4 * v.type.count if v.dtype.itemsize != 4 else 0
+    )
 
 
 @op(shape=_delta_shape, flops=_delta_flops, traffic=_state_traffic, workspace=_delta_workspace)
-def gated_delta(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor, starts: Tensor, slots: Tensor, *,
-                scale: float) -> Tensor:
-    """The gated delta rule (arXiv:2412.06464), token after token; head h reads the queries and keys of group h // (H / G)
+def gated_delta(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    starts: Tensor,
+    slots: Tensor,
+    *,
+    scale: float,
+) -> Tensor:
+    """The gated delta rule (arXiv:2412.06464), token after token; head h reads the queries and keys
+    of group h // (H / G)
 
-        S <- exp(decay_t) S          S <- S + beta_t k_t (v_t - S^T k_t)^T          o_t = scale S^T q_t
+        S <- exp(decay_t) S
 
-    q, k [T, G, K], v [T, H, V], decay (log, finite, <= 0) and beta [T, H] fp32, state [N, K, H, V] fp32 -> fp32 [T + S K, H, V]: o, then
-    each sequence's last state as K rows. q and k come as they are to be used: models normalise them before.
+        S <- S + beta_t k_t (v_t - S^T k_t)^T
+        o_t = scale S^T q_t
+
+    q, k [T, G, K], v [T, H, V], decay (log, finite, <= 0) and beta [T, H] fp32, state [N, K, H, V]
+    fp32 -> fp32 [T + S K, H, V]: o, then each sequence's last state as K rows. q and k come as they
+    are to be used: models normalise them before.
     """
     repeats = v.shape[1] // q.shape[1]
     q, k = (x.float().repeat_interleave(repeats, 1).transpose(1, 2) for x in (q, k))  # [T, K, H]
     v = v.float()
     out = v.new_zeros(v.shape[0] + slots.shape[0] * k.shape[1], *v.shape[1:])
-    states = out[v.shape[0]:].view(slots.shape[0], *state.shape[1:])
+    states = out[v.shape[0] :].view(slots.shape[0], *state.shape[1:])
     for i, (start, stop) in enumerate(spans(starts)):
         now = state[slots[i]]
         for t in range(start, stop):
@@ -140,11 +229,21 @@ def gated_delta(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, st
     return out
 
 
-def gated_delta_chunked(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor, starts: Tensor, slots: Tensor, *,
-                        scale: float) -> Tensor:
+def gated_delta_chunked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    starts: Tensor,
+    slots: Tensor,
+    *,
+    scale: float,
+) -> Tensor:
     """`gated_delta` by chunks of tokens: matrix products in place of one step per token."""
     out = v.new_empty((v.shape[0] + slots.shape[0] * k.shape[2], *v.shape[1:]), dtype=torch.float32)
-    states = out[v.shape[0]:].view(slots.shape[0], *state.shape[1:])
+    states = out[v.shape[0] :].view(slots.shape[0], *state.shape[1:])
     states.copy_(state[slots])
     for now, (start, stop) in zip(states, spans(starts), strict=True):
         for at in range(start, stop, CHUNK):
@@ -153,39 +252,66 @@ def gated_delta_chunked(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Te
     return out
 
 
-def delta_chunk_(state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, scale: float) -> Tensor:
-    """One chunk of c tokens of one sequence: o [c, H, V] in fp32; the state [K, H, V] is overwritten by that after the chunk
+def delta_chunk_(
+    state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, scale: float
+) -> Tensor:
+    """One chunk of c tokens of one sequence: o [c, H, V] in fp32; the state [K, H, V] is
+    overwritten by that after the chunk
 
-    With d_i the sum of decays up to token i and D_ij = exp(d_i - d_j) for j <= i, what token i adds to the state is k_i u_i^T, and the
-    u_i solve a lower triangular system with ones on its diagonal (arXiv:2412.06464, section 3.3):
+    With d_i the sum of decays up to token i and D_ij = exp(d_i - d_j) for j <= i, what token i adds
+    to the state is k_i u_i^T, and the u_i solve a lower triangular system with ones on its diagonal
+    (arXiv:2412.06464, section 3.3):
 
         u_i + beta_i sum_{j < i} D_ij (k_i.k_j) u_j = beta_i (v_i - exp(d_i) S^T k_i)
-        o_i = scale (exp(d_i) S^T q_i + sum_{j <= i} D_ij (q_i.k_j) u_j)          S <- exp(d_c) S + sum_j exp(d_c - d_j) k_j u_j^T
+        o_i = scale (exp(d_i) S^T q_i + sum_{j <= i} D_ij (q_i.k_j) u_j)
+
+        S <- exp(d_c) S + sum_j exp(d_c - d_j) k_j u_j^T
     """
     (count, groups, size), (heads, value) = q.shape, v.shape[1:]
     each = heads // groups
     both = torch.cat([k, q]).float().transpose(0, 1)  # [G, 2 c, K]
     keys = both[:, :count]
     dots = both @ keys.transpose(1, 2)  # [G, 2 c, c]
-    grouped = state.view(size, groups, each * value).transpose(0, 1)  # [G, K, H / G V]: the heads of a group lie side by side
-    read = (both @ grouped).view(groups, 2, count, each, value).transpose(2, 3)  # [G, 2, H / G, c, V]
-    d = decay.t().double().cumsum(1).view(groups, each, count)  # differences of large sums would lose fp32's digits
-    near = (d[..., None] - d[..., None, :]).float().tril().exp_().tril_()  # D; above the diagonal 0 before exp, which could overflow
-    since, rest, whole = d.float().exp()[..., None], (d[..., -1:] - d).float().exp()[..., None], d[..., -1].float().exp()
+    grouped = state.view(size, groups, each * value).transpose(
+        0, 1
+    )  # [G, K, H / G V]: the heads of a group lie side by side
+    read = (
+        (both @ grouped).view(groups, 2, count, each, value).transpose(2, 3)
+    )  # [G, 2, H / G, c, V]
+    d = (
+        decay.t().double().cumsum(1).view(groups, each, count)
+    )  # differences of large sums would lose fp32's digits
+    near = (
+        (d[..., None] - d[..., None, :]).float().tril().exp_().tril_()
+    )  # D; above the diagonal 0 before exp, which could overflow
+    since, rest, whole = (
+        d.float().exp()[..., None],
+        (d[..., -1:] - d).float().exp()[..., None],
+        d[..., -1].float().exp(),
+    )
     b = beta.t().reshape(groups, each, count, 1)
     values = v.float().view(count, groups, each, value).permute(1, 2, 0, 3)  # [G, H / G, c, V]
-    u = torch.linalg.solve_triangular(b * near * dots[:, None, :count], b * (values - since * read[:, 0]), upper=False, unitriangular=True)
+    u = torch.linalg.solve_triangular(
+        b * near * dots[:, None, :count],
+        b * (values - since * read[:, 0]),
+        upper=False,
+        unitriangular=True,
+    )
     out: Tensor = scale * (since * read[:, 1] + (near * dots[:, None, count:]) @ u)
     state.mul_(whole.view(heads, 1))
-    grouped.baddbmm_(keys.transpose(1, 2), (rest * u).transpose(1, 2).reshape(groups, count, each * value))
+    grouped.baddbmm_(
+        keys.transpose(1, 2), (rest * u).transpose(1, 2).reshape(groups, count, each * value)
+    )
     return out.permute(2, 0, 1, 3).reshape(count, heads, value)
 
 
 def _store_shape(state: Type, rows: Type, slots: Type) -> Type:
     need_places(slots)
     need_floats(state, rows)
-    need(len(state.shape) >= 2 and rows.shape == (slots.shape[0] * state.shape[1], *state.shape[2:]),
-         f"rows {list(rows.shape)} for slots {list(slots.shape)} of state {list(state.shape)}")
+    need(
+        len(state.shape) >= 2 and rows.shape == (slots.shape[0] * state.shape[1], *state.shape[2:]),
+        f"rows {list(rows.shape)} for slots {list(slots.shape)} of state {list(state.shape)}",
+    )
     return state
 
 
@@ -197,6 +323,9 @@ def _store_traffic(node: Node) -> int:
 
 @op(shape=_store_shape, traffic=_store_traffic, writes_first=True)
 def state_store(state: Tensor, rows: Tensor, slots: Tensor) -> Tensor:
-    """The pool of states with those of some sequences replaced, in place          state [N, R, ...], rows [S R, ...], slots [S]"""
+    """The pool of states with those of some sequences replaced, in place
+
+    state [N, R, ...], rows [S R, ...], slots [S]
+    """
     state.index_copy_(0, slots, rows.reshape(slots.shape[0], *state.shape[1:]).to(state.dtype))
     return state

@@ -1,4 +1,5 @@
 """Rotary position embeddings: a table of angles per run, and turning heads by it."""
+
 from __future__ import annotations
 
 import torch
@@ -13,16 +14,27 @@ PAIRS = ("half", "adjacent")
 
 def _table_shape(positions: Type, divisors: Type | None = None, *, rotary: Rotary) -> Type:
     count = len(rotary.frequencies)
-    need(len(positions.shape) == 2 and not positions.dtype.is_floating_point, f"positions {positions}, expected integers [A, T]")
-    need(max(rotary.axes, default=0) < positions.shape[0], f"axes {sorted(set(rotary.axes))} in positions {list(positions.shape)}")
+    need(
+        len(positions.shape) == 2 and not positions.dtype.is_floating_point,
+        f"positions {positions}, expected integers [A, T]",
+    )
+    need(
+        max(rotary.axes, default=0) < positions.shape[0],
+        f"axes {sorted(set(rotary.axes))} in positions {list(positions.shape)}",
+    )
     need(len(rotary.axes) in (0, count), f"{len(rotary.axes)} axes for {count} frequencies")
-    need(divisors is None or (divisors.shape == (count,) and divisors.dtype == torch.float32), f"divisors {divisors}, {count} frequencies")
+    need(
+        divisors is None or (divisors.shape == (count,) and divisors.dtype == torch.float32),
+        f"divisors {divisors}, {count} frequencies",
+    )
     return Type.contiguous((positions.shape[1], 2, count), torch.float32)
 
 
 @op(shape=_table_shape, flops=lambda n: 20 * n.type.count)
 def rope_table(positions: Tensor, divisors: Tensor | None = None, *, rotary: Rotary) -> Tensor:
-    """Cosines and sines of every token's angles, fp32          positions [A, T] -> [T, 2, R], R = number of frequencies
+    """Cosines and sines of every token's angles, fp32
+
+    positions [A, T] -> [T, 2, R], R = number of frequencies
 
     `divisors` fp32 [R] divide the frequencies, where a checkpoint has them as a tensor.
     """
@@ -39,23 +51,37 @@ def _shape(x: Type, table: Type, *, pairs: str = "half", parts: int = 1) -> Type
     need_floats(x, table)
     need(pairs in PAIRS, f"pairs {pairs!r}, expected one of {', '.join(PAIRS)}")
     fits = len(x.shape) >= 3 and len(table.shape) == 3 and table.shape[:2] == (x.shape[-3], 2)
-    need(fits and 2 * table.shape[2] <= x.shape[-1], f"x {list(x.shape)}, table {list(table.shape)}")
-    need(parts == 1 or (2 * table.shape[2] == x.shape[-1] and table.shape[2] % parts == 0), f"{parts} parts of x {list(x.shape)}")
+    need(
+        fits and 2 * table.shape[2] <= x.shape[-1], f"x {list(x.shape)}, table {list(table.shape)}"
+    )
+    need(
+        parts == 1 or (2 * table.shape[2] == x.shape[-1] and table.shape[2] % parts == 0),
+        f"{parts} parts of x {list(x.shape)}",
+    )
     return Type.contiguous(x.shape, x.dtype)
 
 
 @op(shape=_shape, flops=lambda n: 6 * n.type.count)
 def rope(x: Tensor, table: Tensor, *, pairs: str = "half", parts: int = 1) -> Tensor:
-    """Turn pairs of the first 2R dimensions of each head          x [..., T, H, K], table [T, 2, R] from `rope_table`; arXiv:2104.09864
+    """Turn pairs of the first 2R dimensions of each head
 
-    `pairs`: "half" pairs x_i with x_{i+R}, "adjacent" x_{2i} with x_{2i+1}. `parts`: the head is cut into that many equal parts, each
-    with pairs of its own and its share of the table. Products are fp32.
+    x [..., T, H, K], table [T, 2, R] from `rope_table`; arXiv:2104.09864
+
+    `pairs`: "half" pairs x_i with x_{i+R}, "adjacent" x_{2i} with x_{2i+1}. `parts`: the head is
+    cut into that many equal parts, each with pairs of its own and its share of the table. Products
+    are fp32.
     """
     count = table.shape[2]
-    turning = x[..., :2 * count].float().unflatten(-1, (parts, 2 * count // parts))
+    turning = x[..., : 2 * count].float().unflatten(-1, (parts, 2 * count // parts))
     cos, sin = (table[:, i].unflatten(-1, (parts, count // parts))[:, None] for i in (0, 1))
     a, b = (turning[..., 0::2], turning[..., 1::2]) if pairs == "adjacent" else turning.chunk(2, -1)
     one, two = a * cos - b * sin, b * cos + a * sin
-    turned = torch.stack((one, two), -1).flatten(-2) if pairs == "adjacent" else torch.cat((one, two), -1)
+    turned = (
+        torch.stack((one, two), -1).flatten(-2)
+        if pairs == "adjacent"
+        else torch.cat((one, two), -1)
+    )
     turned = turned.flatten(-2).to(x.dtype)
-    return (turned if 2 * count == x.shape[-1] else torch.cat((turned, x[..., 2 * count:]), -1)).contiguous()
+    return (
+        turned if 2 * count == x.shape[-1] else torch.cat((turned, x[..., 2 * count :]), -1)
+    ).contiguous()

@@ -1,8 +1,10 @@
 """Block-quantized types: their sizes, and the way back to fp32.
 
-A row of values is stored as blocks, each a few small integers with the scales they share. The layouts are ggml's (ggml-common.h); the
-values are, bit for bit, those of `dequantize` in the gguf Python package.
+A row of values is stored as blocks, each a few small integers with the scales they share. The
+layouts are ggml's (ggml-common.h); the values are, bit for bit, those of `dequantize` in the gguf
+Python package.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -17,13 +19,16 @@ from mtmd.kernels.weights import blocks_iq, blocks_k, blocks_small
 
 Decode = Callable[[Tensor], Tensor]
 
-# Values decoded at a time on the CPU, so that the steps in between take a few MB and not several times the result.
+# Values decoded at a time on the CPU, so that the steps in between take a few MB and not several
+# times the result.
 CPU_CHUNK_VALUES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Block:
-    """A block type. `id` is its number in GGUF; `decode` takes blocks, uint8 [n, bytes], to fp32 [n, values]."""
+    """A block type. `id` is its number in GGUF; `decode` takes blocks, uint8 [n, bytes], to fp32
+    [n, values].
+    """
 
     name: str
     id: int
@@ -60,25 +65,48 @@ _ALL = (
 BLOCKS: Mapping[str, Block] = MappingProxyType({block.name: block for block in _ALL})
 
 # Kept quantized in memory and multiplied as they are; the others are dequantized at load.
-NATIVE = frozenset({"Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "Q3_K", "Q2_K", "IQ4_NL", "IQ4_XS"})
+NATIVE = frozenset(
+    {
+        "Q8_0",
+        "Q4_0",
+        "Q4_1",
+        "Q5_0",
+        "Q5_1",
+        "Q4_K",
+        "Q5_K",
+        "Q6_K",
+        "Q3_K",
+        "Q2_K",
+        "IQ4_NL",
+        "IQ4_XS",
+    }
+)
 
 
 def row_bytes(kind: str, values: int) -> int:
-    """Bytes that a row of so many values takes. Raises ModelError for an unknown type or a part of a block."""
+    """Bytes that a row of so many values takes. Raises ModelError for an unknown type or a part of
+    a block.
+    """
     block = _block(kind)
     if values < 0 or values % block.values:
-        raise ModelError(f"a row of {values} values cannot be {kind}; expected a multiple of {block.values}")
+        raise ModelError(
+            f"a row of {values} values cannot be {kind}; expected a multiple of {block.values}"
+        )
     return values // block.values * block.bytes
 
 
 def dequantize(data: Tensor, kind: str) -> Tensor:
-    """uint8 [..., row_bytes] -> fp32 [..., K], on the device of `data`. Raises ModelError for an unknown type or a row of no whole blocks.
+    """uint8 [..., row_bytes] -> fp32 [..., K], on the device of `data`. Raises ModelError for an
+    unknown type or a row of no whole blocks.
 
     Only the block scales are ever fp16, and they are converted before they are used.
     """
     block = _block(kind)
     if data.dtype != torch.uint8 or not data.dim() or data.shape[-1] % block.bytes:
-        raise ModelError(f"{kind} rows are {data.dtype} {list(data.shape)}; expected torch.uint8 [..., multiple of {block.bytes}]")
+        raise ModelError(
+            f"{kind} rows are {data.dtype} {list(data.shape)}; expected torch.uint8 [..., multiple "
+            f"of {block.bytes}]"
+        )
     shape = (*data.shape[:-1], data.shape[-1] // block.bytes * block.values)
     if not data.numel():
         return data.new_empty(shape, dtype=torch.float32)
@@ -88,7 +116,7 @@ def dequantize(data: Tensor, kind: str) -> Tensor:
         return block.decode(blocks).view(shape)
     out = torch.empty(len(blocks), block.values)
     for start in range(0, len(blocks), step):
-        out[start:start + step] = block.decode(blocks[start:start + step])
+        out[start : start + step] = block.decode(blocks[start : start + step])
     return out.view(shape)
 
 

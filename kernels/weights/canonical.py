@@ -1,4 +1,7 @@
-"""Checkpoint tensors under one set of names and one layout, GGUF's, whatever file they come from."""
+"""Checkpoint tensors under one set of names and one layout, GGUF's, whatever file they come
+from.
+"""
+
 from __future__ import annotations
 
 import re
@@ -15,12 +18,19 @@ from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Shape, Type
 from mtmd.kernels.weights.blocks import BLOCKS, NATIVE, dequantize, row_bytes
 
-PLAIN = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # types whose values mean what they say
+PLAIN = (
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float64,
+)  # types whose values mean what they say
 
 
 class WeightFile(Protocol):
-    """A file of named tensors whose shapes can be read without their values. A tensor of a block type has its logical shape and
-    torch.uint8 as `meta`, the type's name as `kind`, and rows of bytes as values; the `kind` of others is no block type's name."""
+    """A file of named tensors whose shapes can be read without their values. A tensor of a block
+    type has its logical shape and torch.uint8 as `meta`, the type's name as `kind`, and rows of
+    bytes as values; the `kind` of others is no block type's name.
+    """
 
     canonical: bool
     """Whether tensors have our names and layout, as they have in GGUF."""
@@ -35,10 +45,13 @@ class WeightFile(Protocol):
 
 @dataclass(frozen=True)
 class Stored:
-    """One way in which a file may hold a parameter: tensors that belong together, each of `shape`, and what makes the parameter of them.
+    """One way in which a file may hold a parameter: tensors that belong together, each of `shape`,
+    and what makes the parameter of them.
 
-    `picks_rows`: `convert` takes whole rows of one tensor as they are, which it can do where they are rows of blocks, too.
+    `picks_rows`: `convert` takes whole rows of one tensor as they are, which it can do where they
+    are rows of blocks, too.
     """
+
     names: tuple[str, ...]
     shape: Shape
     convert: Callable[..., torch.Tensor] | None = None
@@ -47,11 +60,13 @@ class Stored:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A canonical tensor: its shape, the names it may have in a checkpoint, and how it is stored there if not as it is.
+    """A canonical tensor: its shape, the names it may have in a checkpoint, and how it is stored
+    there if not as it is.
 
-    `others` are further ways a checkpoint may hold it, tried when no name in `sources` is there; `gguf` those of GGUF files, where they
-    do not simply have it under its canonical name, as it is.
+    `others` are further ways a checkpoint may hold it, tried when no name in `sources` is there;
+    `gguf` those of GGUF files, where they do not simply have it under its canonical name, as it is.
     """
+
     shape: Shape
     sources: tuple[str, ...]
     stored: Shape | None = None
@@ -65,13 +80,18 @@ class Parameter:
             yield from self.gguf or (Stored((name,), self.shape),)
             return
         for source in self.sources:
-            yield Stored((source,), self.shape if self.stored is None else self.stored, self.convert)
+            yield Stored(
+                (source,), self.shape if self.stored is None else self.stored, self.convert
+            )
         yield from self.others
 
 
 @dataclass(frozen=True)
 class Dequantized:
-    """A tensor of a block type that no kernel takes as it is: its values are kept instead, and take more memory."""
+    """A tensor of a block type that no kernel takes as it is: its values are kept instead, and take
+    more memory.
+    """
+
     name: str
     kind: str
     stored_bytes: int
@@ -79,10 +99,13 @@ class Dequantized:
 
 
 class CanonicalWeights:
-    """A `WeightSource` over a file: every parameter found and of the right shape before anything is read."""
+    """A `WeightSource` over a file: every parameter found and of the right shape before anything is
+    read.
+    """
 
     def __init__(self, file: WeightFile, parameters: Mapping[str, Parameter], where: str):
-        """Raises ModelError naming the first tensor that is missing, misshapen or of a type that would need scales.
+        """Raises ModelError naming the first tensor that is missing, misshapen or of a type that
+        would need scales.
 
         `where` names the checkpoint in errors.
         """
@@ -93,12 +116,23 @@ class CanonicalWeights:
             ways = list(parameter.ways(name, file.canonical))
             found = [w for w in ways if present.issuperset(w.names)]
             if not found:
-                raise ModelError(f"{where}: tensor {ways[0].names[0]} is missing; the checkpoint is incomplete, fetch it again")
-            # Files of one kind may hold a tensor turned round under the same name: then its shape tells.
-            fitting = [w for w in found if all(tuple(file.meta(source)[0]) == w.shape for source in w.names)]
+                raise ModelError(
+                    f"{where}: tensor {ways[0].names[0]} is missing; the checkpoint is incomplete, "
+                    "fetch it again"
+                )
+            # Files of one kind may hold a tensor turned round under the same name: then its shape
+            # tells.
+            fitting = [
+                w
+                for w in found
+                if all(tuple(file.meta(source)[0]) == w.shape for source in w.names)
+            ]
             if len(fitting) > 1 and fitting[0].names == fitting[1].names:
-                raise ModelError(f"{where}: tensor {fitting[0].names[0]} of shape {list(fitting[0].shape)} can be read in two ways; "
-                                 "use a GGUF of this model, which has one")
+                raise ModelError(
+                    f"{where}: tensor {fitting[0].names[0]} of shape {list(fitting[0].shape)} can "
+                    "be read in two ways; "
+                    "use a GGUF of this model, which has one"
+                )
             self._stored[name] = (fitting or found)[0]
             for source in self._stored[name].names:
                 self._check(source, self._stored[name].shape)
@@ -106,10 +140,16 @@ class CanonicalWeights:
     def _check(self, source: str, expected: Shape) -> None:
         found, dtype = self._file.meta(source)
         if tuple(found) != expected:
-            raise ModelError(f"{self._where}: tensor {source} has shape {list(found)}, expected {list(expected)} from the configuration")
+            raise ModelError(
+                f"{self._where}: tensor {source} has shape {list(found)}, expected "
+                f"{list(expected)} from the configuration"
+            )
         if dtype not in PLAIN and self._file.kind(source) not in BLOCKS:
-            raise ModelError(f"{self._where}: tensor {source} is {name_of(dtype)}, expected {', '.join(map(name_of, PLAIN))}; "
-                             "checkpoints quantized in this way are not read, use the original one or a GGUF")
+            raise ModelError(
+                f"{self._where}: tensor {source} is {name_of(dtype)}, expected "
+                f"{', '.join(map(name_of, PLAIN))}; "
+                "checkpoints quantized in this way are not read, use the original one or a GGUF"
+            )
 
     @property
     def file(self) -> WeightFile:
@@ -127,16 +167,29 @@ class CanonicalWeights:
 
     @property
     def dequantized(self) -> list[Dequantized]:
-        """Tensors of block types that are not used as they are, each once, whatever the number of parameters it holds."""
-        found = {source: Dequantized(source, kind, prod(shape[:-1]) * row_bytes(kind, shape[-1]), prod(shape))
-                 for name, stored in self._stored.items() if self.quant(name) is None
-                 for source in stored.names if (kind := self._file.kind(source)) in BLOCKS for shape in (stored.shape,)}
+        """Tensors of block types that are not used as they are, each once, whatever the number of
+        parameters it holds.
+        """
+        found = {
+            source: Dequantized(
+                source, kind, prod(shape[:-1]) * row_bytes(kind, shape[-1]), prod(shape)
+            )
+            for name, stored in self._stored.items()
+            if self.quant(name) is None
+            for source in stored.names
+            if (kind := self._file.kind(source)) in BLOCKS
+            for shape in (stored.shape,)
+        }
         return list(found.values())
 
     def quant(self, name: str) -> str | None:
         stored = self._stored[name]
         kind = self._file.kind(stored.names[0])
-        as_it_is = len(stored.names) == 1 and (stored.convert is None or stored.picks_rows) and len(stored.shape) >= 2
+        as_it_is = (
+            len(stored.names) == 1
+            and (stored.convert is None or stored.picks_rows)
+            and len(stored.shape) >= 2
+        )
         return kind if kind in NATIVE and as_it_is else None
 
     def type_of(self, name: str, dtype: torch.dtype) -> Type:
@@ -159,14 +212,23 @@ class CanonicalWeights:
         return dequantize(tensor, kind) if kind in BLOCKS else tensor
 
 
-def check_no_extra(file: WeightFile, used: Iterable[str], ignored: Iterable[str], where: str) -> None:
-    """Raises ModelError naming tensors that no part of the model uses, less those matching the `ignored` patterns."""
+def check_no_extra(
+    file: WeightFile, used: Iterable[str], ignored: Iterable[str], where: str
+) -> None:
+    """Raises ModelError naming tensors that no part of the model uses, less those matching the
+    `ignored` patterns.
+    """
     patterns = [re.compile(p) for p in ignored]
-    extra = sorted(n for n in set(file.names()) - set(used) if not any(p.fullmatch(n) for p in patterns))
+    extra = sorted(
+        n for n in set(file.names()) - set(used) if not any(p.fullmatch(n) for p in patterns)
+    )
     if extra:
         more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
-        raise ModelError(f"{where}: tensor {extra[0]}{more} is not part of the model that its configuration describes; "
-                         "wrong configuration or wrong weights")
+        raise ModelError(
+            f"{where}: tensor {extra[0]}{more} is not part of the model that its configuration "
+            "describes; "
+            "wrong configuration or wrong weights"
+        )
 
 
 def plus_one(tensor: torch.Tensor) -> torch.Tensor:
@@ -175,9 +237,13 @@ def plus_one(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def adjacent_pairs(heads: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Rows of a q or k projection (or its bias) so that rotary pairs lie side by side, as GGUF has them for Llama: within each of `heads`
-    heads, rows (0, K/2, 1, K/2 + 1, ...) of a checkpoint that pairs row i with row i + K/2."""
+    """Rows of a q or k projection (or its bias) so that rotary pairs lie side by side, as GGUF has
+    them for Llama: within each of `heads` heads, rows (0, K/2, 1, K/2 + 1, ...) of a checkpoint
+    that pairs row i with row i + K/2.
+    """
+
     def convert(tensor: torch.Tensor) -> torch.Tensor:
         pairs: torch.Tensor = tensor.unflatten(0, (heads, 2, -1))
         return pairs.transpose(1, 2).reshape(tensor.shape)
+
     return convert

@@ -2,6 +2,7 @@
 
 From quants.py of the gguf Python package of llama.cpp (MIT licence, copyright 2023 Georgi Gerganov and the ggml authors).
 """
+
 # 2 bits each, into (8, 25, 43), 8 a row.
 IQ2_XXS = (
     "00000200050008000a00110014002000220028002a00410044005000580061006400800082008a00a20001010401100115014001840198010002020222028202"

@@ -1,4 +1,7 @@
-"""LFM2 (arXiv:2511.23404): gated short convolutions with some layers of grouped attention between, q and k normed, SwiGLU."""
+"""LFM2 (arXiv:2511.23404): gated short convolutions with some layers of grouped attention between,
+q and k normed, SwiGLU.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
@@ -41,30 +44,72 @@ class Lfm2Text:
 
     @property
     def layers(self) -> list[tuple[State]]:
-        return [(ConvWindow(self.taps - 1, self.width),) if kind == "conv" else (KV(self.groups, self.head),) for kind in self.kinds]
+        return [
+            (ConvWindow(self.taps - 1, self.width),)
+            if kind == "conv"
+            else (KV(self.groups, self.head),)
+            for kind in self.kinds
+        ]
 
     def parameters(self) -> Mapping[str, Parameter]:
-        q, kv, width, ffn, norm = self.heads * self.head, self.groups * self.head, self.width, self.ffn, (self.width,)
+        q, kv, width, ffn, norm = (
+            self.heads * self.head,
+            self.groups * self.head,
+            self.width,
+            self.ffn,
+            (self.width,),
+        )
         always: dict[str, tuple[str, tuple[int, ...]]] = {
-            "attn_norm": ("operator_norm", norm), "ffn_norm": ("ffn_norm", norm), "ffn_gate": ("feed_forward.w1", (ffn, width)),
-            "ffn_up": ("feed_forward.w3", (ffn, width)), "ffn_down": ("feed_forward.w2", (width, ffn))}
-        own: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {"conv": {
-            "shortconv.in_proj": ("conv.in_proj", (3 * width, width)), "shortconv.conv": ("conv.conv", (width, self.taps)),
-            "shortconv.out_proj": ("conv.out_proj", (width, width))}, "full_attention": {
-            "attn_q": ("self_attn.q_proj", (q, width)), "attn_k": ("self_attn.k_proj", (kv, width)),
-            "attn_v": ("self_attn.v_proj", (kv, width)), "attn_output": ("self_attn.out_proj", (width, q)),
-            "attn_q_norm": ("self_attn.q_layernorm", (self.head,)), "attn_k_norm": ("self_attn.k_layernorm", (self.head,))}}
-        found = {"token_embd.weight": Parameter((self.vocabulary, width), _sources("embed_tokens.weight")),
-                 # llama.cpp's converter names the last norm after the first tensor.
-                 "output_norm.weight": Parameter(norm, _sources("embedding_norm.weight"), gguf=(
-                     Stored(("token_embd_norm.weight",), norm), Stored(("output_norm.weight",), norm)))}
+            "attn_norm": ("operator_norm", norm),
+            "ffn_norm": ("ffn_norm", norm),
+            "ffn_gate": ("feed_forward.w1", (ffn, width)),
+            "ffn_up": ("feed_forward.w3", (ffn, width)),
+            "ffn_down": ("feed_forward.w2", (width, ffn)),
+        }
+        own: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {
+            "conv": {
+                "shortconv.in_proj": ("conv.in_proj", (3 * width, width)),
+                "shortconv.conv": ("conv.conv", (width, self.taps)),
+                "shortconv.out_proj": ("conv.out_proj", (width, width)),
+            },
+            "full_attention": {
+                "attn_q": ("self_attn.q_proj", (q, width)),
+                "attn_k": ("self_attn.k_proj", (kv, width)),
+                "attn_v": ("self_attn.v_proj", (kv, width)),
+                "attn_output": ("self_attn.out_proj", (width, q)),
+                "attn_q_norm": ("self_attn.q_layernorm", (self.head,)),
+                "attn_k_norm": ("self_attn.k_layernorm", (self.head,)),
+            },
+        }
+        found = {
+            "token_embd.weight": Parameter(
+                (self.vocabulary, width), _sources("embed_tokens.weight")
+            ),
+            # llama.cpp's converter names the last norm after the first tensor.
+            "output_norm.weight": Parameter(
+                norm,
+                _sources("embedding_norm.weight"),
+                gguf=(
+                    Stored(("token_embd_norm.weight",), norm),
+                    Stored(("output_norm.weight",), norm),
+                ),
+            ),
+        }
         if not self.tied:
-            found["output.weight"] = Parameter((self.vocabulary, width), ("lm_head.weight", "language_model.lm_head.weight"))
+            found["output.weight"] = Parameter(
+                (self.vocabulary, width), ("lm_head.weight", "language_model.lm_head.weight")
+            )
         for layer, kind in enumerate(self.kinds):
             for part, (name, shape) in (always | own[kind]).items():
                 at, source = f"blk.{layer}.{part}", f"layers.{layer}.{name}"
-                stored, convert = ((width, 1, self.taps), lambda w: w.squeeze(1)) if part == "shortconv.conv" else (None, None)
-                found[f"{at}.weight"] = Parameter(shape, _sources(f"{source}.weight"), stored, convert)
+                stored, convert = (
+                    ((width, 1, self.taps), lambda w: w.squeeze(1))
+                    if part == "shortconv.conv"
+                    else (None, None)
+                )
+                found[f"{at}.weight"] = Parameter(
+                    shape, _sources(f"{source}.weight"), stored, convert
+                )
                 if self.conv_bias and part.startswith("shortconv"):
                     found[f"{at}.bias"] = Parameter(shape[:1], _sources(f"{source}.bias"))
         return found
@@ -75,75 +120,168 @@ class Lfm2Text:
         for layer, kind in enumerate(self.kinds):
             at = f"blk.{layer}"
             y = w.rms_norm(x, f"{at}.attn_norm", self.eps)
-            y = self._conv(y, layer, inputs, w) if kind == "conv" else self._attention(y, layer, inputs, w, attention)
+            y = (
+                self._conv(y, layer, inputs, w)
+                if kind == "conv"
+                else self._attention(y, layer, inputs, w, attention)
+            )
             x = ops.add(y, x, name=f"{at}.attn_residual")
-            x = ops.add(swiglu(w.rms_norm(x, f"{at}.ffn_norm", self.eps), at, w), x, name=f"{at}.ffn_residual")
+            x = ops.add(
+                swiglu(w.rms_norm(x, f"{at}.ffn_norm", self.eps), at, w),
+                x,
+                name=f"{at}.ffn_residual",
+            )
         return logits(x, inputs, w, self.eps, self.tied)
 
     def _conv(self, x: Node, layer: int, inputs: TextInputs, w: Weights) -> Node:
-        """c * conv(b * x') of three projections, and the window of b * x' that the next tokens need          [T, D] -> [T, D]"""
+        """c * conv(b * x') of three projections, and the window of b * x' that the next tokens
+        need
+
+        [T, D] -> [T, D]
+        """
         at, tokens, width = f"blk.{layer}.shortconv", x.shape[0], self.width
         all_three = w.linear(x, f"{at}.in_proj", bias=self.conv_bias)
-        b, c, value = (ops.columns(all_three, start=i * width, stop=(i + 1) * width, name=f"{at}.{part}") for i, part in enumerate("bcx"))
+        b, c, value = (
+            ops.columns(all_three, start=i * width, stop=(i + 1) * width, name=f"{at}.{part}")
+            for i, part in enumerate("bcx")
+        )
         state = inputs.state(layer, ConvWindow(self.taps - 1, width))
         bias = w.tensor(f"{at}.conv.bias") if self.conv_bias else None
-        packed = ops.short_conv(ops.mul(b, value, name=f"{at}.bx"), w.tensor(f"{at}.conv.weight"), state, inputs.starts,
-                                inputs.sequence_slots, bias, activation="none", name=f"{at}.conv")
+        packed = ops.short_conv(
+            ops.mul(b, value, name=f"{at}.bx"),
+            w.tensor(f"{at}.conv.weight"),
+            state,
+            inputs.starts,
+            inputs.sequence_slots,
+            bias,
+            activation="none",
+            name=f"{at}.conv",
+        )
         window = ops.rows(packed, start=tokens, stop=packed.shape[0], name=f"{at}.window")
-        inputs.kept.append(ops.state_store(state, window, inputs.sequence_slots, name=f"{at}.state_store"))
+        inputs.kept.append(
+            ops.state_store(state, window, inputs.sequence_slots, name=f"{at}.state_store")
+        )
         mixed = ops.rows(packed, start=0, stop=tokens, name=f"{at}.mixed")
-        return w.linear(ops.mul(mixed, c, name=f"{at}.gated"), f"{at}.out_proj", bias=self.conv_bias)
+        return w.linear(
+            ops.mul(mixed, c, name=f"{at}.gated"), f"{at}.out_proj", bias=self.conv_bias
+        )
 
-    def _attention(self, x: Node, layer: int, inputs: TextInputs, w: Weights, attention: AttentionForm) -> Node:
+    def _attention(
+        self, x: Node, layer: int, inputs: TextInputs, w: Weights, attention: AttentionForm
+    ) -> Node:
         at, angles = f"blk.{layer}", inputs.angles(self.rotary)
-        q, k, v = (heads(w.linear(x, f"{at}.{part}"), count, f"{at}.{part}")
-                   for part, count in (("attn_q", self.heads), ("attn_k", self.groups), ("attn_v", self.groups)))
+        q, k, v = (
+            heads(w.linear(x, f"{at}.{part}"), count, f"{at}.{part}")
+            for part, count in (
+                ("attn_q", self.heads),
+                ("attn_k", self.groups),
+                ("attn_v", self.groups),
+            )
+        )
         q = ops.rope(w.rms_norm(q, f"{at}.attn_q_norm", self.eps), angles, name=f"{at}.attn_q.rope")
         k = ops.rope(w.rms_norm(k, f"{at}.attn_k_norm", self.eps), angles, name=f"{at}.attn_k.rope")
-        return w.linear(attend(q, k, v, layer, inputs, attention, inputs.bounds()), f"{at}.attn_output")
+        return w.linear(
+            attend(q, k, v, layer, inputs, attention, inputs.bounds()), f"{at}.attn_output"
+        )
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:
-    """What config.json would say beyond the common keys. Layers without groups of keys are convolutions."""
-    layers, groups = keys.count("block_count", most=MAX_LAYERS), keys.get("attention.head_count_kv", None)
-    if not isinstance(groups, (list, tuple)) or len(groups) != layers or {*map(type, groups)} != {int} or len({*groups} - {0}) != 1:
-        raise ModelError(f"{keys.where}: attention.head_count_kv is {groups!r:.60}, expected {layers} numbers, 0 or all the same")
-    return {"num_key_value_heads": max(groups), "layer_types": [KINDS[n > 0] for n in groups],
-            "conv_L_cache": keys.count("shortconv.l_cache"), "norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
-            "conv_bias": any(name.endswith(".shortconv.conv.bias") for name in names), "block_auto_adjust_ff_dim": False}
+    """What config.json would say beyond the common keys. Layers without groups of keys are
+    convolutions.
+    """
+    layers, groups = (
+        keys.count("block_count", most=MAX_LAYERS),
+        keys.get("attention.head_count_kv", None),
+    )
+    if (
+        not isinstance(groups, (list, tuple))
+        or len(groups) != layers
+        or {*map(type, groups)} != {int}
+        or len({*groups} - {0}) != 1
+    ):
+        raise ModelError(
+            f"{keys.where}: attention.head_count_kv is {groups!r:.60}, expected {layers} numbers, "
+            "0 or all the same"
+        )
+    return {
+        "num_key_value_heads": max(groups),
+        "layer_types": [KINDS[n > 0] for n in groups],
+        "conv_L_cache": keys.count("shortconv.l_cache"),
+        "norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "conv_bias": any(name.endswith(".shortconv.conv.bias") for name in names),
+        "block_auto_adjust_ff_dim": False,
+    }
 
 
 def read(c: Settings) -> Lfm2Text:
-    """From config.json or its text_config, with transformers' defaults; ModelError where it is impossible."""
-    width, context = c.count("hidden_size", 2560, most=MAX_WIDTH), c.count("max_position_embeddings", 128_000)
+    """From config.json or its text_config, with transformers' defaults; ModelError where it is
+    impossible.
+    """
+    width, context = (
+        c.count("hidden_size", 2560, most=MAX_WIDTH),
+        c.count("max_position_embeddings", 128_000),
+    )
     if (taps := c.count("conv_L_cache", 3, most=MAX_HEADS)) < 2:
-        raise ModelError(f"{c.where}: conv_L_cache is {taps}, expected 2 inputs of a convolution or more")
+        raise ModelError(
+            f"{c.where}: conv_L_cache is {taps}, expected 2 inputs of a convolution or more"
+        )
     tied = c.flag("tie_word_embeddings", c.flag("tie_embedding", True))
     if c.flag("tie_embedding", tied) != tied:
-        raise ModelError(f"{c.where}: tie_embedding and tie_word_embeddings differ; correct one of them")
-    count, groups, head = read_heads(c, 32, 8, width // c.count("num_attention_heads", 32, most=MAX_HEADS))
+        raise ModelError(
+            f"{c.where}: tie_embedding and tie_word_embeddings differ; correct one of them"
+        )
+    count, groups, head = read_heads(
+        c, 32, 8, width // c.count("num_attention_heads", 32, most=MAX_HEADS)
+    )
     rope = c.part("rope_scaling" if c.get("rope_parameters", None) is None else "rope_parameters")
     return Lfm2Text(
-        _kinds(c), width, _ffn(c), count, groups, head, taps, c.flag("conv_bias", False), c.count("vocab_size", 65536), context,
-        c.number("norm_eps", 1e-5), read_rotary(rope, head, c.number("rope_theta", 1e6), context), tied)
+        _kinds(c),
+        width,
+        _ffn(c),
+        count,
+        groups,
+        head,
+        taps,
+        c.flag("conv_bias", False),
+        c.count("vocab_size", 65536),
+        context,
+        c.number("norm_eps", 1e-5),
+        read_rotary(rope, head, c.number("rope_theta", 1e6), context),
+        tied,
+    )
 
 
 def _kinds(c: Settings) -> tuple[str, ...]:
     layers = c.count("num_hidden_layers", 32, most=MAX_LAYERS)
     named, numbered = c.get("layer_types", None), c.get("full_attn_idxs", list(range(layers)))
-    kinds = named or [KINDS[layer in numbered] for layer in range(layers) if isinstance(numbered, list)]
-    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in KINDS for kind in kinds):
-        raise ModelError(f"{c.where}: layer_types has to name {layers} layers, each {' or '.join(KINDS)}")
+    kinds = named or [
+        KINDS[layer in numbered] for layer in range(layers) if isinstance(numbered, list)
+    ]
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != layers
+        or any(kind not in KINDS for kind in kinds)
+    ):
+        raise ModelError(
+            f"{c.where}: layer_types has to name {layers} layers, each {' or '.join(KINDS)}"
+        )
     return tuple(kinds)
 
 
 def _ffn(c: Settings) -> int:
-    """The width of the SwiGLU layers: as it stands there, or two thirds of it, times a factor and rounded up."""
-    ffn = c.count("block_ff_dim", c.count("intermediate_size", 12288, most=MAX_WIDTH), most=MAX_WIDTH)
+    """The width of the SwiGLU layers: as it stands there, or two thirds of it, times a factor and
+    rounded up.
+    """
+    ffn = c.count(
+        "block_ff_dim", c.count("intermediate_size", 12288, most=MAX_WIDTH), most=MAX_WIDTH
+    )
     if not c.flag("block_auto_adjust_ff_dim", True):
         return ffn
     multiple = c.count("block_multiple_of", 256, most=MAX_WIDTH)
-    return -(-int(c.number("block_ffn_dim_multiplier", 1.0) * int(2 * ffn / 3)) // multiple) * multiple or multiple
+    return (
+        -(-int(c.number("block_ffn_dim_multiplier", 1.0) * int(2 * ffn / 3)) // multiple) * multiple
+        or multiple
+    )
 
 
 def _sources(name: str) -> tuple[str, ...]:

@@ -1,4 +1,7 @@
-"""Qwen2 (arXiv:2407.10671), and with M-RoPE the text of Qwen2-VL (arXiv:2409.12191) and Qwen2.5-VL: biases on queries, keys and values."""
+"""Qwen2 (arXiv:2407.10671), and with M-RoPE the text of Qwen2-VL (arXiv:2409.12191) and Qwen2.5-VL:
+biases on queries, keys and values.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
@@ -13,22 +16,51 @@ from mtmd.kernels.layers import Weights
 from mtmd.kernels.rotary import Rotary, read_rotary
 from mtmd.kernels.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
 from mtmd.kernels.weights.canonical import Parameter
-from mtmd.llm.blocks import by_sections, heads, logits, read_heads, remember, swiglu, token_embeddings
+from mtmd.llm.blocks import (
+    by_sections,
+    heads,
+    logits,
+    read_heads,
+    remember,
+    swiglu,
+    token_embeddings,
+)
 from mtmd.llm.inputs import TextInputs
 from mtmd.llm.state import KV
 
 KINDS = ("full_attention", "sliding_attention")
 PREFIXES = ("model.", "model.language_model.", "language_model.model.")
 # What transformers takes for keys that a config.json leaves out, alone and with pictures.
-PLAIN: dict[str, Any] = {"vocabulary": 151936, "width": 4096, "ffn": 22016, "layers": 32, "heads": 32, "groups": 32, "eps": 1e-6,
-                         "base": 1e4, "sections": None, "full": 28}
-PICTURES: dict[str, Any] = {"vocabulary": 152064, "width": 8192, "ffn": 29568, "layers": 80, "heads": 64, "groups": 8, "eps": 1e-5,
-                            "base": 1e6, "sections": [16, 24, 24], "full": 80}
+PLAIN: dict[str, Any] = {
+    "vocabulary": 151936,
+    "width": 4096,
+    "ffn": 22016,
+    "layers": 32,
+    "heads": 32,
+    "groups": 32,
+    "eps": 1e-6,
+    "base": 1e4,
+    "sections": None,
+    "full": 28,
+}
+PICTURES: dict[str, Any] = {
+    "vocabulary": 152064,
+    "width": 8192,
+    "ffn": 29568,
+    "layers": 80,
+    "heads": 64,
+    "groups": 8,
+    "eps": 1e-5,
+    "base": 1e6,
+    "sections": [16, 24, 24],
+    "full": 80,
+}
 
 
 @dataclass(frozen=True)
 class Qwen2Text:
     """`windows`: for each layer how many tokens back it sees, None for all."""
+
     width: int
     ffn: int
     heads: int
@@ -56,15 +88,24 @@ class Qwen2Text:
     def parameters(self) -> Mapping[str, Parameter]:
         width, q, kv = self.width, self.heads * self.head, self.groups * self.head
         names: dict[str, tuple[str, tuple[int, ...]]] = {
-            "attn_norm": ("input_layernorm", (width,)), "ffn_norm": ("post_attention_layernorm", (width,)),
-            "attn_q": ("self_attn.q_proj", (q, width)), "attn_k": ("self_attn.k_proj", (kv, width)),
-            "attn_v": ("self_attn.v_proj", (kv, width)), "attn_output": ("self_attn.o_proj", (width, q)),
-            "ffn_gate": ("mlp.gate_proj", (self.ffn, width)), "ffn_up": ("mlp.up_proj", (self.ffn, width)),
-            "ffn_down": ("mlp.down_proj", (width, self.ffn))}
-        found = {"token_embd.weight": Parameter((self.vocabulary, width), _names("embed_tokens.weight")),
-                 "output_norm.weight": Parameter((width,), _names("norm.weight"))}
+            "attn_norm": ("input_layernorm", (width,)),
+            "ffn_norm": ("post_attention_layernorm", (width,)),
+            "attn_q": ("self_attn.q_proj", (q, width)),
+            "attn_k": ("self_attn.k_proj", (kv, width)),
+            "attn_v": ("self_attn.v_proj", (kv, width)),
+            "attn_output": ("self_attn.o_proj", (width, q)),
+            "ffn_gate": ("mlp.gate_proj", (self.ffn, width)),
+            "ffn_up": ("mlp.up_proj", (self.ffn, width)),
+            "ffn_down": ("mlp.down_proj", (width, self.ffn)),
+        }
+        found = {
+            "token_embd.weight": Parameter((self.vocabulary, width), _names("embed_tokens.weight")),
+            "output_norm.weight": Parameter((width,), _names("norm.weight")),
+        }
         if not self.tied:
-            found["output.weight"] = Parameter((self.vocabulary, width), ("lm_head.weight", "language_model.lm_head.weight"))
+            found["output.weight"] = Parameter(
+                (self.vocabulary, width), ("lm_head.weight", "language_model.lm_head.weight")
+            )
         for layer in range(len(self.windows)):
             for part, (name, shape) in names.items():
                 at, source = f"blk.{layer}.{part}", f"layers.{layer}.{name}"
@@ -80,53 +121,117 @@ class Qwen2Text:
             x = self._layer(x, layer, inputs, w, attention)
         return logits(x, inputs, w, self.eps, self.tied)
 
-    def _layer(self, x: Node, layer: int, inputs: TextInputs, w: Weights, attention: AttentionForm) -> Node:
+    def _layer(
+        self, x: Node, layer: int, inputs: TextInputs, w: Weights, attention: AttentionForm
+    ) -> Node:
         at, rows, angles = f"blk.{layer}", x.shape[0], inputs.angles(self.rotary)
         y = w.rms_norm(x, f"{at}.attn_norm", self.eps)
         q = heads(w.linear(y, f"{at}.attn_q", bias=True), self.heads, f"{at}.attn_q")
-        k, v = (heads(w.linear(y, f"{at}.{part}", bias=True), self.groups, f"{at}.{part}") for part in ("attn_k", "attn_v"))
-        q, k = ops.rope(q, angles, name=f"{at}.attn_q.rope"), ops.rope(k, angles, name=f"{at}.attn_k.rope")
+        k, v = (
+            heads(w.linear(y, f"{at}.{part}", bias=True), self.groups, f"{at}.{part}")
+            for part in ("attn_k", "attn_v")
+        )
+        q, k = (
+            ops.rope(q, angles, name=f"{at}.attn_q.rope"),
+            ops.rope(k, angles, name=f"{at}.attn_k.rope"),
+        )
         keys, values = remember(k, v, layer, inputs)
         q = ops.reshape(q, shape=(1, rows, self.heads, self.head), name=f"{at}.attn_q.batch")
-        mixed = attention(q, keys, values, None, inputs.bounds(self.windows[layer]), scale=self.head ** -0.5, name=f"{at}.attn")
-        y = w.linear(ops.reshape(mixed, shape=(rows, self.heads * self.head), name=f"{at}.attn.flat"), f"{at}.attn_output")
+        mixed = attention(
+            q,
+            keys,
+            values,
+            None,
+            inputs.bounds(self.windows[layer]),
+            scale=self.head**-0.5,
+            name=f"{at}.attn",
+        )
+        y = w.linear(
+            ops.reshape(mixed, shape=(rows, self.heads * self.head), name=f"{at}.attn.flat"),
+            f"{at}.attn_output",
+        )
         x = ops.add(y, x, name=f"{at}.attn_residual")
-        return ops.add(swiglu(w.rms_norm(x, f"{at}.ffn_norm", self.eps), at, w), x, name=f"{at}.ffn_residual")
+        return ops.add(
+            swiglu(w.rms_norm(x, f"{at}.ffn_norm", self.eps), at, w), x, name=f"{at}.ffn_residual"
+        )
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:  # noqa: ARG001
-    """What config.json would say beyond the common keys; llama.cpp writes no sliding windows of this architecture."""
+    """What config.json would say beyond the common keys; llama.cpp writes no sliding windows of
+    this architecture.
+    """
     parts = keys.get("rope.dimension_sections", None)
-    return {"rope_parameters": {"mrope_section": parts[:3]} if isinstance(parts, (list, tuple)) else {}, "use_sliding_window": False}
+    return {
+        "rope_parameters": {"mrope_section": parts[:3]} if isinstance(parts, (list, tuple)) else {},
+        "use_sliding_window": False,
+    }
 
 
 def read(c: Settings) -> Qwen2Text:
-    """From config.json or its text_config, with transformers' defaults; ModelError where it cannot be followed."""
+    """From config.json or its text_config, with transformers' defaults; ModelError where it cannot
+    be followed.
+    """
     known = PLAIN if c.get("model_type", "qwen2") == "qwen2" else PICTURES
     c.choice("hidden_act", ("silu",), "silu")
-    width, context = c.count("hidden_size", known["width"], most=MAX_WIDTH), c.count("max_position_embeddings", 32768)
-    groups = None if "num_key_value_heads" in c.values else known["groups"]  # null there means as many as heads
-    count, groups, head = read_heads(c, known["heads"], groups, width // c.count("num_attention_heads", known["heads"], most=MAX_HEADS))
-    rope = Settings({**c.part("rope_scaling").values, **c.part("rope_parameters").values}, f"{c.where}: rope_parameters")
+    width, context = (
+        c.count("hidden_size", known["width"], most=MAX_WIDTH),
+        c.count("max_position_embeddings", 32768),
+    )
+    groups = (
+        None if "num_key_value_heads" in c.values else known["groups"]
+    )  # null there means as many as heads
+    count, groups, head = read_heads(
+        c,
+        known["heads"],
+        groups,
+        width // c.count("num_attention_heads", known["heads"], most=MAX_HEADS),
+    )
+    rope = Settings(
+        {**c.part("rope_scaling").values, **c.part("rope_parameters").values},
+        f"{c.where}: rope_parameters",
+    )
     rotary = read_rotary(rope, head, c.number("rope_theta", known["base"]), context)
     return Qwen2Text(
-        width, c.count("intermediate_size", known["ffn"], most=MAX_WIDTH), count, groups, head, c.count("vocab_size", known["vocabulary"]),
-        context, c.number("rms_norm_eps", known["eps"]), c.flag("tie_word_embeddings", False), _windows(c, known["layers"], known["full"]),
-        by_sections(rotary, rope, head, known["sections"], interleaved=False))
+        width,
+        c.count("intermediate_size", known["ffn"], most=MAX_WIDTH),
+        count,
+        groups,
+        head,
+        c.count("vocab_size", known["vocabulary"]),
+        context,
+        c.number("rms_norm_eps", known["eps"]),
+        c.flag("tie_word_embeddings", False),
+        _windows(c, known["layers"], known["full"]),
+        by_sections(rotary, rope, head, known["sections"], interleaved=False),
+    )
 
 
 def _windows(c: Settings, layers: int, full: int) -> tuple[int | None, ...]:
-    """For each layer how many tokens back it sees: all in the first ones, and in the others too unless `use_sliding_window`."""
-    layers, first = c.count("num_hidden_layers", layers, most=MAX_LAYERS), c.get("max_window_layers", full)
+    """For each layer how many tokens back it sees: all in the first ones, and in the others too
+    unless `use_sliding_window`.
+    """
+    layers, first = (
+        c.count("num_hidden_layers", layers, most=MAX_LAYERS),
+        c.get("max_window_layers", full),
+    )
     if type(first) is not int:
-        raise ModelError(f"{c.where}: max_window_layers is {first!r:.40}, expected a number of layers")
-    slides = c.flag("use_sliding_window", False) and c.values.get("sliding_window", 4096) is not None
+        raise ModelError(
+            f"{c.where}: max_window_layers is {first!r:.40}, expected a number of layers"
+        )
+    slides = (
+        c.flag("use_sliding_window", False) and c.values.get("sliding_window", 4096) is not None
+    )
     window = c.count("sliding_window", 4096) if slides else None
     kinds = c.get("layer_types", None) or [KINDS[slides and i >= first] for i in range(layers)]
     if not isinstance(kinds, list) or len(kinds) != layers or any(k not in KINDS for k in kinds):
-        raise ModelError(f"{c.where}: layer_types has to name {layers} layers, each {' or '.join(KINDS)}")
+        raise ModelError(
+            f"{c.where}: layer_types has to name {layers} layers, each {' or '.join(KINDS)}"
+        )
     if window is None and KINDS[1] in kinds:
-        raise ModelError(f"{c.where}: layer_types names {KINDS[1]}, but there is no sliding_window; set use_sliding_window to true")
+        raise ModelError(
+            f"{c.where}: layer_types names {KINDS[1]}, but there is no sliding_window; set "
+            "use_sliding_window to true"
+        )
     return tuple(window if kind == KINDS[1] else None for kind in kinds)
 
 

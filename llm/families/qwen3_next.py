@@ -1,5 +1,7 @@
-"""Qwen3-Next and the decoder of Qwen3.5: three gated delta nets (arXiv:2412.06464) to one layer of gated attention (arXiv:2505.06708), and
-SwiGLU or experts with a shared one."""
+"""Qwen3-Next and the decoder of Qwen3.5: three gated delta nets (arXiv:2412.06464) to one layer of
+gated attention (arXiv:2505.06708), and SwiGLU or experts with a shared one.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
@@ -16,7 +18,16 @@ from mtmd.kernels.layers import Weights
 from mtmd.kernels.rotary import Rotary, read_rotary
 from mtmd.kernels.settings import MAX_LAYERS, MAX_WIDTH, Settings
 from mtmd.kernels.weights.canonical import Parameter, plus_one
-from mtmd.llm.blocks import attend, by_sections, heads, logits, moe_ffn, read_heads, swiglu, token_embeddings
+from mtmd.llm.blocks import (
+    attend,
+    by_sections,
+    heads,
+    logits,
+    moe_ffn,
+    read_heads,
+    swiglu,
+    token_embeddings,
+)
 from mtmd.llm.delta_net import FULL, LINEAR, DeltaNet, gguf_delta_net, read_delta_net, read_kinds
 from mtmd.llm.experts import Experts, expert_parameters, read_experts
 from mtmd.llm.inputs import TextInputs
@@ -25,12 +36,40 @@ from mtmd.llm.state import KV, State
 Tensors = dict[str, tuple[str, tuple[int, ...]]]  # names in a checkpoint and shapes, by our names
 PREFIXES = ("model.language_model.", "model.")
 # What transformers takes for keys that a config.json leaves out, by model_type.
-COMMON: dict[str, Any] = {"num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "max_position_embeddings": 32768,
-                          "hidden_size": 2048, "intermediate_size": 5632, "vocab_size": 248320}
-EXPERTS = {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "norm_topk_prob": True}
-DEFAULTS = {"qwen3_next": COMMON | EXPERTS | {"num_hidden_layers": 48, "vocab_size": 151936, "num_experts": 512, "num_experts_per_tok": 10},
-            "qwen3_5_text": COMMON | {"num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 12288, "num_key_value_heads": 4},
-            "qwen3_5_moe_text": COMMON | EXPERTS | {"num_hidden_layers": 40, "num_experts": 256, "num_experts_per_tok": 8}}
+COMMON: dict[str, Any] = {
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "max_position_embeddings": 32768,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "vocab_size": 248320,
+}
+EXPERTS = {
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "norm_topk_prob": True,
+}
+DEFAULTS = {
+    "qwen3_next": COMMON
+    | EXPERTS
+    | {
+        "num_hidden_layers": 48,
+        "vocab_size": 151936,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+    },
+    "qwen3_5_text": COMMON
+    | {
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_key_value_heads": 4,
+    },
+    "qwen3_5_moe_text": COMMON
+    | EXPERTS
+    | {"num_hidden_layers": 40, "num_experts": 256, "num_experts_per_tok": 8},
+}
 
 
 @dataclass(frozen=True)
@@ -54,32 +93,68 @@ class Qwen3NextText:
 
     @property
     def unused(self) -> tuple[str, ...]:
-        ahead = (r"(model\.)?(language_model\.)?mtp\..*", *(rf"blk\.{len(self.kinds) + i}\..*" for i in range(self.ahead)))
+        ahead = (
+            r"(model\.)?(language_model\.)?mtp\..*",
+            *(rf"blk\.{len(self.kinds) + i}\..*" for i in range(self.ahead)),
+        )
         return (*ahead, r"lm_head\.weight") if self.tied else ahead  # a copy of the token table
 
     @property
     def layers(self) -> list[tuple[State, ...]]:
-        return [self.delta.states if kind == LINEAR else (KV(self.groups, self.head),) for kind in self.kinds]
+        return [
+            self.delta.states if kind == LINEAR else (KV(self.groups, self.head),)
+            for kind in self.kinds
+        ]
 
     def parameters(self) -> Mapping[str, Parameter]:
-        q, kv, width, one = self.heads * self.head, self.groups * self.head, self.width, (self.width,)
-        found = {"token_embd.weight": _parameter("embed_tokens", (self.vocabulary, width)), "output_norm.weight": _parameter("norm", one)}
+        q, kv, width, one = (
+            self.heads * self.head,
+            self.groups * self.head,
+            self.width,
+            (self.width,),
+        )
+        found = {
+            "token_embd.weight": _parameter("embed_tokens", (self.vocabulary, width)),
+            "output_norm.weight": _parameter("norm", one),
+        }
         if not self.tied:
             found["output.weight"] = Parameter((self.vocabulary, width), ("lm_head.weight",))
-        always: Tensors = {"attn_norm": ("input_layernorm", one), "post_attention_norm": ("post_attention_layernorm", one)}
-        attention: Tensors = {"attn_output": ("self_attn.o_proj", (width, q)), **{
-            f"attn_{part}": (f"self_attn.{part}_proj", (rows, width)) for part, rows in (("q", 2 * q), ("k", kv), ("v", kv))}, **{
-            f"attn_{part}_norm": (f"self_attn.{part}_norm", (self.head,)) for part in "qk"}}
-        dense: Tensors = {"ffn_gate": ("mlp.gate_proj", (self.ffn, width)), "ffn_up": ("mlp.up_proj", (self.ffn, width)),
-                          "ffn_down": ("mlp.down_proj", (width, self.ffn))}
+        always: Tensors = {
+            "attn_norm": ("input_layernorm", one),
+            "post_attention_norm": ("post_attention_layernorm", one),
+        }
+        attention: Tensors = {
+            "attn_output": ("self_attn.o_proj", (width, q)),
+            **{
+                f"attn_{part}": (f"self_attn.{part}_proj", (rows, width))
+                for part, rows in (("q", 2 * q), ("k", kv), ("v", kv))
+            },
+            **{f"attn_{part}_norm": (f"self_attn.{part}_norm", (self.head,)) for part in "qk"},
+        }
+        dense: Tensors = {
+            "ffn_gate": ("mlp.gate_proj", (self.ffn, width)),
+            "ffn_up": ("mlp.up_proj", (self.ffn, width)),
+            "ffn_down": ("mlp.down_proj", (width, self.ffn)),
+        }
         for layer, kind in enumerate(self.kinds):
-            at, source, sparse = f"blk.{layer}", f"layers.{layer}.", self.experts is not None and layer in self.experts.at
+            at, source, sparse = (
+                f"blk.{layer}",
+                f"layers.{layer}.",
+                self.experts is not None and layer in self.experts.at,
+            )
             parts = always | (attention if kind == FULL else {}) | ({} if sparse else dense)
-            found |= {f"{at}.{part}.weight": _parameter(f"{source}{name}", shape) for part, (name, shape) in parts.items()}
+            found |= {
+                f"{at}.{part}.weight": _parameter(f"{source}{name}", shape)
+                for part, (name, shape) in parts.items()
+            }
             if kind == LINEAR:
-                found |= self.delta.parameters(at, tuple(f"{prefix}{source}linear_attn." for prefix in PREFIXES), width)
+                found |= self.delta.parameters(
+                    at, tuple(f"{prefix}{source}linear_attn." for prefix in PREFIXES), width
+                )
             if self.experts and sparse:
-                found |= expert_parameters(at, tuple(f"{prefix}{source}mlp." for prefix in PREFIXES), self.experts, width)
+                found |= expert_parameters(
+                    at, tuple(f"{prefix}{source}mlp." for prefix in PREFIXES), self.experts, width
+                )
         return found
 
     def graph(self, inputs: TextInputs, weights: WeightSource, attention: AttentionForm) -> Node:
@@ -88,61 +163,138 @@ class Qwen3NextText:
         for layer, kind in enumerate(self.kinds):
             at, e = f"blk.{layer}", self.experts
             y = w.rms_norm(x, f"{at}.attn_norm", self.eps)
-            y = self._attention(y, layer, inputs, w, attention) if kind == FULL else self.delta.graph(y, layer, inputs, w, self.eps)
+            y = (
+                self._attention(y, layer, inputs, w, attention)
+                if kind == FULL
+                else self.delta.graph(y, layer, inputs, w, self.eps)
+            )
             x = ops.add(y, x, name=f"{at}.attn_residual")
             y = w.rms_norm(x, f"{at}.post_attention_norm", self.eps)
-            y = moe_ffn(y, at, w, top_k=e.top_k, normalize=e.normalize, shared=e.shared > 0) if e and layer in e.at else swiglu(y, at, w)
+            y = (
+                moe_ffn(y, at, w, top_k=e.top_k, normalize=e.normalize, shared=e.shared > 0)
+                if e and layer in e.at
+                else swiglu(y, at, w)
+            )
             x = ops.add(y, x, name=f"{at}.ffn_residual")
         return logits(x, inputs, w, self.eps, self.tied)
 
-    def _attention(self, x: Node, layer: int, inputs: TextInputs, w: Weights, attention: AttentionForm) -> Node:
-        """Attention whose result is let through by a gate; each head has its query and, behind it, its gate          [T, D] -> [T, D]"""
+    def _attention(
+        self, x: Node, layer: int, inputs: TextInputs, w: Weights, attention: AttentionForm
+    ) -> Node:
+        """Attention whose result is let through by a gate; each head has its query and, behind
+        it, its gate
+
+        [T, D] -> [T, D]
+        """
         at, angles, turns = f"blk.{layer}", inputs.angles(self.rotary), torch.arange(2 * self.heads)
         both = heads(w.linear(x, f"{at}.attn_q"), 2 * self.heads, f"{at}.attn_q")
         q = ops.take_rows(both, inputs.constant("inp.queries", turns[::2]), name=f"{at}.queries")
         gate = ops.take_rows(both, inputs.constant("inp.gates", turns[1::2]), name=f"{at}.gates")
-        k, v = (heads(w.linear(x, f"{at}.attn_{part}"), self.groups, f"{at}.attn_{part}") for part in "kv")
-        q, k = (ops.rope(w.rms_norm(y, f"{at}.attn_{part}_norm", self.eps), angles, name=f"{at}.attn_{part}.rope")
-                for y, part in ((q, "q"), (k, "k")))
+        k, v = (
+            heads(w.linear(x, f"{at}.attn_{part}"), self.groups, f"{at}.attn_{part}")
+            for part in "kv"
+        )
+        q, k = (
+            ops.rope(
+                w.rms_norm(y, f"{at}.attn_{part}_norm", self.eps),
+                angles,
+                name=f"{at}.attn_{part}.rope",
+            )
+            for y, part in ((q, "q"), (k, "k"))
+        )
         mixed = attend(q, k, v, layer, inputs, attention, inputs.bounds())
-        gate = ops.sigmoid(ops.reshape(gate, shape=mixed.shape, name=f"{at}.gates.flat"), name=f"{at}.gates.sigmoid")
+        gate = ops.sigmoid(
+            ops.reshape(gate, shape=mixed.shape, name=f"{at}.gates.flat"),
+            name=f"{at}.gates.sigmoid",
+        )
         return w.linear(ops.mul(mixed, gate, name=f"{at}.attn.gated"), f"{at}.attn_output")
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:
-    """What config.json would say beyond the common keys. Qwen3-Next alone has no sections of rotary positions."""
-    layers, parts = keys.count("block_count", most=MAX_LAYERS), keys.get("rope.dimension_sections", None)
-    ahead = keys.count("nextn_predict_layers", most=layers) if keys.get("nextn_predict_layers", 0) else 0
-    kind = "qwen3_next" if parts is None else "qwen3_5_moe_text" if keys.get("expert_count", 0) else "qwen3_5_text"
-    return {"model_type": kind, "num_hidden_layers": layers - ahead, "mtp_num_hidden_layers": ahead, **gguf_delta_net(keys, layers - ahead),
-            "shared_expert_intermediate_size": keys.get("expert_shared_feed_forward_length", None),
-            "rope_parameters": {"mrope_section": parts[:3]} if isinstance(parts, (list, tuple)) else {},
-            "partial_rotary_factor": keys.count("rope.dimension_count") / keys.count("attention.key_length"),
-            "mlp_only_layers": [i for i in range(layers) if f"blk.{i}.ffn_gate_inp.weight" not in names]}
+    """What config.json would say beyond the common keys. Qwen3-Next alone has no sections of rotary
+    positions.
+    """
+    layers, parts = (
+        keys.count("block_count", most=MAX_LAYERS),
+        keys.get("rope.dimension_sections", None),
+    )
+    ahead = (
+        keys.count("nextn_predict_layers", most=layers)
+        if keys.get("nextn_predict_layers", 0)
+        else 0
+    )
+    kind = (
+        "qwen3_next"
+        if parts is None
+        else "qwen3_5_moe_text"
+        if keys.get("expert_count", 0)
+        else "qwen3_5_text"
+    )
+    return {
+        "model_type": kind,
+        "num_hidden_layers": layers - ahead,
+        "mtp_num_hidden_layers": ahead,
+        **gguf_delta_net(keys, layers - ahead),
+        "shared_expert_intermediate_size": keys.get("expert_shared_feed_forward_length", None),
+        "rope_parameters": {"mrope_section": parts[:3]} if isinstance(parts, (list, tuple)) else {},
+        "partial_rotary_factor": keys.count("rope.dimension_count")
+        / keys.count("attention.key_length"),
+        "mlp_only_layers": [
+            i for i in range(layers) if f"blk.{i}.ffn_gate_inp.weight" not in names
+        ],
+    }
 
 
 def read(given: Settings) -> Qwen3NextText:
-    """From config.json or its text_config, with transformers' defaults; ModelError where a value cannot be followed."""
+    """From config.json or its text_config, with transformers' defaults; ModelError where a value
+    cannot be followed.
+    """
     kind = given.choice("model_type", DEFAULTS, "qwen3_5_text")
-    c, later = Settings({**DEFAULTS[kind], **{k: v for k, v in given.values.items() if v is not None}}, given.where), kind != "qwen3_next"
+    c, later = (
+        Settings(
+            {**DEFAULTS[kind], **{k: v for k, v in given.values.items() if v is not None}},
+            given.where,
+        ),
+        kind != "qwen3_next",
+    )
     c.choice("hidden_act", ("silu",), "silu")
     if c.flag("attention_bias", False):
         raise ModelError(f"{c.where}: attention_bias true is not supported")
     kinds, heads_of = read_kinds(c), read_heads(c, 16, None, None)
     return Qwen3NextText(
-        kinds, c.count("hidden_size", most=MAX_WIDTH), c.count("intermediate_size", most=MAX_WIDTH), *heads_of,
-        read_delta_net(c, tiled=later), read_experts(c, len(kinds), True if later else None) if c.get("num_experts", 0) else None,
-        c.count("vocab_size"), c.count("max_position_embeddings"), c.number("rms_norm_eps", 1e-6), _rotary(c, heads_of[2], later),
-        c.flag("tie_word_embeddings", False), c.count("mtp_num_hidden_layers", most=MAX_LAYERS) if c.get("mtp_num_hidden_layers", 0) else 0)
+        kinds,
+        c.count("hidden_size", most=MAX_WIDTH),
+        c.count("intermediate_size", most=MAX_WIDTH),
+        *heads_of,
+        read_delta_net(c, tiled=later),
+        read_experts(c, len(kinds), True if later else None) if c.get("num_experts", 0) else None,
+        c.count("vocab_size"),
+        c.count("max_position_embeddings"),
+        c.number("rms_norm_eps", 1e-6),
+        _rotary(c, heads_of[2], later),
+        c.flag("tie_word_embeddings", False),
+        c.count("mtp_num_hidden_layers", most=MAX_LAYERS)
+        if c.get("mtp_num_hidden_layers", 0)
+        else 0,
+    )
 
 
 def _rotary(c: Settings, head: int, pictured: bool) -> Rotary:
-    """`rope_parameters` (transformers 5), or `rope_theta`, `rope_scaling` and the part of a head that turns. Sections are interleaved."""
-    rope = Settings({**c.part("rope_scaling").values, **c.part("rope_parameters").values}, f"{c.where}: rope_parameters")
+    """`rope_parameters` (transformers 5), or `rope_theta`, `rope_scaling` and the part of a head
+    that turns. Sections are interleaved.
+    """
+    rope = Settings(
+        {**c.part("rope_scaling").values, **c.part("rope_parameters").values},
+        f"{c.where}: rope_parameters",
+    )
     dims = int(head * rope.number("partial_rotary_factor", c.number("partial_rotary_factor", 0.25)))
     found = read_rotary(rope, dims, c.number("rope_theta", 1e4), c.count("max_position_embeddings"))
     return by_sections(found, rope, dims, [11, 11, 10], interleaved=True) if pictured else found
 
 
 def _parameter(name: str, shape: tuple[int, ...]) -> Parameter:
-    return Parameter(shape, tuple(f"{prefix}{name}.weight" for prefix in PREFIXES), convert=plus_one if len(shape) == 1 else None)
+    return Parameter(
+        shape,
+        tuple(f"{prefix}{name}.weight" for prefix in PREFIXES),
+        convert=plus_one if len(shape) == 1 else None,
+    )

@@ -1,4 +1,5 @@
 """`mtmd batch IMAGES... -p PROMPT --out FILE`: one prompt about many pictures, a row for each."""
+
 from __future__ import annotations
 
 import argparse
@@ -7,21 +8,60 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mtmd.commands.shared import add_answer_arguments, add_model_arguments, answer_options, load_from
+from mtmd.commands.shared import (
+    add_answer_arguments,
+    add_model_arguments,
+    answer_options,
+    load_from,
+)
 
 HELP = "Answer one prompt about each of many images, into a table that a later run can go on with."
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("images", nargs="*", metavar="IMAGE", help="picture files, folders (all pictures in them, at any depth) and patterns")
-    sub.add_argument("--list", action="append", default=[], metavar="FILE",
-                     help="a file with a path on each line, - for stdin; may be repeated")
-    sub.add_argument("-p", "--prompt", default="Describe the image.", help="what to ask about each (default: %(default)s)")
-    sub.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the rows go: a .jsonl, .csv or .parquet file")
-    sub.add_argument("--resume", action="store_true",
-                     help="go on with a file that is there: images that have a row, failed or not, are skipped")
-    sub.add_argument("--unordered", action="store_true", help="write rows as they come (default: in the order of the images)")
-    sub.add_argument("--parallel", type=int, default=8, metavar="N", help="images answered at once (default: %(default)s)")
+    sub.add_argument(
+        "images",
+        nargs="*",
+        metavar="IMAGE",
+        help="picture files, folders (all pictures in them, at any depth) and patterns",
+    )
+    sub.add_argument(
+        "--list",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a file with a path on each line, - for stdin; may be repeated",
+    )
+    sub.add_argument(
+        "-p",
+        "--prompt",
+        default="Describe the image.",
+        help="what to ask about each (default: %(default)s)",
+    )
+    sub.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="where the rows go: a .jsonl, .csv or .parquet file",
+    )
+    sub.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with a file that is there: images that have a row, failed or not, are skipped",
+    )
+    sub.add_argument(
+        "--unordered",
+        action="store_true",
+        help="write rows as they come (default: in the order of the images)",
+    )
+    sub.add_argument(
+        "--parallel",
+        type=int,
+        default=8,
+        metavar="N",
+        help="images answered at once (default: %(default)s)",
+    )
     add_answer_arguments(sub)
     add_model_arguments(sub)
 
@@ -31,10 +71,13 @@ def run(args: argparse.Namespace) -> int:
     from mtmd.batch_inputs import find_inputs
     from mtmd.batch_output import open_output
     from mtmd.config import AnswerOptions, options
+
     settings = options(AnswerOptions, answer_options(args))
     inputs, output = find_inputs(args.images, args.list), open_output(args.out, args.resume)
     left = [one for one in inputs if one.name not in output.known]
-    told = _Summary(len(inputs) - len(left), sum(output.known.get(one.name, False) for one in inputs))
+    told = _Summary(
+        len(inputs) - len(left), sum(output.known.get(one.name, False) for one in inputs)
+    )
     if not left:
         print(told.line(args.out), file=sys.stderr)
         return told.code
@@ -42,10 +85,18 @@ def run(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from mtmd.batch import Batch
+
     told.start = time.perf_counter()
     rows = Batch(model.service, args.prompt, settings, args.parallel).rows(left, not args.unordered)
     # disable=None: only where stderr is a terminal
-    bar = tqdm(total=len(inputs), initial=told.known, unit="image", disable=None, dynamic_ncols=True, leave=False)
+    bar = tqdm(
+        total=len(inputs),
+        initial=told.known,
+        unit="image",
+        disable=None,
+        dynamic_ncols=True,
+        leave=False,
+    )
     try:
         for row in rows:
             output.append(row)

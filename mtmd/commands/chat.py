@@ -1,19 +1,31 @@
 """`mtmd chat [IMAGE...]`: a conversation at the terminal, or line by line from a pipe."""
+
 from __future__ import annotations
 
 import argparse
 import sys
 from contextlib import nullcontext
 
-from mtmd.commands.shared import add_answer_arguments, add_model_arguments, answer_options, load_from
+from mtmd.commands.shared import (
+    add_answer_arguments,
+    add_model_arguments,
+    answer_options,
+    load_from,
+)
 
 HELP = "Talk with the model about images."
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("images", nargs="*", metavar="IMAGE", help="picture files for the first question")
-    sub.add_argument("--system", default="", metavar="TEXT", help="what the model is told before all else")
-    sub.add_argument("--no-history", action="store_true", help="do not keep what is entered for the next time")
+    sub.add_argument(
+        "images", nargs="*", metavar="IMAGE", help="picture files for the first question"
+    )
+    sub.add_argument(
+        "--system", default="", metavar="TEXT", help="what the model is told before all else"
+    )
+    sub.add_argument(
+        "--no-history", action="store_true", help="do not keep what is entered for the next time"
+    )
     add_answer_arguments(sub)
     add_model_arguments(sub)
 
@@ -24,15 +36,20 @@ def run(args: argparse.Namespace) -> int:
 
     from mtmd.config import data_folder
     from mtmd.terminal import history, is_interactive, texts
+
     chosen = answer_options(args)
     model, interactive = load_from(args), is_interactive()
     from mtmd.terminal_chat import HELP as COMMANDS
     from mtmd.terminal_chat import Chat
     from mtmd.transcript import attach
+
     chat = Chat(model, chosen, args.system, interactive)
     chat.attached = [attach(Path(image)) for image in args.images]
     if interactive:
-        print(f"{model.name} on {model.backends[0].name}; /help tells the commands, Ctrl-D leaves", file=sys.stderr)
+        print(
+            f"{model.name} on {model.backends[0].name}; /help tells the commands, Ctrl-D leaves",
+            file=sys.stderr,
+        )
     file = None if args.no_history else data_folder() / "chat_history"
     with history(file, [f"/{name}" for name in COMMANDS]) if interactive else nullcontext():
         for text in texts("> ", interactive):

@@ -1,4 +1,7 @@
-"""`mtmd compare A B --image I -p PROMPT`: the same request through two models, and where their values part."""
+"""`mtmd compare A B --image I -p PROMPT`: the same request through two models, and where their
+values part.
+"""
+
 from __future__ import annotations
 
 import argparse
@@ -9,20 +12,52 @@ from typing import Any
 
 from mtmd.commands.shared import MODEL_HELP, add_model_arguments, settle_threads
 
-HELP = "Run one request through two models or settings, and name the first node whose values differ."
-PER_SIDE = {"mmproj": "FILE", "dtype": "TYPE", "device": "DEVICE", "flash_attn": "WHEN", "chat_template": "FILE"}
+HELP = (
+    "Run one request through two models or settings, and name the first node whose values differ."
+)
+PER_SIDE = {
+    "mmproj": "FILE",
+    "dtype": "TYPE",
+    "device": "DEVICE",
+    "flash_attn": "WHEN",
+    "chat_template": "FILE",
+}
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("a", metavar="A", help=f"the reference: {MODEL_HELP}")
-    sub.add_argument("b", metavar="B", help="what is compared with it, given in the same way; may be A itself, with other options")
-    sub.add_argument("--image", action="append", default=[], metavar="IMAGE", help="a picture file; may be repeated (default: text alone)")
-    sub.add_argument("-p", "--prompt", default="Describe the image.", help="what to ask (default: %(default)s)")
-    sub.add_argument("--tokens", type=int, default=16, metavar="N", help="greedy tokens to compare (default: %(default)s)")
-    sub.add_argument("--tolerance", type=float, metavar="X",
-                     help="NMSE that counts as a difference (default: what fits the types of both)")
+    sub.add_argument(
+        "b",
+        metavar="B",
+        help="what is compared with it, given in the same way; may be A itself, with other options",
+    )
+    sub.add_argument(
+        "--image",
+        action="append",
+        default=[],
+        metavar="IMAGE",
+        help="a picture file; may be repeated (default: text alone)",
+    )
+    sub.add_argument(
+        "-p", "--prompt", default="Describe the image.", help="what to ask (default: %(default)s)"
+    )
+    sub.add_argument(
+        "--tokens",
+        type=int,
+        default=16,
+        metavar="N",
+        help="greedy tokens to compare (default: %(default)s)",
+    )
+    sub.add_argument(
+        "--tolerance",
+        type=float,
+        metavar="X",
+        help="NMSE that counts as a difference (default: what fits the types of both)",
+    )
     sub.add_argument("--json", action="store_true", help="print one JSON object")
-    sides = sub.add_argument_group("one side alone", "Options that would count for both, for A or for B alone.")
+    sides = sub.add_argument_group(
+        "one side alone", "Options that would count for both, for A or for B alone."
+    )
     for name, metavar in PER_SIDE.items():
         for side in "ab":
             sides.add_argument(f"--{name.replace('_', '-')}-{side}", metavar=metavar)
@@ -33,13 +68,19 @@ def run(args: argparse.Namespace) -> int:
     """0 where nothing differs beyond the tolerance, else 1."""
     from mtmd.kernels.errors import OptionError
     from mtmd.kernels.options import integer
+
     tokens = integer("tokens", args.tokens, 1, 1 << 20)
     if args.tolerance is not None and not 0 <= args.tolerance < math.inf:
         raise OptionError(f"tolerance: found {args.tolerance!r}, expected a number from 0")
     chosen = [_options(args, side) for side in "ab"]
     from mtmd.comparing import Source, compare_models, open_both
     from mtmd.conversation import user_message
-    message = user_message(args.image, args.prompt) if args.image else {"role": "user", "content": args.prompt}
+
+    message = (
+        user_message(args.image, args.prompt)
+        if args.image
+        else {"role": "user", "content": args.prompt}
+    )
     models = open_both(Source(args.a, chosen[0]), Source(args.b, chosen[1]))
     settle_threads(args.threads, models)
     told = compare_models(models, [message], tokens=tokens, tolerance=args.tolerance)
@@ -49,6 +90,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _options(args: argparse.Namespace, side: str) -> Any:
     from mtmd.config import LoadOptions, options
-    chosen = {f.name: getattr(args, f.name) for f in dataclasses.fields(LoadOptions) if hasattr(args, f.name)}
-    own = {name: value for name in PER_SIDE if (value := getattr(args, f"{name}_{side}")) is not None}
+
+    chosen = {
+        f.name: getattr(args, f.name)
+        for f in dataclasses.fields(LoadOptions)
+        if hasattr(args, f.name)
+    }
+    own = {
+        name: value for name in PER_SIDE if (value := getattr(args, f"{name}_{side}")) is not None
+    }
     return options(LoadOptions, chosen | own)

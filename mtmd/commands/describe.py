@@ -1,19 +1,35 @@
 """`mtmd describe IMAGE...`: one answer, streamed to stdout; everything else goes to stderr."""
+
 from __future__ import annotations
 
 import argparse
 import json
 import sys
 
-from mtmd.commands.shared import Status, add_answer_arguments, add_model_arguments, answer_options, load_from
+from mtmd.commands.shared import (
+    Status,
+    add_answer_arguments,
+    add_model_arguments,
+    answer_options,
+    load_from,
+)
 
 HELP = "Answer a prompt about one or several images."
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("images", nargs="+", metavar="IMAGE", help="picture files, in the order in which the model sees them")
-    sub.add_argument("-p", "--prompt", default="Describe the image.", help="what to ask (default: %(default)s)")
-    sub.add_argument("--json", action="store_true", help="print one JSON object: text, token ids and the receipt")
+    sub.add_argument(
+        "images",
+        nargs="+",
+        metavar="IMAGE",
+        help="picture files, in the order in which the model sees them",
+    )
+    sub.add_argument(
+        "-p", "--prompt", default="Describe the image.", help="what to ask (default: %(default)s)"
+    )
+    sub.add_argument(
+        "--json", action="store_true", help="print one JSON object: text, token ids and the receipt"
+    )
     sub.add_argument("--quiet", action="store_true", help="no receipt on stderr")
     add_answer_arguments(sub)
     add_model_arguments(sub)
@@ -24,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
     model, status, in_line = load_from(args), Status(), False
     from mtmd.conversation import user_message
     from mtmd.events import Finished, Progress, TextPiece
+
     try:
         for event in model.stream([user_message(args.images, args.prompt)], **chosen):
             if isinstance(event, Progress):

@@ -1,4 +1,7 @@
-"""`mtmd dump IMAGE -p PROMPT`: every node of a run, so that a divergence can be found node by node."""
+"""`mtmd dump IMAGE -p PROMPT`: every node of a run, so that a divergence can be found node by
+node.
+"""
+
 from __future__ import annotations
 
 import argparse
@@ -8,28 +11,56 @@ from pathlib import Path
 from mtmd.commands.shared import add_model_arguments, load_from
 from mtmd.kernels.errors import OptionError
 
-HELP = "Print every node of an encode and prefill: name, op, shape, device, sum, first and last values."
+HELP = (
+    "Print every node of an encode and prefill: name, op, shape, device, sum, first and last "
+    "values."
+)
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("images", nargs="*", metavar="IMAGE", help="picture files; without one, only the decoder is run")
-    sub.add_argument("-p", "--prompt", default="Describe the image.", help="what to ask (default: %(default)s)")
+    sub.add_argument(
+        "images",
+        nargs="*",
+        metavar="IMAGE",
+        help="picture files; without one, only the decoder is run",
+    )
+    sub.add_argument(
+        "-p", "--prompt", default="Describe the image.", help="what to ask (default: %(default)s)"
+    )
     sub.add_argument("--filter", metavar="RE", help="only nodes whose name matches")
     form = sub.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print a JSON list, as --compare reads it")
-    form.add_argument("--compare", type=Path, metavar="OTHER.json",
-                      help="name the first node that differs from a dump made with --json, and exit with 1; 0 if none does")
-    sub.add_argument("--tolerance", type=float, default=1e-3, metavar="X", help="relative difference that counts (default: %(default)g)")
+    form.add_argument(
+        "--json", action="store_true", help="print a JSON list, as --compare reads it"
+    )
+    form.add_argument(
+        "--compare",
+        type=Path,
+        metavar="OTHER.json",
+        help="name the first node that differs from a dump made with --json, and exit with 1; 0 if "
+        "none does",
+    )
+    sub.add_argument(
+        "--tolerance",
+        type=float,
+        default=1e-3,
+        metavar="X",
+        help="relative difference that counts (default: %(default)g)",
+    )
     add_model_arguments(sub)
 
 
 def run(args: argparse.Namespace) -> int:
     from mtmd.conversation import user_message
     from mtmd.dumping import check_tolerance, compare, pattern, read_rows, record
+
     check_tolerance(args.tolerance)
     wanted = pattern(args.filter)
     other = read_rows(args.compare) if args.compare else None
-    message = user_message(args.images, args.prompt) if args.images else {"role": "user", "content": args.prompt}
+    message = (
+        user_message(args.images, args.prompt)
+        if args.images
+        else {"role": "user", "content": args.prompt}
+    )
     rows = record(load_from(args), [message], wanted)
     if not rows:
         raise OptionError(f"filter {args.filter!r} matches no node")

@@ -1,4 +1,5 @@
 """`mtmd info MODEL`: what a model is and what it takes, without running it."""
+
 from __future__ import annotations
 
 import argparse
@@ -6,11 +7,16 @@ import json
 
 from mtmd.commands.shared import MODEL_HELP, add_model_arguments, load_from
 
-HELP = "Tell a model's families, sizes, types, tokens per image and memory; no weight is read, nothing is run."
+HELP = (
+    "Tell a model's families, sizes, types, tokens per image and memory; no weight is read, "
+    "nothing is run."
+)
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("model", nargs="?", metavar="MODEL", help=f"{MODEL_HELP} (default: the demo model)")
+    sub.add_argument(
+        "model", nargs="?", metavar="MODEL", help=f"{MODEL_HELP} (default: the demo model)"
+    )
     sub.add_argument("--json", action="store_true", help="print one JSON object")
     add_model_arguments(sub, model=False)
 
@@ -18,6 +24,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     model = load_from(args)
     from mtmd.info import model_info
+
     info = model_info(model)
     print(json.dumps(info.asdict()) if args.json else info)
     return 0

@@ -1,4 +1,5 @@
 """Options that several commands have."""
+
 from __future__ import annotations
 
 import argparse
@@ -8,57 +9,158 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# Below this, products are too small to share between threads: on a busy machine waiting for each other takes most of the time.
+# Below this, products are too small to share between threads: on a busy machine waiting for each
+# other takes most of the time.
 SMALL_BYTES = 64 << 20
 
 
-MODEL_HELP = "a checkpoint folder, a GGUF file, or org/name or org/name:Q4_K_M on the Hugging Face hub"
+MODEL_HELP = (
+    "a checkpoint folder, a GGUF file, or org/name or org/name:Q4_K_M on the Hugging Face hub"
+)
 
 
 def add_model_arguments(sub: argparse.ArgumentParser, model: bool = True) -> None:
     """All of `LoadOptions`, and, with `model`, which model."""
     group = sub.add_argument_group("model and device")
     if model:
-        group.add_argument("-m", "--model", metavar="MODEL", help=f"{MODEL_HELP} (default: the demo model)")
-    group.add_argument("--mmproj", metavar="FILE", help="the projector of a GGUF (default: the one beside it)")
-    group.add_argument("--chat-template", metavar="FILE", help="a Jinja chat template to use in place of the model's own")
-    group.add_argument("--device", metavar="DEVICE", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
-    group.add_argument("--dtype", metavar="TYPE", default="auto", help="auto, bf16 or fp32 (default: auto)")
-    group.add_argument("--flash-attn", metavar="WHEN", default="auto", help="auto, on or off (default: auto)")
-    group.add_argument("--override-tensor", action="append", default=[], metavar="RE=DEVICE",
-                       help="run nodes whose name, or weight's name, matches RE on DEVICE; may be repeated")
-    group.add_argument("--refuse", action="append", default=[], metavar="RULE",
-                       help="plan as if the device did not support OP, OP:head=72, OP:batch>1, OP:bf16 or OP:/NAME REGEX/; may be repeated")
-    group.add_argument("--image-min-tokens", type=int, metavar="N", help="least tokens of one picture (default: the model's)")
-    group.add_argument("--image-max-tokens", type=int, metavar="N", help="most tokens of one picture (default: the model's)")
-    group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: torch's choice, 1 for a very small model)")
-    group.add_argument("--context", type=int, metavar="N",
-                       help="longest sequence in tokens, answer included (default: the model's, at most 8192)")
-    group.add_argument("--memory-limit", metavar="SIZE",
-                       help="most memory of the device to take, like 8GiB; pictures are made smaller to fit (default: what is free)")
+        group.add_argument(
+            "-m", "--model", metavar="MODEL", help=f"{MODEL_HELP} (default: the demo model)"
+        )
+    group.add_argument(
+        "--mmproj", metavar="FILE", help="the projector of a GGUF (default: the one beside it)"
+    )
+    group.add_argument(
+        "--chat-template",
+        metavar="FILE",
+        help="a Jinja chat template to use in place of the model's own",
+    )
+    group.add_argument(
+        "--device",
+        metavar="DEVICE",
+        default="auto",
+        help="auto, cpu, cuda or cuda:N (default: auto)",
+    )
+    group.add_argument(
+        "--dtype", metavar="TYPE", default="auto", help="auto, bf16 or fp32 (default: auto)"
+    )
+    group.add_argument(
+        "--flash-attn", metavar="WHEN", default="auto", help="auto, on or off (default: auto)"
+    )
+    group.add_argument(
+        "--override-tensor",
+        action="append",
+        default=[],
+        metavar="RE=DEVICE",
+        help="run nodes whose name, or weight's name, matches RE on DEVICE; may be repeated",
+    )
+    group.add_argument(
+        "--refuse",
+        action="append",
+        default=[],
+        metavar="RULE",
+        help="plan as if the device did not support OP, OP:head=72, OP:batch>1, OP:bf16 or "
+        "OP:/NAME REGEX/; may be repeated",
+    )
+    group.add_argument(
+        "--image-min-tokens",
+        type=int,
+        metavar="N",
+        help="least tokens of one picture (default: the model's)",
+    )
+    group.add_argument(
+        "--image-max-tokens",
+        type=int,
+        metavar="N",
+        help="most tokens of one picture (default: the model's)",
+    )
+    group.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="CPU threads (default: torch's choice, 1 for a very small model)",
+    )
+    group.add_argument(
+        "--context",
+        type=int,
+        metavar="N",
+        help="longest sequence in tokens, answer included (default: the model's, at most 8192)",
+    )
+    group.add_argument(
+        "--memory-limit",
+        metavar="SIZE",
+        help="most memory of the device to take, like 8GiB; pictures are made smaller to fit "
+        "(default: what is free)",
+    )
 
 
 def add_answer_arguments(sub: argparse.ArgumentParser) -> None:
     """All of `AnswerOptions` that concern one answer."""
     answer = sub.add_argument_group("answer", argument_default=argparse.SUPPRESS)
     answer.add_argument("--max-tokens", type=int, metavar="N", help="longest answer (default: 256)")
-    answer.add_argument("--detail", metavar="HOW", help="auto, low (few tokens, no tiles) or high (default: auto)")
-    answer.add_argument("--stop", action="append", metavar="TEXT", help="end the answer before TEXT; may be repeated")
-    answer.add_argument("--ignore-eos", action="store_true", help="go on past the end-of-answer token")
-    answer.add_argument("--temperature", type=float, metavar="T", help="0 takes the most probable token, 1 draws (default: 0)")
-    answer.add_argument("--top-k", type=int, metavar="K", help="draw from the K most probable tokens (default: 0, off)")
-    answer.add_argument("--top-p", type=float, metavar="P", help="draw from the fewest tokens of probability P together (default: 1, off)")
-    answer.add_argument("--min-p", type=float, metavar="P", help="draw from tokens at least P times as probable as the best (default: 0)")
-    answer.add_argument("--repetition-penalty", type=float, metavar="R",
-                        help="above 1: make tokens already there less probable (default: 1, off)")
-    answer.add_argument("--seed", type=int, metavar="S", help="of the random draws (default: a new one, told in the receipt)")
-    answer.add_argument("--json-schema", metavar="FILE", help="a JSON schema that the answer follows; {} is any JSON")
+    answer.add_argument(
+        "--detail", metavar="HOW", help="auto, low (few tokens, no tiles) or high (default: auto)"
+    )
+    answer.add_argument(
+        "--stop",
+        action="append",
+        metavar="TEXT",
+        help="end the answer before TEXT; may be repeated",
+    )
+    answer.add_argument(
+        "--ignore-eos", action="store_true", help="go on past the end-of-answer token"
+    )
+    answer.add_argument(
+        "--temperature",
+        type=float,
+        metavar="T",
+        help="0 takes the most probable token, 1 draws (default: 0)",
+    )
+    answer.add_argument(
+        "--top-k",
+        type=int,
+        metavar="K",
+        help="draw from the K most probable tokens (default: 0, off)",
+    )
+    answer.add_argument(
+        "--top-p",
+        type=float,
+        metavar="P",
+        help="draw from the fewest tokens of probability P together (default: 1, off)",
+    )
+    answer.add_argument(
+        "--min-p",
+        type=float,
+        metavar="P",
+        help="draw from tokens at least P times as probable as the best (default: 0)",
+    )
+    answer.add_argument(
+        "--repetition-penalty",
+        type=float,
+        metavar="R",
+        help="above 1: make tokens already there less probable (default: 1, off)",
+    )
+    answer.add_argument(
+        "--seed",
+        type=int,
+        metavar="S",
+        help="of the random draws (default: a new one, told in the receipt)",
+    )
+    answer.add_argument(
+        "--json-schema",
+        metavar="FILE",
+        help="a JSON schema that the answer follows; {} is any JSON",
+    )
 
 
 def answer_options(args: argparse.Namespace) -> dict[str, Any]:
     """What was chosen of `AnswerOptions`, checked. Raises OptionError."""
     from mtmd.config import AnswerOptions, options
-    chosen = {f.name: getattr(args, f.name) for f in dataclasses.fields(AnswerOptions) if hasattr(args, f.name)}
+
+    chosen = {
+        f.name: getattr(args, f.name)
+        for f in dataclasses.fields(AnswerOptions)
+        if hasattr(args, f.name)
+    }
     if "json_schema" in chosen:
         chosen["json_schema"] = _read_schema(chosen["json_schema"])
     options(AnswerOptions, chosen)
@@ -68,20 +170,31 @@ def answer_options(args: argparse.Namespace) -> dict[str, Any]:
 def _read_schema(path: str) -> str:
     from mtmd.kernels.errors import OptionError
     from mtmd.llm.json_schema import SCHEMA_BYTES_MAX
+
     try:
         with Path(path).expanduser().open("rb") as file:
             return file.read(SCHEMA_BYTES_MAX + 1).decode("utf-8-sig")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise OptionError(f"json-schema {path}: cannot be read ({reason}), expected a file with a JSON schema") from error
+        raise OptionError(
+            f"json-schema {path}: cannot be read ({reason}), expected a file with a JSON schema"
+        ) from error
 
 
 def load_from(args: argparse.Namespace) -> Any:
-    """The model the options name. Raises MtmdError; for an option out of its range at once, before torch is imported."""
+    """The model the options name. Raises MtmdError; for an option out of its range at once, before
+    torch is imported.
+    """
     from mtmd.config import LoadOptions, options
-    chosen = {f.name: getattr(args, f.name) for f in dataclasses.fields(LoadOptions) if hasattr(args, f.name)}
+
+    chosen = {
+        f.name: getattr(args, f.name)
+        for f in dataclasses.fields(LoadOptions)
+        if hasattr(args, f.name)
+    }
     options(LoadOptions, chosen)
     from mtmd.loading import load
+
     model = load(args.model, progress=sys.stderr.isatty(), **chosen)
     settle_threads(args.threads, [model])
     return model
@@ -90,19 +203,26 @@ def load_from(args: argparse.Namespace) -> Any:
 def settle_threads(asked: int | None, models: Sequence[Any]) -> None:
     """One thread for very small models, unless a number was asked for."""
     from mtmd.device import set_threads
+
     if asked is None and all(model.checkpoint.weight_bytes < SMALL_BYTES for model in models):
         set_threads(1)
 
 
 class Status:
-    """What the model is busy with: a line on stderr that is overwritten and goes before anything else is written. On a terminal only."""
+    """What the model is busy with: a line on stderr that is overwritten and goes before anything
+    else is written. On a terminal only.
+    """
 
     def __init__(self) -> None:
         self.shown = False
 
     def show(self, event: Any) -> None:
         if sys.stderr.isatty():
-            told = f"encoded {event.done} of {event.total} tiles" if event.stage == "encode" else f"reading {event.total} tokens"
+            told = (
+                f"encoded {event.done} of {event.total} tiles"
+                if event.stage == "encode"
+                else f"reading {event.total} tokens"
+            )
             print(f"\r\x1b[K{told}", end="", file=sys.stderr, flush=True)
             self.shown = True
 

@@ -1,4 +1,5 @@
 """`mtmd warmup`: what this machine can and cannot do for a model, and what that costs."""
+
 from __future__ import annotations
 
 import argparse
@@ -12,17 +13,37 @@ HELP = "Ask the device about every op, run one encode and one step of decode, an
 def add_arguments(sub: argparse.ArgumentParser) -> None:
     add_model_arguments(sub)
     sub.add_argument("--json", action="store_true", help="print the report as one JSON object")
-    sub.add_argument("--strict", action="store_true", help="exit with 3 if anything is not fully on the accelerated path")
-    sub.add_argument("--target", metavar="GPU", help="predict for a GPU that is not here: cuda:90, cuda:80 or hip:gfx942; runs nothing")
+    sub.add_argument(
+        "--strict",
+        action="store_true",
+        help="exit with 3 if anything is not fully on the accelerated path",
+    )
+    sub.add_argument(
+        "--target",
+        metavar="GPU",
+        help="predict for a GPU that is not here: cuda:90, cuda:80 or hip:gfx942; runs nothing",
+    )
     sub.add_argument("--no-run", action="store_true", help="ask and predict only, run nothing")
 
 
 def run(args: argparse.Namespace) -> int:
     if args.target:
         from mtmd.prediction import predict
-        here = {"device": args.device, "refuse": args.refuse, "threads": args.threads}  # refused there, if given
-        report = predict(args.target, args.model, dtype=args.dtype, flash_attn=args.flash_attn, override_tensor=args.override_tensor,
-                         context=args.context, **{k: v for k, v in here.items() if v and v != "auto"})
+
+        here = {
+            "device": args.device,
+            "refuse": args.refuse,
+            "threads": args.threads,
+        }  # refused there, if given
+        report = predict(
+            args.target,
+            args.model,
+            dtype=args.dtype,
+            flash_attn=args.flash_attn,
+            override_tensor=args.override_tensor,
+            context=args.context,
+            **{k: v for k, v in here.items() if v and v != "auto"},
+        )
     else:
         model = load_from(args)
         report = model.warmup_report if args.no_run else model.warm_up()

@@ -1,4 +1,7 @@
-"""Predicted against measured memory of a 4,096-patch encode (Gemma 3's 896 px shape, 2 layers), each form in a process of its own."""
+"""Predicted against measured memory of a 4,096-patch encode (Gemma 3's 896 px shape, 2 layers),
+each form in a process of its own.
+"""
+
 from __future__ import annotations
 
 import importlib.util
@@ -8,7 +11,10 @@ from types import ModuleType
 
 import pytest
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the peak resident size is read from /proc, which only Linux has")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux",
+    reason="the peak resident size is read from /proc, which only Linux has",
+)
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +27,9 @@ def memory() -> ModuleType:
     return module
 
 
-def test_prediction_is_within_ten_percent_and_flash_is_five_times_smaller(memory: ModuleType) -> None:
+def test_prediction_is_within_ten_percent_and_flash_is_five_times_smaller(
+    memory: ModuleType,
+) -> None:
     found = {form: memory.run(form) for form in ("flash", "explicit")}
     for result in found.values():
         assert 0.9 <= result["predicted"] / result["measured"] <= 1.1

@@ -1,4 +1,7 @@
-"""Pictures that work: every format and mode, what is noted, and that nothing of the caller's is changed."""
+"""Pictures that work: every format and mode, what is noted, and that nothing of the caller's is
+changed.
+"""
+
 from __future__ import annotations
 
 import hashlib
@@ -17,8 +20,14 @@ UPRIGHT = np.random.default_rng(7).integers(0, 256, (5, 3, 3), dtype=np.uint8)
 ON_WHITE = "transparent parts laid on white"
 # What each EXIF orientation stores of an upright picture, in terms of numpy.
 STORED = {
-    1: lambda a: a, 2: lambda a: a[:, ::-1], 3: lambda a: a[::-1, ::-1], 4: lambda a: a[::-1], 5: lambda a: a.transpose(1, 0, 2),
-    6: lambda a: np.rot90(a), 7: lambda a: a[::-1, ::-1].transpose(1, 0, 2), 8: lambda a: np.rot90(a, -1),
+    1: lambda a: a,
+    2: lambda a: a[:, ::-1],
+    3: lambda a: a[::-1, ::-1],
+    4: lambda a: a[::-1],
+    5: lambda a: a.transpose(1, 0, 2),
+    6: lambda a: np.rot90(a),
+    7: lambda a: a[::-1, ::-1].transpose(1, 0, 2),
+    8: lambda a: np.rot90(a, -1),
 }
 
 
@@ -29,38 +38,77 @@ def encode(image: Image.Image, format_: str, **options) -> bytes:
 
 
 def noise(height: int, width: int, seed: int = 0) -> Image.Image:
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+    return Image.fromarray(
+        np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    )
 
 
-def png(width: int, height: int, depth: int, colour: int, rows: bytes, *chunks: tuple[bytes, bytes]) -> bytes:
+def png(
+    width: int, height: int, depth: int, colour: int, rows: bytes, *chunks: tuple[bytes, bytes]
+) -> bytes:
     """A PNG by hand; `rows` with the filter byte before each row."""
     header = (b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
     body = b""
     for tag, data in (header, *chunks, (b"IDAT", zlib.compress(rows)), (b"IEND", b"")):
-        body += struct.pack(">I", len(data)) + tag + data + struct.pack(">I", zlib.crc32(tag + data))
+        body += (
+            struct.pack(">I", len(data)) + tag + data + struct.pack(">I", zlib.crc32(tag + data))
+        )
     return b"\x89PNG\r\n\x1a\n" + body
 
 
-def tiff(order: str, width: int, height: int, bits: int, data: bytes, *, photometric=1, sample_format=1, samples=1) -> bytes:
+def tiff(
+    order: str,
+    width: int,
+    height: int,
+    bits: int,
+    data: bytes,
+    *,
+    photometric=1,
+    sample_format=1,
+    samples=1,
+) -> bytes:
     """An uncompressed TIFF by hand, in byte order '<' or '>': what Pillow cannot write itself."""
-    tags = {256: width, 257: height, 259: 1, 262: photometric, 277: samples, 278: height, 279: len(data)}
+    tags = {
+        256: width,
+        257: height,
+        259: 1,
+        262: photometric,
+        277: samples,
+        278: height,
+        279: len(data),
+    }
     count = len(tags) + 3
     lists_at = 8 + 2 + 12 * count + 4
     lists = struct.pack(order + "H" * samples, *[bits] * samples).ljust(8, b"\0")
     entries = {tag: struct.pack(order + "HHII", tag, 4, 1, value) for tag, value in tags.items()}
     entries[273] = struct.pack(order + "HHII", 273, 4, 1, lists_at + 8)
-    inline = struct.pack(order + "HH", bits, 0) if samples == 1 else struct.pack(order + "I", lists_at)
+    inline = (
+        struct.pack(order + "HH", bits, 0) if samples == 1 else struct.pack(order + "I", lists_at)
+    )
     entries[258] = struct.pack(order + "HHI", 258, 3, samples) + inline
     entries[339] = struct.pack(order + "HHIHH", 339, 3, 1, sample_format, 0)
     magic = b"II\x2a\0" if order == "<" else b"MM\0\x2a"
-    return magic + struct.pack(order + "IH", 8, count) + b"".join(entries[tag] for tag in sorted(entries)) + bytes(4) + lists + data
+    return (
+        magic
+        + struct.pack(order + "IH", 8, count)
+        + b"".join(entries[tag] for tag in sorted(entries))
+        + bytes(4)
+        + lists
+        + data
+    )
 
 
 @pytest.mark.parametrize(
     ("format_", "options"),
     [
-        ("PNG", {}), ("WEBP", {"lossless": True}), ("BMP", {}), ("TIFF", {}), ("TIFF", {"compression": "tiff_lzw"}),
-        ("TIFF", {"compression": "tiff_adobe_deflate"}), ("TIFF", {"compression": "packbits"}), ("TIFF", {"big_tiff": True}),
+        ("PNG", {}),
+        ("WEBP", {"lossless": True}),
+        ("BMP", {}),
+        ("TIFF", {}),
+        ("TIFF", {"compression": "tiff_lzw"}),
+        ("TIFF", {"compression": "tiff_adobe_deflate"}),
+        ("TIFF", {"compression": "packbits"}),
+        ("TIFF", {"big_tiff": True}),
     ],
 )
 def test_lossless_formats_give_the_very_pixels(format_, options):
@@ -76,26 +124,41 @@ def test_lossless_formats_give_the_very_pixels(format_, options):
 @pytest.mark.parametrize("format_", ["JPEG", "WEBP", "GIF"])
 def test_lossy_formats_give_what_pillow_gives(format_):
     data = encode(noise(13, 17), format_)
-    assert np.array_equal(open_picture(data).pixels, np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
+    assert np.array_equal(
+        open_picture(data).pixels, np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    )
 
 
 @pytest.mark.parametrize("format_", ["JPEG", "PNG", "TIFF", "WEBP"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_exif_orientation_is_applied_and_noted(format_, orientation):
-    stored = Image.fromarray(np.ascontiguousarray(STORED[orientation](np.repeat(np.repeat(UPRIGHT, 16, 0), 16, 1))))
+    stored = Image.fromarray(
+        np.ascontiguousarray(STORED[orientation](np.repeat(np.repeat(UPRIGHT, 16, 0), 16, 1)))
+    )
     exif = Image.Exif()
     exif[0x0112] = orientation
-    options = {"JPEG": {"quality": 100, "subsampling": 0}, "WEBP": {"lossless": True}}.get(format_, {})
+    options = {"JPEG": {"quality": 100, "subsampling": 0}, "WEBP": {"lossless": True}}.get(
+        format_, {}
+    )
     picture = open_picture(encode(stored, format_, exif=exif, **options))
     assert picture.size == (48, 80)
     assert np.abs(picture.pixels[8::16, 8::16].astype(int) - UPRIGHT).max() <= 3
-    assert picture.notes == (() if orientation == 1 else (f"turned upright (EXIF orientation {orientation})",))
+    assert picture.notes == (
+        () if orientation == 1 else (f"turned upright (EXIF orientation {orientation})",)
+    )
 
 
 def test_compressed_tiff_is_turned_once():
     exif = Image.Exif()
     exif[0x0112] = 6
-    picture = open_picture(encode(Image.fromarray(np.ascontiguousarray(STORED[6](UPRIGHT))), "TIFF", exif=exif, compression="tiff_lzw"))
+    picture = open_picture(
+        encode(
+            Image.fromarray(np.ascontiguousarray(STORED[6](UPRIGHT))),
+            "TIFF",
+            exif=exif,
+            compression="tiff_lzw",
+        )
+    )
     assert np.array_equal(picture.pixels, UPRIGHT)
     assert picture.notes == ("turned upright (EXIF orientation 6)",)
 
@@ -106,7 +169,8 @@ def test_compressed_tiff_is_turned_once():
         b"", b"garbage", b"II\x2a\0\xff\xff\xff\x7f", b"MM\0\x2a\0\0\0\x08\xff\xff" + bytes(40),
         b"II\x2a\0\x08\0\0\0\x01\0\x12\x01\x02\0\x04\0\0\0six\0\0\0\0\0",  # the orientation as text
         b"II\x2a\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x63\0\0\0\0\0\0\0",  # and as 99
-        b"II\x2a\0\x08\0\0\0\x01\0\x12\x01\x03\0\x99\0\0\0\xff\xff\xff\x7f\0\0\0\0",  # and beyond the end
+        # and beyond the end
+        b"II\x2a\0\x08\0\0\0\x01\0\x12\x01\x03\0\x99\0\0\0\xff\xff\xff\x7f\0\0\0\0",
     ],
 )  # fmt: skip
 def test_broken_exif_does_not_spoil_the_picture(exif):
@@ -184,7 +248,10 @@ def test_tiff_depths_that_pillow_leaves_to_us():
     white_is_zero = open_picture(tiff("<", 2, 1, 16, b"\0\0\xff\xff", photometric=0))
     assert white_is_zero.pixels[0, :, 0].tolist() == [255, 0]
     twelve = open_picture(tiff("<", 2, 1, 12, b"\xff\xf8\x00"))
-    assert (twelve.pixels[0, :, 0].tolist(), twelve.notes) == ([255, 128], ("12-bit grey scaled to 8 bits",))
+    assert (twelve.pixels[0, :, 0].tolist(), twelve.notes) == (
+        [255, 128],
+        ("12-bit grey scaled to 8 bits",),
+    )
 
 
 @pytest.mark.parametrize(
@@ -211,7 +278,9 @@ def test_lab_and_ycbcr():
     assert grey.pixels[0, 0].tolist() == [90, 90, 90]
 
 
-@pytest.mark.parametrize(("format_", "note"), [("GIF", "frame"), ("WEBP", "frame"), ("PNG", "frame"), ("TIFF", "page")])
+@pytest.mark.parametrize(
+    ("format_", "note"), [("GIF", "frame"), ("WEBP", "frame"), ("PNG", "frame"), ("TIFF", "page")]
+)
 def test_of_several_frames_the_first_is_read(format_, note):
     first, second = Image.new("RGB", (8, 6), "red"), Image.new("RGB", (8, 6), "blue")
     picture = open_picture(encode(first, format_, save_all=True, append_images=[second, first]))
@@ -229,7 +298,26 @@ def test_sizes_at_the_edges(size):
     assert open_picture(encode(image, "JPEG")).size == size
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV", "LA", "PA", "I", "I;16", "I;16B", "RGBX"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "1",
+        "L",
+        "P",
+        "RGB",
+        "RGBA",
+        "CMYK",
+        "YCbCr",
+        "LAB",
+        "HSV",
+        "LA",
+        "PA",
+        "I",
+        "I;16",
+        "I;16B",
+        "RGBX",
+    ],
+)
 def test_pillow_images_of_any_mode_are_left_as_they_were(mode):
     image = Image.new(mode, (3, 2))
     before = image.tobytes(), dict(image.info), image.mode
@@ -247,7 +335,12 @@ def test_a_lazily_opened_pillow_image_stays_open():
 
 
 def test_a_pillow_animation_is_taken_at_its_current_frame():
-    data = encode(Image.new("RGB", (4, 3), "red"), "GIF", save_all=True, append_images=[Image.new("RGB", (4, 3), "blue")])
+    data = encode(
+        Image.new("RGB", (4, 3), "red"),
+        "GIF",
+        save_all=True,
+        append_images=[Image.new("RGB", (4, 3), "blue")],
+    )
     with Image.open(io.BytesIO(data)) as image:
         image.seek(1)
         picture = open_picture(image)
@@ -277,7 +370,10 @@ def test_digest_tells_sizes_apart():
 def test_resize_knows_its_filters_and_keeps_what_fits():
     pixels = open_picture(noise(9, 11)).pixels
     assert resize(pixels, 11, 9, "bicubic") is pixels
-    results = {name: resize(pixels, 5, 4, name).tobytes() for name in ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")}
+    results = {
+        name: resize(pixels, 5, 4, name).tobytes()
+        for name in ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
+    }
     assert len(set(results.values())) == 6
     with pytest.raises(OptionError, match=r"'cubic', expected one of bicubic, bilinear, box"):
         resize(pixels, 5, 4, "cubic")

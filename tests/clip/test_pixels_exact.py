@@ -1,4 +1,7 @@
-"""Our pixels against transformers' Gemma3ImageProcessor, before rescaling and normalising: the difference is 0, not small."""
+"""Our pixels against transformers' Gemma3ImageProcessor, before rescaling and normalising: the
+difference is 0, not small.
+"""
+
 from __future__ import annotations
 
 import io
@@ -18,7 +21,9 @@ PROCESSOR = Gemma3ImageProcessorPil(do_rescale=False, do_normalize=False)
 
 
 def random_image(mode: str, seed: int) -> Image.Image:
-    """A random picture of odd sides: noise over a gradient, so that both smooth and rough resampling are exercised."""
+    """A random picture of odd sides: noise over a gradient, so that both smooth and rough
+    resampling are exercised.
+    """
     random = np.random.default_rng(seed)
     height, width = (int(side) * 2 + 1 for side in random.integers(0, 160, 2))
     ramp = np.linspace(0, 200, width)[None, :, None] + np.zeros((height, 1, 4))
@@ -42,7 +47,9 @@ def random_image(mode: str, seed: int) -> Image.Image:
 
 def reference(image: Image.Image, width: int, height: int, resample: str) -> np.ndarray:
     size = {"height": height, "width": width}
-    batch = PROCESSOR(image, size=size, resample=Image.Resampling[resample.upper()], return_tensors="np")
+    batch = PROCESSOR(
+        image, size=size, resample=Image.Resampling[resample.upper()], return_tensors="np"
+    )
     return batch["pixel_values"][0].transpose(1, 2, 0)
 
 
@@ -53,7 +60,9 @@ def test_pixels_equal_the_reference(mode, seed):
     width, height = TARGETS[seed % len(TARGETS)]
     expected = reference(image, width, height, FILTERS[seed])
     assert expected.dtype == np.uint8
-    assert np.array_equal(resize(open_picture(image).pixels, width, height, FILTERS[seed]), expected)
+    assert np.array_equal(
+        resize(open_picture(image).pixels, width, height, FILTERS[seed]), expected
+    )
 
 
 @pytest.mark.parametrize("format_", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"])
@@ -61,11 +70,15 @@ def test_files_equal_the_reference_reading_them_with_pillow(format_):
     buffer = io.BytesIO()
     random_image("RGB", seed=len(format_)).save(buffer, format_)
     expected = reference(Image.open(buffer), 224, 224, "bilinear")
-    assert np.array_equal(resize(open_picture(buffer.getvalue()).pixels, 224, 224, "bilinear"), expected)
+    assert np.array_equal(
+        resize(open_picture(buffer.getvalue()).pixels, 224, 224, "bilinear"), expected
+    )
 
 
 def test_where_we_differ_on_purpose():
-    """Pillow clips 16-bit grey at 255 and drops premultiplied alpha, and so does the reference; we scale, and lay on white."""
+    """Pillow clips 16-bit grey at 255 and drops premultiplied alpha, and so does the reference; we
+    scale, and lay on white.
+    """
     grey = Image.fromarray(np.array([[0, 300, 65535]], np.uint16))
     assert reference(grey, 3, 1, "nearest")[0, :, 0].tolist() == [0, 255, 255]
     assert open_picture(grey).pixels[0, :, 0].tolist() == [0, 1, 255]

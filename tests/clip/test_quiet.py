@@ -1,4 +1,5 @@
 """Pillow's own warnings are silenced exactly while a decoder is inside, and nobody else's ever."""
+
 from __future__ import annotations
 
 import io
@@ -14,7 +15,9 @@ from mtmd.clip.quiet import quiet_pillow
 
 
 def warn_from(module: str) -> None:
-    warnings.warn_explicit("about metadata", UserWarning, filename=f"{module}.py", lineno=1, module=module)
+    warnings.warn_explicit(
+        "about metadata", UserWarning, filename=f"{module}.py", lineno=1, module=module
+    )
 
 
 def test_silence_lasts_until_the_last_one_leaves():
@@ -41,17 +44,23 @@ def test_filters_set_meanwhile_are_kept():
 
 def encoded(seed: int, format_: str) -> bytes:
     buffer = io.BytesIO()
-    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (40, 50, 3), dtype=np.uint8)).save(buffer, format_)
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (40, 50, 3), dtype=np.uint8)).save(
+        buffer, format_
+    )
     return buffer.getvalue()
 
 
 def test_threads_do_not_disturb_each_other_or_the_warning_filters():
-    sources = [encoded(seed, format_) for seed in range(3) for format_ in ("PNG", "TIFF", "JPEG", "WEBP")]
+    sources = [
+        encoded(seed, format_) for seed in range(3) for format_ in ("PNG", "TIFF", "JPEG", "WEBP")
+    ]
     filters, digests = list(warnings.filters), {}
     expected = [open_picture(source).sha256 for source in sources]
 
     def work(start: int) -> None:
-        digests[start] = [open_picture(sources[(start + i) % len(sources)]).sha256 for i in range(len(sources))]
+        digests[start] = [
+            open_picture(sources[(start + i) % len(sources)]).sha256 for i in range(len(sources))
+        ]
 
     threads = [threading.Thread(target=work, args=(start,)) for start in range(8)]
     [thread.start() for thread in threads]

@@ -1,4 +1,7 @@
-"""Pictures on the grid of tiles closest to their shape: the reference's grids and pixels, budgets, settings."""
+"""Pictures on the grid of tiles closest to their shape: the reference's grids and pixels, budgets,
+settings.
+"""
+
 from __future__ import annotations
 
 import random
@@ -14,19 +17,32 @@ from mtmd.kernels.settings import Settings
 
 
 def read(side: int = 28, tokens: int = 4, **image: Any) -> ShapeTiling:
-    return read_shape_tiling(Settings({"size": {"height": side, "width": side}} | image, "preprocessor_config.json"), side, tokens)
+    return read_shape_tiling(
+        Settings({"size": {"height": side, "width": side}} | image, "preprocessor_config.json"),
+        side,
+        tokens,
+    )
 
 
 def test_grids_are_those_of_the_reference() -> None:
     from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
+
     rng, seen = random.Random(0), set()
     for _ in range(4000):
         side, most = rng.choice((28, 448)), rng.randint(1, 20)
         fewest = rng.choice((1, rng.randint(1, most)))
         # Round shapes as well, at which several grids are equally close.
-        width, height = (rng.choice((rng.randint(1, 2000), side * rng.randint(1, 6))) for _ in range(2))
+        width, height = (
+            rng.choice((rng.randint(1, 2000), side * rng.randint(1, 6))) for _ in range(2)
+        )
         grid, notes = read(side, min_patches=fewest, max_patches=most).choose((width, height))
-        assert grid == get_optimal_tiled_canvas((height, width), (side, side), fewest, most), (width, height, side, fewest, most)
+        assert grid == get_optimal_tiled_canvas((height, width), (side, side), fewest, most), (
+            width,
+            height,
+            side,
+            fewest,
+            most,
+        )
         assert notes == ()
         seen.add(grid)
     assert len(seen) > 30
@@ -36,8 +52,11 @@ def test_grids_are_those_of_the_reference() -> None:
 def test_tiles_are_those_of_the_reference(most: int) -> None:
     from PIL import Image
     from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+
     ours = read(max_patches=most)
-    theirs = GotOcr2ImageProcessorPil(size={"height": 28, "width": 28}, max_patches=most, crop_to_patches=True)
+    theirs = GotOcr2ImageProcessorPil(
+        size={"height": 28, "width": 28}, max_patches=most, crop_to_patches=True
+    )
     rng = np.random.default_rng(0)
     for height, width in ((1, 1), (28, 28), (29, 90), (140, 60), (9, 400), (56, 57)):
         pixels = rng.integers(0, 256, (height, width, 3), np.uint8)
@@ -49,7 +68,9 @@ def test_tiles_are_those_of_the_reference(most: int) -> None:
 
 
 # Tiles of 28 pixels and 4 tokens, at most 12 of them and the whole.
-BUDGETS: dict[str, tuple[Budget, tuple[int, int], tuple[int, int]]] = {  # the grid of a picture of 120 x 90, and of one of 300 x 30
+BUDGETS: dict[
+    str, tuple[Budget, tuple[int, int], tuple[int, int]]
+] = {  # the grid of a picture of 120 x 90, and of one of 300 x 30
     "own": (DEFAULT_BUDGET, (4, 3), (10, 1)),
     "high": (Budget(detail="high"), (4, 3), (10, 1)),
     "low": (Budget(detail="low"), (1, 1), (1, 1)),
@@ -69,21 +90,36 @@ def test_budgets(case: str) -> None:
     for size, grid in zip(((120, 90), (300, 30)), expected, strict=True):
         found, notes = tiling.choose(size, budget)
         assert found == grid
-        tokens, usual = tiling.tokens(grid[0] * grid[1]), tiling.tokens(np.prod(tiling.choose(size)[0]))
+        tokens, usual = (
+            tiling.tokens(grid[0] * grid[1]),
+            tiling.tokens(np.prod(tiling.choose(size)[0])),
+        )
         short = f"shown in {tokens} tokens, {usual} without limits of its own"
-        assert notes == ((short,) if grid != tiling.choose(size)[0] or tokens < (budget.min_tokens or 0) else ())
+        assert notes == (
+            (short,) if grid != tiling.choose(size)[0] or tokens < (budget.min_tokens or 0) else ()
+        )
         assert tokens <= tiling.most_tokens(budget)
 
 
 def test_a_budget_below_one_tile() -> None:
-    with pytest.raises(OptionError, match="a picture takes at least 4 tokens with this model, more than image_max_tokens 3; raise it"):
+    with pytest.raises(
+        OptionError,
+        match="a picture takes at least 4 tokens with this model, more than image_max_tokens 3; "
+        "raise it",
+    ):
         read().choose((50, 50), Budget(max_tokens=3))
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "size": ({"size": {"height": 28, "width": 30}}, ": size is .*, expected height and width 28 as config.json's image_size; correct one"),
+    "size": (
+        {"size": {"height": 28, "width": 30}},
+        ": size is .*, expected height and width 28 as config.json's image_size; correct one",
+    ),
     "no size": ({"size": None}, ": size is {}, expected height and width 28"),
-    "limits": ({"min_patches": 5, "max_patches": 4}, ": min_patches is 5, expected at most max_patches, 4"),
+    "limits": (
+        {"min_patches": 5, "max_patches": 4},
+        ": min_patches is 5, expected at most max_patches, 4",
+    ),
     "tiles": ({"max_patches": 65}, ": max_patches is 65, expected an integer from 1 to 64"),
     "std": ({"image_std": [0, 1, 1]}, ": image_std is "),
 }
@@ -97,7 +133,17 @@ def test_settings_that_cannot_be_followed(case: str) -> None:
 
 
 def test_defaults_are_those_of_the_reference() -> None:
-    from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil as Theirs
+    from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import (
+        GotOcr2ImageProcessorPil as Theirs,
+    )
+
     found = read_shape_tiling(Settings({}, "preprocessor_config.json"), Theirs.size["height"], 4)
-    assert (found.fewest, found.most, found.resample) == (Theirs.min_patches, Theirs.max_patches, Theirs.resample.name.lower())
-    assert (found.normalize.mean, found.normalize.std) == (tuple(Theirs.image_mean), tuple(Theirs.image_std))
+    assert (found.fewest, found.most, found.resample) == (
+        Theirs.min_patches,
+        Theirs.max_patches,
+        Theirs.resample.name.lower(),
+    )
+    assert (found.normalize.mean, found.normalize.std) == (
+        tuple(Theirs.image_mean),
+        tuple(Theirs.image_std),
+    )

@@ -1,7 +1,9 @@
 """The warm-up: what it decides, what it prints, and that fallbacks compute the same.
 
-The printed reports are compared with files in `golden/`; `python tests/clip/test_warmup.py` writes them anew.
+The printed reports are compared with files in `golden/`; `python tests/clip/test_warmup.py` writes
+them anew.
 """
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -21,8 +23,18 @@ from mtmd.kernels.report import WarmupReport
 from mtmd.kernels.scheduler import Override
 
 GOLDEN = Path(__file__).parent / "golden"
-FAMILY = Gemma3Vision(VitParams(3, 144, 200, 2, 1e-6, "tanh"), 56, 14, 4, 64, Normalize((0.5,) * 3, (0.5,) * 3, 1 / 255), "bilinear")
-SCENARIOS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {  # flash_attn, refuse rules, overrides
+FAMILY = Gemma3Vision(
+    VitParams(3, 144, 200, 2, 1e-6, "tanh"),
+    56,
+    14,
+    4,
+    64,
+    Normalize((0.5,) * 3, (0.5,) * 3, 1 / 255),
+    "bilinear",
+)
+SCENARIOS: dict[
+    str, tuple[str, tuple[str, ...], tuple[str, ...]]
+] = {  # flash_attn, refuse rules, overrides
     "all_taken": ("auto", (), ()),
     "head_72_auto": ("auto", ("attention:head=72",), ()),
     "head_72_on": ("on", ("attention:head=72",), ()),
@@ -47,23 +59,42 @@ class Noise:
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         shape = self.shapes[name]
         generator = torch.Generator().manual_seed(sorted(self.shapes).index(name))
-        return (torch.randn(shape, generator=generator) * (shape[-1] ** -0.5 if len(shape) > 1 else 1.0)).to(dtype)
+        return (
+            torch.randn(shape, generator=generator) * (shape[-1] ** -0.5 if len(shape) > 1 else 1.0)
+        ).to(dtype)
 
     def quant(self, name: str) -> str | None:  # noqa: ARG002
         return None
 
 
-def encoder(scenario: str, weights: Noise | None = None, dtype: torch.dtype = torch.float32) -> Encoder:
+def encoder(
+    scenario: str, weights: Noise | None = None, dtype: torch.dtype = torch.float32
+) -> Encoder:
     flash, rules, overrides = SCENARIOS[scenario]
     backends: list[Backend] = [Limited(Cpu(), rules), Cpu(), Reference()]
-    return Encoder(FAMILY, weights or Noise(), backends, dtype=dtype, flash_attn=flash, overrides=[Override.parse(o) for o in overrides])
+    return Encoder(
+        FAMILY,
+        weights or Noise(),
+        backends,
+        dtype=dtype,
+        flash_attn=flash,
+        overrides=[Override.parse(o) for o in overrides],
+    )
 
 
 def report(scenario: str) -> WarmupReport:
     with patch("torch.get_num_threads", return_value=1):  # kernels take memory per thread
         subject = encoder(scenario)
         found, graphs = encoder_placement(subject), encoder_graphs(subject)
-    return WarmupReport("tiny", "limited", "a machine of the tests", "fp32", (found.flash,), found.refused, tuple(graphs))
+    return WarmupReport(
+        "tiny",
+        "limited",
+        "a machine of the tests",
+        "fp32",
+        (found.flash,),
+        found.refused,
+        tuple(graphs),
+    )
 
 
 def tiles(count: int) -> list[np.ndarray]:
@@ -83,10 +114,20 @@ def test_fallbacks_compute_the_same(scenario: str) -> None:
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("scenario", "state", "accelerated"), [
-    ("no_form_of_it", "mixed", False),
-    ("all_taken", "on", True), ("head_72_auto", "off", False), ("head_72_on", "on", False), ("off", "off", False),
-    ("one_layer_mixed", "mixed", False), ("pool2d", "on", False), ("batch", "on", False), ("override", "mixed", False)])
+@pytest.mark.parametrize(
+    ("scenario", "state", "accelerated"),
+    [
+        ("no_form_of_it", "mixed", False),
+        ("all_taken", "on", True),
+        ("head_72_auto", "off", False),
+        ("head_72_on", "on", False),
+        ("off", "off", False),
+        ("one_layer_mixed", "mixed", False),
+        ("pool2d", "on", False),
+        ("batch", "on", False),
+        ("override", "mixed", False),
+    ],
+)
 def test_flash_state(scenario: str, state: str, accelerated: bool) -> None:
     found = report(scenario)
     assert found.flash[0].state == state
@@ -100,26 +141,40 @@ def test_refused_attention_stays_on_the_device_under_auto_and_goes_to_the_cpu_un
     assert [r.runs_on for r in on.refused if r.op == "attention"] == ["cpu"]
     assert on.graphs[0].splits == 2 * FAMILY.vit.layers + 1
     # q, k, v to the CPU and the result back, for every layer
-    assert [(c.source, c.destination) for c in on.graphs[0].copies] == [*[("limited", "cpu")] * 3, ("cpu", "limited")] * FAMILY.vit.layers
+    assert [(c.source, c.destination) for c in on.graphs[0].copies] == [
+        *[("limited", "cpu")] * 3,
+        ("cpu", "limited"),
+    ] * FAMILY.vit.layers
     assert on.graphs[0].copies[0].bytes == 16 * 144 * 4
 
 
 def test_only_refused_nodes_are_rebuilt() -> None:
     plan = encoder("one_layer_mixed").plan(1, (3, 56, 56))
     kinds = {s.node.name: s.node.op for s in plan.steps if s.node.name.endswith(".attn")}
-    assert kinds == {"v.blk.0.attn": "attention", "v.blk.1.attn": "attn_mix", "v.blk.2.attn": "attention"}
+    assert kinds == {
+        "v.blk.0.attn": "attention",
+        "v.blk.1.attn": "attn_mix",
+        "v.blk.2.attn": "attention",
+    }
 
 
 def test_refused_pool_is_a_split_with_copies() -> None:
     found = report("pool2d").graphs[0]
     assert found.splits == 3
-    assert [(c.name, c.bytes) for c in found.copies] == [("v.post_ln@cpu", 16 * 144 * 4), ("mm.pool@limited", 4 * 144 * 4)]
+    assert [(c.name, c.bytes) for c in found.copies] == [
+        ("v.post_ln@cpu", 16 * 144 * 4),
+        ("mm.pool@limited", 4 * 144 * 4),
+    ]
 
 
 def test_what_is_accepted_for_one_tile_and_refused_for_four() -> None:
-    """llama.cpp PR 19884: asked about a batch of one, refused at a batch of four. Both are asked about, and reported."""
+    """llama.cpp PR 19884: asked about a batch of one, refused at a batch of four. Both are asked
+    about, and reported.
+    """
     found = report("batch")
-    assert found.graphs[0].splits == 1 and found.graphs[0].ops_by_backend == {"limited": found.graphs[0].nodes}
+    assert found.graphs[0].splits == 1 and found.graphs[0].ops_by_backend == {
+        "limited": found.graphs[0].nodes
+    }
     assert found.graphs[1].ops_by_backend["cpu"] > 0
     assert {r.reason for r in found.refused} == {f"batch {BATCH} is not supported"}
 
@@ -149,15 +204,22 @@ def test_check_finds_the_first_nan() -> None:
 
 def test_check_in_bf16() -> None:
     check = check_encoder(encoder("all_taken", dtype=torch.bfloat16))
-    assert not check.failed and check.worst[0][2] > 1e-9, "bf16 rounds: an error of nothing would mean nothing was compared"
+    assert not check.failed and check.worst[0][2] > 1e-9, (
+        "bf16 rounds: an error of nothing would mean nothing was compared"
+    )
 
 
 def test_json_has_the_same_facts() -> None:
     import json
+
     found = json.loads(json.dumps(report("pool2d").asdict()))
     assert found["fully_accelerated"] is False
     assert found["refused"][0]["op"] == "pool2d" and found["refused"][0]["tensors"][0] == {
-        "role": "dst", "dtype": "fp32", "shape": [1, 4, 144], "strides": [576, 144, 1]}
+        "role": "dst",
+        "dtype": "fp32",
+        "shape": [1, 4, 144],
+        "strides": [576, 144, 1],
+    }
 
 
 if __name__ == "__main__":

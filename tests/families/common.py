@@ -1,8 +1,11 @@
-"""What the families' oracles share: the tokenizer, random weights that matter, writing a checkpoint, asking transformers.
+"""What the families' oracles share: the tokenizer, random weights that matter, writing a
+checkpoint, asking transformers.
 
-An oracle is a random tiny checkpoint in the layout of published ones, with transformers' model and processor of it. Only transformers'
-own code prepares, encodes and answers here: nothing of ours is imported.
+An oracle is a random tiny checkpoint in the layout of published ones, with transformers' model and
+processor of it. Only transformers' own code prepares, encodes and answers here: nothing of ours is
+imported.
 """
+
 from __future__ import annotations
 
 import json
@@ -22,8 +25,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 Pixels = Callable[[Any], list[np.ndarray]]
 Messages = list[dict[str, Any]]
 
-WORDS = ["Describe the image. What do you see here? a red circle at the left, and a blue square; user assistant system"] * 4
-# At unit gain attention is nearly an average, and a model says little about where it looks: make it choose.
+WORDS = [
+    "Describe the image. What do you see here? a red circle at the left, and a blue square; user "
+    "assistant system"
+] * 4
+# At unit gain attention is nearly an average, and a model says little about where it looks: make it
+# choose.
 GAIN = {"q_proj": 2.0, "k_proj": 2.0, "o_proj": 2.0, "qkv": 1.6}
 # State that lasts for some tokens, in each head another number of them.
 RANGES = {"A_log": (-1.5, 1.0), "dt_bias": (-1.0, 1.0)}
@@ -33,7 +40,8 @@ RANGES = {"A_log": (-1.5, 1.0), "dt_bias": (-1.0, 1.0)}
 class Oracle:
     """A checkpoint in `folder` and what transformers answers from it, in fp32 on the CPU.
 
-    `pixel_layout` says what `pixels` returns; `image_token` is the id that stands for one image embedding in `input_ids` (None: text only).
+    `pixel_layout` says what `pixels` returns; `image_token` is the id that stands for one image
+    embedding in `input_ids` (None: text only).
     """
 
     folder: Path
@@ -41,17 +49,26 @@ class Oracle:
     processor: Any
     image_token: int | None
     pixel_layout: str = "one array [3, H, W] a tile, in the order of the prompt"
-    unpack: Pixels = field(default=lambda inputs: [t.numpy() for t in inputs["pixel_values"]], repr=False)
+    unpack: Pixels = field(
+        default=lambda inputs: [t.numpy() for t in inputs["pixel_values"]], repr=False
+    )
 
     def inputs(self, messages: Messages, images: Sequence[np.ndarray] = ()) -> Any:
-        """What transformers' processor and chat template make of a conversation: input_ids [1, T], pixel_values and the rest.
+        """What transformers' processor and chat template make of a conversation: input_ids [1, T],
+        pixel_values and the rest.
 
-        `messages` as mtmd takes them ({"type": "image"} parts, with or without pixels); `images` uint8 [H, W, 3], in their order.
+        `messages` as mtmd takes them ({"type": "image"} parts, with or without pixels); `images`
+        uint8 [H, W, 3], in their order.
         """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # transformers' use of numpy
-            found = self.processor.apply_chat_template(_with_pictures(messages, images), add_generation_prompt=True, tokenize=True,
-                                                       return_dict=True, return_tensors="pt")
+            found = self.processor.apply_chat_template(
+                _with_pictures(messages, images),
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=True,
+                return_tensors="pt",
+            )
         return {key: value for key, value in found.items() if key != "labels"}
 
     def prompt_ids(self, inputs: Any) -> list[int]:
@@ -63,14 +80,18 @@ class Oracle:
 
     @torch.no_grad()
     def image_features(self, inputs: Any) -> torch.Tensor:
-        """[image tokens, D]: what stands at the image tokens where the text model begins; deepstack features follow along D."""
+        """[image tokens, D]: what stands at the image tokens where the text model begins; deepstack
+        features follow along D.
+        """
         seen: dict[str, Any] = {}
 
         def look(_: Any, __: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             seen.update(kwargs)
 
         body = self.model.model
-        hook = (body.text_model if hasattr(body, "text_model") else body.language_model).register_forward_pre_hook(look, with_kwargs=True)
+        hook = (
+            body.text_model if hasattr(body, "text_model") else body.language_model
+        ).register_forward_pre_hook(look, with_kwargs=True)
         try:
             self.model(**inputs)
         finally:
@@ -86,9 +107,11 @@ class Oracle:
 
     @torch.no_grad()
     def greedy(self, inputs: Any, n: int = 48) -> list[int]:
-        """`n` new token ids by transformers' own loop and cache; the end of sequence is a token like any other."""
+        """`n` new token ids by transformers' own loop and cache; the end of sequence is a token
+        like any other.
+        """
         found = self.model.generate(**inputs, max_new_tokens=n, do_sample=False)
-        return [int(i) for i in found[0, inputs["input_ids"].shape[1]:]]
+        return [int(i) for i in found[0, inputs["input_ids"].shape[1] :]]
 
 
 @dataclass(frozen=True)
@@ -103,22 +126,34 @@ class Row:
 
 @lru_cache
 def tokenizer(special: tuple[str, ...], bos: str | None = None) -> Tokenizer:
-    """A small byte-level BPE whose special tokens come last, as in most published files. `bos` is put first by its post-processor."""
+    """A small byte-level BPE whose special tokens come last, as in most published files. `bos` is
+    put first by its post-processor.
+    """
     found = Tokenizer(models.BPE())
     found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     found.decoder = decoders.ByteLevel()
-    found.train_from_iterator(WORDS, trainers.BpeTrainer(vocab_size=331, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-                                                         show_progress=False))
+    found.train_from_iterator(
+        WORDS,
+        trainers.BpeTrainer(
+            vocab_size=331,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
     found.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in special])
     if bos:
-        found.post_processor = processors.TemplateProcessing(f"{bos} $A", f"{bos} $A {bos} $B", [(bos, found.token_to_id(bos))])
+        found.post_processor = processors.TemplateProcessing(
+            f"{bos} $A", f"{bos} $A {bos} $B", [(bos, found.token_to_id(bos))]
+        )
     return found
 
 
 def randomize(model: Any, seed: int, **ranges: tuple[float, float]) -> Any:
-    """Weights at which every part of a model counts: matrices at unit gain (see GAIN), norms near their neutral value, the rest at random.
+    """Weights at which every part of a model counts: matrices at unit gain (see GAIN), norms near
+    their neutral value, the rest at random.
 
-    `ranges`: (mean, deviation) for the parameters whose name contains the key; the first key that matches wins.
+    `ranges`: (mean, deviation) for the parameters whose name contains the key; the first key that
+    matches wins.
     """
     torch.manual_seed(seed)
     literal(model)
@@ -132,45 +167,74 @@ def randomize(model: Any, seed: int, **ranges: tuple[float, float]) -> Any:
             elif "embed_tokens" in name or ("embedding.weight" in name and "patch" not in name):
                 p.normal_(std=p.shape[-1] ** -0.5)
             elif "norm" in name and name.endswith("weight"):
-                p.normal_(float(p.mean().round()), 0.2)  # new norms hold their neutral value: 1, or 0 where the model adds 1
+                p.normal_(
+                    float(p.mean().round()), 0.2
+                )  # new norms hold their neutral value: 1, or 0 where the model adds 1
             elif p.ndim >= 2:
-                p.normal_(std=next((g for key, g in GAIN.items() if key in name), 1) / math.sqrt(_fan_in(name, p)))
+                p.normal_(
+                    std=next((g for key, g in GAIN.items() if key in name), 1)
+                    / math.sqrt(_fan_in(name, p))
+                )
             else:
                 p.normal_(std=0.2)
     return model
 
 
 def literal(model: Any) -> Any:
-    """The model with its plain implementations: the grouped product of experts takes sizes that are multiples of 4 only."""
+    """The model with its plain implementations: the grouped product of experts takes sizes that are
+    multiples of 4 only.
+    """
     model.set_attn_implementation("eager")
     model.set_experts_implementation("eager")
     return model
 
 
 def _fan_in(name: str, p: torch.Tensor) -> int:
-    return int(p.shape[-1]) if "experts." in name and p.ndim == 3 else int(p[0].numel())  # experts: [E, out, in]
+    return (
+        int(p.shape[-1]) if "experts." in name and p.ndim == 3 else int(p[0].numel())
+    )  # experts: [E, out, in]
 
 
-def save(folder: Path, model: Any, tokens: Tokenizer, template: str, names: Mapping[str, Any], *, eos: str | list[str],
-         dtype: torch.dtype = torch.float32) -> Any:
-    """Write the model, its tokenizer and its template; returns the model in fp32. `names` go into tokenizer_config.json."""
+def save(
+    folder: Path,
+    model: Any,
+    tokens: Tokenizer,
+    template: str,
+    names: Mapping[str, Any],
+    *,
+    eos: str | list[str],
+    dtype: torch.dtype = torch.float32,
+) -> Any:
+    """Write the model, its tokenizer and its template; returns the model in fp32. `names` go into
+    tokenizer_config.json.
+    """
     from transformers.utils.logging import disable_progress_bar
+
     folder.mkdir(parents=True, exist_ok=True)
     ends = [tokens.token_to_id(e) for e in ([eos] if isinstance(eos, str) else eos)]
     model.generation_config.eos_token_id = ends if len(ends) > 1 else ends[0]
-    model.generation_config.bos_token_id = tokens.token_to_id(names["bos_token"]) if names.get("bos_token") else None
-    model.generation_config.pad_token_id = tokens.token_to_id(names["pad_token"]) if names.get("pad_token") else None
+    model.generation_config.bos_token_id = (
+        tokens.token_to_id(names["bos_token"]) if names.get("bos_token") else None
+    )
+    model.generation_config.pad_token_id = (
+        tokens.token_to_id(names["pad_token"]) if names.get("pad_token") else None
+    )
     disable_progress_bar()
     model.to(dtype).save_pretrained(folder)
     model.generation_config.eos_token_id = None  # `greedy` goes on after the end of sequence
     tokens.save(str(folder / "tokenizer.json"))
-    write(folder, "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 4096, **names})
+    write(
+        folder,
+        "tokenizer_config.json",
+        {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 4096, **names},
+    )
     (folder / "chat_template.jinja").write_text(template)
     return model.float()
 
 
 def load_tokenizer(folder: Path) -> Any:
     from transformers import PreTrainedTokenizerFast
+
     return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
@@ -178,13 +242,25 @@ def template_of(folder: Path) -> str:
     return (folder / "chat_template.jinja").read_text()
 
 
-def build_processor(kind: Any, folder: Path, images: Any, *, videos: bool = False, **settings: Any) -> Any:
-    """The processor of class `kind` with the folder's tokenizer and template. Those with `videos` ask for a video processor, which
-    needs torchvision and is not called for pictures: they get a stand-in, unchecked."""
+def build_processor(
+    kind: Any, folder: Path, images: Any, *, videos: bool = False, **settings: Any
+) -> Any:
+    """The processor of class `kind` with the folder's tokenizer and template. Those with `videos`
+    ask for a video processor, which needs torchvision and is not called for pictures: they get a
+    stand-in, unchecked.
+    """
     stand_in = SimpleNamespace(num_frames=1, fps=1, merge_size=2, model_input_names=[])
-    unchecked = type(kind.__name__, (kind,), {"check_argument_for_proper_class": lambda *found: type(found[-1])})
+    unchecked = type(
+        kind.__name__, (kind,), {"check_argument_for_proper_class": lambda *found: type(found[-1])}
+    )
     more = {"video_processor": stand_in} if videos else {}
-    return unchecked(image_processor=images, tokenizer=load_tokenizer(folder), chat_template=template_of(folder), **more, **settings)
+    return unchecked(
+        image_processor=images,
+        tokenizer=load_tokenizer(folder),
+        chat_template=template_of(folder),
+        **more,
+        **settings,
+    )
 
 
 def write(folder: Path, name: str, values: Mapping[str, Any]) -> None:
@@ -195,20 +271,37 @@ def picture(seed: int, width: int, height: int) -> np.ndarray:
     """A random uint8 picture [height, width, 3] with large and small structure."""
     rng = np.random.default_rng(seed)
     coarse = rng.integers(0, 256, (4, 5, 3)).astype(np.float32)
-    rows, columns = np.linspace(0, 3.999, height).astype(int), np.linspace(0, 4.999, width).astype(int)
-    return np.clip(coarse[rows][:, columns] + rng.normal(0, 25, (height, width, 3)), 0, 255).astype(np.uint8)
+    rows, columns = (
+        np.linspace(0, 3.999, height).astype(int),
+        np.linspace(0, 4.999, width).astype(int),
+    )
+    return np.clip(coarse[rows][:, columns] + rng.normal(0, 25, (height, width, 3)), 0, 255).astype(
+        np.uint8
+    )
 
 
 def _with_pictures(messages: Messages, images: Sequence[np.ndarray]) -> Messages:
-    """The messages with each image part holding the next picture, texts as lists of parts (processors refuse plain strings)."""
+    """The messages with each image part holding the next picture, texts as lists of parts
+    (processors refuse plain strings).
+    """
     from PIL import Image
+
     pictures = iter(images)
     found = []
     for message in messages:
         parts = message["content"]
         parts = [{"type": "text", "text": parts}] if isinstance(parts, str) else parts
-        found.append(message | {"content": [
-            {"type": "image", "image": Image.fromarray(next(pictures))} if part["type"] == "image" else part for part in parts]})
+        found.append(
+            message
+            | {
+                "content": [
+                    {"type": "image", "image": Image.fromarray(next(pictures))}
+                    if part["type"] == "image"
+                    else part
+                    for part in parts
+                ]
+            }
+        )
     if next(pictures, None) is not None:
         raise ValueError("more pictures than image parts")
     return found

@@ -1,4 +1,5 @@
 """One build of each checkpoint a session."""
+
 from __future__ import annotations
 
 import sys
@@ -23,4 +24,5 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
         if (row, variant) not in made:
             made[row, variant] = ROWS[row].variants[variant](tmp_path_factory.mktemp(row))
         return made[row, variant]
+
     return build

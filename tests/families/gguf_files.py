@@ -1,7 +1,9 @@
-"""GGUF files of the oracles' checkpoints, with the keys, names, shapes and permutations that llama.cpp's converter writes.
+"""GGUF files of the oracles' checkpoints, with the keys, names, shapes and permutations that
+llama.cpp's converter writes.
 
 Only the `gguf` package is asked for names: nothing of ours is imported.
 """
+
 from __future__ import annotations
 
 import json
@@ -14,18 +16,27 @@ import numpy as np
 from safetensors.numpy import load_file
 
 Tensors = dict[str, np.ndarray]
-PERMUTED = ("llama", "mistral3")  # decoders whose queries and keys are turned for adjacent rotary pairs
+PERMUTED = (
+    "llama",
+    "mistral3",
+)  # decoders whose queries and keys are turned for adjacent rotary pairs
 ARCHITECTURES = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
 
 
-def write_gguf(path: Path, architecture: str, metadata: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> None:
+def write_gguf(
+    path: Path, architecture: str, metadata: Mapping[str, Any], tensors: Mapping[str, np.ndarray]
+) -> None:
     """A file of F32 tensors; keys that are None are left out."""
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in metadata.items():
         if isinstance(value, (list, tuple)):
             writer.add_array(key, value)
         elif value is not None:
-            kind = gguf.GGUFValueType.UINT32 if type(value) is int else gguf.GGUFValueType.get_type(value)
+            kind = (
+                gguf.GGUFValueType.UINT32
+                if type(value) is int
+                else gguf.GGUFValueType.get_type(value)
+            )
             writer.add_key_value(key, value, kind)
     for name, tensor in tensors.items():
         writer.add_tensor(name, np.ascontiguousarray(tensor))
@@ -36,14 +47,20 @@ def write_gguf(path: Path, architecture: str, metadata: Mapping[str, Any], tenso
 
 
 def adjacent(tensor: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of queries or keys as the converter's LlamaModel.permute turns them, [heads, 2, K / 2] to [heads, K / 2, 2]."""
+    """Rows of queries or keys as the converter's LlamaModel.permute turns them, [heads, 2, K / 2]
+    to [heads, K / 2, 2].
+    """
     return tensor.reshape(heads, 2, -1, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
 
 
 def halves(tensor: np.ndarray, heads: int, turning: int) -> np.ndarray:
-    """Rows of queries or keys as Glm4Model.normal_to_neox turns them: of the first `turning` of each head the even ones, then the odd."""
+    """Rows of queries or keys as Glm4Model.normal_to_neox turns them: of the first `turning` of
+    each head the even ones, then the odd.
+    """
     rows = tensor.reshape(heads, -1, *tensor.shape[1:])
-    return np.concatenate((rows[:, :turning:2], rows[:, 1:turning:2], rows[:, turning:]), 1).reshape(tensor.shape)
+    return np.concatenate(
+        (rows[:, :turning:2], rows[:, 1:turning:2], rows[:, turning:]), 1
+    ).reshape(tensor.shape)
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
@@ -53,7 +70,10 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 def named(tensors: Mapping[str, np.ndarray], architecture: gguf.MODEL_ARCH, layers: int) -> Tensors:
     """Under GGUF's names."""
-    names, found = gguf.get_tensor_name_map(architecture, max(layers, 8)), {}  # projectors number their layers too
+    names, found = (
+        gguf.get_tensor_name_map(architecture, max(layers, 8)),
+        {},
+    )  # projectors number their layers too
     for name, tensor in tensors.items():
         ours = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert ours, f"the gguf package has no name for {name}"
@@ -64,9 +84,19 @@ def named(tensors: Mapping[str, np.ndarray], architecture: gguf.MODEL_ARCH, laye
 def decoder(folder: Path, path: Path, architecture: str) -> None:
     """The text model of a checkpoint, with its tokenizer and template."""
     text = read_json(folder, "config.json")["text_config"]
-    heads, groups, head = text["num_attention_heads"], text["num_key_value_heads"], text.get("head_dim")
-    rope = text.get("rope_parameters") or {"rope_theta": text["rope_theta"], **(text["rope_scaling"] or {})}
-    share, sections = rope.get("partial_rotary_factor") or text.get("partial_rotary_factor"), rope.get("mrope_section")
+    heads, groups, head = (
+        text["num_attention_heads"],
+        text["num_key_value_heads"],
+        text.get("head_dim"),
+    )
+    rope = text.get("rope_parameters") or {
+        "rope_theta": text["rope_theta"],
+        **(text["rope_scaling"] or {}),
+    }
+    share, sections = (
+        rope.get("partial_rotary_factor") or text.get("partial_rotary_factor"),
+        rope.get("mrope_section"),
+    )
     turning = int((head or text["hidden_size"] // heads) * share) if share else head
     tensors = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
@@ -82,64 +112,119 @@ def decoder(folder: Path, path: Path, architecture: str) -> None:
         tensors[name] = tensor
     scaled = rope.get("rope_type", "default") != "default"
     keys = {
-        "block_count": text["num_hidden_layers"], "context_length": text["max_position_embeddings"],
-        "embedding_length": text["hidden_size"], "feed_forward_length": text["intermediate_size"], "attention.head_count": heads,
-        "attention.head_count_kv": groups, "attention.key_length": head, "attention.value_length": head, "rope.dimension_count": turning,
+        "block_count": text["num_hidden_layers"],
+        "context_length": text["max_position_embeddings"],
+        "embedding_length": text["hidden_size"],
+        "feed_forward_length": text["intermediate_size"],
+        "attention.head_count": heads,
+        "attention.head_count_kv": groups,
+        "attention.key_length": head,
+        "attention.value_length": head,
+        "rope.dimension_count": turning,
         "rope.dimension_sections": [*sections, 0] if sections else None,
-        "attention.layer_norm_rms_epsilon": text["rms_norm_eps"], "vocab_size": text["vocab_size"], "rope.freq_base": rope["rope_theta"],
-        "rope.scaling.type": rope["rope_type"] if scaled else None, "rope.scaling.factor": rope.get("factor"),
+        "attention.layer_norm_rms_epsilon": text["rms_norm_eps"],
+        "vocab_size": text["vocab_size"],
+        "rope.freq_base": rope["rope_theta"],
+        "rope.scaling.type": rope["rope_type"] if scaled else None,
+        "rope.scaling.factor": rope.get("factor"),
         "rope.scaling.original_context_length": rope.get("original_max_position_embeddings"),
-        "rope.scaling.yarn_beta_fast": rope.get("beta_fast"), "rope.scaling.yarn_beta_slow": rope.get("beta_slow"),
+        "rope.scaling.yarn_beta_fast": rope.get("beta_fast"),
+        "rope.scaling.yarn_beta_slow": rope.get("beta_slow"),
         # The converter leaves Mistral's window out; a file that has it means it.
-        "attention.sliding_window": text.get("sliding_window")}
-    metadata = {f"{architecture}.{key}": value for key, value in keys.items()} | vocabulary(folder, text["vocab_size"])
-    write_gguf(path, architecture, metadata, named(tensors, ARCHITECTURES[architecture], text["num_hidden_layers"]))
+        "attention.sliding_window": text.get("sliding_window"),
+    }
+    metadata = {f"{architecture}.{key}": value for key, value in keys.items()} | vocabulary(
+        folder, text["vocab_size"]
+    )
+    write_gguf(
+        path,
+        architecture,
+        metadata,
+        named(tensors, ARCHITECTURES[architecture], text["num_hidden_layers"]),
+    )
 
 
 def vocabulary(folder: Path, rows: int) -> dict[str, Any]:
     """tokenizer.json and the template as keys; rows beyond the tokenizer's are padding."""
-    settings, config = read_json(folder, "tokenizer.json"), read_json(folder, "tokenizer_config.json")
+    settings, config = (
+        read_json(folder, "tokenizer.json"),
+        read_json(folder, "tokenizer_config.json"),
+    )
     added = {token["content"]: token["id"] for token in settings["added_tokens"]}
     ids = settings["model"]["vocab"] | added
     spelled = {i: text for text, i in ids.items()}
-    keys = {"model": "gpt2", "pre": "gpt-2", "tokens": [spelled.get(i, f"[PAD{i}]") for i in range(rows)],
-            "token_type": [3 if spelled.get(i) in added else 1 if i in spelled else 5 for i in range(rows)],  # control, normal, unused
-            "merges": [" ".join(pair) for pair in settings["model"]["merges"]],
-            "bos_token_id": ids.get(config.get("bos_token")), "eos_token_id": ids[config["eos_token"]], "add_bos_token": False}
-    return {**{f"tokenizer.ggml.{key}": value for key, value in keys.items()},
-            "tokenizer.chat_template": (folder / "chat_template.jinja").read_text()}
+    keys = {
+        "model": "gpt2",
+        "pre": "gpt-2",
+        "tokens": [spelled.get(i, f"[PAD{i}]") for i in range(rows)],
+        "token_type": [
+            3 if spelled.get(i) in added else 1 if i in spelled else 5 for i in range(rows)
+        ],  # control, normal, unused
+        "merges": [" ".join(pair) for pair in settings["model"]["merges"]],
+        "bos_token_id": ids.get(config.get("bos_token")),
+        "eos_token_id": ids[config["eos_token"]],
+        "add_bos_token": False,
+    }
+    return {
+        **{f"tokenizer.ggml.{key}": value for key, value in keys.items()},
+        "tokenizer.chat_template": (folder / "chat_template.jinja").read_text(),
+    }
 
 
 def vision_keys(folder: Path, projector: str) -> dict[str, Any]:
     """The keys of every projector."""
     config, image = read_json(folder, "config.json"), read_json(folder, "preprocessor_config.json")
     c = config["vision_config"]
-    size, patch = (side[0] if isinstance(side, list) else side for side in (c["image_size"], c["patch_size"]))
-    keys = {"vision.projection_dim": config["text_config"]["hidden_size"], "vision.image_size": size, "vision.patch_size": patch,
-            "vision.embedding_length": c["hidden_size"], "vision.feed_forward_length": c["intermediate_size"],
-            "vision.block_count": c.get("depth") or c["num_hidden_layers"],
-            "vision.attention.head_count": c.get("num_heads") or c["num_attention_heads"],
-            "vision.image_mean": image["image_mean"], "vision.image_std": image["image_std"], "projector_type": projector,
-            "has_vision_encoder": True, "use_gelu": True if c["hidden_act"] == "gelu" else None,
-            "use_silu": True if c["hidden_act"] == "silu" else None}
+    size, patch = (
+        side[0] if isinstance(side, list) else side for side in (c["image_size"], c["patch_size"])
+    )
+    keys = {
+        "vision.projection_dim": config["text_config"]["hidden_size"],
+        "vision.image_size": size,
+        "vision.patch_size": patch,
+        "vision.embedding_length": c["hidden_size"],
+        "vision.feed_forward_length": c["intermediate_size"],
+        "vision.block_count": c.get("depth") or c["num_hidden_layers"],
+        "vision.attention.head_count": c.get("num_heads") or c["num_attention_heads"],
+        "vision.image_mean": image["image_mean"],
+        "vision.image_std": image["image_std"],
+        "projector_type": projector,
+        "has_vision_encoder": True,
+        "use_gelu": True if c["hidden_act"] == "gelu" else None,
+        "use_silu": True if c["hidden_act"] == "silu" else None,
+    }
     return {f"clip.{key}": value for key, value in keys.items()}
 
 
 def pixtral_projector(folder: Path, path: Path) -> None:
     """conversion/llava.py: queries and keys turned, and the decoder's row of [IMG_BREAK]."""
     config, tensors = read_json(folder, "config.json"), {}
-    heads, layers = config["vision_config"]["num_attention_heads"], config["vision_config"]["num_hidden_layers"]
+    heads, layers = (
+        config["vision_config"]["num_attention_heads"],
+        config["vision_config"]["num_hidden_layers"],
+    )
     for name, tensor in load_file(folder / "model.safetensors").items():
         if name.startswith(("vision_tower.", "multi_modal_projector.")):
-            tensors[name] = adjacent(tensor, heads) if name.endswith(("q_proj.weight", "k_proj.weight")) else tensor
+            tensors[name] = (
+                adjacent(tensor, heads)
+                if name.endswith(("q_proj.weight", "k_proj.weight"))
+                else tensor
+            )
         elif name.endswith("embed_tokens.weight"):
-            broken = next(t["id"] for t in read_json(folder, "tokenizer.json")["added_tokens"] if t["content"] == "[IMG_BREAK]")
+            broken = next(
+                t["id"]
+                for t in read_json(folder, "tokenizer.json")["added_tokens"]
+                if t["content"] == "[IMG_BREAK]"
+            )
             tensors["v.token_embd.img_break"] = tensor[broken]
-    # image_size is what the converter writes, and the longest edge in published models; in this one they differ.
+    # image_size is what the converter writes, and the longest edge in published models; in this one
+    # they differ.
     longest = read_json(folder, "preprocessor_config.json")["size"]["longest_edge"]
     metadata = vision_keys(folder, "pixtral") | {
-        "clip.vision.image_size": longest, "clip.vision.attention.layer_norm_epsilon": 1e-5,
-        "clip.vision.spatial_merge_size": config.get("spatial_merge_size")}
+        "clip.vision.image_size": longest,
+        "clip.vision.attention.layer_norm_epsilon": 1e-5,
+        "clip.vision.spatial_merge_size": config.get("spatial_merge_size"),
+    }
     write_gguf(path, "clip", metadata, named(tensors, gguf.MODEL_ARCH.MMPROJ, layers))
 
 
@@ -147,8 +232,14 @@ INTERNVL_ENDS = {"layer_norm": "mlp1.0", "linear_1": "mlp1.1", "linear_2": "mlp1
 
 
 def internvl_projector(folder: Path, path: Path, *, squeezed: bool = False) -> None:
-    """conversion/internvl.py; `squeezed`: without the axes of one, as ggml drops them when it writes a file again."""
-    config, image, tensors = read_json(folder, "config.json"), read_json(folder, "preprocessor_config.json"), {}
+    """conversion/internvl.py; `squeezed`: without the axes of one, as ggml drops them when it
+    writes a file again.
+    """
+    config, image, tensors = (
+        read_json(folder, "config.json"),
+        read_json(folder, "preprocessor_config.json"),
+        {},
+    )
     for name, tensor in load_file(folder / "model.safetensors").items():
         if name.startswith("multi_modal_projector."):
             _, part, kind = name.split(".")
@@ -159,8 +250,15 @@ def internvl_projector(folder: Path, path: Path, *, squeezed: bool = False) -> N
     metadata = vision_keys(folder, "internvl") | {
         "clip.vision.attention.layer_norm_epsilon": config["vision_config"]["layer_norm_eps"],
         "clip.vision.projector.scale_factor": int(1 / config["downsample_ratio"]),
-        "clip.vision.preproc_min_tiles": image["min_patches"], "clip.vision.preproc_max_tiles": image["max_patches"]}
-    write_gguf(path, "clip", metadata, named(tensors, gguf.MODEL_ARCH.MMPROJ, config["vision_config"]["num_hidden_layers"]))
+        "clip.vision.preproc_min_tiles": image["min_patches"],
+        "clip.vision.preproc_max_tiles": image["max_patches"],
+    }
+    write_gguf(
+        path,
+        "clip",
+        metadata,
+        named(tensors, gguf.MODEL_ARCH.MMPROJ, config["vision_config"]["num_hidden_layers"]),
+    )
 
 
 def glm4v_projector(folder: Path, path: Path) -> None:
@@ -171,9 +269,20 @@ def glm4v_projector(folder: Path, path: Path) -> None:
             tensors[name.removeprefix("model.")] = tensor
     first = tensors.pop("visual.patch_embed.proj.weight")
     frames = {"v.patch_embd.weight": first[:, :, 0], "v.patch_embd.weight.1": first[:, :, 1]}
-    # The converter writes neither limits of pixels, which a picture counts once against, nor what the published model merges.
-    low, high = (edge // 2 for edge in read_json(folder, "preprocessor_config.json")["size"].values())
+    # The converter writes neither limits of pixels, which a picture counts once against, nor what
+    # the published model merges.
+    low, high = (
+        edge // 2 for edge in read_json(folder, "preprocessor_config.json")["size"].values()
+    )
     metadata = vision_keys(folder, "glm4v") | {
-        "clip.vision.attention.layer_norm_epsilon": config["vision_config"]["rms_norm_eps"], "clip.vision.image_min_pixels": low,
-        "clip.vision.image_max_pixels": high, "clip.vision.spatial_merge_size": config["vision_config"]["spatial_merge_size"]}
-    write_gguf(path, "clip", metadata, named(tensors, gguf.MODEL_ARCH.MMPROJ, config["vision_config"]["depth"]) | frames)
+        "clip.vision.attention.layer_norm_epsilon": config["vision_config"]["rms_norm_eps"],
+        "clip.vision.image_min_pixels": low,
+        "clip.vision.image_max_pixels": high,
+        "clip.vision.spatial_merge_size": config["vision_config"]["spatial_merge_size"],
+    }
+    write_gguf(
+        path,
+        "clip",
+        metadata,
+        named(tensors, gguf.MODEL_ARCH.MMPROJ, config["vision_config"]["depth"]) | frames,
+    )

@@ -1,4 +1,7 @@
-"""Checkpoints rewritten as they lie on the hub: transformers 5 saves newer tensor names and settings than were published."""
+"""Checkpoints rewritten as they lie on the hub: transformers 5 saves newer tensor names and
+settings than were published.
+"""
+
 from __future__ import annotations
 
 import json
@@ -13,10 +16,18 @@ if TYPE_CHECKING:
     from common import Oracle
 
 
-def published(build: Callable[[Path], Oracle], *, tower: bool = False, transposed: bool = False,
-              mrope: bool = True) -> Callable[[Path], Oracle]:
-    """`build`, its folder rewritten: rope_theta and rope_scaling in config.json. `tower`: the tower's names under `vision_model`;
-    `transposed`: experts as [E, in, out], as Qwen3-VL's; `mrope`: sections make a rotary embedding's type "mrope", as in Qwen2-VL's."""
+def published(
+    build: Callable[[Path], Oracle],
+    *,
+    tower: bool = False,
+    transposed: bool = False,
+    mrope: bool = True,
+) -> Callable[[Path], Oracle]:
+    """`build`, its folder rewritten: rope_theta and rope_scaling in config.json. `tower`: the
+    tower's names under `vision_model`; `transposed`: experts as [E, in, out], as Qwen3-VL's;
+    `mrope`: sections make a rotary embedding's type "mrope", as in Qwen2-VL's.
+    """
+
     def rewritten(folder: Path) -> Oracle:
         oracle = build(folder)
         _rename(folder / "model.safetensors", tower, transposed)
@@ -26,15 +37,22 @@ def published(build: Callable[[Path], Oracle], *, tower: bool = False, transpose
             _old_settings(section, mrope)
         path.write_text(json.dumps(config, indent=1))
         return oracle
+
     return rewritten
 
 
 def _rename(path: Path, tower: bool, transposed: bool) -> None:
     tensors = load_file(path)
     if tower:
-        tensors = {re.sub(r"(^|\.)vision_tower\.", r"\1vision_tower.vision_model.", name): t for name, t in tensors.items()}
+        tensors = {
+            re.sub(r"(^|\.)vision_tower\.", r"\1vision_tower.vision_model.", name): t
+            for name, t in tensors.items()
+        }
     if transposed:
-        tensors = {name: t.transpose(1, 2).contiguous() if ".experts." in name else t for name, t in tensors.items()}
+        tensors = {
+            name: t.transpose(1, 2).contiguous() if ".experts." in name else t
+            for name, t in tensors.items()
+        }
     save_file(tensors, path, metadata={"format": "pt"})
 
 

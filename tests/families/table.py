@@ -1,4 +1,5 @@
 """The family table: every row of tests/families, by module name."""
+
 from __future__ import annotations
 
 import sys
@@ -8,7 +9,21 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 from common import Row
 
-MODULES = ("gemma3", "gemma4", "idefics3", "llava", "qwen2_vl", "qwen3_vl", "qwen3_5", "qwen3_next", "lfm2_vl", "pixtral", "internvl",
-           "glm4v")
+MODULES = (
+    "gemma3",
+    "gemma4",
+    "idefics3",
+    "llava",
+    "qwen2_vl",
+    "qwen3_vl",
+    "qwen3_5",
+    "qwen3_next",
+    "lfm2_vl",
+    "pixtral",
+    "internvl",
+    "glm4v",
+)
 ROWS: dict[str, Row] = {name: import_module(name).ROW for name in MODULES}
-CASES: list[tuple[str, str]] = [(name, variant) for name, row in ROWS.items() for variant in row.variants]
+CASES: list[tuple[str, str]] = [
+    (name, variant) for name, row in ROWS.items() for variant in row.variants
+]

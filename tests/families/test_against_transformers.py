@@ -1,4 +1,7 @@
-"""Every family against transformers, from the same files: prompt ids, pixels, embeddings, logits, greedy tokens."""
+"""Every family against transformers, from the same files: prompt ids, pixels, embeddings, logits,
+greedy tokens.
+"""
+
 from __future__ import annotations
 
 import sys
@@ -25,28 +28,51 @@ from mtmd.model import Model
 Build = Callable[[str, str], Oracle]
 TOKENS = 48
 PICTURES = [picture(0, 70, 50), picture(1, 33, 91)]
-every_variant = pytest.mark.parametrize(("row", "variant"), CASES, ids=[f"{row}: {variant}" for row, variant in CASES])
-every_vision_variant = pytest.mark.parametrize(("row", "variant"), [c for c in CASES if ROWS[c[0]].vision],
-                                               ids=[f"{row}: {variant}" for row, variant in CASES if ROWS[row].vision])
+every_variant = pytest.mark.parametrize(
+    ("row", "variant"), CASES, ids=[f"{row}: {variant}" for row, variant in CASES]
+)
+every_vision_variant = pytest.mark.parametrize(
+    ("row", "variant"),
+    [c for c in CASES if ROWS[c[0]].vision],
+    ids=[f"{row}: {variant}" for row, variant in CASES if ROWS[row].vision],
+)
 
 
 def conversation(*parts: Any) -> list[dict[str, Any]]:
     """One turn of the user: texts, and pictures by their number."""
-    return [{"role": "user", "content": [
-        {"type": "image", "image": PICTURES[p]} if isinstance(p, int) else {"type": "text", "text": p} for p in parts]}]
+    return [
+        {
+            "role": "user",
+            "content": [
+                {"type": "image", "image": PICTURES[p]}
+                if isinstance(p, int)
+                else {"type": "text", "text": p}
+                for p in parts
+            ],
+        }
+    ]
 
 
 def conversations(row: str) -> list[list[dict[str, Any]]]:
     """Of different lengths: two pictures between texts, text alone, one picture."""
     if not ROWS[row].vision:
-        return [conversation("What is", "and", "here?"), conversation("Describe a red circle at the left and the blue square"),
-                conversation("Who?")]
-    return [conversation("What is", 0, "and", 1, "here?"), conversation("Describe a red circle"), conversation(1, "What do you see?")]
+        return [
+            conversation("What is", "and", "here?"),
+            conversation("Describe a red circle at the left and the blue square"),
+            conversation("Who?"),
+        ]
+    return [
+        conversation("What is", 0, "and", 1, "here?"),
+        conversation("Describe a red circle"),
+        conversation(1, "What do you see?"),
+    ]
 
 
 def asked(oracle: Oracle, messages: list[dict[str, Any]]) -> Any:
     """transformers' inputs for a conversation."""
-    return oracle.inputs(messages, [p["image"] for m in messages for p in m["content"] if p["type"] == "image"])
+    return oracle.inputs(
+        messages, [p["image"] for m in messages for p in m["content"] if p["type"] == "image"]
+    )
 
 
 class Subject:
@@ -64,12 +90,24 @@ class Subject:
 
     def engine(self, sequences: int, flash: str = "auto") -> Runner:
         checkpoint = self.model.checkpoint
-        return Runner(checkpoint.text, checkpoint.text_weights, self.model.backends, dtype=torch.float32, context=512, sequences=sequences,
-                      image_tokens=self.model.runner.image_tokens, flash_attn=flash, residency=self.model.runner.residency)
+        return Runner(
+            checkpoint.text,
+            checkpoint.text_weights,
+            self.model.backends,
+            dtype=torch.float32,
+            context=512,
+            sequences=sequences,
+            image_tokens=self.model.runner.image_tokens,
+            flash_attn=flash,
+            residency=self.model.runner.residency,
+        )
 
 
-def tile_of(patches: np.ndarray, shape: tuple[int, ...], merge: int, channels_last: bool) -> np.ndarray:
-    """[3, Y, X] from the patches transformers cuts a picture into, `merge` x `merge` of them together: [P, numbers of a patch].
+def tile_of(
+    patches: np.ndarray, shape: tuple[int, ...], merge: int, channels_last: bool
+) -> np.ndarray:
+    """[3, Y, X] from the patches transformers cuts a picture into, `merge` x `merge` of them
+    together: [P, numbers of a patch].
 
     A patch that stands for two equal frames holds each pixel twice.
     """
@@ -77,15 +115,29 @@ def tile_of(patches: np.ndarray, shape: tuple[int, ...], merge: int, channels_la
     side = int((height * width / len(patches)) ** 0.5)
     rows, columns = height // side // merge, width // side // merge
     if channels_last:
-        cells = patches.reshape(rows, columns, merge, merge, side, side, channels).transpose(6, 0, 2, 4, 1, 3, 5)
+        cells = patches.reshape(rows, columns, merge, merge, side, side, channels).transpose(
+            6, 0, 2, 4, 1, 3, 5
+        )
         return cells.reshape(shape)
     frames = patches.reshape(len(patches), channels, -1, side, side)
     assert all(np.array_equal(frames[:, :, 0], frames[:, :, i]) for i in range(frames.shape[2]))
-    return frames[:, :, 0].reshape(rows, columns, merge, merge, channels, side, side).transpose(4, 0, 2, 5, 1, 3, 6).reshape(shape)
+    return (
+        frames[:, :, 0]
+        .reshape(rows, columns, merge, merge, channels, side, side)
+        .transpose(4, 0, 2, 5, 1, 3, 6)
+        .reshape(shape)
+    )
 
 
-# Rows whose processors give patches: how many to a side lie together, and whether their channels come last.
-PATCHES = {"gemma4": (1, True), "lfm2_vl": (1, True), "qwen2_vl": (2, False), "qwen3_5": (2, False), "qwen3_vl": (2, False)}
+# Rows whose processors give patches: how many to a side lie together, and whether their channels
+# come last.
+PATCHES = {
+    "gemma4": (1, True),
+    "lfm2_vl": (1, True),
+    "qwen2_vl": (2, False),
+    "qwen3_5": (2, False),
+    "qwen3_vl": (2, False),
+}
 SUBJECTS: dict[tuple[str, str], Subject] = {}
 
 
@@ -98,7 +150,9 @@ def subject(build: Build, row: str, variant: str) -> Subject:
 
 def nmse(found: torch.Tensor, expected: torch.Tensor) -> float:
     """|found - expected|^2 / |expected|^2"""
-    return float((found.double() - expected.double()).square().sum() / expected.double().square().sum())
+    return float(
+        (found.double() - expected.double()).square().sum() / expected.double().square().sum()
+    )
 
 
 @every_vision_variant
@@ -108,7 +162,9 @@ def test_pixels_are_exact(subject: Subject, row: str) -> None:
     found = [tile for p in PICTURES for tile in family.prepare(p).tiles]
     expected = subject.oracle.pixels(subject.inputs[0])
     if row in PATCHES:
-        expected = [tile_of(p, t.shape, *PATCHES[row]) for p, t in zip(expected, found, strict=True)]
+        expected = [
+            tile_of(p, t.shape, *PATCHES[row]) for p, t in zip(expected, found, strict=True)
+        ]
     assert [t.shape for t in found] == [p.shape for p in expected]
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -123,7 +179,9 @@ def test_embeddings(subject: Subject) -> None:
 @every_variant
 def test_prompts(subject: Subject) -> None:
     for index, inputs in enumerate(subject.inputs):
-        assert [t for s in subject.spans(index) for t in s.tokens] == subject.oracle.prompt_ids(inputs)
+        assert [t for s in subject.spans(index) for t in s.tokens] == subject.oracle.prompt_ids(
+            inputs
+        )
 
 
 @every_variant
@@ -136,11 +194,15 @@ def test_logits(subject: Subject, flash: str) -> None:
 @every_variant
 @pytest.mark.parametrize("flash", [s for s in SETTINGS if s != "auto"])
 def test_greedy_tokens(subject: Subject, flash: str) -> None:
-    model = Model(subject.model.checkpoint, LoadOptions(device="cpu", dtype="fp32", flash_attn=flash))
+    model = Model(
+        subject.model.checkpoint, LoadOptions(device="cpu", dtype="fp32", flash_attn=flash)
+    )
     *_, last = model.stream(subject.conversations[0], max_tokens=TOKENS, ignore_eos=True)
     assert isinstance(last, Finished)
     assert list(last.answer.output_token_ids) == subject.greedy[0]
-    assert len(set(subject.greedy[0])) > 5, "the random model repeats itself: the comparison says little"
+    assert len(set(subject.greedy[0])) > 5, (
+        "the random model repeats itself: the comparison says little"
+    )
 
 
 @every_variant
@@ -148,7 +210,9 @@ def test_three_sequences_in_one_batch(subject: Subject) -> None:
     engine = subject.engine(3)
     cache = engine.new_cache()
     running = [engine.begin(cache, slot) for slot in (1, 2, 0)]
-    logits = engine.forward(make_batch([(r, subject.spans(i)) for i, r in enumerate(running)], cache))
+    logits = engine.forward(
+        make_batch([(r, subject.spans(i)) for i, r in enumerate(running)], cache)
+    )
     assert decode(engine, cache, running, logits) == subject.greedy
 
 
@@ -163,12 +227,18 @@ def test_prefill_in_chunks_of_seven(subject: Subject, monkeypatch: pytest.Monkey
     assert decode(engine, cache, [running], logits) == subject.greedy[:1]
 
 
-def decode(engine: Runner, cache: Any, running: list[Running], logits: torch.Tensor) -> list[list[int]]:
+def decode(
+    engine: Runner, cache: Any, running: list[Running], logits: torch.Tensor
+) -> list[list[int]]:
     """Greedy tokens of sequences that are decoded together."""
     tokens: list[list[int]] = [[] for _ in running]
     for step in range(TOKENS):
         for mine, row in zip(tokens, logits, strict=True):
             mine.append(int(row.argmax()))
         if step < TOKENS - 1:
-            logits = engine.forward(make_batch([(r, [Span((t[-1],))]) for r, t in zip(running, tokens, strict=True)], cache))
+            logits = engine.forward(
+                make_batch(
+                    [(r, [Span((t[-1],))]) for r, t in zip(running, tokens, strict=True)], cache
+                )
+            )
     return tokens

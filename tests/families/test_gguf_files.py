@@ -1,4 +1,7 @@
-"""Families of which llama.cpp's converter wrote us no files: the same answers out of GGUF files made here, as it makes them."""
+"""Families of which llama.cpp's converter wrote us no files: the same answers out of GGUF files
+made here, as it makes them.
+"""
+
 from __future__ import annotations
 
 import sys
@@ -20,29 +23,64 @@ from mtmd.model import Model
 
 Build = Callable[[str, str], Oracle]
 PICTURES = [picture(0, 70, 50), picture(1, 33, 91)]
-MESSAGES = [{"role": "user", "content": [{"type": "text", "text": "What is"}, {"type": "image", "image": PICTURES[0]},
-                                         {"type": "text", "text": "and"}, {"type": "image", "image": PICTURES[1]}]}]
-PROJECTORS = {"pixtral": [pixtral_projector], "internvl": [internvl_projector, partial(internvl_projector, squeezed=True)],
-              "glm4v": [glm4v_projector]}
-ARCHITECTURES = {"mistral": "llama", "mistral3": "mistral3", "glm4v": "glm4"}  # by the text's or the whole's model_type
-CASES = [(row, variant, i) for row, kinds in PROJECTORS.items() for variant in ROWS[row].variants for i in range(len(kinds))]
+MESSAGES = [
+    {
+        "role": "user",
+        "content": [
+            {"type": "text", "text": "What is"},
+            {"type": "image", "image": PICTURES[0]},
+            {"type": "text", "text": "and"},
+            {"type": "image", "image": PICTURES[1]},
+        ],
+    }
+]
+PROJECTORS = {
+    "pixtral": [pixtral_projector],
+    "internvl": [internvl_projector, partial(internvl_projector, squeezed=True)],
+    "glm4v": [glm4v_projector],
+}
+ARCHITECTURES = {
+    "mistral": "llama",
+    "mistral3": "mistral3",
+    "glm4v": "glm4",
+}  # by the text's or the whole's model_type
+CASES = [
+    (row, variant, i)
+    for row, kinds in PROJECTORS.items()
+    for variant in ROWS[row].variants
+    for i in range(len(kinds))
+]
 
 
 def nmse(found: torch.Tensor, expected: torch.Tensor) -> float:
     """|found - expected|^2 / |expected|^2"""
-    return float((found.double() - expected.double()).square().sum() / expected.double().square().sum())
+    return float(
+        (found.double() - expected.double()).square().sum() / expected.double().square().sum()
+    )
 
 
-@pytest.mark.parametrize(("row", "variant", "projector"), CASES, ids=[f"{row}: {variant} ({i})" for row, variant, i in CASES])
-def test_the_same_answer_out_of_gguf(build: Build, tmp_path: Path, row: str, variant: str, projector: int) -> None:
+@pytest.mark.parametrize(
+    ("row", "variant", "projector"),
+    CASES,
+    ids=[f"{row}: {variant} ({i})" for row, variant, i in CASES],
+)
+def test_the_same_answer_out_of_gguf(
+    build: Build, tmp_path: Path, row: str, variant: str, projector: int
+) -> None:
     oracle = build(row, variant)
     config = read_json(oracle.folder, "config.json")
     kind = config["text_config"]["model_type"]
-    decoder(oracle.folder, tmp_path / "text.gguf", ARCHITECTURES.get(config["model_type"], ARCHITECTURES.get(kind, kind)))
+    decoder(
+        oracle.folder,
+        tmp_path / "text.gguf",
+        ARCHITECTURES.get(config["model_type"], ARCHITECTURES.get(kind, kind)),
+    )
     PROJECTORS[row][projector](oracle.folder, tmp_path / "mmproj.gguf")
     model = Model(open_checkpoint(tmp_path / "text.gguf"), LoadOptions(device="cpu", dtype="fp32"))
     inputs, spans = oracle.inputs(MESSAGES, PICTURES), model.spans(MESSAGES)
     assert [t for s in spans for t in s.tokens] == oracle.prompt_ids(inputs)
     rows = torch.cat([s.embeddings for s in spans if s.embeddings is not None])
     assert nmse(rows, oracle.image_features(inputs)) <= 1e-9
-    assert nmse(model.runner.prefill(spans, model.runner.new_cache()), oracle.logits(inputs)) <= 1e-9
+    assert (
+        nmse(model.runner.prefill(spans, model.runner.new_cache()), oracle.logits(inputs)) <= 1e-9
+    )

@@ -1,4 +1,7 @@
-"""The oracles themselves: their models answer with variety, and pictures, their order and the words around them count."""
+"""The oracles themselves: their models answer with variety, and pictures, their order and the words
+around them count.
+"""
+
 from __future__ import annotations
 
 import sys
@@ -15,13 +18,24 @@ from common import Messages, Oracle, literal, picture
 from table import CASES, ROWS
 
 PICTURES = [picture(0, 70, 50), picture(1, 33, 91)]
-REQUIRED = ["chat_template.jinja", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
-every_variant = pytest.mark.parametrize(("row", "variant"), CASES, ids=[f"{row}: {variant}" for row, variant in CASES])
+REQUIRED = [
+    "chat_template.jinja",
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+]
+every_variant = pytest.mark.parametrize(
+    ("row", "variant"), CASES, ids=[f"{row}: {variant}" for row, variant in CASES]
+)
 
 
 def conversation(words: str = "and", pictures: bool = True) -> Messages:
     image: Messages = [{"type": "image"}] if pictures else []
-    return [{"role": "user", "content": [text("What is"), *image, text(words), *image, text("here?")]}]
+    return [
+        {"role": "user", "content": [text("What is"), *image, text(words), *image, text("here?")]}
+    ]
 
 
 def text(words: str) -> dict[str, Any]:
@@ -36,19 +50,29 @@ def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
 def test_checkpoint_is_whole_and_small(build: Any, row: str, variant: str) -> None:
     files = {f.name: f.stat().st_size for f in build(row, variant).folder.iterdir()}
     assert set(REQUIRED) <= set(files)
-    assert not ROWS[row].vision or {"preprocessor_config.json", "processor_config.json"} & set(files)
+    assert not ROWS[row].vision or {"preprocessor_config.json", "processor_config.json"} & set(
+        files
+    )
     assert sum(files.values()) < 3.5e6
 
 
 @every_variant
 def test_the_files_are_the_model(build: Any, row: str, variant: str) -> None:
-    """transformers reads back what was written, also where `published` rewrote it: nothing missing, nothing over, the same answer."""
+    """transformers reads back what was written, also where `published` rewrote it: nothing missing,
+    nothing over, the same answer.
+    """
     oracle: Oracle = build(row, variant)
-    inputs = oracle.inputs(conversation(pictures=ROWS[row].vision), PICTURES if ROWS[row].vision else [])
-    read, report = type(oracle.model).from_pretrained(oracle.folder, dtype=torch.float32, output_loading_info=True)
+    inputs = oracle.inputs(
+        conversation(pictures=ROWS[row].vision), PICTURES if ROWS[row].vision else []
+    )
+    read, report = type(oracle.model).from_pretrained(
+        oracle.folder, dtype=torch.float32, output_loading_info=True
+    )
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     with torch.no_grad():
-        assert distance(literal(read).eval()(**inputs).logits[0, -1], oracle.logits(inputs)) <= 1e-12
+        assert (
+            distance(literal(read).eval()(**inputs).logits[0, -1], oracle.logits(inputs)) <= 1e-12
+        )
 
 
 @every_variant
@@ -72,7 +96,11 @@ def test_every_picture_counts(build: Any, row: str, variant: str) -> None:
         return
     oracle: Oracle = build(row, variant)
     inputs = oracle.inputs(conversation(), PICTURES)
-    features, logits, pixels = oracle.image_features(inputs), oracle.logits(inputs), oracle.pixels(inputs)
+    features, logits, pixels = (
+        oracle.image_features(inputs),
+        oracle.logits(inputs),
+        oracle.pixels(inputs),
+    )
     assert features.shape[0] == oracle.prompt_ids(inputs).count(oracle.image_token)
     assert all(np.isfinite(p).all() and p.std() > 0.05 for p in pixels)
     for changed in ([picture(7, 70, 50), PICTURES[1]], [PICTURES[0], picture(8, 33, 91)]):
@@ -83,12 +111,20 @@ def test_every_picture_counts(build: Any, row: str, variant: str) -> None:
 
 @pytest.mark.parametrize("size", [(24, 40), (111, 37), (30, 20)])
 def test_stand_in_is_torchvision(size: tuple[int, int]) -> None:
-    functional = pytest.importorskip("torchvision.transforms.v2.functional", reason="torchvision is not installed",
-                                     exc_type=(ImportError, RuntimeError))
+    functional = pytest.importorskip(
+        "torchvision.transforms.v2.functional",
+        reason="torchvision is not installed",
+        exc_type=(ImportError, RuntimeError),
+    )
     image = torch.from_numpy(picture(3, 70, 50)).permute(2, 0, 1).contiguous()
     mode = functional.InterpolationMode
     for name in ("BILINEAR", "BICUBIC"):
-        assert torch.equal(stand_in.resize(image, size, stand_in.InterpolationMode[name]),
-                           functional.resize(image, list(size), interpolation=mode[name], antialias=True))
+        assert torch.equal(
+            stand_in.resize(image, size, stand_in.InterpolationMode[name]),
+            functional.resize(image, list(size), interpolation=mode[name], antialias=True),
+        )
     mean = torch.tensor([127.5, 120.0, 3.0])
-    assert torch.equal(stand_in.normalize(image.float(), mean, mean), functional.normalize(image.float(), mean, mean))
+    assert torch.equal(
+        stand_in.normalize(image.float(), mean, mean),
+        functional.normalize(image.float(), mean, mean),
+    )

@@ -1,5 +1,7 @@
-"""Conversations that begin alike, over families whose positions, masks and states depend on pictures: what was read before, by this request
-or another, changes no answer."""
+"""Conversations that begin alike, over families whose positions, masks and states depend on
+pictures: what was read before, by this request or another, changes no answer.
+"""
+
 from __future__ import annotations
 
 import sys
@@ -19,29 +21,56 @@ from mtmd.llm.state import PAGE
 from mtmd.model import Model
 
 Build = Callable[[str, str], Oracle]
-CASES = {"blocks wider than the window": ("gemma3", "6 heads on 2, image block wider than the window, as published"),
-         "blocks in some layers": ("gemma4", "dense: keys are values, images attend in both directions"),
-         "positions on grids": ("qwen2_vl", "qwen2-vl, heads of 40 and 24"), "features for layers": ("qwen3_vl", "dense"),
-         "delta nets and grids": ("qwen3_5", "dense"), "convolutions and tiles": ("lfm2_vl", "tiles and thumbnail")}
+CASES = {
+    "blocks wider than the window": (
+        "gemma3",
+        "6 heads on 2, image block wider than the window, as published",
+    ),
+    "blocks in some layers": ("gemma4", "dense: keys are values, images attend in both directions"),
+    "positions on grids": ("qwen2_vl", "qwen2-vl, heads of 40 and 24"),
+    "features for layers": ("qwen3_vl", "dense"),
+    "delta nets and grids": ("qwen3_5", "dense"),
+    "convolutions and tiles": ("lfm2_vl", "tiles and thumbnail"),
+}
 SHARED, SECOND, OTHER = picture(0, 150, 190), picture(1, 60, 90), picture(2, 90, 60)
 
 
 def user(*parts: Any) -> dict[str, Any]:
-    content = [{"type": "text", "text": p} if isinstance(p, str) else {"type": "image", "image": p} for p in parts]
+    content = [
+        {"type": "text", "text": p} if isinstance(p, str) else {"type": "image", "image": p}
+        for p in parts
+    ]
     return {"role": "user", "content": content}
 
 
 def conversations() -> list[list[dict[str, Any]]]:
     """A picture that is always the same; then another text, or an answer and another picture."""
     first = user("Describe the image. What do you see here? a red circle", SHARED, "at the left?")
-    said = {"role": "assistant", "content": "a blue square and a red circle at the left; a red circle and a blue square."}
+    said = {
+        "role": "assistant",
+        "content": "a blue square and a red circle at the left; a red circle and a blue square.",
+    }
     more = "here? " + "What do you see at the left, a red circle or a blue square? " * 2
-    return [[first], [user("Describe the image. What do you see here? a red circle", SHARED, "and a blue square?")],
-            [first, said, user("and", SECOND, more)], [first, said, user("and", OTHER, more)], [first, said, user(more, SECOND)]]
+    return [
+        [first],
+        [
+            user(
+                "Describe the image. What do you see here? a red circle",
+                SHARED,
+                "and a blue square?",
+            )
+        ],
+        [first, said, user("and", SECOND, more)],
+        [first, said, user("and", OTHER, more)],
+        [first, said, user(more, SECOND)],
+    ]
 
 
 def load(oracle: Oracle) -> Model:
-    return Model(open_checkpoint(oracle.folder), LoadOptions(device="cpu", dtype="fp32", context=512, parallel=3))
+    return Model(
+        open_checkpoint(oracle.folder),
+        LoadOptions(device="cpu", dtype="fp32", context=512, parallel=3),
+    )
 
 
 def answers(model: Model, asked: list[list[dict[str, Any]]]) -> list[Answer]:
@@ -61,8 +90,12 @@ def test_what_was_read_before_changes_no_answer(case: str, build: Build) -> None
     assert len({a.output_token_ids for a in expected}) > 2
     together = answers(model, asked)
     assert [a.output_token_ids for a in together] == [a.output_token_ids for a in expected]
-    one_after_another = [list(model.stream(messages, max_tokens=16, ignore_eos=True))[-1] for messages in asked]
+    one_after_another = [
+        list(model.stream(messages, max_tokens=16, ignore_eos=True))[-1] for messages in asked
+    ]
     model.close()
     found = [event.answer for event in one_after_another if isinstance(event, Finished)]
     assert [a.output_token_ids for a in found] == [a.output_token_ids for a in expected]
-    assert sum(a.receipt.reused_tokens >= PAGE for a in found[1:]) >= 3, [a.receipt.reused_tokens for a in found]
+    assert sum(a.receipt.reused_tokens >= PAGE for a in found[1:]) >= 3, [
+        a.receipt.reused_tokens for a in found
+    ]

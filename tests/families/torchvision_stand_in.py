@@ -1,9 +1,12 @@
-"""The two functions of torchvision that transformers' LFM2-VL image processor calls, for environments without torchvision.
+"""The two functions of torchvision that transformers' LFM2-VL image processor calls, for
+environments without torchvision.
 
-That processor has no Pillow version, and Pixtral's processor (which does) imports torchvision for nothing. All that they decide stays
-transformers' own code; `resize` and `normalize` are thin wrappers of torch in torchvision 0.28 too, and `test_oracles.py` compares
-them with torchvision's where it is installed.
+That processor has no Pillow version, and Pixtral's processor (which does) imports torchvision for
+nothing. All that they decide stays transformers' own code; `resize` and `normalize` are thin
+wrappers of torch in torchvision 0.28 too, and `test_oracles.py` compares them with torchvision's
+where it is installed.
 """
+
 from __future__ import annotations
 
 import sys
@@ -23,16 +26,30 @@ class InterpolationMode(Enum):
     LANCZOS = "lanczos"
 
 
-def resize(image: torch.Tensor, size: tuple[int, int], interpolation: InterpolationMode = InterpolationMode.BILINEAR,
-           antialias: bool = True) -> torch.Tensor:
-    """uint8 [..., C, H, W] to uint8 [..., C, height, width], as torchvision.transforms.v2.functional.resize_image."""
+def resize(
+    image: torch.Tensor,
+    size: tuple[int, int],
+    interpolation: InterpolationMode = InterpolationMode.BILINEAR,
+    antialias: bool = True,
+) -> torch.Tensor:
+    """uint8 [..., C, H, W] to uint8 [..., C, height, width], as
+    torchvision.transforms.v2.functional.resize_image.
+    """
     if tuple(image.shape[-2:]) == tuple(size):
         return image
     flat = image.reshape(-1, *image.shape[-3:])
     # Without AVX2 torch has no uint8 kernel that is exact: torchvision goes over float there.
-    native = interpolation is not InterpolationMode.BILINEAR or torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-    found = torch.nn.functional.interpolate(flat if native else flat.float(), list(size), mode=interpolation.value, align_corners=False,
-                                            antialias=antialias)
+    native = (
+        interpolation is not InterpolationMode.BILINEAR
+        or torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+    )
+    found = torch.nn.functional.interpolate(
+        flat if native else flat.float(),
+        list(size),
+        mode=interpolation.value,
+        align_corners=False,
+        antialias=antialias,
+    )
     if not native:
         found = found.round().to(image.dtype)
     return found.reshape(*image.shape[:-2], *size)
@@ -46,20 +63,36 @@ def normalize(image: torch.Tensor, mean: Any, std: Any, inplace: bool = False) -
 
 @contextmanager
 def torchvision_here() -> Iterator[None]:
-    """While open, transformers' modules that import torchvision can be imported; what they import keeps working afterwards."""
+    """While open, transformers' modules that import torchvision can be imported; what they import
+    keeps working afterwards.
+    """
     from transformers.utils import is_torchvision_available
+
     if is_torchvision_available():
         yield
         return
     import transformers.image_processing_backends as backends
     from PIL.Image import Resampling
-    names = ("torchvision", "torchvision.transforms", "torchvision.transforms.v2", "torchvision.transforms.v2.functional")
+
+    names = (
+        "torchvision",
+        "torchvision.transforms",
+        "torchvision.transforms.v2",
+        "torchvision.transforms.v2.functional",
+    )
     modules = [ModuleType(name) for name in names]
     for parent, child in pairwise(modules):
         setattr(parent, child.__name__.rpartition(".")[2], child)
-    vars(modules[-1]).update(resize=resize, normalize=normalize, InterpolationMode=InterpolationMode)
-    vars(backends).update(tvF=modules[-1], pil_torch_interpolation_mapping={
-        Resampling.BILINEAR: InterpolationMode.BILINEAR, Resampling.BICUBIC: InterpolationMode.BICUBIC})
+    vars(modules[-1]).update(
+        resize=resize, normalize=normalize, InterpolationMode=InterpolationMode
+    )
+    vars(backends).update(
+        tvF=modules[-1],
+        pil_torch_interpolation_mapping={
+            Resampling.BILINEAR: InterpolationMode.BILINEAR,
+            Resampling.BICUBIC: InterpolationMode.BICUBIC,
+        },
+    )
     sys.modules.update(dict(zip(names, modules, strict=True)))
     try:
         yield

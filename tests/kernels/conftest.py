@@ -1,5 +1,7 @@
-"""Shared by the tests of the compute floor: fresh memory full of NaN, the peak of what the allocator hands out, and exact bf16 in Triton's
-interpreter."""
+"""Shared by the tests of the compute floor: fresh memory full of NaN, the peak of what the
+allocator hands out, and exact bf16 in Triton's interpreter.
+"""
+
 from __future__ import annotations
 
 import functools
@@ -13,57 +15,87 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-sys.path.insert(0, str(Path(__file__).parent))  # op_cases and random_graphs, beside the tests that use them
+sys.path.insert(
+    0, str(Path(__file__).parent)
+)  # op_cases and random_graphs, beside the tests that use them
 
 
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory that is taken without being filled holds NaN, or a large number where the type has no NaN."""
+    """Memory that is taken without being filled holds NaN, or a large number where the type has no
+    NaN.
+    """
+
     def poison(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         @functools.wraps(make)
         def fresh(*args: Any, **kwargs: Any) -> torch.Tensor:
             tensor = make(*args, **kwargs)
             return tensor.fill_(torch.nan if tensor.is_floating_point() else 99)
+
         return fresh
 
-    for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty"), (torch.Tensor, "new_empty_strided")):
+    for owner, name in (
+        (torch, "empty"),
+        (torch, "empty_like"),
+        (torch.Tensor, "new_empty"),
+        (torch.Tensor, "new_empty_strided"),
+    ):
         monkeypatch.setattr(owner, name, poison(getattr(owner, name)))
 
 
 @pytest.fixture
 def peak_bytes() -> Callable[[Callable[[], Any]], int]:
-    """A function that calls its argument and answers with the most bytes the CPU allocator had out for it at once."""
+    """A function that calls its argument and answers with the most bytes the CPU allocator had out
+    for it at once.
+    """
+
     def measure(run: Callable[[], Any]) -> int:
         run()  # what is made once, and kept, is not counted
-        with torch.inference_mode(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        with (
+            torch.inference_mode(),
+            profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen,
+        ):
             run()
-        events = sorted((e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"), key=lambda e: e.start_ns())
+        events = sorted(
+            (e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"),
+            key=lambda e: e.start_ns(),
+        )
         live = peak = 0
         for event in events:
             live += event.nbytes()
             peak = max(peak, live)
         return peak
+
     return measure
 
 
 @pytest.fixture
 def exact_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter (triton 3.9) keeps bf16 as its bits: it multiplies those bits in a dot product, and truncates where a GPU rounds."""
+    """The interpreter (triton 3.9) keeps bf16 as its bits: it multiplies those bits in a dot
+    product, and truncates where a GPU rounds.
+    """
     import triton.language as tl
     from triton.runtime import interpreter
+
     builder = interpreter.InterpreterBuilder
     dot, cast = builder.create_dot, builder.cast_impl
 
     def widen(handle: Any) -> Any:
         if handle.dtype.scalar != tl.bfloat16:
             return handle
-        return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+        return interpreter.TensorHandle(
+            (handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32
+        )
 
     def rounding_cast(self: Any, source: Any, wanted: Any) -> Any:
         if (source.dtype.scalar, wanted.scalar) != (tl.float32, tl.bfloat16):
             return cast(self, source, wanted)
         rounded = torch.from_numpy(np.ascontiguousarray(source.data)).to(torch.bfloat16)
-        return interpreter.TensorHandle(rounded.view(torch.int16).numpy().view(np.uint16), tl.bfloat16)
+        return interpreter.TensorHandle(
+            rounded.view(torch.int16).numpy().view(np.uint16), tl.bfloat16
+        )
 
-    monkeypatch.setattr(builder, "create_dot", lambda self, a, b, *rest: dot(self, widen(a), widen(b), *rest))
+    monkeypatch.setattr(
+        builder, "create_dot", lambda self, a, b, *rest: dot(self, widen(a), widen(b), *rest)
+    )
     monkeypatch.setattr(builder, "cast_impl", rounding_cast)

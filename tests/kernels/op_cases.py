@@ -1,4 +1,7 @@
-"""Random inputs for every op: what the tests of shapes, of overwriting and of backends draw from."""
+"""Random inputs for every op: what the tests of shapes, of overwriting and of backends draw
+from.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -22,7 +25,10 @@ SIZES = (1, 2, 3, 5, 7, 13, 17, 31, 33)  # awkward on purpose
 
 @dataclass
 class Draw:
-    """A source of random sizes and values in one dtype. `strided`: operands lie spread out in memory, NaN between them."""
+    """A source of random sizes and values in one dtype. `strided`: operands lie spread out in
+    memory, NaN between them.
+    """
+
     rng: Random
     dtype: torch.dtype
     strided: bool
@@ -45,17 +51,27 @@ class Draw:
         return torch.tensor(self.rng.sample(range(below), count), dtype=torch.int64)
 
     def blocks(self, rows: int) -> tuple[str, Tensor]:
-        """A block type and so many rows of one to three blocks; never strided, for a weight is kept as it was read."""
+        """A block type and so many rows of one to three blocks; never strided, for a weight is kept
+        as it was read.
+        """
         kind = self.rng.choice(KINDS)
-        return kind, random_blocks(kind, rows, self.rng.randint(1, 3) * BLOCKS[kind].values, self.rng.getrandbits(32))
+        return kind, random_blocks(
+            kind, rows, self.rng.randint(1, 3) * BLOCKS[kind].values, self.rng.getrandbits(32)
+        )
 
     def lay(self, tensor: Tensor) -> Tensor:
-        """The same values under other strides: dimensions in another order in memory, every other element unused."""
+        """The same values under other strides: dimensions in another order in memory, every other
+        element unused.
+        """
         if not self.strided or not tensor.ndim:
             return tensor
         order = self.rng.sample(range(tensor.ndim), tensor.ndim)
         step = self.rng.choice((1, 2))
-        buffer = torch.full([tensor.shape[d] * (step if d == order[-1] else 1) for d in order], torch.nan, dtype=tensor.dtype)
+        buffer = torch.full(
+            [tensor.shape[d] * (step if d == order[-1] else 1) for d in order],
+            torch.nan,
+            dtype=tensor.dtype,
+        )
         back = [order.index(d) for d in range(tensor.ndim)]
         spread = buffer[..., ::step].permute(back)
         return spread.copy_(tensor)
@@ -66,7 +82,7 @@ Case = tuple[list[Tensor | None], dict[str, Any]]
 
 def _add(d: Draw) -> Case:
     shape = [d.batch(), d.size(), d.size()]
-    other = shape[d.rng.randint(0, 2):]
+    other = shape[d.rng.randint(0, 2) :]
     return [d.values(*shape), d.values(*(1 if d.rng.random() < 0.2 else n for n in other))], {}
 
 
@@ -83,11 +99,17 @@ def _two(d: Draw) -> Case:
 
 
 def _scale(d: Draw) -> Case:
-    return [d.values(d.batch(), d.size())], {"factor": d.rng.choice((0.5, 3.0)), "offset": d.rng.choice((0.0, -1.0))}
+    return [d.values(d.batch(), d.size())], {
+        "factor": d.rng.choice((0.5, 3.0)),
+        "offset": d.rng.choice((0.0, -1.0)),
+    }
 
 
 def _clamp(d: Draw) -> Case:
-    return [d.values(d.batch(), d.size()), *(torch.tensor([limit], dtype=d.dtype) for limit in (-0.5, 0.7))], {}
+    return [
+        d.values(d.batch(), d.size()),
+        *(torch.tensor([limit], dtype=d.dtype) for limit in (-0.5, 0.7)),
+    ], {}
 
 
 def _cast(d: Draw) -> Case:
@@ -95,7 +117,9 @@ def _cast(d: Draw) -> Case:
 
 
 def _gelu(d: Draw) -> Case:
-    return [d.values(d.batch(), d.size(), d.size())], {"approximate": d.rng.choice(("none", "tanh", "quick"))}
+    return [d.values(d.batch(), d.size(), d.size())], {
+        "approximate": d.rng.choice(("none", "tanh", "quick"))
+    }
 
 
 def _gelu_mul(d: Draw) -> Case:
@@ -108,17 +132,24 @@ def _softcap(d: Draw) -> Case:
 
 def _matmul(d: Draw) -> Case:
     inner, outer = d.size(), d.size()
-    lead = [d.batch(), d.size()][d.rng.randint(0, 1):]
+    lead = [d.batch(), d.size()][d.rng.randint(0, 1) :]
     if d.maybe():
         kind, w = d.blocks(outer)
         inner = w.shape[1] // BLOCKS[kind].bytes * BLOCKS[kind].values
         return [d.values(*lead, inner), w, d.values(outer) if d.maybe() else None], {"quant": kind}
-    return [d.values(*lead, inner), d.values(outer, inner), d.values(outer) if d.maybe() else None], {}
+    return [
+        d.values(*lead, inner),
+        d.values(outer, inner),
+        d.values(outer) if d.maybe() else None,
+    ], {}
 
 
 def _rms_norm(d: Draw) -> Case:
     width = d.size()
-    return [d.values(d.batch(), d.size(), width), d.values(width, dtype=torch.float32) if d.maybe() else None], {"eps": 1e-6}
+    return [
+        d.values(d.batch(), d.size(), width),
+        d.values(width, dtype=torch.float32) if d.maybe() else None,
+    ], {"eps": 1e-6}
 
 
 def _layer_norm(d: Draw) -> Case:
@@ -128,16 +159,34 @@ def _layer_norm(d: Draw) -> Case:
 
 def _heads(d: Draw) -> tuple[int, int, int, int, int]:
     groups = d.size(1, 2, 3)
-    return d.batch(), d.size(1, 2, 7, 33, 65), d.size(1, 3, 17, 64), groups * d.size(1, 2, 4), groups
+    return (
+        d.batch(),
+        d.size(1, 2, 7, 33, 65),
+        d.size(1, 3, 17, 64),
+        groups * d.size(1, 2, 4),
+        groups,
+    )
 
 
 def _mask(d: Draw, batch: int, heads: int, rows: int, keys: int) -> Tensor | None:
     if d.maybe():
         return None
-    shape = d.rng.choice(((rows, keys), (heads, rows, keys), (1, rows, keys), (batch, heads, rows, keys), (batch, 1, rows, keys),
-                          (1, heads, rows, keys), (1, 1, rows, keys)))
+    shape = d.rng.choice(
+        (
+            (rows, keys),
+            (heads, rows, keys),
+            (1, rows, keys),
+            (batch, heads, rows, keys),
+            (batch, 1, rows, keys),
+            (1, heads, rows, keys),
+            (1, 1, rows, keys),
+        )
+    )
     mask = d.values(*shape, dtype=d.rng.choice((d.dtype, torch.float32)))
-    return mask.masked_fill_(torch.rand(shape, generator=torch.Generator().manual_seed(d.rng.getrandbits(32))) < 0.2, -torch.inf)
+    return mask.masked_fill_(
+        torch.rand(shape, generator=torch.Generator().manual_seed(d.rng.getrandbits(32))) < 0.2,
+        -torch.inf,
+    )
 
 
 def _bounds(d: Draw, batch: int, rows: int, keys: int) -> Tensor | None:
@@ -145,7 +194,9 @@ def _bounds(d: Draw, batch: int, rows: int, keys: int) -> Tensor | None:
         return None
     lead = d.rng.choice(((rows,), (batch, rows)))
     generator = torch.Generator().manual_seed(d.rng.getrandbits(32))
-    return torch.randint(-2, keys + 2, (*lead, 2), generator=generator).sort(-1).values.int()  # first <= last, at times out of range
+    return (
+        torch.randint(-2, keys + 2, (*lead, 2), generator=generator).sort(-1).values.int()
+    )  # first <= last, at times out of range
 
 
 def _limits(d: Draw, keys: int) -> dict[str, Any]:
@@ -156,26 +207,47 @@ def _attention(d: Draw) -> Case:
     batch, rows, keys, heads, groups = _heads(d)
     width = d.size(8, 18, 24)
     value = width if d.rng.random() < 0.7 else d.size(4, 9)
-    inputs: list[Tensor | None] = [d.values(batch, rows, heads, width), d.values(batch, keys, groups, width),
-                                   d.values(batch, keys, groups, value), _mask(d, batch, heads, rows, keys), _bounds(d, batch, rows, keys)]
-    return inputs, {"scale": width**-0.5, "softcap": d.rng.choice((None, None, 2.0)), **_limits(d, keys)}
+    inputs: list[Tensor | None] = [
+        d.values(batch, rows, heads, width),
+        d.values(batch, keys, groups, width),
+        d.values(batch, keys, groups, value),
+        _mask(d, batch, heads, rows, keys),
+        _bounds(d, batch, rows, keys),
+    ]
+    return inputs, {
+        "scale": width**-0.5,
+        "softcap": d.rng.choice((None, None, 2.0)),
+        **_limits(d, keys),
+    }
 
 
 def _attn_scores(d: Draw) -> Case:
     batch, rows, keys, heads, groups = _heads(d)
     width = d.size()
-    return ([d.values(batch, rows, heads, width), d.values(batch, keys, groups, width), _mask(d, batch, heads, rows, keys)],
-            {"scale": 0.3, "softcap": d.rng.choice((None, 2.0))})
+    return (
+        [
+            d.values(batch, rows, heads, width),
+            d.values(batch, keys, groups, width),
+            _mask(d, batch, heads, rows, keys),
+        ],
+        {"scale": 0.3, "softcap": d.rng.choice((None, 2.0))},
+    )
 
 
 def _attn_softmax(d: Draw) -> Case:
     batch, rows, keys, heads, _ = _heads(d)
-    return [d.values(batch, heads, rows, keys, dtype=torch.float32), _bounds(d, batch, rows, keys)], _limits(d, keys)
+    return [
+        d.values(batch, heads, rows, keys, dtype=torch.float32),
+        _bounds(d, batch, rows, keys),
+    ], _limits(d, keys)
 
 
 def _attn_mix(d: Draw) -> Case:
     batch, rows, keys, heads, groups = _heads(d)
-    return [d.values(batch, heads, rows, keys, dtype=torch.float32), d.values(batch, keys, groups, d.size())], {}
+    return [
+        d.values(batch, heads, rows, keys, dtype=torch.float32),
+        d.values(batch, keys, groups, d.size()),
+    ], {}
 
 
 def _rotary(d: Draw, pairs: int) -> Rotary:
@@ -184,8 +256,13 @@ def _rotary(d: Draw, pairs: int) -> Rotary:
 
 
 def _rope_table(d: Draw) -> Case:
-    positions, pairs = torch.randint(0, 5000, (3, d.size()), generator=torch.Generator().manual_seed(1)), d.size(1, 4, 9)
-    divisors = 1 + torch.rand(pairs, generator=torch.Generator().manual_seed(2)) if d.maybe() else None
+    positions, pairs = (
+        torch.randint(0, 5000, (3, d.size()), generator=torch.Generator().manual_seed(1)),
+        d.size(1, 4, 9),
+    )
+    divisors = (
+        1 + torch.rand(pairs, generator=torch.Generator().manual_seed(2)) if d.maybe() else None
+    )
     return [positions, divisors], {"rotary": _rotary(d, pairs)}
 
 
@@ -195,31 +272,49 @@ def _rope(d: Draw) -> Case:
     positions = torch.randint(0, 5000, (3, tokens), generator=torch.Generator().manual_seed(1))
     lead = [d.batch()] if d.maybe() else []
     width = 2 * pairs + (0 if parts > 1 else d.size(0, 0, 3))
-    return ([d.values(*lead, tokens, d.size(1, 2, 5), width), rope_table.reference(positions, rotary=_rotary(d, pairs))],
-            {"pairs": d.rng.choice(("half", "adjacent")), "parts": parts})
+    return (
+        [
+            d.values(*lead, tokens, d.size(1, 2, 5), width),
+            rope_table.reference(positions, rotary=_rotary(d, pairs)),
+        ],
+        {"pairs": d.rng.choice(("half", "adjacent")), "parts": parts},
+    )
 
 
 def _patch_embed(d: Draw) -> Case:
     size, width = d.size(1, 2, 7), d.size()
-    return [d.values(d.batch(), 3, size * d.size(1, 2, 3), size * d.size(1, 2, 5)), d.values(width, 3, size, size),
-            d.values(width) if d.maybe() else None], {}
+    return [
+        d.values(d.batch(), 3, size * d.size(1, 2, 3), size * d.size(1, 2, 5)),
+        d.values(width, 3, size, size),
+        d.values(width) if d.maybe() else None,
+    ], {}
 
 
 def _pool2d(d: Draw) -> Case:
     kernel, rows, columns = d.size(1, 2, 3), d.size(1, 2, 3), d.size(1, 2, 5)
-    return [d.values(d.batch(), rows * columns * kernel**2, d.size())], {"grid": (rows * kernel, columns * kernel), "kernel": kernel}
+    return [d.values(d.batch(), rows * columns * kernel**2, d.size())], {
+        "grid": (rows * kernel, columns * kernel),
+        "kernel": kernel,
+    }
 
 
 def _unshuffle(d: Draw) -> Case:
     batch, factor, rows, columns = d.batch(), d.size(1, 2, 3), d.size(1, 2, 3), d.size(1, 2, 5)
-    return ([d.values(batch, rows * columns * factor**2, d.size())],
-            {"grid": (rows * factor, columns * factor), "factor": factor, "channels_first": d.maybe()})
+    return (
+        [d.values(batch, rows * columns * factor**2, d.size())],
+        {"grid": (rows * factor, columns * factor), "factor": factor, "channels_first": d.maybe()},
+    )
 
 
 def _resize2d(d: Draw) -> Case:
     grid, mode = (d.size(1, 2, 5), d.size(1, 3, 7)), d.rng.choice(("bilinear", "bicubic"))
     more = d.rng.choice(({}, {"align_corners": True}, {"antialias": True}))
-    return [d.values(grid[0] * grid[1], d.size())], {"grid": grid, "size": (d.size(1, 2, 9), d.size(1, 4, 6)), "mode": mode, **more}
+    return [d.values(grid[0] * grid[1], d.size())], {
+        "grid": grid,
+        "size": (d.size(1, 2, 9), d.size(1, 4, 6)),
+        "mode": mode,
+        **more,
+    }
 
 
 def _concat(d: Draw) -> Case:
@@ -245,7 +340,11 @@ def _embed(d: Draw) -> Case:
 def _place_rows(d: Draw) -> Case:
     rows, width = d.size(), d.size()
     count = d.rng.randint(0, rows)
-    return [d.values(rows, width), d.values(count, width, dtype=d.rng.choice((d.dtype, torch.float32))), d.places(count, rows)], {}
+    return [
+        d.values(rows, width),
+        d.values(count, width, dtype=d.rng.choice((d.dtype, torch.float32))),
+        d.places(count, rows),
+    ], {}
 
 
 def _take_rows(d: Draw) -> Case:
@@ -264,7 +363,10 @@ def _kv_store(d: Draw) -> Case:
 def _gather_pages(d: Draw) -> Case:
     size, count = d.size(1, 2, 4), d.size(1, 2, 5)
     pages = torch.tensor([d.rng.randrange(count) for _ in range(d.size(1, 2, 7))])
-    return [d.values(2, count * size, d.size(1, 3), d.size()), pages], {"which": d.rng.randint(0, 1), "size": size}
+    return [d.values(2, count * size, d.size(1, 3), d.size()), pages], {
+        "which": d.rng.randint(0, 1),
+        "size": size,
+    }
 
 
 def _kv_half(d: Draw) -> Case:
@@ -273,7 +375,14 @@ def _kv_half(d: Draw) -> Case:
 
 def _reshape(d: Draw) -> Case:
     batch, rows, heads, width = d.batch(), d.size(), d.size(1, 2, 3), d.size()
-    shape = d.rng.choice(((batch, rows, heads * width), (batch * rows, heads, width), (batch, -1), (1, batch * rows, heads, width)))
+    shape = d.rng.choice(
+        (
+            (batch, rows, heads * width),
+            (batch * rows, heads, width),
+            (batch, -1),
+            (1, batch * rows, heads, width),
+        )
+    )
     return [d.values(batch, rows, heads, width)], {"shape": shape}
 
 
@@ -294,7 +403,9 @@ def _l2_norm(d: Draw) -> Case:
 
 
 def _sequences(d: Draw) -> tuple[int, int, Tensor, Tensor]:
-    """Tokens, slots in the pool, starts and slots of a few sequences, some of them without tokens."""
+    """Tokens, slots in the pool, starts and slots of a few sequences, some of them without
+    tokens.
+    """
     lengths = [d.size(0, 1, 1, 2, 5, 17, 40, 70) for _ in range(d.size(1, 2, 3, 5))]
     pool = len(lengths) + d.rng.randint(0, 2)
     return sum(lengths), pool, torch.tensor([0, *lengths]).cumsum(0), d.places(len(lengths), pool)
@@ -303,51 +414,129 @@ def _sequences(d: Draw) -> tuple[int, int, Tensor, Tensor]:
 def _short_conv(d: Draw) -> Case:
     tokens, pool, starts, slots = _sequences(d)
     channels, width = d.size(), d.size(2, 3, 4)
-    return ([d.values(tokens, channels), d.values(channels, width), d.values(pool, width - 1, channels), starts, slots,
-             d.values(channels) if d.maybe() else None], {"activation": d.rng.choice(("none", "silu"))})
+    return (
+        [
+            d.values(tokens, channels),
+            d.values(channels, width),
+            d.values(pool, width - 1, channels),
+            starts,
+            slots,
+            d.values(channels) if d.maybe() else None,
+        ],
+        {"activation": d.rng.choice(("none", "silu"))},
+    )
 
 
 def _gated_delta(d: Draw) -> Case:
     tokens, pool, starts, slots = _sequences(d)
     groups, key, value = d.size(1, 2, 3), d.size(1, 3, 8, 24), d.size(1, 5, 16, 40)
     heads = groups * d.size(1, 2, 3)
-    q, k = (F.normalize(d.values(tokens, groups, key).float(), dim=-1).to(d.dtype) for _ in range(2))
+    q, k = (
+        F.normalize(d.values(tokens, groups, key).float(), dim=-1).to(d.dtype) for _ in range(2)
+    )
     decay, beta = (d.values(tokens, heads, dtype=torch.float32) for _ in range(2))
-    return ([d.lay(q), d.lay(k), d.values(tokens, heads, value), d.lay(-decay.square()), d.lay(beta.sigmoid()),
-             d.values(pool, key, heads, value, dtype=torch.float32), starts, slots], {"scale": key**-0.5})
+    return (
+        [
+            d.lay(q),
+            d.lay(k),
+            d.values(tokens, heads, value),
+            d.lay(-decay.square()),
+            d.lay(beta.sigmoid()),
+            d.values(pool, key, heads, value, dtype=torch.float32),
+            starts,
+            slots,
+        ],
+        {"scale": key**-0.5},
+    )
 
 
 def _state_store(d: Draw) -> Case:
     pool, inner = d.size(), [d.size() for _ in range(d.size(1, 2, 3))]
     count = d.rng.randint(0, pool)
-    return [d.values(pool, *inner), d.values(count * inner[0], *inner[1:]), d.places(count, pool)], {}
+    return [
+        d.values(pool, *inner),
+        d.values(count * inner[0], *inner[1:]),
+        d.places(count, pool),
+    ], {}
 
 
 def _moe(d: Draw) -> Case:
     tokens, experts = d.size(), d.size(1, 2, 5, 8)
-    attrs = {"top_k": d.rng.randint(1, experts), "normalize": d.maybe(), "act": d.rng.choice(("silu", "gelu_tanh"))}
+    attrs = {
+        "top_k": d.rng.randint(1, experts),
+        "normalize": d.maybe(),
+        "act": d.rng.choice(("silu", "gelu_tanh")),
+    }
     router = d.values(tokens, experts, dtype=d.rng.choice((d.dtype, torch.float32)))
     shares = [d.lay(d.values(experts, dtype=torch.float32).sigmoid())] if d.maybe() else []
     if d.maybe():
         width, ffn = d.size(), d.size()
-        return [d.values(tokens, width), router, d.values(experts, ffn, width), d.values(experts, ffn, width),
-                d.values(experts, width, ffn), *shares], attrs
+        return [
+            d.values(tokens, width),
+            router,
+            d.values(experts, ffn, width),
+            d.values(experts, ffn, width),
+            d.values(experts, width, ffn),
+            *shares,
+        ], attrs
     kinds = {f"{part}_quant": d.rng.choice(KINDS) for part in ("gate", "up", "down")}
     seeds = [d.rng.getrandbits(32) for _ in kinds]
-    tables = [random_blocks(kind, experts * 256, 256, seed).view(experts, 256, -1)
-              for kind, seed in zip(kinds.values(), seeds, strict=True)]
-    return [d.values(tokens, 256).mul_(0.01), router, *tables, *shares], attrs | kinds  # so that fp16 can hold the products
+    tables = [
+        random_blocks(kind, experts * 256, 256, seed).view(experts, 256, -1)
+        for kind, seed in zip(kinds.values(), seeds, strict=True)
+    ]
+    return [
+        d.values(tokens, 256).mul_(0.01),
+        router,
+        *tables,
+        *shares,
+    ], attrs | kinds  # so that fp16 can hold the products
 
 
 MAKERS: dict[str, Callable[[Draw], Case]] = {
-    "add": _add, "add_rows": _place_rows, "attention": _attention, "attn_mix": _attn_mix, "attn_scores": _attn_scores,
-    "attn_softmax": _attn_softmax, "cast": _cast, "clamp": _clamp, "columns": _columns, "concat": _concat, "embed": _embed,
-    "gated_delta": _gated_delta, "gather_pages": _gather_pages, "gelu": _gelu, "gelu_mul": _gelu_mul, "kv_half": _kv_half,
-    "kv_store": _kv_store, "l2_norm": _l2_norm, "layer_norm": _layer_norm, "matmul": _matmul, "moe": _moe, "mul": _add,
-    "patch_embed": _patch_embed, "place_rows": _place_rows, "pool2d": _pool2d, "prepend": _prepend, "relu": _one, "reshape": _reshape,
-    "resize2d": _resize2d, "rms_norm": _rms_norm, "rope": _rope, "rope_table": _rope_table, "rows": _rows, "scale": _scale,
-    "short_conv": _short_conv, "sigmoid": _one, "silu": _one, "silu_mul": _two, "softcap": _softcap, "softplus": _one,
-    "state_store": _state_store, "take_rows": _take_rows, "unshuffle": _unshuffle,
+    "add": _add,
+    "add_rows": _place_rows,
+    "attention": _attention,
+    "attn_mix": _attn_mix,
+    "attn_scores": _attn_scores,
+    "attn_softmax": _attn_softmax,
+    "cast": _cast,
+    "clamp": _clamp,
+    "columns": _columns,
+    "concat": _concat,
+    "embed": _embed,
+    "gated_delta": _gated_delta,
+    "gather_pages": _gather_pages,
+    "gelu": _gelu,
+    "gelu_mul": _gelu_mul,
+    "kv_half": _kv_half,
+    "kv_store": _kv_store,
+    "l2_norm": _l2_norm,
+    "layer_norm": _layer_norm,
+    "matmul": _matmul,
+    "moe": _moe,
+    "mul": _add,
+    "patch_embed": _patch_embed,
+    "place_rows": _place_rows,
+    "pool2d": _pool2d,
+    "prepend": _prepend,
+    "relu": _one,
+    "reshape": _reshape,
+    "resize2d": _resize2d,
+    "rms_norm": _rms_norm,
+    "rope": _rope,
+    "rope_table": _rope_table,
+    "rows": _rows,
+    "scale": _scale,
+    "short_conv": _short_conv,
+    "sigmoid": _one,
+    "silu": _one,
+    "silu_mul": _two,
+    "softcap": _softcap,
+    "softplus": _one,
+    "state_store": _state_store,
+    "take_rows": _take_rows,
+    "unshuffle": _unshuffle,
 }
 
 
@@ -358,10 +547,16 @@ def draw(op: str, seed: int, dtype: torch.dtype = torch.float32, strided: bool =
 
 def node_of(op: str, inputs: list[Tensor | None], attrs: dict[str, Any]) -> Node:
     """The op on graph inputs that have exactly these tensors' types."""
-    leaves = [None if t is None else Node("input", (), Type.of(t), {}, f"in{i}") for i, t in enumerate(inputs)]
+    leaves = [
+        None if t is None else Node("input", (), Type.of(t), {}, f"in{i}")
+        for i, t in enumerate(inputs)
+    ]
     return OPS[op](*leaves, name=f"{op}.case", **attrs)
 
 
 def copies(inputs: list[Tensor | None]) -> list[Tensor | None]:
     """The operands again, with the same strides, in memory of their own."""
-    return [None if t is None else torch.empty_strided(t.shape, t.stride(), dtype=t.dtype).copy_(t) for t in inputs]
+    return [
+        None if t is None else torch.empty_strided(t.shape, t.stride(), dtype=t.dtype).copy_(t)
+        for t in inputs
+    ]

@@ -1,4 +1,7 @@
-"""Random graphs and a small transformer, with their inputs; and what they mean, evaluated without a plan."""
+"""Random graphs and a small transformer, with their inputs; and what they mean, evaluated without a
+plan.
+"""
+
 from __future__ import annotations
 
 from collections import Counter
@@ -19,7 +22,9 @@ Batch = dict[str, Tensor]
 
 
 class Source:
-    """Weights by name, random and small, made as they are asked for; `reads` counts how often each was."""
+    """Weights by name, random and small, made as they are asked for; `reads` counts how often each
+    was.
+    """
 
     def __init__(self) -> None:
         self.shapes: dict[str, tuple[int, ...]] = {}
@@ -34,7 +39,9 @@ class Source:
 
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
         self.reads[name] += 1
-        values = torch.randn(self.shapes[name], generator=torch.Generator().manual_seed(sum(map(ord, name))))
+        values = torch.randn(
+            self.shapes[name], generator=torch.Generator().manual_seed(sum(map(ord, name)))
+        )
         return (values * self.shapes[name][-1] ** -0.5).to(dtype)
 
     def quant(self, name: str) -> str | None:  # noqa: ARG002
@@ -51,12 +58,20 @@ def device(name: str, *rules: str) -> Limited:
 def given(name: str, *shape: int, dtype: torch.dtype = torch.float32, state: bool = False) -> Node:
     """An input filled from a dictionary; its memory belongs to the run unless it is state."""
     if state:
-        return Node("input", (), Type.contiguous(shape, dtype), {"fill": lambda b: b[name], "state": True}, name)
+        return Node(
+            "input",
+            (),
+            Type.contiguous(shape, dtype),
+            {"fill": lambda b: b[name], "state": True},
+            name,
+        )
     return graph_input(name, shape, dtype, lambda b: b[name].clone())
 
 
 def evaluate(outputs: Sequence[Node], batch: Batch) -> list[Tensor]:
-    """The outputs by every op's reference, each value in memory of its own; state is not written to."""
+    """The outputs by every op's reference, each value in memory of its own; state is not written
+    to.
+    """
     fresh = {name: t.clone() for name, t in batch.items()}
     values: dict[Node, Tensor] = {}
     for node in toposort(*outputs):
@@ -65,27 +80,52 @@ def evaluate(outputs: Sequence[Node], batch: Batch) -> list[Tensor]:
         elif node.op == "weight":
             values[node] = node.attrs["source"].read(node.name, node.dtype)
         else:
-            values[node] = OPS[node.op].reference(*[None if i is None else values[i].clone() for i in node.inputs], **node.attrs).clone()
+            values[node] = (
+                OPS[node.op]
+                .reference(
+                    *[None if i is None else values[i].clone() for i in node.inputs], **node.attrs
+                )
+                .clone()
+            )
     return [values[o] for o in outputs]
 
 
 class RandomGraph:
-    """Values [T, D], combined at random: in place or not, used again later or twice at once, through views, through a cache."""
+    """Values [T, D], combined at random: in place or not, used again later or twice at once,
+    through views, through a cache.
+    """
+
     T, D = 6, 8
 
     def __init__(self, seed: int, steps: int = 24):
         self.rng, self.source, self.batch = Random(seed), Source(), {}
-        self.values: list[Node] = [self._input("x0", self.T, self.D), self._input("x1", self.T, self.D)]
+        self.values: list[Node] = [
+            self._input("x0", self.T, self.D),
+            self._input("x1", self.T, self.D),
+        ]
         self.count = 0
-        moves = [self._add, self._row, self._unary, self._gated, self._product, self._norm, self._view, self._taken, self._placed,
-                 self._attention, self._explicit]
+        moves = [
+            self._add,
+            self._row,
+            self._unary,
+            self._gated,
+            self._product,
+            self._norm,
+            self._view,
+            self._taken,
+            self._placed,
+            self._attention,
+            self._explicit,
+        ]
         for _ in range(steps):
             self.values.append(self.rng.choice(moves)())
         made = self.values[2:]
         self.outputs = [made[-1], *self.rng.sample(made, self.rng.randint(0, 2))]
 
     def _input(self, name: str, *shape: int, state: bool = False) -> Node:
-        self.batch[name] = torch.randn(shape, generator=torch.Generator().manual_seed(self.rng.getrandbits(32)))
+        self.batch[name] = torch.randn(
+            shape, generator=torch.Generator().manual_seed(self.rng.getrandbits(32))
+        )
         return given(name, *shape, state=state)
 
     def _name(self) -> str:
@@ -93,7 +133,9 @@ class RandomGraph:
         return f"n{self.count}"
 
     def _value(self) -> Node:
-        """Any value so far, the latest most of the time, so that chains are long and some values live long."""
+        """Any value so far, the latest most of the time, so that chains are long and some values
+        live long.
+        """
         return self.values[-1] if self.rng.random() < 0.5 else self.rng.choice(self.values)
 
     def _weight(self, *shape: int) -> Node:
@@ -112,8 +154,12 @@ class RandomGraph:
 
     def _unary(self) -> Node:
         x = self._value()
-        return self.rng.choice((lambda: ops.gelu(x, approximate="tanh", name=self._name()),
-                                lambda: ops.softcap(x, cap=2.0, name=self._name())))()
+        return self.rng.choice(
+            (
+                lambda: ops.gelu(x, approximate="tanh", name=self._name()),
+                lambda: ops.softcap(x, cap=2.0, name=self._name()),
+            )
+        )()
 
     def _gated(self) -> Node:
         return ops.gelu_mul(self._value(), self._value(), approximate="none", name=self._name())
@@ -126,7 +172,11 @@ class RandomGraph:
 
     def _view(self) -> Node:
         turned = ops.reshape(self._value(), shape=(self.D, self.T), name=self._name())
-        turned = ops.gelu(turned, approximate="none", name=self._name()) if self.rng.random() < 0.6 else turned
+        turned = (
+            ops.gelu(turned, approximate="none", name=self._name())
+            if self.rng.random() < 0.6
+            else turned
+        )
         return ops.reshape(turned, shape=(self.T, self.D), name=self._name())
 
     def _taken(self) -> Node:
@@ -137,40 +187,80 @@ class RandomGraph:
         return ops.place_rows(self._value(), rows, self._places(2), name=self._name())
 
     def _heads(self, x: Node, batch: bool) -> Node:
-        return ops.reshape(x, shape=(1, self.T, 2, 4) if batch else (self.T, 2, 4), name=self._name())
+        return ops.reshape(
+            x, shape=(1, self.T, 2, 4) if batch else (self.T, 2, 4), name=self._name()
+        )
 
     def _attention(self) -> Node:
         cache = self._input(f"cache{self._name()}", 2, 9, 2, 4, state=True)
         k, v = (self._heads(self._value(), False) for _ in range(2))
         kv = ops.kv_store(cache, k, v, self._places(self.T), name=self._name())
         keys, values = (ops.kv_half(kv, which=i, name=self._name()) for i in (0, 1))
-        mixed = ops.attention(self._heads(self._value(), True), keys, values, scale=0.5, causal=self.rng.random() < 0.5, name=self._name())
+        mixed = ops.attention(
+            self._heads(self._value(), True),
+            keys,
+            values,
+            scale=0.5,
+            causal=self.rng.random() < 0.5,
+            name=self._name(),
+        )
         return ops.reshape(mixed, shape=(self.T, self.D), name=self._name())
 
     def _explicit(self) -> Node:
         q, k, v = (self._heads(self._value(), True) for _ in range(3))
         scores = ops.attn_scores(q, k, scale=0.5, name=self._name())
         weights = ops.attn_softmax(scores, causal=True, name=self._name())
-        return ops.reshape(ops.attn_mix(weights, v, name=self._name()), shape=(self.T, self.D), name=self._name())
+        return ops.reshape(
+            ops.attn_mix(weights, v, name=self._name()), shape=(self.T, self.D), name=self._name()
+        )
 
 
-def transformer(source: Source, *, batch: int, rows: int, width: int, heads: int, ffn: int, layers: int = 2,
-                dtype: torch.dtype = torch.float32, attention: Callable[..., Any] = AttentionForm()) -> Node:  # noqa: B008, it is frozen
+def transformer(
+    source: Source,
+    *,
+    batch: int,
+    rows: int,
+    width: int,
+    heads: int,
+    ffn: int,
+    layers: int = 2,
+    dtype: torch.dtype = torch.float32,
+    attention: Callable[..., Any] = AttentionForm(),  # noqa: B008
+) -> Node:
     """A pre-norm encoder          x [B, T, C] -> [B, T, C]"""
     x = given("x", batch, rows, width, dtype=dtype)
     for i in range(layers):
+
         def linear(y: Node, part: str, out: int, at: str = f"blk.{i}") -> Node:
-            return ops.matmul(y, source.node(f"{at}.{part}.weight", out, y.shape[-1], dtype=dtype),
-                              source.node(f"{at}.{part}.bias", out, dtype=dtype), name=f"{at}.{part}")
+            return ops.matmul(
+                y,
+                source.node(f"{at}.{part}.weight", out, y.shape[-1], dtype=dtype),
+                source.node(f"{at}.{part}.bias", out, dtype=dtype),
+                name=f"{at}.{part}",
+            )
 
         def norm(y: Node, part: str, at: str = f"blk.{i}") -> Node:
-            return ops.rms_norm(y, source.node(f"{at}.{part}.weight", width), eps=1e-6, name=f"{at}.{part}")
+            return ops.rms_norm(
+                y, source.node(f"{at}.{part}.weight", width), eps=1e-6, name=f"{at}.{part}"
+            )
 
         y = norm(x, "ln1")
-        q, k, v = (ops.reshape(linear(y, part, width), shape=(batch, rows, heads, width // heads), name=f"blk.{i}.{part}.heads")
-                   for part in ("attn_q", "attn_k", "attn_v"))
-        mixed = ops.reshape(attention(q, k, v, scale=0.2, name=f"blk.{i}.attn"), shape=(batch, rows, width), name=f"blk.{i}.attn.flat")
+        q, k, v = (
+            ops.reshape(
+                linear(y, part, width),
+                shape=(batch, rows, heads, width // heads),
+                name=f"blk.{i}.{part}.heads",
+            )
+            for part in ("attn_q", "attn_k", "attn_v")
+        )
+        mixed = ops.reshape(
+            attention(q, k, v, scale=0.2, name=f"blk.{i}.attn"),
+            shape=(batch, rows, width),
+            name=f"blk.{i}.attn.flat",
+        )
         x = ops.add(linear(mixed, "attn_out", width), x, name=f"blk.{i}.attn_residual")
-        y = ops.gelu(linear(norm(x, "ln2"), "ffn_up", ffn), approximate="tanh", name=f"blk.{i}.ffn_gelu")
+        y = ops.gelu(
+            linear(norm(x, "ln2"), "ffn_up", ffn), approximate="tanh", name=f"blk.{i}.ffn_gelu"
+        )
         x = ops.add(linear(y, "ffn_down", width), x, name=f"blk.{i}.ffn_residual")
     return x

@@ -1,4 +1,5 @@
 """The attention op, as one and as three, against torch and against its definition written out."""
+
 from __future__ import annotations
 
 import math
@@ -18,8 +19,18 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def naive_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, bounds: Tensor | None = None, *, scale: float,
-                    causal: bool = False, window: int | None = None, softcap: float | None = None) -> Tensor:
+def naive_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    bounds: Tensor | None = None,
+    *,
+    scale: float,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
     """Row by row in fp64, by the words of the definition."""
     q, k, v = q.double(), k.double(), v.double()
     batch, rows, heads, _ = q.shape
@@ -29,7 +40,11 @@ def naive_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None,
     for b in range(batch):
         for t in range(rows):
             here = t + keys - rows
-            seen = [s for s in range(keys) if (not causal or s <= here) and (window is None or s > here - window)]
+            seen = [
+                s
+                for s in range(keys)
+                if (not causal or s <= here) and (window is None or s > here - window)
+            ]
             if bounds is not None:
                 low, high = (int(x) for x in (bounds[t] if bounds.ndim == 2 else bounds[b, t]))
                 seen = [s for s in seen if low <= s <= high]
@@ -44,12 +59,20 @@ def naive_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None,
 
 
 @pytest.mark.parametrize("groups", [6, 3, 1])
-@pytest.mark.parametrize("mask", [(), (9, 11), (6, 9, 11), (2, 6, 9, 11), (2, 1, 9, 11), (1, 6, 9, 11)], ids=str)
+@pytest.mark.parametrize(
+    "mask", [(), (9, 11), (6, 9, 11), (2, 6, 9, 11), (2, 1, 9, 11), (1, 6, 9, 11)], ids=str
+)
 def test_attention_is_torchs(groups, mask):
-    q, k, v = random(2, 9, 6, 18), random(2, 11, groups, 18, seed=1), random(2, 11, groups, 18, seed=2)
+    q, k, v = (
+        random(2, 9, 6, 18),
+        random(2, 11, groups, 18, seed=1),
+        random(2, 11, groups, 18, seed=2),
+    )
     added = random(*mask, seed=3) if mask else None
     heads_first = (x.transpose(1, 2) for x in (q, k, v))
-    expected = F.scaled_dot_product_attention(*heads_first, added, scale=0.3, enable_gqa=groups != 6)
+    expected = F.scaled_dot_product_attention(
+        *heads_first, added, scale=0.3, enable_gqa=groups != 6
+    )
     found = ops.attention.reference(q, k, v, added, scale=0.3)
     torch.testing.assert_close(found, expected.transpose(1, 2), rtol=1e-5, atol=2e-6)
     assert found.is_contiguous()
@@ -57,21 +80,44 @@ def test_attention_is_torchs(groups, mask):
 
 def test_causal_attention_is_torchs_where_rows_and_keys_are_as_many():
     q, k, v = random(1, 9, 2, 8), random(1, 9, 2, 8, seed=1), random(1, 9, 2, 8, seed=2)
-    expected = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, scale=0.3)
-    torch.testing.assert_close(ops.attention.reference(q, k, v, scale=0.3, causal=True), expected.transpose(1, 2))
+    expected = F.scaled_dot_product_attention(
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, scale=0.3
+    )
+    torch.testing.assert_close(
+        ops.attention.reference(q, k, v, scale=0.3, causal=True), expected.transpose(1, 2)
+    )
 
 
 @pytest.mark.parametrize("rows, keys", [(7, 7), (3, 9), (9, 4), (1, 6), (5, 1)])
-@pytest.mark.parametrize("limits", [
-    {"causal": True}, {"window": 3}, {"causal": True, "window": 2}, {"causal": True, "window": 1}, {"softcap": 1.5},
-    {"causal": True, "softcap": 0.7, "window": 100}, {}], ids=str)
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"causal": True},
+        {"window": 3},
+        {"causal": True, "window": 2},
+        {"causal": True, "window": 1},
+        {"softcap": 1.5},
+        {"causal": True, "softcap": 0.7, "window": 100},
+        {},
+    ],
+    ids=str,
+)
 def test_attention_is_its_definition(rows, keys, limits):
     q, k, v = random(2, rows, 4, 6), random(2, keys, 2, 6, seed=1), random(2, keys, 2, 5, seed=2)
-    bounds = torch.randint(-1, keys + 1, (2, rows, 2), generator=torch.Generator().manual_seed(rows)).int()  # at times first > last
-    mask = random(4, rows, keys, seed=4).masked_fill(random(4, rows, keys, seed=5) > 0.8, -torch.inf)
+    bounds = torch.randint(
+        -1, keys + 1, (2, rows, 2), generator=torch.Generator().manual_seed(rows)
+    ).int()  # at times first > last
+    mask = random(4, rows, keys, seed=4).masked_fill(
+        random(4, rows, keys, seed=5) > 0.8, -torch.inf
+    )
     for extra in ((None, None), (mask, None), (None, bounds), (None, bounds[0]), (mask, bounds)):
         found = ops.attention.reference(q, k, v, *extra, scale=0.4, **limits)
-        torch.testing.assert_close(found.double(), naive_attention(q, k, v, *extra, scale=0.4, **limits), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            found.double(),
+            naive_attention(q, k, v, *extra, scale=0.4, **limits),
+            rtol=1e-5,
+            atol=1e-6,
+        )
 
 
 def test_a_row_that_sees_nothing_gives_zeros():
@@ -82,18 +128,24 @@ def test_a_row_that_sees_nothing_gives_zeros():
     bounds = torch.tensor([[0, 4], [3, 2], [-5, -1], [5, 9]]).int()
     found = ops.attention.reference(q, k, v, None, bounds, scale=1.0)
     assert found[:, 1:].eq(0).all() and found[:, 0].ne(0).all()
-    early = ops.attention.reference(q, k[:, :2], v[:, :2], scale=1.0, causal=True)  # rows before the first key
+    early = ops.attention.reference(
+        q, k[:, :2], v[:, :2], scale=1.0, causal=True
+    )  # rows before the first key
     assert early[:, :2].eq(0).all() and early[:, 2:].ne(0).all()
 
 
 def test_an_image_block_sees_itself_in_both_directions():
-    """Cache slots 0..7, tokens 3..6 a picture: bounds say what the mask of a causal model with one block says."""
+    """Cache slots 0..7, tokens 3..6 a picture: bounds say what the mask of a causal model with one
+    block says.
+    """
     q, k, v = random(1, 8, 2, 8), random(1, 8, 2, 8, seed=1), random(1, 8, 2, 8, seed=2)
     block = torch.zeros(8, dtype=torch.bool)
     block[3:7] = True
     seen = torch.ones(8, 8).tril().bool() | (block[:, None] & block[None])
     bounds = torch.stack((torch.zeros(8), torch.where(block, 6, torch.arange(8))), 1).int()
-    expected = ops.attention.reference(q, k, v, torch.zeros(8, 8).masked_fill(~seen, -torch.inf), scale=0.5)
+    expected = ops.attention.reference(
+        q, k, v, torch.zeros(8, 8).masked_fill(~seen, -torch.inf), scale=0.5
+    )
     torch.testing.assert_close(ops.attention.reference(q, k, v, None, bounds, scale=0.5), expected)
 
 
@@ -103,6 +155,8 @@ def test_the_explicit_three_are_attention(dtype):
         inputs, attrs = draw("attention", seed, dtype)
         q, k, v, mask, bounds = inputs
         limits = {name: attrs[name] for name in ("causal", "window")}
-        scores = ops.attn_scores.reference(q, k, mask, scale=attrs["scale"], softcap=attrs["softcap"])
+        scores = ops.attn_scores.reference(
+            q, k, mask, scale=attrs["scale"], softcap=attrs["softcap"]
+        )
         found = ops.attn_mix.reference(ops.attn_softmax.reference(scores, bounds, **limits), v)
         assert torch.equal(found, ops.attention.reference(*inputs, **attrs)), f"seed {seed}"

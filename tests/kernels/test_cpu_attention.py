@@ -1,4 +1,5 @@
 """Flash attention on the CPU: the reference in bounded memory, at every edge of a block."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -22,24 +23,51 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def operands(rows: int, keys: int, *, batch: int = 1, heads: int = 2, groups: int = 2, size: int = 8, value: int | None = None,
-             dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
-    return (random(batch, rows, heads, size, dtype=dtype), random(batch, keys, groups, size, dtype=dtype, seed=1),
-            random(batch, keys, groups, value or size, dtype=dtype, seed=2))
+def operands(
+    rows: int,
+    keys: int,
+    *,
+    batch: int = 1,
+    heads: int = 2,
+    groups: int = 2,
+    size: int = 8,
+    value: int | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        random(batch, rows, heads, size, dtype=dtype),
+        random(batch, keys, groups, size, dtype=dtype, seed=1),
+        random(batch, keys, groups, value or size, dtype=dtype, seed=2),
+    )
 
 
-def close(found: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, bounds: Tensor | None = None, **options: Any) -> None:
-    expected = attention.reference(q.float(), k.float(), v.float(), None if mask is None else mask.float(), bounds, **options).double()
+def close(
+    found: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    bounds: Tensor | None = None,
+    **options: Any,
+) -> None:
+    expected = attention.reference(
+        q.float(), k.float(), v.float(), None if mask is None else mask.float(), bounds, **options
+    ).double()
     assert found.dtype == v.dtype and found.shape == expected.shape and found.is_contiguous()
     assert bool(torch.isfinite(found).all())
-    error = float((found.double() - expected).square().sum() / expected.square().sum().clamp(min=1e-9))
+    error = float(
+        (found.double() - expected).square().sum() / expected.square().sum().clamp(min=1e-9)
+    )
     assert error <= NMSE[found.dtype], f"NMSE {error:.1e}"
 
 
 def image_bounds(rows: int, keys: int, window: int | None = None) -> Tensor:
     """Causal rows at the end of the keys, a picture in the middle of them."""
     here = torch.arange(rows) + keys - rows
-    low, high = torch.zeros_like(here) if window is None else (here - window + 1).clamp(min=0), here.clone()
+    low, high = (
+        torch.zeros_like(here) if window is None else (here - window + 1).clamp(min=0),
+        here.clone(),
+    )
     start, stop = keys - rows + rows // 3, keys - rows + rows // 2
     block = (here >= start) & (here <= stop)
     low[block], high[block] = torch.minimum(low[block], torch.tensor(start)), stop
@@ -50,8 +78,18 @@ EDGES = (1, ROWS - 1, ROWS, ROWS + 1, 2 * ROWS + 1)
 
 
 @pytest.mark.parametrize("rows", EDGES)
-@pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window": 100}, {"window": 7}, {"softcap": 1.5},
-                                     {"softcap": 1.5, "causal": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"causal": True},
+        {"causal": True, "window": 100},
+        {"window": 7},
+        {"softcap": 1.5},
+        {"softcap": 1.5, "causal": True},
+    ],
+    ids=str,
+)
 def test_blocks_join_without_a_seam(rows, options):
     for keys in (rows, rows + 37, max(1, rows - 40)):
         q, k, v = operands(rows, keys)
@@ -74,7 +112,9 @@ def test_rows_that_see_nothing_give_zeros():
     q, k, v = operands(rows, keys)
     bounds = torch.tensor([[0, keys - 1]]).int().repeat(rows, 1)
     empty = torch.tensor([0, 5, ROWS - 1, ROWS, ROWS + 8])
-    bounds[empty] = torch.tensor([[5, 4], [-9, -1], [keys, keys + 5], [30, 2], [keys + 100, -100]]).int()
+    bounds[empty] = torch.tensor(
+        [[5, 4], [-9, -1], [keys, keys + 5], [30, 2], [keys + 100, -100]]
+    ).int()
     for options in ({}, {"softcap": 2.0}):
         found = flash_attention(q, k, v, None, bounds, scale=0.3, **options)
         assert found[:, empty].eq(0).all() and found[:, 1:5].ne(0).all()
@@ -84,11 +124,20 @@ def test_rows_that_see_nothing_give_zeros():
     mask = torch.zeros(rows, keys)
     mask[empty] = -torch.inf
     assert flash_attention(q, k, v, mask, scale=0.3)[:, empty].eq(0).all()
-    early = flash_attention(q, k, v, scale=0.3, causal=True)  # 265 rows, 40 keys: 225 rows come before the first key
-    assert early[:, :rows - keys].eq(0).all() and early[:, rows - keys:].ne(0).all()
+    early = flash_attention(
+        q, k, v, scale=0.3, causal=True
+    )  # 265 rows, 40 keys: 225 rows come before the first key
+    assert early[:, : rows - keys].eq(0).all() and early[:, rows - keys :].ne(0).all()
 
 
-MASKS = [(300, 310), (4, 300, 310), (1, 300, 310), (2, 4, 300, 310), (2, 1, 300, 310), (1, 4, 300, 310)]
+MASKS = [
+    (300, 310),
+    (4, 300, 310),
+    (1, 300, 310),
+    (2, 4, 300, 310),
+    (2, 1, 300, 310),
+    (1, 4, 300, 310),
+]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -98,15 +147,40 @@ def test_masks_of_every_shape(shape, dtype):
     mask = random(*shape, dtype=dtype, seed=3).masked_fill(random(*shape, seed=4) > 1, -torch.inf)
     bounds = image_bounds(300, 310)
     for options in ({}, {"causal": True}, {"softcap": 2.0}):
-        close(flash_attention(q, k, v, mask, scale=0.3, **options), q, k, v, mask, scale=0.3, **options)
-        close(flash_attention(q, k, v, mask, bounds, scale=0.3, **options), q, k, v, mask, bounds, scale=0.3, **options)
+        close(
+            flash_attention(q, k, v, mask, scale=0.3, **options),
+            q,
+            k,
+            v,
+            mask,
+            scale=0.3,
+            **options,
+        )
+        close(
+            flash_attention(q, k, v, mask, bounds, scale=0.3, **options),
+            q,
+            k,
+            v,
+            mask,
+            bounds,
+            scale=0.3,
+            **options,
+        )
 
 
 def test_a_mask_in_fp32_is_not_rounded_to_the_operands_type():
     q, k, v = operands(300, 310, dtype=torch.bfloat16)
     mask = random(300, 310, seed=3) * 30
     close(flash_attention(q, k, v, mask, scale=0.3), q, k, v, mask, scale=0.3)
-    close(flash_attention(q, k, v, mask, scale=0.3, causal=True), q, k, v, mask, scale=0.3, causal=True)
+    close(
+        flash_attention(q, k, v, mask, scale=0.3, causal=True),
+        q,
+        k,
+        v,
+        mask,
+        scale=0.3,
+        causal=True,
+    )
 
 
 def test_the_lowest_number_masks_as_well_as_minus_infinity():
@@ -173,26 +247,37 @@ def test_no_square_of_scores_ever_exists_and_what_is_taken_was_told(name, peak_b
     measured, told = peak(peak_bytes, [q, k, v, mask, bounds], {"scale": 0.3, **options})
     scores = 2 * LONG * LONG * 4
     # One block of 256 rows: 1/16 of all scores, and its mask; by head where the mask is.
-    assert measured < scores / (4 if name == "mask by head, causal" else 6), f"{measured / MIB:.1f} MiB"
+    assert measured < scores / (4 if name == "mask by head, causal" else 6), (
+        f"{measured / MIB:.1f} MiB"
+    )
     assert measured <= told * 1.05, f"told {told / MIB:.2f}, took {measured / MIB:.2f} MiB"
     if name not in ("window", "bounds"):  # whose blocks leave keys out, more or fewer by the values
         assert told <= measured * 1.1, f"told {told / MIB:.2f}, took {measured / MIB:.2f} MiB"
 
 
 def test_memory_grows_with_the_length_not_with_its_square(peak_bytes):
-    taken = [peak(peak_bytes, [*operands(n, n)], {"scale": 0.3, "causal": True})[0] for n in (1024, 2048, 4096)]
+    taken = [
+        peak(peak_bytes, [*operands(n, n)], {"scale": 0.3, "causal": True})[0]
+        for n in (1024, 2048, 4096)
+    ]
     assert taken[2] - taken[1] < 2.2 * (taken[1] - taken[0])
 
 
 def test_a_narrow_window_takes_no_mask_over_all_keys(peak_bytes):
     wide, _ = peak(peak_bytes, [*operands(LONG, LONG)], {"scale": 0.3, "causal": True})
-    narrow, _ = peak(peak_bytes, [*operands(LONG, LONG)], {"scale": 0.3, "causal": True, "window": 64})
+    narrow, _ = peak(
+        peak_bytes, [*operands(LONG, LONG)], {"scale": 0.3, "causal": True, "window": 64}
+    )
     assert narrow < wide / 3
 
 
 @pytest.mark.parametrize("batch, heads, groups", [(1, 4, 2), (3, 4, 1)])
 def test_what_16_bits_take_was_told_too(batch, heads, groups, peak_bytes):
     for rows, options in ((1, {}), (700, {}), (700, {"causal": True}), (300, {"softcap": 4.0})):
-        inputs = operands(rows, 900, batch=batch, heads=heads, groups=groups, size=32, dtype=torch.bfloat16)
+        inputs = operands(
+            rows, 900, batch=batch, heads=heads, groups=groups, size=32, dtype=torch.bfloat16
+        )
         measured, told = peak(peak_bytes, [*inputs], {"scale": 0.3, **options})
-        assert measured <= told * 1.1 + 2**16, f"{rows} rows, {options}: told {told / MIB:.2f}, took {measured / MIB:.2f} MiB"
+        assert measured <= told * 1.1 + 2**16, (
+            f"{rows} rows, {options}: told {told / MIB:.2f}, took {measured / MIB:.2f} MiB"
+        )

@@ -1,4 +1,5 @@
 """The flash-attention kernel in Triton's interpreter, against the op's reference in fp64."""
+
 from __future__ import annotations
 
 import random
@@ -43,13 +44,22 @@ def test_matches_reference(case):
 
 def random_case(rng):
     groups = rng.choice((1, 2, 3))
-    return Case(rng.choice((rng.randint(16, 256), rng.randint(16, 256), rng.randint(257, 512))),
-                rows=rng.choice((1, 2, 17, rng.randint(1, 80))), keys=rng.choice((1, 31, 64, rng.randint(1, 150))),
-                heads=groups * rng.choice((1, 2, 5)), groups=groups, batch=rng.randint(1, 5),
-                value=rng.choice((None, rng.randint(16, 256))), dtype=rng.choice(tuple(TOLERANCE)), causal=rng.random() < 0.4,
-                window=rng.choice((None, None, rng.randint(-2, 90))), softcap=rng.choice((None, None, 3.0)),
-                mask=rng.choice(("", "", "TS", "HTS", "1HTS", "B1TS", "BHTS")),
-                bounds=rng.choice(("", "", "T", "BT")), layout=rng.choice(("plain", "fused", "heads first")))
+    return Case(
+        rng.choice((rng.randint(16, 256), rng.randint(16, 256), rng.randint(257, 512))),
+        rows=rng.choice((1, 2, 17, rng.randint(1, 80))),
+        keys=rng.choice((1, 31, 64, rng.randint(1, 150))),
+        heads=groups * rng.choice((1, 2, 5)),
+        groups=groups,
+        batch=rng.randint(1, 5),
+        value=rng.choice((None, rng.randint(16, 256))),
+        dtype=rng.choice(tuple(TOLERANCE)),
+        causal=rng.random() < 0.4,
+        window=rng.choice((None, None, rng.randint(-2, 90))),
+        softcap=rng.choice((None, None, 3.0)),
+        mask=rng.choice(("", "", "TS", "HTS", "1HTS", "B1TS", "BHTS")),
+        bounds=rng.choice(("", "", "T", "BT")),
+        layout=rng.choice(("plain", "fused", "heads first")),
+    )
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -63,12 +73,16 @@ def test_fuzz(seed):
     assert error_of(flash_attention(*given, **case.options), *given, **case.options) <= 1, case
 
 
-@pytest.mark.parametrize(("causal", "groups", "masked"), [(False, 4, False), (True, 2, False), (False, 1, True)])
+@pytest.mark.parametrize(
+    ("causal", "groups", "masked"), [(False, 4, False), (True, 2, False), (False, 1, True)]
+)
 def test_matches_torch(causal, groups, masked):
     case = Case(72, rows=67, keys=67, heads=4, groups=groups, batch=2, causal=causal)
     q, k, v, _, _ = case.inputs()
     mask = torch.randn(2, 1, 67, 67) if masked else None
-    expected = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), attn_mask=mask, is_causal=causal, enable_gqa=True)
+    expected = F.scaled_dot_product_attention(
+        *(x.transpose(1, 2) for x in (q, k, v)), attn_mask=mask, is_causal=causal, enable_gqa=True
+    )
     got = flash_attention(q, k, v, mask, scale=72**-0.5, causal=causal)
     torch.testing.assert_close(got, expected.transpose(1, 2), atol=1e-5, rtol=1e-5)
 
@@ -81,7 +95,9 @@ def test_image_block_sees_itself_in_both_directions():
     image = (rows >= 20) & (rows < 50)
     bounds = torch.stack([torch.zeros(80, dtype=torch.long), torch.where(image, 49, rows)], 1).int()
     allowed = rows[None, :] <= bounds[:, 1:]
-    expected = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), attn_mask=allowed, enable_gqa=True).transpose(1, 2)
+    expected = F.scaled_dot_product_attention(
+        *(x.transpose(1, 2) for x in (q, k, v)), attn_mask=allowed, enable_gqa=True
+    ).transpose(1, 2)
     got = flash_attention(q, k, v, bounds=bounds, scale=72**-0.5)
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
     everything = flash_attention(q, k, v, scale=72**-0.5)
@@ -89,7 +105,9 @@ def test_image_block_sees_itself_in_both_directions():
 
 
 def test_keys_out_of_reach_are_not_read():
-    """Cache slots behind the last visible key, and whole key blocks before the first, may hold anything."""
+    """Cache slots behind the last visible key, and whole key blocks before the first, may hold
+    anything.
+    """
     case = Case(72, rows=3, keys=400, heads=2, groups=1)
     q, k, v, _, _ = case.inputs()
     bounds = torch.tensor([[130, 150], [140, 200], [131, 170]], dtype=torch.int32)
@@ -97,11 +115,20 @@ def test_keys_out_of_reach_are_not_read():
     for x in (k, v):
         x[:, :128] = torch.nan
         x[:, 201:] = torch.nan
-    torch.testing.assert_close(flash_attention(q, k, v, bounds=bounds, scale=0.1), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        flash_attention(q, k, v, bounds=bounds, scale=0.1), expected, atol=1e-5, rtol=1e-5
+    )
 
 
-@pytest.mark.parametrize("options", [{"bounds": torch.tensor([[5, 2], [130, 200], [-9, -1]], dtype=torch.int32)}, {"window": -200},
-                                     {"mask": torch.full((3, 130), -torch.inf)}], ids=["bounds", "window", "mask"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bounds": torch.tensor([[5, 2], [130, 200], [-9, -1]], dtype=torch.int32)},
+        {"window": -200},
+        {"mask": torch.full((3, 130), -torch.inf)},
+    ],
+    ids=["bounds", "window", "mask"],
+)
 def test_a_row_that_sees_nothing_gives_zeros(options):
     q, k, v, _, _ = Case(72, rows=3).inputs()
     assert torch.equal(flash_attention(q, k, v, scale=0.1, **options), torch.zeros(1, 3, 2, 72))
@@ -114,19 +141,34 @@ def test_no_keys_and_no_rows():
 
 
 @pytest.mark.parametrize("splits", [2, 8, 32])
-@pytest.mark.parametrize("case", [Case(40, rows=3, keys=530, heads=4, groups=2, bounds="T"),
-                                  Case(16, rows=1, keys=512, dtype=torch.bfloat16),
-                                  Case(16, rows=2, keys=100, causal=True, window=20, mask="TS", softcap=5.0)], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(40, rows=3, keys=530, heads=4, groups=2, bounds="T"),
+        Case(16, rows=1, keys=512, dtype=torch.bfloat16),
+        Case(16, rows=2, keys=100, causal=True, window=20, mask="TS", softcap=5.0),
+    ],
+    ids=str,
+)
 def test_keys_shared_out_by_any_number_of_programs(case, splits):
     """Some of which get no keys, or keys that no row sees."""
     given = case.inputs()
-    launch = plan_launch(*(None if t is None else Type.of(t) for t in given), **case.options, splits=splits)
+    launch = plan_launch(
+        *(None if t is None else Type.of(t) for t in given), **case.options, splits=splits
+    )
     assert launch.splits == launch.constants["SPLITS"] == splits
     assert error_of(run_launch(launch, *given), *given, **case.options) <= 1
 
 
-@pytest.mark.parametrize("options", [{"bounds": torch.tensor([[5, 2], [600, 900]], dtype=torch.int32)}, {"window": -2000},
-                                     {"mask": torch.full((2, 600), -torch.inf)}], ids=["bounds", "window", "mask"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bounds": torch.tensor([[5, 2], [600, 900]], dtype=torch.int32)},
+        {"window": -2000},
+        {"mask": torch.full((2, 600), -torch.inf)},
+    ],
+    ids=["bounds", "window", "mask"],
+)
 def test_a_row_that_sees_nothing_of_shared_out_keys_gives_zeros(options):
     q, k, v, _, _ = Case(24, rows=2, keys=600).inputs()
     assert plan_launch(*(Type.of(t) for t in (q, k, v)), scale=0.1).splits > 1
@@ -134,8 +176,20 @@ def test_a_row_that_sees_nothing_of_shared_out_keys_gives_zeros(options):
 
 
 def test_keys_are_shared_out_where_few_programs_have_many():
-    found = {(rows, blocks, programs): choose_splits(rows, blocks, programs) for rows, blocks, programs in (
-        (1, 128, 8), (1, 32, 8), (1, 7, 8), (1, 128, 100), (1, 128, 129), (16, 512, 8), (17, 512, 8), (1, 0, 8), (0, 128, 0))}
+    found = {
+        (rows, blocks, programs): choose_splits(rows, blocks, programs)
+        for rows, blocks, programs in (
+            (1, 128, 8),
+            (1, 32, 8),
+            (1, 7, 8),
+            (1, 128, 100),
+            (1, 128, 129),
+            (16, 512, 8),
+            (17, 512, 8),
+            (1, 0, 8),
+            (0, 128, 0),
+        )
+    }
     assert list(found.values()) == [32, 8, 1, 2, 1, 32, 1, 1, 1]
 
 
@@ -143,7 +197,7 @@ def test_64_bit_window_and_int64_bounds():
     given = Case(72, rows=5, window=2**40, bounds="T").inputs()
     bounds = given[4].long()
     bounds[0, 1] = 2**40
-    bounds[1, 0] = -2**40
+    bounds[1, 0] = -(2**40)
     got = flash_attention(*given[:4], bounds, scale=0.1, window=2**40)
     assert error_of(got, *given[:4], bounds, scale=0.1) <= 1
 
@@ -153,21 +207,35 @@ def types(case=None, **changes):
     return {name: t if t is None else Type.of(t) for name, t in given} | changes
 
 
-@pytest.mark.parametrize(("given", "options", "words"), [
-    (types(Case(12)), {}, "head size 12"),
-    (types(Case(513)), {}, "head size 513"),
-    (types(Case(72, value=8)), {}, "v has head size 8"),
-    (types(Case(72, dtype=torch.float64)), {}, "fp64"),
-    (types(v=Type.contiguous((1, 130, 1, 72), torch.bfloat16)), {}, "v is bf16"),
-    (types(q=Type((1, 65, 2, 72), torch.float32, (9360, 1, 4680, 65))), {}, "[9360, 1, 4680, 65]"),
-    (types(mask=Type.contiguous((65, 130), torch.bool)), {}, "mask is bool"),
-    (types(bounds=Type.contiguous((65, 2), torch.float32)), {}, "bounds are fp32"),
-    (types(), {"scale": -1.0}, "scale -1.0"),
-    (types(), {"softcap": 0.0}, "softcap 0.0"),
-    (types(q=Type.contiguous((1, 2**30, 2, 72), torch.float32)), {}, "2^30"),
-    (types(q=Type.contiguous((2**22, 512, 1, 72), torch.float32), k=Type.contiguous((2**22, 130, 1, 72), torch.float32),
-           v=Type.contiguous((2**22, 130, 1, 72), torch.float32)), {}, "2^31"),
-])
+@pytest.mark.parametrize(
+    ("given", "options", "words"),
+    [
+        (types(Case(12)), {}, "head size 12"),
+        (types(Case(513)), {}, "head size 513"),
+        (types(Case(72, value=8)), {}, "v has head size 8"),
+        (types(Case(72, dtype=torch.float64)), {}, "fp64"),
+        (types(v=Type.contiguous((1, 130, 1, 72), torch.bfloat16)), {}, "v is bf16"),
+        (
+            types(q=Type((1, 65, 2, 72), torch.float32, (9360, 1, 4680, 65))),
+            {},
+            "[9360, 1, 4680, 65]",
+        ),
+        (types(mask=Type.contiguous((65, 130), torch.bool)), {}, "mask is bool"),
+        (types(bounds=Type.contiguous((65, 2), torch.float32)), {}, "bounds are fp32"),
+        (types(), {"scale": -1.0}, "scale -1.0"),
+        (types(), {"softcap": 0.0}, "softcap 0.0"),
+        (types(q=Type.contiguous((1, 2**30, 2, 72), torch.float32)), {}, "2^30"),
+        (
+            types(
+                q=Type.contiguous((2**22, 512, 1, 72), torch.float32),
+                k=Type.contiguous((2**22, 130, 1, 72), torch.float32),
+                v=Type.contiguous((2**22, 130, 1, 72), torch.float32),
+            ),
+            {},
+            "2^31",
+        ),
+    ],
+)
 def test_rejects_says_why(given, options, words):
     reason = rejects(**given, **({"scale": 0.1} | options))
     assert reason is not None and words in reason
@@ -185,4 +253,15 @@ def test_parts_cover_every_head_size():
         assert size <= first + second <= power_of_two(size) or size <= 16
         assert all(n == 0 or (n >= 16 and n == power_of_two(n)) for n in (first, second))
     assert [parts(n) for n in (16, 40, 64, 72, 80, 88, 96, 112, 256, 257, 512)] == [
-        (16, 0), (32, 16), (64, 0), (64, 16), (64, 16), (64, 32), (64, 32), (128, 0), (256, 0), (256, 16), (256, 256)]
+        (16, 0),
+        (32, 16),
+        (64, 0),
+        (64, 16),
+        (64, 16),
+        (64, 32),
+        (64, 32),
+        (128, 0),
+        (256, 0),
+        (256, 16),
+        (256, 256),
+    ]

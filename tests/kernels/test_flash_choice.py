@@ -1,4 +1,7 @@
-"""The warm-up's decision: setting by setting, with all attention nodes taken, some refused, or all."""
+"""The warm-up's decision: setting by setting, with all attention nodes taken, some refused, or
+all.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -35,18 +38,21 @@ def chosen(setting: str, *rules: str, overrides: Sequence[Override] = ()) -> Fla
 ALL, FLASH, EXPLICIT = ("blk.0.attn", "blk.1.attn"), "attention", "attn_mix"
 
 
-@pytest.mark.parametrize("setting, rules, state, forms, refused", [
-    ("auto", (), "on", (FLASH, FLASH), ()),
-    ("auto", (r"attention:/blk\.1/",), "mixed", (FLASH, EXPLICIT), ALL[1:]),
-    ("auto", ("attention",), "off", (EXPLICIT, EXPLICIT), ALL),
-    ("auto", ("attention:batch>1",), "off", (EXPLICIT, EXPLICIT), ALL),
-    ("auto", ("gelu",), "on", (FLASH, FLASH), ()),
-    ("on", (), "on", (FLASH, FLASH), ()),
-    ("on", (r"attention:/blk\.1/",), "on", (FLASH, FLASH), ALL[1:]),
-    ("on", ("attention",), "on", (FLASH, FLASH), ALL),
-    ("off", (), "off", (EXPLICIT, EXPLICIT), ()),
-    ("off", ("attention",), "off", (EXPLICIT, EXPLICIT), ()),
-])
+@pytest.mark.parametrize(
+    "setting, rules, state, forms, refused",
+    [
+        ("auto", (), "on", (FLASH, FLASH), ()),
+        ("auto", (r"attention:/blk\.1/",), "mixed", (FLASH, EXPLICIT), ALL[1:]),
+        ("auto", ("attention",), "off", (EXPLICIT, EXPLICIT), ALL),
+        ("auto", ("attention:batch>1",), "off", (EXPLICIT, EXPLICIT), ALL),
+        ("auto", ("gelu",), "on", (FLASH, FLASH), ()),
+        ("on", (), "on", (FLASH, FLASH), ()),
+        ("on", (r"attention:/blk\.1/",), "on", (FLASH, FLASH), ALL[1:]),
+        ("on", ("attention",), "on", (FLASH, FLASH), ALL),
+        ("off", (), "off", (EXPLICIT, EXPLICIT), ()),
+        ("off", ("attention",), "off", (EXPLICIT, EXPLICIT), ()),
+    ],
+)
 def test_the_table(setting, rules, state, forms, refused):
     choice = chosen(setting, *rules)
     assert choice.state == state and choice.setting == setting
@@ -65,7 +71,11 @@ def test_rebuilt_nodes_stay_on_the_device_and_kept_ones_run_elsewhere():
     for setting, elsewhere in (("auto", []), ("on", ["blk.1.attn"])):
         choice = choose(build, backends, (), setting)
         plan = make_plan(build(choice.form)[0], backends)
-        found = [s.node.name for s in plan.steps if s.backend.name != "limited" and s.node.op != "copy" and not s.node.alias]
+        found = [
+            s.node.name
+            for s in plan.steps
+            if s.backend.name != "limited" and s.node.op != "copy" and not s.node.alias
+        ]
         assert found == elsewhere
 
 
@@ -94,14 +104,26 @@ def test_flash_that_nothing_takes_is_rebuilt():
 def test_options_reach_both_forms():
     q, bounds = given("q", 1, 3, 2, 4), given("b", 3, 2, dtype=torch.int32)
     mask = given("m", 3, 3)
-    batch = {"q": torch.randn(1, 3, 2, 4), "b": torch.tensor([[0, 1], [1, 2], [2, 0]]).int(), "m": torch.randn(3, 3)}
+    batch = {
+        "q": torch.randn(1, 3, 2, 4),
+        "b": torch.tensor([[0, 1], [1, 2], [2, 0]]).int(),
+        "m": torch.randn(3, 3),
+    }
     values = []
-    for form in (AttentionForm(), AttentionForm(all_explicit=True), AttentionForm(frozenset({"a"}))):
+    for form in (
+        AttentionForm(),
+        AttentionForm(all_explicit=True),
+        AttentionForm(frozenset({"a"})),
+    ):
         node = form(q, q, q, mask, bounds, name="a", scale=0.3, softcap=2.0, causal=True, window=2)
         assert node.name == "a"
         values.append(evaluate([node], batch)[0])
     assert torch.equal(values[0], values[1]) and torch.equal(values[0], values[2])
-    names = [n.name for n in toposort(AttentionForm(all_explicit=True)(q, q, q, name="a", scale=1.0)) if not n.is_leaf]
+    names = [
+        n.name
+        for n in toposort(AttentionForm(all_explicit=True)(q, q, q, name="a", scale=1.0))
+        if not n.is_leaf
+    ]
     assert names == ["a.scores", "a.softmax", "a"]
 
 
@@ -111,7 +133,9 @@ def test_a_setting_that_is_none_is_refused():
 
 
 def test_a_graph_without_attention_is_no_flaw():
-    choice = choose(lambda _: [[ops.gelu(given("x", 3), approximate="none", name="a")]], [Cpu()], (), "auto")
+    choice = choose(
+        lambda _: [[ops.gelu(given("x", 3), approximate="none", name="a")]], [Cpu()], (), "auto"
+    )
     assert choice.total == 0 and choice.refusals == () and choice.form == AttentionForm()
 
 
@@ -119,21 +143,31 @@ def report(setting: str, *rules: str, overrides: Sequence[Override] = ()) -> War
     backends = [Limited(Cpu(), rules), Cpu(), Reference()]
     choice = choose(build, backends, overrides, setting)
     plans: list[Plan] = [make_plan(outputs, backends, overrides) for outputs in build(choice.form)]
-    facts: list[GraphFacts] = [graph_facts("encoder", label, "", plan) for label, plan in zip(("warm-up", "largest"), plans, strict=True)]
+    facts: list[GraphFacts] = [
+        graph_facts("encoder", label, "", plan)
+        for label, plan in zip(("warm-up", "largest"), plans, strict=True)
+    ]
     placed = placement("encoder", choice, tuple(plans), "limited")
-    return WarmupReport("demo", "limited", "cpu", "fp32", (placed.flash,), placed.refused, tuple(facts))
+    return WarmupReport(
+        "demo", "limited", "cpu", "fp32", (placed.flash,), placed.refused, tuple(facts)
+    )
 
 
-@pytest.mark.parametrize("setting, rules, overrides, accelerated, verdict", [
-    ("auto", (), (), True, "everything runs on limited"),
-    ("auto", ("attention",), (), False, "2 nodes refused; flash attention off"),
-    ("on", ("attention",), (), False, "2 nodes refused"),
-    ("off", (), (), False, "flash attention off in the encoder"),
-    ("auto", ("gelu",), (), False, "2 nodes refused"),
-    ("auto", (), (r"blk\.1\.ffn_gelu=cpu",), False, "1 node placed elsewhere by override"),
-    ("auto", (), (r"blk\.1\.attn$=cpu",), False, "placed elsewhere by override"),
-])
-def test_fully_accelerated_means_every_node_on_the_device(setting, rules, overrides, accelerated, verdict):
+@pytest.mark.parametrize(
+    "setting, rules, overrides, accelerated, verdict",
+    [
+        ("auto", (), (), True, "everything runs on limited"),
+        ("auto", ("attention",), (), False, "2 nodes refused; flash attention off"),
+        ("on", ("attention",), (), False, "2 nodes refused"),
+        ("off", (), (), False, "flash attention off in the encoder"),
+        ("auto", ("gelu",), (), False, "2 nodes refused"),
+        ("auto", (), (r"blk\.1\.ffn_gelu=cpu",), False, "1 node placed elsewhere by override"),
+        ("auto", (), (r"blk\.1\.attn$=cpu",), False, "placed elsewhere by override"),
+    ],
+)
+def test_fully_accelerated_means_every_node_on_the_device(
+    setting, rules, overrides, accelerated, verdict
+):
     found = report(setting, *rules, overrides=[Override.parse(t) for t in overrides])
     assert found.fully_accelerated == accelerated
     assert verdict in str(found).splitlines()[-1]
@@ -143,7 +177,13 @@ def test_fully_accelerated_means_every_node_on_the_device(setting, rules, overri
 def test_a_node_refused_at_every_size_is_told_of_once():
     refused = report("auto", "gelu", "attention:batch>1").refused
     assert [(r.op, r.count, r.reason) for r in refused] == [
-        ("attention", 2, "batch 4 is not supported"), ("gelu", 2, "op gelu is not supported")]
+        ("attention", 2, "batch 4 is not supported"),
+        ("gelu", 2, "op gelu is not supported"),
+    ]
     dst, *operands = refused[0].tensors
-    assert (dst.role, dst.shape) == ("dst", (4, 5, 2, 8)) and [t.role for t in operands] == ["q", "k", "v"]
+    assert (dst.role, dst.shape) == ("dst", (4, 5, 2, 8)) and [t.role for t in operands] == [
+        "q",
+        "k",
+        "v",
+    ]
     assert refused[0].runs_on == "limited, as explicit attention" and refused[1].runs_on == "cpu"

@@ -1,4 +1,7 @@
-"""Files with random damage: each opens, and then every tensor and key of it can be read, or raises ModelError."""
+"""Files with random damage: each opens, and then every tensor and key of it can be read, or raises
+ModelError.
+"""
+
 from __future__ import annotations
 
 import random
@@ -13,8 +16,29 @@ from mtmd.kernels.errors import ModelError
 from mtmd.kernels.weights.gguf_file import GgufFile
 
 MUTATIONS = 1000  # of each file
-EXTREME = [0, 1, 2, 3, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 1 << 20, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1 << 32, 1 << 40, 1 << 61, 1 << 62,
-           (1 << 63) - 1, 1 << 63, (1 << 64) - 32, (1 << 64) - 1]
+EXTREME = [
+    0,
+    1,
+    2,
+    3,
+    0x7F,
+    0x80,
+    0xFF,
+    0x7FFF,
+    0xFFFF,
+    1 << 20,
+    0x7FFFFFFF,
+    0x80000000,
+    0xFFFFFFFF,
+    1 << 32,
+    1 << 40,
+    1 << 61,
+    1 << 62,
+    (1 << 63) - 1,
+    1 << 63,
+    (1 << 64) - 32,
+    (1 << 64) - 1,
+]
 
 
 def write(path: Path, plain: bool) -> None:
@@ -31,8 +55,16 @@ def write(path: Path, plain: bool) -> None:
         writer.add_custom_alignment(64)
         writer.add_array("tokenizer.ggml.tokens", [f"token {n}" for n in range(40)])
         writer.add_string("tokenizer.chat_template", "{{ messages }}")
-        for kind, size in ((GGMLQuantizationType.Q8_0, 34), (GGMLQuantizationType.Q4_K, 144), (GGMLQuantizationType.BF16, 64)):
-            writer.add_tensor(f"{kind.name}.weight", rng.integers(0, 256, (3, size), dtype=np.uint8), raw_dtype=kind)
+        for kind, size in (
+            (GGMLQuantizationType.Q8_0, 34),
+            (GGMLQuantizationType.Q4_K, 144),
+            (GGMLQuantizationType.BF16, 64),
+        ):
+            writer.add_tensor(
+                f"{kind.name}.weight",
+                rng.integers(0, 256, (3, size), dtype=np.uint8),
+                raw_dtype=kind,
+            )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -45,13 +77,13 @@ def mutate(content: bytes, header: int, rng: random.Random) -> bytes:
     for _ in range(rng.randint(1, 3)):
         at, kind = rng.randrange(min(header, len(data))), rng.randrange(8)
         if kind == 0:
-            del data[max(rng.randrange(len(data)), 8):]
+            del data[max(rng.randrange(len(data)), 8) :]
         elif kind < 4:
             data[at] ^= 1 << rng.randrange(8) if kind < 3 else rng.randrange(1, 256)
         else:
             size = rng.choice((1, 4, 8))
             number = (rng.choice(EXTREME) & (1 << 8 * size) - 1).to_bytes(size, "little")
-            data[at:at + (size if kind < 7 else 0)] = number
+            data[at : at + (size if kind < 7 else 0)] = number
     return bytes(data)
 
 
@@ -82,5 +114,7 @@ def test_damage_is_refused_or_harmless(plain: bool, tmp_path: Path) -> None:
             assert "\n" not in str(error) and path.name in str(error), error
             messages.add(str(error).split(path.name)[1][:14])
         path.unlink()
-    assert MUTATIONS // 20 < opened < MUTATIONS * 3 // 4 and len(messages) > 10  # the damage reaches many checks, not all of it matters
+    assert (
+        MUTATIONS // 20 < opened < MUTATIONS * 3 // 4 and len(messages) > 10
+    )  # the damage reaches many checks, not all of it matters
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 1 << 30

@@ -1,4 +1,7 @@
-"""What the GPU backend takes and why not, with the CUDA device faked; the kernel itself runs in Triton's interpreter."""
+"""What the GPU backend takes and why not, with the CUDA device faked; the kernel itself runs in
+Triton's interpreter.
+"""
+
 from __future__ import annotations
 
 import pytest
@@ -37,7 +40,10 @@ def test_without_a_device_it_takes_nothing(monkeypatch):
 def test_takes_every_head_size_and_batch():
     for batch in range(1, 6):
         assert Gpu().rejects(attention_node(batch=batch)) is None
-        assert Gpu().rejects(attention_node(8, batch)) == "q has head size 8; the kernel takes 16 to 512"
+        assert (
+            Gpu().rejects(attention_node(8, batch))
+            == "q has head size 8; the kernel takes 16 to 512"
+        )
 
 
 @pytest.mark.usefixtures("ampere")
@@ -50,23 +56,33 @@ def test_missing_triton_is_told(monkeypatch):
 @pytest.mark.usefixtures("ampere")
 def test_old_card_is_told(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    assert Gpu().rejects(attention_node()) == "the attention kernel needs compute capability 8.0, found 7.5 (a card)"
+    assert (
+        Gpu().rejects(attention_node())
+        == "the attention kernel needs compute capability 8.0, found 7.5 (a card)"
+    )
 
 
 def test_attention_is_lowered_to_the_kernel():
     node = attention_node(causal=True)
     q, k = torch.randn(1, 9, 4, 72), torch.randn(1, 9, 2, 72)
     got = Gpu().lower(node)(q, k, k)
-    torch.testing.assert_close(got, attention.reference(q, k, k, scale=0.1, causal=True), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        got, attention.reference(q, k, k, scale=0.1, causal=True), atol=1e-5, rtol=1e-5
+    )
     assert Gpu().workspace(node) == 0
 
 
 def test_few_tokens_over_many_keys_take_memory_for_the_parts():
-    """8 blocks of 16 keys or more for each of 2 x 2 programs: parts of 72 columns with their maximum and sum, of 2 x 4 rows."""
+    """8 blocks of 16 keys or more for each of 2 x 2 programs: parts of 72 columns with their
+    maximum and sum, of 2 x 4 rows.
+    """
     q, k = value(2, 1, 4, 72), value(2, 1000, 2, 72)
     node = attention(q, k, k, name="attn", scale=0.1)
     splits = plan_launch(q.type, k.type, k.type, scale=0.1).splits
-    assert splits == 8 and Gpu().workspace(node) == Target("cuda:90").workspace(node) == 4 * splits * 8 * 74
+    assert (
+        splits == 8
+        and Gpu().workspace(node) == Target("cuda:90").workspace(node) == 4 * splits * 8 * 74
+    )
     assert Gpu().workspace(attention_node()) == 0
 
 

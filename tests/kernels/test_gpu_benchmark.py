@@ -1,4 +1,7 @@
-"""benchmarks/gpu.py without a GPU: its help, its refusal, its checks (in the interpreter) and its tables."""
+"""benchmarks/gpu.py without a GPU: its help, its refusal, its checks (in the interpreter) and its
+tables.
+"""
+
 from __future__ import annotations
 
 import importlib
@@ -34,7 +37,9 @@ def gpu_benchmark(part):
 
 
 def test_help_needs_no_gpu():
-    done = subprocess.run([sys.executable, SCRIPT, "--help"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "--help"], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0 and "--out" in done.stdout and done.stderr == ""
 
 
@@ -67,14 +72,22 @@ def test_nothing_is_timed_when_a_check_fails(gpu_benchmark, capsys, monkeypatch,
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     for other, module in gpu_benchmark.KERNELS.items():
-        monkeypatch.setattr(module, "checks", lambda _, own=other: iter([None, "a case: error 1"] if own == name else [None]))
+        monkeypatch.setattr(
+            module,
+            "checks",
+            lambda _, own=other: iter([None, "a case: error 1"] if own == name else [None]),
+        )
         monkeypatch.setattr(module, "report", lambda *_: pytest.fail("timed over a failed check"))
     assert gpu_benchmark.main([]) == 1
     told = capsys.readouterr()
     assert told.out == "" and "a case: error 1" in told.err
 
 
-@pytest.mark.parametrize("case", [Case(72, batch=2, mask="BHTS", causal=True), Case(40, batch=2, mask="TS", bounds="BT")], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [Case(72, batch=2, mask="BHTS", causal=True), Case(40, batch=2, mask="TS", bounds="BT")],
+    ids=str,
+)
 def test_compare(part, case):
     compare = part("gpu_kernels.attention").compare
     given = case.inputs()
@@ -96,25 +109,37 @@ def test_shapes_are_problems(part):
 
 @pytest.fixture
 def small(part, monkeypatch):
-    """Every file of gpu_kernels with problems that the interpreter can run, and a clock that runs what it times once."""
+    """Every file of gpu_kernels with problems that the interpreter can run, and a clock that runs
+    what it times once.
+    """
     modules = {name: part(f"gpu_kernels.{name}") for name in KERNELS}
     ran = []
     for module in modules.values():
         monkeypatch.setattr(module, "milliseconds", lambda run, **_: ran.append(run()) or 0.5)
     shape = modules["attention"].Shape
-    monkeypatch.setattr(modules["attention"], "SHAPES", (
-        shape("a", 20, 20, 4, 2, 72), shape("b", 1, 600, 4, 2, 16), shape("c", 9, 9, 2, 2, 16)))
+    monkeypatch.setattr(
+        modules["attention"],
+        "SHAPES",
+        (shape("a", 20, 20, 4, 2, 72), shape("b", 1, 600, 4, 2, 16), shape("c", 9, 9, 2, 2, 16)),
+    )
     monkeypatch.setattr(modules["attention"], "TILES", ((16, 16, 4, 2),))
     monkeypatch.setattr("mtmd.kernels.gpu.cases.CASES", [Case(16, rows=3)])
     batch = modules["paged"].Batch
-    monkeypatch.setattr(modules["paged"], "BATCHES", (batch(1, 64, 4, 2, 16), batch(3, 544, 4, 2, 16)))
+    monkeypatch.setattr(
+        modules["paged"], "BATCHES", (batch(1, 64, 4, 2, 16), batch(3, 544, 4, 2, 16))
+    )
     monkeypatch.setattr(modules["matmul"], "WEIGHTS", ((33, 256),))
     monkeypatch.setattr(modules["matmul"], "ROWS", (1, 3, 65))
     monkeypatch.setattr("mtmd.kernels.gpu.quant_cases.CASES", [Product("Q8_0", 3, 5, 2, bias=True)])
     bf16 = torch.bfloat16
-    monkeypatch.setattr(modules["recurrent"], "uses", lambda: {
-        "delta": ("gated_delta", gated_delta.Case((18,), 16, 16, 2, 1, bf16)),
-        "conv": ("short_conv", short_conv.Case((1, 1), 24, 4, bf16))})
+    monkeypatch.setattr(
+        modules["recurrent"],
+        "uses",
+        lambda: {
+            "delta": ("gated_delta", gated_delta.Case((18,), 16, 16, 2, 1, bf16)),
+            "conv": ("short_conv", short_conv.Case((1, 1), 24, 4, bf16)),
+        },
+    )
     for kernel in (gated_delta, short_conv):
         monkeypatch.setattr(kernel, "CASES", kernel.CASES[:1])
     return modules, ran
@@ -122,21 +147,48 @@ def small(part, monkeypatch):
 
 def test_every_check_passes_and_notices_a_wrong_kernel(small, monkeypatch):
     modules, _ = small
-    counts = {name: len(told) for name, module in modules.items() if (told := list(module.checks("cpu"))) and not any(told)}
+    counts = {
+        name: len(told)
+        for name, module in modules.items()
+        if (told := list(module.checks("cpu"))) and not any(told)
+    }
     assert counts == {"attention": 4, "paged": 2, "matmul": 1 + 4 * 3, "recurrent": 4}
-    for name, kernel in (("flash_attention.flash_attention", attention.reference), ("quant_matmul.quant_matmul", OPS["matmul"].reference),
-                         ("gated_delta.gated_delta", OPS["gated_delta"].reference), ("short_conv.short_conv", OPS["short_conv"].reference)):
-        monkeypatch.setattr(f"mtmd.kernels.gpu.{name}", lambda *a, right=kernel, **k: right(*a, **k) * 1.05)
+    for name, kernel in (
+        ("flash_attention.flash_attention", attention.reference),
+        ("quant_matmul.quant_matmul", OPS["matmul"].reference),
+        ("gated_delta.gated_delta", OPS["gated_delta"].reference),
+        ("short_conv.short_conv", OPS["short_conv"].reference),
+    ):
+        monkeypatch.setattr(
+            f"mtmd.kernels.gpu.{name}", lambda *a, right=kernel, **k: right(*a, **k) * 1.05
+        )
     assert all(all(module.checks("cpu")) for module in modules.values())
 
 
 def test_reports_are_whole_tables(small):
     modules, ran = small
-    lines = list(chain(modules["attention"].report("cpu", True), *(modules[name].report("cpu") for name in KERNELS[1:])))
+    lines = list(
+        chain(
+            modules["attention"].report("cpu", True),
+            *(modules[name].report("cpu") for name in KERNELS[1:]),
+        )
+    )
     sections = "\n".join(lines).split("\n## ")[1:]
-    tables = [[line for line in section.splitlines() if line.startswith("|")] for section in sections]
+    tables = [
+        [line for line in section.splitlines() if line.startswith("|")] for section in sections
+    ]
     assert [len(table) - 2 for table in tables] == [3, 3, 2, 4 * 3, 2]
     assert all(len({row.count("|") for row in table}) == 1 for table in tables)
-    assert ran and all(torch.isfinite(x).all() for result in ran for x in (result if isinstance(result, tuple) else (result,)))
+    assert ran and all(
+        torch.isfinite(x).all()
+        for result in ran
+        for x in (result if isinstance(result, tuple) else (result,))
+    )
     text = "\n".join(lines)
-    assert "keys shared by 2" in text and "head padded" in text and "keys not shared out" in text and "GB/s" in text and "TFLOP/s" in text
+    assert (
+        "keys shared by 2" in text
+        and "head padded" in text
+        and "keys not shared out" in text
+        and "GB/s" in text
+        and "TFLOP/s" in text
+    )

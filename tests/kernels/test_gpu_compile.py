@@ -1,4 +1,7 @@
-"""Ahead-of-time compilation for GPUs that are not here. It runs in a process of its own: this one interprets kernels."""
+"""Ahead-of-time compilation for GPUs that are not here. It runs in a process of its own: this one
+interprets kernels.
+"""
+
 from __future__ import annotations
 
 import json
@@ -32,19 +35,32 @@ print(json.dumps({"resources": out, "rows": [row(VISION, 72), row(PREFILL, 512),
 @pytest.fixture(scope="module")
 def compiled():
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-W", "error", "-c", SCRIPT], capture_output=True, text=True, env=env, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", SCRIPT],
+        capture_output=True,
+        text=True,
+        env=env,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
 @pytest.mark.parametrize("target", aot.SHARED_LIMIT)
-@pytest.mark.parametrize("form", ["72 True", "80 True", "bounds", "512", "decoding 128", "decoding 512"])
+@pytest.mark.parametrize(
+    "form", ["72 True", "80 True", "bounds", "512", "decoding 128", "decoding 512"]
+)
 def test_chosen_tile_fits(compiled, target, form):
     r = compiled["resources"][f"{target} {form}"]
     assert 0 < r["shared_bytes"] <= aot.SHARED_LIMIT[target]
     assert r["spill_bytes"] == 0
     few = form == "512" or "decoding" in form  # fewer rows than wgmma takes
-    assert r["instruction"] == {"cuda:80": "mma.sync", "cuda:90": "mma.sync" if few else "wgmma", "hip:gfx942": "mfma"}[target]
+    assert (
+        r["instruction"]
+        == {"cuda:80": "mma.sync", "cuda:90": "mma.sync" if few else "wgmma", "hip:gfx942": "mfma"}[
+            target
+        ]
+    )
 
 
 @pytest.mark.parametrize("target", aot.SHARED_LIMIT)
@@ -58,13 +74,17 @@ def test_parts_are_added_in_registers(compiled, target):
 def test_split_head_takes_less_than_padding(compiled, target, width):
     split, padded = (compiled["resources"][f"{target} {width} {form}"] for form in (True, False))
     assert split["shared_bytes"] < padded["shared_bytes"]
-    assert split["registers"] + split["spill_bytes"] // 4 < padded["registers"] + padded["spill_bytes"] // 4
+    assert (
+        split["registers"] + split["spill_bytes"] // 4
+        < padded["registers"] + padded["spill_bytes"] // 4
+    )
 
 
 def test_documented_table_is_current(compiled):
     lines = (ROOT / "docs" / "kernels.md").read_text().splitlines()
-    assert all(row in lines for row in compiled["rows"]), \
+    assert all(row in lines for row in compiled["rows"]), (
         "docs/kernels.md: run python -m mtmd.kernels.gpu.resources > docs/kernels.md"
+    )
 
 
 def test_interpreted_kernel_cannot_be_compiled():

@@ -1,4 +1,7 @@
-"""Products with block-quantized weights by Triton kernels: in its interpreter against exact dequantization, and compiled ahead of time."""
+"""Products with block-quantized weights by Triton kernels: in its interpreter against exact
+dequantization, and compiled ahead of time.
+"""
+
 from __future__ import annotations
 
 import json
@@ -21,7 +24,15 @@ from mtmd.kernels.gpu import compile as compile_module
 from mtmd.kernels.gpu import quant_blocks
 from mtmd.kernels.gpu.compile import SHARED_LIMIT, Resources
 from mtmd.kernels.gpu.quant_cases import CASES, KINDS, NMSE, Case, error_of, random_blocks
-from mtmd.kernels.gpu.quant_matmul import GROUP, kernel_of, plan_call, quant_matmul, rejects, row_kernel, tile_kernel
+from mtmd.kernels.gpu.quant_matmul import (
+    GROUP,
+    kernel_of,
+    plan_call,
+    quant_matmul,
+    rejects,
+    row_kernel,
+    tile_kernel,
+)
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.scheduler import make_plan
 from mtmd.kernels.weights.blocks import BLOCKS, dequantize
@@ -63,21 +74,32 @@ def test_blocks_are_whole_groups_of_even_size():
 
 
 def test_one_row_takes_the_kernel_without_matrix_instructions():
-    calls = {rows: plan_call(*types(Case("Q4_K", rows, 9, dtype=torch.bfloat16)), quant="Q4_K") for rows in (1, 2, 16, 17, 65)}
+    calls = {
+        rows: plan_call(*types(Case("Q4_K", rows, 9, dtype=torch.bfloat16)), quant="Q4_K")
+        for rows in (1, 2, 16, 17, 65)
+    }
     assert [kernel_of(call)[0] for call in calls.values()] == [row_kernel, *[tile_kernel] * 4]
     assert [call.constants.get("ROWS") for call in calls.values()] == [None, 16, 16, 64, 128]
 
 
 def test_leading_dimensions_and_no_rows():
     x, w, _ = Case("Q4_0", 6, 5, 2).inputs()
-    assert torch.equal(quant_matmul(x.view(2, 3, 64), w, quant="Q4_0"), quant_matmul(x, w, quant="Q4_0").view(2, 3, 5))
+    assert torch.equal(
+        quant_matmul(x.view(2, 3, 64), w, quant="Q4_0"),
+        quant_matmul(x, w, quant="Q4_0").view(2, 3, 5),
+    )
     assert quant_matmul(x[:0], w, quant="Q4_0").shape == (0, 5)
 
 
-@pytest.mark.parametrize("changes, words", [
-    ({"quant": "IQ2_S"}, "IQ2_S"), ({"x": Type.contiguous((3, 64), torch.float64)}, "fp64"),
-    ({"x": Type((3, 64), torch.float32, (128, 2))}, "[128, 2]"), ({"x": Type.contiguous((2**30, 64), torch.float32)}, "2^30"),
-])
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"quant": "IQ2_S"}, "IQ2_S"),
+        ({"x": Type.contiguous((3, 64), torch.float64)}, "fp64"),
+        ({"x": Type((3, 64), torch.float32, (128, 2))}, "[128, 2]"),
+        ({"x": Type.contiguous((2**30, 64), torch.float32)}, "2^30"),
+    ],
+)
 def test_rejects_says_why(changes, words):
     x, w, bias = types(Case("Q8_0", 3, 5, 2))
     reason = rejects(**{"x": x, "w": w, "bias": bias, "quant": "Q8_0"} | changes)
@@ -106,14 +128,20 @@ def test_the_gpu_backend_runs_it_and_says_what_it_lacks(monkeypatch):
     assert torch.equal(Gpu().lower(node())(x, w, None), quant_matmul(x, w, quant="Q4_K"))
     assert "fp64" in (Gpu().rejects(node(dtype=torch.float64)) or "")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    assert Gpu().rejects(node()) == "the quantized matmul kernel needs compute capability 8.0, found 7.5 (a card)"
+    assert (
+        Gpu().rejects(node())
+        == "the quantized matmul kernel needs compute capability 8.0, found 7.5 (a card)"
+    )
     monkeypatch.setattr(gpu, "find_spec", lambda _: None)
     assert "pip install" in (Gpu().rejects(node()) or "")
 
 
 def test_a_target_says_the_same_and_compiles_each_kernel_once(monkeypatch):
     assert Target("cuda:90").rejects(node()) is None and Target("cuda:90").workspace(node()) == 0
-    assert Target("cuda:75").rejects(node()) == "the quantized matmul kernel needs compute capability 8.0, found 7.5"
+    assert (
+        Target("cuda:75").rejects(node())
+        == "the quantized matmul kernel needs compute capability 8.0, found 7.5"
+    )
     assert "fp64" in (Target("hip:gfx942").rejects(node(dtype=torch.float64)) or "")
     plans = [node("Q4_K"), node("Q4_K"), node("Q6_K"), node("Q4_K", 1)]
     asked = []
@@ -126,8 +154,11 @@ def test_a_target_says_the_same_and_compiles_each_kernel_once(monkeypatch):
     target = Target("cuda:90")
     found = target.compile("decoder", make_plan(plans, [target]))
     assert asked == [plans[0], plans[2], plans[3]]
-    assert [(kernel.kernel, kernel.nodes, kernel.head) for kernel in found] == [("Q4_K matmul", 2, None), ("Q6_K matmul", 1, None),
-                                                                               ("Q4_K matmul", 1, None)]
+    assert [(kernel.kernel, kernel.nodes, kernel.head) for kernel in found] == [
+        ("Q4_K matmul", 2, None),
+        ("Q6_K matmul", 1, None),
+        ("Q4_K matmul", 1, None),
+    ]
 
 
 SCRIPT = """
@@ -153,7 +184,13 @@ print(json.dumps(out))
 @pytest.fixture(scope="module")
 def compiled():
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-W", "error", "-c", SCRIPT], capture_output=True, text=True, env=env, timeout=600)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", SCRIPT],
+        capture_output=True,
+        text=True,
+        env=env,
+        timeout=600,
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -164,4 +201,7 @@ def test_every_type_compiles_and_fits(compiled):
         target = used["target"]
         assert used["shared_bytes"] <= SHARED_LIMIT[target] and used["spill_bytes"] == 0, name
         if name.endswith("512"):
-            assert used["instruction"] == {"cuda:80": "mma.sync", "cuda:90": "wgmma", "hip:gfx942": "mfma"}[target], name
+            assert (
+                used["instruction"]
+                == {"cuda:80": "mma.sync", "cuda:90": "wgmma", "hip:gfx942": "mfma"}[target]
+            ), name

@@ -1,4 +1,5 @@
 """Types, the order of nodes, and what a graph that cannot be meant is told."""
+
 from __future__ import annotations
 
 import pytest
@@ -66,32 +67,84 @@ def test_views_and_written_caches_are_told_as_alias():
     assert not ops.reshape(turned, shape=(24,)).alias  # strides forbid a view: this one copies
 
 
-@pytest.mark.parametrize("build, words", [
-    (lambda: ops.matmul(leaf(3, 5), leaf(4, 6), name="proj"), ("matmul proj", "fp32 [3, 5]", "fp32 [4, 6]", "inner sizes differ")),
-    (lambda: ops.add(leaf(3, 5), leaf(2, 3, 5)), ("add (unnamed)", "does not broadcast")),
-    (lambda: ops.gelu_mul(leaf(3, 5), leaf(3, 1), approximate="tanh"), ("gelu_mul", "differ")),
-    (lambda: ops.rms_norm(leaf(3, 5), leaf(4), eps=1e-6), ("rms_norm", "does not match")),
-    (lambda: ops.layer_norm(leaf(3, 5), leaf(5), leaf(4), eps=1e-6), ("layer_norm", "does not match")),
-    (lambda: ops.rope(leaf(3, 2, 5), leaf(3, 2, 3)), ("rope", "[3, 2, 5]")),
-    (lambda: ops.patch_embed(leaf(1, 3, 8, 9), leaf(4, 3, 2, 2)), ("patch_embed", "no multiple of patch 2")),
-    (lambda: ops.pool2d(leaf(1, 12, 4), grid=(3, 5), kernel=1), ("pool2d", "not a grid of 3 x 5")),
-    (lambda: ops.pool2d(leaf(1, 12, 4), grid=(3, 4), kernel=2), ("pool2d", "does not divide by 2")),
-    (lambda: ops.place_rows(leaf(5, 4), leaf(2, 3), leaf(2, dtype=torch.int64)), ("place_rows", "[2, 3]")),
-    (lambda: ops.kv_store(leaf(2, 8, 1, 6), leaf(3, 2, 6), leaf(3, 2, 6), leaf(3, dtype=torch.int64)), ("kv_store", "[2, 8, 1, 6]")),
-    (lambda: ops.kv_half(leaf(2, 8, 1, 6), which=2), ("kv_half", "which")),
-    (lambda: ops.reshape(leaf(2, 3), shape=(7,), name="v"), ("reshape v", "[2, 3]")),
-    (lambda: ops.attention(leaf(1, 3, 4, 8), leaf(1, 3, 3, 8), leaf(1, 3, 3, 8), scale=1.0), ("attention", "[1, 3, 4, 8]")),
-    (lambda: ops.attention(leaf(1, 3, 2, 8), leaf(1, 5, 2, 8), leaf(1, 5, 2, 8), leaf(3, 3), scale=1.0), ("attention", "mask [3, 3]")),
-    (lambda: ops.attn_scores(leaf(2, 3, 2, 8), leaf(2, 5, 2, 8), leaf(2, 3, 3, 5), scale=1.0), ("attn_scores", "mask [2, 3, 3, 5]")),
-    (lambda: ops.attn_scores(leaf(1, 3, 2, 8), leaf(1, 5, 2, 8), leaf(3, 5, dtype=torch.bool), scale=1.0), ("attn_scores", "mask")),
-    (lambda: ops.attention(leaf(1, 3, 2, 8), leaf(1, 3, 2, 8), leaf(1, 3, 2, 8)), ("attention", "scale")),
-    (lambda: ops.gelu(leaf(3), approximate="tanh", fast=True), ("gelu", "fast")),
-    (lambda: ops.add(leaf(3), None), ("add", "operand b is missing")),
-    (lambda: ops.matmul(leaf(3, 5), leaf(4, 5, dtype=torch.bfloat16)), ("matmul", "fp32 [3, 5]", "bf16 [4, 5]", "several types")),
-    (lambda: ops.embed(leaf(3), leaf(7, 4)), ("embed", "fp32 [3] for places, expected i64")),
-    (lambda: ops.attn_softmax(leaf(2, 2, 3, 5), leaf(3, 3, 2, dtype=torch.int32)),
-     ("attn_softmax", "bounds i32 [3, 3, 2]", "expected i32 [3, 2] or [2, 3, 2]")),
-])
+@pytest.mark.parametrize(
+    "build, words",
+    [
+        (
+            lambda: ops.matmul(leaf(3, 5), leaf(4, 6), name="proj"),
+            ("matmul proj", "fp32 [3, 5]", "fp32 [4, 6]", "inner sizes differ"),
+        ),
+        (lambda: ops.add(leaf(3, 5), leaf(2, 3, 5)), ("add (unnamed)", "does not broadcast")),
+        (lambda: ops.gelu_mul(leaf(3, 5), leaf(3, 1), approximate="tanh"), ("gelu_mul", "differ")),
+        (lambda: ops.rms_norm(leaf(3, 5), leaf(4), eps=1e-6), ("rms_norm", "does not match")),
+        (
+            lambda: ops.layer_norm(leaf(3, 5), leaf(5), leaf(4), eps=1e-6),
+            ("layer_norm", "does not match"),
+        ),
+        (lambda: ops.rope(leaf(3, 2, 5), leaf(3, 2, 3)), ("rope", "[3, 2, 5]")),
+        (
+            lambda: ops.patch_embed(leaf(1, 3, 8, 9), leaf(4, 3, 2, 2)),
+            ("patch_embed", "no multiple of patch 2"),
+        ),
+        (
+            lambda: ops.pool2d(leaf(1, 12, 4), grid=(3, 5), kernel=1),
+            ("pool2d", "not a grid of 3 x 5"),
+        ),
+        (
+            lambda: ops.pool2d(leaf(1, 12, 4), grid=(3, 4), kernel=2),
+            ("pool2d", "does not divide by 2"),
+        ),
+        (
+            lambda: ops.place_rows(leaf(5, 4), leaf(2, 3), leaf(2, dtype=torch.int64)),
+            ("place_rows", "[2, 3]"),
+        ),
+        (
+            lambda: ops.kv_store(
+                leaf(2, 8, 1, 6), leaf(3, 2, 6), leaf(3, 2, 6), leaf(3, dtype=torch.int64)
+            ),
+            ("kv_store", "[2, 8, 1, 6]"),
+        ),
+        (lambda: ops.kv_half(leaf(2, 8, 1, 6), which=2), ("kv_half", "which")),
+        (lambda: ops.reshape(leaf(2, 3), shape=(7,), name="v"), ("reshape v", "[2, 3]")),
+        (
+            lambda: ops.attention(leaf(1, 3, 4, 8), leaf(1, 3, 3, 8), leaf(1, 3, 3, 8), scale=1.0),
+            ("attention", "[1, 3, 4, 8]"),
+        ),
+        (
+            lambda: ops.attention(
+                leaf(1, 3, 2, 8), leaf(1, 5, 2, 8), leaf(1, 5, 2, 8), leaf(3, 3), scale=1.0
+            ),
+            ("attention", "mask [3, 3]"),
+        ),
+        (
+            lambda: ops.attn_scores(
+                leaf(2, 3, 2, 8), leaf(2, 5, 2, 8), leaf(2, 3, 3, 5), scale=1.0
+            ),
+            ("attn_scores", "mask [2, 3, 3, 5]"),
+        ),
+        (
+            lambda: ops.attn_scores(
+                leaf(1, 3, 2, 8), leaf(1, 5, 2, 8), leaf(3, 5, dtype=torch.bool), scale=1.0
+            ),
+            ("attn_scores", "mask"),
+        ),
+        (
+            lambda: ops.attention(leaf(1, 3, 2, 8), leaf(1, 3, 2, 8), leaf(1, 3, 2, 8)),
+            ("attention", "scale"),
+        ),
+        (lambda: ops.gelu(leaf(3), approximate="tanh", fast=True), ("gelu", "fast")),
+        (lambda: ops.add(leaf(3), None), ("add", "operand b is missing")),
+        (
+            lambda: ops.matmul(leaf(3, 5), leaf(4, 5, dtype=torch.bfloat16)),
+            ("matmul", "fp32 [3, 5]", "bf16 [4, 5]", "several types"),
+        ),
+        (lambda: ops.embed(leaf(3), leaf(7, 4)), ("embed", "fp32 [3] for places, expected i64")),
+        (
+            lambda: ops.attn_softmax(leaf(2, 2, 3, 5), leaf(3, 3, 2, dtype=torch.int32)),
+            ("attn_softmax", "bounds i32 [3, 3, 2]", "expected i32 [3, 2] or [2, 3, 2]"),
+        ),
+    ],
+)
 def test_a_graph_that_cannot_be_meant_is_refused_with_its_shapes(build, words):
     with pytest.raises(PlacementError) as refused:
         build()

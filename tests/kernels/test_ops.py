@@ -1,4 +1,7 @@
-"""What ops mean, against torch's and transformers' own words for it, and against formulas written out."""
+"""What ops mean, against torch's and transformers' own words for it, and against formulas written
+out.
+"""
+
 from __future__ import annotations
 
 import math
@@ -26,14 +29,21 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
 
 
 def close(found: Tensor, expected: Tensor, ulps: float) -> None:
-    """Within `ulps` units in the last place of found's type, of each value or of 1/8 for smaller ones."""
+    """Within `ulps` units in the last place of found's type, of each value or of 1/8 for smaller
+    ones.
+    """
     error = (found.double() - expected.double()).abs()
     allowed = ulps * ONE_ULP[found.dtype] * expected.double().abs().clamp(min=0.125)
-    assert bool((error <= allowed).all()), f"off by {float((error / allowed).max()) * ulps:.2f} ulps"
+    assert bool((error <= allowed).all()), (
+        f"off by {float((error / allowed).max()) * ulps:.2f} ulps"
+    )
 
 
 def test_every_op_has_cases():
-    assert sorted(MAKERS) == sorted(OPS), "an op without a maker in op_cases.py is an op without tests of shapes, overwriting and backends"
+    assert sorted(MAKERS) == sorted(OPS), (
+        "an op without a maker in op_cases.py is an op without tests of shapes, overwriting and "
+        "backends"
+    )
 
 
 @pytest.mark.parametrize("strided", [False, True], ids=["plain", "strided"])
@@ -45,28 +55,40 @@ def test_the_shape_rule_is_what_the_reference_returns(op, strided):
             node = node_of(op, inputs, attrs)
             result = OPS[op].reference(*inputs, **attrs)
             assert Type.of(result) == node.type, f"seed {seed} {dtype}"
-            shares = [t is not None and t.untyped_storage()._cdata == result.untyped_storage()._cdata for t in inputs]
+            shares = [
+                t is not None and t.untyped_storage()._cdata == result.untyped_storage()._cdata
+                for t in inputs
+            ]
             assert shares[0] == node.alias and not any(shares[1:]), f"seed {seed} {dtype}"
 
 
 def mutations(op: str, seed: int) -> list[tuple[tuple[Type | None, ...], dict[str, Any]]]:
-    """Types of a right case with one operand made another: a size off by one, a dimension more or less, another dtype, or missing."""
+    """Types of a right case with one operand made another: a size off by one, a dimension more or
+    less, another dtype, or missing.
+    """
     inputs, attrs = draw(op, seed)
     types = [None if t is None else Type.of(t) for t in inputs]
     found = []
     for i, kind in enumerate(types):
         if kind is None:
             continue
-        shapes = [(*kind.shape[:d], n + 1, *kind.shape[d + 1:]) for d, n in enumerate(kind.shape)] + [(1, *kind.shape), kind.shape[1:]]
+        shapes = [
+            (*kind.shape[:d], n + 1, *kind.shape[d + 1 :]) for d, n in enumerate(kind.shape)
+        ] + [(1, *kind.shape), kind.shape[1:]]
         others = [Type.contiguous(shape, kind.dtype) for shape in shapes]
-        others += [Type.contiguous(kind.shape, dtype) for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.int32)]
-        found += [((*types[:i], other, *types[i + 1:]), attrs) for other in [*others, None]]
+        others += [
+            Type.contiguous(kind.shape, dtype)
+            for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.int32)
+        ]
+        found += [((*types[:i], other, *types[i + 1 :]), attrs) for other in [*others, None]]
     return found
 
 
 @pytest.mark.parametrize("op", sorted(OPS))
 def test_a_shape_rule_takes_nothing_that_its_reference_does_not(op):
-    """A rule may refuse more than torch does; what it takes has to run, and to give what it says."""
+    """A rule may refuse more than torch does; what it takes has to run, and to give what it
+    says.
+    """
     refused = 0
     for seed in range(4):
         for types, attrs in mutations(op, seed):
@@ -78,7 +100,17 @@ def test_a_shape_rule_takes_nothing_that_its_reference_does_not(op):
             values = [None if t is None else torch.zeros(t.shape, dtype=t.dtype) for t in types]
             result = OPS[op].reference(*values, **attrs)
             assert told[0] == Type.of(result), f"{[str(t) for t in types]} {attrs}"
-    assert refused or op in ("gelu", "silu", "relu", "sigmoid", "softplus", "scale", "cast", "softcap", "reshape")
+    assert refused or op in (
+        "gelu",
+        "silu",
+        "relu",
+        "sigmoid",
+        "softplus",
+        "scale",
+        "cast",
+        "softcap",
+        "reshape",
+    )
 
 
 @pytest.mark.parametrize("op", sorted(OPS))
@@ -87,7 +119,11 @@ def test_the_reference_leaves_its_inputs_alone(op):
         inputs, attrs = draw(op, seed, torch.float32, strided=bool(seed % 2))
         before = copies(inputs)
         OPS[op].reference(*inputs, **attrs)
-        written = [i for i, (a, b) in enumerate(zip(inputs, before, strict=True)) if a is not None and not torch.equal(a, b)]
+        written = [
+            i
+            for i, (a, b) in enumerate(zip(inputs, before, strict=True))
+            if a is not None and not torch.equal(a, b)
+        ]
         assert written in (([0], []) if OPS[op].writes_first else ([],)), f"seed {seed}"
 
 
@@ -116,13 +152,17 @@ def test_gelu_in_both_forms(dtype):
     tanh = 0.5 * wide * (1 + torch.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)))
     for approximate, expected in ("none", exact), ("tanh", tanh):
         found = ops.gelu.reference(x, approximate=approximate)
-        torch.testing.assert_close(found.double(), expected, rtol=ONE_ULP[dtype], atol=8 * ONE_ULP[dtype])
+        torch.testing.assert_close(
+            found.double(), expected, rtol=ONE_ULP[dtype], atol=8 * ONE_ULP[dtype]
+        )
     assert float((exact - tanh).abs().max()) > 1e-4  # the two are told apart by the lines above
 
 
 def test_gated_gelu_and_soft_cap():
     gate, up = random(5, 7), random(5, 7, seed=1)
-    assert torch.equal(ops.gelu_mul.reference(gate, up, approximate="tanh"), F.gelu(gate, approximate="tanh") * up)
+    assert torch.equal(
+        ops.gelu_mul.reference(gate, up, approximate="tanh"), F.gelu(gate, approximate="tanh") * up
+    )
     x = random(400) * 100
     close(ops.softcap.reference(x, cap=30.0), 30 * torch.tanh(x.double() / 30), 4)
 
@@ -130,7 +170,9 @@ def test_gated_gelu_and_soft_cap():
 def test_rms_norm_has_its_statistics_in_fp32():
     x = random(3, 4097, dtype=torch.bfloat16) + 3
     w = random(4097, seed=1)
-    expected = x.double() / torch.sqrt(x.double().square().mean(-1, keepdim=True) + 1e-6) * w.double()
+    expected = (
+        x.double() / torch.sqrt(x.double().square().mean(-1, keepdim=True) + 1e-6) * w.double()
+    )
     close(ops.rms_norm.reference(x, w, eps=1e-6), expected, 1)
     close(ops.rms_norm.reference(x.float(), w, eps=1e-6), expected, 16)
     w16 = w.bfloat16()  # weights rounded to bf16, as a lazier norm would: not within an ulp
@@ -140,28 +182,46 @@ def test_rms_norm_has_its_statistics_in_fp32():
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_layer_norm(dtype):
-    x, w, b = random(2, 5, 333, dtype=dtype) * 4 + 7, random(333, dtype=dtype, seed=1), random(333, dtype=dtype, seed=2)
+    x, w, b = (
+        random(2, 5, 333, dtype=dtype) * 4 + 7,
+        random(333, dtype=dtype, seed=1),
+        random(333, dtype=dtype, seed=2),
+    )
     wide = x.double()
     mean, variance = wide.mean(-1, keepdim=True), wide.var(-1, unbiased=False, keepdim=True)
     expected = (wide - mean) / torch.sqrt(variance + 1e-5) * w.double() + b.double()
     found = ops.layer_norm.reference(x, w, b, eps=1e-5)
-    torch.testing.assert_close(found.double(), expected, rtol=2 * ONE_ULP[dtype], atol=8 * ONE_ULP[dtype])
+    torch.testing.assert_close(
+        found.double(), expected, rtol=2 * ONE_ULP[dtype], atol=8 * ONE_ULP[dtype]
+    )
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("batch, height, width, size", [(1, 56, 56, 14), (3, 28, 70, 14), (2, 6, 10, 2), (1, 5, 5, 5)])
+@pytest.mark.parametrize(
+    "batch, height, width, size", [(1, 56, 56, 14), (3, 28, 70, 14), (2, 6, 10, 2), (1, 5, 5, 5)]
+)
 def test_patch_embed_is_a_convolution_with_its_stride(batch, height, width, size, bias):
-    pixels, w, b = random(batch, 3, height, width), random(11, 3, size, size, seed=1), random(11, seed=2) if bias else None
+    pixels, w, b = (
+        random(batch, 3, height, width),
+        random(11, 3, size, size, seed=1),
+        random(11, seed=2) if bias else None,
+    )
     expected = F.conv2d(pixels, w, b, stride=size).flatten(2).transpose(1, 2)
-    torch.testing.assert_close(ops.patch_embed.reference(pixels, w, b), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        ops.patch_embed.reference(pixels, w, b), expected, rtol=1e-4, atol=1e-4
+    )
 
 
-@pytest.mark.parametrize("batch, rows, columns, kernel", [(1, 4, 4, 2), (2, 6, 9, 3), (3, 5, 7, 1), (1, 8, 4, 4)])
+@pytest.mark.parametrize(
+    "batch, rows, columns, kernel", [(1, 4, 4, 2), (2, 6, 9, 3), (3, 5, 7, 1), (1, 8, 4, 4)]
+)
 def test_pool2d_is_average_pooling(batch, rows, columns, kernel):
     x = random(batch, rows * columns, 13)
     picture = x.transpose(1, 2).unflatten(2, (rows, columns))
     expected = F.avg_pool2d(picture, kernel, stride=kernel).flatten(2).transpose(1, 2)
-    torch.testing.assert_close(ops.pool2d.reference(x, grid=(rows, columns), kernel=kernel), expected)
+    torch.testing.assert_close(
+        ops.pool2d.reference(x, grid=(rows, columns), kernel=kernel), expected
+    )
     half = x.bfloat16()  # summed in fp32, rounded once
     exact = ops.pool2d.reference(half.float(), grid=(rows, columns), kernel=kernel).bfloat16()
     assert torch.equal(ops.pool2d.reference(half, grid=(rows, columns), kernel=kernel), exact)
@@ -169,6 +229,7 @@ def test_pool2d_is_average_pooling(batch, rows, columns, kernel):
 
 def test_embed_rounds_its_scale_to_the_tables_type():
     from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
+
     tokens, scale = torch.tensor([3, 0, 3, 6]), 2304**0.5 / 1.37
     for dtype in (torch.float32, torch.bfloat16):
         table = Gemma3TextScaledWordEmbedding(7, 5, padding_idx=0, embed_scale=scale).to(dtype)
@@ -176,7 +237,9 @@ def test_embed_rounds_its_scale_to_the_tables_type():
         assert torch.equal(ops.embed.reference(tokens, table.weight, scale=scale), table(tokens))
     assert torch.equal(ops.embed.reference(tokens, table.weight), table.weight[tokens])
     rounded = torch.tensor(scale).bfloat16().item()
-    assert rounded != scale and torch.equal(ops.embed.reference(tokens, table.weight, scale=scale), table.weight[tokens] * rounded)
+    assert rounded != scale and torch.equal(
+        ops.embed.reference(tokens, table.weight, scale=scale), table.weight[tokens] * rounded
+    )
 
 
 def test_rows_are_placed_and_taken():
@@ -198,7 +261,11 @@ def test_a_cache_is_written_in_place_at_its_slots_alone():
     others = [s for s in range(9) if s not in slots.tolist()]
     assert torch.equal(cache[:, others], before[:, others])
     keys, values = ops.kv_half.reference(kv, which=0), ops.kv_half.reference(kv, which=1)
-    assert keys.shape == (1, 9, 2, 4) and torch.equal(keys[0, slots], k) and torch.equal(values[0, slots], v)
+    assert (
+        keys.shape == (1, 9, 2, 4)
+        and torch.equal(keys[0, slots], k)
+        and torch.equal(values[0, slots], v)
+    )
 
 
 @pytest.mark.parametrize("op", ["matmul", "patch_embed", "attn_scores", "attn_mix", "attention"])
@@ -207,15 +274,27 @@ def test_flops_are_those_that_torch_counts(op):
         inputs, attrs = draw(op, seed)
         with FlopCounterMode(display=False) as counter:
             OPS[op].reference(*inputs, **attrs)
-        assert OPS[op].flops(node_of(op, inputs, attrs)) == counter.get_total_flops(), f"seed {seed}"
+        assert OPS[op].flops(node_of(op, inputs, attrs)) == counter.get_total_flops(), (
+            f"seed {seed}"
+        )
 
 
 def test_bytes_are_what_has_to_be_read_and_written():
     x, w = torch.zeros(8, 64), torch.zeros(32, 64)
-    assert OPS["matmul"].bytes(node_of("matmul", [x, w, None], {})) == 4 * (8 * 64 + 32 * 64 + 8 * 32)
+    assert OPS["matmul"].bytes(node_of("matmul", [x, w, None], {})) == 4 * (
+        8 * 64 + 32 * 64 + 8 * 32
+    )
     tokens, table = torch.zeros(8, dtype=torch.int64), torch.zeros(1000, 64)
-    assert OPS["embed"].bytes(node_of("embed", [tokens, table], {})) == 2 * 4 * 8 * 64 + 8 * 8  # not the whole table
-    assert OPS["take_rows"].bytes(node_of("take_rows", [table, tokens], {})) == 2 * 4 * 8 * 64 + 8 * 8
-    stored = node_of("kv_store", [torch.zeros(2, 100, 2, 16), torch.zeros(8, 2, 16), torch.zeros(8, 2, 16), tokens], {})
+    assert (
+        OPS["embed"].bytes(node_of("embed", [tokens, table], {})) == 2 * 4 * 8 * 64 + 8 * 8
+    )  # not the whole table
+    assert (
+        OPS["take_rows"].bytes(node_of("take_rows", [table, tokens], {})) == 2 * 4 * 8 * 64 + 8 * 8
+    )
+    stored = node_of(
+        "kv_store",
+        [torch.zeros(2, 100, 2, 16), torch.zeros(8, 2, 16), torch.zeros(8, 2, 16), tokens],
+        {},
+    )
     assert OPS["kv_store"].bytes(stored) == 4 * 2 * 4 * 8 * 32 // 2 + 8 * 8
     assert OPS["reshape"].bytes(node_of("reshape", [x], {"shape": (64, 8)})) == 0

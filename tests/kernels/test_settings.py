@@ -1,4 +1,7 @@
-"""Values of JSON files: what is taken, and that everything else is told in one line with its place."""
+"""Values of JSON files: what is taken, and that everything else is told in one line with its
+place.
+"""
+
 from __future__ import annotations
 
 import json
@@ -52,13 +55,26 @@ def test_what_is_no_number(value):
 def test_several_numbers():
     assert settings(mean=[0.5, 0, -1]).numbers("mean", 3, ()) == (0.5, 0.0, -1.0)
     assert settings().numbers("mean", 2, (0.5, 0.5)) == (0.5, 0.5)
-    for value in ([0.5, 0.5], [0.5, 0.5, "x"], [0.5, 0.5, math.inf], [1, 1, HUGE], [1, 1, True], 3, "abc", {"a": 1}):
+    for value in (
+        [0.5, 0.5],
+        [0.5, 0.5, "x"],
+        [0.5, 0.5, math.inf],
+        [1, 1, HUGE],
+        [1, 1, True],
+        3,
+        "abc",
+        {"a": 1},
+    ):
         with refused("config.json: mean is .*, expected 3 numbers"):
             settings(mean=value).numbers("mean", 3, (0.5,) * 3)
 
 
 def test_flags_are_booleans():
-    assert settings(a=True).flag("a", False) and not settings(a=False).flag("a", True) and settings().flag("a", True)
+    assert (
+        settings(a=True).flag("a", False)
+        and not settings(a=False).flag("a", True)
+        and settings().flag("a", True)
+    )
     for value in (1, 0, "true", []):
         with refused("config.json: a is .*, expected true or false"):
             settings(a=value).flag("a", False)
@@ -110,12 +126,20 @@ def test_a_missing_file(tmp_path):
         read_json(tmp_path / "folder.json")
 
 
-@pytest.mark.parametrize("content, told", [
-    (b"", "not valid JSON at line 1"), (b'{"a": 1,\n}', "not valid JSON at line 2"), (b"\xff\xfe{}\xd8", "not valid JSON"),
-    (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "not valid JSON"), (b'{"a": ' + b"1" * 5000 + b"}", "not valid JSON"),
-    (b"[1]", "found a JSON list, expected an object"), (b"null", "found a JSON NoneType, expected an object"),
-    (b" " * (MAX_BYTES + 1), f"{MAX_BYTES + 1} bytes, expected at most {MAX_BYTES}"),
-], ids=["empty", "broken", "not utf-8", "deep", "long number", "list", "null", "large"])
+@pytest.mark.parametrize(
+    "content, told",
+    [
+        (b"", "not valid JSON at line 1"),
+        (b'{"a": 1,\n}', "not valid JSON at line 2"),
+        (b"\xff\xfe{}\xd8", "not valid JSON"),
+        (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "not valid JSON"),
+        (b'{"a": ' + b"1" * 5000 + b"}", "not valid JSON"),
+        (b"[1]", "found a JSON list, expected an object"),
+        (b"null", "found a JSON NoneType, expected an object"),
+        (b" " * (MAX_BYTES + 1), f"{MAX_BYTES + 1} bytes, expected at most {MAX_BYTES}"),
+    ],
+    ids=["empty", "broken", "not utf-8", "deep", "long number", "list", "null", "large"],
+)
 def test_a_file_that_is_none_is_refused_in_one_line(tmp_path, content, told):
     (tmp_path / "config.json").write_bytes(content)
     with refused(told) as error:

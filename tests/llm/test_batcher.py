@@ -1,4 +1,7 @@
-"""The batcher's decisions: who runs, how much of each, who gives way; and that everybody gets there whatever comes."""
+"""The batcher's decisions: who runs, how much of each, who gives way; and that everybody gets there
+whatever comes.
+"""
+
 from __future__ import annotations
 
 from random import Random
@@ -9,7 +12,9 @@ from mtmd.llm.batcher import Batcher, Item, Step
 from mtmd.llm.pages import Pages
 
 
-def batcher(pages: int = 33, size: int = 4, slots: int = 4, tokens: int = 64, recurrent: bool = False) -> Batcher:
+def batcher(
+    pages: int = 33, size: int = 4, slots: int = 4, tokens: int = 64, recurrent: bool = False
+) -> Batcher:
     return Batcher(Pages(pages, size), slots, tokens, recurrent)
 
 
@@ -54,19 +59,24 @@ def test_a_small_share_is_not_cut_smaller() -> None:
     assert counts(run(subject)) == [30, 10]  # shares of 13 would keep all three waiting
 
 
-@pytest.mark.parametrize(("blocks", "expected"), [
-    ((), [10, 10, 5]),
-    (((8, 14),), [8, 10, 7]),       # it does not fit behind what comes before it
-    (((0, 16),), [16, 9]),          # a batch grows for it
-    (((3, 25),), [3, 22]),
-    (((2, 9), (9, 16), (16, 25)), [9, 7, 9]),
-])
+@pytest.mark.parametrize(
+    ("blocks", "expected"),
+    [
+        ((), [10, 10, 5]),
+        (((8, 14),), [8, 10, 7]),  # it does not fit behind what comes before it
+        (((0, 16),), [16, 9]),  # a batch grows for it
+        (((3, 25),), [3, 22]),
+        (((2, 9), (9, 16), (16, 25)), [9, 7, 9]),
+    ],
+)
 def test_blocks_are_not_cut(blocks: tuple[tuple[int, int], ...], expected: list[int]) -> None:
     subject = batcher(tokens=10)
     item = Item(25, blocks)
     subject.add(item)
     assert [counts(run(subject))[0] for _ in expected] == expected and item.done == 25
-    assert not any(start < sum(expected[:i]) < stop for i in range(len(expected)) for start, stop in blocks)
+    assert not any(
+        start < sum(expected[:i]) < stop for i in range(len(expected)) for start, stop in blocks
+    )
 
 
 def test_a_batch_grows_for_one_block_beside_those_who_decode() -> None:
@@ -91,7 +101,9 @@ def test_equal_beginnings_are_read_once() -> None:
     subject.remove(first)
     subject.add(second)
     step = subject.step()
-    assert counts(step) == [4] and second.done == 8, "the last page has to be read for the logits of its last token"
+    assert counts(step) == [4] and second.done == 8, (
+        "the last page has to be read for the logits of its last token"
+    )
 
 
 def test_recurrent_states_are_taken_up_at_snapshots_only() -> None:
@@ -188,7 +200,9 @@ def test_a_snapshot_behind_a_page_that_is_gone_is_of_no_use() -> None:
 
 
 def test_an_old_reader_and_a_young_decoder_do_not_wait_for_each_other() -> None:
-    """The young one has grown into the room that was meant for the other's prompt; when none is left, it gives way."""
+    """The young one has grown into the room that was meant for the other's prompt; when none is
+    left, it gives way.
+    """
     subject = batcher(pages=52)
     old, young = Item(200), Item(4)
     subject.add(old)
@@ -202,29 +216,52 @@ def test_an_old_reader_and_a_young_decoder_do_not_wait_for_each_other() -> None:
 
 
 def play(rng: Random, subject: Batcher, most: int, count: int = 40) -> None:
-    """Random sequences come, share beginnings and go; raises AssertionError where one is run wrongly, or the last does not get there."""
-    size, room, goals, finished, made = subject.pages.size, (subject.pages.count - 1) * subject.pages.size, {}, 0, 0
+    """Random sequences come, share beginnings and go; raises AssertionError where one is run
+    wrongly, or the last does not get there.
+    """
+    size, room, goals, finished, made = (
+        subject.pages.size,
+        (subject.pages.count - 1) * subject.pages.size,
+        {},
+        0,
+        0,
+    )
     for _ in range(6000):
         if len(goals) < 6 and rng.random() < 0.3 and made < count:
             total, beginning, made = rng.randint(1, most), rng.randint(0, 2), made + 1
             start = rng.randint(0, total - 1)
-            item = Item(total, ((start, rng.randint(start + 1, total)),) if rng.random() < 0.5 else (),
-                        [b"%d" % i + b"-%d" % beginning * (i > 1) for i in range(total // size)])
+            item = Item(
+                total,
+                ((start, rng.randint(start + 1, total)),) if rng.random() < 0.5 else (),
+                [b"%d" % i + b"-%d" % beginning * (i > 1) for i in range(total // size)],
+            )
             goals[item] = min(total + rng.randint(1, 30), room)
             subject.add(item)
         step = subject.step()
         assert step.parts or not goals, "nobody goes on"
         for item in step.admitted:
-            assert not subject.recurrent or not item.done or item.keys[item.done // size - 1] in subject.snapshots
-        assert len({id(item) for item, _ in step.parts}) == len({item.slot for item, _ in step.parts}) == len(step.parts)
+            assert (
+                not subject.recurrent
+                or not item.done
+                or item.keys[item.done // size - 1] in subject.snapshots
+            )
+        assert (
+            len({id(item) for item, _ in step.parts})
+            == len({item.slot for item, _ in step.parts})
+            == len(step.parts)
+        )
         for item, tokens in step.parts:
             assert 0 < tokens <= item.left and len(item.pages) * size >= item.done + tokens
-            assert item.done == 0 or not any(start < item.done + tokens < stop for start, stop in item.blocks)
+            assert item.done == 0 or not any(
+                start < item.done + tokens < stop for start, stop in item.blocks
+            )
         subject.ran(step)
         for item, _ in step.parts:
             if subject.recurrent and item.done == item.snapshot_at:
                 subject.snapshots.add(item.keys[item.done // size - 1])
-                subject.snapshots -= set(rng.sample(sorted(subject.snapshots), max(len(subject.snapshots) - 4, 0)))
+                subject.snapshots -= set(
+                    rng.sample(sorted(subject.snapshots), max(len(subject.snapshots) - 4, 0))
+                )
             if item.done == item.total:
                 if item.total >= goals[item] or rng.random() < 0.02:
                     subject.remove(item)
@@ -239,8 +276,15 @@ def play(rng: Random, subject: Batcher, most: int, count: int = 40) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_everybody_gets_there(seed: int) -> None:
-    """Under little memory, down to that of one sequence: each is read in order, none twice at once, all pages come back."""
+    """Under little memory, down to that of one sequence: each is read in order, none twice at once,
+    all pages come back.
+    """
     rng = Random(seed)
-    subject = batcher(pages=rng.randint(6, 30), size=rng.choice((1, 2, 4)), slots=rng.randint(1, 5), tokens=rng.choice((3, 8, 40)),
-                      recurrent=rng.random() < 0.5)
+    subject = batcher(
+        pages=rng.randint(6, 30),
+        size=rng.choice((1, 2, 4)),
+        slots=rng.randint(1, 5),
+        tokens=rng.choice((3, 8, 40)),
+        recurrent=rng.random() < 0.5,
+    )
     play(rng, subject, most=(subject.pages.count - 1) * subject.pages.size - 1)

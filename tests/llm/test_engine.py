@@ -1,4 +1,7 @@
-"""Many requests at once on a small random decoder: each answered as if it were alone, whatever the others do."""
+"""Many requests at once on a small random decoder: each answered as if it were alone, whatever the
+others do.
+"""
+
 from __future__ import annotations
 
 import sys
@@ -22,7 +25,9 @@ from mtmd.llm.sequence import Span
 from mtmd.llm.state import PAGE
 
 
-def engine(sequences: int = 4, context: int = 128, queue: int = 64, pages: int | None = None) -> Engine:
+def engine(
+    sequences: int = 4, context: int = 128, queue: int = 64, pages: int | None = None
+) -> Engine:
     runner = small.runner(context, sequences=sequences)
     if pages is not None:
         runner.pages = pages
@@ -30,7 +35,11 @@ def engine(sequences: int = 4, context: int = 128, queue: int = 64, pages: int |
 
 
 def request(length: int = 11, first: int = 5, count: int = 12, **chosen: Any) -> Request:
-    sampling = {name: chosen.pop(name) for name in ("temperature", "seed", "repetition_penalty") if name in chosen}
+    sampling = {
+        name: chosen.pop(name)
+        for name in ("temperature", "seed", "repetition_penalty")
+        if name in chosen
+    }
     spans = chosen.pop("spans", None) or [Span(tuple(first + i % 50 for i in range(length)))]
     return Request(spans, Sampler(Sampling(**sampling)), max_tokens=count, **chosen)
 
@@ -58,7 +67,10 @@ def test_one_request_is_what_the_runner_generates() -> None:
 def test_requests_that_come_and_go_are_each_as_alone() -> None:
     """Ten prompts of different lengths, four places, submitted while others decode."""
     rng, subject = Random(0), engine()
-    asked = [{"length": rng.randint(1, 70), "first": rng.randint(0, 9), "count": rng.randint(1, 30)} for _ in range(10)]
+    asked = [
+        {"length": rng.randint(1, 70), "first": rng.randint(0, 9), "count": rng.randint(1, 30)}
+        for _ in range(10)
+    ]
     expected = [alone(**a) for a in asked]
     generations: list[Generation] = []
     for chosen in asked:
@@ -105,7 +117,11 @@ def test_the_next_turn_goes_on_where_the_last_answer_ended() -> None:
 def test_pictures_are_known_by_their_content(content: bytes, reused: int) -> None:
     def spans(content: bytes) -> list[Span]:
         values = torch.randn(20, small.FAMILY.width, generator=torch.Generator().manual_seed(1))
-        return [Span((1, 2)), Span((9,) * 20, values, block=True, content=content), Span(tuple(range(30)))]
+        return [
+            Span((1, 2)),
+            Span((9,) * 20, values, block=True, content=content),
+            Span(tuple(range(30))),
+        ]
 
     subject = engine()
     subject.submit(request(spans=spans(b"one")))
@@ -138,7 +154,7 @@ def test_stop_tokens_and_penalties() -> None:
     stopped = subject.submit(request(stop=frozenset({tokens[3]})))
     penalized = subject.submit(request(repetition_penalty=1.5))
     run(subject)
-    assert (stopped.tokens, stopped.finish) == (tokens[:tokens.index(tokens[3])], "stop")
+    assert (stopped.tokens, stopped.finish) == (tokens[: tokens.index(tokens[3])], "stop")
     assert penalized.tokens == alone(repetition_penalty=1.5) != tokens
 
 
@@ -148,7 +164,9 @@ def test_probabilities_are_told_when_asked_for() -> None:
     run(subject)
     assert all(t.logprob is None and t.top == () for t in plain.take())
     for token in told.take():
-        assert token.logprob == token.top[0][1] and token.top[0][0] == token.id and len(token.top) == 3
+        assert (
+            token.logprob == token.top[0][1] and token.top[0][0] == token.id and len(token.top) == 3
+        )
         assert token.logprob < 0 and token.top[0][1] >= token.top[1][1] >= token.top[2][1]
     assert told.take() == []
 
@@ -166,7 +184,11 @@ def test_a_constraint_decides_what_may_come() -> None:
     subject = engine()
     generation = subject.submit(request(constraint=Odd()))
     run(subject)
-    assert generation.tokens == Odd.taken and all(t % 2 for t in generation.tokens) and len(generation.tokens) == 12
+    assert (
+        generation.tokens == Odd.taken
+        and all(t % 2 for t in generation.tokens)
+        and len(generation.tokens) == 12
+    )
 
 
 @pytest.mark.parametrize("after", [0, 1, 5])
@@ -232,7 +254,9 @@ def test_one_that_fails_fails_alone() -> None:
     expected = [alone(**a) for a in asked]
     subject = engine()
     token = next(t for t in range(40, 49) if t not in expected[0] + expected[2])
-    with patch.object(subject.runner, "forward", Faulty(subject, token, DeviceMemoryError("no memory for this"))):
+    with patch.object(
+        subject.runner, "forward", Faulty(subject, token, DeviceMemoryError("no memory for this"))
+    ):
         generations = [subject.submit(request(**a)) for a in asked]
         run(subject)
     assert [g.finish for g in generations] == ["length", "error", "length"]
@@ -260,7 +284,9 @@ def test_a_fault_that_passes_is_got_over() -> None:
 
 @pytest.mark.parametrize("most", [100, 40, 16, 0])
 def test_batches_that_memory_is_short_for_are_smaller(most: int) -> None:
-    """Where there is memory for `most` tokens at once, prompts are read in pieces; the least there is runs in any case."""
+    """Where there is memory for `most` tokens at once, prompts are read in pieces; the least there
+    is runs in any case.
+    """
     asked = [{"length": 90 - 20 * i, "first": i, "count": 9} for i in range(4)]
     expected = [alone(**a) for a in asked]
     subject = engine()
@@ -268,7 +294,10 @@ def test_batches_that_memory_is_short_for_are_smaller(most: int) -> None:
     def may_run(plan: Plan) -> bool:
         return next(n.shape[0] for n, _ in plan.leaves if n.name == "inp.tokens") <= most
 
-    with patch.object(subject, "_may_run", may_run), patch.object(subject.runner, "forward", wraps=subject.runner.forward) as forward:
+    with (
+        patch.object(subject, "_may_run", may_run),
+        patch.object(subject.runner, "forward", wraps=subject.runner.forward) as forward,
+    ):
         generations = [subject.submit(request(**a)) for a in asked]
         run(subject)
         seen = [len(call.args[0].tokens) for call in forward.call_args_list]
@@ -284,4 +313,6 @@ def test_a_step_made_smaller() -> None:
         assert smaller.admitted == (reading,)
         sizes.append([count for _, count in smaller.parts])
         step = smaller
-    assert sizes == [[1, 200, 100], [1, 100, 100], [1, 50, 100], [1, 25, 100], [1, 25], [1]], "a block is not cut"
+    assert sizes == [[1, 200, 100], [1, 100, 100], [1, 50, 100], [1, 25, 100], [1, 25], [1]], (
+        "a block is not cut"
+    )

@@ -1,4 +1,7 @@
-"""Mixtures of experts in a decoder: every layout in which files hold them, blocks of GGUF, the shared expert, and what is refused."""
+"""Mixtures of experts in a decoder: every layout in which files hold them, blocks of GGUF, the
+shared expert, and what is refused.
+"""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -46,21 +49,42 @@ class Held:
 def layouts(gate: Tensor, up: Tensor, down: Tensor) -> dict[str, tuple[dict[str, Tensor], bool]]:
     """The experts of one layer as different checkpoints hold them, and whether it is a GGUF."""
     at, both = "model.language_model.layers.0.mlp.experts.", torch.cat((gate, up), 1)
-    single = {f"model.layers.0.mlp.experts.{e}.{part}_proj.weight": table[e] for part, table in (("gate", gate), ("up", up), ("down", down))
-              for e in range(len(gate))}
-    own = {f"blk.0.ffn_{part}_exps.weight": table for part, table in (("gate", gate), ("up", up), ("down", down))}
-    return {"published Qwen3-VL": ({f"{at}gate_up_proj": both.transpose(1, 2), f"{at}down_proj": down.transpose(1, 2)}, False),
-            "transformers 5": ({f"{at}gate_up_proj": both, f"{at}down_proj": down}, False),
-            "one by one": (single, False), "GGUF": (own, True),
-            "GGUF, gate and up in one": ({"blk.0.ffn_gate_up_exps.weight": both, "blk.0.ffn_down_exps.weight": down}, True)}
+    single = {
+        f"model.layers.0.mlp.experts.{e}.{part}_proj.weight": table[e]
+        for part, table in (("gate", gate), ("up", up), ("down", down))
+        for e in range(len(gate))
+    }
+    own = {
+        f"blk.0.ffn_{part}_exps.weight": table
+        for part, table in (("gate", gate), ("up", up), ("down", down))
+    }
+    return {
+        "published Qwen3-VL": (
+            {f"{at}gate_up_proj": both.transpose(1, 2), f"{at}down_proj": down.transpose(1, 2)},
+            False,
+        ),
+        "transformers 5": ({f"{at}gate_up_proj": both, f"{at}down_proj": down}, False),
+        "one by one": (single, False),
+        "GGUF": (own, True),
+        "GGUF, gate and up in one": (
+            {"blk.0.ffn_gate_up_exps.weight": both, "blk.0.ffn_down_exps.weight": down},
+            True,
+        ),
+    }
 
 
 def tables(experts: Experts, width: int, turned: bool = True) -> dict[str, Parameter]:
-    return {name: p for name, p in expert_parameters("blk.0", SOURCES, experts, width, turned=turned).items() if "_exps" in name}
+    return {
+        name: p
+        for name, p in expert_parameters("blk.0", SOURCES, experts, width, turned=turned).items()
+        if "_exps" in name
+    }
 
 
-EXPERT_TABLES = [torch.randn(5, *shape, generator=torch.Generator().manual_seed(i))
-                 for i, shape in enumerate(((14, 40), (14, 40), (40, 14)))]
+EXPERT_TABLES = [
+    torch.randn(5, *shape, generator=torch.Generator().manual_seed(i))
+    for i, shape in enumerate(((14, 40), (14, 40), (40, 14)))
+]
 
 
 @pytest.mark.parametrize("layout", layouts(*EXPERT_TABLES))
@@ -70,29 +94,54 @@ def test_every_layout_gives_the_same_experts(layout: str) -> None:
     weights = CanonicalWeights(Held(tensors, canonical), wanted, "folder")
     assert weights.sources == set(tensors) and len(wanted) == 3
     for part, expected in zip(("gate", "up", "down"), EXPERT_TABLES, strict=True):
-        assert torch.equal(weights.read(f"blk.0.ffn_{part}_exps.weight", torch.float32), expected), part
+        assert torch.equal(
+            weights.read(f"blk.0.ffn_{part}_exps.weight", torch.float32), expected
+        ), part
 
 
 def test_experts_that_could_be_held_either_way_are_refused() -> None:
-    """Width 28 is twice the experts' FFN: a table of gates and ups looks the same turned round, and loading it would be a guess."""
+    """Width 28 is twice the experts' FFN: a table of gates and ups looks the same turned round, and
+    loading it would be a guess.
+    """
     at = "model.language_model.layers.0.mlp.experts."
-    tensors = {f"{at}gate_up_proj": torch.zeros(5, 28, 28), f"{at}down_proj": torch.zeros(5, 28, 14)}
-    with pytest.raises(ModelError, match=r"gate_up_proj of shape \[5, 28, 28\] can be read in two ways"):
+    tensors = {
+        f"{at}gate_up_proj": torch.zeros(5, 28, 28),
+        f"{at}down_proj": torch.zeros(5, 28, 14),
+    }
+    with pytest.raises(
+        ModelError, match=r"gate_up_proj of shape \[5, 28, 28\] can be read in two ways"
+    ):
         CanonicalWeights(Held(tensors), tables(ONE, 28), "folder")
-    CanonicalWeights(Held(tensors), tables(ONE, 28, turned=False), "folder")  # for models that are never turned round
+    CanonicalWeights(
+        Held(tensors), tables(ONE, 28, turned=False), "folder"
+    )  # for models that are never turned round
 
 
 def test_misshapen_experts_are_named_with_both_shapes() -> None:
     at = "model.language_model.layers.0.mlp.experts."
-    tensors = {f"{at}gate_up_proj": torch.zeros(5, 27, 40), f"{at}down_proj": torch.zeros(5, 40, 14)}
-    with pytest.raises(ModelError, match=r"gate_up_proj has shape \[5, 27, 40\], expected \[5, 28, 40\] from the configuration"):
+    tensors = {
+        f"{at}gate_up_proj": torch.zeros(5, 27, 40),
+        f"{at}down_proj": torch.zeros(5, 40, 14),
+    }
+    with pytest.raises(
+        ModelError,
+        match=r"gate_up_proj has shape \[5, 27, 40\], expected \[5, 28, 40\] from the configuration",
+    ):
         CanonicalWeights(Held(tensors), tables(ONE, 40), "folder")
 
 
-def run(x: Tensor, weights: CanonicalWeights, *, top_k: int, normalize: bool, shared: bool = False) -> tuple[Tensor, list[str]]:
+def run(
+    x: Tensor, weights: CanonicalWeights, *, top_k: int, normalize: bool, shared: bool = False
+) -> tuple[Tensor, list[str]]:
     """What the layer gives for x, and the types of the weights its plan holds."""
-    graph = moe_ffn(graph_input("x", x.shape, x.dtype, lambda b: b), "blk.0", Weights(weights, x.dtype), top_k=top_k, normalize=normalize,
-                    shared=shared)
+    graph = moe_ffn(
+        graph_input("x", x.shape, x.dtype, lambda b: b),
+        "blk.0",
+        Weights(weights, x.dtype),
+        top_k=top_k,
+        normalize=normalize,
+        shared=shared,
+    )
     held = [str(n.type) for n in toposort(graph) if n.op == "weight" and "_exps" in n.name]
     return Executor(make_plan([graph], [Cpu()]), Residency()).run(x)[0], held
 
@@ -100,45 +149,87 @@ def run(x: Tensor, weights: CanonicalWeights, *, top_k: int, normalize: bool, sh
 def test_blocks_are_multiplied_as_they_are(tmp_path: Path) -> None:
     experts = Experts(3, 64, 2, False, frozenset((0,)))
     parameters = expert_parameters("blk.0", SOURCES, experts, 96)
-    kinds = {"blk.0.ffn_gate_exps.weight": "Q4_0", "blk.0.ffn_up_exps.weight": "Q8_0", "blk.0.ffn_down_exps.weight": "Q5_1"}
-    writer, plain, rng = gguf.GGUFWriter(tmp_path / "text.gguf", "test"), {}, np.random.default_rng(0)
+    kinds = {
+        "blk.0.ffn_gate_exps.weight": "Q4_0",
+        "blk.0.ffn_up_exps.weight": "Q8_0",
+        "blk.0.ffn_down_exps.weight": "Q5_1",
+    }
+    writer, plain, rng = (
+        gguf.GGUFWriter(tmp_path / "text.gguf", "test"),
+        {},
+        np.random.default_rng(0),
+    )
     for name, parameter in parameters.items():
         values = rng.normal(size=parameter.shape).astype(np.float32) * 0.3
         kind = getattr(gguf.GGMLQuantizationType, kinds.get(name, "F32"))
         packed = gguf.quants.quantize(values, kind)
         writer.add_tensor(name, packed, raw_dtype=kind)
-        plain[name] = torch.from_numpy(gguf.quants.dequantize(packed, kind).reshape(parameter.shape).copy())
+        plain[name] = torch.from_numpy(
+            gguf.quants.dequantize(packed, kind).reshape(parameter.shape).copy()
+        )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     x = torch.randn(7, 96, generator=torch.Generator().manual_seed(1))
-    found, held = run(x, CanonicalWeights(GgufFile(tmp_path / "text.gguf"), parameters, "file"), top_k=2, normalize=False)
-    expected, wide = run(x, CanonicalWeights(Held(plain, canonical=True), parameters, "file"), top_k=2, normalize=False)
+    found, held = run(
+        x,
+        CanonicalWeights(GgufFile(tmp_path / "text.gguf"), parameters, "file"),
+        top_k=2,
+        normalize=False,
+    )
+    expected, wide = run(
+        x,
+        CanonicalWeights(Held(plain, canonical=True), parameters, "file"),
+        top_k=2,
+        normalize=False,
+    )
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    assert sorted(held) == sorted(str(Type.contiguous(shape, torch.uint8)) for shape in ((3, 64, 54), (3, 64, 102), (3, 96, 48)))
+    assert sorted(held) == sorted(
+        str(Type.contiguous(shape, torch.uint8))
+        for shape in ((3, 64, 54), (3, 64, 102), (3, 96, 48))
+    )
     assert not set(held) & set(wide)
 
 
 def test_the_shared_expert_is_transformers() -> None:
     from transformers import Qwen3NextConfig
     from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextSparseMoeBlock
-    config = Qwen3NextConfig(hidden_size=40, moe_intermediate_size=14, shared_expert_intermediate_size=22, num_experts=5,
-                             num_experts_per_tok=2, norm_topk_prob=True)
+
+    config = Qwen3NextConfig(
+        hidden_size=40,
+        moe_intermediate_size=14,
+        shared_expert_intermediate_size=22,
+        num_experts=5,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+    )
     config._experts_implementation = "eager"
     block = Qwen3NextSparseMoeBlock(config).eval()
     torch.manual_seed(3)
     for p in block.parameters():
         torch.nn.init.normal_(p, std=0.3)
-    names = {"ffn_gate_shexp": ("shared_expert.gate_proj", (22, 40)), "ffn_up_shexp": ("shared_expert.up_proj", (22, 40)),
-             "ffn_down_shexp": ("shared_expert.down_proj", (40, 22)), "ffn_gate_inp_shexp": ("shared_expert_gate", (1, 40))}
+    names = {
+        "ffn_gate_shexp": ("shared_expert.gate_proj", (22, 40)),
+        "ffn_up_shexp": ("shared_expert.up_proj", (22, 40)),
+        "ffn_down_shexp": ("shared_expert.down_proj", (40, 22)),
+        "ffn_gate_inp_shexp": ("shared_expert_gate", (1, 40)),
+    }
     parameters = expert_parameters("blk.0", ("",), ONE, 40) | {
-        f"blk.0.{part}.weight": Parameter(shape, (f"{name}.weight",)) for part, (name, shape) in names.items()}
-    weights = CanonicalWeights(Held({name: p.data for name, p in block.state_dict().items()}), parameters, "folder")
+        f"blk.0.{part}.weight": Parameter(shape, (f"{name}.weight",))
+        for part, (name, shape) in names.items()
+    }
+    weights = CanonicalWeights(
+        Held({name: p.data for name, p in block.state_dict().items()}), parameters, "folder"
+    )
     x = torch.randn(11, 40)
     with torch.no_grad():
         found = block(x[None])
     expected = (found[0] if isinstance(found, tuple) else found)[0]
-    torch.testing.assert_close(run(x, weights, top_k=2, normalize=True, shared=True)[0], expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        run(x, weights, top_k=2, normalize=True, shared=True)[0], expected, rtol=1e-5, atol=1e-5
+    )
     alone = run(x, weights, top_k=2, normalize=True)[0]
-    assert float((alone - expected).norm() / expected.norm()) > 0.1  # the shared expert is not lost in the others
+    assert (
+        float((alone - expected).norm() / expected.norm()) > 0.1
+    )  # the shared expert is not lost in the others

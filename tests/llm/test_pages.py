@@ -1,4 +1,5 @@
 """Pages: held, shared, known by their contents, given to others when nobody holds them."""
+
 from __future__ import annotations
 
 from random import Random
@@ -25,7 +26,9 @@ def test_known_pages_are_found_again_and_shared() -> None:
         pages.remember(page, key)
     assert pages.find([b"a", b"b", b"x"]) == mine[:2]
     pages.release(mine)
-    assert pages.held == 2 and pages.available == 3  # two are still held by the second, one is only remembered
+    assert (
+        pages.held == 2 and pages.available == 3
+    )  # two are still held by the second, one is only remembered
     pages.release(mine[:2])
     assert pages.find([b"a", b"b", b"c"]) == mine and pages.available == 2
 
@@ -59,7 +62,9 @@ def test_what_is_held_is_not_given_to_others() -> None:
 
 
 def test_twice_the_same_contents() -> None:
-    """Two sequences read the same prompt at once: the first page known stays, the other is only a page."""
+    """Two sequences read the same prompt at once: the first page known stays, the other is only a
+    page.
+    """
     pages = Pages(5, 2)
     one, two = pages.take(1), pages.take(1)
     pages.remember(one[0], b"a")
@@ -90,7 +95,11 @@ def test_pages_add_up_whatever_happens(seed: int) -> None:
         elif held:
             pages.release(held.pop(rng.randrange(len(held))))
         distinct = {page for group in held for page in group}
-        assert pages.held == len(distinct) and pages.available == 16 - len(distinct) and SCRATCH not in distinct
+        assert (
+            pages.held == len(distinct)
+            and pages.available == 16 - len(distinct)
+            and SCRATCH not in distinct
+        )
     for group in held:
         pages.release(group)
     assert pages.available == 16 and sorted(pages.take(16)) == list(range(1, 17))
@@ -99,7 +108,11 @@ def test_pages_add_up_whatever_happens(seed: int) -> None:
 def test_keys_tell_everything_up_to_the_end_of_a_page() -> None:
     tokens = [b"%d" % i for i in range(10)]
     keys = page_keys(tokens, 4)
-    assert len(keys) == 2 and page_keys(tokens[:8], 4) == keys and page_keys(tokens[:7], 4) == keys[:1]
+    assert (
+        len(keys) == 2 and page_keys(tokens[:8], 4) == keys and page_keys(tokens[:7], 4) == keys[:1]
+    )
     assert page_keys([b"x", *tokens[1:]], 4)[1] != keys[1], "the second page depends on the first"
     assert page_keys(tokens, 4, b"other model")[0] != keys[0]
-    assert page_keys([b"ab", b"c"], 2) != page_keys([b"a", b"bc"], 2), "where one token ends and the next begins counts"
+    assert page_keys([b"ab", b"c"], 2) != page_keys([b"a", b"bc"], 2), (
+        "where one token ends and the next begins counts"
+    )

@@ -1,4 +1,5 @@
 """The runner on a small random decoder: batches, limits, caches, fallbacks."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -16,9 +17,22 @@ from mtmd.llm.runner import Runner
 from mtmd.llm.sequence import Span, make_batch
 from mtmd.llm.state import PAGE
 
-FAMILY = Gemma3Text(width=32, ffn=48, heads=4, groups=2, head=8, vocabulary=64, context=256, eps=1e-6, scale=8**-0.5, window=6,
-                    kinds=("sliding_attention", "full_attention"),
-                    ropes={"sliding_attention": rotary(1e4, 8), "full_attention": rotary(1e6, 8)}, softcap=None, final_softcap=None)
+FAMILY = Gemma3Text(
+    width=32,
+    ffn=48,
+    heads=4,
+    groups=2,
+    head=8,
+    vocabulary=64,
+    context=256,
+    eps=1e-6,
+    scale=8**-0.5,
+    window=6,
+    kinds=("sliding_attention", "full_attention"),
+    ropes={"sliding_attention": rotary(1e4, 8), "full_attention": rotary(1e6, 8)},
+    softcap=None,
+    final_softcap=None,
+)
 PROMPT = [Span(tuple(range(5, 16)))]
 
 
@@ -40,7 +54,9 @@ class Noise:
 
 
 def runner(context: int = 64, rules: tuple[str, ...] = (), **chosen: Any) -> Runner:
-    backends: list[Backend] = [Limited(Cpu(), rules), Cpu(), Reference()] if rules else [Cpu(), Reference()]
+    backends: list[Backend] = (
+        [Limited(Cpu(), rules), Cpu(), Reference()] if rules else [Cpu(), Reference()]
+    )
     return Runner(FAMILY, Noise(), backends, dtype=torch.float32, context=context, **chosen)
 
 
@@ -50,7 +66,9 @@ def answer(subject: Runner, spans: list[Span] = PROMPT, count: int = 12) -> list
     running = subject.begin(cache, 0)
     tokens = [int(subject.prefill(spans, cache, running).argmax())]
     while len(tokens) < count:
-        tokens.append(int(subject.forward(make_batch([(running, [Span((tokens[-1],))])], cache))[0].argmax()))
+        tokens.append(
+            int(subject.forward(make_batch([(running, [Span((tokens[-1],))])], cache))[0].argmax())
+        )
     return tokens
 
 
@@ -60,19 +78,31 @@ def test_generation_equals_one_prefill_a_token() -> None:
     tokens = answer(subject)
     assert len(set(tokens)) > 3
     for n in range(len(tokens)):
-        logits = subject.prefill([*PROMPT, Span(tuple(tokens[:n]))] if n else PROMPT, subject.new_cache())
+        logits = subject.prefill(
+            [*PROMPT, Span(tuple(tokens[:n]))] if n else PROMPT, subject.new_cache()
+        )
         assert int(logits.argmax()) == tokens[n]
 
 
-@pytest.mark.parametrize("chosen", [
-    {"flash_attn": "off"}, {"rules": ("attention:/blk\\.1/",)}, {"rules": ("attention",), "flash_attn": "on"}, {"rules": ("kv_store",)},
-    {"rules": ("matmul", "rope")}], ids=str)
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"flash_attn": "off"},
+        {"rules": ("attention:/blk\\.1/",)},
+        {"rules": ("attention",), "flash_attn": "on"},
+        {"rules": ("kv_store",)},
+        {"rules": ("matmul", "rope")},
+    ],
+    ids=str,
+)
 def test_same_tokens_wherever_it_runs(chosen: dict[str, Any]) -> None:
     assert answer(runner(**chosen)) == answer(runner())
 
 
 def test_caches_live_where_they_are_written() -> None:
-    layer = 2 * (PAGE + 64) * 2 * 8 * 4  # a context of 64 tokens, and a page for rows that fill up a batch
+    layer = (
+        2 * (PAGE + 64) * 2 * 8 * 4
+    )  # a context of 64 tokens, and a page for rows that fill up a batch
     assert runner().cache_bytes() == {"cpu": 2 * layer}
     assert runner(rules=("kv_store:/blk\\.0/",)).cache_bytes() == {"cpu": layer, "limited": layer}
 
@@ -94,21 +124,31 @@ def test_an_empty_prompt() -> None:
 
 def test_no_memory_for_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mtmd.llm.state.np.zeros", Mock(side_effect=MemoryError))
-    with pytest.raises(DeviceMemoryError, match=r"the cache of 1 x 64 tokens needs 24.0 KiB.*--context"):
+    with pytest.raises(
+        DeviceMemoryError, match=r"the cache of 1 x 64 tokens needs 24.0 KiB.*--context"
+    ):
         answer(runner())
 
 
 def test_no_memory_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = runner()
 
-    told = "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes."
-    monkeypatch.setattr("mtmd.kernels.backends.cpu.Cpu.lower", Mock(return_value=Mock(side_effect=RuntimeError(told))))
+    told = (
+        "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried "
+        "to allocate 1 bytes."
+    )
+    monkeypatch.setattr(
+        "mtmd.kernels.backends.cpu.Cpu.lower",
+        Mock(return_value=Mock(side_effect=RuntimeError(told))),
+    )
     with pytest.raises(DeviceMemoryError, match="this run needs"):
         answer(subject)
 
 
 def test_three_sequences_in_one_batch_are_each_as_alone() -> None:
-    """Prompts of different lengths are read and decoded together: same tokens, though they share every forward."""
+    """Prompts of different lengths are read and decoded together: same tokens, though they share
+    every forward.
+    """
     prompts = [[Span(tuple(range(5, 16)))], [Span((7, 3))], [Span(tuple(range(40, 63)))]]
     alone = [answer(runner(), prompt) for prompt in prompts]
     subject = runner(sequences=3)
@@ -120,7 +160,9 @@ def test_three_sequences_in_one_batch_are_each_as_alone() -> None:
     for _ in range(12):
         for mine, row in zip(tokens, logits, strict=True):
             mine.append(int(row.argmax()))
-        logits = subject.forward(make_batch([(r, [Span((t[-1],))]) for r, t in zip(running, tokens, strict=True)], cache))
+        logits = subject.forward(
+            make_batch([(r, [Span((t[-1],))]) for r, t in zip(running, tokens, strict=True)], cache)
+        )
     assert tokens == alone
 
 

@@ -1,4 +1,5 @@
 """The sampler against transformers' logits processors."""
+
 from __future__ import annotations
 
 import itertools
@@ -23,7 +24,11 @@ from mtmd.llm.sampler import Sampler, Sampling, candidates, penalize
 
 def reference(logits: torch.Tensor, seen: list[int], sampling: Sampling) -> torch.Tensor:
     """Probabilities [V] after transformers' processors, in the order of its generate()."""
-    steps = [RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)] if sampling.repetition_penalty != 1 else []
+    steps = (
+        [RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)]
+        if sampling.repetition_penalty != 1
+        else []
+    )
     steps += [TemperatureLogitsWarper(float(sampling.temperature))]
     steps += [TopKLogitsWarper(sampling.top_k)] if sampling.top_k else []
     steps += [TopPLogitsWarper(sampling.top_p)] if sampling.top_p < 1 else []
@@ -34,7 +39,11 @@ def reference(logits: torch.Tensor, seen: list[int], sampling: Sampling) -> torc
     return scores[0].softmax(0)
 
 
-GRID = list(itertools.product([0.3, 1.0, 2.5], [0, 1, 7, 500], [1.0, 0.9, 0.3], [0.0, 0.05, 1.0], [1.0, 1.3, 0.8]))
+GRID = list(
+    itertools.product(
+        [0.3, 1.0, 2.5], [0, 1, 7, 500], [1.0, 0.9, 0.3], [0.0, 0.05, 1.0], [1.0, 1.3, 0.8]
+    )
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -51,14 +60,18 @@ def test_same_tokens_and_probabilities_as_transformers(size: int, dtype: torch.d
         expected = reference(logits, seen, sampling)
         if dtype == torch.float32:
             assert torch.equal(ours > 0, expected > 0), sampling
-        else:  # equal logits are common here, and transformers leaves open which of them top-p drops: compare without their places
+        # equal logits are common here, and transformers leaves open which of them top-p drops:
+        # compare without their places
+        else:
             assert int((ours > 0).sum()) == int((expected > 0).sum()), sampling
             ours, expected = ours.sort().values, expected.sort().values
         torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-7)
 
 
 def test_of_equal_tokens_top_p_keeps_the_first() -> None:
-    tokens, probabilities = candidates(torch.tensor([0.0, 1.0, 1.0, 1.0, 1.0]), Sampling(temperature=1.0, top_p=0.4))
+    tokens, probabilities = candidates(
+        torch.tensor([0.0, 1.0, 1.0, 1.0, 1.0]), Sampling(temperature=1.0, top_p=0.4)
+    )
     assert tokens.tolist() == [1, 2] and probabilities.tolist() == [0.5, 0.5]
 
 
@@ -69,7 +82,9 @@ def test_draws_follow_the_probabilities() -> None:
     expected = logits.softmax(0)
     assert counts[4] == 0
     for token in range(4):
-        assert abs(counts[token] / 20_000 - float(expected[token])) < 0.015  # about four standard deviations
+        assert (
+            abs(counts[token] / 20_000 - float(expected[token])) < 0.015
+        )  # about four standard deviations
 
 
 def test_equal_seeds_give_equal_tokens_whatever_others_draw() -> None:
@@ -101,7 +116,9 @@ def test_greedy_takes_the_first_of_equals(dtype: torch.dtype) -> None:
     sampler = Sampler(Sampling(top_k=1, top_p=0.1, min_p=1.0))
     assert sampler(logits, []) == 1
     assert Sampler(Sampling(repetition_penalty=2.0))(logits, [1, 1, 2]) == 4
-    assert Sampler(Sampling(repetition_penalty=2.0))(torch.tensor([-1.0, -1.5], dtype=dtype), [0]) == 1
+    assert (
+        Sampler(Sampling(repetition_penalty=2.0))(torch.tensor([-1.0, -1.5], dtype=dtype), [0]) == 1
+    )
     assert logits.tolist() == [1, 5, 5, -2, 5]
 
 
@@ -118,7 +135,9 @@ def test_broken_logits_are_not_sampled(temperature: float, bad: float, dtype: to
     logits[4] = bad
     for penalty in (1.0, 1.5):
         with pytest.raises(MtmdError, match=f"{bad:g} in 1 of 9 logits"):
-            Sampler(Sampling(temperature=temperature, repetition_penalty=penalty, seed=0))(logits, [2])
+            Sampler(Sampling(temperature=temperature, repetition_penalty=penalty, seed=0))(
+                logits, [2]
+            )
 
 
 def test_masked_tokens_are_allowed_but_not_all() -> None:
@@ -140,13 +159,18 @@ def test_logits_are_one_row(shape: tuple[int, ...]) -> None:
 
 
 WRONG = {
-    "temperature": [-0.1, math.nan, math.inf, 1e-9, 101, "1", None, True], "top_k": [-1, 1.5, True, math.nan, None],
-    "top_p": [0, 1.01, math.nan, -1, "x"], "min_p": [-0.1, 1.1, math.nan, None], "repetition_penalty": [0, -1, math.nan, math.inf, 1000],
+    "temperature": [-0.1, math.nan, math.inf, 1e-9, 101, "1", None, True],
+    "top_k": [-1, 1.5, True, math.nan, None],
+    "top_p": [0, 1.01, math.nan, -1, "x"],
+    "min_p": [-0.1, 1.1, math.nan, None],
+    "repetition_penalty": [0, -1, math.nan, math.inf, 1000],
     "seed": [-1, 1 << 63, 1.0, True, "7"],
 }
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in WRONG.items() for value in values]
+)
 def test_options_out_of_range_are_named(name: str, value: object) -> None:
     with pytest.raises(OptionError, match=f"^{name}: found .*, expected ") as caught:
         Sampling(**{name: value})
@@ -154,13 +178,20 @@ def test_options_out_of_range_are_named(name: str, value: object) -> None:
 
 
 def test_options_are_checked_without_torch() -> None:
-    code = ("import sys; from mtmd.llm.sampling import Sampling; from mtmd.config import AnswerOptions; AnswerOptions(); Sampling(); "
-            "sys.exit(' '.join({'torch', 'numpy', 'tokenizers'} & set(sys.modules)) or 0)")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    code = (
+        "import sys; from mtmd.llm.sampling import Sampling; from mtmd.config import "
+        "AnswerOptions; AnswerOptions(); Sampling(); "
+        "sys.exit(' '.join({'torch', 'numpy', 'tokenizers'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_edges_of_the_ranges_are_allowed() -> None:
-    Sampling(temperature=1e-5, top_k=10**9, top_p=1, min_p=1, repetition_penalty=100, seed=(1 << 63) - 1)
+    Sampling(
+        temperature=1e-5, top_k=10**9, top_p=1, min_p=1, repetition_penalty=100, seed=(1 << 63) - 1
+    )
     sampler = Sampler(Sampling(temperature=2, top_k=10**9, top_p=1e-9, min_p=1, seed=0))
     assert sampler(torch.tensor([0.0, 1.0, 0.5]), []) == 1

@@ -1,4 +1,7 @@
-"""Pictures of the demo model's world, the demo model, and the command line run inside this process."""
+"""Pictures of the demo model's world, the demo model, and the command line run inside this
+process.
+"""
+
 from __future__ import annotations
 
 import random
@@ -15,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "demo_model"))
 @dataclass(frozen=True)
 class Ran:
     """What a command did: exit code, stdout, stderr."""
+
     code: int
     out: str
     err: str
@@ -24,7 +28,12 @@ class Ran:
         assert (self.code, self.out) == (2, ""), self
         assert self.err.count("\n") == 1 and self.err.endswith("\n"), self.err
         line = self.err[:-1]
-        assert line.isprintable() and line.startswith("mtmd") and "Traceback" not in line and len(line) < 800, line
+        assert (
+            line.isprintable()
+            and line.startswith("mtmd")
+            and "Traceback" not in line
+            and len(line) < 800
+        ), line
         return line
 
 
@@ -37,6 +46,7 @@ def mtmd(capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
     import torch
 
     from mtmd.cli import main
+
     threads = torch.get_num_threads()
 
     def run(*arguments: object) -> Ran:
@@ -56,6 +66,7 @@ def mtmd(capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
 def demo():
     """The demo model, shared by tests that leave it as it is."""
     from mtmd import load
+
     return load()
 
 
@@ -63,6 +74,7 @@ def demo():
 def world(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """A picture with one, two, three and four shapes each."""
     from world import draw
+
     folder, rng, found = tmp_path_factory.mktemp("world"), random.Random(11), {}
     while len(found) < 4:
         image, facts = draw(rng)

@@ -1,4 +1,7 @@
-"""Memory decides before anything runs: pictures are shrunk, put off or refused with the numbers, batches made smaller; nothing hangs."""
+"""Memory decides before anything runs: pictures are shrunk, put off or refused with the numbers,
+batches made smaller; nothing hangs.
+"""
+
 from __future__ import annotations
 
 import re
@@ -34,7 +37,9 @@ from mtmd.model import Model
 from mtmd.service import Service, Ticket
 
 COUNT = "How many shapes are there?"
-NOTE = re.compile(r"shrunk from (\d+) to (\d+) tokens: encoding it as it is needs ([\d.]+ [MK]iB), ([\d.]+ [MK]iB) are free")
+NOTE = re.compile(
+    r"shrunk from (\d+) to (\d+) tokens: encoding it as it is needs ([\d.]+ [MK]iB), ([\d.]+ [MK]iB) are free"
+)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +91,10 @@ def limit_for(model: Model, size: int) -> int:
     """The memory limit that leaves `size` bytes for encoding, beside a step of the decoder."""
     runner, encoder = model.runner, model.encoder
     assert encoder
-    plans = runner.plan(runner.sizes()["prefill"]), encoder.plan(1, encoder.family.tile_type().shape)
+    plans = (
+        runner.plan(runner.sizes()["prefill"]),
+        encoder.plan(1, encoder.family.tile_type().shape),
+    )
     weights = sum(plan.weight_bytes["cpu"] for plan in plans)
     room = size + needs(runner.plan(runner.sizes()["decode"]))
     return weights + runner.cache_bytes()["cpu"] + room * 8 // 7 + 1
@@ -110,39 +118,84 @@ def queued(model: Model, *pictures: Picture) -> tuple[EncodeQueue, list[Job]]:
     return queue, [queue.add(p) for p in bridge.prepare(pictures)]
 
 
-@pytest.mark.parametrize(("given", "size"), [
-    (1000, 1000), ("1000", 1000), ("8GiB", 8 << 30), ("8 gib", 8 << 30), ("500MB", 500_000_000), ("1.5Gi", 3 << 29), ("64k", 64_000),
-    ("2TiB", 2 << 40), (np.int64(7), 7), (None, None)])
+@pytest.mark.parametrize(
+    ("given", "size"),
+    [
+        (1000, 1000),
+        ("1000", 1000),
+        ("8GiB", 8 << 30),
+        ("8 gib", 8 << 30),
+        ("500MB", 500_000_000),
+        ("1.5Gi", 3 << 29),
+        ("64k", 64_000),
+        ("2TiB", 2 << 40),
+        (np.int64(7), 7),
+        (None, None),
+    ],
+)
 def test_sizes(given: Any, size: int | None) -> None:
     assert LoadOptions(memory_limit=given).memory_limit == size
 
 
-@pytest.mark.parametrize("given", ["", "8 apples", "-1", "GiB", "1e9", 0, -5, 1.5, True, "0", "0.1", "9999999TiB", "8GiB2", [], "٣GiB"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        "",
+        "8 apples",
+        "-1",
+        "GiB",
+        "1e9",
+        0,
+        -5,
+        1.5,
+        True,
+        "0",
+        "0.1",
+        "9999999TiB",
+        "8GiB2",
+        [],
+        "٣GiB",
+    ],
+)
 def test_what_is_no_size(given: Any) -> None:
     with pytest.raises(OptionError, match=r"memory_limit: found .* expected"):
         LoadOptions(memory_limit=given)
 
 
 def test_a_picture_is_shrunk_to_what_fits(folder: Path, plenty: Model) -> None:
-    """To the most tokens that fit, said with the numbers, the same for counting, asking, and asking again."""
+    """To the most tokens that fit, said with the numbers, the same for counting, asking, and asking
+    again.
+    """
     whole = plenty.bridge.prepare([open_picture(noise())])[0]
     assert whole.plan.shrunk_from is None and whole.receipt.notes == ()
-    needed, room = needs(plenty.encoder.plan(1, whole.plan.tiles[0].shape)), tile_needs(plenty, 168, 196)  # type: ignore[union-attr]
+    needed, room = (
+        needs(plenty.encoder.plan(1, whole.plan.tiles[0].shape)),
+        tile_needs(plenty, 168, 196),
+    )  # type: ignore[union-attr]
     model = dynamic(folder, memory_limit=limit_for(plenty, room))
     try:
         asked = [user_message(noise(), "What is this?")]
         found = answer(model.service.submit(asked, max_tokens=4)).receipt.images[0]
         match = NOTE.fullmatch(found.notes[-1])
         assert match and len(found.notes) == 1
-        assert (int(match[1]), int(match[2])) == (whole.plan.tokens, found.tokens) and match[3] == mib(needed)
-        assert found.tokens < whole.plan.tokens and tile_needs(model, *reversed(found.processed_size)) <= room < needed
+        assert (int(match[1]), int(match[2])) == (whole.plan.tokens, found.tokens) and match[
+            3
+        ] == mib(needed)
+        assert (
+            found.tokens < whole.plan.tokens
+            and tile_needs(model, *reversed(found.processed_size)) <= room < needed
+        )
         for budget in range(found.tokens + 1, whole.plan.tokens):
             more = prepared(plenty, noise(), budget)
-            assert more.tokens <= found.tokens or tile_needs(plenty, *reversed(more.sizes[0])) > room
+            assert (
+                more.tokens <= found.tokens or tile_needs(plenty, *reversed(more.sizes[0])) > room
+            )
         assert model.service.count(asked).image_tokens == (found.tokens,)
         again = answer(model.service.submit(asked, max_tokens=4)).receipt.images[0]
         assert again.cached and (again.tokens, again.notes) == (found.tokens, found.notes)
-        small = answer(model.service.submit([user_message(noise(1, 84, 84), "What is this?")], max_tokens=1)).receipt.images[0]
+        small = answer(
+            model.service.submit([user_message(noise(1, 84, 84), "What is this?")], max_tokens=1)
+        ).receipt.images[0]
         assert small.notes == () and small.tokens == 9
         stats = model.service.stats()
         assert (stats.images, stats.images_shrunk, stats.images_refused) == (3, 2, 0)
@@ -154,41 +207,70 @@ def test_a_shrunk_picture_is_that_of_a_smaller_budget(folder: Path, plenty: Mode
     model = dynamic(folder, memory_limit=limit_for(plenty, tile_needs(plenty, 140, 140)))
     shrunk = model.answer(noise(2), max_tokens=8)
     size = shrunk.receipt.images[0].processed_size
-    chosen = dynamic(folder, image_max_tokens=next(n for n in range(1, 65) if prepared(plenty, noise(2), n).sizes[0] == size))
+    chosen = dynamic(
+        folder,
+        image_max_tokens=next(
+            n for n in range(1, 65) if prepared(plenty, noise(2), n).sizes[0] == size
+        ),
+    )
     same = chosen.answer(noise(2), max_tokens=8)
     model.close()
     chosen.close()
-    assert NOTE.search(shrunk.receipt.images[0].notes[-1]) and not NOTE.search("".join(same.receipt.images[0].notes))
+    assert NOTE.search(shrunk.receipt.images[0].notes[-1]) and not NOTE.search(
+        "".join(same.receipt.images[0].notes)
+    )
     assert shrunk.output_token_ids == same.output_token_ids
 
 
-@pytest.mark.parametrize(("room", "chosen"), [((84, 112), {}), ((140, 112), {"image_min_tokens": 20})], ids=["a quarter", "asked for"])
-def test_no_smaller_than_the_least(folder: Path, plenty: Model, room: tuple[int, int], chosen: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    ("room", "chosen"),
+    [((84, 112), {}), ((140, 112), {"image_min_tokens": 20})],
+    ids=["a quarter", "asked for"],
+)
+def test_no_smaller_than_the_least(
+    folder: Path, plenty: Model, room: tuple[int, int], chosen: dict[str, int]
+) -> None:
     size = tile_needs(plenty, *room) - 100
     model = dynamic(folder, memory_limit=limit_for(plenty, size), **chosen)
     with pytest.raises(DeviceMemoryError) as caught:
         model.service.submit([user_message(noise(), "What is this?")])
     message = str(caught.value)
-    assert message.startswith("encoding a picture of 336 x 280 pixels needs ") and "cannot be shown small enough" in message
-    numbers = [float(n) * 2 ** (20 if unit == "M" else 10) for n, unit in re.findall(r"([\d.]+) ([MK])iB", message)]
+    assert (
+        message.startswith("encoding a picture of 336 x 280 pixels needs ")
+        and "cannot be shown small enough" in message
+    )
+    numbers = [
+        float(n) * 2 ** (20 if unit == "M" else 10)
+        for n, unit in re.findall(r"([\d.]+) ([MK])iB", message)
+    ]
     assert len(numbers) == 2 and numbers[0] > numbers[1] and abs(numbers[1] / size - 1) < 0.1
     assert model.service.stats().images_refused == 1 and model.service.stats().requests == 0
-    assert answer(model.service.submit([{"role": "user", "content": "Hello?"}], max_tokens=3)).output_token_ids
+    assert answer(
+        model.service.submit([{"role": "user", "content": "Hello?"}], max_tokens=3)
+    ).output_token_ids
     model.close()
 
 
 def test_a_picture_of_fixed_size_is_refused(demo: Model, one: Path, mtmd: Any) -> None:
     assert demo.encoder
     size = tile_needs(demo, *demo.encoder.family.tile_type().shape[1:])
-    fits, short = (load(device="cpu", context=1024, parallel=1, memory_limit=n) for n in _around(size))
+    fits, short = (
+        load(device="cpu", context=1024, parallel=1, memory_limit=n) for n in _around(size)
+    )
     assert fits.describe(one, COUNT) == "One."
-    with pytest.raises(DeviceMemoryError, match=r"needs .*B, .*B are free beside weights and caches, and it cannot be shown small enough"):
+    with pytest.raises(
+        DeviceMemoryError,
+        match=r"needs .*B, .*B are free beside weights and caches, and it cannot be shown small enough",
+    ):
         short.describe(one, COUNT)
     fits.close()
     short.close()
     assert short.encoder and not short.runner.residency.bytes, "nothing was read for it"
     line = mtmd("describe", one, "--device", "cpu", "--memory-limit", "2MiB").refused()
-    assert re.search(r"memory_limit: found 2\.00 MiB, expected at least [\d.]+ MiB for the weights, a full cache and a step", line)
+    assert re.search(
+        r"memory_limit: found 2\.00 MiB, expected at least [\d.]+ MiB for the weights, a full cache and a step",
+        line,
+    )
 
 
 def _around(size: int) -> tuple[int, int]:
@@ -211,8 +293,12 @@ def test_a_limit_is_no_more_than_there_is(folder: Path, monkeypatch: pytest.Monk
         assert dynamic(folder, memory_limit=asked).admission.limits == {"cpu": limit}
     with_all, alone = dynamic(folder, memory_limit="100MiB"), dynamic(folder)
     cache = alone.runner.cache_bytes()["cpu"]
-    used = [m.admission.limits["cpu"] - m.admission._beside_weights["cpu"] for m in (with_all, alone)]
-    assert used[0] - used[1] == cache - cache // 2, "without a limit, memory of the second sequence's cache is not set aside"
+    used = [
+        m.admission.limits["cpu"] - m.admission._beside_weights["cpu"] for m in (with_all, alone)
+    ]
+    assert used[0] - used[1] == cache - cache // 2, (
+        "without a limit, memory of the second sequence's cache is not set aside"
+    )
 
 
 def test_where_nobody_knows_everything_goes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +315,9 @@ def test_weights_not_yet_read_are_not_free(folder: Path, monkeypatch: pytest.Mon
     before = model.admission.free_now()["cpu"]
     model.answer(noise(), max_tokens=1)
     model.close()
-    assert (1 << 30) - before == model.runner.residency.bytes["cpu"] > 0 and model.admission.free_now() == {"cpu": 1 << 30}
+    assert (1 << 30) - before == model.runner.residency.bytes[
+        "cpu"
+    ] > 0 and model.admission.free_now() == {"cpu": 1 << 30}
 
 
 def test_encoded_pictures_are_remembered_within_the_limit(folder: Path, plenty: Model) -> None:
@@ -239,7 +327,11 @@ def test_encoded_pictures_are_remembered_within_the_limit(folder: Path, plenty: 
     for seed in range(model.admission.remembered // (9 * 72 * 4) + 5):
         prepared = model.bridge.prepare([open_picture(noise(seed, 84, 84))])[0]
         model.bridge.remember(prepared, torch.zeros(9, 72))
-    assert 0 <= model.admission.remembered - sum(e.nbytes for _, e in model.bridge._cache.values()) < 9 * 72 * 4
+    assert (
+        0
+        <= model.admission.remembered - sum(e.nbytes for _, e in model.bridge._cache.values())
+        < 9 * 72 * 4
+    )
 
 
 def test_a_prediction_allocates_nothing(folder: Path) -> None:
@@ -251,7 +343,9 @@ def test_a_prediction_allocates_nothing(folder: Path) -> None:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         model.admission.may_encode(4, shape)
         predicted = model.encoder.plan(4, shape).compute_bytes["cpu"]
-    taken = sum(max(e.nbytes(), 0) for e in seen.profiler.kineto_results.events() if e.name() == "[memory]")
+    taken = sum(
+        max(e.nbytes(), 0) for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"
+    )
     assert predicted > 1 << 30 and taken < 1 << 16 and not model.runner.residency.bytes
 
 
@@ -265,7 +359,10 @@ def test_a_batch_is_reduced(plenty: Model, monkeypatch: pytest.MonkeyPatch) -> N
         for _ in range(batches):
             queue.step(None)
         assert (queue.batches, queue.tiles, queue.busy) == (batches, 4, False)
-        assert all(j.embeddings is not None and torch.allclose(j.embeddings, e, atol=1e-5) for j, e in zip(jobs, expected, strict=True))
+        assert all(
+            j.embeddings is not None and torch.allclose(j.embeddings, e, atol=1e-5)
+            for j, e in zip(jobs, expected, strict=True)
+        )
 
 
 def queue_out(model: Model, count: int) -> list[torch.Tensor]:
@@ -275,23 +372,41 @@ def queue_out(model: Model, count: int) -> list[torch.Tensor]:
     return [j.embeddings for j in jobs if j.embeddings is not None]
 
 
-def test_who_does_not_fit_now_waits_and_others_go_ahead(plenty: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_does_not_fit_now_waits_and_others_go_ahead(
+    plenty: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
     step = needs(plenty.runner.plan(plenty.runner.sizes()["decode"]))
-    queue, (large, small) = queued(plenty, open_picture(noise(0, 196, 196)), open_picture(noise(0, 84, 84)))
+    queue, (large, small) = queued(
+        plenty, open_picture(noise(0, 196, 196)), open_picture(noise(0, 84, 84))
+    )
     free(monkeypatch, tile_needs(plenty, 84, 84) + step)
     assert queue.step(None) == [small] and small.embeddings is not None
-    assert queue.step(None) == [] and queue.is_short and queue.busy and large.short_since is not None
+    assert (
+        queue.step(None) == [] and queue.is_short and queue.busy and large.short_since is not None
+    )
     free(monkeypatch, tile_needs(plenty, 196, 196) + step)
-    assert queue.step(None) == [large] and large.embeddings is not None and large.short_since is None and not queue.busy
+    assert (
+        queue.step(None) == [large]
+        and large.embeddings is not None
+        and large.short_since is None
+        and not queue.busy
+    )
 
 
-def test_who_waits_in_vain_is_told_the_numbers(plenty: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    queue, (job, other) = queued(plenty, open_picture(noise(0, 196, 196)), open_picture(noise(1, 84, 84)))
+def test_who_waits_in_vain_is_told_the_numbers(
+    plenty: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, (job, other) = queued(
+        plenty, open_picture(noise(0, 196, 196)), open_picture(noise(1, 84, 84))
+    )
     free(monkeypatch, 5 << 10)
     assert queue.step(None) == [] and job.error is None
     monkeypatch.setattr("mtmd.encoding.WAIT_S", 0.0)
     assert queue.step(None) == [job, other] and not queue.busy
-    with pytest.raises(DeviceMemoryError, match=rf"needs {mib(tile_needs(plenty, 196, 196))}, .* are free at the moment"):
+    with pytest.raises(
+        DeviceMemoryError,
+        match=rf"needs {mib(tile_needs(plenty, 196, 196))}, .* are free at the moment",
+    ):
         raise job.error or AssertionError("no error")
 
 
@@ -305,10 +420,15 @@ def test_no_memory_is_held_for_an_encode_that_was_given_up(plenty: Model) -> Non
     assert plenty.admission.encoding is None and not queue.busy
 
 
-def test_the_decoder_leaves_what_an_encode_was_promised(plenty: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_decoder_leaves_what_an_encode_was_promised(
+    plenty: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
     admission, encoder = plenty.admission, plenty.encoder
     assert encoder
-    plan, beside = plenty.runner.plan(plenty.runner.sizes()["prefill"]), encoder.plan(1, (3, 196, 196))
+    plan, beside = (
+        plenty.runner.plan(plenty.runner.sizes()["prefill"]),
+        encoder.plan(1, (3, 196, 196)),
+    )
     monkeypatch.setattr(admission, "room", {"cpu": needs(plan) + needs(beside) - 1})
     assert admission.may_decode(plan)
     monkeypatch.setattr(admission, "encoding", beside)
@@ -319,14 +439,19 @@ def test_the_decoder_leaves_what_an_encode_was_promised(plenty: Model, monkeypat
     assert not admission.may_decode(plan)
 
 
-def test_a_service_waits_for_memory_and_answers_others(service: Service, demo: Model, world: dict[int, Path],
-                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_waits_for_memory_and_answers_others(
+    service: Service, demo: Model, world: dict[int, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     answer(service.submit([user_message(world[1], COUNT)]))  # so that weights are there
     with monkeypatch.context() as short:
         free(short, 0)
         ticket = service.submit([user_message(world[2], COUNT)])
         text = answer(service.submit([{"role": "user", "content": "Hello"}], max_tokens=5))
-        assert len(text.output_token_ids) <= 5 and service.stats().encode_batches == 1 and service.stats().encoding == 1
+        assert (
+            len(text.output_token_ids) <= 5
+            and service.stats().encode_batches == 1
+            and service.stats().encoding == 1
+        )
     assert answer(ticket).text == demo.describe(world[2], COUNT)
     free(monkeypatch, 0)
     monkeypatch.setattr("mtmd.encoding.WAIT_S", 0.0)
@@ -336,7 +461,9 @@ def test_a_service_waits_for_memory_and_answers_others(service: Service, demo: M
     assert (stats.images_refused, stats.failed, stats.encoding) == (1, 1, 0)
 
 
-def test_a_waiting_picture_can_be_cancelled(service: Service, world: dict[int, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiting_picture_can_be_cancelled(
+    service: Service, world: dict[int, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     free(monkeypatch, 0)
     ticket = service.submit([user_message(world[2], COUNT)])
     deadline = time.monotonic() + 20

@@ -1,4 +1,7 @@
-"""Pictures into spans, and the memory of encoded pictures: never a wrong hit, never one missed, whatever threads do."""
+"""Pictures into spans, and the memory of encoded pictures: never a wrong hit, never one missed,
+whatever threads do.
+"""
+
 from __future__ import annotations
 
 import threading
@@ -25,7 +28,9 @@ def fresh(model: Model) -> Bridge:
 
 
 def noise(seed: int, height: int = 20, width: int = 30) -> Picture:
-    return open_picture(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+    return open_picture(
+        np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    )
 
 
 def encode(bridge: Bridge, *pictures: Picture) -> list[tuple[Prepared, Tensor]]:
@@ -45,13 +50,15 @@ def cached(found: list[tuple[Prepared, Tensor]]) -> list[bool]:
 
 def test_the_same_picture_is_encoded_once(demo: Model) -> None:
     bridge = fresh(demo)
-    (first, values), = encode(bridge, noise(1))
-    (again, same), = encode(bridge, noise(1))
+    ((first, values),) = encode(bridge, noise(1))
+    ((again, same),) = encode(bridge, noise(1))
     assert (first.receipt.cached, again.receipt.cached) == (False, True)
     assert same is values and again.plan.tiles == ()
     assert cached(encode(bridge, noise(2), noise(2), noise(1))) == [False, True, True]
     assert cached([(p, values) for p in bridge.prepare([noise(1)], anew=True)]) == [False]
-    assert bridge.prepare([noise(1)], Budget(detail="low"))[0].embeddings is None, "another budget is another encoding"
+    assert bridge.prepare([noise(1)], Budget(detail="low"))[0].embeddings is None, (
+        "another budget is another encoding"
+    )
 
 
 def test_twenty_pictures_are_never_mixed_up(demo: Model) -> None:
@@ -75,7 +82,10 @@ def test_equal_bytes_of_another_shape_are_another_picture(demo: Model) -> None:
     grey = [open_picture(np.full((*s, 3), 128, np.uint8)) for s in ((8, 8), (4, 16))]
     found = encode(fresh(demo), *(open_picture(data.reshape(*s, 3)) for s in shapes), *grey)
     assert cached(found) == [False] * 8
-    assert [p.receipt.original_size for p, _ in found] == [(w, h) for h, w in shapes] + [(8, 8), (16, 4)]
+    assert [p.receipt.original_size for p, _ in found] == [(w, h) for h, w in shapes] + [
+        (8, 8),
+        (16, 4),
+    ]
     assert len({p.receipt.sha256 for p, _ in found}) == 8
 
 
@@ -108,12 +118,17 @@ def test_the_oldest_go_when_there_is_too_much(demo: Model, monkeypatch: pytest.M
     assert cached(encode(bridge, noise(0))) == [True]
     assert cached(encode(bridge, noise(1))) == [False]
     monkeypatch.setattr("mtmd.bridge.CACHE_BYTES", 0)
-    assert cached(encode(bridge, noise(7), noise(8), noise(9), noise(7))) == [False, False, False, True]
+    assert cached(encode(bridge, noise(7), noise(8), noise(9), noise(7))) == [
+        False,
+        False,
+        False,
+        True,
+    ]
 
 
 def test_threads_share_the_cache(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     bridge = fresh(demo)
-    one, = bridge.prepare([noise(0)])
+    (one,) = bridge.prepare([noise(0)])
     entries = {f"{i}": replace(one, key=(f"{i}", one.key[1])) for i in range(50)}
     monkeypatch.setattr("mtmd.bridge.CACHE_BYTES", 20 * 32)
     failures: list[Exception] = []
@@ -139,16 +154,22 @@ def test_spans_stand_where_the_markers_are(demo: Model) -> None:
     prepared, values = zip(*encode(bridge, noise(1), noise(2)), strict=True)
     assert bridge.encoder
     family = bridge.encoder.family
-    spans = bridge.spans(bridge.read(f"{family.marker}left{family.marker}", prepared), prepared, values)
+    spans = bridge.spans(
+        bridge.read(f"{family.marker}left{family.marker}", prepared), prepared, values
+    )
     images = [s for s in spans if s.embeddings is not None]
     assert [s.embeddings is None for s in spans] == [True, False, True, False, True]
     image_token = demo.checkpoint.tokenizer.id(family.image_token)
     for span, picture, expected in zip(images, prepared, values, strict=True):
-        assert span.block == family.bidirectional and span.tokens == (image_token,) * picture.plan.tokens
+        assert (
+            span.block == family.bidirectional
+            and span.tokens == (image_token,) * picture.plan.tokens
+        )
         assert span.embeddings is not None and torch.equal(span.embeddings, expected)
     assert images[0].content != images[1].content and all(len(s.content) == 16 for s in images)
     assert [t for s in spans for t in s.tokens] == demo.checkpoint.tokenizer.encode(
-        f"{prepared[0].plan.prompt}left{prepared[1].plan.prompt}")
+        f"{prepared[0].plan.prompt}left{prepared[1].plan.prompt}"
+    )
 
 
 def plan(tokens: int, *grids: tuple[int, int]) -> ImagePlan:
@@ -156,12 +177,21 @@ def plan(tokens: int, *grids: tuple[int, int]) -> ImagePlan:
 
 
 IMAGE = 9
-RUNS: dict[str, tuple[list[ImagePlan], list[int], list[tuple[int | None, int, int]]]] = {  # picture, start, tokens of each piece
+RUNS: dict[
+    str, tuple[list[ImagePlan], list[int], list[tuple[int | None, int, int]]]
+] = {  # picture, start, tokens of each piece
     "one run": ([plan(3)], [1, 9, 9, 9, 2], [(None, 0, 1), (0, 0, 3), (None, 0, 1)]),
     "text between tiles": ([plan(4)], [9, 9, 5, 9, 9], [(0, 0, 2), (None, 0, 1), (0, 2, 2)]),
-    "two pictures side by side": ([plan(2), plan(1)], [9, 9, 9, 4], [(0, 0, 2), (1, 0, 1), (None, 0, 1)]),
-    "grids": ([plan(5, (2, 2), (1, 1)), plan(2, (1, 2))], [9, 9, 9, 9, 7, 9, 9, 9],
-              [(0, 0, 4), (None, 0, 1), (0, 4, 1), (1, 0, 2)]),
+    "two pictures side by side": (
+        [plan(2), plan(1)],
+        [9, 9, 9, 4],
+        [(0, 0, 2), (1, 0, 1), (None, 0, 1)],
+    ),
+    "grids": (
+        [plan(5, (2, 2), (1, 1)), plan(2, (1, 2))],
+        [9, 9, 9, 9, 7, 9, 9, 9],
+        [(0, 0, 4), (None, 0, 1), (0, 4, 1), (1, 0, 2)],
+    ),
 }
 
 
@@ -171,8 +201,10 @@ def test_runs_of_image_tokens(case: str) -> None:
     found = _pieces(tokens, IMAGE, plans)
     assert [(p.picture, p.start, len(p.tokens)) for p in found] == expected
     assert [t for p in found for t in p.tokens] == tokens
-    assert [p.grid for p in found if p.picture is not None] == ([g for pl in plans for g in pl.grids] or [None] * len(
-        [p for p in found if p.picture is not None]))
+    assert [p.grid for p in found if p.picture is not None] == (
+        [g for pl in plans for g in pl.grids]
+        or [None] * len([p for p in found if p.picture is not None])
+    )
 
 
 WRONG: dict[str, tuple[str, int, str]] = {
@@ -191,14 +223,24 @@ def test_templates_that_do_not_fit(case: str, demo: Model) -> None:
     assert bridge.encoder
     family: Any = bridge.encoder.family
     with pytest.raises(PromptError, match=expected):
-        bridge.read(text.format(m=family.marker, t=family.image_token), bridge.prepare([noise(i) for i in range(count)]))
+        bridge.read(
+            text.format(m=family.marker, t=family.image_token),
+            bridge.prepare([noise(i) for i in range(count)]),
+        )
 
 
-@pytest.mark.parametrize(("plans", "tokens", "told"), [
-    ([plan(4, (2, 2))], [9, 9, 5, 9, 9], "2 x 2 image tokens of a picture do not stand together"),
-    ([plan(4)], [9, 9, 9], "fewer image tokens than its 1 pictures take"),
-    ([plan(1)], [9, 9], "image tokens for more than 1 pictures"),
-])
+@pytest.mark.parametrize(
+    ("plans", "tokens", "told"),
+    [
+        (
+            [plan(4, (2, 2))],
+            [9, 9, 5, 9, 9],
+            "2 x 2 image tokens of a picture do not stand together",
+        ),
+        ([plan(4)], [9, 9, 9], "fewer image tokens than its 1 pictures take"),
+        ([plan(1)], [9, 9], "image tokens for more than 1 pictures"),
+    ],
+)
 def test_image_tokens_that_do_not_fit(plans: list[ImagePlan], tokens: list[int], told: str) -> None:
     with pytest.raises(PromptError, match=told):
         _pieces(tokens, IMAGE, plans)

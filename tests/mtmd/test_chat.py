@@ -1,4 +1,7 @@
-"""Chat templates: the same text as transformers, shapes of messages, and templates that mean harm."""
+"""Chat templates: the same text as transformers, shapes of messages, and templates that mean
+harm.
+"""
+
 from __future__ import annotations
 
 import json
@@ -96,9 +99,19 @@ BUSY = """{%- set ns = namespace(n=0, text='', names=[]) -%}
 """
 
 TEXT = [{"role": "user", "content": "  What is <this>?\n"}]
-PARTS = [{"type": "image"}, {"type": "text", "text": " And "}, {"type": "image"}, {"type": "text", "text": "?"}]
+PARTS = [
+    {"type": "image"},
+    {"type": "text", "text": " And "},
+    {"type": "image"},
+    {"type": "text", "text": "?"},
+]
 PICTURES = [{"role": "user", "content": PARTS}]
-LONG = [{"role": "system", "content": "Be brief."}, *TEXT, {"role": "assistant", "content": "A dog. ünï 🎉"}, *PICTURES]
+LONG = [
+    {"role": "system", "content": "Be brief."},
+    *TEXT,
+    {"role": "assistant", "content": "A dog. ünï 🎉"},
+    *PICTURES,
+]
 SPECIAL = {"bos_token": "<bos>", "eos_token": "<eos>"}
 TOOLS = [{"name": "f", "parameters": {"x": [1, 2.5, None, True]}}]
 
@@ -107,10 +120,18 @@ TOOLS = [{"name": "f", "parameters": {"x": [1, 2.5, None, True]}}]
 @pytest.mark.parametrize("extra", [{}, {"enable_thinking": False, "tools": TOOLS}])
 @pytest.mark.parametrize("messages", [TEXT, PICTURES, LONG])
 @pytest.mark.parametrize("source", [GEMMA, CHATML, BUSY])
-def test_same_text_as_transformers(source: str, messages: list[dict[str, object]], extra: dict[str, object], generation: bool) -> None:
+def test_same_text_as_transformers(
+    source: str, messages: list[dict[str, object]], extra: dict[str, object], generation: bool
+) -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
-    expected = render_jinja_template([messages], chat_template=source, add_generation_prompt=generation, **SPECIAL,
-                                     **{"tools": None, "documents": None, **extra})[0][0]
+
+    expected = render_jinja_template(
+        [messages],
+        chat_template=source,
+        add_generation_prompt=generation,
+        **SPECIAL,
+        **{"tools": None, "documents": None, **extra},
+    )[0][0]
     assert ChatTemplate(source, SPECIAL, "t").render(messages, generation, **extra) == expected
     assert len(expected) > 20
 
@@ -118,13 +139,19 @@ def test_same_text_as_transformers(source: str, messages: list[dict[str, object]
 def test_same_text_as_a_tokenizer_of_transformers(tmp_path: Path) -> None:
     import tokenizers
     from transformers import PreTrainedTokenizerFast
-    tokenizers.Tokenizer(tokenizers.models.WordLevel({"<bos>": 0, "<unk>": 1}, unk_token="<unk>")).save(str(tmp_path / "tokenizer.json"))
+
+    tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"<bos>": 0, "<unk>": 1}, unk_token="<unk>")
+    ).save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<bos>"}))
     (tmp_path / "chat_template.jinja").write_text(GEMMA)
     reference = PreTrainedTokenizerFast.from_pretrained(tmp_path)
     expected = reference.apply_chat_template(LONG, tokenize=False, add_generation_prompt=True)
     assert ChatTemplate.from_folder(tmp_path, {"bos_token": "<bos>"}).render(LONG) == expected
-    assert expected.startswith("<bos><start_of_turn>user\nBe brief.\n\nWhat is <this>?<end_of_turn>\n<start_of_turn>model\nA dog.")
+    assert expected.startswith(
+        "<bos><start_of_turn>user\nBe brief.\n\nWhat is "
+        "<this>?<end_of_turn>\n<start_of_turn>model\nA dog."
+    )
 
 
 def test_the_date_is_todays() -> None:
@@ -134,8 +161,16 @@ def test_the_date_is_todays() -> None:
 
 
 PLACES = {
-    "chat_template.jinja": "jinja", "chat_template.json": json.dumps({"chat_template": "json"}),
-    "tokenizer_config.json": json.dumps({"chat_template": [{"name": "rag", "template": "no"}, {"name": "default", "template": "config"}]}),
+    "chat_template.jinja": "jinja",
+    "chat_template.json": json.dumps({"chat_template": "json"}),
+    "tokenizer_config.json": json.dumps(
+        {
+            "chat_template": [
+                {"name": "rag", "template": "no"},
+                {"name": "default", "template": "config"},
+            ]
+        }
+    ),
 }
 
 
@@ -149,19 +184,37 @@ def test_the_places_of_a_template_in_their_order(tmp_path: Path) -> None:
     assert ChatTemplate.from_folder(tmp_path, {}).render(TEXT) == "plain"
 
 
-@pytest.mark.parametrize("config", [None, {}, {"chat_template": None}, {"chat_template": []}, {"chat_template": [{"name": "rag"}]}])
+@pytest.mark.parametrize(
+    "config",
+    [
+        None,
+        {},
+        {"chat_template": None},
+        {"chat_template": []},
+        {"chat_template": [{"name": "rag"}]},
+    ],
+)
 def test_no_template(config: object, tmp_path: Path) -> None:
     if config is not None:
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match=r"no chat template; .* chat_template\.jinja, chat_template\.json and .*tokenizer_config\.json"):
+    with pytest.raises(
+        ModelError,
+        match=r"no chat template; .* chat_template\.jinja, chat_template\.json and .*tokenizer_config\.json",
+    ):
         ChatTemplate.from_folder(tmp_path, {})
 
 
-@pytest.mark.parametrize(("name", "content"), [
-    ("chat_template.jinja", b"\xff\xfe"), ("chat_template.json", b"{"), ("tokenizer_config.json", b"[]"),
-    ("chat_template.json", b"[" * 100_000),
-    ("chat_template.jinja", b"{% if %}"), ("chat_template.jinja", b"x" * 300_000),
-])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("chat_template.jinja", b"\xff\xfe"),
+        ("chat_template.json", b"{"),
+        ("tokenizer_config.json", b"[]"),
+        ("chat_template.json", b"[" * 100_000),
+        ("chat_template.jinja", b"{% if %}"),
+        ("chat_template.jinja", b"x" * 300_000),
+    ],
+)
 def test_broken_files_are_named(name: str, content: bytes, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ModelError, match=name.replace(".", r"\.")) as caught:
@@ -169,26 +222,32 @@ def test_broken_files_are_named(name: str, content: bytes, tmp_path: Path) -> No
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("messages", "where"), [
-    ([], "messages is"),
-    ("hi", "messages is"),
-    ({"role": "user", "content": "x"}, "messages is"),
-    (None, "messages is"),
-    (["hi"], r"messages\[0\] has"),
-    ([*TEXT, {"role": "user"}], r"messages\[1\] has"),
-    ([{"role": "user", "content": "x", "name": "y"}], r"messages\[0\] has the keys"),
-    ([{"role": 5, "content": "x"}], "role 5"),
-    ([{"role": "", "content": "x"}], "role ''"),
-    ([{"role": "user<end_of_turn>", "content": "x"}], "role 'user<"),
-    ([{"role": "user", "content": 5}], "content 5"),
-    ([{"role": "user", "content": None}], "content None"),
-    ([{"role": "user", "content": {"type": "image"}}], r"messages\[0\] has content"),
-    ([{"role": "user", "content": ["x"]}], r"messages\[0\].content\[0\] is 'x'"),
-    ([{"role": "user", "content": [{"type": "image"}, {"type": "text"}]}], r"messages\[0\].content\[1\] is"),
-    ([{"role": "user", "content": [{"type": "text", "text": 5}]}], "content"),
-    ([{"role": "user", "content": [{"type": "video"}]}], "video"),
-    ([{"role": "user", "content": [{"type": "image", "url": "x"}]}], "url"),
-])
+@pytest.mark.parametrize(
+    ("messages", "where"),
+    [
+        ([], "messages is"),
+        ("hi", "messages is"),
+        ({"role": "user", "content": "x"}, "messages is"),
+        (None, "messages is"),
+        (["hi"], r"messages\[0\] has"),
+        ([*TEXT, {"role": "user"}], r"messages\[1\] has"),
+        ([{"role": "user", "content": "x", "name": "y"}], r"messages\[0\] has the keys"),
+        ([{"role": 5, "content": "x"}], "role 5"),
+        ([{"role": "", "content": "x"}], "role ''"),
+        ([{"role": "user<end_of_turn>", "content": "x"}], "role 'user<"),
+        ([{"role": "user", "content": 5}], "content 5"),
+        ([{"role": "user", "content": None}], "content None"),
+        ([{"role": "user", "content": {"type": "image"}}], r"messages\[0\] has content"),
+        ([{"role": "user", "content": ["x"]}], r"messages\[0\].content\[0\] is 'x'"),
+        (
+            [{"role": "user", "content": [{"type": "image"}, {"type": "text"}]}],
+            r"messages\[0\].content\[1\] is",
+        ),
+        ([{"role": "user", "content": [{"type": "text", "text": 5}]}], "content"),
+        ([{"role": "user", "content": [{"type": "video"}]}], "video"),
+        ([{"role": "user", "content": [{"type": "image", "url": "x"}]}], "url"),
+    ],
+)
 def test_messages_of_another_shape(messages: object, where: str) -> None:
     with pytest.raises(PromptError, match=where) as caught:
         ChatTemplate(CHATML, {}, "t").render(messages)
@@ -196,18 +255,27 @@ def test_messages_of_another_shape(messages: object, where: str) -> None:
 
 
 def test_a_template_that_refuses_gives_its_reason() -> None:
-    with pytest.raises(PromptError, match="the chat template refuses these messages: Conversation roles must alternate"):
+    with pytest.raises(
+        PromptError,
+        match="the chat template refuses these messages: Conversation roles must alternate",
+    ):
         ChatTemplate(GEMMA, SPECIAL, "t").render([*TEXT, *TEXT])
 
 
 def test_a_template_that_fails_says_which_and_why() -> None:
-    with pytest.raises(PromptError, match=r"^t cannot render these messages: UndefinedError: 'nothing' is undefined"):
+    with pytest.raises(
+        PromptError,
+        match=r"^t cannot render these messages: UndefinedError: 'nothing' is undefined",
+    ):
         ChatTemplate("{{ nothing.at.all }}", {}, "t").render(TEXT)
 
 
 def test_variables_are_json() -> None:
     template = ChatTemplate("{{ x }}", {}, "t")
-    assert template.render(TEXT, x=[1, "a", None, {"b": (2.5, True)}]) == "[1, 'a', None, {'b': [2.5, True]}]"
+    assert (
+        template.render(TEXT, x=[1, "a", None, {"b": (2.5, True)}])
+        == "[1, 'a', None, {'b': [2.5, True]}]"
+    )
     with pytest.raises(PromptError, match="'x' holds a PosixPath"):
         template.render(TEXT, x=[Path("a")])
 
@@ -220,21 +288,35 @@ def test_messages_are_not_changed_and_rendering_twice_gives_the_same() -> None:
 
 
 def test_long_conversations_are_within_the_limits() -> None:
-    messages = [{"role": "user" if n % 2 == 0 else "assistant", "content": "word " * 1000} for n in range(1000)]
+    messages = [
+        {"role": "user" if n % 2 == 0 else "assistant", "content": "word " * 1000}
+        for n in range(1000)
+    ]
     assert len(ChatTemplate(GEMMA, SPECIAL, "t").render(messages)) > 4_900_000
-    assert len(ChatTemplate(GEMMA, SPECIAL, "t").render([{"role": "user", "content": "x" * 4_000_000}])) > 4_000_000
+    assert (
+        len(
+            ChatTemplate(GEMMA, SPECIAL, "t").render([{"role": "user", "content": "x" * 4_000_000}])
+        )
+        > 4_000_000
+    )
 
 
 DOUBLING = "{% set ns = namespace(x=X, y=X) %}{% for i in range(60) %}STEP{% endfor %}END"
 A = "{% set a = 'a' * 1000000 %}"
 HARM = {
     "long range": "{% for i in range(1000000000) %}x{% endfor %}",
-    "nested loops": "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
-    "nested loops over a variable": "{% set r = range(100000)|list %}{% for a in r %}{% for b in r %}{% endfor %}{% endfor %}",
-    "text in loops": "{% for i in range(100000) %}{% for j in range(100000) %}some text{% endfor %}{% endfor %}",
-    "text in a set block": "{% set x %}{% for i in range(20000) %}" + "text" * 50_000 + "{% endfor %}{% endset %}",
-    "text in a recursive loop": "{% set x %}{% for i in [1] recursive %}" + "text" * 50_000
-        + "{% if loop.depth == 1 %}{{ loop(range(20000)) }}{% endif %}{% endfor %}{% endset %}",
+    "nested loops": "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor "
+    "%}",
+    "nested loops over a variable": "{% set r = range(100000)|list %}{% for a in r %}{% for b in r "
+    "%}{% endfor %}{% endfor %}",
+    "text in loops": "{% for i in range(100000) %}{% for j in range(100000) %}some text{% endfor "
+    "%}{% endfor %}",
+    "text in a set block": "{% set x %}{% for i in range(20000) %}"
+    + "text" * 50_000
+    + "{% endfor %}{% endset %}",
+    "text in a recursive loop": "{% set x %}{% for i in [1] recursive %}"
+    + "text" * 50_000
+    + "{% if loop.depth == 1 %}{{ loop(range(20000)) }}{% endif %}{% endfor %}{% endset %}",
     "string times": "{{ 'a' * 10 ** 10 }}",
     "times string": "{{ 10 ** 10 * 'a' }}",
     "list times": "{% set x = [1] * 10 ** 10 %}",
@@ -242,15 +324,27 @@ HARM = {
     "power": "{{ 10 ** (10 ** 10) }}",
     "squares": DOUBLING.replace("X", "10").replace("STEP", "{% set ns.x = ns.x * ns.x %}"),
     "sums": DOUBLING.replace("X", "'ab'").replace("STEP", "{% set ns.x = ns.x + ns.x %}"),
-    "joins": DOUBLING.replace("X", "'ab'").replace("STEP", "{% set ns.x = " + " ~ ".join(["ns.x"] * 100) + " %}"),
-    "set blocks": DOUBLING.replace("X", "'ab'").replace("STEP", "{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = y %}"),
-    "lists": DOUBLING.replace("X", "[1]").replace("STEP", "{% set ns.x = [ns.x, ns.x] %}").replace("END", "{{ ns.x }}"),
-    "dicts": DOUBLING.replace("X", "1").replace("STEP", "{% set ns.x = {'a': ns.x, 'b': ns.x} %}").replace("END", "{{ ns.x|tojson }}"),
-    "dict calls": DOUBLING.replace("X", "1").replace("STEP", "{% set ns.x = dict(a=ns.x, b=ns.x) %}").replace("END", "{{ ns.x|string }}"),
-    "compared":
-        DOUBLING.replace("X", "[1]").replace("STEP", "{% set ns.x = [ns.x, ns.x] %}{% set ns.y = [ns.y, ns.y] %}")
-        .replace("END", "{{ ns.x == ns.y }}"),
-    "kept": A + "{% set ns = namespace(p='') %}{% for i in range(100000) %}{% set ns.p = namespace(p=ns.p, b=a + i|string) %}{% endfor %}",
+    "joins": DOUBLING.replace("X", "'ab'").replace(
+        "STEP", "{% set ns.x = " + " ~ ".join(["ns.x"] * 100) + " %}"
+    ),
+    "set blocks": DOUBLING.replace("X", "'ab'").replace(
+        "STEP", "{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = y %}"
+    ),
+    "lists": DOUBLING.replace("X", "[1]")
+    .replace("STEP", "{% set ns.x = [ns.x, ns.x] %}")
+    .replace("END", "{{ ns.x }}"),
+    "dicts": DOUBLING.replace("X", "1")
+    .replace("STEP", "{% set ns.x = {'a': ns.x, 'b': ns.x} %}")
+    .replace("END", "{{ ns.x|tojson }}"),
+    "dict calls": DOUBLING.replace("X", "1")
+    .replace("STEP", "{% set ns.x = dict(a=ns.x, b=ns.x) %}")
+    .replace("END", "{{ ns.x|string }}"),
+    "compared": DOUBLING.replace("X", "[1]")
+    .replace("STEP", "{% set ns.x = [ns.x, ns.x] %}{% set ns.y = [ns.y, ns.y] %}")
+    .replace("END", "{{ ns.x == ns.y }}"),
+    "kept": A
+    + "{% set ns = namespace(p='') %}{% for i in range(100000) %}{% set ns.p = namespace(p=ns.p, "
+    "b=a + i|string) %}{% endfor %}",
     "center": "{{ 'a'|center(10 ** 10) }}",
     "ljust": "{{ 'a'.ljust(10 ** 10) }}",
     "zfill": "{{ 'a'.zfill(10 ** 10) }}",
@@ -274,12 +368,16 @@ HARM = {
     "tojson indent": "{{ [[1]]|tojson(indent=10000000000) }}",
     "tojson separators": A + "{{ (range(100000)|list)|tojson(separators=(a, a)) }}",
     "macro": "{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}",
-    "macro tree": "{% macro m(n) %}xxxx{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+    "macro tree": "{% macro m(n) %}xxxx{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% "
+    "endmacro %}{{ m(60) }}",
     "block": "{% block a %}{{ self.a() }}{% endblock %}",
     "recursive loop": "{% for i in [1] recursive %}{{ loop([1]) }}{% endfor %}",
-    "outputs in a set block": "{% set a = 'a' * 4000000 %}{% set x %}" + "{{ a }}" * 2000 + "{% endset %}",
+    "outputs in a set block": "{% set a = 'a' * 4000000 %}{% set x %}"
+    + "{{ a }}" * 2000
+    + "{% endset %}",
     "much text": "{{ 'a' * 4000000 }}" * 5,
-    "slices": "{% set a = 'a' * 4000000 %}{% for i in range(100000) %}{% set b = a[1:] %}{% endfor %}",
+    "slices": "{% set a = 'a' * 4000000 %}{% for i in range(100000) %}{% set b = a[1:] %}{% endfor "
+    "%}",
     "class": "{{ ''.__class__.__mro__ }}",
     "append": "{{ messages.append(1) }}",
     "update": "{{ messages[0].update({'role': 'system'}) }}",
@@ -294,7 +392,9 @@ HARM = {
 
 @pytest.fixture(scope="module")
 def harm_outcomes() -> Iterator[dict[str, list[object]]]:
-    """Every harmful template, in a process that may take 2 GB of address space, so that one that gets through does no harm here."""
+    """Every harmful template, in a process that may take 2 GB of address space, so that one that
+    gets through does no harm here.
+    """
     program = f"""
 import json, resource, sys, time
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
@@ -310,14 +410,20 @@ for name, source in json.load(sys.stdin).items():
 # Not ru_maxrss: that counts the parent too, from before exec.
 print(json.dumps(["peak", int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]), 0]))
 """
-    result = subprocess.run([sys.executable, "-c", program], input=json.dumps(HARM), capture_output=True, text=True, timeout=300,
-                            check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        input=json.dumps(HARM),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     yield {line[0]: line[1:] for line in map(json.loads, result.stdout.splitlines())}
 
 
 @pytest.mark.parametrize("name", HARM)
 def test_a_harmful_template_is_stopped(name: str, harm_outcomes: dict[str, list[object]]) -> None:
-    outcome, = harm_outcomes[name]
+    (outcome,) = harm_outcomes[name]
     assert outcome.startswith("ModelError: t ") and "MemoryError" not in outcome
     assert "\n" not in outcome and len(outcome) < 500
 
@@ -327,19 +433,25 @@ def test_harmful_templates_take_little_memory(harm_outcomes: dict[str, list[obje
 
 
 def test_namespaces_that_refer_to_each_other_print_shortly() -> None:
-    source = "{% set ns = namespace(p='') %}{% for i in range(60) %}{% set ns.p = namespace(a=ns.p, b=ns.p) %}{% endfor %}{{ ns.p }}"
+    source = (
+        "{% set ns = namespace(p='') %}{% for i in range(60) %}{% set ns.p = namespace(a=ns.p, "
+        "b=ns.p) %}{% endfor %}{{ ns.p }}"
+    )
     assert ChatTemplate(source, {}, "t").render(TEXT) == "<namespace>"
 
 
-@pytest.mark.parametrize("source", [
-    "{{ raise_exception.__globals__ }}",
-    "{{ ''['__class__'] }}",
-    "{{ '{0.__class__}'.format(1) }}",
-    "{{ messages|map(attribute='__class__')|first }}",
-    "{{ messages|map(attribute='__class__')|join }}",
-    "{{ messages|join(attribute='__class__') }}",
-    "{{ namespace.__init__ }}",
-])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ raise_exception.__globals__ }}",
+        "{{ ''['__class__'] }}",
+        "{{ '{0.__class__}'.format(1) }}",
+        "{{ messages|map(attribute='__class__')|first }}",
+        "{{ messages|map(attribute='__class__')|join }}",
+        "{{ messages|join(attribute='__class__') }}",
+        "{{ namespace.__init__ }}",
+    ],
+)
 def test_pythons_insides_cannot_be_reached(source: str) -> None:
     try:
         assert ChatTemplate(source, {}, "t").render(TEXT) == ""

@@ -1,4 +1,5 @@
 """Options: what is taken, what is refused, and that a refusal says what was found and expected."""
+
 from __future__ import annotations
 
 import math
@@ -12,33 +13,95 @@ from mtmd.kernels.errors import OptionError
 from mtmd.llm.sampling import Sampling
 
 GOOD: list[tuple[type, dict[str, Any]]] = [
-    (AnswerOptions, {}), (LoadOptions, {}),
-    (AnswerOptions, {"max_tokens": 1, "temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0, "repetition_penalty": 1, "seed": None}),
-    (AnswerOptions, {"max_tokens": 1 << 20, "temperature": 100, "top_p": 0.5, "min_p": 1.0, "repetition_penalty": 0.01, "seed": 2**63 - 1}),
+    (AnswerOptions, {}),
+    (LoadOptions, {}),
+    (
+        AnswerOptions,
+        {
+            "max_tokens": 1,
+            "temperature": 0,
+            "top_k": 0,
+            "top_p": 1,
+            "min_p": 0,
+            "repetition_penalty": 1,
+            "seed": None,
+        },
+    ),
+    (
+        AnswerOptions,
+        {
+            "max_tokens": 1 << 20,
+            "temperature": 100,
+            "top_p": 0.5,
+            "min_p": 1.0,
+            "repetition_penalty": 0.01,
+            "seed": 2**63 - 1,
+        },
+    ),
     (AnswerOptions, {"stop": ["a", "\n"], "ignore_eos": True}),
-    (LoadOptions, {"device": "cuda:3", "dtype": "bf16", "flash_attn": "off", "threads": 1, "context": 16}),
+    (
+        LoadOptions,
+        {"device": "cuda:3", "dtype": "bf16", "flash_attn": "off", "threads": 1, "context": 16},
+    ),
     (LoadOptions, {"threads": None, "context": None, "override_tensor": [], "refuse": ()}),
 ]
 BAD: list[tuple[str, Any, str]] = [
-    ("max_tokens", 0, "integer from 1"), ("max_tokens", -3, "integer from 1"), ("max_tokens", None, "integer from 1"),
-    ("max_tokens", 2.0, "integer"), ("max_tokens", "5", "integer"), ("max_tokens", True, "integer"), ("max_tokens", 10**400, "1048576"),
-    ("temperature", math.nan, "1e-05 to 100, or 0"), ("temperature", -1, "number from 1e-05"), ("temperature", 1e-6, "or 0 (greedy)"),
-    ("temperature", True, "number"), ("temperature", math.inf, "number"),
-    ("temperature", "1", "number"), ("temperature", None, "number"), ("temperature", 10**400, "number"),
-    ("top_k", -1, "integer from 0"), ("top_k", 1.5, "integer"), ("top_k", np.float64(3), "integer"),
-    ("top_p", 2, "above 0, at most 1"), ("top_p", 0, "above 0"), ("top_p", -0.1, "number"), ("min_p", np.bool_(True), "number"),
-    ("min_p", 1.01, "number from 0 to 1"), ("min_p", math.nan, "number"), ("repetition_penalty", 0, "number from 0.01"),
-    ("seed", -1, "integer from 0"), ("seed", 2**63, "9223372036854775807"), ("seed", "x", "integer"),
-    ("ignore_eos", 1, "true or false"), ("ignore_eos", "no", "true or false"), ("ignore_eos", None, "true or false"),
-    ("stop", "", "not empty"), ("stop", ["a", ""], "not empty"), ("stop", 5, "list of texts"), ("stop", None, "list of texts"),
-    ("stop", [b"x"], "a text"), ("stop", {"a": 1}, "list of texts"),
-    ("dtype", "int3", "auto, bf16, fp32"), ("dtype", None, "auto, bf16, fp32"), ("dtype", ["bf16"], "auto"), ("dtype", np.zeros(3), "auto"),
-    ("flash_attn", "maybe", "auto, on, off"), ("flash_attn", True, "auto, on, off"),
-    ("device", "", "not empty"), ("device", None, "a text"), ("device", 0, "a text"),
-    ("override_tensor", 3, "list of texts"), ("override_tensor", [None], "a text"), ("refuse", 3, "list of texts"),
+    ("max_tokens", 0, "integer from 1"),
+    ("max_tokens", -3, "integer from 1"),
+    ("max_tokens", None, "integer from 1"),
+    ("max_tokens", 2.0, "integer"),
+    ("max_tokens", "5", "integer"),
+    ("max_tokens", True, "integer"),
+    ("max_tokens", 10**400, "1048576"),
+    ("temperature", math.nan, "1e-05 to 100, or 0"),
+    ("temperature", -1, "number from 1e-05"),
+    ("temperature", 1e-6, "or 0 (greedy)"),
+    ("temperature", True, "number"),
+    ("temperature", math.inf, "number"),
+    ("temperature", "1", "number"),
+    ("temperature", None, "number"),
+    ("temperature", 10**400, "number"),
+    ("top_k", -1, "integer from 0"),
+    ("top_k", 1.5, "integer"),
+    ("top_k", np.float64(3), "integer"),
+    ("top_p", 2, "above 0, at most 1"),
+    ("top_p", 0, "above 0"),
+    ("top_p", -0.1, "number"),
+    ("min_p", np.bool_(True), "number"),
+    ("min_p", 1.01, "number from 0 to 1"),
+    ("min_p", math.nan, "number"),
+    ("repetition_penalty", 0, "number from 0.01"),
+    ("seed", -1, "integer from 0"),
+    ("seed", 2**63, "9223372036854775807"),
+    ("seed", "x", "integer"),
+    ("ignore_eos", 1, "true or false"),
+    ("ignore_eos", "no", "true or false"),
+    ("ignore_eos", None, "true or false"),
+    ("stop", "", "not empty"),
+    ("stop", ["a", ""], "not empty"),
+    ("stop", 5, "list of texts"),
+    ("stop", None, "list of texts"),
+    ("stop", [b"x"], "a text"),
+    ("stop", {"a": 1}, "list of texts"),
+    ("dtype", "int3", "auto, bf16, fp32"),
+    ("dtype", None, "auto, bf16, fp32"),
+    ("dtype", ["bf16"], "auto"),
+    ("dtype", np.zeros(3), "auto"),
+    ("flash_attn", "maybe", "auto, on, off"),
+    ("flash_attn", True, "auto, on, off"),
+    ("device", "", "not empty"),
+    ("device", None, "a text"),
+    ("device", 0, "a text"),
+    ("override_tensor", 3, "list of texts"),
+    ("override_tensor", [None], "a text"),
+    ("refuse", 3, "list of texts"),
     ("refuse", [""], "not empty"),
-    ("threads", 0, "integer from 1"), ("threads", 10**6, "1024"), ("threads", 1.0, "integer"),
-    ("context", 15, "integer from 16"), ("context", -1, "integer"), ("context", "8k", "integer"),
+    ("threads", 0, "integer from 1"),
+    ("threads", 10**6, "1024"),
+    ("threads", 1.0, "integer"),
+    ("context", 15, "integer from 16"),
+    ("context", -1, "integer"),
+    ("context", "8k", "integer"),
 ]
 
 
@@ -54,13 +117,19 @@ def test_refused_with_found_and_expected(name: str, value: Any, expected: str) -
     with pytest.raises(OptionError) as caught:
         split_options({name: value})
     message = str(caught.value)
-    assert message.startswith(f"{name}: found ") and "expected" in message and expected in message.split("expected", 1)[1]
+    assert (
+        message.startswith(f"{name}: found ")
+        and "expected" in message
+        and expected in message.split("expected", 1)[1]
+    )
     assert message.isprintable() and len(message) < 250
 
 
 @pytest.mark.parametrize("kind", [LoadOptions, AnswerOptions])
 def test_an_unknown_option_is_told_with_those_there_are(kind: type) -> None:
-    with pytest.raises(OptionError, match=r"option 'max_token' is not known; expected one of \w+(, \w+)+$"):
+    with pytest.raises(
+        OptionError, match=r"option 'max_token' is not known; expected one of \w+(, \w+)+$"
+    ):
         options(kind, {"max_token": 3})
 
 
@@ -70,7 +139,9 @@ def test_options_of_the_other_kind_are_unknown() -> None:
 
 
 def test_split() -> None:
-    load, answer = split_options({"dtype": "fp32", "max_tokens": 3, "override_tensor": "a=cpu", "stop": "x"})
+    load, answer = split_options(
+        {"dtype": "fp32", "max_tokens": 3, "override_tensor": "a=cpu", "stop": "x"}
+    )
     assert load == LoadOptions(dtype="fp32", override_tensor=("a=cpu",))
     assert answer == AnswerOptions(max_tokens=3, stop=("x",))
     with pytest.raises(OptionError, match=r"'colour' is not known.*device.*max_tokens"):
@@ -84,19 +155,50 @@ def test_a_number_too_long_to_print() -> None:
 
 
 def test_numpy_scalars_are_the_numbers_they_hold() -> None:
-    found = AnswerOptions(max_tokens=np.int64(3), temperature=np.float64(0.5), top_k=np.int32(4), top_p=np.float32(0.5),
-                          min_p=np.float16(0.25), repetition_penalty=np.float64(1.5), seed=np.uint8(7))
-    assert found == AnswerOptions(max_tokens=3, temperature=0.5, top_k=4, top_p=0.5, min_p=0.25, repetition_penalty=1.5, seed=7)
-    assert {type(v) for v in (found.max_tokens, found.top_k, found.seed)} == {int}, "as JSON takes them"
-    assert {type(v) for v in (found.temperature, found.top_p, found.min_p, found.repetition_penalty)} == {float}
-    assert LoadOptions(threads=np.int64(2), context=np.int16(64)) == LoadOptions(threads=2, context=64)
+    found = AnswerOptions(
+        max_tokens=np.int64(3),
+        temperature=np.float64(0.5),
+        top_k=np.int32(4),
+        top_p=np.float32(0.5),
+        min_p=np.float16(0.25),
+        repetition_penalty=np.float64(1.5),
+        seed=np.uint8(7),
+    )
+    assert found == AnswerOptions(
+        max_tokens=3,
+        temperature=0.5,
+        top_k=4,
+        top_p=0.5,
+        min_p=0.25,
+        repetition_penalty=1.5,
+        seed=7,
+    )
+    assert {type(v) for v in (found.max_tokens, found.top_k, found.seed)} == {int}, (
+        "as JSON takes them"
+    )
+    assert {
+        type(v) for v in (found.temperature, found.top_p, found.min_p, found.repetition_penalty)
+    } == {float}
+    assert LoadOptions(threads=np.int64(2), context=np.int16(64)) == LoadOptions(
+        threads=2, context=64
+    )
 
 
-SAMPLING = {"temperature": [0, 1e-6, 1e-5, 100, 101, -1, math.inf, math.nan, True, "1"], "top_k": [0, 1 << 25, 1 << 31, -1, 1.0],
-            "top_p": [0, 1e-9, 1, 1.1], "min_p": [0, 1, 1.1], "repetition_penalty": [0.01, 100, 0, 101], "seed": [None, 0, 1 << 63, -1]}
+SAMPLING = {
+    "temperature": [0, 1e-6, 1e-5, 100, 101, -1, math.inf, math.nan, True, "1"],
+    "top_k": [0, 1 << 25, 1 << 31, -1, 1.0],
+    "top_p": [0, 1e-9, 1, 1.1],
+    "min_p": [0, 1, 1.1],
+    "repetition_penalty": [0.01, 100, 0, 101],
+    "seed": [None, 0, 1 << 63, -1],
+}
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in SAMPLING.items() for value in values], ids=str)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(name, value) for name, values in SAMPLING.items() for value in values],
+    ids=str,
+)
 def test_what_the_sampler_takes_is_what_an_answer_takes(name: str, value: Any) -> None:
     told = []
     for kind in (AnswerOptions, Sampling):
@@ -108,4 +210,6 @@ def test_what_the_sampler_takes_is_what_an_answer_takes(name: str, value: Any) -
 
 
 def test_options_can_be_keys() -> None:
-    assert len({LoadOptions(refuse=["a"]), LoadOptions(refuse=("a",)), LoadOptions(refuse="a")}) == 1
+    assert (
+        len({LoadOptions(refuse=["a"]), LoadOptions(refuse=("a",)), LoadOptions(refuse="a")}) == 1
+    )

@@ -1,4 +1,5 @@
 """Which type of numbers a model gets where none was asked for."""
+
 from __future__ import annotations
 
 import pytest
@@ -8,10 +9,23 @@ from mtmd import device
 from mtmd.kernels.backends import Cpu
 
 
-@pytest.mark.parametrize(("asked", "weight_bytes", "has_bf16", "chosen"), [
-    ("auto", 1 << 20, True, torch.float32), ("auto", 1 << 30, True, torch.bfloat16), ("auto", 1 << 30, False, torch.float32),
-    ("fp32", 1 << 30, True, torch.float32), ("bf16", 1, False, torch.bfloat16)])
-def test_dtype_on_a_cpu(asked: str, weight_bytes: int, has_bf16: bool, chosen: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("asked", "weight_bytes", "has_bf16", "chosen"),
+    [
+        ("auto", 1 << 20, True, torch.float32),
+        ("auto", 1 << 30, True, torch.bfloat16),
+        ("auto", 1 << 30, False, torch.float32),
+        ("fp32", 1 << 30, True, torch.float32),
+        ("bf16", 1, False, torch.bfloat16),
+    ],
+)
+def test_dtype_on_a_cpu(
+    asked: str,
+    weight_bytes: int,
+    has_bf16: bool,
+    chosen: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(device, "_multiplies_bf16", lambda: has_bf16)
     assert device.choose_dtype(asked, Cpu(), weight_bytes) == chosen
 

@@ -1,4 +1,7 @@
-"""That the model saw this picture: forty different ones asked about in one service, at once and with cache hits, forty right answers."""
+"""That the model saw this picture: forty different ones asked about in one service, at once and
+with cache hits, forty right answers.
+"""
+
 from __future__ import annotations
 
 import random
@@ -21,8 +24,17 @@ def test_forty_right_answers_twice() -> None:
     for turn in (1, 2):
         order = random.Random(turn).sample(range(40), 40)
         # The second time as an array of the same pixels: another kind of source, the same picture.
-        tickets = {n: service.submit([user_message(np.asarray(drawn[n][0].convert("RGB")) if turn == 2 else drawn[n][0],
-                                                   "Describe the image.")]) for n in order}
+        tickets = {
+            n: service.submit(
+                [
+                    user_message(
+                        np.asarray(drawn[n][0].convert("RGB")) if turn == 2 else drawn[n][0],
+                        "Describe the image.",
+                    )
+                ]
+            )
+            for n in order
+        }
         for n, ticket in tickets.items():
             *_, last = ticket
             assert isinstance(last, Finished)
@@ -43,5 +55,9 @@ def test_the_same_pixels_in_another_size_or_mode_share_nothing_wrong() -> None:
         sha.add(last.answer.receipt.images[0].sha256)
     assert len(sha) == 4
     *_, again = service.submit([user_message(image, "Describe the image.")])
-    assert isinstance(again, Finished) and again.answer.receipt.images[0].cached and again.answer.text == describe(facts)
+    assert (
+        isinstance(again, Finished)
+        and again.answer.receipt.images[0].cached
+        and again.answer.text == describe(facts)
+    )
     service.close()

@@ -1,4 +1,5 @@
 """Importing mtmd and asking it for help costs nothing heavy."""
+
 from __future__ import annotations
 
 import json
@@ -11,7 +12,17 @@ import pytest
 import mtmd
 
 PICTURE = Path(__file__).parents[2] / "examples" / "one.png"
-HEAVY = ("torch", "numpy", "PIL", "tokenizers", "safetensors", "jinja2", "huggingface_hub", "triton", "transformers")
+HEAVY = (
+    "torch",
+    "numpy",
+    "PIL",
+    "tokenizers",
+    "safetensors",
+    "jinja2",
+    "huggingface_hub",
+    "triton",
+    "transformers",
+)
 CALL = """
 import contextlib, io, json, sys
 {code}
@@ -30,13 +41,35 @@ assert out.getvalue().count({told!r}) == len({calls}), out.getvalue()
 """
 CASES = {
     "import": "import mtmd; assert mtmd.__version__",
-    "errors": "from mtmd import ImageError, ModelError, MtmdError, OptionError, PlacementError, PromptError",
-    "help": HELP.format(calls=[["--help"], ["describe", "-h"], ["warmup", "--help"], ["dump", "--help"]], code=0, told="usage: mtmd"),
-    "options out of range": HELP.format(code=2, told=", expected ", calls=[
-        ["describe", "a.png", "--top-p", "2"], ["describe", "a.png", "--top-p", "0"], ["describe", "a.png", "--temperature", "1e-6"],
-        ["describe", "a.png", "--threads", "0"], ["warmup", "--dtype", "x"]]),
-    "mistakes": HELP.format(calls=[[], ["fly"], ["describe"], ["describe", "a.png", "--top-k", "x"], ["warmup", "--fast"]], code=2,
-                            told="see 'mtmd"),
+    "errors": "from mtmd import ImageError, ModelError, MtmdError, OptionError, PlacementError, "
+    "PromptError",
+    "help": HELP.format(
+        calls=[["--help"], ["describe", "-h"], ["warmup", "--help"], ["dump", "--help"]],
+        code=0,
+        told="usage: mtmd",
+    ),
+    "options out of range": HELP.format(
+        code=2,
+        told=", expected ",
+        calls=[
+            ["describe", "a.png", "--top-p", "2"],
+            ["describe", "a.png", "--top-p", "0"],
+            ["describe", "a.png", "--temperature", "1e-6"],
+            ["describe", "a.png", "--threads", "0"],
+            ["warmup", "--dtype", "x"],
+        ],
+    ),
+    "mistakes": HELP.format(
+        calls=[
+            [],
+            ["fly"],
+            ["describe"],
+            ["describe", "a.png", "--top-k", "x"],
+            ["warmup", "--fast"],
+        ],
+        code=2,
+        told="see 'mtmd",
+    ),
 }
 
 
@@ -50,9 +83,19 @@ def test_nothing_heavy_is_imported(case: str) -> None:
 
 
 def test_an_answer_does_not_load_the_compiler() -> None:
-    """torch's compiler and its symbolic shapes take longer to import than an answer of the demo model takes."""
-    code = CALL.format(code=f"from mtmd import describe; describe({str(PICTURE)!r}, max_tokens=2, threads=1)",
-                       heavy=("torch._dynamo", "torch._inductor", "torch.fx.experimental.symbolic_shapes", "sympy", "triton"))
+    """torch's compiler and its symbolic shapes take longer to import than an answer of the demo
+    model takes.
+    """
+    code = CALL.format(
+        code=f"from mtmd import describe; describe({str(PICTURE)!r}, max_tokens=2, threads=1)",
+        heavy=(
+            "torch._dynamo",
+            "torch._inductor",
+            "torch.fx.experimental.symbolic_shapes",
+            "sympy",
+            "triton",
+        ),
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == []
@@ -62,7 +105,11 @@ def test_every_public_name_is_there() -> None:
     assert sorted(mtmd.__all__) == mtmd.__all__ and set(mtmd.__all__) <= set(dir(mtmd))
     for name in mtmd.__all__:
         value = getattr(mtmd, name)
-        assert value == "Progress | TextPiece | Finished" if name == "Event" else value.__name__ == name
+        assert (
+            value == "Progress | TextPiece | Finished"
+            if name == "Event"
+            else value.__name__ == name
+        )
     errors = [getattr(mtmd, name) for name in mtmd.__all__ if name.endswith("Error")]
     assert len(errors) == 8 and all(issubclass(e, mtmd.MtmdError) for e in errors)
 

@@ -1,4 +1,5 @@
 """What a user may call an image, and what is refused before a byte of it is read."""
+
 from __future__ import annotations
 
 import io
@@ -38,7 +39,18 @@ def refusal(source, *args, **kwargs) -> str:
 def test_every_kind_of_source_gives_the_same_picture(png):
     data = png.read_bytes()
     with png.open("rb") as file, Image.open(png) as image, png.open("rb", buffering=0) as raw:
-        sources = [png, str(png), data, bytearray(data), memoryview(data), io.BytesIO(data), file, raw, image, PIXELS]
+        sources = [
+            png,
+            str(png),
+            data,
+            bytearray(data),
+            memoryview(data),
+            io.BytesIO(data),
+            file,
+            raw,
+            image,
+            PIXELS,
+        ]
         pictures = [load_image(source) for source in sources]
         assert not file.closed
         assert image.getpixel((0, 0)) == tuple(PIXELS[0, 0])
@@ -55,7 +67,10 @@ def test_an_open_file_is_read_from_where_it_stands(png):
 
 @pytest.mark.parametrize("address", ["http://a.example/b.png", "HTTPS://a.example/b.png"])
 def test_web_addresses_are_refused(address):
-    assert "found a web address, expected a file; addresses are not fetched: download the picture" in refusal(address)
+    assert (
+        "found a web address, expected a file; addresses are not fetched: download the picture"
+        in refusal(address)
+    )
 
 
 def test_data_urls_are_refused_without_repeating_them():
@@ -86,7 +101,10 @@ def test_pipes_sockets_and_devices_are_refused_without_waiting(tmp_path, monkeyp
     thread.start()
     thread.join(timeout=5)
     assert answers
-    assert "pipe: found a pipe, expected a picture file; save its content to a file first" in answers[0]
+    assert (
+        "pipe: found a pipe, expected a picture file; save its content to a file first"
+        in answers[0]
+    )
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("socket")
         assert "found a socket" in refusal("socket")
@@ -148,5 +166,7 @@ def test_what_has_no_name_is_called_as_told(png):
 
 @pytest.mark.parametrize("stranger", [3, None, object(), {"a": 1}])
 def test_strangers_are_refused(stranger):
-    assert f"found an object of type {type(stranger).__name__}, expected a path, bytes" in refusal(stranger)
+    assert f"found an object of type {type(stranger).__name__}, expected a path, bytes" in refusal(
+        stranger
+    )
     assert "found an array of float64" in refusal(np.zeros((2, 2)))

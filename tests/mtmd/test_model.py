@@ -1,4 +1,5 @@
 """The Python API: `describe`, `load`, `Model` and its stream of events."""
+
 from __future__ import annotations
 
 import io
@@ -16,7 +17,14 @@ from PIL import Image
 import mtmd.loading as model_module
 from mtmd.conversation import user_message
 from mtmd.events import Answer, Finished, Progress, TextPiece
-from mtmd.kernels.errors import ImageError, ModelError, MtmdError, OptionError, PlacementError, PromptError
+from mtmd.kernels.errors import (
+    ImageError,
+    ModelError,
+    MtmdError,
+    OptionError,
+    PlacementError,
+    PromptError,
+)
 from mtmd.loading import describe, load
 from mtmd.model import Model
 
@@ -37,7 +45,16 @@ def test_the_easiest_question(demo: Model, world: dict[int, Path]) -> None:
 def test_every_kind_of_image(one: Path) -> None:
     with Image.open(one) as image:
         pixels = np.asarray(image.convert("RGB"))
-        sources = [one, str(one), one.read_bytes(), io.BytesIO(one.read_bytes()), image, pixels, [one], (pixels,)]
+        sources = [
+            one,
+            str(one),
+            one.read_bytes(),
+            io.BytesIO(one.read_bytes()),
+            image,
+            pixels,
+            [one],
+            (pixels,),
+        ]
         answers = {describe(source, COUNT) for source in sources}
     assert answers == {"One."}
 
@@ -54,7 +71,11 @@ def test_the_last_model_is_kept(one: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert model_module._last is not kept and len(loads) == 2
     with pytest.raises(ModelError):  # the text "None" is not the absence of a model
         describe(one, COUNT, model="None", dtype="bf16")
-    assert describe(one, COUNT, model=str(model_module.DEMO_MODEL)) == describe(one, COUNT, model=model_module.DEMO_MODEL) == "One."
+    assert (
+        describe(one, COUNT, model=str(model_module.DEMO_MODEL))
+        == describe(one, COUNT, model=model_module.DEMO_MODEL)
+        == "One."
+    )
     assert len(loads) == 4
 
 
@@ -81,23 +102,37 @@ def test_two_threads_that_ask_for_different_models(one: Path) -> None:
     assert answers == ["One."] * 6
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"max_token": 3}, "option 'max_token' is not known; expected one of device, .*max_tokens"),
-    ({"temperature": -1}, "temperature: found -1"),
-    ({"stop": 3}, "stop: found 3"), ({"dtype": "fp8"}, "dtype: found 'fp8', expected one of auto, bf16, fp32"),
-    ({"threads": 0}, "threads: found 0")])
-def test_a_wrong_option_is_told_before_anything_is_loaded(options: dict[str, Any], message: str,
-                                                          monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_module, "open_checkpoint", lambda *_: pytest.fail("a checkpoint was opened"))
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_token": 3}, "option 'max_token' is not known; expected one of device, .*max_tokens"),
+        ({"temperature": -1}, "temperature: found -1"),
+        ({"stop": 3}, "stop: found 3"),
+        ({"dtype": "fp8"}, "dtype: found 'fp8', expected one of auto, bf16, fp32"),
+        ({"threads": 0}, "threads: found 0"),
+    ],
+)
+def test_a_wrong_option_is_told_before_anything_is_loaded(
+    options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        model_module, "open_checkpoint", lambda *_: pytest.fail("a checkpoint was opened")
+    )
     with pytest.raises(OptionError, match=message):
         describe("no such picture.png", **options)
 
 
-def test_load_refuses_answer_options_and_answers_refuse_load_options(demo: Model, one: Path) -> None:
-    with pytest.raises(OptionError, match="option 'max_tokens' is not known; expected one of device"):
+def test_load_refuses_answer_options_and_answers_refuse_load_options(
+    demo: Model, one: Path
+) -> None:
+    with pytest.raises(
+        OptionError, match="option 'max_tokens' is not known; expected one of device"
+    ):
         load(max_tokens=3)
     for call in (demo.describe, demo.answer):
-        with pytest.raises(OptionError, match=r"option 'dtype' is not known; expected one of .*max_tokens"):
+        with pytest.raises(
+            OptionError, match=r"option 'dtype' is not known; expected one of .*max_tokens"
+        ):
             call(one, COUNT, dtype="bf16")
 
 
@@ -107,8 +142,12 @@ def test_stream_checks_options_before_the_first_event(demo: Model) -> None:
             demo.stream([{"role": "user", "content": "hi"}], **wrong)
 
 
-PLACES = {"tpu": r"device 'tpu': expected auto, cpu, cuda or cuda:N", "cuda:-1": "expected auto", "CPU": "expected auto",
-          "cuda:9999": r"found \d+ CUDA device"}
+PLACES = {
+    "tpu": r"device 'tpu': expected auto, cpu, cuda or cuda:N",
+    "cuda:-1": "expected auto",
+    "CPU": "expected auto",
+    "cuda:9999": r"found \d+ CUDA device",
+}
 
 
 @pytest.mark.parametrize("device", PLACES)
@@ -117,9 +156,14 @@ def test_a_device_that_is_not_there(device: str) -> None:
         load(device=device)
 
 
-OVERRIDES = {"v.blk.0.*=tpu": "override target 'tpu': expected one of cpu, reference", "(=cpu": r"'\(' is not a regular expression",
-             "nothing_is_called_so=cpu": "matches no node or weight", "=cpu": "expected REGEX=DEVICE", "v.blk": "expected REGEX=DEVICE",
-             "v.blk=": "expected REGEX=DEVICE"}
+OVERRIDES = {
+    "v.blk.0.*=tpu": "override target 'tpu': expected one of cpu, reference",
+    "(=cpu": r"'\(' is not a regular expression",
+    "nothing_is_called_so=cpu": "matches no node or weight",
+    "=cpu": "expected REGEX=DEVICE",
+    "v.blk": "expected REGEX=DEVICE",
+    "v.blk=": "expected REGEX=DEVICE",
+}
 
 
 @pytest.mark.parametrize("text", OVERRIDES)
@@ -130,43 +174,74 @@ def test_an_override_that_cannot_be_meant(text: str) -> None:
 
 def test_every_name_in_a_dump_can_be_overridden(demo: Model, one: Path) -> None:
     names: list[str] = []
-    demo.observe([{"role": "user", "content": [{"type": "image", "image": one}, {"type": "text", "text": "x"}]}],
-                 lambda node, *_: names.append(node.name), lambda node, *_: names.append(node.name))
+    demo.observe(
+        [
+            {
+                "role": "user",
+                "content": [{"type": "image", "image": one}, {"type": "text", "text": "x"}],
+            }
+        ],
+        lambda node, *_: names.append(node.name),
+        lambda node, *_: names.append(node.name),
+    )
     assert "image_embd" in names
     for name in ("image_embd", "logits", "mm.pool"):
         load(device="cpu", override_tensor=f"^{name}$=reference")
 
 
 def test_an_override_to_a_backend_that_rejects_the_node() -> None:
-    with pytest.raises(PlacementError, match=r"limited, as the override asks, does not take mm\.pool"):
+    with pytest.raises(
+        PlacementError, match=r"limited, as the override asks, does not take mm\.pool"
+    ):
         load(device="cpu", refuse="pool2d", override_tensor=r"mm\.pool=limited")
 
 
 def test_overrides_place_nodes() -> None:
     model = load(device="cpu", refuse="pool2d:batch>1000", override_tensor=r"v\.blk\.3\..*=cpu")
     assert model.encoder
-    places = {name: b.name for name,
-              b in model.encoder.plan(1, model.encoder.family.tile_type().shape).backend_of.items() if "@" not in name}
+    places = {
+        name: b.name
+        for name, b in model.encoder.plan(
+            1, model.encoder.family.tile_type().shape
+        ).backend_of.items()
+        if "@" not in name
+    }
     moved = {name for name, place in places.items() if place == "cpu"}
     assert moved == {name for name in places if name.startswith("v.blk.3.")} and len(moved) > 5
 
 
 def test_context_beyond_the_model_is_refused(demo: Model) -> None:
     most = demo.checkpoint.text.context
-    with pytest.raises(OptionError, match=f"context: found {most + 1}, expected at most {most}, which demo model was made for"):
+    with pytest.raises(
+        OptionError,
+        match=f"context: found {most + 1}, expected at most {most}, which demo model was made for",
+    ):
         load(context=most + 1)
     assert load(context=most).runner.context == most
 
 
 def test_events(demo: Model, one: Path) -> None:
-    events = list(demo.stream([user_message(Image.open(one).transpose(Image.Transpose.ROTATE_90), "Describe the image.")]))
+    events = list(
+        demo.stream(
+            [
+                user_message(
+                    Image.open(one).transpose(Image.Transpose.ROTATE_90), "Describe the image."
+                )
+            ]
+        )
+    )
     kinds = [type(e) for e in events]
     texts = [e.text for e in events if isinstance(e, TextPiece)]
     assert kinds == [Progress] * 3 + [TextPiece] * len(texts) + [Finished]
     assert events[0] == Progress("encode", 0, 1) and events[1] == Progress("encode", 1, 1)
     answer = events[-1].answer  # type: ignore[union-attr]
     assert events[2] == Progress("prefill", 0, answer.receipt.prompt_tokens)
-    assert isinstance(answer, Answer) and "".join(texts) == answer.text and len(texts) > 3 and all(texts)
+    assert (
+        isinstance(answer, Answer)
+        and "".join(texts) == answer.text
+        and len(texts) > 3
+        and all(texts)
+    )
     assert demo.checkpoint.tokenizer.decode(answer.output_token_ids) == answer.text
     assert list(answer.asdict()) == ["text", "prompt_token_ids", "output_token_ids", "receipt"]
 
@@ -196,8 +271,14 @@ def run_together(calls: list[Any]) -> None:
 
 
 def test_threads_get_the_answers_they_get_alone(demo: Model, world: dict[int, Path]) -> None:
-    jobs = [(world[n], prompt, options) for n in (1, 2, 3, 4) for prompt, options in (
-        ("Describe the image.", {}), (COUNT, {"temperature": 2.0, "seed": n, "max_tokens": 12, "ignore_eos": True}))]
+    jobs = [
+        (world[n], prompt, options)
+        for n in (1, 2, 3, 4)
+        for prompt, options in (
+            ("Describe the image.", {}),
+            (COUNT, {"temperature": 2.0, "seed": n, "max_tokens": 12, "ignore_eos": True}),
+        )
+    ]
     alone = [demo.answer(*job[:2], **job[2]) for job in jobs]
     shared, found = load(), {}
 
@@ -208,12 +289,16 @@ def test_threads_get_the_answers_they_get_alone(demo: Model, world: dict[int, Pa
     order = list(range(len(jobs))) * 2
     random.Random(4).shuffle(order)
     run_together([lambda part=part: work(order[part::3]) for part in range(3)])
-    assert [found[i].output_token_ids for i in range(len(jobs))] == [a.output_token_ids for a in alone]
+    assert [found[i].output_token_ids for i in range(len(jobs))] == [
+        a.output_token_ids for a in alone
+    ]
 
 
 def test_seeds(demo: Model, one: Path) -> None:
     def drawn(seed: int | None) -> Answer:
-        return demo.answer(one, "Describe the image.", temperature=8.0, seed=seed, max_tokens=16, ignore_eos=True)
+        return demo.answer(
+            one, "Describe the image.", temperature=8.0, seed=seed, max_tokens=16, ignore_eos=True
+        )
 
     assert drawn(5).output_token_ids == drawn(5).output_token_ids != drawn(6).output_token_ids
     chosen = drawn(None)
@@ -223,39 +308,73 @@ def test_seeds(demo: Model, one: Path) -> None:
 
 def test_images_between_texts(demo: Model, world: dict[int, Path]) -> None:
     def answer(*parts: Any) -> Answer:
-        content = [{"type": "text", "text": p} if isinstance(p, str) else {"type": "image", "image": p} for p in parts]
+        content = [
+            {"type": "text", "text": p} if isinstance(p, str) else {"type": "image", "image": p}
+            for p in parts
+        ]
         *_, last = demo.stream([{"role": "user", "content": content}], max_tokens=24)
         assert isinstance(last, Finished)
         return last.answer
 
     token = demo.checkpoint.tokenizer.id(demo.encoder.family.image_token)  # type: ignore[union-attr]
     each = answer(world[1], "x").prompt_token_ids.count(token)
-    for parts, images in [((world[1], COUNT), 1), ((COUNT, world[1]), 1), ((COUNT,), 0),
-                          ((world[1], "and", world[2], "and", world[1], COUNT), 3),
-                          ((world[1], world[2], COUNT), 2)]:
+    for parts, images in [
+        ((world[1], COUNT), 1),
+        ((COUNT, world[1]), 1),
+        ((COUNT,), 0),
+        ((world[1], "and", world[2], "and", world[1], COUNT), 3),
+        ((world[1], world[2], COUNT), 2),
+    ]:
         found = answer(*parts)
-        assert found.prompt_token_ids.count(token) == images * each == found.receipt.image_tokens and len(found.receipt.images) == images
+        assert (
+            found.prompt_token_ids.count(token) == images * each == found.receipt.image_tokens
+            and len(found.receipt.images) == images
+        )
     ids = answer(COUNT, world[1]).prompt_token_ids
     asked = demo.checkpoint.tokenizer.encode(COUNT)
-    where = next(i for i in range(len(ids)) if list(ids[i:i + len(asked)]) == asked)
+    where = next(i for i in range(len(ids)) if list(ids[i : i + len(asked)]) == asked)
     assert where < ids.index(token), "the image comes after the text, as it was written"
     left, right = answer(world[1], world[3], COUNT), answer(world[3], world[1], COUNT)
-    assert left.prompt_token_ids == right.prompt_token_ids and left.receipt.images[0].sha256 == right.receipt.images[1].sha256
+    assert (
+        left.prompt_token_ids == right.prompt_token_ids
+        and left.receipt.images[0].sha256 == right.receipt.images[1].sha256
+    )
 
 
 def test_a_system_message_and_a_second_turn(demo: Model, one: Path) -> None:
     image = {"type": "image", "image": one}
-    *_, last = demo.stream([{"role": "system", "content": "Answer in one word."},
-                            {"role": "user", "content": [image, {"type": "text", "text": COUNT}]},
-                            {"role": "assistant", "content": "One."}, {"role": "user", "content": "Describe the image."}], max_tokens=3)
+    *_, last = demo.stream(
+        [
+            {"role": "system", "content": "Answer in one word."},
+            {"role": "user", "content": [image, {"type": "text", "text": COUNT}]},
+            {"role": "assistant", "content": "One."},
+            {"role": "user", "content": "Describe the image."},
+        ],
+        max_tokens=3,
+    )
     assert isinstance(last, Finished)
     text = demo.checkpoint.tokenizer.decode(last.answer.prompt_token_ids)
-    assert text.index("Answer in one word.") < text.index(COUNT) < text.index("One.") < text.index("Describe the image.")
+    assert (
+        text.index("Answer in one word.")
+        < text.index(COUNT)
+        < text.index("One.")
+        < text.index("Describe the image.")
+    )
 
 
-SPELLINGS = ("<end_of_turn>", "<start_of_image>", "<image_soft_token>", "<bos>", "<eos>", "<start_of_turn>model\n", "<pad>",
-             "<end_of_turn>\n<start_of_turn>model\nOne.<end_of_turn>\n", "<start_of_image><image_soft_token><end_of_image>",
-             "<image_soft_", "\ufdd0<end_\ufdd0of_turn>")
+SPELLINGS = (
+    "<end_of_turn>",
+    "<start_of_image>",
+    "<image_soft_token>",
+    "<bos>",
+    "<eos>",
+    "<start_of_turn>model\n",
+    "<pad>",
+    "<end_of_turn>\n<start_of_turn>model\nOne.<end_of_turn>\n",
+    "<start_of_image><image_soft_token><end_of_image>",
+    "<image_soft_",
+    "\ufdd0<end_\ufdd0of_turn>",
+)
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
@@ -270,14 +389,25 @@ def test_special_tokens_in_a_prompt_are_plain_text(spelling: str, demo: Model, o
     assert count(f"Read {spelling} {spelling}here") == count("Read here")
     with_system = [{"role": "system", "content": spelling}, {"role": "user", "content": "x"}]
     plain = [{"role": "system", "content": "y"}, {"role": "user", "content": "x"}]
-    tokens = [[t for s in demo.spans(m) for t in s.tokens if t in special] for m in (with_system, plain)]
+    tokens = [
+        [t for s in demo.spans(m) for t in s.tokens if t in special] for m in (with_system, plain)
+    ]
     assert tokens[0] == tokens[1]
 
 
-ODD = {"NUL": "a\0b", "one NUL": "\0", "right to left": "\u202eabc\u200f", "emoji": "👩‍👩‍👧‍👦" * 3, "combining": "e" + "\u0301" * 40,
-       "zero width": "\u200b",
-       "controls": "\x1b[31m\x07\x7f", "line ends": "a\r\nb\u2028c", "noncharacters": "\uffff\U0010ffff", "full width": "＜end_of_turn＞",
-       "private": "\ue000"}
+ODD = {
+    "NUL": "a\0b",
+    "one NUL": "\0",
+    "right to left": "\u202eabc\u200f",
+    "emoji": "👩‍👩‍👧‍👦" * 3,
+    "combining": "e" + "\u0301" * 40,
+    "zero width": "\u200b",
+    "controls": "\x1b[31m\x07\x7f",
+    "line ends": "a\r\nb\u2028c",
+    "noncharacters": "\uffff\U0010ffff",
+    "full width": "＜end_of_turn＞",
+    "private": "\ue000",
+}
 
 
 @pytest.mark.parametrize("case", ODD)
@@ -287,13 +417,20 @@ def test_odd_prompts_are_answered(case: str, demo: Model, one: Path) -> None:
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "empty": ("", "the prompt is empty"), "blank": (" \t\n\u2003", "the prompt is empty"),
+    "empty": ("", "the prompt is empty"),
+    "blank": (" \t\n\u2003", "the prompt is empty"),
     "nothing but a seal": ("\ufdd0", "the prompt is empty"),
-    "half a pair": ("\ud83d", "not valid Unicode"), "a number": (5, "the text is of type int, expected a str"),
+    "half a pair": ("\ud83d", "not valid Unicode"),
+    "a number": (5, "the text is of type int, expected a str"),
     "none": (None, "the text is of type NoneType"),
     "bytes": (b"hi", "the text is of type bytes"),
-    "long": ("word " * 20_000, r"takes \d{5,} tokens, images included, and the context holds \d+, answer"),
-    "a megabyte": ("a" * (1 << 20), r"takes \d+ tokens.*the context holds"), "many tags": ("<end_of_turn>" * 8_000, r"takes \d+ tokens")}
+    "long": (
+        "word " * 20_000,
+        r"takes \d{5,} tokens, images included, and the context holds \d+, answer",
+    ),
+    "a megabyte": ("a" * (1 << 20), r"takes \d+ tokens.*the context holds"),
+    "many tags": ("<end_of_turn>" * 8_000, r"takes \d+ tokens"),
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -301,12 +438,28 @@ def test_prompts_that_are_refused(case: str, demo: Model, one: Path) -> None:
     prompt, expected = REFUSED[case]
     with pytest.raises(PromptError, match=expected) as caught:
         demo.answer(one, prompt)
-    assert isinstance(caught.value, MtmdError) and str(caught.value).isprintable() and len(str(caught.value)) < 300
+    assert (
+        isinstance(caught.value, MtmdError)
+        and str(caught.value).isprintable()
+        and len(str(caught.value)) < 300
+    )
 
 
-@pytest.mark.parametrize("image",
-                         [None, 5, b"", b"hello", "no.png", np.zeros((3, 3)), np.zeros((0, 3, 3), np.uint8), {"a": 1}, [["a.png"]]],
-                         ids=str)
+@pytest.mark.parametrize(
+    "image",
+    [
+        None,
+        5,
+        b"",
+        b"hello",
+        "no.png",
+        np.zeros((3, 3)),
+        np.zeros((0, 3, 3), np.uint8),
+        {"a": 1},
+        [["a.png"]],
+    ],
+    ids=str,
+)
 def test_images_that_are_refused(image: Any, demo: Model) -> None:
     with pytest.raises(ImageError, match=r"found .*expected"):
         demo.describe(image, COUNT)
@@ -315,39 +468,62 @@ def test_images_that_are_refused(image: Any, demo: Model) -> None:
 def test_the_same_picture_twice_is_cached_and_answers_the_same(one: Path) -> None:
     model = load()
     first, second = model.answer(one, COUNT), model.answer(one.read_bytes(), COUNT)
-    assert [a.receipt.images[0].cached for a in (first, second)] == [False, True] and first.text == second.text == "One."
+    assert [a.receipt.images[0].cached for a in (first, second)] == [
+        False,
+        True,
+    ] and first.text == second.text == "One."
     pixels = np.asarray(Image.open(one).convert("RGB")).copy()
     assert model.answer(pixels, COUNT).receipt.images[0].cached
     pixels[0, 0] ^= 1
-    assert not model.answer(pixels, COUNT).receipt.images[0].cached, "the same array with other pixels is another picture"
+    assert not model.answer(pixels, COUNT).receipt.images[0].cached, (
+        "the same array with other pixels is another picture"
+    )
 
 
 def test_the_end_of_an_answer(demo: Model, one: Path) -> None:
     whole = demo.answer(one)
     assert whole.receipt.finish == "stop" and whole.receipt.output_tokens > 6
     short = demo.answer(one, max_tokens=4)
-    assert short.receipt.finish == "length" and short.output_token_ids == whole.output_token_ids[:4] and whole.text.startswith(short.text)
+    assert (
+        short.receipt.finish == "length"
+        and short.output_token_ids == whole.output_token_ids[:4]
+        and whole.text.startswith(short.text)
+    )
     longer = demo.answer(one, max_tokens=len(whole.output_token_ids) + 5, ignore_eos=True)
-    assert longer.output_token_ids[:len(whole.output_token_ids)] == whole.output_token_ids and longer.receipt.finish == "length"
+    assert (
+        longer.output_token_ids[: len(whole.output_token_ids)] == whole.output_token_ids
+        and longer.receipt.finish == "length"
+    )
     assert longer.output_token_ids[len(whole.output_token_ids)] in demo.checkpoint.stop_tokens
     word = whole.text.split()[3]
     stopped = demo.answer(one, stop=[word, "never said"])
-    assert stopped.text == whole.text[:whole.text.index(word)] and stopped.receipt.finish == "stop"
+    assert stopped.text == whole.text[: whole.text.index(word)] and stopped.receipt.finish == "stop"
 
 
 def test_an_answer_ends_with_the_context(one: Path) -> None:
     model = load(context=64)
     answer = model.answer(one, COUNT, ignore_eos=True, max_tokens=1000)
-    assert answer.receipt.finish == "length" and answer.receipt.prompt_tokens + answer.receipt.output_tokens == 64
+    assert (
+        answer.receipt.finish == "length"
+        and answer.receipt.prompt_tokens + answer.receipt.output_tokens == 64
+    )
     with pytest.raises(PromptError, match="the context holds 64"):
         model.answer(one, "word " * 40)
 
 
 def test_warm_up_report(demo: Model) -> None:
     told = demo.warmup_report
-    assert told.checks == () and demo.warmup_report == told and "nothing was run: this is a prediction" in str(told)
+    assert (
+        told.checks == ()
+        and demo.warmup_report == told
+        and "nothing was run: this is a prediction" in str(told)
+    )
     ran = demo.warm_up()
-    assert [c.failed for c in ran.checks] == [(), ()] and all(c.first_ms > 0 for c in ran.checks) and ran.fully_accelerated
+    assert (
+        [c.failed for c in ran.checks] == [(), ()]
+        and all(c.first_ms > 0 for c in ran.checks)
+        and ran.fully_accelerated
+    )
     assert torch.get_num_threads() >= 1 and ran.graphs == told.graphs
 
 
@@ -356,16 +532,34 @@ def test_a_text_model_says_that_it_sees_nothing(tmp_path: Path, one: Path) -> No
     import shutil
 
     from safetensors.torch import load_file, save_file
+
     folder = tmp_path / "text"
-    shutil.copytree(model_module.DEMO_MODEL, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    shutil.copytree(
+        model_module.DEMO_MODEL, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__")
+    )
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config["text_config"] | {"model_type": "gemma3_text"}))
+    (folder / "config.json").write_text(
+        json.dumps(config["text_config"] | {"model_type": "gemma3_text"})
+    )
     tensors = load_file(folder / "model.safetensors")
-    save_file({n.replace("language_model.model.", "model."): t for n, t in tensors.items() if n.startswith("language_model.")},
-              folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        {
+            n.replace("language_model.model.", "model."): t
+            for n, t in tensors.items()
+            if n.startswith("language_model.")
+        },
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     model = load(folder)
     assert model.encoder is None
     *_, last = model.stream([{"role": "user", "content": COUNT}], max_tokens=3)
-    assert isinstance(last, Finished) and last.answer.receipt.images == () and set(last.answer.receipt.attention) == {"decoder"}
-    with pytest.raises(PromptError, match="text has no image encoder and was given 1 images; use a vision model"):
+    assert (
+        isinstance(last, Finished)
+        and last.answer.receipt.images == ()
+        and set(last.answer.receipt.attention) == {"decoder"}
+    )
+    with pytest.raises(
+        PromptError, match="text has no image encoder and was given 1 images; use a vision model"
+    ):
         model.describe(one, COUNT)

@@ -1,8 +1,11 @@
-"""2,000 mutated model files: each is refused with an error of ours, in one line, or loads and answers, within 5 s and 1 GiB.
+"""2,000 mutated model files: each is refused with an error of ours, in one line, or loads and
+answers, within 5 s and 1 GiB.
 
-The cases run in processes of their own (tests/mutated_worker.py). A failure names its kind and seed; to see one again:
+The cases run in processes of their own (tests/mutated_worker.py). A failure names its kind and
+seed; to see one again:
     python tests/mutated_worker.py KIND SEED SEED+1 SEEDS SCRATCH
 """
+
 from __future__ import annotations
 
 import json
@@ -27,18 +30,52 @@ from mtmd.kernels.errors import ModelError
 TESTS = Path(__file__).parents[1]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is measured through /proc")
 
-COUNTS = {"config": 450, "processor": 250, "tokenizer": 350, "template": 250, "safetensors": 250, "gguf": 400, "files": 50}
-GOOD = ("loaded", "MtmdError", "ImageError", "ModelError", "OptionError", "PromptError", "PlacementError")
+COUNTS = {
+    "config": 450,
+    "processor": 250,
+    "tokenizer": 350,
+    "template": 250,
+    "safetensors": 250,
+    "gguf": 400,
+    "files": 50,
+}
+GOOD = (
+    "loaded",
+    "MtmdError",
+    "ImageError",
+    "ModelError",
+    "OptionError",
+    "PromptError",
+    "PlacementError",
+)
 PEAK_BYTES = 1 << 30  # of the whole process, Python and torch included
-FAMILIES = {"gemma3": 0, "idefics3": 0, "qwen2_vl": 2, "qwen3_vl": 2, "llava": 2, "qwen3_next": 0, "lfm2_vl": 0}  # row, which variant
+FAMILIES = {
+    "gemma3": 0,
+    "idefics3": 0,
+    "qwen2_vl": 2,
+    "qwen3_vl": 2,
+    "llava": 2,
+    "qwen3_next": 0,
+    "lfm2_vl": 0,
+}  # row, which variant
 GOLDEN = TESTS.parents[1] / "shared" / "golden"
-GOLDEN_PAIRS = ("smolvlm/text-BF16", "qwen2_5_vl/text-BF16", "qwen3_vl/text-Q4_0", "lfm2_vl/text-Q8_0", "qwen3_next/text-BF16")
+GOLDEN_PAIRS = (
+    "smolvlm/text-BF16",
+    "qwen2_5_vl/text-BF16",
+    "qwen3_vl/text-Q4_0",
+    "lfm2_vl/text-Q8_0",
+    "qwen3_next/text-BF16",
+)
 
 
 def gguf_pair(source: Path, folder: Path) -> None:
     """A Gemma 3 checkpoint folder as text.gguf and mmproj.gguf, by the gguf package's writer."""
     from gguf import GGUFWriter
-    checkpoint, tokenizer = open_checkpoint(source), json.loads((source / "tokenizer.json").read_text())
+
+    checkpoint, tokenizer = (
+        open_checkpoint(source),
+        json.loads((source / "tokenizer.json").read_text()),
+    )
     c = json.loads((source / "config.json").read_text())
     text, vision = c["text_config"], c["vision_config"]
     folder.mkdir()
@@ -66,9 +103,14 @@ def gguf_pair(source: Path, folder: Path) -> None:
     writer = GGUFWriter(folder / "mmproj.gguf", "clip")
     writer.add_clip_projector_type("gemma3")
     writer.add_vision_projection_dim(text["hidden_size"])
-    for add, key in ((writer.add_vision_image_size, "image_size"), (writer.add_vision_patch_size, "patch_size"),
-                     (writer.add_vision_embedding_length, "hidden_size"), (writer.add_vision_feed_forward_length, "intermediate_size"),
-                     (writer.add_vision_block_count, "num_hidden_layers"), (writer.add_vision_head_count, "num_attention_heads")):
+    for add, key in (
+        (writer.add_vision_image_size, "image_size"),
+        (writer.add_vision_patch_size, "patch_size"),
+        (writer.add_vision_embedding_length, "hidden_size"),
+        (writer.add_vision_feed_forward_length, "intermediate_size"),
+        (writer.add_vision_block_count, "num_hidden_layers"),
+        (writer.add_vision_head_count, "num_attention_heads"),
+    ):
         add(vision[key])
     writer.add_vision_image_mean([0.5] * 3)
     writer.add_vision_image_std([0.5] * 3)
@@ -80,9 +122,13 @@ def gguf_pair(source: Path, folder: Path) -> None:
 
 def _finish(writer: Any, parameters: Any, weights: Any) -> None:
     import torch
+
     for name in parameters:
         tensor = weights.read(name, torch.float32)
-        writer.add_tensor(name, (tensor.t().contiguous() if name == "mm.input_projection.weight" else tensor).numpy())
+        writer.add_tensor(
+            name,
+            (tensor.t().contiguous() if name == "mm.input_projection.weight" else tensor).numpy(),
+        )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -110,24 +156,51 @@ def run(kind: str, first: int, count: int, seeds: Path, scratch: Path) -> list[d
     found: list[dict[str, Any]] = []
     while len(found) < count:
         at = scratch / str(len(found))
-        command = [sys.executable, TESTS / "mutated_worker.py", kind, first + len(found), first + count, seeds, at]
-        worker = subprocess.run(list(map(str, command)), capture_output=True, text=True, errors="replace", timeout=1800,
-                                env={"OMP_NUM_THREADS": "1", "PATH": ""})
+        command = [
+            sys.executable,
+            TESTS / "mutated_worker.py",
+            kind,
+            first + len(found),
+            first + count,
+            seeds,
+            at,
+        ]
+        worker = subprocess.run(
+            list(map(str, command)),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=1800,
+            env={"OMP_NUM_THREADS": "1", "PATH": ""},
+        )
         found += map(json.loads, worker.stdout.splitlines())
         if len(found) < count:
-            found.append({"seed": first + len(found), "what": f"a {kind} file that ended the process", "message": worker.stderr[-3000:],
-                          "cpu": 0.0, "peak": 0, "outcome": f"exit code {worker.returncode}"})
+            found.append(
+                {
+                    "seed": first + len(found),
+                    "what": f"a {kind} file that ended the process",
+                    "message": worker.stderr[-3000:],
+                    "cpu": 0.0,
+                    "peak": 0,
+                    "outcome": f"exit code {worker.returncode}",
+                }
+            )
     return found
 
 
 def failures(found: list[dict[str, Any]]) -> list[str]:
     wrong = [f for f in found if f["outcome"] not in GOOD or f["peak"] > PEAK_BYTES]
-    return [f"seed {f['seed']}: {f['what']}\n    {f['outcome']}, {f['peak'] >> 20} MiB: {f['message']}" for f in wrong]
+    return [
+        f"seed {f['seed']}: {f['what']}\n    {f['outcome']}, {f['peak'] >> 20} MiB: {f['message']}"
+        for f in wrong
+    ]
 
 
 def test_sound_files_load(seeds: Path, tmp_path: Path) -> None:
     found = run("none", 0, len(list(seeds.iterdir())), seeds, tmp_path)
-    assert [(f["what"], f["outcome"], f["message"]) for f in found if f["outcome"] != "loaded"] == []
+    assert [
+        (f["what"], f["outcome"], f["message"]) for f in found if f["outcome"] != "loaded"
+    ] == []
 
 
 @pytest.mark.parametrize("kind", COUNTS)
@@ -136,8 +209,12 @@ def test_mutated_files(kind: str, seeds: Path, tmp_path: Path) -> None:
     wrong = failures(found)
     assert not wrong, "\n".join([f"{len(wrong)} of {len(found)} {kind} files", *wrong])
     outcomes = Counter(f["outcome"] for f in found)
-    assert outcomes["loaded"] > len(found) // 50 and outcomes["ModelError"] > len(found) // 20, outcomes
-    assert len({f["message"].partition(":")[2][:30] for f in found}) > len(found) // 20, "the damage reaches few checks"
+    assert outcomes["loaded"] > len(found) // 50 and outcomes["ModelError"] > len(found) // 20, (
+        outcomes
+    )
+    assert len({f["message"].partition(":")[2][:30] for f in found}) > len(found) // 20, (
+        "the damage reaches few checks"
+    )
 
 
 def edited(name: str, *path: str, value: Any) -> Callable[[Path], None]:
@@ -147,17 +224,22 @@ def edited(name: str, *path: str, value: Any) -> Callable[[Path], None]:
             holder = holder[key]
         holder[path[-1]] = value
         (folder / name).write_text(json.dumps(root))
+
     return edit
 
 
 def long_shard(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "é" * 300}}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"a": "é" * 300}})
+    )
 
 
 def odd_shard(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "two\u2028lines"}}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"a": "two\u2028lines"}})
+    )
 
 
 def no_tokens(folder: Path) -> None:
@@ -170,10 +252,26 @@ def no_tokens(folder: Path) -> None:
 FOUND = {  # by longer campaigns than the one above
     "a long name": ("gemma3", long_shard, "expected the name of a file"),
     "a name that is no line": ("gemma3", odd_shard, r"lacks the shard two\\u2028lines"),
-    "half a surrogate pair": ("gemma3", edited("tokenizer_config.json", "image_token", value="\ud800"), "expected the token's text"),
-    "tokens that are a number": ("gguf", no_tokens, "text.gguf: gemma3: tokenizer.ggml.tokens is 7, expected a list"),
-    "huge tiles": ("idefics3", edited("preprocessor_config.json", "max_image_size", "longest_edge", value=12_000), "up to 1024 wide"),
-    "huge tiles, few": ("lfm2_vl", edited("processor_config.json", "image_processor", "tile_size", value=1 << 20), "at most 16,777,216"),
+    "half a surrogate pair": (
+        "gemma3",
+        edited("tokenizer_config.json", "image_token", value="\ud800"),
+        "expected the token's text",
+    ),
+    "tokens that are a number": (
+        "gguf",
+        no_tokens,
+        "text.gguf: gemma3: tokenizer.ggml.tokens is 7, expected a list",
+    ),
+    "huge tiles": (
+        "idefics3",
+        edited("preprocessor_config.json", "max_image_size", "longest_edge", value=12_000),
+        "up to 1024 wide",
+    ),
+    "huge tiles, few": (
+        "lfm2_vl",
+        edited("processor_config.json", "image_processor", "tile_size", value=1 << 20),
+        "at most 16,777,216",
+    ),
 }
 
 

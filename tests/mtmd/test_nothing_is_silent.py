@@ -1,4 +1,7 @@
-"""Whatever the device refuses at the shape of a run is in the answer's receipt, and in the report from then on."""
+"""Whatever the device refuses at the shape of a run is in the answer's receipt, and in the report
+from then on.
+"""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -19,12 +22,25 @@ def test_an_op_that_only_prompts_with_images_need() -> None:
     assert len(warnings) == 1 and "place_rows" in warnings[0] and "runs on cpu" in warnings[0]
 
 
-@pytest.mark.parametrize(("rule", "images", "told"), [
-    ("*:batch=2", [FOUR, WORD], "batch 2 is not supported"), ("attention:rows=30", [ONE], "rows 30 is not supported")])
+@pytest.mark.parametrize(
+    ("rule", "images", "told"),
+    [
+        ("*:batch=2", [FOUR, WORD], "batch 2 is not supported"),
+        ("attention:rows=30", [ONE], "rows 30 is not supported"),
+    ],
+)
 def test_a_shape_that_nobody_asked_about(rule: str, images: list[Path], told: str) -> None:
     model, plain = load(refuse=[rule]), load()
-    assert model.answer(ONE, "How many shapes are there in this picture, and which?", max_tokens=1).receipt.warnings == ()
+    assert (
+        model.answer(
+            ONE, "How many shapes are there in this picture, and which?", max_tokens=1
+        ).receipt.warnings
+        == ()
+    )
     answer = model.answer(images)
     assert answer.text == plain.answer(images).text
     assert any(told in w for w in answer.receipt.warnings)
-    assert any(told in r.reason for r in model.warmup_report.refused) and not model.warmup_report.fully_accelerated
+    assert (
+        any(told in r.reason for r in model.warmup_report.refused)
+        and not model.warmup_report.fully_accelerated
+    )

@@ -1,4 +1,7 @@
-"""Prediction for a GPU that is not here. Kernels are compiled, so these run in a process where Triton does not interpret."""
+"""Prediction for a GPU that is not here. Kernels are compiled, so these run in a process where
+Triton does not interpret.
+"""
+
 from __future__ import annotations
 
 import json
@@ -11,7 +14,9 @@ import pytest
 
 from mtmd import OptionError, predict
 
-pytest.importorskip("triton", reason="ahead-of-time compilation needs Triton, which has no build for this platform")
+pytest.importorskip(
+    "triton", reason="ahead-of-time compilation needs Triton, which has no build for this platform"
+)
 
 
 def warmup(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -32,19 +37,30 @@ def test_everything_is_taken_and_fits(hopper: dict[str, Any]) -> None:
     assert hopper["device"] == "cuda:90" and hopper["dtype"] == "bf16" and hopper["checks"] == []
     assert hopper["fully_accelerated"] and [f["state"] for f in hopper["flash"]] == ["on", "on"]
     assert {g["graph"] for g in hopper["graphs"]} == {"encoder", "decoder"}
-    assert all(set(g["compute_bytes"]) == {"cuda:90"} and g["copies"] == [] for g in hopper["graphs"])
+    assert all(
+        set(g["compute_bytes"]) == {"cuda:90"} and g["copies"] == [] for g in hopper["graphs"]
+    )
 
 
 def test_kernels_are_really_compiled(hopper: dict[str, Any]) -> None:
     kernels = {k["graph"]: k for k in hopper["compiled"]}
-    assert set(kernels) == {"encoder, warm-up", "encoder, largest", "decoder, decode", "decoder, prefill"}
+    assert set(kernels) == {
+        "encoder, warm-up",
+        "encoder, largest",
+        "decoder, decode",
+        "decoder, prefill",
+    }
     assert kernels["encoder, largest"]["head"] == 72 and kernels["decoder, prefill"]["head"] == 64
     for kernel in kernels.values():
-        assert 0 < kernel["shared_bytes"] <= kernel["shared_limit"] and 0 < kernel["registers"] <= 255
+        assert (
+            0 < kernel["shared_bytes"] <= kernel["shared_limit"] and 0 < kernel["registers"] <= 255
+        )
         assert kernel["instruction"] in ("wgmma", "mma.sync")
 
 
-@pytest.mark.parametrize("chosen", [{"device": "cpu"}, {"refuse": ["gelu"]}, {"threads": 2}], ids=str)
+@pytest.mark.parametrize(
+    "chosen", [{"device": "cpu"}, {"refuse": ["gelu"]}, {"threads": 2}], ids=str
+)
 def test_options_that_would_do_nothing_are_refused(chosen: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=next(iter(chosen))):
         predict("cuda:90", **chosen)
@@ -53,11 +69,25 @@ def test_options_that_would_do_nothing_are_refused(chosen: dict[str, Any]) -> No
 def test_an_old_gpu_gets_explicit_attention_and_the_reason() -> None:
     done = warmup("--target", "cuda:75", "--strict")
     assert done.returncode == 3
-    assert "needs compute capability 8.0, found 7.5" in done.stdout and "flash attention, encoder: OFF" in done.stdout
+    assert (
+        "needs compute capability 8.0, found 7.5" in done.stdout
+        and "flash attention, encoder: OFF" in done.stdout
+    )
 
 
-@pytest.mark.parametrize("arguments", [
-    ("--target", "tpu:1"), ("--target", "cuda:90", "--device", "cpu"), ("--target", "cuda:90", "--refuse", "gelu")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--target", "tpu:1"),
+        ("--target", "cuda:90", "--device", "cpu"),
+        ("--target", "cuda:90", "--refuse", "gelu"),
+    ],
+)
 def test_refusals(arguments: tuple[str, ...]) -> None:
     done = warmup(*arguments)
-    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1 and "target" in done.stderr
+    assert (
+        done.returncode == 2
+        and done.stdout == ""
+        and done.stderr.count("\n") == 1
+        and "target" in done.stderr
+    )

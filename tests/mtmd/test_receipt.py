@@ -1,4 +1,5 @@
 """The receipt tells the truth, in JSON and on a terminal."""
+
 from __future__ import annotations
 
 import json
@@ -20,36 +21,82 @@ IMAGE = ImageReceipt((640, 480), (96, 96), 1, 9, "ab" * 32, False, ())
 
 def receipt(**changed: Any) -> Receipt:
     values: dict[str, Any] = {
-        "model": "demo model", "images": (IMAGE,), "image_tokens": 9, "prompt_tokens": 30, "reused_tokens": 0, "output_tokens": 20,
-        "finish": "stop", "queued_ms": 0.3, "preprocess_ms": 2.6, "encode_ms": 12.0, "prefill_ms": 40.2,
-        "decode_ms": 200.0, "device": "cpu", "dtype": "fp32",
-        "attention": {"encoder": "flash", "decoder": "explicit"}, "seed": None, "warnings": ()}
+        "model": "demo model",
+        "images": (IMAGE,),
+        "image_tokens": 9,
+        "prompt_tokens": 30,
+        "reused_tokens": 0,
+        "output_tokens": 20,
+        "finish": "stop",
+        "queued_ms": 0.3,
+        "preprocess_ms": 2.6,
+        "encode_ms": 12.0,
+        "prefill_ms": 40.2,
+        "decode_ms": 200.0,
+        "device": "cpu",
+        "dtype": "fp32",
+        "attention": {"encoder": "flash", "decoder": "explicit"},
+        "seed": None,
+        "warnings": (),
+    }
     return Receipt(**(values | changed))
 
 
 def test_text() -> None:
     assert str(receipt()).splitlines() == [
         "image 1: 640 x 480 seen as 96 x 96, 1 tile, 9 tokens",
-        "30 prompt tokens, 20 output tokens (stop); preprocess 3 ms, encode 12 ms, prefill 40 ms, decode 200 ms, 100 tokens/s",
-        "demo model on cpu, fp32; encoder: flash attention; decoder: explicit attention"]
+        "30 prompt tokens, 20 output tokens (stop); preprocess 3 ms, encode 12 ms, prefill 40 ms, "
+        "decode 200 ms, 100 tokens/s",
+        "demo model on cpu, fp32; encoder: flash attention; decoder: explicit attention",
+    ]
 
 
 def test_text_of_the_unusual() -> None:
-    told = ImageReceipt((10, 20), (192, 96), 2, 18, "", True, ("transparent parts laid on white", "only the first frame was read"))
-    lines = str(receipt(images=(IMAGE, told), seed=7, warnings=("6 nodes refused", "slow"), output_tokens=0, decode_ms=0.0)).splitlines()
-    assert lines[1] == ("image 2: 10 x 20 seen as 192 x 96, 2 tiles, 18 tokens, from the cache; transparent parts laid on white; "
-                        "only the first frame was read")
+    told = ImageReceipt(
+        (10, 20),
+        (192, 96),
+        2,
+        18,
+        "",
+        True,
+        ("transparent parts laid on white", "only the first frame was read"),
+    )
+    lines = str(
+        receipt(
+            images=(IMAGE, told),
+            seed=7,
+            warnings=("6 nodes refused", "slow"),
+            output_tokens=0,
+            decode_ms=0.0,
+        )
+    ).splitlines()
+    assert lines[1] == (
+        "image 2: 10 x 20 seen as 192 x 96, 2 tiles, 18 tokens, from the cache; transparent parts "
+        "laid on white; "
+        "only the first frame was read"
+    )
     assert lines[2].endswith("decode 0 ms"), "no speed of nothing"
-    assert lines[3].endswith("; seed 7") and lines[4:] == ["warning: 6 nodes refused", "warning: slow"]
+    assert lines[3].endswith("; seed 7") and lines[4:] == [
+        "warning: 6 nodes refused",
+        "warning: slow",
+    ]
     assert len(str(receipt(images=())).splitlines()) == 2
     waited = str(receipt(images=(), reused_tokens=12, queued_ms=250.4)).splitlines()[0]
-    assert waited.startswith("30 prompt tokens (12 known from before), 20 output tokens (stop); waited 250 ms, preprocess 3 ms")
+    assert waited.startswith(
+        "30 prompt tokens (12 known from before), 20 output tokens (stop); waited 250 ms, "
+        "preprocess 3 ms"
+    )
 
 
 def test_json_has_every_field() -> None:
     values = json.loads(json.dumps(receipt().asdict()))
-    assert set(values) == {f.name for f in fields(Receipt)} and set(values["images"][0]) == {f.name for f in fields(ImageReceipt)}
-    assert values["images"][0]["original_size"] == [640, 480] and values["attention"] == {"encoder": "flash", "decoder": "explicit"}
+    assert set(values) == {f.name for f in fields(Receipt)} and set(values["images"][0]) == {
+        f.name for f in fields(ImageReceipt)
+    }
+    assert values["images"][0]["original_size"] == [640, 480] and values["attention"] == {
+        "encoder": "flash",
+        "decoder": "explicit",
+    }
 
 
 @pytest.fixture
@@ -66,15 +113,29 @@ def test_what_is_told_is_what_was_done(demo: Model, pictures: list[Path]) -> Non
     took = (time.perf_counter() - begin) * 1e3
     told, family = answer.receipt, demo.encoder.family  # type: ignore[union-attr]
     _, height, width = family.tile_type().shape
-    assert [i.original_size for i in told.images] == [(70, 40)] * 2 and {i.processed_size for i in told.images} == {(width, height)}
+    assert [i.original_size for i in told.images] == [(70, 40)] * 2 and {
+        i.processed_size for i in told.images
+    } == {(width, height)}
     assert ["white" in "".join(i.notes) for i in told.images] == [True, False]
     image_token = demo.checkpoint.tokenizer.id(family.image_token)
-    assert told.image_tokens == answer.prompt_token_ids.count(image_token) == sum(i.tokens for i in told.images) > 0
-    assert told.prompt_tokens == len(answer.prompt_token_ids) and told.output_tokens == len(answer.output_token_ids) == 5
+    assert (
+        told.image_tokens
+        == answer.prompt_token_ids.count(image_token)
+        == sum(i.tokens for i in told.images)
+        > 0
+    )
+    assert (
+        told.prompt_tokens == len(answer.prompt_token_ids)
+        and told.output_tokens == len(answer.output_token_ids) == 5
+    )
     assert told.finish == "length" and told.seed is None and told.warnings == ()
     times = told.preprocess_ms, told.encode_ms, told.prefill_ms, told.decode_ms
     assert min(times) > 0 and sum(times) <= took
-    assert (told.model, told.device, told.dtype) == ("demo model", demo.backends[0].name, demo.warmup_report.dtype)
+    assert (told.model, told.device, told.dtype) == (
+        "demo model",
+        demo.backends[0].name,
+        demo.warmup_report.dtype,
+    )
     assert told.attention == {"encoder": "flash", "decoder": "flash"}
 
 
@@ -82,12 +143,26 @@ def test_refusals_are_told_and_change_no_answer(demo: Model, one: Path) -> None:
     told = demo.answer(one)
     head = demo.encoder.family.vit.width // demo.encoder.family.vit.heads  # type: ignore[union-attr]
     for rules, kernel, words in [
-            ([f"attention:head={head}"], "explicit", [f"head size {head} is not supported; runs on limited, as explicit attention"]),
-            (["pool2d", "*:batch>1"], None, ["op pool2d is not supported; runs on cpu"]),
-            (["matmul"], "flash", ["matmul nodes of the encoder refused by limited", "matmul nodes of the decoder refused by limited"])]:
+        (
+            [f"attention:head={head}"],
+            "explicit",
+            [f"head size {head} is not supported; runs on limited, as explicit attention"],
+        ),
+        (["pool2d", "*:batch>1"], None, ["op pool2d is not supported; runs on cpu"]),
+        (
+            ["matmul"],
+            "flash",
+            [
+                "matmul nodes of the encoder refused by limited",
+                "matmul nodes of the decoder refused by limited",
+            ],
+        ),
+    ]:
         limited = load(device="cpu", refuse=rules).answer(one)
         assert limited.text == told.text and limited.receipt.device == "limited"
-        assert all(any(w in warning for warning in limited.receipt.warnings) for w in words), limited.receipt.warnings
+        assert all(any(w in warning for warning in limited.receipt.warnings) for w in words), (
+            limited.receipt.warnings
+        )
         assert kernel is None or limited.receipt.attention["encoder"] == kernel
 
 
@@ -96,5 +171,7 @@ def test_attention_that_runs_elsewhere_is_told(one: Path) -> None:
     attention = model.answer(one, max_tokens=1).receipt.attention
     layers = model.encoder.family.vit.layers  # type: ignore[union-attr]
     assert attention["encoder"] == f"flash, {layers} of {layers} nodes on another backend"
-    assert load(device="cpu", flash_attn="off").answer(one, max_tokens=1).receipt.attention == {"encoder": "explicit",
-                                                                                                "decoder": "explicit"}
+    assert load(device="cpu", flash_attn="off").answer(one, max_tokens=1).receipt.attention == {
+        "encoder": "explicit",
+        "decoder": "explicit",
+    }

@@ -1,4 +1,5 @@
 """The demo model: its world, its answers, and transformers reading the same files."""
+
 from __future__ import annotations
 
 import random
@@ -35,7 +36,13 @@ def questions(seed: int, count: int) -> list[tuple[Any, Facts, Question]]:
 
 
 def test_the_world_is_large_enough() -> None:
-    assert len(COLORS) >= 8 and len(SHAPES) >= 6 and len(PLACES) == 9 and len(COUNTS) == 5 and len(WORDS) >= 20
+    assert (
+        len(COLORS) >= 8
+        and len(SHAPES) >= 6
+        and len(PLACES) == 9
+        and len(COUNTS) == 5
+        and len(WORDS) >= 20
+    )
     seen = {q.kind for _, facts, _ in questions(123, 300) for q in ask(facts, random.Random(1))}
     assert seen == set(KINDS)
 
@@ -43,7 +50,9 @@ def test_the_world_is_large_enough() -> None:
 def test_a_seed_is_a_data_set() -> None:
     first, second = questions(5, 20), questions(5, 20)
     assert [(f, q) for _, f, q in first] == [(f, q) for _, f, q in second]
-    assert all(a.tobytes() == b.tobytes() for (a, _, _), (b, _, _) in zip(first, second, strict=True))
+    assert all(
+        a.tobytes() == b.tobytes() for (a, _, _), (b, _, _) in zip(first, second, strict=True)
+    )
 
 
 def test_answers_are_true_of_the_picture() -> None:
@@ -52,11 +61,21 @@ def test_answers_are_true_of_the_picture() -> None:
         if question.kind == "count":
             assert question.answer == f"{COUNTS[len(facts.things)].capitalize()}."
         elif question.kind == "left right":
-            a, b = (next(t for t in facts.things if f"the {t.name} " in f"{part} ") for part in
-                    question.text.rstrip("?").replace("Is ", "").replace(" to the ", " ").replace(" of the ", "|the ").split("|"))
-            assert question.answer == ("Yes." if ("left" in question.text) == (a.cell % 3 < b.cell % 3) else "No.")
+            a, b = (
+                next(t for t in facts.things if f"the {t.name} " in f"{part} ")
+                for part in question.text.rstrip("?")
+                .replace("Is ", "")
+                .replace(" to the ", " ")
+                .replace(" of the ", "|the ")
+                .split("|")
+            )
+            assert question.answer == (
+                "Yes." if ("left" in question.text) == (a.cell % 3 < b.cell % 3) else "No."
+            )
         elif question.kind == "describe":
-            assert question.answer == describe(facts) and all(t.full_name in question.answer for t in facts.things)
+            assert question.answer == describe(facts) and all(
+                t.full_name in question.answer for t in facts.things
+            )
 
 
 def test_size() -> None:
@@ -70,31 +89,54 @@ def test_most_answers_are_right(model: Model) -> None:
     assert right >= 72, f"{right} of {len(asked)}"
 
 
-@pytest.mark.parametrize("chosen", [{"flash_attn": "off"}, {"refuse": [r"attention:/blk\.[13]\./"]}], ids=["off", "mixed"])
-def test_answers_do_not_depend_on_the_form_of_attention(model: Model, chosen: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "chosen",
+    [{"flash_attn": "off"}, {"refuse": [r"attention:/blk\.[13]\./"]}],
+    ids=["off", "mixed"],
+)
+def test_answers_do_not_depend_on_the_form_of_attention(
+    model: Model, chosen: dict[str, Any]
+) -> None:
     other = load(**chosen)
-    assert {f.state for f in other.warmup_report.flash} == ({"off"} if "flash_attn" in chosen else {"mixed"})
+    assert {f.state for f in other.warmup_report.flash} == (
+        {"off"} if "flash_attn" in chosen else {"mixed"}
+    )
     for image, _, question in questions(778_000, 25):
         assert other.describe(image, question.text) == model.describe(image, question.text)
 
 
 def test_transformers_gives_the_same_answers(model: Model) -> None:
     from transformers import Gemma3ForConditionalGeneration
+
     reference = Gemma3ForConditionalGeneration.from_pretrained(DEMO, dtype=torch.float32).eval()
     for image, _, question in questions(779_000, 12):
-        conversation = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": question.text}]}]
+        conversation = [
+            {
+                "role": "user",
+                "content": [{"type": "image"}, {"type": "text", "text": question.text}],
+            }
+        ]
         inputs = make.gemma3_inputs(DEMO, conversation, [np.asarray(image)])
         with torch.no_grad():
             sequence = reference.generate(**inputs, max_new_tokens=96, do_sample=False)[0].tolist()
         found = model.answer(image, question.text)
         assert list(found.prompt_token_ids) == inputs["input_ids"][0].tolist()
         stop = model.checkpoint.stop_tokens
-        expected = sequence[inputs["input_ids"].shape[1]:]
+        expected = sequence[inputs["input_ids"].shape[1] :]
         assert list(found.output_token_ids) == [t for t in expected if t not in stop]
 
 
 def test_evaluate_prints_kinds_and_total() -> None:
-    command = [sys.executable, str(ROOT / "tools" / "demo_model" / "evaluate.py"), "--seed", "4242", "-n", "12", "--threads", "1"]
+    command = [
+        sys.executable,
+        str(ROOT / "tools" / "demo_model" / "evaluate.py"),
+        "--seed",
+        "4242",
+        "-n",
+        "12",
+        "--threads",
+        "1",
+    ]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     assert 0 <= float(lines[-1]) <= 100
     assert all(line.split(" of ")[0][:15].strip() in KINDS for line in lines[1:-1])
@@ -102,7 +144,11 @@ def test_evaluate_prints_kinds_and_total() -> None:
 
 def test_examples_are_of_this_world(model: Model) -> None:
     """examples/README.md says what each picture shows; the model says the same."""
-    told = [line for line in (ROOT / "examples" / "README.md").read_text().splitlines() if line.startswith("| `")]
+    told = [
+        line
+        for line in (ROOT / "examples" / "README.md").read_text().splitlines()
+        if line.startswith("| `")
+    ]
     assert len(told) >= 6
     for line in told:
         name, description = (cell.strip().strip("`") for cell in line.strip("|").split("|"))

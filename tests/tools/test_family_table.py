@@ -1,4 +1,5 @@
 """The README's table of families is the one that the tests' checkpoints give."""
+
 from __future__ import annotations
 
 import sys

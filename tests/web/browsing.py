@@ -1,4 +1,5 @@
 """A browser for the tests of the pages, and the steps a person takes in it."""
+
 from __future__ import annotations
 
 import base64
@@ -10,7 +11,14 @@ from pathlib import Path
 import pytest
 
 AXE = (Path(__file__).parent / "axe" / "axe.min.js").read_text()
-CHROMIUM = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
+CHROMIUM = next(
+    (
+        found
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (found := shutil.which(name))
+    ),
+    None,
+)
 DESK, PHONE = {"width": 1280, "height": 800}, {"width": 360, "height": 720}
 SERIOUS = ("serious", "critical")
 LIMIT_MS = 20_000
@@ -20,7 +28,10 @@ LIMIT_MS = 20_000
 def chromium():
     if CHROMIUM is None:
         pytest.skip("NO BROWSER, SO THE PAGES ARE NOT TESTED: install Debian's package chromium")
-    playwright = pytest.importorskip("playwright.sync_api", reason="NO PLAYWRIGHT, SO THE PAGES ARE NOT TESTED: pip install playwright")
+    playwright = pytest.importorskip(
+        "playwright.sync_api",
+        reason="NO PLAYWRIGHT, SO THE PAGES ARE NOT TESTED: pip install playwright",
+    )
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
@@ -28,14 +39,23 @@ def chromium():
 
 
 class Visitor:
-    """One person with one window. What the browser complains of is collected, and is an error at the end unless `expects` it."""
+    """One person with one window. What the browser complains of is collected, and is an error at
+    the end unless `expects` it.
+    """
 
     def __init__(self, browser, url, size=DESK, begins="#welcome", **context):
         self.context = browser.new_context(viewport=size, base_url=url, **context)
         self.context.set_default_timeout(LIMIT_MS)
         self.page = self.context.new_page()
         self.complaints, self.expects, self.fingers = [], (), context.get("is_mobile", False)
-        self.page.on("console", lambda m: self.complaints.append(f"{m.type}: {m.text}") if m.type in ("error", "warning") else None)
+        self.page.on(
+            "console",
+            lambda m: (
+                self.complaints.append(f"{m.type}: {m.text}")
+                if m.type in ("error", "warning")
+                else None
+            ),
+        )
         self.page.on("pageerror", lambda e: self.complaints.append(f"exception: {e}"))
         self.page.goto("/")
         self.page.wait_for_selector(begins)
@@ -55,14 +75,19 @@ class Visitor:
     def attach(self, *paths):
         before = self.page.locator(".thumb").count()
         self.page.set_input_files("#files", [str(p) for p in paths])
-        self.until(f"document.querySelectorAll('.thumb:not(.loading)').length === {before + len(paths)}")
+        self.until(
+            f"document.querySelectorAll('.thumb:not(.loading)').length === {before + len(paths)}"
+        )
 
     def paste(self, path):
         self.context.grant_permissions(["clipboard-read", "clipboard-write"])
-        self.page.evaluate("""async (data) => {
+        self.page.evaluate(
+            """async (data) => {
             const blob = new Blob([Uint8Array.from(atob(data), (c) => c.charCodeAt(0))], { type: "image/png" });
             await navigator.clipboard.write([new ClipboardItem({ "image/png": blob })]);
-        }""", base64.b64encode(Path(path).read_bytes()).decode())
+        }""",
+            base64.b64encode(Path(path).read_bytes()).decode(),
+        )
         self.page.focus("#prompt")
         self.page.keyboard.press("Control+V")
         self.page.wait_for_selector(".thumb:not(.loading)")
@@ -79,12 +104,19 @@ class Visitor:
     def answered(self, text=None):
         """Wait until the last message is a whole answer, to `text` if that is given."""
         if text is not None:
-            self.page.wait_for_selector(f".message.user .bubble:text-is({text!r})" if "\n" not in text else ".message.user")
+            self.page.wait_for_selector(
+                f".message.user .bubble:text-is({text!r})" if "\n" not in text else ".message.user"
+            )
         self.page.wait_for_selector(".message.answer.last .actions")
         self.page.wait_for_selector("#send:visible")
 
     def texts(self, kind):
-        return [t.strip() for t in self.page.locator(f".message.{kind} .{'bubble' if kind == 'user' else 'text'}").all_inner_texts()]
+        return [
+            t.strip()
+            for t in self.page.locator(
+                f".message.{kind} .{'bubble' if kind == 'user' else 'text'}"
+            ).all_inner_texts()
+        ]
 
     def listed(self):
         return self.page.locator("#list .item a > span:first-child").all_inner_texts()
@@ -94,7 +126,12 @@ class Visitor:
         self.page.wait_for_timeout(250)  # colours fade in, and faded ones have no contrast
         self.page.evaluate(AXE)
         found = self.page.evaluate("() => axe.run(document, { resultTypes: ['violations'] })")
-        return [(v["id"], n["html"][:120]) for v in found["violations"] if v["impact"] in SERIOUS for n in v["nodes"]]
+        return [
+            (v["id"], n["html"][:120])
+            for v in found["violations"]
+            if v["impact"] in SERIOUS
+            for n in v["nodes"]
+        ]
 
     def overflow(self):
         """Pixels by which the page is wider than the window."""

@@ -1,4 +1,5 @@
 """A service without a model: it answers at once, in words that say what it was given."""
+
 from __future__ import annotations
 
 import itertools
@@ -25,7 +26,12 @@ class FakeTicket:
 
     def __init__(self, service, messages, settings, pictures):
         self.id = f"request-{next(self._ids)}"
-        self.service, self.settings, self.messages, self.pictures = service, settings, messages, pictures
+        self.service, self.settings, self.messages, self.pictures = (
+            service,
+            settings,
+            messages,
+            pictures,
+        )
         self.cancelled = threading.Event()
 
     def cancel(self):
@@ -39,7 +45,7 @@ class FakeTicket:
         if service.fails:
             raise service.fails
         said = []
-        for word in words[:self.settings.max_tokens]:
+        for word in words[: self.settings.max_tokens]:
             if self.cancelled.wait(service.pace_s):
                 yield self._finished(said, "cancelled")
                 return
@@ -50,27 +56,61 @@ class FakeTicket:
         yield self._finished(said, "stop" if len(said) == len(words) else "length")
 
     def _finished(self, said, finish):
-        images = tuple(ImageReceipt(p.size, p.size, 1, 4, p.sha256, False, p.notes) for p in self.pictures)
+        images = tuple(
+            ImageReceipt(p.size, p.size, 1, 4, p.sha256, False, p.notes) for p in self.pictures
+        )
         self.service.ended.append(finish)
-        return Finished(Answer("".join(said), (1, 2), (5,) * len(said), Receipt(
-            model="fake", images=images, image_tokens=4 * len(images), prompt_tokens=7, reused_tokens=3, output_tokens=len(said),
-            finish=finish, queued_ms=0.0, preprocess_ms=0.0, encode_ms=0.0, prefill_ms=0.0, decode_ms=0.0, device="cpu", dtype="fp32",
-            attention={}, seed=self.settings.seed, warnings=())))
+        return Finished(
+            Answer(
+                "".join(said),
+                (1, 2),
+                (5,) * len(said),
+                Receipt(
+                    model="fake",
+                    images=images,
+                    image_tokens=4 * len(images),
+                    prompt_tokens=7,
+                    reused_tokens=3,
+                    output_tokens=len(said),
+                    finish=finish,
+                    queued_ms=0.0,
+                    preprocess_ms=0.0,
+                    encode_ms=0.0,
+                    prefill_ms=0.0,
+                    decode_ms=0.0,
+                    device="cpu",
+                    dtype="fp32",
+                    attention={},
+                    seed=self.settings.seed,
+                    warnings=(),
+                ),
+            )
+        )
 
 
 class FakeService:
-    """`pace_s`: between two words. `fails`: raised after the first event. `refuses`: raised by `submit`."""
+    """`pace_s`: between two words. `fails`: raised after the first event. `refuses`: raised by
+    `submit`.
+    """
 
     def __init__(self, pace_s=0.0):
         self.pace_s, self.fails, self.refuses, self.waiting = pace_s, None, None, 0
         self.tickets, self.ended, self.words = [], [], None
         self.model = SimpleNamespace(
-            name="fake", encoder=object(), runner=SimpleNamespace(context=CONTEXT), warmup_report=Report(), warm_up=Report)
+            name="fake",
+            encoder=object(),
+            runner=SimpleNamespace(context=CONTEXT),
+            warmup_report=Report(),
+            warm_up=Report,
+        )
 
     def submit(self, messages, **chosen):
         if self.refuses:
             raise self.refuses
-        settings, pictures = options(AnswerOptions, {k: v for k, v in chosen.items() if k != "json_schema"}), _pictures(messages)
+        settings, pictures = (
+            options(AnswerOptions, {k: v for k, v in chosen.items() if k != "json_schema"}),
+            _pictures(messages),
+        )
         if self.waiting > 60:
             raise BusyError("full")
         if not any(_text(m).strip() for m in messages if m["role"] == "user"):
@@ -81,15 +121,24 @@ class FakeService:
         return ticket
 
     def answer(self, messages, pictures):
-        return self.words or f"{len(messages)} messages, pictures {[p.size for p in pictures]}: {_text(messages[-1])}"
+        return (
+            self.words
+            or f"{len(messages)} messages, pictures {[p.size for p in pictures]}: "
+            f"{_text(messages[-1])}"
+        )
 
     def count(self, messages, detail="auto"):  # noqa: ARG002
         pictures = _pictures(messages)
-        return SimpleNamespace(prompt_tokens=10 + 4 * len(pictures), image_tokens=(4,) * len(pictures), context=CONTEXT)
+        return SimpleNamespace(
+            prompt_tokens=10 + 4 * len(pictures), image_tokens=(4,) * len(pictures), context=CONTEXT
+        )
 
     def stats(self):
         from mtmd.service import ServiceStats
-        return ServiceStats(slots=4, waiting=self.waiting, requests=len(self.tickets), decode_ms=1500.0)
+
+        return ServiceStats(
+            slots=4, waiting=self.waiting, requests=len(self.tickets), decode_ms=1500.0
+        )
 
     def processed(self, sha256):  # noqa: ARG002
         return None
@@ -110,11 +159,21 @@ def until(condition, limit_s=10.0):
 
 
 def _pictures(messages):
-    found = [p["image"] for m in messages if not isinstance(m["content"], str) for p in m["content"] if p["type"] == "image"]
+    found = [
+        p["image"]
+        for m in messages
+        if not isinstance(m["content"], str)
+        for p in m["content"]
+        if p["type"] == "image"
+    ]
     assert all(isinstance(p, Picture) for p in found)
     return found
 
 
 def _text(message):
     content = message["content"]
-    return content if isinstance(content, str) else " ".join(p["text"] for p in content if p["type"] == "text")
+    return (
+        content
+        if isinstance(content, str)
+        else " ".join(p["text"] for p in content if p["type"] == "text")
+    )

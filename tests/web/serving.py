@@ -1,4 +1,5 @@
 """Pictures, requests, and a server on a free port, for the tests of the server."""
+
 from __future__ import annotations
 
 import base64
@@ -30,7 +31,10 @@ def image_part(url, **more):
 
 
 def user(*parts):
-    return {"role": "user", "content": [{"type": "text", "text": p} if isinstance(p, str) else p for p in parts]}
+    return {
+        "role": "user",
+        "content": [{"type": "text", "text": p} if isinstance(p, str) else p for p in parts],
+    }
 
 
 def client_for(service, **settings):
@@ -60,6 +64,9 @@ def raw_request(server, body, path="/v1/chat/completions"):
     """A connection on which a JSON request was sent and nothing has been read."""
     sock = socket.create_connection((server.effective_host, int(server.effective_port)), timeout=10)
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+        f"application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    )
     sock.sendall(head.encode() + data)
     return sock

@@ -24,39 +24,95 @@ def bearer(key):
     return {"Authorization": f"Bearer {key}"}
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org", "127.0.0.1.example.org", "localhost.example.org", ""])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "0.0.0.0",
+        "::",
+        "192.168.1.5",
+        "example.org",
+        "127.0.0.1.example.org",
+        "localhost.example.org",
+        "",
+    ],
+)
 def test_others_are_let_in_only_with_a_key_or_in_so_many_words(host):
     with pytest.raises(OptionError, match="--api-key"):
         ServerSettings(host=host)
-    assert ServerSettings(host=host, api_keys=(KEY,)) and ServerSettings(host=host, insecure_no_auth=True)
+    assert ServerSettings(host=host, api_keys=(KEY,)) and ServerSettings(
+        host=host, insecure_no_auth=True
+    )
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "localhost", "LOCALHOST.", "::1", "[::1]"])
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.9.9.9", "localhost", "LOCALHOST.", "::1", "[::1]"]
+)
 def test_this_machine_needs_no_key(host):
     assert is_loopback(host) and ServerSettings(host=host).loopback
 
 
-@pytest.mark.parametrize("wrong", [{"port": 70000}, {"port": -1}, {"queue": 0}, {"rate_limit": -1}, {"api_keys": ("short",)},
-    {"api_keys": ("",)},
-                                   {"api_keys": ("with a space in it",)}, {"api_keys": ("ümlauts-in-it",)},
-                                   {"cors_origins": ("example.org",)},
-                                   {"cors_origins": ("https://example.org/",)}, {"cors_origins": ("null",)}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"port": 70000},
+        {"port": -1},
+        {"queue": 0},
+        {"rate_limit": -1},
+        {"api_keys": ("short",)},
+        {"api_keys": ("",)},
+        {"api_keys": ("with a space in it",)},
+        {"api_keys": ("ümlauts-in-it",)},
+        {"cors_origins": ("example.org",)},
+        {"cors_origins": ("https://example.org/",)},
+        {"cors_origins": ("null",)},
+    ],
+)
 def test_wrong_settings_are_refused(wrong):
     with pytest.raises(OptionError) as error:
         ServerSettings(**wrong)
     assert not any(key and key in str(error.value) for key in wrong.get("api_keys", ()))
 
 
-@pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer ", "Bearer wrong", f"Basic {KEY}", KEY, f"Bearer {KEY}x",
-    f"Bearer {KEY[:-1]}", f"Bearer {OTHER} {KEY}",
-                                    "Bearer \udcff\udcfe", "Bearer " + "x" * 10000, f"bearer: {KEY}"])
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models", "/v1/files", "/v1/files/file-1", "/metrics", "/props", "/warmup",
-    "/no/such/route",
-                                  "/v1/chat/completions/input_tokens", "/api/conversations"])
+@pytest.mark.parametrize(
+    "header",
+    [
+        None,
+        "",
+        "Bearer",
+        "Bearer ",
+        "Bearer wrong",
+        f"Basic {KEY}",
+        KEY,
+        f"Bearer {KEY}x",
+        f"Bearer {KEY[:-1]}",
+        f"Bearer {OTHER} {KEY}",
+        "Bearer \udcff\udcfe",
+        "Bearer " + "x" * 10000,
+        f"bearer: {KEY}",
+    ],
+)
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/chat/completions",
+        "/v1/models",
+        "/v1/files",
+        "/v1/files/file-1",
+        "/metrics",
+        "/props",
+        "/warmup",
+        "/no/such/route",
+        "/v1/chat/completions/input_tokens",
+        "/api/conversations",
+    ],
+)
 def test_without_a_key_of_the_server_there_is_nothing(header, path):
     client = client_for(FakeService(), api_keys=(KEY, OTHER))
-    found = client.open(path, method="POST" if "completions" in path else "GET",
-        headers={} if header is None else {"Authorization": header})
+    found = client.open(
+        path,
+        method="POST" if "completions" in path else "GET",
+        headers={} if header is None else {"Authorization": header},
+    )
     assert (found.status_code, found.get_json()["error"]["type"]) == (401, "authentication_error")
     assert found.headers["WWW-Authenticate"] == "Bearer"
 
@@ -65,7 +121,10 @@ def test_each_key_lets_in():
     client = client_for(FakeService(), api_keys=(KEY, OTHER))
     for key in (KEY, OTHER):
         assert client.get("/v1/models", headers=bearer(key)).status_code == 200
-        assert client.get("/v1/models", headers={"Authorization": f"bearer  {key} "}).status_code == 200
+        assert (
+            client.get("/v1/models", headers={"Authorization": f"bearer  {key} "}).status_code
+            == 200
+        )
 
 
 def test_the_page_and_the_sign_of_life_need_no_key():
@@ -76,7 +135,9 @@ def test_the_page_and_the_sign_of_life_need_no_key():
 
 def test_keys_are_compared_in_constant_time_all_of_them(monkeypatch):
     compared = []
-    monkeypatch.setattr(auth.hmac, "compare_digest", lambda a, b: compared.append(len(a)) or real(a, b))
+    monkeypatch.setattr(
+        auth.hmac, "compare_digest", lambda a, b: compared.append(len(a)) or real(a, b)
+    )
     client = client_for(FakeService(), api_keys=(KEY, OTHER))
     assert client.get("/v1/models", headers=bearer(KEY)).status_code == 200
     assert compared == [32, 32]
@@ -88,11 +149,15 @@ real = hmac.compare_digest
 def test_what_one_key_uploads_another_does_not_see():
     client = client_for(FakeService(), api_keys=(KEY, OTHER))
     with (Path(__file__).parents[2] / "examples" / "shapes.png").open("rb") as file:
-        id_ = client.post("/v1/files", data={"purpose": "vision", "file": (file, "x.png")}, headers=bearer(KEY)).get_json()["id"]
+        id_ = client.post(
+            "/v1/files", data={"purpose": "vision", "file": (file, "x.png")}, headers=bearer(KEY)
+        ).get_json()["id"]
     assert client.get(f"/v1/files/{id_}", headers=bearer(KEY)).status_code == 200
     assert client.get(f"/v1/files/{id_}", headers=bearer(OTHER)).status_code == 404
     assert client.get("/v1/files", headers=bearer(OTHER)).get_json()["data"] == []
-    ask = {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, image_part(id_)]}]}
+    ask = {
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, image_part(id_)]}]
+    }
     assert client.post("/v1/chat/completions", json=ask, headers=bearer(OTHER)).status_code == 404
     assert client.post("/v1/chat/completions", json=ask, headers=bearer(KEY)).status_code == 200
 
@@ -116,15 +181,35 @@ def test_too_many_requests_are_told_when_to_come_again():
     client = client_for(FakeService(), api_keys=(KEY, OTHER), rate_limit=60)
     answers = [client.get("/v1/models", headers=bearer(KEY)) for _ in range(11)]
     assert [a.status_code for a in answers] == [200] * 10 + [429]
-    assert int(answers[-1].headers["Retry-After"]) == 1 and answers[-1].get_json()["error"]["type"] == "rate_limit_error"
+    assert (
+        int(answers[-1].headers["Retry-After"]) == 1
+        and answers[-1].get_json()["error"]["type"] == "rate_limit_error"
+    )
     assert client.get("/v1/models", headers=bearer(OTHER)).status_code == 200
 
 
-@pytest.mark.parametrize("host, status", [
-    ("127.0.0.1", 200), ("127.0.0.1:8080", 200), ("localhost", 200), ("localhost:1", 200), ("[::1]:8080", 200), ("127.0.0.2", 200),
-    ("example.org", 403), ("127.0.0.1.example.org", 403), ("localhost.example.org:8080", 403), ("10.0.0.1", 403), ("0.0.0.0", 403),
-    ("[::", 403), ("", 403),
-    ("user@example.org", 403), ("localhost@example.org", 403), ("example.org#localhost", 403), ("[::ffff:10.0.0.1]", 403)])
+@pytest.mark.parametrize(
+    "host, status",
+    [
+        ("127.0.0.1", 200),
+        ("127.0.0.1:8080", 200),
+        ("localhost", 200),
+        ("localhost:1", 200),
+        ("[::1]:8080", 200),
+        ("127.0.0.2", 200),
+        ("example.org", 403),
+        ("127.0.0.1.example.org", 403),
+        ("localhost.example.org:8080", 403),
+        ("10.0.0.1", 403),
+        ("0.0.0.0", 403),
+        ("[::", 403),
+        ("", 403),
+        ("user@example.org", 403),
+        ("localhost@example.org", 403),
+        ("example.org#localhost", 403),
+        ("[::ffff:10.0.0.1]", 403),
+    ],
+)
 def test_a_name_that_only_resolves_to_this_machine_is_refused(host, status):
     client = client_for(FakeService())
     found = client.get("/v1/models", headers={"Host": host})
@@ -133,52 +218,112 @@ def test_a_name_that_only_resolves_to_this_machine_is_refused(host, status):
 
 def test_a_server_for_others_is_called_by_any_name():
     client = client_for(FakeService(), host="0.0.0.0", api_keys=(KEY,))
-    assert client.get("/v1/models", headers=bearer(KEY) | {"Host": "vision.example.org"}).status_code == 200
+    assert (
+        client.get("/v1/models", headers=bearer(KEY) | {"Host": "vision.example.org"}).status_code
+        == 200
+    )
 
 
-@pytest.mark.parametrize("origin, allowed, status", [
-    (None, (), 200), ("http://localhost", (), 200), ("https://evil.example", (), 403), ("null", (), 403),
-    ("http://localhost:9999", (), 403), ("localhost", (), 403),
-    ("http://localhost.evil.example", (), 403), ("https://ok.example", ("https://ok.example",), 200),
-    ("https://evil.example", ("https://ok.example",), 403),
-    ("https://ok.example.evil", ("https://ok.example",), 403), ("https://evil.example", ("*",), 200)])
+@pytest.mark.parametrize(
+    "origin, allowed, status",
+    [
+        (None, (), 200),
+        ("http://localhost", (), 200),
+        ("https://evil.example", (), 403),
+        ("null", (), 403),
+        ("http://localhost:9999", (), 403),
+        ("localhost", (), 403),
+        ("http://localhost.evil.example", (), 403),
+        ("https://ok.example", ("https://ok.example",), 200),
+        ("https://evil.example", ("https://ok.example",), 403),
+        ("https://ok.example.evil", ("https://ok.example",), 403),
+        ("https://evil.example", ("*",), 200),
+    ],
+)
 def test_pages_of_other_origins_are_refused_unless_allowed(origin, allowed, status):
     service = FakeService()
     client = client_for(service, cors_origins=allowed)
     headers = {} if origin is None else {"Origin": origin}
-    found = client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "hi"}]}, headers=headers)
+    found = client.post(
+        "/v1/chat/completions",
+        json={"messages": [{"role": "user", "content": "hi"}]},
+        headers=headers,
+    )
     assert (found.status_code, len(service.tickets)) == (status, int(status == 200))
     granted = found.headers.get("Access-Control-Allow-Origin")
-    assert granted == (None if not allowed or origin not in (*allowed,
-        "https://evil.example") or status == 403 else "*" if "*" in allowed else origin)
+    assert granted == (
+        None
+        if not allowed or origin not in (*allowed, "https://evil.example") or status == 403
+        else "*"
+        if "*" in allowed
+        else origin
+    )
     assert "Access-Control-Allow-Credentials" not in found.headers
 
 
 def test_a_browser_may_ask_first_without_a_key():
     client = client_for(FakeService(), api_keys=(KEY,), cors_origins=("https://ok.example",))
-    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type,x-stainless-os"}
+    asked = {
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type,x-stainless-os",
+    }
     found = client.options("/v1/chat/completions", headers={"Origin": "https://ok.example"} | asked)
-    assert (found.status_code, found.headers["Access-Control-Allow-Origin"]) == (204, "https://ok.example")
-    assert "Authorization" in found.headers["Access-Control-Allow-Headers"] and "POST" in found.headers["Access-Control-Allow-Methods"]
-    assert client.options("/v1/chat/completions", headers={"Origin": "https://evil.example"} | asked).status_code == 401
+    assert (found.status_code, found.headers["Access-Control-Allow-Origin"]) == (
+        204,
+        "https://ok.example",
+    )
+    assert (
+        "Authorization" in found.headers["Access-Control-Allow-Headers"]
+        and "POST" in found.headers["Access-Control-Allow-Methods"]
+    )
+    assert (
+        client.options(
+            "/v1/chat/completions", headers={"Origin": "https://evil.example"} | asked
+        ).status_code
+        == 401
+    )
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "", "application/jsonx"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data",
+        "",
+        "application/jsonx",
+    ],
+)
 def test_what_a_form_can_send_is_no_request(kind):
     service = FakeService()
-    found = client_for(service).post("/v1/chat/completions", data='{"messages": [{"role": "user", "content": "hi"}]}', content_type=kind)
+    found = client_for(service).post(
+        "/v1/chat/completions",
+        data='{"messages": [{"role": "user", "content": "hi"}]}',
+        content_type=kind,
+    )
     assert (found.status_code, service.tickets) == (415, [])
 
 
 def test_every_answer_carries_the_headers_that_browsers_heed():
     client = client_for(FakeService())
-    answers = [client.get("/health"), client.get("/nothing"), post_chat(client, "hi"), post_chat(client, "hi", stream=True),
+    answers = [
+        client.get("/health"),
+        client.get("/nothing"),
+        post_chat(client, "hi"),
+        post_chat(client, "hi", stream=True),
         client.post("/v1/files"),
-               post_chat(client, "hi", image_part(data_url(png())))]
+        post_chat(client, "hi", image_part(data_url(png()))),
+    ]
     for found in answers:
         assert found.headers["Content-Security-Policy"].startswith("default-src 'none'")
-        assert (found.headers["X-Content-Type-Options"], found.headers["X-Frame-Options"]) == ("nosniff", "DENY")
-        assert found.headers["Referrer-Policy"] == "no-referrer" and found.headers["Cross-Origin-Resource-Policy"] == "same-origin"
+        assert (found.headers["X-Content-Type-Options"], found.headers["X-Frame-Options"]) == (
+            "nosniff",
+            "DENY",
+        )
+        assert (
+            found.headers["Referrer-Policy"] == "no-referrer"
+            and found.headers["Cross-Origin-Resource-Policy"] == "same-origin"
+        )
         assert "no-" in found.headers["Cache-Control"]
     assert len({found.headers["X-Request-Id"] for found in answers}) == len(answers)
 
@@ -187,15 +332,35 @@ def test_every_answer_carries_the_headers_that_browsers_heed():
 def test_a_long_body_is_not_read_for_who_has_no_key(framing):
     with running(FakeService(), api_keys=(KEY,)) as server:
         for header, status in ((f"Bearer {KEY}x", 401), ("", 401), (f"Bearer {KEY}", 100)):
-            lines = ["POST /v1/files HTTP/1.1", "Host: localhost", "Expect: 100-continue", f"Authorization: {header}", framing, "", ""]
-            with socket.create_connection((server.effective_host, int(server.effective_port)), timeout=10) as sock:
+            lines = [
+                "POST /v1/files HTTP/1.1",
+                "Host: localhost",
+                "Expect: 100-continue",
+                f"Authorization: {header}",
+                framing,
+                "",
+                "",
+            ]
+            with socket.create_connection(
+                (server.effective_host, int(server.effective_port)), timeout=10
+            ) as sock:
                 sock.sendall("\r\n".join(lines).encode())
                 head, _, body = sock.recv(4096).decode().partition("\r\n\r\n")
                 assert head.startswith(f"HTTP/1.1 {status}")
-                assert status == 100 or json.loads(body or sock.recv(4096))["error"]["type"] == "authentication_error"
+                assert (
+                    status == 100
+                    or json.loads(body or sock.recv(4096))["error"]["type"]
+                    == "authentication_error"
+                )
 
 
 def test_a_body_over_the_limit_is_not_asked_for():
-    with running(FakeService()) as server, socket.create_connection((server.effective_host, int(server.effective_port)), 10) as sock:
-        sock.sendall(b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 999999999\r\n\r\n")
+    with (
+        running(FakeService()) as server,
+        socket.create_connection((server.effective_host, int(server.effective_port)), 10) as sock,
+    ):
+        sock.sendall(
+            b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nExpect: "
+            b"100-continue\r\nContent-Length: 999999999\r\n\r\n"
+        )
         assert sock.recv(4096).startswith(b"HTTP/1.1 413")

@@ -13,47 +13,82 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fake_service import FakeService
 from serving import client_for, data_url, image_part, png, post_chat, running
 
-from mtmd import BusyError, DeviceMemoryError, ImageError, ModelError, MtmdError, OptionError, PlacementError, PromptError
+from mtmd import (
+    BusyError,
+    DeviceMemoryError,
+    ImageError,
+    ModelError,
+    MtmdError,
+    OptionError,
+    PlacementError,
+    PromptError,
+)
 from mtmd.web.settings import MediaBudget
 
 PATH = "/home/someone/models/secret.gguf"
 
 
-@pytest.mark.parametrize("error, status, kind, told", [
-    (PromptError("the prompt takes 9 tokens"), 400, "invalid_request_error", True),
-    (ImageError("image: found 0 bytes"), 400, "invalid_request_error", True),
-    (OptionError("temperature: found 7"), 400, "invalid_request_error", True), (BusyError("4 wait"), 429, "rate_limit_error", True),
-    (DeviceMemoryError("needs 9 GiB"), 413, "invalid_request_error", True), (ModelError(f"{PATH} is broken"), 500, "server_error", False),
-    (PlacementError(f"0x7f3a12 of {PATH}"), 500, "server_error", False),
-    (MtmdError(f"internal error at {PATH}"), 500, "server_error", False),
-    (ValueError(PATH), 500, "server_error", False), (OSError(2, "No such file", PATH), 500, "server_error", False),
-    (RecursionError(PATH), 500, "server_error", False), (MemoryError(), 500, "server_error", False),
-])
+@pytest.mark.parametrize(
+    "error, status, kind, told",
+    [
+        (PromptError("the prompt takes 9 tokens"), 400, "invalid_request_error", True),
+        (ImageError("image: found 0 bytes"), 400, "invalid_request_error", True),
+        (OptionError("temperature: found 7"), 400, "invalid_request_error", True),
+        (BusyError("4 wait"), 429, "rate_limit_error", True),
+        (DeviceMemoryError("needs 9 GiB"), 413, "invalid_request_error", True),
+        (ModelError(f"{PATH} is broken"), 500, "server_error", False),
+        (PlacementError(f"0x7f3a12 of {PATH}"), 500, "server_error", False),
+        (MtmdError(f"internal error at {PATH}"), 500, "server_error", False),
+        (ValueError(PATH), 500, "server_error", False),
+        (OSError(2, "No such file", PATH), 500, "server_error", False),
+        (RecursionError(PATH), 500, "server_error", False),
+        (MemoryError(), 500, "server_error", False),
+    ],
+)
 def test_errors_become_answers_in_openais_form(error, status, kind, told, caplog):
     service = FakeService()
     client = client_for(service)
     service.refuses = error
     found = post_chat(client, "hi")
     body = found.get_json()["error"]
-    assert (found.status_code, body["type"], sorted(body)) == (status, kind, ["code", "message", "param", "type"])
+    assert (found.status_code, body["type"], sorted(body)) == (
+        status,
+        kind,
+        ["code", "message", "param", "type"],
+    )
     assert (str(error) in body["message"]) == told or not str(error)
     service.refuses, service.fails = None, error
     assert post_chat(client, "hi").status_code == status
     streamed = post_chat(client, "hi", stream=True).get_data(as_text=True)
     assert json.loads(streamed.split("data: ")[-2])["error"]["type"] == kind
     for text in (found.get_data(as_text=True), streamed):
-        assert told or not any(word in text for word in ("secret", "someone", "0x7f", "Traceback", "File \\"))
+        assert told or not any(
+            word in text for word in ("secret", "someone", "0x7f", "Traceback", "File \\")
+        )
     if not told:  # the log says what the body does not, under the id the body names
-        assert body["message"].split()[-1] == found.headers["X-Request-Id"] and found.headers["X-Request-Id"] in caplog.text
+        assert (
+            body["message"].split()[-1] == found.headers["X-Request-Id"]
+            and found.headers["X-Request-Id"] in caplog.text
+        )
 
 
-@pytest.mark.parametrize("method, path, status", [
-    ("GET", "/nothing", 404), ("GET", "/v1", 404), ("GET", "/v1/chat/completions", 405), ("DELETE", "/v1/models", 405),
-    ("GET", "/v1/files/x", 404),
-    ("GET", "/v1/files/..%2f..%2fetc%2fpasswd", 404), ("GET", "/v1/models/..%2f..%2fetc", 404), ("TRACE", "/health", 405),
-    ("POST", "/v1/chat/completions", 415),
-    ("GET", "/static/../app.py", 404), ("GET", "/static/%2e%2e/app.py", 404), ("GET", "/static/..%2fapp.py", 404),
-])
+@pytest.mark.parametrize(
+    "method, path, status",
+    [
+        ("GET", "/nothing", 404),
+        ("GET", "/v1", 404),
+        ("GET", "/v1/chat/completions", 405),
+        ("DELETE", "/v1/models", 405),
+        ("GET", "/v1/files/x", 404),
+        ("GET", "/v1/files/..%2f..%2fetc%2fpasswd", 404),
+        ("GET", "/v1/models/..%2f..%2fetc", 404),
+        ("TRACE", "/health", 405),
+        ("POST", "/v1/chat/completions", 415),
+        ("GET", "/static/../app.py", 404),
+        ("GET", "/static/%2e%2e/app.py", 404),
+        ("GET", "/static/..%2fapp.py", 404),
+    ],
+)
 def test_what_flask_refuses_is_told_in_the_same_form(method, path, status):
     found = client_for(FakeService()).open(path, method=method)
     assert found.status_code == status
@@ -62,40 +97,71 @@ def test_what_flask_refuses_is_told_in_the_same_form(method, path, status):
         assert found.headers["Allow"]
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"1", b'"x"', b"\xff\xfe{\x00}\x00", b"[" * 100_000, b'{"a":' * 100_000,
-    b'{"messages":' + b"[" * 50_000,
-                                  b'{"messages": [{"role": "user", "content": "\\ud800"}]}', b'{"messages": NaN}', b'{"x": 1e999999}',
-                                  b"\0" * 1000,
-                                  b'{"x": ' + b"9" * 100_000 + b"}", b'{"messages": [{"role": "user", "content": "x"}]} trailing'])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"1",
+        b'"x"',
+        b"\xff\xfe{\x00}\x00",
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b'{"messages":' + b"[" * 50_000,
+        b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"messages": NaN}',
+        b'{"x": 1e999999}',
+        b"\0" * 1000,
+        b'{"x": ' + b"9" * 100_000 + b"}",
+        b'{"messages": [{"role": "user", "content": "x"}]} trailing',
+    ],
+)
 def test_a_body_that_is_no_request_is_a_mistake_of_the_client(body):
     service = FakeService()
-    found = client_for(service).post("/v1/chat/completions", data=body, content_type="application/json")
+    found = client_for(service).post(
+        "/v1/chat/completions", data=body, content_type="application/json"
+    )
     assert (found.status_code, service.tickets) == (400, [])
     assert len(found.get_data()) < 1000
 
 
 def test_a_body_over_the_limit_is_refused():
     client = client_for(FakeService(), media=MediaBudget(bytes=3))
-    found = client.post("/v1/chat/completions", data=b"x" * ((8 << 20) + 5), content_type="application/json")
+    found = client.post(
+        "/v1/chat/completions", data=b"x" * ((8 << 20) + 5), content_type="application/json"
+    )
     assert (found.status_code, found.get_json()["error"]["type"]) == (413, "invalid_request_error")
 
 
 def test_values_of_a_request_are_not_repeated_at_length():
     client = client_for(FakeService())
     long = "A" * 50_000
-    for body in ({"model": long}, {"temperature": long}, {"messages": [{"role": long, "content": "x"}]},
+    for body in (
+        {"model": long},
+        {"temperature": long},
+        {"messages": [{"role": long, "content": "x"}]},
         {"messages": [{"role": "user", "content": [{"type": long}]}]},
-                 {"response_format": {"type": long}}, {"stop": [long] * 99}, {long: 1, "n": 2}):
-        found = client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "hi"}]} | body)
+        {"response_format": {"type": long}},
+        {"stop": [long] * 99},
+        {long: 1, "n": 2},
+    ):
+        found = client.post(
+            "/v1/chat/completions", json={"messages": [{"role": "user", "content": "hi"}]} | body
+        )
         assert found.status_code in (400, 404) and len(found.get_data()) < 1000, str(body)[:40]
 
 
 def test_what_a_decoder_says_stays_inside(monkeypatch):
     def broken(*_):
         raise OSError("libpng error: bad chunk at 0x7f3a12345678 in /usr/lib/libpng.so")
+
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", broken)
     found = post_chat(client_for(FakeService()), "hi", image_part(data_url(png())))
-    assert found.status_code == 400 and not any(word in found.get_data(as_text=True) for word in ("libpng", "0x7f", "/usr"))
+    assert found.status_code == 400 and not any(
+        word in found.get_data(as_text=True) for word in ("libpng", "0x7f", "/usr")
+    )
 
 
 def test_pictures_and_keys_do_not_stand_in_the_log(caplog):
@@ -105,12 +171,28 @@ def test_pictures_and_keys_do_not_stand_in_the_log(caplog):
     with caplog.at_level(logging.DEBUG):
         for fails in (None, MtmdError("no"), ValueError("no"), ImageError("no")):
             service.fails = fails
-            body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}, image_part(data_url(picture))]}]}
-            client.post("/v1/chat/completions", json=body, headers={"Authorization": f"Bearer {key}"})
+            body = {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "text", "text": "hi"}, image_part(data_url(picture))],
+                    }
+                ]
+            }
+            client.post(
+                "/v1/chat/completions", json=body, headers={"Authorization": f"Bearer {key}"}
+            )
             client.post(f"/v1/{encoded}", json=body, headers={"Authorization": f"Bearer {key}"})
-            client.post("/v1/chat/completions", json=body | {"n": encoded}, headers={"Authorization": f"Bearer {key}x"})
-            client.post("/v1/files", data={"purpose": encoded, "file": (io.BytesIO(picture), encoded)},
-                headers={"Authorization": f"Bearer {key}"})
+            client.post(
+                "/v1/chat/completions",
+                json=body | {"n": encoded},
+                headers={"Authorization": f"Bearer {key}x"},
+            )
+            client.post(
+                "/v1/files",
+                data={"purpose": encoded, "file": (io.BytesIO(picture), encoded)},
+                headers={"Authorization": f"Bearer {key}"},
+            )
     assert "/v1/chat/completions 200" in caplog.text and "no route" in caplog.text
     assert encoded[:60] not in caplog.text and key not in caplog.text
 
@@ -121,10 +203,15 @@ def test_a_defect_in_a_route_is_not_told_by_the_real_server_either():
     with running(service) as server:
         import urllib.error
         import urllib.request
+
         service.stats = lambda: 1 / 0
         with pytest.raises(urllib.error.HTTPError) as error:
             urllib.request.urlopen(f"{server.url}/metrics", timeout=10)
         text = error.value.read().decode()
         error.value.close()
         service.stats = service.stats_ok
-    assert error.value.code == 500 and "Zero" not in text and json.loads(text)["error"]["type"] == "server_error"
+    assert (
+        error.value.code == 500
+        and "Zero" not in text
+        and json.loads(text)["error"]["type"] == "server_error"
+    )

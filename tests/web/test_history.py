@@ -33,7 +33,9 @@ class Page:
         return found.get_json(silent=True)
 
     def upload(self, data=None, name="a.png", status=200):
-        found = self.client.post(f"/api/images?name={name}", data=data or png(), headers=self.headers)
+        found = self.client.post(
+            f"/api/images?name={name}", data=data or png(), headers=self.headers
+        )
         assert found.status_code == status, found.get_data(as_text=True)
         return found.get_json()
 
@@ -41,17 +43,31 @@ class Page:
         return self.call("POST", "/conversations", {})["id"]
 
     def say(self, conversation, text="what?", parent=None, images=()):
-        body = {"parent": parent, "text": text, "images": [{"sha256": i["sha256"], "name": i["name"]} for i in images]}
+        body = {
+            "parent": parent,
+            "text": text,
+            "images": [{"sha256": i["sha256"], "name": i["name"]} for i in images],
+        }
         return self.call("POST", f"/conversations/{conversation}/messages", body)["message"]["id"]
 
     def ask(self, conversation, parent, status=200, **options):
-        return self.call("POST", f"/conversations/{conversation}/answers", {"parent": parent, "options": options}, status)
+        return self.call(
+            "POST",
+            f"/conversations/{conversation}/answers",
+            {"parent": parent, "options": options},
+            status,
+        )
 
     def events(self, answer, last=0):
         """(id, data) of each event to the end."""
-        found = self.client.get(f"/api/answers/{answer}/events", headers=self.headers | {"Last-Event-ID": str(last)})
+        found = self.client.get(
+            f"/api/answers/{answer}/events", headers=self.headers | {"Last-Event-ID": str(last)}
+        )
         assert found.status_code == 200, found.get_data(as_text=True)
-        blocks = [dict(line.split(": ", 1) for line in block.split("\n")) for block in found.get_data(as_text=True).split("\n\n")[:-1]]
+        blocks = [
+            dict(line.split(": ", 1) for line in block.split("\n"))
+            for block in found.get_data(as_text=True).split("\n\n")[:-1]
+        ]
         return [(int(b["id"]), json.loads(b["data"])) for b in blocks if "id" in b]
 
     def talk(self, text="what?", **more):
@@ -71,13 +87,24 @@ def page():
 
 def test_a_question_about_a_picture_is_answered_and_kept(page):
     image = page.upload(png(30, 20), "cat.png")
-    assert (image["width"], image["height"], image["kind"], image["name"]) == (30, 20, "image/png", "cat.png")
+    assert (image["width"], image["height"], image["kind"], image["name"]) == (
+        30,
+        20,
+        "image/png",
+        "cat.png",
+    )
     conversation, asked, answer, end = page.talk("what is it?", images=[image])
     assert end["state"] == "complete" and end["unsaved"] is None
-    assert end["message"]["text"] == "1 messages, pictures [(30, 20)]: what is it?" and end["message"]["html"].startswith("<p>1 messages")
+    assert end["message"]["text"] == "1 messages, pictures [(30, 20)]: what is it?" and end[
+        "message"
+    ]["html"].startswith("<p>1 messages")
     assert end["receipt"]["images"][0]["original_size"] == [30, 20]
     first, second = page.messages(conversation)
-    assert (first["id"], second["id"], second["parent"]) == (asked, answer, asked) and second == end["message"]
+    assert (first["id"], second["id"], second["parent"]) == (
+        asked,
+        answer,
+        asked,
+    ) and second == end["message"]
     (listed,) = page.call("GET", "/conversations")["conversations"]
     assert (listed["title"], listed["head"], listed["running"]) == ("what is it?", answer, False)
 
@@ -90,7 +117,9 @@ def test_the_model_is_given_the_branch_and_no_other(page):
     second = page.say(conversation, "two", parent=answer)
     page.events(page.ask(conversation, second)["id"])
     said = page.service.tickets[-1].messages
-    assert [m["role"] for m in said] == ["user", "assistant", "user"] and [m["content"] for m in said][::2] == ["one", "two"]
+    assert [m["role"] for m in said] == ["user", "assistant", "user"] and [
+        m["content"] for m in said
+    ][::2] == ["one", "two"]
     assert {m["parent"] for m in page.messages(conversation)} == {None, asked, answer, second}
 
 
@@ -100,7 +129,10 @@ def test_an_edit_is_a_branch_with_its_own_pictures(page):
     edited = page.say(conversation, "one, otherwise", images=[second])
     page.events(page.ask(conversation, edited)["id"])
     messages = {m["id"]: m for m in page.messages(conversation)}
-    assert messages[asked]["parent"] is messages[edited]["parent"] is None and messages[asked]["text"] == "one"
+    assert (
+        messages[asked]["parent"] is messages[edited]["parent"] is None
+        and messages[asked]["text"] == "one"
+    )
     assert [p.size for p in page.service.tickets[-1].pictures] == [(4, 4)]
     page.call("PATCH", f"/conversations/{conversation}", {"head": asked})
     assert page.call("GET", f"/conversations/{conversation}")["conversation"]["head"] == asked
@@ -112,16 +144,33 @@ def test_what_was_said_twice_without_an_answer_is_one_turn(page):
     second = page.say(conversation, "two", parent=first)
     page.events(page.ask(conversation, second)["id"])
     (message,) = page.service.tickets[-1].messages
-    assert message["role"] == "user" and [p["type"] for p in message["content"]] == ["image", "text", "text"]
+    assert message["role"] == "user" and [p["type"] for p in message["content"]] == [
+        "image",
+        "text",
+        "text",
+    ]
 
 
 def test_options_reach_the_model_and_are_kept_with_the_answer(page):
     conversation = page.new()
-    answer = page.ask(conversation, page.say(conversation), system="Be brief.", temperature=0.5, seed=7, max_tokens=9, detail="low")["id"]
+    answer = page.ask(
+        conversation,
+        page.say(conversation),
+        system="Be brief.",
+        temperature=0.5,
+        seed=7,
+        max_tokens=9,
+        detail="low",
+    )["id"]
     page.events(answer)
     ticket = page.service.tickets[-1]
     assert ticket.messages[0] == {"role": "system", "content": "Be brief."}
-    assert (ticket.settings.temperature, ticket.settings.seed, ticket.settings.max_tokens, ticket.settings.detail) == (0.5, 7, 9, "low")
+    assert (
+        ticket.settings.temperature,
+        ticket.settings.seed,
+        ticket.settings.max_tokens,
+        ticket.settings.detail,
+    ) == (0.5, 7, 9, "low")
     assert page.messages(conversation)[1]["options"]["system"] == "Be brief."
 
 
@@ -129,7 +178,9 @@ def test_progress_is_told_before_the_text_and_texts_together_are_one_event(page)
     page.service.words = "a b c d"
     answer = page.talk("x", images=[page.upload()])[2]
     ids, events = zip(*page.events(answer), strict=True)
-    assert [e["type"] for e in events] == ["progress", "text", "end"] and events[1]["text"] == "a b c d"
+    assert [e["type"] for e in events] == ["progress", "text", "end"] and events[1][
+        "text"
+    ] == "a b c d"
     assert list(ids) == sorted(ids)
 
 
@@ -151,7 +202,9 @@ def test_a_stream_goes_on_where_it_broke_off():
     rest = page.events(answer, last)
     assert got + "".join(e["text"] for _, e in rest if e["type"] == "text") == page.service.words
     assert "progress" not in {e["type"] for _, e in rest}
-    assert page.events(answer, last=10**6)[-1][1]["type"] == "end", "a number beyond the end gives the end"
+    assert page.events(answer, last=10**6)[-1][1]["type"] == "end", (
+        "a number beyond the end gives the end"
+    )
 
 
 def test_an_answer_goes_on_without_anybody_listening():
@@ -160,7 +213,10 @@ def test_an_answer_goes_on_without_anybody_listening():
     answer = page.ask(conversation, page.say(conversation))["id"]
     assert page.messages(conversation)[1]["state"] == "running"
     assert page.call("GET", "/conversations")["conversations"][0]["running"]
-    assert until(lambda: page.messages(conversation)[1]["state"] == "complete") and page.messages(conversation)[1]["id"] == answer
+    assert (
+        until(lambda: page.messages(conversation)[1]["state"] == "complete")
+        and page.messages(conversation)[1]["id"] == answer
+    )
 
 
 def test_stop_keeps_what_there_is():
@@ -213,7 +269,10 @@ def test_closing_the_store_ends_and_saves_what_is_being_written(tmp_path):
     page.store.close()
     again = Store(tmp_path)
     answer = again.messages(conversation)[1]
-    assert answer.state == "stopped" and answer.receipt["output_tokens"] == len(answer.text.split()) >= 2
+    assert (
+        answer.state == "stopped"
+        and answer.receipt["output_tokens"] == len(answer.text.split()) >= 2
+    )
     again.close()
 
 
@@ -231,7 +290,9 @@ def test_one_answer_at_a_time_in_a_conversation():
         page.events(id_)
 
 
-@pytest.mark.parametrize("refusal, status", [(BusyError("full"), 429), (MtmdError("a secret of the inside"), 500)])
+@pytest.mark.parametrize(
+    "refusal, status", [(BusyError("full"), 429), (MtmdError("a secret of the inside"), 500)]
+)
 def test_a_refused_answer_leaves_the_message(page, refusal, status):
     conversation = page.new()
     asked = page.say(conversation)
@@ -258,9 +319,14 @@ def test_a_defect_in_mid_answer_does_not_tell_of_the_inside(page, caplog):
 def test_a_full_disk_at_the_end_is_told_and_the_answer_shown_all_the_same(page, monkeypatch):
     def fail(*_, **__):
         raise StoreError("conversations: is the disk full?")
+
     monkeypatch.setattr(page.store, "finish", fail)
     end = page.talk("hello")[3]
-    assert "disk full" in end["unsaved"] and "hello" in end["message"]["text"] and end["message"]["state"] == "complete"
+    assert (
+        "disk full" in end["unsaved"]
+        and "hello" in end["message"]["text"]
+        and end["message"]["state"] == "complete"
+    )
 
 
 def test_a_message_that_cannot_be_saved_is_not_acknowledged(page, monkeypatch):
@@ -268,6 +334,7 @@ def test_a_message_that_cannot_be_saved_is_not_acknowledged(page, monkeypatch):
 
     def fail(*_, **__):
         raise StoreError("conversations: is the disk full?")
+
     monkeypatch.setattr(page.store, "add", fail)
     found = page.client.post(f"/api/conversations/{conversation}/messages", json={"text": "x"})
     assert found.status_code == 507 and "disk full" in found.get_json()["error"]["message"]
@@ -275,7 +342,9 @@ def test_a_message_that_cannot_be_saved_is_not_acknowledged(page, monkeypatch):
     asked = page.say(conversation)
     monkeypatch.setattr(page.store, "add", fail)
     page.ask(conversation, asked, status=507)
-    assert page.service.tickets[-1].cancelled.is_set(), "an answer that cannot be kept is not computed"
+    assert page.service.tickets[-1].cancelled.is_set(), (
+        "an answer that cannot be kept is not computed"
+    )
 
 
 def test_a_deleted_conversation_ends_its_answer():
@@ -297,14 +366,25 @@ def test_search_rename_and_their_limits(page):
     found = page.call("GET", "/conversations?q=needle")["conversations"]
     assert found[0]["title"] == "renamed" and "needle" in found[0]["around"]
     for wrong in ({"title": ""}, {"title": "x" * 201}, {"titel": "x"}, {"head": "nothing"}):
-        page.call("PATCH", f"/conversations/{conversation}", wrong, status=404 if "head" in wrong else 400)
+        page.call(
+            "PATCH", f"/conversations/{conversation}", wrong, status=404 if "head" in wrong else 400
+        )
 
 
 def test_counting_adds_the_draft_to_its_branch(page):
     image = page.upload()
     conversation, _, answer, _ = page.talk("x", images=[image])
-    draft = {"conversation": conversation, "parent": answer, "text": "", "images": [{"sha256": image["sha256"], "name": "b"}]}
-    assert page.call("POST", "/count", draft) == {"prompt_tokens": 18, "image_tokens": [4, 4], "context": 512}
+    draft = {
+        "conversation": conversation,
+        "parent": answer,
+        "text": "",
+        "images": [{"sha256": image["sha256"], "name": "b"}],
+    }
+    assert page.call("POST", "/count", draft) == {
+        "prompt_tokens": 18,
+        "image_tokens": [4, 4],
+        "context": 512,
+    }
     assert page.call("POST", "/count", {"text": "x"})["image_tokens"] == []
     assert len(page.service.tickets) == 1, "nothing is computed for it"
 
@@ -314,12 +394,19 @@ def test_export_and_import_make_the_same_again(page):
     found = page.client.get(f"/api/conversations/{conversation}/export")
     assert "attachment" in found.headers["Content-Disposition"]
     other = Page()
-    (made,) = other.call("POST", "/import", json.loads(found.get_data(as_text=True)))["conversations"]
-    mine, theirs = ([(m["role"], m["text"], m["receipt"], m["images"]) for m in p.messages(c)]
-                    for p, c in ((page, conversation), (other, made["id"])))
+    (made,) = other.call("POST", "/import", json.loads(found.get_data(as_text=True)))[
+        "conversations"
+    ]
+    mine, theirs = (
+        [(m["role"], m["text"], m["receipt"], m["images"]) for m in p.messages(c)]
+        for p, c in ((page, conversation), (other, made["id"]))
+    )
     assert theirs == mine
     assert other.client.get(f"/api/images/{theirs[0][3][0]['sha256']}").data == png(7, 5)
-    assert json.loads(page.client.get("/api/export").data)["conversations"][0]["messages"][0]["text"] == "about it"
+    assert (
+        json.loads(page.client.get("/api/export").data)["conversations"][0]["messages"][0]["text"]
+        == "about it"
+    )
 
 
 def test_an_import_with_what_is_no_picture_is_refused_whole(page):
@@ -343,12 +430,15 @@ def test_pictures_are_served_as_they_came_and_those_no_browser_shows_as_png(page
 
 @pytest.mark.parametrize("data", [b"<svg onload=alert(1)>", b"", b"GIF89a", b"%PDF-1.4"])
 def test_what_is_no_picture_is_not_kept(page, data):
-    found = page.client.post("/api/images?name=x.png", data=data, content_type="application/octet-stream")
+    found = page.client.post(
+        "/api/images?name=x.png", data=data, content_type="application/octet-stream"
+    )
     assert found.status_code == 400 and page.store.collect(unused_seconds=-1) == 0
 
 
 def test_what_the_model_saw_is_shown(page):
     import numpy as np
+
     tile = np.zeros((4, 6, 3), np.uint8)
     page.service.processed = lambda sha256: (tile, tile) if sha256 == "seen" else None
     assert page.call("GET", "/processed/seen")["tiles"] == [{"width": 6, "height": 4}] * 2
@@ -372,12 +462,20 @@ def test_a_picture_beyond_the_limit_of_bytes_or_pixels_is_refused():
     page.upload(png(200, 200), status=400)
 
 
-@pytest.mark.parametrize("path, body", [
-    ("/conversations", {"title": 5}), ("/conversations/{c}/messages", {"text": " "}),
-    ("/conversations/{c}/messages", {"text": "x", "role": "system"}),
-    ("/conversations/{c}/messages", {"text": "x", "images": [{"sha256": "gone"}]}), ("/conversations/{c}/answers", {}),
-    ("/conversations/{c}/answers", {"parent": "{m}", "options": {"temperature": -1}}), ("/count", {"options": {"detail": "huge"}}),
-    ("/conversations/{c}/answers", {"parent": "{m}", "options": {"stop": "x"}}), ("/import", [])])
+@pytest.mark.parametrize(
+    "path, body",
+    [
+        ("/conversations", {"title": 5}),
+        ("/conversations/{c}/messages", {"text": " "}),
+        ("/conversations/{c}/messages", {"text": "x", "role": "system"}),
+        ("/conversations/{c}/messages", {"text": "x", "images": [{"sha256": "gone"}]}),
+        ("/conversations/{c}/answers", {}),
+        ("/conversations/{c}/answers", {"parent": "{m}", "options": {"temperature": -1}}),
+        ("/count", {"options": {"detail": "huge"}}),
+        ("/conversations/{c}/answers", {"parent": "{m}", "options": {"stop": "x"}}),
+        ("/import", []),
+    ],
+)
 def test_wrong_requests_are_told_in_one_line(page, path, body):
     conversation = page.new()
     asked = page.say(conversation)
@@ -389,9 +487,12 @@ def test_wrong_requests_are_told_in_one_line(page, path, body):
 
 def test_a_message_belongs_to_its_conversation(page):
     (one, asked, answer, _), other = page.talk(), page.new()
-    for path, body in ((f"/conversations/{other}/messages", {"text": "x", "parent": asked}),
-                       (f"/conversations/{other}/answers", {"parent": asked}), (f"/conversations/{one}/answers", {"parent": answer}),
-                       ("/count", {"conversation": other, "parent": asked})):
+    for path, body in (
+        (f"/conversations/{other}/messages", {"text": "x", "parent": asked}),
+        (f"/conversations/{other}/answers", {"parent": asked}),
+        (f"/conversations/{one}/answers", {"parent": answer}),
+        ("/count", {"conversation": other, "parent": asked}),
+    ):
         page.call("POST", path, body, status=404)
 
 
@@ -400,12 +501,22 @@ def test_with_several_keys_each_has_its_own_conversations():
     mine = Page(api_keys=keys, key=keys[0])
     conversation, _, answer, _ = mine.talk("private")
     mine.headers = {"Authorization": f"Bearer {keys[1]}"}
-    assert mine.call("GET", "/conversations?q=private")["conversations"] == mine.call("GET", "/conversations")["conversations"] == []
-    for method, path in (("GET", f"/conversations/{conversation}"), ("DELETE", f"/conversations/{conversation}"),
-                         ("GET", f"/conversations/{conversation}/export"), ("GET", f"/answers/{answer}/events"),
-                         ("POST", f"/answers/{answer}/stop")):
+    assert (
+        mine.call("GET", "/conversations?q=private")["conversations"]
+        == mine.call("GET", "/conversations")["conversations"]
+        == []
+    )
+    for method, path in (
+        ("GET", f"/conversations/{conversation}"),
+        ("DELETE", f"/conversations/{conversation}"),
+        ("GET", f"/conversations/{conversation}/export"),
+        ("GET", f"/answers/{answer}/events"),
+        ("POST", f"/answers/{answer}/stop"),
+    ):
         mine.call(method, path, {} if method == "POST" else None, status=404)
-    assert json.loads(mine.client.get("/api/export", headers=mine.headers).data)["conversations"] == []
+    assert (
+        json.loads(mine.client.get("/api/export", headers=mine.headers).data)["conversations"] == []
+    )
     mine.headers = {}
     mine.call("GET", "/conversations", status=401)
 
@@ -417,7 +528,15 @@ def test_the_pages_are_open_and_their_contents_are_not():
             assert found.status_code == 200 and b"fake" not in found.data
     policy = page.client.get("/").headers["Content-Security-Policy"]
     assert "script-src 'self'" in policy and "unsafe" not in policy
-    for path in ("/about", "/stats", "/report", "/conversations", "/export", "/images/x", "/processed/x"):
+    for path in (
+        "/about",
+        "/stats",
+        "/report",
+        "/conversations",
+        "/export",
+        "/images/x",
+        "/processed/x",
+    ):
         page.call("GET", path, status=401)
 
 
@@ -429,6 +548,7 @@ def test_many_answers_at_once_each_keep_their_own():
         conversation = page.new()
         answer = page.ask(conversation, page.say(conversation, f"number {index}"))["id"]
         found[index] = page.events(answer)[-1][1]["message"]["text"]
+
     threads = [threading.Thread(target=talk, args=(i,)) for i in range(8)]
     for thread in threads:
         thread.start()

@@ -26,14 +26,23 @@ from mtmd.web.uploads import LIFETIME_S, Uploads
 
 def bomb(width, height):
     """A PNG whose header promises more than its few bytes hold."""
+
     def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)) + chunk(b"IDAT",
-        zlib.compress(b"\0")) + chunk(b"IEND", b"")
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
+
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+        + chunk(b"IDAT", zlib.compress(b"\0"))
+        + chunk(b"IEND", b"")
+    )
 
 
 class Fetcher:
     """Gives pictures from a table; notes what is asked."""
+
     limit_s = 5.0
 
     def __init__(self, pictures=None):
@@ -45,11 +54,17 @@ class Fetcher:
 
 
 def media(fetcher=None, path=None, uploads=None, **budget):
-    return Media(ServerSettings(media=MediaBudget(**budget), media_path=path), uploads or Uploads(1 << 20), fetcher)
+    return Media(
+        ServerSettings(media=MediaBudget(**budget), media_path=path),
+        uploads or Uploads(1 << 20),
+        fetcher,
+    )
 
 
 def sizes(opener, *urls, owner="me"):
-    with opener.opened([Reference(f"at[{i}]", url) for i, url in enumerate(urls)], owner) as pictures:
+    with opener.opened(
+        [Reference(f"at[{i}]", url) for i, url in enumerate(urls)], owner
+    ) as pictures:
         return [p.size for p in pictures]
 
 
@@ -77,15 +92,26 @@ def test_pictures_come_in_the_order_of_the_request():
     uploads = Uploads(1 << 20)
     id_ = uploads.add("me", "x", "vision", png(3, 4)).id
     fetcher = Fetcher({"http://a.test/": png(5, 6)})
-    assert sizes(media(fetcher, uploads=uploads), "http://a.test/", data_url(png(1, 2)), id_, data_url(png(7, 8)), "http://a.test/") == [
-        (5, 6), (1, 2), (3, 4), (7, 8), (5, 6)]
+    assert sizes(
+        media(fetcher, uploads=uploads),
+        "http://a.test/",
+        data_url(png(1, 2)),
+        id_,
+        data_url(png(7, 8)),
+        "http://a.test/",
+    ) == [(5, 6), (1, 2), (3, 4), (7, 8), (5, 6)]
 
 
 def test_too_many_are_refused_before_any_is_looked_at(decoded):
     fetcher = Fetcher()
     with pytest.raises(ApiError) as error:
         sizes(media(fetcher, images=3), *["http://a.test/"] * 3, "data:image/png;base64,!!!")
-    assert (error.value.status, error.value.code, fetcher.asked, decoded) == (413, "too_many_images", [], [])
+    assert (error.value.status, error.value.code, fetcher.asked, decoded) == (
+        413,
+        "too_many_images",
+        [],
+        [],
+    )
 
 
 def test_too_many_bytes_are_refused_before_anything_is_fetched_or_decoded(decoded, monkeypatch):
@@ -93,14 +119,21 @@ def test_too_many_bytes_are_refused_before_anything_is_fetched_or_decoded(decode
     fetcher, big = Fetcher(), data_url(bytes(600))
     with pytest.raises(ApiError) as error:
         sizes(media(fetcher, bytes=1000), "http://a.test/", big, big)
-    assert (error.value.status, error.value.code, fetcher.asked, decoded) == (413, "images_too_large", [], [])
+    assert (error.value.status, error.value.code, fetcher.asked, decoded) == (
+        413,
+        "images_too_large",
+        [],
+        [],
+    )
 
 
 def test_what_is_fetched_has_what_is_left_of_the_budget(decoded):
     here, first, second = png(9, 9), png(8, 8), png(7, 7)
     fetcher = Fetcher({"http://a.test/": first, "http://b.test/": second})
     budget = len(here) + len(first) + len(second)
-    assert sizes(media(fetcher, bytes=budget + 5), "http://a.test/", "http://b.test/", data_url(here)) == [(8, 8), (7, 7), (9, 9)]
+    assert sizes(
+        media(fetcher, bytes=budget + 5), "http://a.test/", "http://b.test/", data_url(here)
+    ) == [(8, 8), (7, 7), (9, 9)]
     assert [most for _, most in fetcher.asked] == [budget + 5 - len(here), len(second) + 5]
     decoded.clear()
     with pytest.raises(ApiError, match="together"):
@@ -114,10 +147,17 @@ def test_pixels_are_summed_from_the_headers_before_any_is_decoded(decoded):
     decoded.clear()
     with pytest.raises(ApiError) as error:
         sizes(media(pixels=299), ten, ten, ten)
-    assert (error.value.status, error.value.code, error.value.param, decoded) == (413, "too_many_pixels", "at[2]", [])
+    assert (error.value.status, error.value.code, error.value.param, decoded) == (
+        413,
+        "too_many_pixels",
+        "at[2]",
+        [],
+    )
 
 
-@pytest.mark.parametrize("width, height", [(100_000, 100_000), (2**31 - 1, 2**31 - 1), (1, 2**31 - 1), (0, 5)])
+@pytest.mark.parametrize(
+    "width, height", [(100_000, 100_000), (2**31 - 1, 2**31 - 1), (1, 2**31 - 1), (0, 5)]
+)
 def test_a_bomb_is_refused_by_its_header(decoded, width, height):
     with pytest.raises(ApiError) as error:
         sizes(media(), data_url(png(2, 2)), data_url(bomb(width, height)))
@@ -143,22 +183,48 @@ def test_pixels_are_let_go_when_a_picture_does_not_decode():
     assert sizes(opener, data_url(png(10, 20))) == [(10, 20)]
 
 
-@pytest.mark.parametrize("url", [
-    "data:", "data:,", "data:image/png,abc", "data:image/png;base64", "data:image/png;base64,", "data:image/png;base64,###",
-    "data:image/png;base64,AAAA",
-    "data:image/png;base64,A", "data:image/png;base64;x,AAAA", "data:text/html;base64,PGh0bWw+", data_url(b"GIF89a"), data_url(b"%PDF-1.7"),
-    data_url(png() [:40]), data_url(b"\xff\xd8\xff" + bytes(50)), "", "x", "blob:http://x/1", "javascript:alert(1)", "C:\\x.png",
-    "/etc/passwd", "../x.png",
-])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "data:",
+        "data:,",
+        "data:image/png,abc",
+        "data:image/png;base64",
+        "data:image/png;base64,",
+        "data:image/png;base64,###",
+        "data:image/png;base64,AAAA",
+        "data:image/png;base64,A",
+        "data:image/png;base64;x,AAAA",
+        "data:text/html;base64,PGh0bWw+",
+        data_url(b"GIF89a"),
+        data_url(b"%PDF-1.7"),
+        data_url(png()[:40]),
+        data_url(b"\xff\xd8\xff" + bytes(50)),
+        "",
+        "x",
+        "blob:http://x/1",
+        "javascript:alert(1)",
+        "C:\\x.png",
+        "/etc/passwd",
+        "../x.png",
+    ],
+)
 def test_what_is_no_picture_is_refused(url):
     with pytest.raises(ApiError) as error:
         sizes(media(), url)
-    assert error.value.status == 400 and error.value.param == "at[0]" and len(error.value.message) < 400
+    assert (
+        error.value.status == 400
+        and error.value.param == "at[0]"
+        and len(error.value.message) < 400
+    )
 
 
 def test_the_type_that_is_claimed_does_not_matter_and_neither_do_line_breaks():
-    assert sizes(media(), data_url(png(4, 5), "video/mp4"), "DATA:;BASE64," + base64.encodebytes(png(60, 50)).decode()) == [(4, 5),
-        (60, 50)]
+    assert sizes(
+        media(),
+        data_url(png(4, 5), "video/mp4"),
+        "DATA:;BASE64," + base64.encodebytes(png(60, 50)).decode(),
+    ) == [(4, 5), (60, 50)]
 
 
 def test_a_picture_followed_by_something_else_is_that_picture():
@@ -182,18 +248,43 @@ def folder(tmp_path):
 
 
 def test_files_below_the_media_folder_are_read(folder):
-    urls = ["file:///a%20b.png", f"file://{folder}/a%20b.png", "file://localhost/sub/c.png", f"file://{folder}/sub/../sub/c.png",
-        "file:///fine.png"]
+    urls = [
+        "file:///a%20b.png",
+        f"file://{folder}/a%20b.png",
+        "file://localhost/sub/c.png",
+        f"file://{folder}/sub/../sub/c.png",
+        "file:///fine.png",
+    ]
     assert sizes(media(path=folder), *urls) == [(4, 3), (4, 3), (5, 3), (5, 3), (5, 3)]
 
 
-@pytest.mark.parametrize("path", [
-    "/../in-not/secret.png", "/%2e%2e/in-not/secret.png", "/..%2fin-not%2fsecret.png", "/sub/../../in-not/secret.png", "/link.png",
-    "/loop.png",
-    "/up/secret.png", "/pipe.png", "/sub", "/", "", "/missing.png", "/a%20b.png%00", "/a%20b.png?x", "/a%20b.png#x", "/etc/passwd",
-    "//etc/passwd", "/%ff",
-    "/" + "a" * 5000, "/dev/zero", "/proc/self/environ", "{outside}/secret.png",
-])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../in-not/secret.png",
+        "/%2e%2e/in-not/secret.png",
+        "/..%2fin-not%2fsecret.png",
+        "/sub/../../in-not/secret.png",
+        "/link.png",
+        "/loop.png",
+        "/up/secret.png",
+        "/pipe.png",
+        "/sub",
+        "/",
+        "",
+        "/missing.png",
+        "/a%20b.png%00",
+        "/a%20b.png?x",
+        "/a%20b.png#x",
+        "/etc/passwd",
+        "//etc/passwd",
+        "/%ff",
+        "/" + "a" * 5000,
+        "/dev/zero",
+        "/proc/self/environ",
+        "{outside}/secret.png",
+    ],
+)
 def test_files_outside_it_are_refused_in_the_same_words_as_missing_ones(folder, path):
     url = "file://" + path.replace("{outside}", str(folder) + "-not")
     with pytest.raises(ApiError) as error:
@@ -219,6 +310,7 @@ def test_a_file_that_grows_after_it_was_measured_is_not_read_whole(folder, monke
         path.write_bytes(path.read_bytes() + bytes(5000))
         read.append(real(path, most, refusal))
         return read[-1]
+
     monkeypatch.setattr(media_module, "_read_file", grown)
     with pytest.raises(ApiError, match="together"):
         sizes(media(path=folder, bytes=1000), "file:///a%20b.png")
@@ -233,9 +325,13 @@ def test_the_media_folder_has_to_be_there(tmp_path):
 def test_uploads_belong_to_who_made_them():
     uploads = Uploads(1 << 20)
     mine = uploads.add("me", "x", "vision", png(3, 4)).id
-    for read in (lambda: uploads.get("you", mine), lambda: uploads.delete("you", mine),
+    for read in (
+        lambda: uploads.get("you", mine),
+        lambda: uploads.delete("you", mine),
         lambda: sizes(media(uploads=uploads), mine, owner="you"),
-                 lambda: uploads.get("me", mine + "0"), lambda: uploads.get("me", "file-../../etc/passwd")):
+        lambda: uploads.get("me", mine + "0"),
+        lambda: uploads.get("me", "file-../../etc/passwd"),
+    ):
         with pytest.raises(ApiError, match="no file of this id"):
             read()
     assert uploads.all_of("you") == [] and [f.id for f in uploads.all_of("me")] == [mine]
@@ -261,23 +357,43 @@ def test_only_pictures_can_be_uploaded():
     client = client_for(FakeService(), media=MediaBudget(bytes=2000))
 
     def send(data, **form):
-        return client.post("/v1/files", data={"purpose": "vision", "file": (io.BytesIO(data), "x.png")} | form)
+        return client.post(
+            "/v1/files", data={"purpose": "vision", "file": (io.BytesIO(data), "x.png")} | form
+        )
+
     assert send(png()).status_code == 200
-    for data, status in ((b"<html>", 400), (b"", 400), (bomb(99999, 99999), 400), (png() + bytes(3000), 413)):
+    for data, status in (
+        (b"<html>", 400),
+        (b"", 400),
+        (bomb(99999, 99999), 400),
+        (png() + bytes(3000), 413),
+    ):
         found = send(data)
         assert (found.status_code, found.get_json()["error"]["param"]) == (status, "file")
     assert send(png(), purpose="fine-tune").get_json()["error"]["param"] == "purpose"
-    assert client.post("/v1/files", data={"purpose": "vision", "other": (io.BytesIO(png()),
-        "x.png")}).get_json()["error"]["param"] == "file"
+    assert (
+        client.post(
+            "/v1/files", data={"purpose": "vision", "other": (io.BytesIO(png()), "x.png")}
+        ).get_json()["error"]["param"]
+        == "file"
+    )
     assert client.post("/v1/files", json={}).status_code == 415
 
 
 def test_an_upload_is_never_shown_as_a_page():
     client = client_for(FakeService())
-    id_ = client.post("/v1/files", data={"purpose": "vision", "file": ((Path(__file__).parents[2] / "examples" / "shapes.png").open("rb"),
-        "x.html")}).get_json()["id"]
+    id_ = client.post(
+        "/v1/files",
+        data={
+            "purpose": "vision",
+            "file": ((Path(__file__).parents[2] / "examples" / "shapes.png").open("rb"), "x.html"),
+        },
+    ).get_json()["id"]
     found = client.get(f"/v1/files/{id_}/content")
-    assert found.mimetype == "application/octet-stream" and found.headers["Content-Disposition"] == "attachment"
+    assert (
+        found.mimetype == "application/octet-stream"
+        and found.headers["Content-Disposition"] == "attachment"
+    )
     assert found.headers["X-Content-Type-Options"] == "nosniff"
 
 
@@ -293,6 +409,7 @@ def test_requests_decode_at_the_same_time_only_so_many(monkeypatch):
         finally:
             with lock:
                 now[0] -= 1
+
     monkeypatch.setattr(media_module, "load_image", counted)
     opener, url = media(), data_url(png(400, 400))
     threads = [threading.Thread(target=sizes, args=(opener, *[url] * 4)) for _ in range(12)]
@@ -307,4 +424,9 @@ def test_a_picture_in_a_request_fails_that_request_alone():
     service = FakeService()
     client = client_for(service)
     assert post_chat(client, "hi", image_part(data_url(bomb(50, 50)))).status_code == 400
-    assert "[(20, 10)]" in post_chat(client, "hi", image_part(data_url(png()))).get_json()["choices"][0]["message"]["content"]
+    assert (
+        "[(20, 10)]"
+        in post_chat(client, "hi", image_part(data_url(png()))).get_json()["choices"][0]["message"][
+            "content"
+        ]
+    )

@@ -42,15 +42,22 @@ def model():
 
 @pytest.fixture
 def demo(model):
-    """A server with the demo model, which answers rightly and at once. The model is there for the next test too."""
+    """A server with the demo model, which answers rightly and at once. The model is there for the
+    next test too.
+    """
+
     class Kept:
         def __getattr__(self, name):
             return getattr(model.service, name)
 
         def close(self):
             return None
+
     service = Kept()
-    with running(service, create_app(service, ServerSettings(port=0), Store(None), warmup=model.warmup_report)) as server:
+    with running(
+        service,
+        create_app(service, ServerSettings(port=0), Store(None), warmup=model.warmup_report),
+    ) as server:
         yield server.url
 
 
@@ -72,12 +79,16 @@ def fake():
 
 @pytest.fixture
 def visit(browser, fake):
-    """Opens a window on a server with the fake service; all windows must be without complaint at the end."""
+    """Opens a window on a server with the fake service; all windows must be without complaint at
+    the end.
+    """
     visitors = []
     with running(fake, create_app(fake, ServerSettings(port=0), Store(None))) as server:
+
         def open_(url=server.url, **more):
             visitors.append(Visitor(browser, url, **more))
             return visitors[-1]
+
         yield open_
         for ticket in fake.tickets:
             ticket.cancel()
@@ -97,12 +108,23 @@ def test_a_pasted_picture_is_answered_rightly_with_its_receipt(browser, demo, mo
     page.wait_for_selector("#meter-text:has-text('of 2,048')")
     assert page.inner_text(".thumb span") == "9 tokens"
     person.say(QUESTION)
-    assert person.texts("answer") == [model.describe(SHAPES, QUESTION)] and "black cross" in person.texts("answer")[0]
+    assert (
+        person.texts("answer") == [model.describe(SHAPES, QUESTION)]
+        and "black cross" in person.texts("answer")[0]
+    )
     receipt = page.locator(".receipt")
     assert receipt.locator("summary").inner_text().startswith("1 picture, 9 tokens · ")
     receipt.locator("summary").click()
     facts = receipt.locator(".receipt-body").inner_text()
-    for words in ("256 × 256 px", "96 × 96 px in 1 tile", "cpu, fp32", "encoder: flash; decoder: flash", "prefill", "decode", "likeliest"):
+    for words in (
+        "256 × 256 px",
+        "96 × 96 px in 1 tile",
+        "cpu, fp32",
+        "encoder: flash; decoder: flash",
+        "prefill",
+        "decode",
+        "likeliest",
+    ):
         assert words in facts
     receipt.locator(".picture").click()
     person.until("document.querySelector('#viewer-image').naturalWidth === 96")
@@ -141,7 +163,9 @@ def test_progress_is_shown_while_pictures_are_encoded(person, fake):
                 yield Progress("encode", 2, 5)
                 opened.wait(20)
                 yield from events()
+
         return Held()
+
     fake.submit = submit
     person.say("look", wait=False)
     person.page.wait_for_selector(".progress:has-text('Encoding tile 3 of 5')")
@@ -174,13 +198,23 @@ def test_editing_makes_a_branch_with_other_words_and_pictures(person, fake):
     person.say("what is it")
     page = person.page
     page.press("#prompt", "ArrowUp")
-    assert page.input_value("#prompt") == "what is it" and page.locator(".thumb").count() == 2 and page.is_visible("#editing")
+    assert (
+        page.input_value("#prompt") == "what is it"
+        and page.locator(".thumb").count() == 2
+        and page.is_visible("#editing")
+    )
     page.click(".thumb [aria-label='Remove shapes.png']")
     person.say("what is that")
-    assert person.texts("user") == ["what is that"] and page.locator(".message.user .picture").count() == 1
+    assert (
+        person.texts("user") == ["what is that"]
+        and page.locator(".message.user .picture").count() == 1
+    )
     assert len(fake.tickets[-1].pictures) == 1 and len(fake.tickets[-1].messages) == 1
     page.click(".message.user [aria-label='Previous version']")
-    assert person.texts("user") == ["what is it"] and page.locator(".message.user .picture").count() == 2
+    assert (
+        person.texts("user") == ["what is it"]
+        and page.locator(".message.user .picture").count() == 2
+    )
     page.press("#prompt", "ArrowUp")
     page.keyboard.press("Escape")
     assert page.input_value("#prompt") == "" and not page.is_visible("#editing")
@@ -208,6 +242,7 @@ def test_a_lost_connection_in_mid_answer_is_taken_up_again(person, fake):
             route.abort()
         else:
             route.continue_()
+
     person.page.route("**/events", cut)
     person.expects = ("ERR_FAILED",)
     person.say("go")
@@ -227,7 +262,9 @@ def test_another_conversation_can_be_looked_at_meanwhile(person, fake):
     person.say("quick one")
     page.click("#list a:has-text('slow one')")
     person.answered("slow one")
-    assert person.texts("answer")[0].startswith("w0 w1") and person.texts("answer")[0].endswith("w59")
+    assert person.texts("answer")[0].startswith("w0 w1") and person.texts("answer")[0].endswith(
+        "w59"
+    )
 
 
 def test_history_is_searched_renamed_and_deleted(person):
@@ -256,7 +293,9 @@ def test_history_is_searched_renamed_and_deleted(person):
     person.until("document.querySelectorAll('#list .item').length === 1")
     page.click("#list a:has-text('Grey animals')")
     page.wait_for_selector(".message.answer")
-    assert person.texts("user") == ["about elephants"] and page.inner_text("#title") == "Grey animals"
+    assert (
+        person.texts("user") == ["about elephants"] and page.inner_text("#title") == "Grey animals"
+    )
 
 
 def test_a_conversation_survives_export_and_import(person, tmp_path):
@@ -269,13 +308,18 @@ def test_a_conversation_survives_export_and_import(person, tmp_path):
         page.click("#export-all")
     file = tmp_path / "export.json"
     found.value.save_as(file)
-    assert found.value.suggested_filename.startswith("mtmd-conversations-") and len(json.loads(file.read_text())["conversations"]) == 2
+    assert (
+        found.value.suggested_filename.startswith("mtmd-conversations-")
+        and len(json.loads(file.read_text())["conversations"]) == 2
+    )
     page.set_input_files("#import-file", str(file))
     page.wait_for_selector(".toast:has-text('2 conversations imported.')")
     person.until("document.querySelectorAll('#list .item').length === 4")
     page.locator("#list a:has-text('first words')").last.click()
     person.until("document.querySelector('.message.user img')?.naturalWidth === 256")
-    assert person.texts("user") == ["first words"] and person.texts("answer") == ["1 messages, pictures [(256, 256)]: first words"]
+    assert person.texts("user") == ["first words"] and person.texts("answer") == [
+        "1 messages, pictures [(256, 256)]: first words"
+    ]
     (tmp_path / "other.json").write_text("{}")
     page.set_input_files("#import-file", str(tmp_path / "other.json"))
     page.wait_for_selector(".toast:has-text('not a file that was exported here')")
@@ -339,7 +383,10 @@ def test_boxes_and_points_are_drawn_where_they_belong(person, fake):
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.select_option("#viewer-units", "1000") if page.is_visible("#viewer-units") else None
     page.click(".found >> text=copy in pixels")
-    assert json.loads(page.evaluate("navigator.clipboard.readText()"))[0] == {"label": "cat", "bbox_2d": [250, 256, 256, 256]}
+    assert json.loads(page.evaluate("navigator.clipboard.readText()"))[0] == {
+        "label": "cat",
+        "bbox_2d": [250, 256, 256, 256],
+    }
 
 
 @pytest.mark.parametrize("by", ["mouse", "keys"])
@@ -357,7 +404,9 @@ def test_a_region_is_asked_about_with_its_place_and_its_pixels(person, fake, by,
         edges = page.locator("#viewer-image").bounding_box()
         page.mouse.move(edges["x"] + 1, edges["y"] + 1)
         page.mouse.down()
-        page.mouse.move(edges["x"] + edges["width"] * 0.4, edges["y"] + edges["height"] * 0.8, steps=4)
+        page.mouse.move(
+            edges["x"] + edges["width"] * 0.4, edges["y"] + edges["height"] * 0.8, steps=4
+        )
         page.mouse.up()
         page.click("#viewer-ask")
     else:
@@ -368,11 +417,14 @@ def test_a_region_is_asked_about_with_its_place_and_its_pixels(person, fake, by,
         page.keyboard.press("Enter")
     page.wait_for_selector(".thumb:not(.loading)")
     words = page.input_value("#prompt")
-    x1, y1, x2, y2 = json.loads(words[words.index("["):words.index("]") + 1])
+    x1, y1, x2, y2 = json.loads(words[words.index("[") : words.index("]") + 1])
     assert "picture 1" in words and (x1 < 20 and y1 < 20 and abs(x2 - 400) < 20)
     person.say(words + "colour?")
     crop = fake.tickets[-1].pictures[-1]
-    assert crop.size == pytest.approx(((x2 - x1) / 5, (y2 - y1) / 10), abs=1.5) and (crop.pixels == (255, 0, 0)).all()
+    assert (
+        crop.size == pytest.approx(((x2 - x1) / 5, (y2 - y1) / 10), abs=1.5)
+        and (crop.pixels == (255, 0, 0)).all()
+    )
 
 
 def test_keys_send_break_lines_and_stop(person, fake):
@@ -393,14 +445,26 @@ def test_keys_send_break_lines_and_stop(person, fake):
 
 
 def test_what_is_marked_up_in_an_answer_is_shown_and_harms_nobody(person, fake):
-    fake.words = ("**bold** `code` <img src=x onerror=alert(1)> <script>alert(2)</script> [link](javascript:alert(3)) "
-                  "![p](https://example.com/p.png) [ok](https://example.com)\n\n| a | b |\n|---|---|\n| 1 | 2 |")
+    fake.words = (
+        "**bold** `code` <img src=x onerror=alert(1)> <script>alert(2)</script> "
+        "[link](javascript:alert(3)) "
+        "![p](https://example.com/p.png) [ok](https://example.com)\n\n| a | b |\n|---|---|\n| 1 | "
+        "2 |"
+    )
     person.say("<i>markup</i> & more")
     text = person.page.locator(".message.answer .text")
-    assert text.locator("strong").inner_text() == "bold" and text.locator("td").all_inner_texts() == ["1", "2"]
-    assert text.locator("img, script").count() == 0 and person.texts("user") == ["<i>markup</i> & more"]
-    assert text.locator("a").evaluate_all("all => all.map((a) => [a.getAttribute('href'), a.rel])") == [
-        ["https://example.com/p.png", "noopener noreferrer nofollow"], ["https://example.com", "noopener noreferrer nofollow"]]
+    assert text.locator("strong").inner_text() == "bold" and text.locator(
+        "td"
+    ).all_inner_texts() == ["1", "2"]
+    assert text.locator("img, script").count() == 0 and person.texts("user") == [
+        "<i>markup</i> & more"
+    ]
+    assert text.locator("a").evaluate_all(
+        "all => all.map((a) => [a.getAttribute('href'), a.rel])"
+    ) == [
+        ["https://example.com/p.png", "noopener noreferrer nofollow"],
+        ["https://example.com", "noopener noreferrer nofollow"],
+    ]
 
 
 def test_settings_are_used_and_kept(person, fake):
@@ -413,14 +477,21 @@ def test_settings_are_used_and_kept(person, fake):
     person.say("hi")
     ticket = fake.tickets[-1]
     assert ticket.messages[0] == {"role": "system", "content": "Be brief."}
-    assert (ticket.settings.temperature, ticket.settings.detail, ticket.settings.max_tokens) == (0.3, "high", 256)
+    assert (ticket.settings.temperature, ticket.settings.detail, ticket.settings.max_tokens) == (
+        0.3,
+        "high",
+        256,
+    )
     page.reload()
     page.click("#open-settings")
     assert page.input_value("[name=temperature]") == "0.3"
     page.click("#settings-reset")
     page.keyboard.press("Escape")
     person.say("again")
-    assert fake.tickets[-1].messages[0]["role"] == "user" and fake.tickets[-1].settings.detail == "auto"
+    assert (
+        fake.tickets[-1].messages[0]["role"] == "user"
+        and fake.tickets[-1].settings.detail == "auto"
+    )
 
 
 def test_a_refusal_is_said_under_the_message_and_can_be_tried_again(person, fake):
@@ -464,15 +535,20 @@ def test_everything_fits_a_phone(visit, fake):
     fake.words = f'A long word: {"x" * 200}\n\n| a | b |\n|---|---|\n| 1 | {"y" * 100} |\n\n{{"bbox_2d": [1, 2, 300, 400]}}'
     person = visit(size=PHONE, has_touch=True, is_mobile=True)
     page = person.page
-    assert not page.evaluate("document.querySelector('#side').getBoundingClientRect().right > 0") and page.is_visible("#shoot")
+    assert not page.evaluate(
+        "document.querySelector('#side').getBoundingClientRect().right > 0"
+    ) and page.is_visible("#shoot")
     assert page.get_attribute("#camera", "capture") == "environment"
     person.attach(SHAPES, WORD, FOUR)
     assert person.overflow() == 0
     person.say("what is it")
     page.click(".receipt summary")
     assert person.overflow() == 0
-    for opener, closer in (("#open-side", "#close-side"), ("#open-settings", "#settings [aria-label=Close]"),
-                           (".message.user .picture", "#viewer-close")):
+    for opener, closer in (
+        ("#open-side", "#close-side"),
+        ("#open-settings", "#settings [aria-label=Close]"),
+        (".message.user .picture", "#viewer-close"),
+    ):
         page.click(f"{opener} >> nth=0")
         page.wait_for_timeout(250)
         assert person.overflow() == 0
@@ -521,15 +597,25 @@ def test_diagnostics_show_the_report_and_what_is_going_on(browser, demo, scheme)
     page.wait_for_selector(".chart")
     page.wait_for_selector("#since div:has-text('answers') dd")
     words = page.inner_text("main")
-    for expected in ("Memory on cpu", "Nodes by backend", "Flash attention, encoder", "every op runs on cpu",
-                     "Mean time of an answer, by stage", "decoder, prefill"):
+    for expected in (
+        "Memory on cpu",
+        "Nodes by backend",
+        "Flash attention, encoder",
+        "every op runs on cpu",
+        "Mean time of an answer, by stage",
+        "decoder, prefill",
+    ):
         assert expected in words
     assert page.locator(".chart svg rect").count() > 8 and person.axe() == []
     person.close()
 
 
 def test_a_key_is_asked_for_once_and_kept(browser, fake):
-    with running(fake, create_app(fake, ServerSettings(port=0, api_keys=(KEY,)), Store(None)), api_keys=(KEY,)) as server:
+    with running(
+        fake,
+        create_app(fake, ServerSettings(port=0, api_keys=(KEY,)), Store(None)),
+        api_keys=(KEY,),
+    ) as server:
         person = Visitor(browser, server.url, begins="#key-dialog[open]")
         person.expects = ("401",)
         page = person.page
@@ -553,7 +639,9 @@ def test_a_model_without_eyes_says_so(visit, fake):
     fake.model.encoder = None
     person = visit()
     assert not person.page.is_visible("#pick")
-    person.page.set_input_files("#files", files=[{"name": "a.png", "mimeType": "image/png", "buffer": _png()}])
+    person.page.set_input_files(
+        "#files", files=[{"name": "a.png", "mimeType": "image/png", "buffer": _png()}]
+    )
     person.page.wait_for_selector(".toast:has-text('cannot see pictures')")
 
 

@@ -26,15 +26,31 @@ def test_metrics_are_those_of_the_service():
     service.waiting = 7
     found = client.get("/metrics")
     assert found.content_type.startswith("text/plain")
-    values = {s.name: s.value for family in text_string_to_metric_families(found.get_data(as_text=True)) for s in family.samples}
-    assert (values["mtmd_waiting"], values["mtmd_requests_total"], values["mtmd_decode_seconds_total"], values["mtmd_slots"]) == (7, 1, 1.5,
-        4)
-    assert values["mtmd_http_responses_total"] == 1 and all(name.startswith("mtmd_") for name in values)
+    values = {
+        s.name: s.value
+        for family in text_string_to_metric_families(found.get_data(as_text=True))
+        for s in family.samples
+    }
+    assert (
+        values["mtmd_waiting"],
+        values["mtmd_requests_total"],
+        values["mtmd_decode_seconds_total"],
+        values["mtmd_slots"],
+    ) == (7, 1, 1.5, 4)
+    assert values["mtmd_http_responses_total"] == 1 and all(
+        name.startswith("mtmd_") for name in values
+    )
 
 
 def test_props_tell_what_the_server_is_and_allows():
     found = client_for(FakeService(), queue=9).get("/props").get_json()
-    assert (found["model"], found["context"], found["queue"], found["slots"], found["vision"]) == ("fake", CONTEXT, 9, 4, True)
+    assert (found["model"], found["context"], found["queue"], found["slots"], found["vision"]) == (
+        "fake",
+        CONTEXT,
+        9,
+        4,
+        True,
+    )
     assert found["limits"]["images"] == 32 and found["media"] == {"remote": False, "files": False}
 
 
@@ -45,11 +61,24 @@ def test_the_warm_up_report_is_told():
 def test_every_documented_route_is_there_and_every_route_for_programs_is_documented():
     client = client_for(FakeService())
     paths = client.get("/openapi.json").get_json()["paths"]
-    documented = {(path, method.upper()) for path, item in paths.items() for method in item if method != "parameters"}
-    rules = [r for r in client.application.url_map.iter_rules() if r.endpoint.split(".")[0] in ("openai", "files",
-        "status") and r.rule != "/openapi.json"]
+    documented = {
+        (path, method.upper())
+        for path, item in paths.items()
+        for method in item
+        if method != "parameters"
+    }
+    rules = [
+        r
+        for r in client.application.url_map.iter_rules()
+        if r.endpoint.split(".")[0] in ("openai", "files", "status") and r.rule != "/openapi.json"
+    ]
     names = {"<path:name>": "{id}", "<id_>": "{id}"}
-    there = {(path, method) for r in rules for method in r.methods - {"HEAD", "OPTIONS"} for path in [_named(r.rule, names)]}
+    there = {
+        (path, method)
+        for r in rules
+        for method in r.methods - {"HEAD", "OPTIONS"}
+        for path in [_named(r.rule, names)]
+    }
     assert there == documented
 
 

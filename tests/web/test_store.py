@@ -26,7 +26,25 @@ ME = "me"
 PICTURE = b"\x89PNG\r\n\x1a\nany bytes"
 KILLS = 20
 SEEN = ImageReceipt((8, 6), (4, 4), 1, 9, "f" * 64, True, ("a note",))
-RECEIPT = Receipt("m", (SEEN,), 9, 20, 3, 5, "stop", 0.0, 1.0, 2.5, 3.0, 4.0, "cpu", "fp32", {"encoder": "flash"}, None, ())
+RECEIPT = Receipt(
+    "m",
+    (SEEN,),
+    9,
+    20,
+    3,
+    5,
+    "stop",
+    0.0,
+    1.0,
+    2.5,
+    3.0,
+    4.0,
+    "cpu",
+    "fp32",
+    {"encoder": "flash"},
+    None,
+    (),
+)
 
 
 @pytest.fixture(params=["disk", "memory"])
@@ -44,16 +62,34 @@ def test_what_was_said_is_read_back(store):
     conversation = store.create(ME, "a title")
     image = store.put_image(PICTURE, 30, 20, "a.png")
     asked = store.add(conversation.id, None, "user", "what is it?", images=[image])
-    answer = store.add(conversation.id, asked.id, "assistant", "", state=RUNNING, options={"temperature": 0.5})
+    answer = store.add(
+        conversation.id, asked.id, "assistant", "", state=RUNNING, options={"temperature": 0.5}
+    )
     store.save_text(answer.id, "a c")
     assert texts(store, conversation.id) == ["what is it?", "a c"]
     store.finish(answer.id, "a cat", "complete", {"tokens": 2})
     first, second = store.messages(conversation.id)
-    assert first == asked and first.images == (image,) and image.kind == "image/png" and store.image_bytes(image.sha256) == PICTURE
-    assert (second.text, second.state, second.receipt, second.options) == ("a cat", "complete", {"tokens": 2}, {"temperature": 0.5})
+    assert (
+        first == asked
+        and first.images == (image,)
+        and image.kind == "image/png"
+        and store.image_bytes(image.sha256) == PICTURE
+    )
+    assert (second.text, second.state, second.receipt, second.options) == (
+        "a cat",
+        "complete",
+        {"tokens": 2},
+        {"temperature": 0.5},
+    )
     found = store.conversation(ME, conversation.id)
-    assert (found.title, found.head) == ("a title", answer.id) and found.changed > conversation.changed
-    assert store.conversation_of(answer.id) == conversation.id and store.conversation_of("nothing") is None
+    assert (found.title, found.head) == (
+        "a title",
+        answer.id,
+    ) and found.changed > conversation.changed
+    assert (
+        store.conversation_of(answer.id) == conversation.id
+        and store.conversation_of("nothing") is None
+    )
 
 
 def test_an_answer_that_ended_is_not_written_over(store):
@@ -70,9 +106,15 @@ def test_messages_are_a_tree_of_which_one_branch_is_shown(store):
     left = store.add(conversation.id, first.id, "assistant", "left")
     right = store.add(conversation.id, first.id, "assistant", "right")
     by_id = {m.id: m for m in store.messages(conversation.id)}
-    assert [m.text for m in branch(by_id, store.conversation(ME, conversation.id).head)] == ["one", "right"]
+    assert [m.text for m in branch(by_id, store.conversation(ME, conversation.id).head)] == [
+        "one",
+        "right",
+    ]
     store.show(conversation.id, left.id)
-    assert [m.text for m in branch(by_id, store.conversation(ME, conversation.id).head)] == ["one", "left"]
+    assert [m.text for m in branch(by_id, store.conversation(ME, conversation.id).head)] == [
+        "one",
+        "left",
+    ]
     assert {by_id[left.id].parent, by_id[right.id].parent} == {first.id}
 
 
@@ -82,7 +124,10 @@ def test_owners_see_their_own_only(store):
         store.add(conversation.id, None, "user", "secret word")
     assert [c.id for c in store.conversations(ME)] == [mine.id]
     assert [h.conversation.id for h in store.search(ME, "secret")] == [mine.id]
-    assert store.conversation(ME, theirs.id) is None and store.conversation("them", theirs.id) is not None
+    assert (
+        store.conversation(ME, theirs.id) is None
+        and store.conversation("them", theirs.id) is not None
+    )
 
 
 def test_the_list_has_the_latest_first_and_nothing_that_is_empty(store):
@@ -93,11 +138,34 @@ def test_the_list_has_the_latest_first_and_nothing_that_is_empty(store):
     assert [c.id for c in store.conversations(ME)] == [first.id, second.id]
 
 
-@pytest.mark.parametrize("query, found", [
-    ("elephant", True), ("ELEPH", True), ("phan", True), ("elephant grey", True), ("elephant blue", False), ("100%", True), ("1%0", False),
-    ("_", False), ("猫", True), ("我喜欢猫", True), ('"', False), ("elephant AND", False), ("ant*", False), ("is", True), ("a'", False),
-    ("holiday", True), ("holi ay", True), ("\0", True), ("(", False), ("NEAR(a b)", False)])
-def test_search_finds_parts_of_words_in_any_language_and_takes_operators_literally(store, query, found):
+@pytest.mark.parametrize(
+    "query, found",
+    [
+        ("elephant", True),
+        ("ELEPH", True),
+        ("phan", True),
+        ("elephant grey", True),
+        ("elephant blue", False),
+        ("100%", True),
+        ("1%0", False),
+        ("_", False),
+        ("猫", True),
+        ("我喜欢猫", True),
+        ('"', False),
+        ("elephant AND", False),
+        ("ant*", False),
+        ("is", True),
+        ("a'", False),
+        ("holiday", True),
+        ("holi ay", True),
+        ("\0", True),
+        ("(", False),
+        ("NEAR(a b)", False),
+    ],
+)
+def test_search_finds_parts_of_words_in_any_language_and_takes_operators_literally(
+    store, query, found
+):
     conversation = store.create(ME, "Holiday pictures")
     store.add(conversation.id, None, "user", "The elephant is grey, 100% sure, 我喜欢猫")
     assert bool(store.search(ME, query)) is found
@@ -107,7 +175,12 @@ def test_search_shows_the_words_around(store):
     conversation = store.create(ME, "title")
     store.add(conversation.id, None, "user", f"{'before ' * 30}needle{' after' * 30}")
     (hit,) = store.search(ME, "NEEDLE")
-    assert "needle" in hit.around and hit.around.startswith("…") and hit.around.endswith("…") and len(hit.around) < 100
+    assert (
+        "needle" in hit.around
+        and hit.around.startswith("…")
+        and hit.around.endswith("…")
+        and len(hit.around) < 100
+    )
     assert store.search(ME, "title")[0].around == ""
 
 
@@ -161,7 +234,20 @@ def test_a_long_conversation_can_be_deleted(store):
 
 def _insert(store, conversation, parent, text):
     from mtmd.web.records import COMPLETE, Message
-    message = Message(f"{conversation}-{text}", conversation, parent, "user", text, COMPLETE, (), None, None, None, time.time())
+
+    message = Message(
+        f"{conversation}-{text}",
+        conversation,
+        parent,
+        "user",
+        text,
+        COMPLETE,
+        (),
+        None,
+        None,
+        None,
+        time.time(),
+    )
     with store._lock:
         store.insert(store._db, message)
     return message.id
@@ -206,17 +292,21 @@ def test_threads_and_processes_write_at_once(tmp_path):
         for index in range(10):
             store.put_image(PICTURE + name.encode() + bytes([index]), 1, 1)
             store.add(conversation.id, None, "user", f"{name}{index}")
+
     threads = [threading.Thread(target=write, args=(stores[i % 2], f"t{i}-")) for i in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(texts(stores[1], conversation.id)) == sorted(f"t{i}-{n}" for i in range(4) for n in range(10))
+    assert sorted(texts(stores[1], conversation.id)) == sorted(
+        f"t{i}-{n}" for i in range(4) for n in range(10)
+    )
     for store in stores:
         store.close()
 
 
 # migrations
+
 
 def old_database(folder: Path) -> None:
     """As version 1 left it."""
@@ -224,8 +314,10 @@ def old_database(folder: Path) -> None:
     db = sqlite3.connect(folder / "conversations.db", isolation_level=None)
     db.executescript(MIGRATIONS[0] + "PRAGMA user_version = 1;")
     db.execute("INSERT INTO conversations VALUES ('c', 'me', 'old', 'm', 1, 2)")
-    db.execute("INSERT INTO messages (id, conversation, parent, role, text, state, created) "
-               "VALUES ('m', 'c', NULL, 'user', 'said long ago', 'complete', 1)")
+    db.execute(
+        "INSERT INTO messages (id, conversation, parent, role, text, state, created) "
+        "VALUES ('m', 'c', NULL, 'user', 'said long ago', 'complete', 1)"
+    )
     db.close()
 
 
@@ -243,7 +335,11 @@ def test_a_database_of_an_older_version_is_brought_up_to_date(tmp_path):
 def test_a_migration_that_fails_changes_nothing(tmp_path, monkeypatch):
     old_database(tmp_path / "data")
     with monkeypatch.context() as patch:
-        patch.setattr(schema, "MIGRATIONS", (MIGRATIONS[0], "CREATE TABLE half (x);\nCREATE TABLE half (x);\n"))
+        patch.setattr(
+            schema,
+            "MIGRATIONS",
+            (MIGRATIONS[0], "CREATE TABLE half (x);\nCREATE TABLE half (x);\n"),
+        )
         with pytest.raises(StoreError):
             Store(tmp_path / "data")
     db = sqlite3.connect(tmp_path / "data" / "conversations.db")
@@ -293,7 +389,9 @@ for number in range(100_000):
 
 
 def start(code, *arguments):
-    return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)], stdout=subprocess.PIPE, text=True
+    )
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system has no kill -9")
@@ -360,7 +458,10 @@ print(found == [*map(str, kept), "room"], len(kept) > 5, list(store.files.folder
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="file sizes are limited by setrlimit here, of which Linux is sure")
+@pytest.mark.skipif(
+    sys.platform != "linux",
+    reason="file sizes are limited by setrlimit here, of which Linux is sure",
+)
 def test_a_full_disk_is_told_loses_nothing_and_can_be_got_over(tmp_path):
     process = start(FILLER, tmp_path)
     lines = process.communicate(timeout=60)[0].splitlines()
@@ -376,6 +477,7 @@ def test_a_picture_that_cannot_be_written_leaves_nothing_behind(tmp_path, monkey
 
     def fail(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
+
     with monkeypatch.context() as patch:
         if failing == "fsync":
             patch.setattr(image_files.os, "fsync", fail)
@@ -390,6 +492,7 @@ def test_a_picture_that_cannot_be_written_leaves_nothing_behind(tmp_path, monkey
 
 
 # export and import
+
 
 def keep_in(store):
     return lambda data, name: store.put_image(data, 8, 6, name)
@@ -412,10 +515,20 @@ def test_an_export_is_read_back_with_its_tree_and_pictures(store, tmp_path):
     assert json.loads(file)["conversations"][0]["title"] == "Grüße"
     other = Store(tmp_path / "other")
     (after,) = transfer.read(other, ME, file, keep_in(other))
-    assert (after.title, after.created, after.changed) == (before.title, before.created, before.changed) and after.id != before.id
+    assert (after.title, after.created, after.changed) == (
+        before.title,
+        before.created,
+        before.changed,
+    ) and after.id != before.id
     old, new = store.messages(before.id), other.messages(after.id)
-    plain = [(m.role, m.text, m.state, m.options, json.dumps(m.receipt), m.created, m.images) for m in old]
-    assert [(m.role, m.text, m.state, m.options, json.dumps(m.receipt), m.created, m.images) for m in new] == plain
+    plain = [
+        (m.role, m.text, m.state, m.options, json.dumps(m.receipt), m.created, m.images)
+        for m in old
+    ]
+    assert [
+        (m.role, m.text, m.state, m.options, json.dumps(m.receipt), m.created, m.images)
+        for m in new
+    ] == plain
     place = {m.id: i for i, m in enumerate(old)} | {m.id: i for i, m in enumerate(new)}
     assert [place.get(m.parent) for m in new] == [place.get(m.parent) for m in old]
     assert place[after.head] == place[before.head] == 1
@@ -425,8 +538,15 @@ def test_an_export_is_read_back_with_its_tree_and_pictures(store, tmp_path):
     other.close()
 
 
-@pytest.mark.parametrize("wrong", [
-    {}, {"images": "x"}, {**RECEIPT.asdict(), "images": [{"tokens": 5}]}, {**RECEIPT.asdict(), "warnings": 3}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"images": "x"},
+        {**RECEIPT.asdict(), "images": [{"tokens": 5}]},
+        {**RECEIPT.asdict(), "warnings": 3},
+    ],
+)
 def test_a_receipt_that_the_page_could_not_show_is_left_out(store, wrong):
     file = changed(lambda f: f["conversations"][0]["messages"][2].update(receipt=wrong))
     (made,) = transfer.read(store, ME, file, keep_in(store))
@@ -447,14 +567,28 @@ def changed(change):
     return json.dumps(file)
 
 
-@pytest.mark.parametrize("change", [
-    lambda f: f.update(format="other"), lambda f: f.update(version=2), lambda f: f.pop("images"), lambda f: f.update(more=1),
-    lambda f: f["conversations"][0]["messages"][0].update(role="system"), lambda f: f["conversations"][0]["messages"][0].update(text=5),
-    lambda f: f["conversations"][0]["messages"][0].update(parent=f["conversations"][0]["messages"][1]["id"]),
-    lambda f: f["conversations"][0]["messages"][1].update(parent="nothing"), lambda f: f["conversations"][0].update(head="nothing"),
-    lambda f: f["conversations"][0]["messages"][1].update(id=f["conversations"][0]["messages"][0]["id"]),
-    lambda f: f["images"].clear(), lambda f: f["images"].update(dict.fromkeys(f["images"], "not base64!")),
-    lambda f: f["conversations"].append({"title": "half"})])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda f: f.update(format="other"),
+        lambda f: f.update(version=2),
+        lambda f: f.pop("images"),
+        lambda f: f.update(more=1),
+        lambda f: f["conversations"][0]["messages"][0].update(role="system"),
+        lambda f: f["conversations"][0]["messages"][0].update(text=5),
+        lambda f: f["conversations"][0]["messages"][0].update(
+            parent=f["conversations"][0]["messages"][1]["id"]
+        ),
+        lambda f: f["conversations"][0]["messages"][1].update(parent="nothing"),
+        lambda f: f["conversations"][0].update(head="nothing"),
+        lambda f: f["conversations"][0]["messages"][1].update(
+            id=f["conversations"][0]["messages"][0]["id"]
+        ),
+        lambda f: f["images"].clear(),
+        lambda f: f["images"].update(dict.fromkeys(f["images"], "not base64!")),
+        lambda f: f["conversations"].append({"title": "half"}),
+    ],
+)
 def test_a_file_that_is_not_ours_changes_nothing(store, change):
     with pytest.raises(PromptError, match="expected a file exported from here"):
         transfer.read(store, ME, changed(change), keep_in(store))
@@ -470,6 +604,7 @@ def test_an_import_that_fails_half_way_leaves_no_conversation(store, monkeypatch
         if len(calls) == 5:
             raise OSError(errno.ENOSPC, "No space left on device")
         insert(db, message)
+
     monkeypatch.setattr(store, "insert", fail_late)
     with pytest.raises(StoreError):
         transfer.read(store, ME, file, keep_in(store))
@@ -477,7 +612,13 @@ def test_an_import_that_fails_half_way_leaves_no_conversation(store, monkeypatch
 
 
 def test_an_import_takes_no_name_of_a_file_from_outside(store):
-    file = changed(lambda f: (f["images"].update({"../../x": next(iter(f["images"].values()))}),
-                              f["conversations"][0]["messages"][0].update(images=[{"sha256": "../../x", "name": "../../x"}])))
+    file = changed(
+        lambda f: (
+            f["images"].update({"../../x": next(iter(f["images"].values()))}),
+            f["conversations"][0]["messages"][0].update(
+                images=[{"sha256": "../../x", "name": "../../x"}]
+            ),
+        )
+    )
     (made,) = transfer.read(store, ME, file, keep_in(store))
     assert store.messages(made.id)[0].images[0].sha256 == hashlib.sha256(PICTURE).hexdigest()

@@ -1,8 +1,9 @@
 """Gemma 3, small enough to train on two CPU cores; parameter names are the published checkpoint's.
 
-Written for training (torch.compile, packed questions, explicit masks); answers come from mtmd itself.
-Source of every formula: transformers' `modeling_gemma3.py` and `modeling_siglip.py`.
+Written for training (torch.compile, packed questions, explicit masks); answers come from mtmd
+itself. Source of every formula: transformers' `modeling_gemma3.py` and `modeling_siglip.py`.
 """
+
 from __future__ import annotations
 
 import math
@@ -13,12 +14,36 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 IMAGE_SIZE, PATCH, GRID, IMAGE_TOKENS = 96, 16, 6, 9
-VISION = {"hidden_size": 144, "intermediate_size": 576, "num_hidden_layers": 6, "num_attention_heads": 2,
-          "image_size": IMAGE_SIZE, "patch_size": PATCH, "layer_norm_eps": 1e-6, "vision_use_head": False}
-TEXT = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 64, "query_pre_attn_scalar": 64, "rms_norm_eps": 1e-6, "sliding_window": 512,
-        "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
-        "max_position_embeddings": 2048, "rope_theta": 1e6, "rope_local_base_freq": 1e4}
+VISION = {
+    "hidden_size": 144,
+    "intermediate_size": 576,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 2,
+    "image_size": IMAGE_SIZE,
+    "patch_size": PATCH,
+    "layer_norm_eps": 1e-6,
+    "vision_use_head": False,
+}
+TEXT = {
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "query_pre_attn_scalar": 64,
+    "rms_norm_eps": 1e-6,
+    "sliding_window": 512,
+    "layer_types": [
+        "sliding_attention",
+        "sliding_attention",
+        "sliding_attention",
+        "full_attention",
+    ],
+    "max_position_embeddings": 2048,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+}
 
 
 class RMSNorm(nn.Module):
@@ -28,7 +53,9 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = x.float()
-        return (h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-6) * (1 + self.weight)).to(x.dtype)
+        return (h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-6) * (1 + self.weight)).to(
+            x.dtype
+        )
 
 
 def _linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
@@ -43,10 +70,15 @@ class VisionAttention(nn.Module):
     def __init__(self, width: int, heads: int):
         super().__init__()
         self.heads = heads
-        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (_linear(width, width, bias=True) for _ in range(4))
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
+            _linear(width, width, bias=True) for _ in range(4)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (p(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (
+            p(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for p in (self.q_proj, self.k_proj, self.v_proj)
+        )
         return self.out_proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
@@ -62,7 +94,10 @@ class VisionMLP(nn.Module):
 class VisionLayer(nn.Module):
     def __init__(self, width: int, inner: int, heads: int):
         super().__init__()
-        self.layer_norm1, self.layer_norm2 = nn.LayerNorm(width, eps=1e-6), nn.LayerNorm(width, eps=1e-6)
+        self.layer_norm1, self.layer_norm2 = (
+            nn.LayerNorm(width, eps=1e-6),
+            nn.LayerNorm(width, eps=1e-6),
+        )
         self.self_attn, self.mlp = VisionAttention(width, heads), VisionMLP(width, inner)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -79,13 +114,18 @@ class VisionTower(nn.Module):
         self.embeddings.position_embedding = nn.Embedding(GRID * GRID, width)
         self.encoder = nn.Module()
         self.encoder.layers = nn.ModuleList(
-            VisionLayer(width, VISION["intermediate_size"], VISION["num_attention_heads"]) for _ in range(VISION["num_hidden_layers"]))
+            VisionLayer(width, VISION["intermediate_size"], VISION["num_attention_heads"])
+            for _ in range(VISION["num_hidden_layers"])
+        )
         self.post_layernorm = nn.LayerNorm(width, eps=1e-6)
         nn.init.normal_(self.embeddings.position_embedding.weight, std=0.3)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """pixels [B, 3, 96, 96] in -1..1 -> patch features [B, 36, C]"""
-        x = self.embeddings.patch_embedding(pixels).flatten(2).transpose(1, 2) + self.embeddings.position_embedding.weight
+        x = (
+            self.embeddings.patch_embedding(pixels).flatten(2).transpose(1, 2)
+            + self.embeddings.position_embedding.weight
+        )
         for layer in self.encoder.layers:
             x = layer(x)
         return self.post_layernorm(x)
@@ -94,27 +134,38 @@ class VisionTower(nn.Module):
 class Projector(nn.Module):
     def __init__(self, vision: int, text: int):
         super().__init__()
-        self.mm_input_projection_weight = nn.Parameter(torch.randn(vision, text) / math.sqrt(vision))
+        self.mm_input_projection_weight = nn.Parameter(
+            torch.randn(vision, text) / math.sqrt(vision)
+        )
         self.mm_soft_emb_norm = RMSNorm(vision)
 
     def forward(self, patches: Tensor) -> Tensor:
         """patches [B, 36, C] -> image embeddings [B, 9, D]"""
         grid = patches.transpose(1, 2).unflatten(2, (GRID, GRID))
-        return self.mm_soft_emb_norm(F.avg_pool2d(grid, 2).flatten(2).transpose(1, 2)) @ self.mm_input_projection_weight.to(patches.dtype)
+        return self.mm_soft_emb_norm(
+            F.avg_pool2d(grid, 2).flatten(2).transpose(1, 2)
+        ) @ self.mm_input_projection_weight.to(patches.dtype)
 
 
 def rope(x: Tensor, positions: Tensor, base: float) -> Tensor:
     """x [B, H, T, K] rotated by positions [B, T]; the two halves of K are the two coordinates."""
     half = x.shape[-1] // 2
-    angle = positions[:, None, :, None].float() * base ** (-torch.arange(half, device=x.device).float() / half)
+    angle = positions[:, None, :, None].float() * base ** (
+        -torch.arange(half, device=x.device).float() / half
+    )
     a, b = x.float().chunk(2, -1)
-    return torch.cat((a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()), -1).to(x.dtype)
+    return torch.cat((a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()), -1).to(
+        x.dtype
+    )
 
 
 class TextAttention(nn.Module):
     def __init__(self, base: float):
         super().__init__()
-        width, heads, groups, head = (TEXT[k] for k in ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"))
+        width, heads, groups, head = (
+            TEXT[k]
+            for k in ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+        )
         self.heads, self.groups, self.base = heads, groups, base
         self.q_proj, self.o_proj = _linear(width, heads * head), _linear(heads * head, width)
         self.k_proj, self.v_proj = _linear(width, groups * head), _linear(width, groups * head)
@@ -126,13 +177,19 @@ class TextAttention(nn.Module):
         v = self.v_proj(x).unflatten(-1, (self.groups, -1)).transpose(1, 2)
         q, k = rope(q, positions, self.base), rope(k, positions, self.base)
         k, v = (t.repeat_interleave(self.heads // self.groups, dim=1) for t in (k, v))
-        return self.o_proj(F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2))
+        return self.o_proj(
+            F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
+        )
 
 
 class TextMLP(nn.Module):
     def __init__(self, width: int, inner: int):
         super().__init__()
-        self.gate_proj, self.up_proj, self.down_proj = _linear(width, inner), _linear(width, inner), _linear(inner, width)
+        self.gate_proj, self.up_proj, self.down_proj = (
+            _linear(width, inner),
+            _linear(width, inner),
+            _linear(inner, width),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.gelu(self.gate_proj(x), approximate="tanh") * self.up_proj(x))
@@ -142,13 +199,20 @@ class TextLayer(nn.Module):
     def __init__(self, kind: str):
         super().__init__()
         width = TEXT["hidden_size"]
-        self.self_attn = TextAttention(TEXT["rope_theta"] if kind == "full_attention" else TEXT["rope_local_base_freq"])
+        self.self_attn = TextAttention(
+            TEXT["rope_theta"] if kind == "full_attention" else TEXT["rope_local_base_freq"]
+        )
         self.mlp = TextMLP(width, TEXT["intermediate_size"])
         self.input_layernorm, self.post_attention_layernorm = RMSNorm(width), RMSNorm(width)
-        self.pre_feedforward_layernorm, self.post_feedforward_layernorm = RMSNorm(width), RMSNorm(width)
+        self.pre_feedforward_layernorm, self.post_feedforward_layernorm = (
+            RMSNorm(width),
+            RMSNorm(width),
+        )
 
     def forward(self, x: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), positions, mask))
+        x = x + self.post_attention_layernorm(
+            self.self_attn(self.input_layernorm(x), positions, mask)
+        )
         return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
 
 
@@ -161,10 +225,14 @@ class TextModel(nn.Module):
         self.layers = nn.ModuleList(TextLayer(kind) for kind in TEXT["layer_types"])
         self.norm = RMSNorm(width)
 
-    def forward(self, tokens: Tensor, image: Tensor, image_at: int, positions: Tensor, mask: Tensor) -> Tensor:
-        """tokens [B, T] with the image's place at image_at; mask [B, 1, T, T] added to the scores -> features [B, T, D]"""
+    def forward(
+        self, tokens: Tensor, image: Tensor, image_at: int, positions: Tensor, mask: Tensor
+    ) -> Tensor:
+        """tokens [B, T] with the image's place at image_at; mask [B, 1, T, T] added to the scores
+        -> features [B, T, D]
+        """
         x = self.embed_tokens(tokens) * math.sqrt(TEXT["hidden_size"])
-        x = torch.cat((x[:, :image_at], image.to(x.dtype), x[:, image_at + image.shape[1]:]), 1)
+        x = torch.cat((x[:, :image_at], image.to(x.dtype), x[:, image_at + image.shape[1] :]), 1)
         for layer in self.layers:
             x = layer(x, positions, mask)
         return self.norm(x)
@@ -184,23 +252,48 @@ class Gemma3(nn.Module):
         return features
 
     def loss(self, patches: Tensor, batch: dict[str, Tensor], image_at: int) -> Tensor:
-        """Mean cross-entropy of the answers' tokens. labels [B, T] are the next tokens, -100 where there is none."""
+        """Mean cross-entropy of the answers' tokens. labels [B, T] are the next tokens, -100 where
+        there is none.
+        """
         image = self.multi_modal_projector(patches)
-        x = self.language_model.model(batch["tokens"], image, image_at, batch["positions"], batch["mask"])
+        x = self.language_model.model(
+            batch["tokens"], image, image_at, batch["positions"], batch["mask"]
+        )
         logits = x @ self.language_model.model.embed_tokens.weight.to(x.dtype).T
-        return F.cross_entropy(logits.float().flatten(0, 1), batch["labels"].flatten(), ignore_index=-100)
+        return F.cross_entropy(
+            logits.float().flatten(0, 1), batch["labels"].flatten(), ignore_index=-100
+        )
 
 
 def config(vocabulary: int, token: dict[str, int]) -> dict[str, Any]:
     """`config.json` of the checkpoint. token maps the special tokens to their ids."""
     return {
-        "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "dtype": "bfloat16",
-        "mm_tokens_per_image": IMAGE_TOKENS, "tie_word_embeddings": True,
-        "boi_token_index": token["<start_of_image>"], "eoi_token_index": token["<end_of_image>"],
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "dtype": "bfloat16",
+        "mm_tokens_per_image": IMAGE_TOKENS,
+        "tie_word_embeddings": True,
+        "boi_token_index": token["<start_of_image>"],
+        "eoi_token_index": token["<end_of_image>"],
         "image_token_index": token["<image_soft_token>"],
-        "bos_token_id": token["<bos>"], "eos_token_id": token["<end_of_turn>"], "pad_token_id": token["<pad>"],
-        "vision_config": {"model_type": "siglip_vision_model", "hidden_act": "gelu_pytorch_tanh", "num_channels": 3, **VISION},
-        "text_config": {"model_type": "gemma3_text", "vocab_size": vocabulary, "hidden_activation": "gelu_pytorch_tanh",
-                        "tie_word_embeddings": True, "attention_bias": False, "bos_token_id": token["<bos>"],
-                        "eos_token_id": token["<end_of_turn>"], "pad_token_id": token["<pad>"], **TEXT},
+        "bos_token_id": token["<bos>"],
+        "eos_token_id": token["<end_of_turn>"],
+        "pad_token_id": token["<pad>"],
+        "vision_config": {
+            "model_type": "siglip_vision_model",
+            "hidden_act": "gelu_pytorch_tanh",
+            "num_channels": 3,
+            **VISION,
+        },
+        "text_config": {
+            "model_type": "gemma3_text",
+            "vocab_size": vocabulary,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "tie_word_embeddings": True,
+            "attention_bias": False,
+            "bos_token_id": token["<bos>"],
+            "eos_token_id": token["<end_of_turn>"],
+            "pad_token_id": token["<pad>"],
+            **TEXT,
+        },
     }

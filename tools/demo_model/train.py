@@ -2,9 +2,11 @@
 
     python tools/demo_model/train.py OUT --vision-minutes 8 --minutes 80
 
-Writes a Gemma 3 checkpoint in the Hugging Face layout to OUT, every five minutes and at the end. Muon for the hidden matrices,
-AdamW for the rest; bf16 compute on fp32 parameters. The dense labels stay on as a small second loss until the last third.
+Writes a Gemma 3 checkpoint in the Hugging Face layout to OUT, every five minutes and at the end.
+Muon for the hidden matrices, AdamW for the rest; bf16 compute on fp32 parameters. The dense labels
+stay on as a small second loss until the last third.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -26,7 +28,13 @@ from torch.utils.data import DataLoader, IterableDataset
 from world import COLORS, SHAPES, SIZES
 
 CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
-LABELS = {"shape": len(SHAPES) + 1, "color": len(COLORS), "size": len(SIZES) + 1, "character": len(CHARACTERS) + 1, "cell": 9}
+LABELS = {
+    "shape": len(SHAPES) + 1,
+    "color": len(COLORS),
+    "size": len(SIZES) + 1,
+    "character": len(CHARACTERS) + 1,
+    "cell": 9,
+}
 LABEL_WEIGHT = {"shape": 2.0, "color": 1.0, "size": 0.5, "character": 1.0, "cell": 0.1}
 
 
@@ -39,17 +47,27 @@ class DenseLabels(nn.Module):
         self.text = nn.Linear(width, len(TEXTS) + 1)
 
     def forward(self, features: Tensor, patches: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
-        """features [B, P, C], patches [B, 5, P], text [B] -> the loss, and [shape, character, text] accuracies"""
+        """features [B, P, C], patches [B, 5, P], text [B] -> the loss, and [shape, character, text]
+        accuracies
+        """
         guesses = self.patch(features.float()).split(list(LABELS.values()), -1)
         loss = torch.zeros(())
-        for guess, label, weight in zip(guesses, patches.unbind(1), LABEL_WEIGHT.values(), strict=True):
+        for guess, label, weight in zip(
+            guesses, patches.unbind(1), LABEL_WEIGHT.values(), strict=True
+        ):
             loss = loss + weight * F.cross_entropy(guess.flatten(0, 1), label.flatten())
         said = self.text(features.float().amax(1))
         loss = loss + 0.5 * F.cross_entropy(said, text)
-        thing, letter, written = patches[:, 0] < len(SHAPES), patches[:, 3] < len(CHARACTERS), text < len(TEXTS)
-        right = [((guesses[0].argmax(-1) == patches[:, 0]) & thing).sum() / thing.sum().clamp(min=1),
-                 ((guesses[3].argmax(-1) == patches[:, 3]) & letter).sum() / letter.sum().clamp(min=1),
-                 ((said.argmax(-1) == text) & written).sum() / written.sum().clamp(min=1)]
+        thing, letter, written = (
+            patches[:, 0] < len(SHAPES),
+            patches[:, 3] < len(CHARACTERS),
+            text < len(TEXTS),
+        )
+        right = [
+            ((guesses[0].argmax(-1) == patches[:, 0]) & thing).sum() / thing.sum().clamp(min=1),
+            ((guesses[3].argmax(-1) == patches[:, 3]) & letter).sum() / letter.sum().clamp(min=1),
+            ((said.argmax(-1) == text) & written).sum() / written.sum().clamp(min=1),
+        ]
         return loss, torch.stack(right)
 
 
@@ -59,10 +77,16 @@ class Optimizer:
     def __init__(self, modules: nn.Module, lr: float, minutes: float):
         hidden, rest = [], []
         for name, p in modules.named_parameters():
-            (hidden if p.ndim == 2 and "embed" not in name and not name.startswith("dense") else rest).append(p)
+            (
+                hidden
+                if p.ndim == 2 and "embed" not in name and not name.startswith("dense")
+                else rest
+            ).append(p)
         self.parameters = hidden + rest
-        self.parts = [torch.optim.Muon(hidden, lr=lr, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
-                      torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.98), weight_decay=0.01)]
+        self.parts = [
+            torch.optim.Muon(hidden, lr=lr, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.98), weight_decay=0.01),
+        ]
         self.lr, self.seconds, self.start, self.steps = lr, minutes * 60, time.time(), 0
 
     @property
@@ -73,7 +97,11 @@ class Optimizer:
         loss.backward()
         nn.utils.clip_grad_norm_(self.parameters, 1.0)
         self.steps += 1
-        rate = self.lr * min(1.0, self.steps / 200) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, self.progress))))
+        rate = (
+            self.lr
+            * min(1.0, self.steps / 200)
+            * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, self.progress))))
+        )
         for part in self.parts:
             for group in part.param_groups:
                 group["lr"] = rate
@@ -106,7 +134,13 @@ def scaled(pixels: Tensor) -> Tensor:
     return pixels.permute(0, 3, 1, 2).float() / 127.5 - 1
 
 
-def train_vision(model: Gemma3, dense: DenseLabels, batches: Iterator[dict[str, Tensor]], minutes: float, lr: float) -> None:
+def train_vision(
+    model: Gemma3,
+    dense: DenseLabels,
+    batches: Iterator[dict[str, Tensor]],
+    minutes: float,
+    lr: float,
+) -> None:
     both = nn.ModuleDict({"tower": model.vision_tower, "dense": dense})
     optimizer = Optimizer(both, lr, minutes)
 
@@ -122,14 +156,26 @@ def train_vision(model: Gemma3, dense: DenseLabels, batches: Iterator[dict[str, 
         optimizer.step(loss)
         right = right.lerp(now.detach(), 0.02)
         if optimizer.steps % 200 == 0:
-            print(f"vision {time.time() - optimizer.start:5.0f} s  step {optimizer.steps}  loss {loss.item():.3f}"
-                  f"  shape patches {right[0]:.3f}  character patches {right[1]:.3f}  text {right[2]:.3f}", flush=True)
+            print(
+                f"vision {time.time() - optimizer.start:5.0f} s  step {optimizer.steps}  loss "
+                f"{loss.item():.3f}"
+                f"  shape patches {right[0]:.3f}  character patches {right[1]:.3f}  text "
+                f"{right[2]:.3f}",
+                flush=True,
+            )
         if optimizer.progress >= 1:
             return
 
 
-def train_all(model: Gemma3, dense: DenseLabels, batches: Iterator[dict[str, Tensor]], image_at: int, minutes: float, lr: float,
-              save: Callable[[], None]) -> None:
+def train_all(
+    model: Gemma3,
+    dense: DenseLabels,
+    batches: Iterator[dict[str, Tensor]],
+    image_at: int,
+    minutes: float,
+    lr: float,
+    save: Callable[[], None],
+) -> None:
     optimizer = Optimizer(nn.ModuleDict({"model": model, "dense": dense}), lr, minutes)
 
     @torch.compile
@@ -148,8 +194,12 @@ def train_all(model: Gemma3, dense: DenseLabels, batches: Iterator[dict[str, Ten
         average += (loss.item() - average) * max(0.01, 1 / optimizer.steps)
         right = right.lerp(now.detach(), 0.02)
         if optimizer.steps % 100 == 0:
-            print(f"all {time.time() - optimizer.start:5.0f} s  step {optimizer.steps}  loss {average:.4f}  shape patches {right[0]:.3f}"
-                  f"  character patches {right[1]:.3f}  text {right[2]:.3f}", flush=True)
+            print(
+                f"all {time.time() - optimizer.start:5.0f} s  step {optimizer.steps}  loss "
+                f"{average:.4f}  shape patches {right[0]:.3f}"
+                f"  character patches {right[1]:.3f}  text {right[2]:.3f}",
+                flush=True,
+            )
         if time.time() - saved > 300:
             save()
             saved = time.time()
@@ -158,25 +208,57 @@ def train_all(model: Gemma3, dense: DenseLabels, batches: Iterator[dict[str, Ten
 
 
 def write_checkpoint(model: Gemma3, tokenizer: Tokenizer, out: Path) -> None:
-    """The published layout: bf16 weights, config, tokenizer, processor and generation settings, chat template."""
+    """The published layout: bf16 weights, config, tokenizer, processor and generation settings,
+    chat template.
+    """
     out.mkdir(parents=True, exist_ok=True)
-    save_file({name: p.detach().to(torch.bfloat16).contiguous() for name, p in model.state_dict().items()},
-              out / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        {
+            name: p.detach().to(torch.bfloat16).contiguous()
+            for name, p in model.state_dict().items()
+        },
+        out / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     token = {s: tokenizer.token_to_id(s) for s in SPECIAL}
     tokenizer.save(str(out / "tokenizer.json"))
     settings = {
         "config.json": config(tokenizer.get_vocab_size(), token),
-        "generation_config.json": {"bos_token_id": token["<bos>"], "eos_token_id": [token["<end_of_turn>"], token["<eos>"]],
-                                   "pad_token_id": token["<pad>"], "do_sample": False},
+        "generation_config.json": {
+            "bos_token_id": token["<bos>"],
+            "eos_token_id": [token["<end_of_turn>"], token["<eos>"]],
+            "pad_token_id": token["<pad>"],
+            "do_sample": False,
+        },
         "tokenizer_config.json": {
-            "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>",
-            "unk_token": "<unk>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>",
-            "model_max_length": 2048, "clean_up_tokenization_spaces": False},
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": "<bos>",
+            "eos_token": "<eos>",
+            "pad_token": "<pad>",
+            "unk_token": "<unk>",
+            "boi_token": "<start_of_image>",
+            "eoi_token": "<end_of_image>",
+            "image_token": "<image_soft_token>",
+            "model_max_length": 2048,
+            "clean_up_tokenization_spaces": False,
+        },
         "preprocessor_config.json": {
-            "image_processor_type": "Gemma3ImageProcessor", "do_resize": True, "do_rescale": True, "do_normalize": True,
-            "do_convert_rgb": True, "size": {"height": VISION["image_size"], "width": VISION["image_size"]}, "resample": 2,
-            "rescale_factor": 1 / 255, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "image_seq_length": IMAGE_TOKENS},
-        "processor_config.json": {"processor_class": "Gemma3Processor", "image_seq_length": IMAGE_TOKENS},
+            "image_processor_type": "Gemma3ImageProcessor",
+            "do_resize": True,
+            "do_rescale": True,
+            "do_normalize": True,
+            "do_convert_rgb": True,
+            "size": {"height": VISION["image_size"], "width": VISION["image_size"]},
+            "resample": 2,
+            "rescale_factor": 1 / 255,
+            "image_mean": [0.5, 0.5, 0.5],
+            "image_std": [0.5, 0.5, 0.5],
+            "image_seq_length": IMAGE_TOKENS,
+        },
+        "processor_config.json": {
+            "processor_class": "Gemma3Processor",
+            "image_seq_length": IMAGE_TOKENS,
+        },
     }
     for name, content in settings.items():
         (out / name).write_text(json.dumps(content, indent=2) + "\n")
@@ -184,7 +266,9 @@ def write_checkpoint(model: Gemma3, tokenizer: Tokenizer, out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument("--vision-minutes", type=float, default=8)
     parser.add_argument("--minutes", type=float, default=80)
@@ -198,11 +282,21 @@ def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(args.seed)
     torch.set_num_threads(args.threads)
-    tokenizer = Tokenizer.from_file(str(args.start_from / "tokenizer.json")) if args.start_from else train_tokenizer()
+    tokenizer = (
+        Tokenizer.from_file(str(args.start_from / "tokenizer.json"))
+        if args.start_from
+        else train_tokenizer()
+    )
     model, dense = Gemma3(tokenizer.get_vocab_size()), DenseLabels(VISION["hidden_size"])
     if args.start_from:
-        model.load_state_dict({k: v.float() for k, v in load_file(args.start_from / "model.safetensors").items()})
-    print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters, {tokenizer.get_vocab_size()} tokens", flush=True)
+        model.load_state_dict(
+            {k: v.float() for k, v in load_file(args.start_from / "model.safetensors").items()}
+        )
+    print(
+        f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters, "
+        f"{tokenizer.get_vocab_size()} tokens",
+        flush=True,
+    )
 
     def stream(make: Callable[[], Iterator[dict[str, Tensor]]]) -> Iterator[dict[str, Tensor]]:
         return iter(DataLoader(Stream(make), batch_size=None, num_workers=1, prefetch_factor=4))
@@ -212,8 +306,15 @@ def main() -> None:
         train_vision(model, dense, stream(Pictures(teacher)), args.vision_minutes, args.vision_lr)
         write_checkpoint(model, tokenizer, args.out)
     teacher = Teacher(tokenizer, args.rows, args.length, args.seed + 1)
-    train_all(model, dense, stream(teacher.__iter__), teacher.image_at, args.minutes, args.lr,
-              lambda: write_checkpoint(model, tokenizer, args.out))
+    train_all(
+        model,
+        dense,
+        stream(teacher.__iter__),
+        teacher.image_at,
+        args.minutes,
+        args.lr,
+        lambda: write_checkpoint(model, tokenizer, args.out),
+    )
     write_checkpoint(model, tokenizer, args.out)
 
 

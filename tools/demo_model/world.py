@@ -5,6 +5,7 @@ word or number, or nothing but a background. `draw(rng)` makes one and the facts
 `ask(facts, rng)` makes questions with their exact answers. Both depend on the random generator
 alone, so a seed is a data set.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -18,23 +19,84 @@ from PIL import Image, ImageDraw, ImageFont
 CANVAS = 256  # pixels, square
 
 COLORS = {
-    "red": (220, 40, 40), "green": (40, 160, 60), "blue": (40, 80, 220), "yellow": (240, 210, 40),
-    "orange": (245, 140, 30), "purple": (140, 50, 180), "black": (20, 20, 20), "white": (250, 250, 250),
+    "red": (220, 40, 40),
+    "green": (40, 160, 60),
+    "blue": (40, 80, 220),
+    "yellow": (240, 210, 40),
+    "orange": (245, 140, 30),
+    "purple": (140, 50, 180),
+    "black": (20, 20, 20),
+    "white": (250, 250, 250),
 }
 SHAPES = ("circle", "square", "triangle", "star", "diamond", "cross", "ring")
 SIZES = ("small", "large")
-ALIKE = ({"white", "yellow"}, {"yellow", "orange"}, {"orange", "red"}, {"blue", "purple"})  # too close to read one on the other
-PLACES = ("top left", "top", "top right", "left", "center", "right", "bottom left", "bottom", "bottom right")
+ALIKE = (
+    {"white", "yellow"},
+    {"yellow", "orange"},
+    {"orange", "red"},
+    {"blue", "purple"},
+)  # too close to read one on the other
+PLACES = (
+    "top left",
+    "top",
+    "top right",
+    "left",
+    "center",
+    "right",
+    "bottom left",
+    "bottom",
+    "bottom right",
+)
 COUNTS = ("zero", "one", "two", "three", "four")
-WORDS = ("cat", "dog", "sun", "tree", "car", "house", "apple", "fish", "bird", "moon", "star", "milk", "book", "lamp", "ship", "rain",
-         "hat", "key", "bus", "cup", "hello", "open", "stop", "go", "exit", "sale")
-KINDS = ("describe", "background", "read", "text color", "count", "count shape", "color", "where", "shape", "what at",
-         "is there shape", "is there color", "left right")
+WORDS = (
+    "cat",
+    "dog",
+    "sun",
+    "tree",
+    "car",
+    "house",
+    "apple",
+    "fish",
+    "bird",
+    "moon",
+    "star",
+    "milk",
+    "book",
+    "lamp",
+    "ship",
+    "rain",
+    "hat",
+    "key",
+    "bus",
+    "cup",
+    "hello",
+    "open",
+    "stop",
+    "go",
+    "exit",
+    "sale",
+)
+KINDS = (
+    "describe",
+    "background",
+    "read",
+    "text color",
+    "count",
+    "count shape",
+    "color",
+    "where",
+    "shape",
+    "what at",
+    "is there shape",
+    "is there color",
+    "left right",
+)
 
 
 @dataclass(frozen=True)
 class Thing:
     """One shape; `center` and `radius` in canvas pixels, `cell` 0..8 in reading order."""
+
     shape: str
     color: str
     size: str
@@ -53,7 +115,10 @@ class Thing:
 
 @dataclass(frozen=True)
 class Text:
-    """One written word or number; `edges` are the x of each character's borders, `top`/`bottom` its y, in canvas pixels."""
+    """One written word or number; `edges` are the x of each character's borders, `top`/`bottom` its
+    y, in canvas pixels.
+    """
+
     word: str
     color: str
     edges: tuple[float, ...]
@@ -64,6 +129,7 @@ class Text:
 @dataclass(frozen=True)
 class Facts:
     """What is true of a picture. Things are in reading order."""
+
     background: str
     things: tuple[Thing, ...] = ()
     text: Text | None = None
@@ -78,6 +144,7 @@ class Question:
 
 # ------------------------------------------------------------------ pictures
 
+
 def draw(rng: random.Random, text_share: float = 0.22) -> tuple[Image.Image, Facts]:
     """One RGB picture of CANVAS x CANVAS and its facts: a share of text, 2 % empty, else shapes."""
     background = rng.choice(("white", "white", "white", *COLORS))
@@ -90,10 +157,14 @@ def draw(rng: random.Random, text_share: float = 0.22) -> tuple[Image.Image, Fac
     if kind < text_share + 0.02:
         return image, Facts(background)
     cells = sorted(rng.sample(range(9), rng.choice((1, 1, 2, 2, 3, 3, 4, 4))))
-    return image, Facts(background, tuple(_draw_thing(pen, paper, background, cell, rng) for cell in cells))
+    return image, Facts(
+        background, tuple(_draw_thing(pen, paper, background, cell, rng) for cell in cells)
+    )
 
 
-def _draw_thing(pen: ImageDraw.ImageDraw, paper: tuple[int, ...], background: str, cell: int, rng: random.Random) -> Thing:
+def _draw_thing(
+    pen: ImageDraw.ImageDraw, paper: tuple[int, ...], background: str, cell: int, rng: random.Random
+) -> Thing:
     color = rng.choice([c for c in COLORS if c != background])
     shape, size = rng.choice(SHAPES), rng.choice(SIZES)
     radius = rng.uniform(30, 36) if size == "large" else rng.uniform(15, 19)
@@ -103,7 +174,15 @@ def _draw_thing(pen: ImageDraw.ImageDraw, paper: tuple[int, ...], background: st
     return Thing(shape, color, size, cell, (x, y), radius)
 
 
-def _stamp(pen: ImageDraw.ImageDraw, shape: str, x: float, y: float, r: float, ink: tuple[int, ...], paper: tuple[int, ...]) -> None:
+def _stamp(
+    pen: ImageDraw.ImageDraw,
+    shape: str,
+    x: float,
+    y: float,
+    r: float,
+    ink: tuple[int, ...],
+    paper: tuple[int, ...],
+) -> None:
     if shape == "circle":
         pen.ellipse((x - r, y - r, x + r, y + r), fill=ink)
     elif shape == "square":
@@ -113,7 +192,9 @@ def _stamp(pen: ImageDraw.ImageDraw, shape: str, x: float, y: float, r: float, i
     elif shape == "star":
         pen.polygon(_points(x, y, [1.15 * r, 0.48 * r], 5), fill=ink)
     elif shape == "diamond":
-        pen.polygon([(x, y - 1.1 * r), (x + 0.75 * r, y), (x, y + 1.1 * r), (x - 0.75 * r, y)], fill=ink)
+        pen.polygon(
+            [(x, y - 1.1 * r), (x + 0.75 * r, y), (x, y + 1.1 * r), (x - 0.75 * r, y)], fill=ink
+        )
     elif shape == "cross":
         pen.rectangle((x - 0.36 * r, y - r, x + 0.36 * r, y + r), fill=ink)
         pen.rectangle((x - r, y - 0.36 * r, x + r, y + 0.36 * r), fill=ink)
@@ -125,8 +206,13 @@ def _stamp(pen: ImageDraw.ImageDraw, shape: str, x: float, y: float, r: float, i
 def _points(x: float, y: float, radii: list[float], corners: int) -> list[tuple[float, float]]:
     """The polygon whose corners alternate between `radii`, first corner up."""
     n = corners * len(radii)
-    return [(x + radii[i % len(radii)] * math.sin(2 * math.pi * i / n), y - radii[i % len(radii)] * math.cos(2 * math.pi * i / n))
-            for i in range(n)]
+    return [
+        (
+            x + radii[i % len(radii)] * math.sin(2 * math.pi * i / n),
+            y - radii[i % len(radii)] * math.cos(2 * math.pi * i / n),
+        )
+        for i in range(n)
+    ]
 
 
 def _draw_text(pen: ImageDraw.ImageDraw, background: str, rng: random.Random) -> Text:
@@ -151,6 +237,7 @@ def _jitter(color: tuple[int, ...], rng: random.Random, by: int) -> tuple[int, .
 
 # ------------------------------------------------------------------ questions
 
+
 def describe(facts: Facts) -> str:
     """The full sentence that answers "Describe the image."."""
     ground = f"on {article(facts.background)} background."
@@ -159,16 +246,34 @@ def describe(facts: Facts) -> str:
         return f'The {sort} "{facts.text.word}" in {facts.text.color} {ground}'
     if not facts.things:
         return f"Nothing {ground}"
-    return _sentence(f"{_join([f'{article(t.full_name)} at the {PLACES[t.cell]}' for t in facts.things])} {ground}")
+    return _sentence(
+        f"{_join([f'{article(t.full_name)} at the {PLACES[t.cell]}' for t in facts.things])} "
+        f"{ground}"
+    )
 
 
 def ask(facts: Facts, rng: random.Random) -> list[Question]:
     """Every kind of question this picture can answer with certainty, in random wording."""
     questions = [
-        _question("describe", describe(facts), rng, "Describe the image.", "Describe this picture.", "What is in this image?",
-                  "What do you see?", "Describe the picture.", "What is in the picture?"),
-        _question("background", f"{facts.background.capitalize()}.", rng, "What color is the background?",
-                  "What is the background color?", "Which color is the background?"),
+        _question(
+            "describe",
+            describe(facts),
+            rng,
+            "Describe the image.",
+            "Describe this picture.",
+            "What is in this image?",
+            "What do you see?",
+            "Describe the picture.",
+            "What is in the picture?",
+        ),
+        _question(
+            "background",
+            f"{facts.background.capitalize()}.",
+            rng,
+            "What color is the background?",
+            "What is the background color?",
+            "Which color is the background?",
+        ),
     ]
     questions += _ask_text(facts, rng) if facts.text else _ask_things(facts, rng)
     return questions
@@ -178,7 +283,13 @@ def _ask_text(facts: Facts, rng: random.Random) -> list[Question]:
     assert facts.text
     return [
         _read(f"{facts.text.word}.", rng),
-        _question("text color", f"{facts.text.color.capitalize()}.", rng, "What color is the text?", "Which color is the text?"),
+        _question(
+            "text color",
+            f"{facts.text.color.capitalize()}.",
+            rng,
+            "What color is the text?",
+            "Which color is the text?",
+        ),
         _count(0, rng),
         _is_there_shape(facts, rng.choice(SHAPES), rng),
     ]
@@ -193,32 +304,71 @@ def _ask_things(facts: Facts, rng: random.Random) -> list[Question]:
         questions += _ask_thing(facts, thing, rng)
     if len(things) < 4 and rng.random() < 0.3:
         missing = rng.choice([s for s in SHAPES if s not in {t.shape for t in things}])
-        kind, wordings = rng.choice((("color", _color_wordings(missing)), ("where", _where_wordings(missing))))
+        kind, wordings = rng.choice(
+            (("color", _color_wordings(missing)), ("where", _where_wordings(missing)))
+        )
         questions.append(_question(kind, f"There is no {missing}.", rng, *wordings))
     if rng.random() < 0.3:
         empty = rng.choice([c for c in range(9) if c not in {t.cell for t in things}])
         questions.append(_what_at(empty, "Nothing.", rng))
     asked = rng.choice(SHAPES) if rng.random() < 0.5 or not things else rng.choice(things).shape
     number = sum(t.shape == asked for t in things)
-    questions.append(_question("count shape", f"{COUNTS[number].capitalize()}.", rng,
-                               f"How many {plural(asked)} are there?", f"Count the {plural(asked)}."))
-    questions.append(_is_there_shape(facts, rng.choice(things).shape if things and rng.random() < 0.5 else rng.choice(SHAPES), rng))
-    color = rng.choice(things).color if things and rng.random() < 0.5 else rng.choice([c for c in COLORS if c != facts.background])
-    questions.append(_question("is there color", _yes(any(t.color == color for t in things)), rng,
-                               f"Is there {article(color)} shape?", f"Is there {article(color)} object?"))
+    questions.append(
+        _question(
+            "count shape",
+            f"{COUNTS[number].capitalize()}.",
+            rng,
+            f"How many {plural(asked)} are there?",
+            f"Count the {plural(asked)}.",
+        )
+    )
+    questions.append(
+        _is_there_shape(
+            facts,
+            rng.choice(things).shape if things and rng.random() < 0.5 else rng.choice(SHAPES),
+            rng,
+        )
+    )
+    color = (
+        rng.choice(things).color
+        if things and rng.random() < 0.5
+        else rng.choice([c for c in COLORS if c != facts.background])
+    )
+    questions.append(
+        _question(
+            "is there color",
+            _yes(any(t.color == color for t in things)),
+            rng,
+            f"Is there {article(color)} shape?",
+            f"Is there {article(color)} object?",
+        )
+    )
     return questions + ask_left_right(things, rng)
 
 
 def _ask_thing(facts: Facts, thing: Thing, rng: random.Random) -> list[Question]:
     questions = [_what_at(thing.cell, _sentence(f"{article(thing.full_name)}."), rng)]
     if sum(t.shape == thing.shape for t in facts.things) == 1:
-        questions.append(_question("color", f"{thing.color.capitalize()}.", rng, *_color_wordings(thing.shape)))
-        questions.append(_question("where", f"At the {PLACES[thing.cell]}.", rng, *_where_wordings(thing.shape)))
+        questions.append(
+            _question("color", f"{thing.color.capitalize()}.", rng, *_color_wordings(thing.shape))
+        )
+        questions.append(
+            _question("where", f"At the {PLACES[thing.cell]}.", rng, *_where_wordings(thing.shape))
+        )
     elif sum(t.name == thing.name for t in facts.things) == 1:
-        questions.append(_question("where", f"At the {PLACES[thing.cell]}.", rng, *_where_wordings(thing.name)))
+        questions.append(
+            _question("where", f"At the {PLACES[thing.cell]}.", rng, *_where_wordings(thing.name))
+        )
     if sum(t.color == thing.color for t in facts.things) == 1:
-        questions.append(_question("shape", f"{article(thing.shape).capitalize()}.", rng,
-                                   f"What shape is the {thing.color} object?", f"Which shape is {thing.color}?"))
+        questions.append(
+            _question(
+                "shape",
+                f"{article(thing.shape).capitalize()}.",
+                rng,
+                f"What shape is the {thing.color} object?",
+                f"Which shape is {thing.color}?",
+            )
+        )
     return questions
 
 
@@ -232,26 +382,53 @@ def ask_left_right(things: tuple[Thing, ...], rng: random.Random) -> list[Questi
     a, b = rng.choice(pairs)
     side = rng.choice(("left", "right"))
     true = (a.cell % 3 < b.cell % 3) == (side == "left")
-    return [_question("left right", _yes(true), rng, f"Is the {a.name} to the {side} of the {b.name}?",
-                      f"Is the {a.name} {side} of the {b.name}?")]
+    return [
+        _question(
+            "left right",
+            _yes(true),
+            rng,
+            f"Is the {a.name} to the {side} of the {b.name}?",
+            f"Is the {a.name} {side} of the {b.name}?",
+        )
+    ]
 
 
 def _is_there_shape(facts: Facts, shape: str, rng: random.Random) -> Question:
-    return _question("is there shape", _yes(any(t.shape == shape for t in facts.things)), rng,
-                     f"Is there {article(shape)}?", f"Do you see {article(shape)}?")
+    return _question(
+        "is there shape",
+        _yes(any(t.shape == shape for t in facts.things)),
+        rng,
+        f"Is there {article(shape)}?",
+        f"Do you see {article(shape)}?",
+    )
 
 
 def _read(answer: str, rng: random.Random) -> Question:
-    return _question("read", answer, rng, "What does the text say?", "Read the text.", "What is written here?")
+    return _question(
+        "read", answer, rng, "What does the text say?", "Read the text.", "What is written here?"
+    )
 
 
 def _count(number: int, rng: random.Random) -> Question:
-    return _question("count", f"{COUNTS[number].capitalize()}.", rng, "How many shapes are there?", "Count the shapes.",
-                     "How many objects are in the image?", "How many objects are there?")
+    return _question(
+        "count",
+        f"{COUNTS[number].capitalize()}.",
+        rng,
+        "How many shapes are there?",
+        "Count the shapes.",
+        "How many objects are in the image?",
+        "How many objects are there?",
+    )
 
 
 def _what_at(cell: int, answer: str, rng: random.Random) -> Question:
-    return _question("what at", answer, rng, f"What is at the {PLACES[cell]}?", f"What do you see at the {PLACES[cell]}?")
+    return _question(
+        "what at",
+        answer,
+        rng,
+        f"What is at the {PLACES[cell]}?",
+        f"What do you see at the {PLACES[cell]}?",
+    )
 
 
 def _color_wordings(noun: str) -> tuple[str, ...]:
@@ -287,7 +464,9 @@ def _sentence(text: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Draw pictures of the demo model's world and print their questions.")
+    parser = argparse.ArgumentParser(
+        description="Draw pictures of the demo model's world and print their questions."
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("-n", type=int, default=6, help="number of pictures")
     parser.add_argument("--out", type=Path, required=True, help="folder to write PNG files to")
