@@ -25,9 +25,9 @@ from mtmd.clip.blocks import Normalize, VitParams
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.families.gemma3 import Gemma3Vision
 from mtmd.kernels.backends import backends_for
-from mtmd.kernels.executor import Executor
 from mtmd.kernels.graph import Type
-from mtmd.kernels.scheduler import Plan
+from mtmd.kernels.plan.executor import Executor
+from mtmd.kernels.plan.scheduler import Plan
 
 # glibc keeps freed blocks below a threshold that moves; pinned, what is freed is given back and the
 # peak is the program's own.

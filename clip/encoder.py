@@ -11,10 +11,10 @@ from torch import Tensor
 
 from mtmd.clip.family import ImagePlan, VisionFamily
 from mtmd.kernels.backends.backend import Backend
-from mtmd.kernels.executor import Executor, Observer, Residency, finish
-from mtmd.kernels.flash import AttentionForm, FlashChoice, choose
 from mtmd.kernels.graph import Node, Shape, Type, WeightSource, graph_input, weight
-from mtmd.kernels.scheduler import Override, Plan, make_plan
+from mtmd.kernels.plan.executor import Executor, Observer, Residency, finish
+from mtmd.kernels.plan.flash import AttentionForm, FlashChoice, choose
+from mtmd.kernels.plan.scheduler import Override, Plan, make_plan
 
 BATCH = 4  # tiles encoded at once
 

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from mtmd.clip.budget import DEFAULT_BUDGET, Budget
+from mtmd.kernels.checkpoint.canonical import Parameter
+from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ModelError
-from mtmd.kernels.flash import AttentionForm
 from mtmd.kernels.graph import Node, Shape, Type, WeightSource
-from mtmd.kernels.settings import Settings
-from mtmd.kernels.weights.canonical import Parameter
+from mtmd.kernels.plan.flash import AttentionForm
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ import torch
 
 from mtmd.clip.blocks import attend, split_heads
 from mtmd.kernels import ops
+from mtmd.kernels.checkpoint.canonical import Parameter, Stored
+from mtmd.kernels.checkpoint.rotary import Rotary, rotary
+from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
 from mtmd.kernels.errors import ModelError
-from mtmd.kernels.flash import AttentionForm
 from mtmd.kernels.graph import Node
 from mtmd.kernels.layers import Weights
-from mtmd.kernels.rotary import Rotary, rotary
-from mtmd.kernels.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
-from mtmd.kernels.weights.canonical import Parameter, Stored
+from mtmd.kernels.plan.flash import AttentionForm
 
 ENDS = ("input_min", "input_max", "output_min", "output_max")
 

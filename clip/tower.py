@@ -18,12 +18,12 @@ from mtmd.clip.blocks import (
     vit_parameters,
 )
 from mtmd.kernels import ops
+from mtmd.kernels.checkpoint.canonical import Parameter
+from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ModelError
-from mtmd.kernels.flash import AttentionForm
 from mtmd.kernels.graph import Node, Type, WeightSource, graph_input
 from mtmd.kernels.layers import Weights
-from mtmd.kernels.settings import Settings
-from mtmd.kernels.weights.canonical import Parameter
+from mtmd.kernels.plan.flash import AttentionForm
 
 MAX_FEATURES = 16  # published models have at most 4
 

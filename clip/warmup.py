@@ -1,8 +1,8 @@
 """The encoder's warm-up: ask the backends, decide flash attention, predict memory, then run once
 and look at every op.
 
-Asking happens when an `Encoder` is made (`mtmd.kernels.flash.choose`); this module reports it, and
-checks it by running.
+Asking happens when an `Encoder` is made (`mtmd.kernels.plan.flash.choose`); this module reports it,
+and checks it by running.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from mtmd.clip.encoder import Encoder
-from mtmd.kernels.check import run_check
 from mtmd.kernels.graph import Type
-from mtmd.kernels.report import Check, GraphFacts, Placement, graph_facts, placement
+from mtmd.kernels.report.check import run_check
+from mtmd.kernels.report.facts import Check, GraphFacts, Placement, graph_facts, placement
 
 
 def encoder_placement(encoder: Encoder) -> Placement:

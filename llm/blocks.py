@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from mtmd.kernels import ops
+from mtmd.kernels.checkpoint.rotary import Rotary, sections
+from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_WIDTH, Settings
 from mtmd.kernels.errors import ModelError
-from mtmd.kernels.flash import AttentionForm
 from mtmd.kernels.graph import Node
 from mtmd.kernels.layers import Weights
-from mtmd.kernels.rotary import Rotary, sections
-from mtmd.kernels.settings import MAX_HEADS, MAX_WIDTH, Settings
-from mtmd.llm.inputs import TextInputs
-from mtmd.llm.state import KV, PAGE
+from mtmd.kernels.plan.flash import AttentionForm
+from mtmd.llm.engine.inputs import TextInputs
+from mtmd.llm.engine.state import KV, PAGE
 
 
 def token_embeddings(inputs: TextInputs, w: Weights, scale: float = 1.0) -> Node:

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from mtmd.kernels import ops
+from mtmd.kernels.checkpoint.canonical import Parameter, Stored
+from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, Settings
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, Shape
 from mtmd.kernels.layers import Weights
-from mtmd.kernels.settings import MAX_HEADS, MAX_LAYERS, Settings
-from mtmd.kernels.weights.canonical import Parameter, Stored
 from mtmd.llm.blocks import heads
-from mtmd.llm.inputs import TextInputs
-from mtmd.llm.state import ConvWindow, DeltaState
+from mtmd.llm.engine.inputs import TextInputs
+from mtmd.llm.engine.state import ConvWindow, DeltaState
 
 LINEAR, FULL = KINDS = ("linear_attention", "full_attention")
 L2_EPS = 1e-6  # as in flash-linear-attention

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 
 from mtmd.kernels import ops
+from mtmd.kernels.checkpoint.canonical import Parameter
+from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
 from mtmd.kernels.graph import Node
 from mtmd.kernels.layers import Weights
-from mtmd.kernels.settings import MAX_WIDTH, Settings
-from mtmd.kernels.weights.canonical import Parameter
 from mtmd.llm.blocks import moe_ffn
 from mtmd.llm.experts import MAX_EXPERTS, Experts, expert_parameters
 

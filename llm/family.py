@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
 
+from mtmd.kernels.checkpoint.canonical import Parameter
+from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ModelError
-from mtmd.kernels.flash import AttentionForm
 from mtmd.kernels.graph import Node, WeightSource
-from mtmd.kernels.settings import Settings
-from mtmd.kernels.weights.canonical import Parameter
-from mtmd.llm.inputs import TextInputs
-from mtmd.llm.state import State
+from mtmd.kernels.plan.flash import AttentionForm
+from mtmd.llm.engine.inputs import TextInputs
+from mtmd.llm.engine.state import State
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mtmd.kernels.checkpoint.rotary import Rotary, read_rotary
+from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, Settings
 from mtmd.kernels.errors import ModelError
-from mtmd.kernels.rotary import Rotary, read_rotary
-from mtmd.kernels.settings import MAX_HEADS, MAX_LAYERS, Settings
-from mtmd.llm.state import KV
+from mtmd.llm.engine.state import KV
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 ROPES = {

@@ -4,10 +4,10 @@ prefill, and one step run.
 
 from __future__ import annotations
 
-from mtmd.kernels.check import run_check
-from mtmd.kernels.report import Check, GraphFacts, Placement, graph_facts, placement
-from mtmd.llm.runner import Runner
-from mtmd.llm.sequence import Span, make_batch
+from mtmd.kernels.report.check import run_check
+from mtmd.kernels.report.facts import Check, GraphFacts, Placement, graph_facts, placement
+from mtmd.llm.engine.runner import Runner
+from mtmd.llm.engine.sequence import Span, make_batch
 
 CHECKED = 16  # tokens read before the step that is looked at
 

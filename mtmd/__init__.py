@@ -12,8 +12,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mtmd.clip.image import Picture
+    from mtmd.clip.image.decode import Picture
     from mtmd.events import Answer, Event, Finished, Progress, TextPiece
+    from mtmd.inspect.predict import predict
     from mtmd.kernels.errors import (
         BusyError,
         DeviceMemoryError,
@@ -24,12 +25,11 @@ if TYPE_CHECKING:
         PlacementError,
         PromptError,
     )
-    from mtmd.kernels.report import WarmupReport
+    from mtmd.kernels.report.facts import WarmupReport
     from mtmd.loading import describe, load
     from mtmd.model import Model
-    from mtmd.prediction import predict
     from mtmd.receipt import ImageReceipt, Receipt
-    from mtmd.service import Service, ServiceStats, Ticket, TokenCount
+    from mtmd.service.service import Service, ServiceStats, Ticket, TokenCount
 
 __version__ = "0.1.0"
 
@@ -37,13 +37,13 @@ _PLACES = {
     "mtmd.events": ("Answer", "Event", "Finished", "Progress", "TextPiece", "TokenInfo"),
     "mtmd.loading": ("describe", "load"),
     "mtmd.model": ("Model",),
-    "mtmd.service": ("Service",),
-    "mtmd.service_stats": ("ServiceStats", "TokenCount"),
-    "mtmd.ticket": ("Ticket",),
-    "mtmd.prediction": ("predict",),
+    "mtmd.service.service": ("Service",),
+    "mtmd.service.stats": ("ServiceStats", "TokenCount"),
+    "mtmd.service.ticket": ("Ticket",),
+    "mtmd.inspect.predict": ("predict",),
     "mtmd.receipt": ("ImageReceipt", "Receipt"),
-    "mtmd.clip.image": ("Picture",),
-    "mtmd.kernels.report": ("WarmupReport",),
+    "mtmd.clip.image.decode": ("Picture",),
+    "mtmd.kernels.report.facts": ("WarmupReport",),
     "mtmd.kernels.errors": (
         "BusyError",
         "DeviceMemoryError",

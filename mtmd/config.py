@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from mtmd.kernels.errors import OptionError
 from mtmd.kernels.options import integer, integer_or_none, refuse, size_or_none
-from mtmd.llm.json_schema import schema_text
-from mtmd.llm.sampling import Sampling
+from mtmd.llm.sampling.json_schema import schema_text
+from mtmd.llm.sampling.options import Sampling
 
 DTYPES = ("auto", "bf16", "fp32")
 FLASH = ("auto", "on", "off")

@@ -6,11 +6,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from mtmd.checkpoint import Checkpoint, open_checkpoint
+from mtmd.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from mtmd.config import LoadOptions, options, split_options
-from mtmd.conversation import Images
 from mtmd.kernels.errors import ModelError, OptionError
 from mtmd.model import DEFAULT_PROMPT, Model
+from mtmd.prompt.conversation import Images
 
 DEMO_MODEL = Path(__file__).parent / "demo_model"
 
@@ -46,7 +46,7 @@ def find_checkpoint(
             "GGUF file, "
             "or org/name on the Hugging Face hub"
         )
-    from mtmd.hub import resolve_model
+    from mtmd.checkpoint.hub import resolve_model
 
     found = resolve_model(model, progress)
     is_local = Path(model).expanduser().exists()  # else the folder is named by a hash

@@ -9,32 +9,32 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 
-from mtmd.admission import Admission
-from mtmd.bridge import CACHE_BYTES, Bridge, Piece, Prepared
-from mtmd.checkpoint import Checkpoint
+from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.clip.budget import Budget
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.family import VisionFamily
 from mtmd.clip.warmup import check_encoder, encoder_graphs, encoder_placement
 from mtmd.config import AnswerOptions, LoadOptions, options
-from mtmd.conversation import Conversation, Images, Message, read_conversation, user_message
 from mtmd.device import choose_dtype, device_name, set_threads
 from mtmd.events import Answer, Event, Finished
 from mtmd.kernels.backends import Backend, backends_for
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import ModelError, OptionError, PromptError
-from mtmd.kernels.executor import Observer, Residency
-from mtmd.kernels.report import DequantizedTensor, FlashFacts, Placement, WarmupReport
-from mtmd.kernels.scheduler import Override
-from mtmd.llm.constraint import Grammars
-from mtmd.llm.engine import Constraint, Generation
-from mtmd.llm.runner import PREFILL, Runner
-from mtmd.llm.sequence import BatchShape, Span
+from mtmd.kernels.plan.executor import Observer, Residency
+from mtmd.kernels.plan.scheduler import Override
+from mtmd.kernels.report.facts import DequantizedTensor, FlashFacts, Placement, WarmupReport
+from mtmd.llm.engine.engine import Constraint, Generation
+from mtmd.llm.engine.runner import PREFILL, Runner
+from mtmd.llm.engine.sequence import BatchShape, Span
+from mtmd.llm.sampling.constraint import Grammars
 from mtmd.llm.warmup import check_decoder, decoder_graphs, decoder_placement
+from mtmd.prompt.bridge import CACHE_BYTES, Bridge, Piece, Prepared
+from mtmd.prompt.conversation import Conversation, Images, Message, read_conversation, user_message
 from mtmd.receipt import ImageReceipt, Receipt
+from mtmd.service.admission import Admission
 
 if TYPE_CHECKING:
-    from mtmd.service import Service
+    from mtmd.service.service import Service
 
 DEFAULT_PROMPT = "Describe the image."
 DEFAULT_CONTEXT = 8192
@@ -119,7 +119,7 @@ class Model:
         """Where answers are computed, of all threads together. Made when it is first asked for."""
         with self._lock:
             if self._service is None:
-                from mtmd.service import Service
+                from mtmd.service.service import Service
 
                 self._service = Service(self)
             return self._service

@@ -29,14 +29,14 @@ ONLY_IN = {  # library -> the files, or folders, that may import it
     "triton": ("kernels/gpu/", "kernels/backends/gpu.py"),
     "numba": ("kernels/cpu/",),
     "flask": ("web/",),
-    "PIL": ("clip/image.py", "mtmd/media.py"),
-    "jinja2": ("mtmd/chat_sandbox.py",),
+    "PIL": ("clip/image/decode.py", "mtmd/prompt/media.py"),
+    "jinja2": ("mtmd/prompt/sandbox.py",),
     "transformers": (),
     "gguf": (),
 }
 WITHOUT_TORCH = (
-    "llm/pages.py",
-    "llm/batcher.py",
+    "llm/engine/pages.py",
+    "llm/engine/batcher.py",
     "web/",
     "mtmd/__init__.py",
     "mtmd/cli.py",
@@ -227,19 +227,19 @@ def test_all_folders_were_looked_at():
     [
         ("kernels/graph.py", "from mtmd.clip.encoder import Encoder"),
         ("clip/blocks.py", "from mtmd import llm"),
-        ("llm/engine.py", "import mtmd.clip"),
+        ("llm/engine/engine.py", "import mtmd.clip"),
         ("clip/blocks.py", "import mtmd.model"),
         ("mtmd/model.py", "from mtmd.web.app import run"),
         ("mtmd/commands/serve.py", "from mtmd.web.app import run"),
         ("web/app.py", "from mtmd.kernels.graph import Node"),
         ("clip/blocks.py", "import kernels.graph"),
         ("clip/blocks.py", "from . import encoder"),
-        ("kernels/flash.py", "import triton.language"),
+        ("kernels/plan/flash.py", "import triton.language"),
         ("clip/blocks.py", "from PIL import Image"),
         ("mtmd/cli.py", "def f():\n    import jinja2"),
-        ("llm/engine.py", "import transformers"),
-        ("llm/pages.py", "import torch"),
-        ("kernels/weights/gguf_file.py", "from gguf import GGUFReader"),
+        ("llm/engine/engine.py", "import transformers"),
+        ("llm/engine/pages.py", "import torch"),
+        ("kernels/checkpoint/gguf_file.py", "from gguf import GGUFReader"),
     ],
 )
 def test_a_broken_rule_is_found(rel, source):
@@ -253,8 +253,8 @@ def test_what_is_allowed_is_not_found():
     )
     assert (
         broken_arrows(
-            "mtmd/bridge.py",
-            "import torch\nfrom mtmd.clip.encoder import Encoder\nfrom mtmd.media import x",
+            "mtmd/prompt/bridge.py",
+            "import torch\nfrom mtmd.clip.encoder import Encoder\nfrom mtmd.prompt.media import x",
         )
         == []
     )

@@ -11,16 +11,19 @@ from typing import IO, TYPE_CHECKING, Any
 from flask import Flask, Request
 
 from mtmd import WarmupReport
-from mtmd.web import auth, errors, files, headers, openai, pages, status
+from mtmd.web import auth, errors, headers, status
+from mtmd.web.api import files
+from mtmd.web.api import routes as openai
+from mtmd.web.api.uploads import Uploads
 from mtmd.web.fetch import Fetcher
 from mtmd.web.media import Media
+from mtmd.web.page import pages
 from mtmd.web.settings import ServerSettings
-from mtmd.web.uploads import Uploads
 from mtmd.web.watch import Watcher
 
 if TYPE_CHECKING:
-    from mtmd.service import Service
-    from mtmd.web.store import Store
+    from mtmd.service.service import Service
+    from mtmd.web.store.store import Store
 
 FORM_FIELD_BYTES = 64 << 10  # of a form, beside its files
 

@@ -16,7 +16,8 @@ from mtmd import BusyError, DeviceMemoryError, ImageError, MtmdError, OptionErro
 
 log = logging.getLogger("mtmd.web")
 LONGEST = 600  # characters of a message: parts of a request may stand in it
-# begins the names that web/schemas.py gives to the kinds of a value; they are no part of a place in
+# begins the names that web/api/requests.py gives to the kinds of a value; they are no part of a
+# place in
 # a request
 TAG = "="
 _WORDS = {

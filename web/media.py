@@ -19,11 +19,11 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from mtmd import BusyError, ImageError
-from mtmd.media import Picture, load_image, picture_size
+from mtmd.prompt.media import Picture, load_image, picture_size
+from mtmd.web.api.uploads import PREFIX, Uploads
 from mtmd.web.errors import ApiError
 from mtmd.web.fetch import Fetcher
 from mtmd.web.settings import ServerSettings
-from mtmd.web.uploads import PREFIX, Uploads
 
 DECODE_AT_ONCE = max(2, os.cpu_count() or 1)
 _SHOWN = 24  # characters of a URL whose scheme is not known

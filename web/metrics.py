@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from mtmd.service import Service
+    from mtmd.service.service import Service
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 NOW = {  # field of ServiceStats -> what it is

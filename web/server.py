@@ -25,7 +25,7 @@ from mtmd.web.errors import ApiError
 from mtmd.web.settings import ServerSettings
 
 if TYPE_CHECKING:
-    from mtmd.service import Service
+    from mtmd.service.service import Service
 
 SPARE_THREADS = 16  # for what is quick, while every stream there can be is open
 STILL_S = 60  # a connection that neither sends nor takes anything for so long is closed

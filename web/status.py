@@ -10,9 +10,9 @@ from flask import Blueprint, Response
 
 from mtmd import WarmupReport, __version__
 from mtmd.web import metrics
+from mtmd.web.api.openapi import document
+from mtmd.web.api.routes import Api
 from mtmd.web.auth import without_key
-from mtmd.web.openai import Api
-from mtmd.web.openapi import document
 
 
 def blueprint(api: Api, warmup: WarmupReport | None) -> Blueprint:

@@ -72,7 +72,7 @@ def measured(outer: int, width: int, kind: str, device: str) -> Iterator[list[st
     import torch.nn.functional as F
 
     from mtmd.kernels.gpu.quant_matmul import quant_matmul
-    from mtmd.kernels.weights.blocks import dequantize
+    from mtmd.kernels.quantization.blocks import dequantize
 
     given, w = problem(outer, width, kind, device)
     wide = dequantize(w, kind).to(torch.bfloat16)

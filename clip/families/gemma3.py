@@ -27,14 +27,14 @@ from mtmd.clip.blocks import (
 )
 from mtmd.clip.budget import DEFAULT_BUDGET, Budget
 from mtmd.clip.family import ImagePlan
-from mtmd.clip.image import resize
+from mtmd.clip.image.decode import resize
 from mtmd.kernels import ops
+from mtmd.kernels.checkpoint.canonical import Parameter, Stored, plus_one
+from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
 from mtmd.kernels.errors import ModelError
-from mtmd.kernels.flash import AttentionForm
 from mtmd.kernels.graph import Node, Type, WeightSource
 from mtmd.kernels.layers import Weights
-from mtmd.kernels.settings import MAX_WIDTH, Settings
-from mtmd.kernels.weights.canonical import Parameter, Stored, plus_one
+from mtmd.kernels.plan.flash import AttentionForm
 
 
 @dataclass(frozen=True)

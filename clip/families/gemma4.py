@@ -15,14 +15,14 @@ import torch
 from mtmd.clip.blocks import anywhere, gguf_image, gguf_vit, grid_positions
 from mtmd.clip.budget import DEFAULT_BUDGET, Budget
 from mtmd.clip.family import ImagePlan
-from mtmd.clip.fixed_area import FixedArea, read_fixed_area
 from mtmd.clip.gated_tower import GatedTower, read_gated_tower
+from mtmd.clip.resolution.fixed_area import FixedArea, read_fixed_area
 from mtmd.kernels import ops
-from mtmd.kernels.flash import AttentionForm
+from mtmd.kernels.checkpoint.canonical import Parameter, Stored
+from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_WIDTH, Settings
 from mtmd.kernels.graph import Node, Shape, Type, WeightSource, graph_input
 from mtmd.kernels.layers import Weights
-from mtmd.kernels.settings import MAX_HEADS, MAX_WIDTH, Settings
-from mtmd.kernels.weights.canonical import Parameter, Stored
+from mtmd.kernels.plan.flash import AttentionForm
 
 SIZES = (
     70,

@@ -23,15 +23,22 @@ from mtmd.clip.blocks import (
 )
 from mtmd.clip.budget import DEFAULT_BUDGET, Budget
 from mtmd.clip.family import ImagePlan
-from mtmd.clip.image import resize
-from mtmd.clip.tiling import MAX_SIDE, MAX_TILE, cut, edge_grid, read_longest, scaled_to_edge
+from mtmd.clip.image.decode import resize
+from mtmd.clip.resolution.tiling import (
+    MAX_SIDE,
+    MAX_TILE,
+    cut,
+    edge_grid,
+    read_longest,
+    scaled_to_edge,
+)
 from mtmd.kernels import ops
+from mtmd.kernels.checkpoint.canonical import Parameter
+from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
 from mtmd.kernels.errors import ModelError
-from mtmd.kernels.flash import AttentionForm
 from mtmd.kernels.graph import Node, Type, WeightSource, graph_input
 from mtmd.kernels.layers import Weights
-from mtmd.kernels.settings import MAX_WIDTH, Settings
-from mtmd.kernels.weights.canonical import Parameter
+from mtmd.kernels.plan.flash import AttentionForm
 
 ROWS = 6  # as many rows and columns have tokens
 

@@ -16,14 +16,14 @@ from mtmd.clip import blocks
 from mtmd.clip.blocks import ACTIVATIONS, VitParams, anywhere
 from mtmd.clip.budget import DEFAULT_BUDGET, Budget
 from mtmd.clip.family import ImagePlan
-from mtmd.clip.shape_tiling import ShapeTiling, read_shape_tiling
+from mtmd.clip.resolution.shape_tiling import ShapeTiling, read_shape_tiling
 from mtmd.kernels import ops
+from mtmd.kernels.checkpoint.canonical import Parameter, Stored
+from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
 from mtmd.kernels.errors import ModelError
-from mtmd.kernels.flash import AttentionForm
 from mtmd.kernels.graph import Node, Shape, Type, WeightSource, graph_input
 from mtmd.kernels.layers import Weights
-from mtmd.kernels.settings import MAX_WIDTH, Settings
-from mtmd.kernels.weights.canonical import Parameter, Stored
+from mtmd.kernels.plan.flash import AttentionForm
 
 QK_EPS, PROJECTOR_EPS = 1e-6, 1e-5  # the settings do not say
 LAYER = {

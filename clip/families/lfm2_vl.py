@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from mtmd.clip.adaptive import WHOLE, AdaptiveTiling, read_adaptive
 from mtmd.clip.blocks import (
     ACTIVATIONS,
     VitParams,
@@ -27,14 +26,15 @@ from mtmd.clip.blocks import (
 )
 from mtmd.clip.budget import DEFAULT_BUDGET, Budget
 from mtmd.clip.family import ImagePlan
-from mtmd.clip.tiling import Size
+from mtmd.clip.resolution.adaptive import WHOLE, AdaptiveTiling, read_adaptive
+from mtmd.clip.resolution.tiling import Size
 from mtmd.kernels import ops
+from mtmd.kernels.checkpoint.canonical import Parameter
+from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
 from mtmd.kernels.errors import ModelError
-from mtmd.kernels.flash import AttentionForm
 from mtmd.kernels.graph import Node, Shape, Type, WeightSource
 from mtmd.kernels.layers import Weights
-from mtmd.kernels.settings import MAX_WIDTH, Settings
-from mtmd.kernels.weights.canonical import Parameter
+from mtmd.kernels.plan.flash import AttentionForm
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from mtmd.clip.blocks import (
 )
 from mtmd.clip.budget import DEFAULT_BUDGET, Budget
 from mtmd.clip.family import ImagePlan
-from mtmd.clip.image import Pixels, resize
-from mtmd.clip.tiling import (
+from mtmd.clip.image.decode import Pixels, resize
+from mtmd.clip.resolution.tiling import (
     Size,
     Squared,
     best_canvas,
@@ -36,11 +36,11 @@ from mtmd.clip.tiling import (
     unpadded,
 )
 from mtmd.clip.tower import FeatureTower, read_features
+from mtmd.kernels.checkpoint.canonical import Parameter, Stored
+from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
 from mtmd.kernels.errors import ModelError
-from mtmd.kernels.flash import AttentionForm
 from mtmd.kernels.graph import Node, Shape, Type, WeightSource
-from mtmd.kernels.settings import MAX_WIDTH, Settings
-from mtmd.kernels.weights.canonical import Parameter, Stored
+from mtmd.kernels.plan.flash import AttentionForm
 
 TOWERS = ("clip_vision_model", "siglip_vision_model")
 NEWLINES = ("v.image_newline", "model.image_newline")  # as GGUF files have it

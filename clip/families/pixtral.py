@@ -15,15 +15,15 @@ from mtmd.clip import blocks
 from mtmd.clip.blocks import ACTIVATIONS, anywhere
 from mtmd.clip.budget import DEFAULT_BUDGET, Budget
 from mtmd.clip.family import ImagePlan
-from mtmd.clip.native import NativeResolution, read_native
+from mtmd.clip.resolution.native import NativeResolution, read_native
 from mtmd.kernels import ops
+from mtmd.kernels.checkpoint.canonical import Parameter, adjacent_pairs
+from mtmd.kernels.checkpoint.rotary import Rotary, rotary
+from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
 from mtmd.kernels.errors import ModelError
-from mtmd.kernels.flash import AttentionForm
 from mtmd.kernels.graph import Node, Shape, Type, WeightSource, graph_input
 from mtmd.kernels.layers import Weights
-from mtmd.kernels.rotary import Rotary, rotary
-from mtmd.kernels.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
-from mtmd.kernels.weights.canonical import Parameter, adjacent_pairs
+from mtmd.kernels.plan.flash import AttentionForm
 
 EPS = 1e-5  # of the tower's norms; the settings do not say
 LAYER = {

@@ -24,16 +24,16 @@ from mtmd.clip.blocks import (
     two_frames,
 )
 from mtmd.clip.budget import DEFAULT_BUDGET, Budget
-from mtmd.clip.dynamic import DynamicResolution, gguf_dynamic, read_dynamic
 from mtmd.clip.family import ImagePlan
+from mtmd.clip.resolution.dynamic import DynamicResolution, gguf_dynamic, read_dynamic
 from mtmd.kernels import ops
+from mtmd.kernels.checkpoint.canonical import Parameter
+from mtmd.kernels.checkpoint.rotary import Rotary
+from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
 from mtmd.kernels.errors import ModelError
-from mtmd.kernels.flash import AttentionForm
 from mtmd.kernels.graph import Node, Type, WeightSource, graph_input
 from mtmd.kernels.layers import Weights
-from mtmd.kernels.rotary import Rotary
-from mtmd.kernels.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
-from mtmd.kernels.weights.canonical import Parameter
+from mtmd.kernels.plan.flash import AttentionForm
 
 EPS = 1e-6  # of every norm; the settings do not say
 GGUF_TOKENS = 64, 16384  # the limits of every published checkpoint; GGUF files do not say

@@ -16,8 +16,8 @@ from mtmd.kernels.backends.gpu import is_quantized, rejects_triton, triton_kerne
 from mtmd.kernels.backends.reference import reference_workspace
 from mtmd.kernels.errors import OptionError, PlacementError
 from mtmd.kernels.graph import Node
-from mtmd.kernels.report import CompiledKernel
-from mtmd.kernels.scheduler import Plan
+from mtmd.kernels.plan.scheduler import Plan
+from mtmd.kernels.report.facts import CompiledKernel
 
 MIN_CAPABILITY = 80
 

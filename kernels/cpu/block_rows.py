@@ -23,7 +23,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from mtmd.kernels.weights.blocks_small import IQ4_VALUES
+from mtmd.kernels.quantization.small import IQ4_VALUES
 
 LANES = 16
 HALF = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)

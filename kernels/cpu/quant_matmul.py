@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mtmd.kernels.cpu import matmul
 from mtmd.kernels.graph import Type
-from mtmd.kernels.weights.blocks import NATIVE
+from mtmd.kernels.quantization.blocks import NATIVE
 
 TYPES = (torch.float32, torch.bfloat16)
 # rows of x up to which decoding a weight row costs more than multiplying it; measured on AVX-512,

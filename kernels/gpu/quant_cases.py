@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtmd.kernels.dtype import name_of
-from mtmd.kernels.weights.blocks import BLOCKS, NATIVE, dequantize
+from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE, dequantize
 
 KINDS = tuple(sorted(NATIVE))
 

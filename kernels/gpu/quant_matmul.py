@@ -24,7 +24,7 @@ from mtmd.kernels.gpu.launch import Call
 from mtmd.kernels.gpu.quant_blocks import decode
 from mtmd.kernels.gpu.run import run_call
 from mtmd.kernels.graph import Type
-from mtmd.kernels.weights.blocks import NATIVE
+from mtmd.kernels.quantization.blocks import NATIVE
 
 GROUP = 32  # values that are decoded together: no block is smaller
 

@@ -25,7 +25,7 @@ from mtmd.kernels.gpu.compile import (
 from mtmd.kernels.gpu.launch import MAX_HEAD, parts, plan_combine, plan_launch
 from mtmd.kernels.gpu.quant_cases import KINDS
 from mtmd.kernels.graph import Node, Type
-from mtmd.kernels.weights.blocks import row_bytes
+from mtmd.kernels.quantization.blocks import row_bytes
 
 HEAD = """# GPU kernels
 

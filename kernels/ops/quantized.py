@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mtmd.kernels.graph import Type
 from mtmd.kernels.ops.op import need
-from mtmd.kernels.weights.blocks import BLOCKS, dequantize
+from mtmd.kernels.quantization.blocks import BLOCKS, dequantize
 
 
 def values_in(table: Type, quant: str) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mtmd.kernels.checkpoint.rotary import Rotary
 from mtmd.kernels.graph import Type
 from mtmd.kernels.ops.op import need, need_floats, op
-from mtmd.kernels.rotary import Rotary
 
 PAIRS = ("half", "adjacent")
 

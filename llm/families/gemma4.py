@@ -12,18 +12,18 @@ from typing import Any
 import torch
 
 from mtmd.kernels import ops
+from mtmd.kernels.checkpoint.canonical import Parameter
+from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
 from mtmd.kernels.errors import ModelError
-from mtmd.kernels.flash import AttentionForm
 from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.layers import Weights
-from mtmd.kernels.settings import MAX_WIDTH, Settings
-from mtmd.kernels.weights.canonical import Parameter
+from mtmd.kernels.plan.flash import AttentionForm
 from mtmd.llm.blocks import heads, logits, remember, token_embeddings
+from mtmd.llm.engine.inputs import TextInputs
+from mtmd.llm.engine.state import KV
 from mtmd.llm.expert_branch import ExpertBranch, read_expert_branch
-from mtmd.llm.inputs import TextInputs
 from mtmd.llm.layer_kinds import FULL, SLIDING, LayerKinds, gguf_layer_kinds, read_layer_kinds
 from mtmd.llm.per_layer import PerLayer, read_per_layer
-from mtmd.llm.state import KV
 
 
 @dataclass(frozen=True)

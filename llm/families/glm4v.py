@@ -11,16 +11,16 @@ from typing import Any
 import torch
 
 from mtmd.kernels import ops
+from mtmd.kernels.checkpoint.canonical import Parameter
+from mtmd.kernels.checkpoint.rotary import Rotary, read_rotary
+from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
 from mtmd.kernels.errors import ModelError
-from mtmd.kernels.flash import AttentionForm
 from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.layers import Weights
-from mtmd.kernels.rotary import Rotary, read_rotary
-from mtmd.kernels.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
-from mtmd.kernels.weights.canonical import Parameter
+from mtmd.kernels.plan.flash import AttentionForm
 from mtmd.llm.blocks import by_sections, heads, logits, read_heads, remember, token_embeddings
-from mtmd.llm.inputs import TextInputs
-from mtmd.llm.state import KV
+from mtmd.llm.engine.inputs import TextInputs
+from mtmd.llm.engine.state import KV
 
 PREFIXES = ("model.language_model.", "language_model.model.", "model.")
 SECTIONS = [8, 12, 12]  # where a config.json has none

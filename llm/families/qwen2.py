@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from mtmd.kernels import ops
+from mtmd.kernels.checkpoint.canonical import Parameter
+from mtmd.kernels.checkpoint.rotary import Rotary, read_rotary
+from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
 from mtmd.kernels.errors import ModelError
-from mtmd.kernels.flash import AttentionForm
 from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.layers import Weights
-from mtmd.kernels.rotary import Rotary, read_rotary
-from mtmd.kernels.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
-from mtmd.kernels.weights.canonical import Parameter
+from mtmd.kernels.plan.flash import AttentionForm
 from mtmd.llm.blocks import (
     by_sections,
     heads,
@@ -25,8 +25,8 @@ from mtmd.llm.blocks import (
     swiglu,
     token_embeddings,
 )
-from mtmd.llm.inputs import TextInputs
-from mtmd.llm.state import KV
+from mtmd.llm.engine.inputs import TextInputs
+from mtmd.llm.engine.state import KV
 
 KINDS = ("full_attention", "sliding_attention")
 PREFIXES = ("model.", "model.language_model.", "language_model.model.")

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from mtmd.kernels import ops
+from mtmd.kernels.checkpoint.canonical import Parameter, plus_one
+from mtmd.kernels.checkpoint.rotary import Rotary, read_rotary
+from mtmd.kernels.checkpoint.settings import MAX_LAYERS, MAX_WIDTH, Settings
 from mtmd.kernels.errors import ModelError
-from mtmd.kernels.flash import AttentionForm
 from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.layers import Weights
-from mtmd.kernels.rotary import Rotary, read_rotary
-from mtmd.kernels.settings import MAX_LAYERS, MAX_WIDTH, Settings
-from mtmd.kernels.weights.canonical import Parameter, plus_one
+from mtmd.kernels.plan.flash import AttentionForm
 from mtmd.llm.blocks import (
     attend,
     by_sections,
@@ -29,9 +29,9 @@ from mtmd.llm.blocks import (
     token_embeddings,
 )
 from mtmd.llm.delta_net import FULL, LINEAR, DeltaNet, gguf_delta_net, read_delta_net, read_kinds
+from mtmd.llm.engine.inputs import TextInputs
+from mtmd.llm.engine.state import KV, State
 from mtmd.llm.experts import Experts, expert_parameters, read_experts
-from mtmd.llm.inputs import TextInputs
-from mtmd.llm.state import KV, State
 
 Tensors = dict[str, tuple[str, tuple[int, ...]]]  # names in a checkpoint and shapes, by our names
 PREFIXES = ("model.language_model.", "model.")

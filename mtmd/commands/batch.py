@@ -68,8 +68,8 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0 where every image has its answer, 1 where some failed."""
-    from mtmd.batch_inputs import find_inputs
-    from mtmd.batch_output import open_output
+    from mtmd.batch.inputs import find_inputs
+    from mtmd.batch.output import open_output
     from mtmd.config import AnswerOptions, options
 
     settings = options(AnswerOptions, answer_options(args))
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     model = load_from(args)
     from tqdm import tqdm
 
-    from mtmd.batch import Batch
+    from mtmd.batch.run import Batch
 
     told.start = time.perf_counter()
     rows = Batch(model.service, args.prompt, settings, args.parallel).rows(left, not args.unordered)

@@ -35,13 +35,13 @@ def run(args: argparse.Namespace) -> int:
     from pathlib import Path
 
     from mtmd.config import data_folder
-    from mtmd.terminal import history, is_interactive, texts
+    from mtmd.terminal.lines import history, is_interactive, texts
 
     chosen = answer_options(args)
     model, interactive = load_from(args), is_interactive()
-    from mtmd.terminal_chat import HELP as COMMANDS
-    from mtmd.terminal_chat import Chat
-    from mtmd.transcript import attach
+    from mtmd.terminal.chat import HELP as COMMANDS
+    from mtmd.terminal.chat import Chat
+    from mtmd.terminal.transcript import attach
 
     chat = Chat(model, chosen, args.system, interactive)
     chat.attached = [attach(Path(image)) for image in args.images]

@@ -73,8 +73,8 @@ def run(args: argparse.Namespace) -> int:
     if args.tolerance is not None and not 0 <= args.tolerance < math.inf:
         raise OptionError(f"tolerance: found {args.tolerance!r}, expected a number from 0")
     chosen = [_options(args, side) for side in "ab"]
-    from mtmd.comparing import Source, compare_models, open_both
-    from mtmd.conversation import user_message
+    from mtmd.inspect.compare import Source, compare_models, open_both
+    from mtmd.prompt.conversation import user_message
 
     message = (
         user_message(args.image, args.prompt)

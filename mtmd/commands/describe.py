@@ -38,8 +38,8 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     chosen = answer_options(args)  # a wrong one is told before a model is loaded for it
     model, status, in_line = load_from(args), Status(), False
-    from mtmd.conversation import user_message
     from mtmd.events import Finished, Progress, TextPiece
+    from mtmd.prompt.conversation import user_message
 
     try:
         for event in model.stream([user_message(args.images, args.prompt)], **chosen):

@@ -50,8 +50,8 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from mtmd.conversation import user_message
-    from mtmd.dumping import check_tolerance, compare, pattern, read_rows, record
+    from mtmd.inspect.dump import check_tolerance, compare, pattern, read_rows, record
+    from mtmd.prompt.conversation import user_message
 
     check_tolerance(args.tolerance)
     wanted = pattern(args.filter)

@@ -23,7 +23,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     model = load_from(args)
-    from mtmd.info import model_info
+    from mtmd.inspect.info import model_info
 
     info = model_info(model)
     print(json.dumps(info.asdict()) if args.json else info)

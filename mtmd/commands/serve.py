@@ -103,10 +103,10 @@ def _serve(
 ) -> None:
     model = load_from(args)
     report = model.warmup_report if args.no_warmup else model.warm_up()
-    from mtmd.service import Service
+    from mtmd.service.service import Service
     from mtmd.web.app import create_app
     from mtmd.web.server import Server
-    from mtmd.web.store import Store
+    from mtmd.web.store.store import Store
 
     store = Store(folder)
     try:

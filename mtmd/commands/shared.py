@@ -169,7 +169,7 @@ def answer_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def _read_schema(path: str) -> str:
     from mtmd.kernels.errors import OptionError
-    from mtmd.llm.json_schema import SCHEMA_BYTES_MAX
+    from mtmd.llm.sampling.json_schema import SCHEMA_BYTES_MAX
 
     try:
         with Path(path).expanduser().open("rb") as file:

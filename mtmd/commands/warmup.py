@@ -28,7 +28,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.target:
-        from mtmd.prediction import predict
+        from mtmd.inspect.predict import predict
 
         here = {
             "device": args.device,

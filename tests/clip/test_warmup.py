@@ -19,8 +19,8 @@ from mtmd.clip.families.gemma3 import Gemma3Vision
 from mtmd.clip.warmup import check_encoder, encoder_graphs, encoder_placement
 from mtmd.kernels.backends import Backend, Cpu, Limited, Reference
 from mtmd.kernels.graph import Type
-from mtmd.kernels.report import WarmupReport
-from mtmd.kernels.scheduler import Override
+from mtmd.kernels.plan.scheduler import Override
+from mtmd.kernels.report.facts import WarmupReport
 
 GOLDEN = Path(__file__).parent / "golden"
 FAMILY = Gemma3Vision(

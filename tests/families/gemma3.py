@@ -5,12 +5,9 @@ tests/checkpoints.py.
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1]))
 import checkpoints
 from common import Oracle, Row, build_processor, randomize
 from published import published

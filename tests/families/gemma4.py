@@ -5,15 +5,12 @@ position; two head sizes in the text.
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 from common import Oracle, Row, build_processor, randomize, save, tokenizer, write
 
 SPECIAL = (

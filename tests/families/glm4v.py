@@ -4,14 +4,11 @@ GLM-4, norms before and after.
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parent))
 from common import Oracle, Row, build_processor, randomize, save, tokenizer, write
 from published import published
 from qwen2_vl import CLIP, per_picture

@@ -4,11 +4,9 @@ Llama.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
 from common import Oracle, Row, build_processor, randomize, save, tokenizer, write
 from published import published
 

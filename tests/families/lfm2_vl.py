@@ -4,13 +4,10 @@ and attention.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parent))
 from common import Oracle, Row, build_processor, randomize, save, tokenizer, write
 from published import published
 from torchvision_stand_in import torchvision_here

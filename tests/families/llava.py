@@ -4,13 +4,10 @@ Llama, Mistral and Qwen2.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parent))
 from common import Oracle, Row, build_processor, randomize, save, tokenizer, write
 from idefics3 import LLAMA3
 from published import published

@@ -4,11 +4,9 @@ attention in turn.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
 from common import Oracle, Row
 from published import published
 from qwen2_vl import finish, rows, token_ids

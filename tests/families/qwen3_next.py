@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
 from common import Oracle, Row, load_tokenizer, randomize, save, template_of, tokenizer
 from published import published
 from qwen2_vl import NAMES, SPECIAL, TEMPLATE, rows

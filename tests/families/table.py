@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
 from common import Row
 
 MODULES = (

@@ -4,25 +4,21 @@ greedy tokens.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 from common import Oracle, picture
 from table import CASES, ROWS
 
-from mtmd.checkpoint import open_checkpoint
+from mtmd.checkpoint.checkpoint import open_checkpoint
 from mtmd.config import LoadOptions
 from mtmd.events import Finished
-from mtmd.kernels.flash import SETTINGS
-from mtmd.llm.runner import Runner
-from mtmd.llm.sequence import Running, Span, make_batch
+from mtmd.kernels.plan.flash import SETTINGS
+from mtmd.llm.engine.runner import Runner
+from mtmd.llm.engine.sequence import Running, Span, make_batch
 from mtmd.model import Model
 
 Build = Callable[[str, str], Oracle]
@@ -218,7 +214,7 @@ def test_three_sequences_in_one_batch(subject: Subject) -> None:
 
 @every_variant
 def test_prefill_in_chunks_of_seven(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mtmd.llm.runner.PREFILL", 7)
+    monkeypatch.setattr("mtmd.llm.engine.runner.PREFILL", 7)
     engine = subject.engine(1)
     cache = engine.new_cache()
     running = engine.begin(cache, 0)

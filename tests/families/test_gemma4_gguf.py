@@ -4,7 +4,6 @@ Gemma4Model and Gemma4VisionAudioModel).
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,12 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
-
-sys.path.insert(0, str(Path(__file__).parent))
 from common import Oracle, picture
 from gemma4 import ROW
 from gguf_files import Tensors, named, read_json, vocabulary, write_gguf
+from safetensors.numpy import load_file
 
-from mtmd.checkpoint import open_checkpoint
+from mtmd.checkpoint.checkpoint import open_checkpoint
 from mtmd.config import LoadOptions
 from mtmd.model import Model
 

@@ -4,20 +4,17 @@ made here, as it makes them.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 from common import Oracle, picture
 from gguf_files import decoder, glm4v_projector, internvl_projector, pixtral_projector, read_json
 from table import ROWS
 
-from mtmd.checkpoint import open_checkpoint
+from mtmd.checkpoint.checkpoint import open_checkpoint
 from mtmd.config import LoadOptions
 from mtmd.model import Model
 

@@ -4,15 +4,11 @@ around them count.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 import torchvision_stand_in as stand_in
 from common import Messages, Oracle, literal, picture
 from table import CASES, ROWS

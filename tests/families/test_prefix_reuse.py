@@ -4,20 +4,16 @@ pictures: what was read before, by this request or another, changes no answer.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from common import Oracle, picture
 
-from mtmd.checkpoint import open_checkpoint
+from mtmd.checkpoint.checkpoint import open_checkpoint
 from mtmd.config import LoadOptions
 from mtmd.events import Answer, Finished
-from mtmd.llm.state import PAGE
+from mtmd.llm.engine.state import PAGE
 from mtmd.model import Model
 
 Build = Callable[[str, str], Oracle]

@@ -5,19 +5,13 @@ allocator hands out, and exact bf16 in Triton's interpreter.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
-
-sys.path.insert(
-    0, str(Path(__file__).parent)
-)  # op_cases and random_graphs, beside the tests that use them
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mtmd.kernels.checkpoint.rotary import Rotary, rotary
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.gpu.quant_cases import KINDS, random_blocks
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS, rope_table
-from mtmd.kernels.rotary import Rotary, rotary
-from mtmd.kernels.weights.blocks import BLOCKS
+from mtmd.kernels.quantization.blocks import BLOCKS
 
 SIZES = (1, 2, 3, 5, 7, 13, 17, 31, 33)  # awkward on purpose
 

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from mtmd.kernels import ops
 from mtmd.kernels.backends import Cpu, Limited
-from mtmd.kernels.flash import AttentionForm
 from mtmd.kernels.graph import Node, Type, graph_input, toposort, weight
 from mtmd.kernels.ops import OPS
+from mtmd.kernels.plan.flash import AttentionForm
 
 Batch = dict[str, Tensor]
 

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from mtmd.kernels.backends import Cpu
+from mtmd.kernels.checkpoint.canonical import CanonicalWeights, Parameter
+from mtmd.kernels.checkpoint.open import GgufFile
 from mtmd.kernels.errors import ModelError
-from mtmd.kernels.executor import Executor, Residency
 from mtmd.kernels.graph import Type, graph_input, toposort
 from mtmd.kernels.layers import Weights
-from mtmd.kernels.scheduler import make_plan
-from mtmd.kernels.weights import GgufFile
-from mtmd.kernels.weights.canonical import CanonicalWeights, Parameter
+from mtmd.kernels.plan.executor import Executor, Residency
+from mtmd.kernels.plan.scheduler import make_plan
 from mtmd.llm.blocks import moe_ffn
 from mtmd.llm.experts import Experts, expert_parameters
 

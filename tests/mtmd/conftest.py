@@ -5,14 +5,11 @@ process.
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "demo_model"))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 
 from mtmd.config import AnswerOptions, LoadOptions, options, split_options
 from mtmd.kernels.errors import OptionError
-from mtmd.llm.sampling import Sampling
+from mtmd.llm.sampling.options import Sampling
 
 GOOD: list[tuple[type, dict[str, Any]]] = [
     (AnswerOptions, {}),

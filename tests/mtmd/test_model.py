@@ -15,7 +15,6 @@ import torch
 from PIL import Image
 
 import mtmd.loading as model_module
-from mtmd.conversation import user_message
 from mtmd.events import Answer, Finished, Progress, TextPiece
 from mtmd.kernels.errors import (
     ImageError,
@@ -27,6 +26,7 @@ from mtmd.kernels.errors import (
 )
 from mtmd.loading import describe, load
 from mtmd.model import Model
+from mtmd.prompt.conversation import user_message
 
 COUNT = "How many shapes are there?"
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from mtmd import BusyError, PromptError, Receipt
 from mtmd.config import AnswerOptions, options
 from mtmd.events import Answer, Finished, Progress, TextPiece, TokenInfo
-from mtmd.media import Picture
+from mtmd.prompt.media import Picture
 from mtmd.receipt import ImageReceipt
 
 CONTEXT = 512
@@ -134,7 +134,7 @@ class FakeService:
         )
 
     def stats(self):
-        from mtmd.service import ServiceStats
+        from mtmd.service.service import ServiceStats
 
         return ServiceStats(
             slots=4, waiting=self.waiting, requests=len(self.tickets), decode_ms=1500.0

@@ -3,12 +3,9 @@ from __future__ import annotations
 import hmac
 import json
 import socket
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from fake_service import FakeService
 from serving import client_for, data_url, image_part, png, post_chat, running
 

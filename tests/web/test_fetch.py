@@ -3,14 +3,10 @@ from __future__ import annotations
 import http.server
 import itertools
 import socket
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from fake_service import FakeService
 from serving import client_for, image_part, png, post_chat
 

@@ -15,12 +15,11 @@ import random
 import re
 import socket
 import struct
-import sys
 import zlib
-from pathlib import Path
 
 import pytest
 import schemathesis
+from fake_service import FakeService
 from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
@@ -29,13 +28,10 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-
-sys.path.insert(0, str(Path(__file__).parent))
-from fake_service import FakeService
 from serving import data_url, image_part, png, running, user
 
+from mtmd.web.api.openapi import document
 from mtmd.web.app import create_app
-from mtmd.web.openapi import document
 from mtmd.web.settings import ServerSettings
 
 EXAMPLES = int(os.environ.get("MTMD_FUZZ_EXAMPLES", "12"))
@@ -55,7 +51,7 @@ def service():
     if os.environ.get("MTMD_FUZZ_MODEL") != "demo":
         return FakeService()
     from mtmd import load
-    from mtmd.service import Service
+    from mtmd.service.service import Service
 
     return Service(load(threads=1))
 

@@ -4,24 +4,21 @@ import base64
 import io
 import os
 import struct
-import sys
 import threading
 import zlib
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from fake_service import FakeService
 from serving import client_for, data_url, image_part, png, post_chat
 
 from mtmd import BusyError, ImageError, OptionError
-from mtmd.media import ImageLimits, picture_size
+from mtmd.prompt.media import ImageLimits, picture_size
 from mtmd.web import media as media_module
+from mtmd.web.api.uploads import LIFETIME_S, Uploads
 from mtmd.web.errors import ApiError
 from mtmd.web.media import Media, Reference
 from mtmd.web.settings import MediaBudget, ServerSettings
-from mtmd.web.uploads import LIFETIME_S, Uploads
 
 
 def bomb(width, height):

@@ -5,13 +5,10 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import openai
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from serving import data_url, running
 
 from mtmd import load

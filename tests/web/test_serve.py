@@ -12,8 +12,6 @@ from pathlib import Path
 
 import openai
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from serving import data_url, image_part, user
 
 from mtmd import load

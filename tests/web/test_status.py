@@ -1,16 +1,12 @@
 from __future__ import annotations
 
-import sys
 from dataclasses import fields
-from pathlib import Path
 
-from prometheus_client.parser import text_string_to_metric_families
-
-sys.path.insert(0, str(Path(__file__).parent))
 from fake_service import CONTEXT, FakeService
+from prometheus_client.parser import text_string_to_metric_families
 from serving import client_for, post_chat
 
-from mtmd.service import ServiceStats
+from mtmd.service.service import ServiceStats
 from mtmd.web import metrics
 
 

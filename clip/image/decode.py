@@ -1,0 +1,411 @@
+"""Files, Pillow images and arrays into upright RGB pixels, and the resizing of those pixels.
+
+Pillow decodes. The reader class of each format is opened directly, chosen by the first bytes, and
+not through `Image.open`: so no other decoder can be reached, the size in the header meets our own
+limit before anything is decoded, and Pillow's process-wide `MAX_IMAGE_PIXELS` need not be touched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import (
+    BmpImagePlugin,
+    GifImagePlugin,
+    Image,
+    ImageFile,
+    JpegImagePlugin,
+    PngImagePlugin,
+    TiffImagePlugin,
+    WebPImagePlugin,
+)
+
+from mtmd.clip.image.quiet import quiet_pillow
+from mtmd.clip.image.signatures import (
+    CONVERT,
+    EXPECTED,
+    NAMES,
+    ends_early,
+    looks_like,
+    picture_format,
+    webp_size,
+)
+from mtmd.kernels.errors import ImageError, OptionError
+
+Pixels: TypeAlias = NDArray[np.uint8]
+Source: TypeAlias = "bytes | bytearray | memoryview | Image.Image | NDArray[Any]"
+
+_READERS: dict[str, Callable[[io.BytesIO], ImageFile.ImageFile]] = {
+    "JPEG": JpegImagePlugin.JpegImageFile,
+    "PNG": PngImagePlugin.PngImageFile,
+    "WEBP": WebPImagePlugin.WebPImageFile,
+    "GIF": GifImagePlugin.GifImageFile,
+    "BMP": BmpImagePlugin.BmpImageFile,
+    "TIFF": TiffImagePlugin.TiffImageFile,
+}
+_RESAMPLING = {filter_.name.lower(): filter_ for filter_ in Image.Resampling}
+_ORIENTATION = 0x0112  # EXIF and TIFF 6.0
+_TURNS: dict[int, Callable[[Pixels], Pixels]] = {  # from what the file holds to upright
+    2: lambda p: p[:, ::-1],
+    3: lambda p: p[::-1, ::-1],
+    4: lambda p: p[::-1],
+    5: lambda p: p.transpose(1, 0, 2),
+    6: lambda p: np.rot90(p, -1),
+    7: lambda p: p[::-1, ::-1].transpose(1, 0, 2),
+    8: lambda p: np.rot90(p),
+}
+
+
+@dataclass(frozen=True)
+class ImageLimits:
+    """What one picture may bring at most. The pixels count for files, Pillow images and arrays
+    alike, the bytes for files.
+    """
+
+    max_bytes: int = 64 << 20
+    max_pixels: int = 128_000_000
+
+
+DEFAULT_LIMITS = ImageLimits()
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """Pixels ready for a model: `pixels` uint8 `[height, width, 3]` in RGB, upright; `size` is
+    (width, height) as shown.
+
+    `notes` say, for the receipt of an answer, what was done to the picture that its owner may not
+    expect.
+    """
+
+    pixels: Pixels
+    size: tuple[int, int]
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hex digest of size and pixels: equal for what a model cannot tell apart, whatever the
+        file it came from.
+        """
+        self.pixels.setflags(write=False)  # from now on they are known by this digest
+        digest = hashlib.sha256(b"%dx%d " % self.size)
+        digest.update(np.ascontiguousarray(self.pixels).data)
+        return digest.hexdigest()
+
+
+def open_picture(
+    source: Source, limits: ImageLimits = DEFAULT_LIMITS, name: str = "image"
+) -> Picture:
+    """The picture in `source`: the bytes of a file, a Pillow image (left open and as it was) or a
+    uint8 array `[H, W(, 1|3|4)]`.
+
+    Transparency is laid on white, EXIF orientation is applied, of several frames the first is
+    taken. `name` opens every message. Raises ImageError, in one line, for whatever is not a whole
+    picture within `limits`.
+    """
+    name = one_line(name)
+    if isinstance(source, Image.Image):
+        _check_pixels(source.size, limits, name)
+        with _decoding(name, "Pillow image"):
+            return _picture(source, name)
+    if isinstance(source, np.ndarray):
+        return _open_array(source, limits, name)
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return _open_bytes(source, limits, name)
+    found = type(source).__name__  # type: ignore[unreachable]  # callers need not be type-checked
+    raise ImageError(
+        f"{name}: found an object of type {found}, expected bytes, a Pillow image or a uint8 "
+        "array; open it first"
+    )
+
+
+def picture_size(
+    data: bytes, limits: ImageLimits = DEFAULT_LIMITS, name: str = "image"
+) -> tuple[int, int]:
+    """(width, height) that the header of a picture file tells, before orientation. Nothing is
+    decoded. Raises ImageError.
+    """
+    name = one_line(name)
+    kind = _format(data, limits, name)
+    size = webp_size(data) if kind == "WEBP" else None  # opening a WebP would allocate its canvas
+    if size is None:
+        with _decoding(name, NAMES[kind], lambda: ends_early(kind, data)):
+            size = _READERS[kind](io.BytesIO(data)).size
+    _check_pixels(size, limits, name)
+    return size
+
+
+def resize(pixels: Pixels, width: int, height: int, resample: str) -> Pixels:
+    """uint8 `[H, W, 3]` to uint8 `[height, width, 3]` with Pillow's filter named `resample`; the
+    very same array where no size changes.
+
+    This is what the reference processors call, so results are equal to theirs bit by bit. Raises
+    OptionError.
+    """
+    if resample not in _RESAMPLING:
+        raise OptionError(
+            f"resample: found {resample!r}, expected one of {', '.join(sorted(_RESAMPLING))}"
+        )
+    if width < 1 or height < 1:
+        raise OptionError(f"resize: found a target of {width} x {height}, expected at least 1 x 1")
+    if pixels.shape[:2] == (height, width):
+        return pixels
+    return np.array(Image.fromarray(pixels).resize((width, height), _RESAMPLING[resample]))
+
+
+def one_line(text: str) -> str:
+    """`text` fit for a message: a file's name may hold line breaks and terminal escapes."""
+    return "".join(char if char.isprintable() else "?" for char in text) or "image"
+
+
+def _open_bytes(source: bytes | bytearray | memoryview, limits: ImageLimits, name: str) -> Picture:
+    count = source.nbytes if isinstance(source, memoryview) else len(source)
+    check_bytes(count, limits, name)
+    data = bytes(source)
+    kind = _format(data, limits, name)
+    if kind == "WEBP" and (canvas := webp_size(data)):
+        _check_pixels(canvas, limits, name)
+    with _decoding(name, NAMES[kind], lambda: ends_early(kind, data)):
+        if kind == "TIFF" and ends_early(
+            kind, data
+        ):  # libtiff would go on, and write what it misses to stderr itself
+            raise EOFError
+        image = _READERS[kind](io.BytesIO(data))
+        _check_pixels(image.size, limits, name)
+        if isinstance(image, TiffImagePlugin.TiffImageFile):
+            _check_tiff(image, len(data), limits, name)
+        if isinstance(image, PngImagePlugin.PngImageFile):
+            _repair_grey_key(image, depth=data[24])
+        return _picture(image, name, own=True)
+
+
+def _format(data: bytes, limits: ImageLimits, name: str) -> str:
+    check_bytes(len(data), limits, name)
+    kind = picture_format(data)
+    if kind is None:
+        words, advice = looks_like(data)
+        raise ImageError(f"{name}: found {words}, expected {EXPECTED}; {advice}")
+    return kind
+
+
+def check_bytes(count: int, limits: ImageLimits, name: str) -> None:
+    """Raises ImageError when a file of `count` bytes is empty or over the limit."""
+    if count == 0:
+        raise ImageError(
+            f"{name}: found 0 bytes, expected {EXPECTED}; fetch or copy the file again"
+        )
+    if count > limits.max_bytes:
+        raise ImageError(
+            f"{name}: found {count:,} bytes, expected at most {limits.max_bytes:,}; scale the "
+            "picture down or compress it"
+        )
+
+
+def _check_pixels(size: tuple[int, int], limits: ImageLimits, name: str) -> None:
+    width, height = size
+    if width < 1 or height < 1:
+        raise ImageError(f"{name}: found {width} x {height} pixels, expected at least 1 x 1")
+    if width * height > limits.max_pixels:
+        most = f"{limits.max_pixels:,}"
+        raise ImageError(
+            f"{name}: found {width:,} x {height:,} pixels, expected at most {most} in all; scale "
+            "the picture down"
+        )
+
+
+def _open_array(array: NDArray[Any], limits: ImageLimits, name: str) -> Picture:
+    channels = array.shape[2] if array.ndim == 3 else 1
+    if (
+        array.dtype != np.uint8
+        or array.ndim not in (2, 3)
+        or channels not in (1, 3, 4)
+        or array.size == 0
+    ):
+        turn = (
+            "; move the channels last"
+            if array.ndim == 3 and channels not in (1, 3, 4) and array.shape[0] in (1, 3, 4)
+            else ""
+        )
+        raise ImageError(
+            f"{name}: found an array of {array.dtype} and shape {list(array.shape)}, expected one "
+            "picture as uint8 of shape [H, W], "
+            f"[H, W, 1], [H, W, 3] or [H, W, 4] with at least one pixel{turn}"
+        )
+    height, width = array.shape[:2]
+    _check_pixels((width, height), limits, name)
+    if channels == 3:
+        return Picture(array.copy(order="C"), (width, height))
+    return _picture(Image.fromarray(array.reshape(height, width) if channels == 1 else array), name)
+
+
+def _picture(image: Image.Image, name: str, own: bool = False) -> Picture:
+    """Decodes and converts. `own`: this module opened the file, so it may seek in it and looks for
+    further frames.
+    """
+    notes: list[str] = []
+    # Pillow turns TIFFs by itself while it decodes, and then forgets the tag.
+    orientation = _orientation(image) if image.format == "TIFF" else 1
+    image.load()
+    remaining = _orientation(image)
+    pixels = _rgb(image, notes, name)
+    if remaining != 1:
+        pixels = np.ascontiguousarray(_TURNS[remaining](pixels))
+        orientation = remaining
+    if orientation != 1:
+        notes.append(f"turned upright (EXIF orientation {orientation})")
+    if own and _has_more_frames(image):
+        notes.append(
+            "only the first page was read"
+            if image.format == "TIFF"
+            else "only the first frame was read"
+        )
+    if own and ImageFile.LOAD_TRUNCATED_IMAGES:
+        notes.append(
+            "missing parts would go unnoticed: another library has set Pillow's "
+            "LOAD_TRUNCATED_IMAGES"
+        )
+    height, width = pixels.shape[:2]
+    return Picture(pixels, (width, height), tuple(notes))
+
+
+def _orientation(image: Image.Image) -> int:
+    """EXIF orientation 1 to 8; 1 where the EXIF block is missing, broken or senseless, which is no
+    reason to refuse the picture.
+    """
+    with suppress(Exception):
+        value = image.getexif().get(_ORIENTATION)
+        if isinstance(value, int) and value in _TURNS:
+            return value
+    return 1
+
+
+def _has_more_frames(image: Image.Image) -> bool:
+    """Whether frames follow the first. Asked last: it moves within the file, and a broken second
+    frame does not spoil the first.
+    """
+    with suppress(Exception):
+        return bool(getattr(image, "is_animated", False))
+    return False
+
+
+def _rgb(image: Image.Image, notes: list[str], name: str) -> Pixels:
+    """uint8 `[H, W, 3]` of a loaded image of any mode; adds to `notes`."""
+    if image.mode == "I" or image.mode.startswith("I;16"):
+        return _rgb_from_grey16(image, notes, name)
+    if image.mode == "F":
+        raise ImageError(
+            f"{name}: found float pixels, expected 8 or 16 bits a channel; their range is not "
+            f"known: {CONVERT}"
+        )
+    if image.mode == "CMYK":
+        notes.append("converted from CMYK to RGB without a colour profile")
+    if image.mode == "La":  # Pillow has no direct way from here to RGBA
+        image = image.convert("LA")
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        if image.getchannel("A").getextrema() != (255, 255):
+            notes.append("transparent parts laid on white")
+            image = Image.alpha_composite(
+                Image.new("RGBA", image.size, (255, 255, 255, 255)), image
+            )
+    return np.array(image if image.mode == "RGB" else image.convert("RGB"))
+
+
+def _rgb_from_grey16(image: Image.Image, notes: list[str], name: str) -> Pixels:
+    """Grey of more than 8 bits, scaled by its white (Pillow's own conversion clips at 255
+    instead).
+    """
+    tags = image.tag_v2 if isinstance(image, TiffImagePlugin.TiffImageFile) else {}
+    bits = max(tags.get(TiffImagePlugin.BITSPERSAMPLE, (16,)))
+    signed = max(tags.get(TiffImagePlugin.SAMPLEFORMAT, (1,))) == 2
+    values = np.asarray(image).astype(np.int64)
+    low, high, white = int(values.min()), int(values.max()), (1 << bits) - 1
+    if bits > 16 or signed or low < 0 or high > white:
+        found = f"{bits}-bit signed" if signed else f"{max(bits, 17)}-bit or signed"
+        raise ImageError(
+            f"{name}: found {found} grey with values from {low} to {high}, expected 8 or 16 bits "
+            f"without sign; {CONVERT}"
+        )
+    key = image.info.get("transparency")
+    clear = values == key if isinstance(key, int) else np.zeros(values.shape, bool)
+    if (
+        tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0
+    ):  # white is zero, which Pillow ignores at this depth
+        values = white - values
+    grey = ((values * 255 + white // 2) // white).astype(np.uint8)
+    notes.append(f"{bits}-bit grey scaled to 8 bits")
+    if clear.any():
+        notes.append("transparent parts laid on white")
+        grey[clear] = 255
+    return np.repeat(grey[:, :, None], 3, axis=2)
+
+
+def _check_tiff(
+    image: TiffImagePlugin.TiffImageFile, file_bytes: int, limits: ImageLimits, name: str
+) -> None:
+    """What only a TIFF's tags tell: a thumbnail in place of the picture, a tile larger than any
+    picture, data beyond the end.
+    """
+    tags = image.tag_v2
+    if (
+        tags.get(254, 0) & 1 or 50706 in tags
+    ):  # NewSubfileType "reduced", DNGVersion: the full picture is elsewhere in the file
+        raise ImageError(
+            f"{name}: found a camera raw file or a TIFF that opens with a thumbnail, expected "
+            f"{EXPECTED}; {CONVERT}"
+        )
+    _check_pixels((tags.get(322, 1), tags.get(323, 1)), limits, name)
+    for starts, counts in ((273, 279), (324, 325)):  # strips, tiles
+        ends = map(sum, zip(tags.get(starts, ()), tags.get(counts, ()), strict=False))
+        if max(ends, default=0) > file_bytes:
+            raise EOFError
+
+
+def _repair_grey_key(image: PngImagePlugin.PngImageFile, depth: int) -> None:
+    """Pillow spreads grey of 2 and 4 bits (before version 11 also of 1) over 0 to 255, but leaves
+    the transparent value as in the file.
+    """
+    key, top = image.info.get("transparency"), (1 << depth) - 1
+    if depth in (1, 2, 4) and image.mode in ("1", "L") and isinstance(key, int) and key <= top:
+        image.info["transparency"] = key * 255 // top
+
+
+@contextmanager
+def _decoding(
+    name: str, words: str, ends_early: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
+    """Turns whatever a decoder raises into one ImageError; the decoder's own words stay behind, as
+    its cause.
+    """
+    try:
+        with quiet_pillow:
+            yield
+    except ImageError:
+        raise
+    except Image.DecompressionBombError as error:
+        raise ImageError(
+            f"{name}: found a {words} with more pixels than Pillow allows; scale the picture down"
+        ) from error
+    except MemoryError as error:
+        raise ImageError(
+            f"{name}: found a {words} too large for the memory of this machine; scale the picture "
+            "down"
+        ) from error
+    except Exception as error:
+        if isinstance(error, EOFError) or "truncated" in str(error).lower() or ends_early():
+            raise ImageError(
+                f"{name}: found a truncated {words}, expected the whole file; fetch or copy it "
+                "again"
+            ) from error
+        raise ImageError(
+            f"{name}: found a {words} that is damaged or of an unusual kind, expected one that "
+            "decodes; save it anew as PNG or JPEG"
+        ) from error

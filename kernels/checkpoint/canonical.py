@@ -1,0 +1,249 @@
+"""Checkpoint tensors under one set of names and one layout, GGUF's, whatever file they come
+from.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from mtmd.kernels.dtype import name_of
+from mtmd.kernels.errors import ModelError
+from mtmd.kernels.graph import Shape, Type
+from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE, dequantize, row_bytes
+
+PLAIN = (
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float64,
+)  # types whose values mean what they say
+
+
+class WeightFile(Protocol):
+    """A file of named tensors whose shapes can be read without their values. A tensor of a block
+    type has its logical shape and torch.uint8 as `meta`, the type's name as `kind`, and rows of
+    bytes as values; the `kind` of others is no block type's name.
+    """
+
+    canonical: bool
+    """Whether tensors have our names and layout, as they have in GGUF."""
+
+    @property
+    def files(self) -> Sequence[Path]: ...
+    def names(self) -> Iterable[str]: ...
+    def meta(self, name: str) -> tuple[Shape, torch.dtype]: ...
+    def kind(self, name: str) -> str: ...
+    def read(self, name: str) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One way in which a file may hold a parameter: tensors that belong together, each of `shape`,
+    and what makes the parameter of them.
+
+    `picks_rows`: `convert` takes whole rows of one tensor as they are, which it can do where they
+    are rows of blocks, too.
+    """
+
+    names: tuple[str, ...]
+    shape: Shape
+    convert: Callable[..., torch.Tensor] | None = None
+    picks_rows: bool = False
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A canonical tensor: its shape, the names it may have in a checkpoint, and how it is stored
+    there if not as it is.
+
+    `others` are further ways a checkpoint may hold it, tried when no name in `sources` is there;
+    `gguf` those of GGUF files, where they do not simply have it under its canonical name, as it is.
+    """
+
+    shape: Shape
+    sources: tuple[str, ...]
+    stored: Shape | None = None
+    convert: Callable[[torch.Tensor], torch.Tensor] | None = None
+    others: tuple[Stored, ...] = ()
+    gguf: tuple[Stored, ...] = ()
+
+    def ways(self, name: str, canonical: bool) -> Iterator[Stored]:
+        """How a file may hold it under `name` (GGUF), or under any of its sources."""
+        if canonical:
+            yield from self.gguf or (Stored((name,), self.shape),)
+            return
+        for source in self.sources:
+            yield Stored(
+                (source,), self.shape if self.stored is None else self.stored, self.convert
+            )
+        yield from self.others
+
+
+@dataclass(frozen=True)
+class Dequantized:
+    """A tensor of a block type that no kernel takes as it is: its values are kept instead, and take
+    more memory.
+    """
+
+    name: str
+    kind: str
+    stored_bytes: int
+    values: int
+
+
+class CanonicalWeights:
+    """A `WeightSource` over a file: every parameter found and of the right shape before anything is
+    read.
+    """
+
+    def __init__(self, file: WeightFile, parameters: Mapping[str, Parameter], where: str):
+        """Raises ModelError naming the first tensor that is missing, misshapen or of a type that
+        would need scales.
+
+        `where` names the checkpoint in errors.
+        """
+        self._file, self._parameters, self._where = file, dict(parameters), where
+        self._stored: dict[str, Stored] = {}
+        present = set(file.names())
+        for name, parameter in parameters.items():
+            ways = list(parameter.ways(name, file.canonical))
+            found = [w for w in ways if present.issuperset(w.names)]
+            if not found:
+                raise ModelError(
+                    f"{where}: tensor {ways[0].names[0]} is missing; the checkpoint is incomplete, "
+                    "fetch it again"
+                )
+            # Files of one kind may hold a tensor turned round under the same name: then its shape
+            # tells.
+            fitting = [
+                w
+                for w in found
+                if all(tuple(file.meta(source)[0]) == w.shape for source in w.names)
+            ]
+            if len(fitting) > 1 and fitting[0].names == fitting[1].names:
+                raise ModelError(
+                    f"{where}: tensor {fitting[0].names[0]} of shape {list(fitting[0].shape)} can "
+                    "be read in two ways; "
+                    "use a GGUF of this model, which has one"
+                )
+            self._stored[name] = (fitting or found)[0]
+            for source in self._stored[name].names:
+                self._check(source, self._stored[name].shape)
+
+    def _check(self, source: str, expected: Shape) -> None:
+        found, dtype = self._file.meta(source)
+        if tuple(found) != expected:
+            raise ModelError(
+                f"{self._where}: tensor {source} has shape {list(found)}, expected "
+                f"{list(expected)} from the configuration"
+            )
+        if dtype not in PLAIN and self._file.kind(source) not in BLOCKS:
+            raise ModelError(
+                f"{self._where}: tensor {source} is {name_of(dtype)}, expected "
+                f"{', '.join(map(name_of, PLAIN))}; "
+                "checkpoints quantized in this way are not read, use the original one or a GGUF"
+            )
+
+    @property
+    def file(self) -> WeightFile:
+        return self._file
+
+    @property
+    def stored(self) -> Mapping[str, Stored]:
+        """How the file holds each parameter, by its canonical name."""
+        return self._stored
+
+    @property
+    def sources(self) -> set[str]:
+        """The names in the file that are used."""
+        return {source for stored in self._stored.values() for source in stored.names}
+
+    @property
+    def dequantized(self) -> list[Dequantized]:
+        """Tensors of block types that are not used as they are, each once, whatever the number of
+        parameters it holds.
+        """
+        found = {
+            source: Dequantized(
+                source, kind, prod(shape[:-1]) * row_bytes(kind, shape[-1]), prod(shape)
+            )
+            for name, stored in self._stored.items()
+            if self.quant(name) is None
+            for source in stored.names
+            if (kind := self._file.kind(source)) in BLOCKS
+            for shape in (stored.shape,)
+        }
+        return list(found.values())
+
+    def quant(self, name: str) -> str | None:
+        stored = self._stored[name]
+        kind = self._file.kind(stored.names[0])
+        as_it_is = (
+            len(stored.names) == 1
+            and (stored.convert is None or stored.picks_rows)
+            and len(stored.shape) >= 2
+        )
+        return kind if kind in NATIVE and as_it_is else None
+
+    def type_of(self, name: str, dtype: torch.dtype) -> Type:
+        shape, kind = self._parameters[name].shape, self.quant(name)
+        if kind:
+            return Type.contiguous((*shape[:-1], row_bytes(kind, shape[-1])), torch.uint8)
+        return Type.contiguous(shape, dtype)
+
+    def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        stored = self._stored[name]
+        if self.quant(name):
+            rows = self._file.read(stored.names[0])
+            return (stored.convert(rows) if stored.convert else rows).contiguous()
+        tensors = [self._values(source) for source in stored.names]
+        tensor = stored.convert(*tensors) if stored.convert else tensors[0]
+        return tensor.to(dtype).contiguous()
+
+    def _values(self, source: str) -> torch.Tensor:
+        tensor, kind = self._file.read(source), self._file.kind(source)
+        return dequantize(tensor, kind) if kind in BLOCKS else tensor
+
+
+def check_no_extra(
+    file: WeightFile, used: Iterable[str], ignored: Iterable[str], where: str
+) -> None:
+    """Raises ModelError naming tensors that no part of the model uses, less those matching the
+    `ignored` patterns.
+    """
+    patterns = [re.compile(p) for p in ignored]
+    extra = sorted(
+        n for n in set(file.names()) - set(used) if not any(p.fullmatch(n) for p in patterns)
+    )
+    if extra:
+        more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
+        raise ModelError(
+            f"{where}: tensor {extra[0]}{more} is not part of the model that its configuration "
+            "describes; "
+            "wrong configuration or wrong weights"
+        )
+
+
+def plus_one(tensor: torch.Tensor) -> torch.Tensor:
+    """Gemma stores norm weights as w and applies 1 + w; we store what is applied, as GGUF does."""
+    return tensor.float() + 1
+
+
+def adjacent_pairs(heads: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Rows of a q or k projection (or its bias) so that rotary pairs lie side by side, as GGUF has
+    them for Llama: within each of `heads` heads, rows (0, K/2, 1, K/2 + 1, ...) of a checkpoint
+    that pairs row i with row i + K/2.
+    """
+
+    def convert(tensor: torch.Tensor) -> torch.Tensor:
+        pairs: torch.Tensor = tensor.unflatten(0, (heads, 2, -1))
+        return pairs.transpose(1, 2).reshape(tensor.shape)
+
+    return convert

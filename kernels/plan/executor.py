@@ -1,0 +1,185 @@
+"""Runs a plan: straight through its steps, values let go at their last use."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from threading import Lock
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from mtmd.kernels.backends.backend import Backend, Kernel
+from mtmd.kernels.dtype import mib
+from mtmd.kernels.errors import DeviceMemoryError, PlacementError
+from mtmd.kernels.graph import Node, Type
+from mtmd.kernels.ops import OPS
+from mtmd.kernels.plan.scheduler import Plan
+
+T = TypeVar("T")
+Observer = Callable[[Node, Tensor, list[Tensor | None]], None]
+
+
+@contextmanager
+def memory_for(what: str, needed: Callable[[], int]) -> Iterator[None]:
+    """Turns the several ways in which torch and numpy run out of memory into a DeviceMemoryError
+    that tells the bytes.
+    """
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise _shortage(what, needed()) from error
+    except RuntimeError as error:
+        if "allocate memory" not in str(error):  # the CPU allocator has no error class of its own
+            raise
+        raise _shortage(what, needed()) from error
+
+
+def _shortage(what: str, needed: int) -> DeviceMemoryError:
+    return DeviceMemoryError(
+        f"{what} needs {mib(needed)} that the device does not have; use a smaller --context, fewer "
+        "or smaller images, "
+        "--dtype bf16 or another device"
+    )
+
+
+class Residency:
+    """Weights where plans need them: read once per memory space, shared by every plan of a
+    model.
+    """
+
+    def __init__(self) -> None:
+        # Sources are held with their tensors: an id is unique only as long as its object lives.
+        self._held: dict[tuple[int, str, torch.dtype, str], tuple[Any, Tensor]] = {}
+        self._lock = Lock()
+        self.bytes: Counter[str] = Counter()
+
+    def get(self, node: Node, backend: Backend) -> Tensor:
+        source = node.attrs["source"]
+        key = id(source), node.name, node.dtype, backend.space
+        with self._lock:
+            if key not in self._held:
+                with memory_for(f"weight {node.name}", lambda: node.type.bytes):
+                    tensor = source.read(node.name, node.dtype).to(backend.device)
+                self._held[key] = source, tensor
+                self.bytes[backend.space] += tensor.nbytes
+            return self._held[key][1]
+
+
+class Executor:
+    """One plan, ready to run any number of times, from any thread: runs share weights and nothing
+    else.
+    """
+
+    def __init__(self, plan: Plan, residency: Residency):
+        self.plan = plan
+        slots: dict[tuple[Node, str] | Node, int] = {}
+        self._inputs: list[tuple[int, Node, torch.device, bool]] = []
+        written = {
+            (s.inputs[0], s.backend.space)
+            for s in plan.steps
+            if s.node.op != "copy" and OPS[s.node.op].writes_first
+        }
+        self._template: list[Tensor | None] = []
+        for (node, space), backend in plan.leaves.items():
+            slots[node, space] = len(self._template)
+            if node.op == "input":
+                self._inputs.append(
+                    (len(self._template), node, backend.device, (node, space) in written)
+                )
+            self._template.append(residency.get(node, backend) if node.op == "weight" else None)
+        self._program: list[tuple[Kernel, tuple[int, ...], int, tuple[int, ...], Node]] = []
+        nothing = len(self._template)
+        self._template.append(None)
+        for step in plan.steps:
+            slots[step.node] = len(self._template)
+            self._template.append(None)
+            reads = tuple(
+                nothing if i is None else slots[(i, step.backend.space) if i.is_leaf else i]
+                for i in step.inputs
+            )
+            self._program.append(
+                (
+                    _kernel(step.node, step.backend, step.in_place),
+                    reads,
+                    slots[step.node],
+                    tuple(slots[f] for f in step.frees),
+                    step.node,
+                )
+            )
+        self._outputs = [slots[o] for o in plan.outputs]
+
+    def run(self, batch: Any, observe: Observer | None = None) -> list[Tensor]:
+        """The outputs for one batch, whatever the graph's inputs understand by it.
+
+        `observe(node, value, inputs)` is called after every node, in order; inputs that a step
+        overwrote hold its result by then.
+        """
+        with torch.inference_mode():
+            return finish(self._steps(batch, observe))
+
+    @torch.inference_mode()
+    def steps(
+        self, batch: Any, observe: Observer | None = None
+    ) -> Generator[None, None, list[Tensor]]:
+        """As `run`, a node at a time: whoever drives it may do other work in between, or close it
+        and leave the rest undone.
+        """
+        return (yield from self._steps(batch, observe))
+
+    def _steps(self, batch: Any, observe: Observer | None) -> Generator[None, None, list[Tensor]]:
+        with memory_for("this run", lambda: sum(self.plan.compute_bytes.values())):
+            values = list(self._template)
+            filled: dict[Node, Tensor] = {}
+            for slot, node, device, is_written in self._inputs:
+                if node not in filled:
+                    filled[node] = node.attrs["fill"](batch)
+                values[slot] = _placed(node, filled[node], device, is_written)
+            for kernel, reads, result, frees, node in self._program:
+                inputs = [values[i] for i in reads]
+                value = values[result] = kernel(*inputs)
+                if observe is not None:
+                    observe(node, value, inputs)
+                del inputs, value  # what is freed now must not live on in a generator that rests
+                for slot in frees:
+                    values[slot] = None
+                yield
+            return [values[i] for i in self._outputs]  # type: ignore[misc]
+
+
+def finish(steps: Generator[None, None, T]) -> T:
+    """Drive steps to their end."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            value: T = done.value
+            return value
+
+
+def _placed(node: Node, value: Tensor, device: torch.device, written: bool) -> Tensor:
+    """An input as the plan expects it. What is written in place is not copied, which would lose
+    what is written.
+    """
+    if tuple(value.shape) != node.shape or value.dtype != node.dtype:
+        raise PlacementError(
+            f"input {node.name} was filled with {Type.of(value)}, the plan is made for "
+            f"{node.type}; "
+            "make a plan for this size"
+        )
+    placed = value.to(device).contiguous()
+    if written and placed is not value:
+        raise PlacementError(
+            f"state {node.name} lies on {value.device} with strides {value.stride()}, expected "
+            f"contiguous on {device}, "
+            "where it is written"
+        )
+    return placed
+
+
+def _kernel(node: Node, backend: Backend, in_place: bool) -> Kernel:
+    if node.op == "copy":
+        return lambda value: value.to(backend.device, copy=True)
+    return backend.lower(node, in_place)

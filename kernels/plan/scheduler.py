@@ -1,0 +1,354 @@
+"""From a graph to a plan: which backend runs each node, in which order, what is copied between
+memories, and what it takes.
+
+Assign (overrides by name first, then the first backend that takes the node), make the copies at the
+seams explicit nodes, cut into splits of one backend, and free each value after its last use.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from mtmd.kernels.backends.backend import Backend
+from mtmd.kernels.errors import OptionError, PlacementError
+from mtmd.kernels.graph import Node, toposort
+from mtmd.kernels.ops import OPS
+
+# times its operands: no op's own tensors take more than half of that
+# (tests/kernels/plan/test_memory.py)
+ROUGH = 8
+
+
+@dataclass(frozen=True)
+class Override:
+    """Nodes (or the weights they use) whose name matches `pattern` run on the backend of that
+    name.
+    """
+
+    pattern: re.Pattern[str]
+    target: str
+
+    @staticmethod
+    def parse(text: str) -> Override:
+        expression, equals, target = text.rpartition("=")
+        if not equals or not expression or not target:
+            raise OptionError(
+                f"override {text!r}: expected REGEX=DEVICE, for example 'v\\.blk\\.3\\..*=cpu'"
+            )
+        try:
+            return Override(re.compile(expression), target)
+        except (re.error, OverflowError, RecursionError) as error:
+            raise OptionError(
+                f"override {text!r}: {expression!r} is not a regular expression ({error})"
+            ) from error
+
+    def matches(self, node: Node) -> bool:
+        return any(
+            self.pattern.search(n.name)
+            for n in (node, *(i for i in node.operands if i.op == "weight"))
+        )
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A backend that was asked first and did not take a node, with its reason."""
+
+    node: Node
+    backend: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """One node in the order of the run. `inputs` are the node's, with copies put in; `frees` have
+    no use after it.
+    """
+
+    node: Node
+    backend: Backend
+    inputs: tuple[Node | None, ...]
+    in_place: bool
+    frees: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Split:
+    """A run of steps on one backend, led by the copies it needs."""
+
+    backend: Backend
+    copies: tuple[Node, ...]
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    outputs: tuple[Node, ...]
+    steps: tuple[Step, ...]
+    refusals: tuple[Refusal, ...]
+
+    @cached_property
+    def splits(self) -> tuple[Split, ...]:
+        """Steps grouped by backend; a copy belongs to the split that reads it."""
+        groups: list[list[Step]] = []
+        pending: list[Step] = []
+        for step in self.steps:
+            if step.node.op == "copy":
+                pending.append(step)
+            elif groups and groups[-1][-1].backend is step.backend:
+                groups[-1] += [*pending, step]
+                pending = []
+            else:
+                groups.append([*pending, step])
+                pending = []
+        return tuple(
+            Split(
+                g[-1].backend,
+                tuple(s.node for s in g if s.node.op == "copy"),
+                tuple(s for s in g if s.node.op != "copy"),
+            )
+            for g in groups
+        )
+
+    @property
+    def copies(self) -> tuple[Node, ...]:
+        return tuple(s.node for s in self.steps if s.node.op == "copy")
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that are run, copies not counted."""
+        return sum(s.node.op != "copy" for s in self.steps)
+
+    @cached_property
+    def backend_of(self) -> dict[str, Backend]:
+        """By node name."""
+        return {s.node.name: s.backend for s in self.steps}
+
+    @cached_property
+    def leaves(self) -> dict[tuple[Node, str], Backend]:
+        """Inputs and weights by the memory space they are read in."""
+        return {
+            (i, s.backend.space): s.backend
+            for s in self.steps
+            for i in s.inputs
+            if i is not None and i.is_leaf
+        }
+
+    @cached_property
+    def weight_bytes(self) -> dict[str, int]:
+        """Resident weights per memory space."""
+        spaces: Counter[str] = Counter()
+        weights = {
+            (id(n.attrs["source"]), n.name, n.type, space): n
+            for n, space in self.leaves
+            if n.op == "weight"
+        }  # tied ones once
+        for (*_, space), node in weights.items():
+            spaces[space] += node.type.bytes
+        return dict(spaces)
+
+    @cached_property
+    def compute_bytes(self) -> dict[str, int]:
+        """Predicted peak of everything but weights and caches, per memory space; nothing is
+        allocated to find it.
+        """
+        return self._peak(lambda step: step.backend.workspace(step.node))
+
+    @cached_property
+    def rough_bytes(self) -> dict[str, int]:
+        """At least `compute_bytes`, usually several times as much. It is known at once: what ops
+        take on the way is found by running them on meta tensors, for which torch loads its
+        compiler.
+        """
+        return self._peak(_rough_workspace)
+
+    def _peak(self, workspace: Callable[[Step], int]) -> dict[str, int]:
+        live: Counter[str] = Counter()
+        peak: Counter[str] = Counter()
+        for node, space in self.leaves:
+            if node.op == "input" and not node.attrs.get("state"):
+                live[space] += node.type.bytes
+        peak.update(live)
+        held = _Storages(self)
+        for index, step in enumerate(self.steps):
+            space = step.backend.space
+            if held.owner[step.node] is step.node:
+                live[space] += step.node.type.bytes
+            extra = 0 if step.node.op == "copy" else workspace(step)
+            peak[space] = max(peak[space], live[space] + extra)
+            for owner in held.ends.get(index, ()):
+                live[held.space[owner]] -= owner.type.bytes
+        return dict(peak)
+
+    @property
+    def flops(self) -> int:
+        return sum(OPS[s.node.op].flops(s.node) for s in self.steps if s.node.op != "copy")
+
+
+def _rough_workspace(step: Step) -> int:
+    """More than a kernel takes: `ROUGH` times what it reads and writes, and where it counts for
+    itself, as it counts.
+    """
+    node = step.node
+    if (
+        node.op == "attention"
+        or (node.op == "matmul" and node.attrs.get("quant") is not None)
+        or OPS[node.op].workspace is not None
+    ):
+        return step.backend.workspace(node)
+    return ROUGH * (node.type.bytes + sum(i.type.bytes for i in step.inputs if i is not None))
+
+
+class _Storages:
+    """Which node's memory each value lies in, and after which step that memory is free."""
+
+    def __init__(self, plan: Plan):
+        self.owner: dict[Node, Node] = {}
+        self.space: dict[Node, str] = {}
+        last: dict[Node, int] = {}
+        for index, step in enumerate(plan.steps):
+            first = step.inputs[0] if step.inputs else None
+            shares = (step.node.alias or step.in_place) and first is not None
+            self.owner[step.node] = (
+                self.owner.get(first, first) if shares and first is not None else step.node
+            )
+            self.space[step.node] = step.backend.space
+            for node in (step.node, *(i for i in step.inputs if i is not None)):
+                last[self.owner.get(node, node)] = index
+        kept = {self.owner.get(o, o) for o in plan.outputs}
+        self.ends: dict[int, list[Node]] = {}
+        for node, index in last.items():
+            if node not in kept and not node.is_leaf:
+                self.ends.setdefault(index, []).append(node)
+
+
+def make_plan(
+    outputs: Sequence[Node],
+    backends: Sequence[Backend],
+    overrides: Iterable[Override] = (),
+    overwrite: bool = True,
+) -> Plan:
+    """Place every node the outputs need. `overwrite=False` keeps every step from reusing its
+    input's memory, for looking on.
+
+    Raises OptionError for an override whose target is not among the backends, PlacementError where
+    an override names a backend that rejects the node, or no backend takes it.
+    """
+    nodes = [n for n in toposort(*outputs) if not n.is_leaf]
+    where, refusals = _assign(nodes, backends, tuple(overrides))
+    ordered, reads = _with_copies(nodes, where)
+    steps = _steps(ordered, reads, where, outputs)
+    return Plan(
+        tuple(outputs),
+        tuple(steps if overwrite else (replace(s, in_place=False) for s in steps)),
+        tuple(refusals),
+    )
+
+
+def _assign(
+    nodes: Sequence[Node], backends: Sequence[Backend], overrides: tuple[Override, ...]
+) -> tuple[dict[Node, Backend], list[Refusal]]:
+    by_name = {
+        name: b for b in reversed(backends) for name in (b.space.partition(":")[0], b.space, b.name)
+    }
+    for override in overrides:
+        if override.target not in by_name:
+            raise OptionError(
+                f"override target {override.target!r}: expected one of "
+                f"{', '.join(dict.fromkeys(b.name for b in backends))}"
+            )
+    where: dict[Node, Backend] = {}
+    refusals: list[Refusal] = []
+    for node in nodes:
+        forced = next((by_name[o.target] for o in overrides if o.matches(node)), None)
+        source = node.inputs[0] if OPS[node.op].is_view else None
+        if source is not None and source in where and forced is None:
+            where[node] = where[source]  # a view lies where its source lies
+            continue
+        for backend in [forced] if forced else backends:
+            reason = backend.rejects(node)
+            if reason is None:
+                where[node] = backend
+                break
+            refusals.append(Refusal(node, backend.name, reason))
+        else:
+            told = f"{forced.name}, as the override asks, does not" if forced else "no backend does"
+            reasons = "; ".join(f"{r.backend}: {r.reason}" for r in refusals if r.node is node)
+            raise PlacementError(f"{told} take {node} ({reasons or 'there is none'})")
+    return where, refusals
+
+
+def _with_copies(
+    nodes: Sequence[Node], where: dict[Node, Backend]
+) -> tuple[list[Node], dict[Node, tuple[Node | None, ...]]]:
+    """The nodes with a `copy` before the first use of a value in another memory space, and what
+    each node then reads.
+    """
+    ordered: list[Node] = []
+    reads: dict[Node, tuple[Node | None, ...]] = {}
+    brought: dict[tuple[Node, str], Node] = {}
+
+    def bring(value: Node, backend: Backend) -> Node:
+        if value.is_leaf or where[value].space == backend.space:
+            return value
+        key = value, backend.space
+        if key not in brought:
+            attrs = {"source": where[value].space, "destination": backend.space}
+            copy = Node("copy", (value,), value.type, attrs, f"{value.name}@{backend.space}")
+            brought[key], where[copy], reads[copy] = copy, backend, (value,)
+            ordered.append(copy)
+        return brought[key]
+
+    for node in nodes:
+        reads[node] = tuple(i and bring(i, where[node]) for i in node.inputs)
+        ordered.append(node)
+    return ordered, reads
+
+
+def _steps(
+    ordered: Sequence[Node],
+    reads: Mapping[Node, tuple[Node | None, ...]],
+    where: Mapping[Node, Backend],
+    outputs: Sequence[Node],
+) -> Iterable[Step]:
+    last: dict[Node, int] = {}
+    for index, node in enumerate(ordered):
+        for value in (node, *(i for i in reads[node] if i is not None)):
+            last[value] = index
+    # A value's memory is also read through its views: it may be overwritten only after the last of
+    # them.
+    memory: dict[Node, Node] = {}
+    read_until: dict[Node, int] = dict(last)
+    for node in ordered:
+        first = reads[node][0] if reads[node] else None
+        memory[node] = memory.get(first, first) if node.alias and first is not None else node
+        read_until[memory[node]] = max(read_until.get(memory[node], 0), last[node])
+    kept = set(outputs) | {memory.get(o, o) for o in outputs}
+    for index, node in enumerate(ordered):
+        present = [i for i in reads[node] if i is not None]
+        in_place = (
+            _may_overwrite(node, present, memory, kept) and read_until[memory[present[0]]] == index
+        )
+        frees = tuple(
+            v
+            for v in dict.fromkeys((node, *present))
+            if last[v] == index and v not in kept and not v.is_leaf
+        )
+        yield Step(node, where[node], reads[node], in_place, frees)
+
+
+def _may_overwrite(
+    node: Node, present: Sequence[Node], memory: Mapping[Node, Node], kept: set[Node]
+) -> bool:
+    if node.op == "copy" or OPS[node.op].in_place is None or not present or present[0].is_leaf:
+        return False
+    source = memory[present[0]]
+    shared = any(memory.get(i, i) is source for i in present[1:])
+    return (
+        not (source.is_leaf or source in kept or shared)
+        and present[0].type == node.type
+        and node.type.is_contiguous
+    )

@@ -1,0 +1,128 @@
+"""Block-quantized types: their sizes, and the way back to fp32.
+
+A row of values is stored as blocks, each a few small integers with the scales they share. The
+layouts are ggml's (ggml-common.h); the values are, bit for bit, those of `dequantize` in the gguf
+Python package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from mtmd.kernels.errors import ModelError
+from mtmd.kernels.quantization import iq as blocks_iq
+from mtmd.kernels.quantization import k as blocks_k
+from mtmd.kernels.quantization import small as blocks_small
+
+Decode = Callable[[Tensor], Tensor]
+
+# Values decoded at a time on the CPU, so that the steps in between take a few MB and not several
+# times the result.
+CPU_CHUNK_VALUES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block type. `id` is its number in GGUF; `decode` takes blocks, uint8 [n, bytes], to fp32
+    [n, values].
+    """
+
+    name: str
+    id: int
+    values: int
+    bytes: int
+    decode: Decode
+
+
+_ALL = (
+    Block("Q4_0", 2, 32, 18, blocks_small.q4_0),
+    Block("Q4_1", 3, 32, 20, blocks_small.q4_1),
+    Block("Q5_0", 6, 32, 22, blocks_small.q5_0),
+    Block("Q5_1", 7, 32, 24, blocks_small.q5_1),
+    Block("Q8_0", 8, 32, 34, blocks_small.q8_0),
+    Block("Q2_K", 10, 256, 84, blocks_k.q2_k),
+    Block("Q3_K", 11, 256, 110, blocks_k.q3_k),
+    Block("Q4_K", 12, 256, 144, blocks_k.q4_k),
+    Block("Q5_K", 13, 256, 176, blocks_k.q5_k),
+    Block("Q6_K", 14, 256, 210, blocks_k.q6_k),
+    Block("IQ2_XXS", 16, 256, 66, blocks_iq.iq2_xxs),
+    Block("IQ2_XS", 17, 256, 74, blocks_iq.iq2_xs),
+    Block("IQ3_XXS", 18, 256, 98, blocks_iq.iq3_xxs),
+    Block("IQ1_S", 19, 256, 50, blocks_iq.iq1_s),
+    Block("IQ4_NL", 20, 32, 18, blocks_small.iq4_nl),
+    Block("IQ3_S", 21, 256, 110, blocks_iq.iq3_s),
+    Block("IQ2_S", 22, 256, 82, blocks_iq.iq2_s),
+    Block("IQ4_XS", 23, 256, 136, blocks_k.iq4_xs),
+    Block("IQ1_M", 29, 256, 56, blocks_iq.iq1_m),
+    Block("TQ1_0", 34, 256, 54, blocks_k.tq1_0),
+    Block("TQ2_0", 35, 256, 66, blocks_k.tq2_0),
+    Block("MXFP4", 39, 32, 17, blocks_small.mxfp4),
+    Block("NVFP4", 40, 64, 36, blocks_small.nvfp4),
+)
+BLOCKS: Mapping[str, Block] = MappingProxyType({block.name: block for block in _ALL})
+
+# Kept quantized in memory and multiplied as they are; the others are dequantized at load.
+NATIVE = frozenset(
+    {
+        "Q8_0",
+        "Q4_0",
+        "Q4_1",
+        "Q5_0",
+        "Q5_1",
+        "Q4_K",
+        "Q5_K",
+        "Q6_K",
+        "Q3_K",
+        "Q2_K",
+        "IQ4_NL",
+        "IQ4_XS",
+    }
+)
+
+
+def row_bytes(kind: str, values: int) -> int:
+    """Bytes that a row of so many values takes. Raises ModelError for an unknown type or a part of
+    a block.
+    """
+    block = _block(kind)
+    if values < 0 or values % block.values:
+        raise ModelError(
+            f"a row of {values} values cannot be {kind}; expected a multiple of {block.values}"
+        )
+    return values // block.values * block.bytes
+
+
+def dequantize(data: Tensor, kind: str) -> Tensor:
+    """uint8 [..., row_bytes] -> fp32 [..., K], on the device of `data`. Raises ModelError for an
+    unknown type or a row of no whole blocks.
+
+    Only the block scales are ever fp16, and they are converted before they are used.
+    """
+    block = _block(kind)
+    if data.dtype != torch.uint8 or not data.dim() or data.shape[-1] % block.bytes:
+        raise ModelError(
+            f"{kind} rows are {data.dtype} {list(data.shape)}; expected torch.uint8 [..., multiple "
+            f"of {block.bytes}]"
+        )
+    shape = (*data.shape[:-1], data.shape[-1] // block.bytes * block.values)
+    if not data.numel():
+        return data.new_empty(shape, dtype=torch.float32)
+    blocks = data.reshape(-1, block.bytes)
+    step = CPU_CHUNK_VALUES // block.values
+    if data.device.type != "cpu" or len(blocks) <= step:
+        return block.decode(blocks).view(shape)
+    out = torch.empty(len(blocks), block.values)
+    for start in range(0, len(blocks), step):
+        out[start : start + step] = block.decode(blocks[start : start + step])
+    return out.view(shape)
+
+
+def _block(kind: str) -> Block:
+    if kind not in BLOCKS:
+        raise ModelError(f"{kind!r:.40} is no block type; expected one of {', '.join(BLOCKS)}")
+    return BLOCKS[kind]

@@ -1,0 +1,138 @@
+"""A real run of a graph: for its times, for NaN, and for each op's distance from its reference."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mtmd.kernels.backends.backend import Backend
+from mtmd.kernels.graph import Node
+from mtmd.kernels.ops import OPS
+from mtmd.kernels.plan.executor import Executor, Residency
+from mtmd.kernels.plan.scheduler import Plan
+from mtmd.kernels.report.facts import Check, op_times
+
+LIMITS = {
+    torch.float32: 1e-9,
+    torch.bfloat16: 1e-4,
+    torch.float16: 1e-5,
+}  # NMSE of one op against fp32, per compute type
+ROWS = 256  # rows of an attention node that are checked: the reference's scores are rows x keys
+STEADY_RUNS = 3
+
+
+def run_check(
+    graph: str,
+    what: str,
+    plan: Plan,
+    intact: Plan,
+    residency: Residency,
+    device: Backend,
+    dtype: torch.dtype,
+    batch: Any,
+) -> Check:
+    """Run `plan` on a batch, as answers do, and `intact`, the same without overwriting, under the
+    eyes of the reference.
+    """
+    executor = Executor(plan, residency)
+    first = _timed(executor, batch, device)
+    steady = min(_timed(executor, batch, device) for _ in range(STEADY_RUNS))
+    watches = [_Stopwatch(device) for _ in range(STEADY_RUNS)]
+    for watch in watches:
+        watch.start()
+        executor.run(batch, watch)
+    judge = _Judge()
+    Executor(intact, residency).run(batch, judge)
+    worst = sorted(
+        ((op, node, error) for op, (error, node) in judge.worst.items()), key=lambda row: -row[2]
+    )
+    best = [
+        (runs[0][0], min(seconds for _, seconds in runs))
+        for runs in zip(*(w.timeline for w in watches), strict=True)
+    ]
+    return Check(
+        graph,
+        what,
+        judge.first_nan,
+        tuple(worst),
+        LIMITS[dtype],
+        first * 1e3,
+        steady * 1e3,
+        op_times(best),
+    )
+
+
+class _Judge:
+    """An observer that compares each node with the reference on the same inputs, in fp32."""
+
+    def __init__(self) -> None:
+        self.first_nan: str | None = None
+        self.worst: dict[str, tuple[float, str]] = {}
+
+    def __call__(self, node: Node, value: Tensor, inputs: list[Tensor | None]) -> None:
+        if self.first_nan is None and not bool(torch.isfinite(value).all()):
+            self.first_nan = node.name
+        if node.op == "copy" or node.alias:
+            return
+        if node.op == "attention":
+            value, inputs = _some_rows(node, value, inputs)
+        expected = OPS[node.op].reference(
+            *[i.float() if i is not None and i.is_floating_point() else i for i in inputs],
+            **node.attrs,
+        )
+        power = float(expected.double().square().sum())
+        error = (
+            float((value.double() - expected.double()).square().sum()) / power
+            if power
+            else float(value.double().square().sum())
+        )
+        if not error <= self.worst.get(node.op, (-1.0, ""))[0]:
+            self.worst[node.op] = error, node.name
+
+
+def _some_rows(
+    node: Node, value: Tensor, inputs: list[Tensor | None]
+) -> tuple[Tensor, list[Tensor | None]]:
+    """Attention over fewer rows, spread over all: rows do not depend on each other where nothing
+    limits what they see.
+    """
+    q, k, v, mask, bounds = (*inputs, None, None)[:5]
+    assert q is not None
+    if (
+        q.shape[1] <= ROWS
+        or mask is not None
+        or bounds is not None
+        or node.attrs.get("causal")
+        or node.attrs.get("window")
+    ):
+        return value, inputs
+    step = -(-q.shape[1] // ROWS)
+    return value[:, ::step], [q[:, ::step], k, v]
+
+
+class _Stopwatch:
+    """An observer that notes how long each node took."""
+
+    def __init__(self, device: Backend):
+        self.timeline: list[tuple[Node, float]] = []
+        self.device, self.last = device, 0.0
+
+    def start(self) -> None:
+        self.device.synchronize()
+        self.last = time.perf_counter()
+
+    def __call__(self, node: Node, value: Tensor, inputs: list[Tensor | None]) -> None:  # noqa: ARG002
+        self.device.synchronize()
+        self.timeline.append((node, time.perf_counter() - self.last))
+        self.last = time.perf_counter()
+
+
+def _timed(executor: Executor, batch: Any, device: Backend) -> float:
+    device.synchronize()
+    start = time.perf_counter()
+    executor.run(batch)
+    device.synchronize()
+    return time.perf_counter() - start

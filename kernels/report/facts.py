@@ -1,0 +1,357 @@
+"""The warm-up report: what runs where, what does not and why, what it costs. One dataclass; `str()`
+for people, `asdict()` for JSON.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mtmd.kernels.dtype import name_of
+from mtmd.kernels.graph import Node
+from mtmd.kernels.ops import OPS
+from mtmd.kernels.plan.flash import FlashChoice
+from mtmd.kernels.plan.scheduler import Plan, Refusal
+
+OPERANDS = {"attention": ("q", "k", "v", "mask", "bounds")}
+
+
+@dataclass(frozen=True)
+class TensorFact:
+    """One operand of a refused node."""
+
+    role: str
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RefusedOp:
+    """Nodes of one op and type that the preferred backend did not take, and where they run instead.
+    `name` is the first one's.
+    """
+
+    graph: str
+    op: str
+    name: str
+    count: int
+    backend: str
+    reason: str
+    runs_on: str
+    tensors: tuple[TensorFact, ...]
+
+
+@dataclass(frozen=True)
+class CopyFact:
+    name: str
+    source: str
+    destination: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class GraphFacts:
+    """One graph at one size. Bytes are per memory space; `compute_bytes` is the predicted peak,
+    `cache_bytes` what a full cache takes.
+    """
+
+    graph: str
+    label: str
+    size: str
+    nodes: int
+    ops_by_backend: dict[str, int]
+    splits: int
+    copies: tuple[CopyFact, ...]
+    weight_bytes: dict[str, int]
+    cache_bytes: dict[str, int]
+    compute_bytes: dict[str, int]
+    gflop: float
+
+
+@dataclass(frozen=True)
+class FlashFacts:
+    """How one graph's attention runs: `setting` asked for, `state` on, off or mixed; `rebuilt`
+    nodes are explicit on the same device.
+    """
+
+    graph: str
+    setting: str
+    state: str
+    nodes: int
+    rebuilt: tuple[str, ...]
+    on_fallback: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class OpTime:
+    op: str
+    count: int
+    ms: float
+    gflop_per_s: float
+    gb_per_s: float
+
+
+@dataclass(frozen=True)
+class Check:
+    """A real run of `graph`: `what` was done, how long it took the first time and at best, and each
+    op against its reference in fp32 on the same inputs. `worst` are (op, node, NMSE), one an op,
+    worst first; `ops` are the best time of each node, summed by op.
+    """
+
+    graph: str
+    what: str
+    first_nan: str | None
+    worst: tuple[tuple[str, str, float], ...]
+    limit: float
+    first_ms: float
+    steady_ms: float
+    ops: tuple[OpTime, ...]
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """What is wrong with the results, empty if nothing."""
+        bad = [
+            f"{op} at {node}: NMSE {error:.1e}, expected at most {self.limit:.0e}"
+            for op, node, error in self.worst
+            if not error <= self.limit
+        ]
+        return ((f"NaN first at {self.first_nan}",) if self.first_nan else ()) + tuple(bad)
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """A kernel compiled ahead of time for a GPU that is not here, and what one program of it uses.
+    `name` is the first of its nodes. `head` is the head size, of attention; `spill_bytes` are per
+    thread: registers that did not fit; `shared_limit` is None where it is not known.
+    """
+
+    graph: str
+    kernel: str
+    name: str
+    nodes: int
+    head: int | None
+    target: str
+    shared_bytes: int
+    shared_limit: int | None
+    registers: int
+    spill_bytes: int
+    instruction: str
+
+
+@dataclass(frozen=True)
+class DequantizedTensor:
+    """A tensor whose block type no kernel takes as it is stored: its values are kept in memory
+    instead, in the compute type.
+    """
+
+    name: str
+    kind: str
+    stored_bytes: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class WarmupReport:
+    """What `mtmd warmup` tells. `checks` is empty where nothing was run, `compiled` is empty where
+    the device is here.
+    """
+
+    model: str
+    device: str
+    device_name: str
+    dtype: str
+    flash: tuple[FlashFacts, ...]
+    refused: tuple[RefusedOp, ...]
+    graphs: tuple[GraphFacts, ...]
+    checks: tuple[Check, ...] = ()
+    compiled: tuple[CompiledKernel, ...] = ()
+    dequantized: tuple[DequantizedTensor, ...] = ()
+
+    @property
+    def fully_accelerated(self) -> bool:
+        """Every node on the preferred backend, attention as flash attention, results sound.
+        `--strict` asks for this.
+        """
+        return (
+            not self.refused
+            and not self.elsewhere
+            and all(f.state == "on" and not f.on_fallback for f in self.flash if f.nodes)
+            and not any(c.failed for c in self.checks)
+        )
+
+    @property
+    def elsewhere(self) -> int:
+        """Most nodes of one graph that run on another backend than the device's, refused or placed
+        there by an override.
+        """
+        return max(
+            (
+                sum(count for name, count in g.ops_by_backend.items() if name != self.device)
+                for g in self.graphs
+            ),
+            default=0,
+        )
+
+    def asdict(self) -> dict[str, Any]:
+        return asdict(self) | {"fully_accelerated": self.fully_accelerated}
+
+    def __str__(self) -> str:
+        from mtmd.kernels.report.text import render
+
+        return render(self)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where one graph's nodes go: how attention runs, and what the preferred backend refused."""
+
+    flash: FlashFacts
+    refused: tuple[RefusedOp, ...]
+
+
+def placement(
+    graph: str, choice: FlashChoice, plans: tuple[Plan, ...], preferred: str
+) -> Placement:
+    """From the plans of one graph at every size that was asked about, and that was used since."""
+    return Placement(
+        flash_facts(graph, choice, plans, preferred),
+        tuple(refused_ops(graph, choice, plans, preferred)),
+    )
+
+
+def flash_facts(
+    graph: str, choice: FlashChoice, plans: tuple[Plan, ...], preferred: str
+) -> FlashFacts:
+    attention = [
+        (s.node.name, s.backend.name)
+        for p in plans
+        for s in p.steps
+        if s.node.op in ("attention", "attn_mix")
+    ]
+    names = {name for name, _ in attention}
+    flash = {s.node.name for p in plans for s in p.steps if s.node.op == "attention"}
+    elsewhere = tuple(
+        sorted(
+            {name for name, backend in attention if backend != preferred and name in flash},
+            key=_natural,
+        )
+    )
+    state = (
+        "mixed"
+        if choice.state == "on" and elsewhere and len(elsewhere) < len(names)
+        else choice.state
+    )
+    return FlashFacts(
+        graph,
+        choice.setting,
+        state,
+        len(names),
+        tuple(sorted(choice.form.explicit, key=_natural)),
+        elsewhere,
+    )
+
+
+def refused_ops(
+    graph: str, choice: FlashChoice, plans: tuple[Plan, ...], preferred: str
+) -> list[RefusedOp]:
+    """Attention nodes that were rebuilt, then every other node that the preferred backend refused;
+    alike ones counted together.
+
+    A node that several plans have is told of once for each reason, with the shapes of the first.
+    """
+    groups: dict[tuple[Any, ...], list[tuple[Refusal, str]]] = {}
+    seen: set[tuple[str, str]] = set()
+    for refusal in (r for r in choice.refusals if r.node.name in choice.form.explicit):
+        groups.setdefault(_kind(refusal), []).append(
+            (refusal, f"{preferred}, as explicit attention")
+        )
+    for plan in plans:
+        for refusal in plan.refusals:
+            if refusal.backend == preferred and (refusal.node.name, refusal.reason) not in seen:
+                seen.add((refusal.node.name, refusal.reason))
+                groups.setdefault(_kind(refusal), []).append(
+                    (refusal, plan.backend_of[refusal.node.name].name)
+                )
+    rows = []
+    for found in groups.values():
+        refusal, runs_on = found[0]
+        names = {r.node.name for r, _ in found}
+        rows.append(
+            RefusedOp(
+                graph,
+                refusal.node.op,
+                refusal.node.name,
+                len(names),
+                refusal.backend,
+                refusal.reason,
+                runs_on,
+                _tensors(refusal.node),
+            )
+        )
+    return rows
+
+
+def graph_facts(
+    graph: str, label: str, size: str, plan: Plan, cache_bytes: dict[str, int] | None = None
+) -> GraphFacts:
+    counts: dict[str, int] = {}
+    for step in plan.steps:
+        if step.node.op != "copy":
+            counts[step.backend.name] = counts.get(step.backend.name, 0) + 1
+    copies = tuple(
+        CopyFact(n.name, n.attrs["source"], n.attrs["destination"], n.type.bytes)
+        for n in plan.copies
+    )
+    return GraphFacts(
+        graph,
+        label,
+        size,
+        plan.nodes,
+        counts,
+        len(plan.splits),
+        copies,
+        plan.weight_bytes,
+        cache_bytes or {},
+        plan.compute_bytes,
+        plan.flops / 1e9,
+    )
+
+
+def _kind(refusal: Refusal) -> tuple[Any, ...]:
+    return (
+        refusal.node.op,
+        refusal.reason,
+        refusal.node.type,
+        tuple(i and i.type for i in refusal.node.inputs),
+    )
+
+
+def _tensors(node: Node) -> tuple[TensorFact, ...]:
+    roles = OPERANDS.get(node.op) or tuple(f"src{i}" for i in range(len(node.inputs)))
+    values = [
+        ("dst", node),
+        *((r, i) for r, i in zip(roles, node.inputs, strict=False) if i is not None),
+    ]
+    return tuple(TensorFact(role, name_of(n.dtype), n.shape, n.type.strides) for role, n in values)
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    return [(int(p), "") if p.isdigit() else (-1, p) for p in name.split(".")]
+
+
+def op_times(timeline: list[tuple[Node, float]]) -> tuple[OpTime, ...]:
+    """Per op, most time first, from (node, seconds) of one run; copies are left out."""
+    by_op: dict[str, list[tuple[Node, float]]] = {}
+    for node, seconds in timeline:
+        if node.op != "copy":
+            by_op.setdefault(node.op, []).append((node, seconds))
+    rows = []
+    for op, runs in by_op.items():
+        total = sum(s for _, s in runs) or 1e-9
+        flops, traffic = (
+            sum(OPS[op].flops(n) for n, _ in runs),
+            sum(OPS[op].bytes(n) for n, _ in runs),
+        )
+        rows.append(OpTime(op, len(runs), total * 1e3, flops / total / 1e9, traffic / total / 1e9))
+    return tuple(sorted(rows, key=lambda r: -r.ms))

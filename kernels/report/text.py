@@ -1,0 +1,221 @@
+"""The warm-up report as text: warnings first and hard to miss, then memory, then time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mtmd.kernels.dtype import mib
+from mtmd.kernels.report.facts import (
+    Check,
+    DequantizedTensor,
+    FlashFacts,
+    GraphFacts,
+    RefusedOp,
+    WarmupReport,
+)
+
+RULE = "*" * 100
+SHOWN = 12  # copies of one graph that are listed by name
+
+
+def render(report: WarmupReport) -> str:
+    parts = _head, _flash, _warnings, _dequantized, _graphs, _compiled, _checks, _verdict
+    return "\n".join(line.rstrip() for part in parts for line in part(report))
+
+
+def _head(report: WarmupReport) -> Iterator[str]:
+    yield f"mtmd warm-up: {report.model} on {report.device} ({report.device_name}), {report.dtype}"
+    yield ""
+
+
+def _flash(report: WarmupReport) -> Iterator[str]:
+    for flash in report.flash:
+        yield f"flash attention, {flash.graph}: {flash.state.upper()} ({_flash_reason(flash)})"
+    yield ""
+
+
+def _flash_reason(flash: FlashFacts) -> str:
+    told = f"asked for {flash.setting}"
+    if not flash.nodes:
+        return f"{told}; the graph has no attention"
+    if flash.on_fallback:
+        return f"{told}; {len(flash.on_fallback)} of {flash.nodes} nodes run on another backend"
+    if flash.rebuilt:
+        return (
+            f"{told}; {len(flash.rebuilt)} of {flash.nodes} nodes were refused and rebuilt as "
+            "explicit attention"
+        )
+    return (
+        f"{told}; {flash.nodes} nodes"
+        if flash.setting == "off"
+        else f"{told}; all {flash.nodes} nodes taken"
+    )
+
+
+def _warnings(report: WarmupReport) -> Iterator[str]:
+    if not report.refused:
+        yield f"every op is taken by {report.device}"
+        yield ""
+        return
+    attention = [r for r in report.refused if r.op == "attention"]
+    for refused in attention:
+        yield RULE
+        if "explicit" in refused.runs_on:
+            yield (
+                f"WARNING: flash attention is not supported by {refused.backend} for "
+                f"{_nodes(refused)}; memory use will increase"
+            )
+        else:
+            yield (
+                f"WARNING: flash attention of {_nodes(refused)} is not supported by "
+                f"{refused.backend}; "
+                f"it runs on {refused.runs_on}, slower"
+            )
+        yield f"  reason: {refused.reason}"
+        yield "  op params:"
+        for tensor in refused.tensors:
+            yield (
+                f"    {tensor.role:<6} type = {tensor.dtype}, shape = {list(tensor.shape)}, "
+                f"strides = {list(tensor.strides)}"
+            )
+        yield RULE
+        yield ""
+    yield RULE
+    total = sum(r.count for r in report.refused)
+    yield (
+        f"WARNING: {total} node{'s' if total > 1 else ''} not taken by "
+        f"{report.refused[0].backend}; each is listed here with its reason"
+    )
+    for r in report.refused:
+        shape = next((f"{t.dtype} {list(t.shape)}" for t in r.tensors if t.role == "dst"), "")
+        yield f"  {r.count:4d} x {r.op:<12} {shape:<30} {r.name}"
+        yield f"         {r.reason}; runs on {r.runs_on}"
+    yield RULE
+    yield ""
+
+
+def _dequantized(report: WarmupReport) -> Iterator[str]:
+    """Per type, most memory first."""
+    if not report.dequantized:
+        return
+    by_kind: dict[str, list[DequantizedTensor]] = {}
+    for tensor in report.dequantized:
+        by_kind.setdefault(tensor.kind, []).append(tensor)
+    yield RULE
+    count = len(report.dequantized)
+    what = "1 tensor is dequantized" if count == 1 else f"{count} tensors are dequantized"
+    yield f"WARNING: {what} at load, as no kernel takes the stored form; memory use will increase"
+    for kind, tensors in sorted(
+        by_kind.items(), key=lambda item: -sum(t.memory_bytes for t in item[1])
+    ):
+        stored, memory = sum(t.stored_bytes for t in tensors), sum(t.memory_bytes for t in tensors)
+        yield (
+            f"  {len(tensors):4d} x {kind:<8} {mib(stored):>11} stored, {mib(memory):>11} in "
+            f"memory   {tensors[0].name}"
+        )
+    yield RULE
+    yield ""
+
+
+def _nodes(refused: RefusedOp) -> str:
+    return refused.name if refused.count == 1 else f"{refused.count} nodes, first {refused.name}"
+
+
+def _graphs(report: WarmupReport) -> Iterator[str]:
+    for facts in report.graphs:
+        backends = ", ".join(f"{name} {count}" for name, count in facts.ops_by_backend.items())
+        yield (
+            f"{facts.graph}, {facts.label} ({facts.size}): graph splits = {facts.splits}, nodes = "
+            f"{facts.nodes} ({backends}), "
+            f"copies = {len(facts.copies)}, {facts.gflop:.3g} GFLOP"
+        )
+        yield from _memory(facts)
+        for copy in facts.copies[:SHOWN]:
+            yield f"    copy {copy.name}: {copy.source} -> {copy.destination}, {mib(copy.bytes)}"
+        if len(facts.copies) > SHOWN:
+            yield (
+                f"    and {len(facts.copies) - SHOWN} more copies, "
+                f"{mib(sum(c.bytes for c in facts.copies[SHOWN:]))}"
+            )
+    yield ""
+
+
+def _memory(facts: GraphFacts) -> Iterator[str]:
+    for space in dict.fromkeys((*facts.weight_bytes, *facts.cache_bytes, *facts.compute_bytes)):
+        parts = [
+            ("weights", facts.weight_bytes),
+            ("cache", facts.cache_bytes),
+            ("compute (predicted peak)", facts.compute_bytes),
+        ]
+        told = ", ".join(
+            f"{name} {mib(sizes.get(space, 0))}"
+            for name, sizes in parts
+            if name != "cache" or facts.cache_bytes
+        )
+        yield f"    {space:<8} {told}"
+
+
+def _compiled(report: WarmupReport) -> Iterator[str]:
+    for kernel in report.compiled:
+        limit = f" of {kernel.shared_limit}" if kernel.shared_limit else ""
+        spills = f"{kernel.spill_bytes} bytes spilled" if kernel.spill_bytes else "no spills"
+        head = f" (head size {kernel.head})" if kernel.head else ""
+        yield (
+            f"{kernel.kernel} kernel compiled for {kernel.target}, {kernel.graph}, {kernel.nodes} "
+            f"nodes like {kernel.name}{head}: "
+            f"{kernel.shared_bytes}{limit} bytes of shared memory, {kernel.registers} registers, "
+            f"{spills}, {kernel.instruction}"
+        )
+    if report.compiled:
+        yield ""
+
+
+def _checks(report: WarmupReport) -> Iterator[str]:
+    if not report.checks:
+        yield "nothing was run: this is a prediction"
+        yield ""
+    for check in report.checks:
+        yield (
+            f"{check.graph}: {check.what}: first run {check.first_ms:.1f} ms, steady "
+            f"{check.steady_ms:.1f} ms"
+        )
+        yield from _times(check)
+        yield (
+            f"    against the reference in fp32, op by op (NMSE, at most {check.limit:.0e} "
+            "allowed):"
+        )
+        for op, node, error in check.worst:
+            yield f"    {op:<12} {error:8.1e}  worst at {node}"
+        for problem in check.failed:
+            yield f"WARNING: {problem}"
+        yield ""
+
+
+def _times(check: Check) -> Iterator[str]:
+    total = sum(o.ms for o in check.ops) or 1e-9
+    yield f"    {'op':<12} {'nodes':>5} {'ms':>9} {'share':>6} {'GFLOP/s':>9} {'GB/s':>7}"
+    for o in check.ops:
+        yield (
+            f"    {o.op:<12} {o.count:5d} {o.ms:9.2f} {100 * o.ms / total:5.1f}% "
+            f"{o.gflop_per_s:9.1f} {o.gb_per_s:7.1f}"
+        )
+
+
+def _verdict(report: WarmupReport) -> Iterator[str]:
+    if report.fully_accelerated:
+        yield f"result: everything runs on {report.device} as intended"
+        return
+    wrong = sum(r.count for r in report.refused)
+    parts = [f"{wrong} node{'s' if wrong > 1 else ''} refused"] if wrong else []
+    if report.elsewhere and not wrong:
+        parts.append(
+            f"{report.elsewhere} node{'s' if report.elsewhere > 1 else ''} placed elsewhere by "
+            "override"
+        )
+    parts += [
+        f"flash attention {f.state} in the {f.graph}"
+        for f in report.flash
+        if f.state != "on" and f.nodes
+    ]
+    parts += ["results differ from the reference"] if any(c.failed for c in report.checks) else []
+    yield f"result: not fully on the accelerated path: {'; '.join(parts)}"

@@ -1,0 +1,136 @@
+"""The graph inputs of a decoder: each says, beside its use, how it is filled from a `Batch`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+
+from mtmd.kernels import ops
+from mtmd.kernels.checkpoint.rotary import Rotary
+from mtmd.kernels.graph import Node, Type, graph_input
+from mtmd.llm.engine.sequence import Batch, BatchShape
+from mtmd.llm.engine.state import State, state_dtype
+
+
+@dataclass(frozen=True)
+class TextInputs:
+    """The inputs of one shape of batch. `image_width` is the length of an image's rows; `sequences`
+    and `pages` are those of the cache.
+    """
+
+    batch: BatchShape
+    image_width: int
+    sequences: int
+    pages: int
+    dtype: torch.dtype
+    kept: list[Node] = field(default_factory=list, compare=False)
+    """Nodes that no logit depends on and that have to run all the same: states that are written for
+    later.
+    """
+    _made: dict[str, Node] = field(default_factory=dict, compare=False)
+
+    @property
+    def tokens(self) -> int:
+        return self.batch.tokens
+
+    @property
+    def images(self) -> int:
+        return self.batch.images
+
+    def _input(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        fill: Callable[[Batch], torch.Tensor],
+    ) -> Node:
+        """One node per name, however many layers ask for it."""
+        if name not in self._made:
+            self._made[name] = graph_input(name, shape, dtype, fill)
+        return self._made[name]
+
+    def token_ids(self) -> Node:
+        return self._input("inp.tokens", (self.tokens,), torch.int64, lambda b: b.tokens)
+
+    def text_ids(self, pad: int) -> Node:
+        """The tokens, with `pad` in the place of those that images are put at."""
+        if not self.images:
+            return self.token_ids()
+        return self._input(
+            "inp.text_tokens",
+            (self.tokens,),
+            torch.int64,
+            lambda b: b.tokens.index_fill(0, b.image_places(), pad),
+        )
+
+    def image_rows(self) -> Node:
+        return self._input(
+            "inp.images", (self.images, self.image_width), self.dtype, Batch.image_rows
+        )
+
+    def image_at(self) -> Node:
+        return self._input("inp.image_at", (self.images,), torch.int64, Batch.image_places)
+
+    def wanted_rows(self) -> Node:
+        return self._input("inp.wanted", (self.batch.wanted,), torch.int64, lambda b: b.wanted)
+
+    def angles(
+        self, rotary: Rotary, name: str = "inp.angles", divisors: Node | None = None
+    ) -> Node:
+        """The table of one kind of rotary embedding, fp32 [T, 2, R], made once per batch. `name`
+        tells several kinds apart; `divisors` [R] divide the frequencies.
+        """
+        if name not in self._made:
+            positions = self._input(
+                "inp.positions", (3, self.tokens), torch.int64, lambda b: b.positions
+            )
+            self._made[name] = ops.rope_table(positions, divisors, rotary=rotary, name=name)
+        return self._made[name]
+
+    def cache_slots(self) -> Node:
+        return self._input("inp.slots", (self.tokens,), torch.int64, lambda b: b.slots)
+
+    def page_table(self) -> Node:
+        """int64 [P], the pages that hold the past of the batch's sequences, one sequence after
+        another.
+        """
+        return self._input("inp.pages", (self.batch.pages,), torch.int64, lambda b: b.pages)
+
+    def bounds(self, window: int | None = None, *, blocks: bool = True) -> Node:
+        """int32 [T, 2], which rows of the gathered pages each token sees; see `Batch.bounds`."""
+        name = f"inp.bounds.{window or 'all'}{'' if blocks else '.causal'}"
+        return self._input(name, (self.tokens, 2), torch.int32, lambda b: b.bounds(window, blocks))
+
+    def constant(self, name: str, places: torch.Tensor) -> Node:
+        """int64 [N], the same in every batch."""
+        return self._input(name, tuple(places.shape), torch.int64, lambda _: places)
+
+    @cached_property
+    def starts(self) -> Node:
+        """int64 [S + 1], where each sequence begins among the tokens."""
+        return graph_input(
+            "inp.starts", (self.batch.sequences + 1,), torch.int64, lambda b: b.starts
+        )
+
+    @cached_property
+    def sequence_slots(self) -> Node:
+        """int64 [S]"""
+        return graph_input(
+            "inp.sequence_slots", (self.batch.sequences,), torch.int64, lambda b: b.sequence_slots
+        )
+
+    def state(self, layer: int, state: State) -> Node:
+        """A layer's part of the cache, written in place."""
+        name, shape = f"{state.name}.{layer}", state.shape(self.sequences + 1, self.pages)
+        if name not in self._made:
+            self._made[name] = Node(
+                "input",
+                (),
+                Type.contiguous(shape, state_dtype(state, self.dtype)),
+                {"fill": lambda b: b.cache.tensors[name], "state": True},
+                name,
+            )
+        return self._made[name]

@@ -1,0 +1,204 @@
+"""One forward of a text family on its backends: from a batch to logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from mtmd.kernels.backends.backend import Backend
+from mtmd.kernels.errors import ModelError, PromptError
+from mtmd.kernels.graph import Node, WeightSource
+from mtmd.kernels.plan.executor import Executor, Observer, Residency, memory_for
+from mtmd.kernels.plan.flash import AttentionForm, FlashChoice, choose
+from mtmd.kernels.plan.scheduler import Override, Plan, make_plan
+from mtmd.llm.engine.inputs import TextInputs
+from mtmd.llm.engine.sequence import Batch, BatchShape, Running, Span, cut, lay_out, make_batch
+from mtmd.llm.engine.state import PAGE, Cache, state_dtype, states_by_name
+from mtmd.llm.family import TextFamily
+
+PREFILL = 512  # tokens of a prefill batch
+PLANS = 64  # kept for shapes that come again; some MiB each, of a large model
+FALLBACKS = 16  # every length of prompt has a plan of its own; what they refuse is much the same
+
+
+class Runner:
+    """A text family on its backends. `context` is the longest sequence, in tokens, and `sequences`
+    the number its cache holds at once; `image_tokens` the most tokens that one picture takes, 0
+    where there are none.
+    """
+
+    def __init__(
+        self,
+        family: TextFamily,
+        weights: WeightSource,
+        backends: Sequence[Backend],
+        *,
+        dtype: torch.dtype,
+        context: int,
+        sequences: int = 1,
+        image_tokens: int = 0,
+        flash_attn: str = "auto",
+        overrides: Sequence[Override] = (),
+        residency: Residency | None = None,
+    ):
+        self.family, self.weights, self.backends, self.overrides = (
+            family,
+            weights,
+            backends,
+            tuple(overrides),
+        )
+        self.dtype, self.context, self.sequences, self.image_tokens = (
+            dtype,
+            context,
+            sequences,
+            image_tokens,
+        )
+        self.pages = 1 + sequences * self.pages_for(context)
+        self.residency = residency or Residency()
+        self.flash: FlashChoice = choose(self._probes, backends, overrides, flash_attn)
+        self.fallbacks: dict[BatchShape, Plan] = {}
+        """Plans in use in which the preferred backend refused something, the last `FALLBACKS` of
+        them.
+        """
+        self._plan = lru_cache(maxsize=PLANS)(self._make_plan)
+        self._executor = lru_cache(maxsize=PLANS)(self._make_executor)
+
+    def graph(self, batch: BatchShape, form: AttentionForm | None = None) -> list[Node]:
+        """-> what is kept for later, then logits [R, V]"""
+        inputs = TextInputs(batch, self.family.image_width, self.sequences, self.pages, self.dtype)
+        logits = self.family.graph(inputs, self.weights, form or self.flash.form)
+        return [*inputs.kept, logits]
+
+    def sizes(self) -> dict[str, BatchShape]:
+        """Batches by label: a step of decode, and the largest prefill."""
+        most, pages = (
+            min(max(PREFILL, self.image_tokens), self.context),
+            self.pages_for(self.context),
+        )
+        return {
+            "decode": BatchShape(1, pages=pages),
+            "prefill": BatchShape(most, min(self.image_tokens, most), pages=pages),
+        }
+
+    @staticmethod
+    def pages_for(tokens: int) -> int:
+        return -(-tokens // PAGE)
+
+    def plan(self, batch: BatchShape, overwrite: bool = True) -> Plan:
+        """The plan of one shape of batch. `overwrite=False` keeps every value intact, for looking
+        on.
+        """
+        return self._plan(batch, overwrite)
+
+    def _make_plan(self, batch: BatchShape, overwrite: bool) -> Plan:
+        return make_plan(self.graph(batch), self.backends, self.overrides, overwrite)
+
+    def _probes(self, form: AttentionForm) -> list[list[Node]]:
+        return [self.graph(batch, form) for batch in self.sizes().values()]
+
+    def _make_executor(self, batch: BatchShape) -> Executor:
+        plan = self.plan(batch)
+        if any(r.backend == self.backends[0].name for r in plan.refusals):
+            self.fallbacks[batch] = plan
+            for oldest in list(self.fallbacks)[:-FALLBACKS]:
+                self.fallbacks.pop(oldest, None)
+        return Executor(plan, self.residency)
+
+    def new_cache(self) -> Cache:
+        """Memory for every layer's states, where the nodes run that write them. It is taken as
+        slots are written, not before.
+        """
+        where = self._state_backends()
+        with memory_for(
+            f"the cache of {self.sequences} x {self.context} tokens",
+            lambda: sum(self.cache_bytes().values()),
+        ):
+            return Cache(
+                self.family.layers,
+                self.sequences,
+                self.pages,
+                self.dtype,
+                lambda name: where[name].device,
+            )
+
+    def cache_bytes(self) -> dict[str, int]:
+        """Bytes of a full cache, per memory space."""
+        where = self._state_backends()
+        spaces: dict[str, int] = {}
+        for name, state in states_by_name(self.family.layers).items():
+            count = torch.Size(state.shape(self.sequences + 1, self.pages)).numel()
+            spaces[where[name].space] = (
+                spaces.get(where[name].space, 0) + count * state_dtype(state, self.dtype).itemsize
+            )
+        return spaces
+
+    def _state_backends(self) -> dict[str, Backend]:
+        """Where each state is written, by its name."""
+        return {
+            node.name: step.backend
+            for step in self.plan(BatchShape(1)).steps
+            for node in step.inputs[:1]
+            if node is not None and node.attrs.get("state") and step.node.alias
+        }
+
+    def forward(self, batch: Batch, observe: Observer | None = None) -> Tensor:
+        """Logits [R, V] of the last token of each of the batch's sequences, where they are
+        wanted.
+        """
+        return self._executor(batch.shape).run(batch, observe)[-1][: batch.answers]
+
+    def prefill(
+        self,
+        spans: Sequence[Span],
+        cache: Cache,
+        running: Running | None = None,
+        observe: Observer | None = None,
+    ) -> Tensor:
+        """Logits [V] after the last token of the spans, which go on where `running` is; without it,
+        a sequence begins in slot 0.
+
+        Raises PromptError where there is nothing to read or it does not fit, with the numbers;
+        ModelError for a token without an embedding.
+        """
+        running = running or self.begin(cache, 0)
+        self.check(spans, running.length)
+        *before, last = cut(lay_out(spans, running.position)[0], PREFILL)
+        for part in before:
+            self.forward(make_batch([(running, part)], cache, wants_logits=False), observe)
+        return self.forward(make_batch([(running, last)], cache), observe)[0]
+
+    def begin(self, cache: Cache, slot: int) -> Running:
+        """A new sequence in a slot of the cache, with a context of pages of its own."""
+        cache.clear(slot)
+        count = self.pages_for(self.context)
+        return Running(slot, range(1 + slot * count, 1 + (slot + 1) * count))
+
+    def check(self, spans: Sequence[Span], length: int = 0) -> None:
+        """As `check_tokens`, for spans that come after the first `length` tokens."""
+        self.check_tokens(
+            [t for s in spans if s.embeddings is None for t in s.tokens],
+            length + sum(map(len, spans)),
+            length,
+        )
+
+    def check_tokens(self, text: Sequence[int], total: int, length: int = 0) -> None:
+        """Raises PromptError where there is nothing to read after the first `length` of `total`
+        tokens or they do not fit, with the numbers, and ModelError for a token of `text` without an
+        embedding.
+        """
+        if not length < total < self.context:
+            raise PromptError(
+                f"the prompt takes {total} tokens, images included, and the context holds "
+                f"{self.context}, answer included; "
+                "shorten the prompt, use fewer images or raise the context"
+            )
+        highest = max(text, default=0)
+        if highest >= self.family.vocabulary:
+            raise ModelError(
+                f"the prompt has token {highest}, and the model's table ends at "
+                f"{self.family.vocabulary - 1}; "
+                "the tokenizer does not fit this model"
+            )

@@ -1,0 +1,254 @@
+"""A tokenizer from a GGUF's metadata, token for token that of the same model's `tokenizer.json`.
+
+Three kinds are read, by `tokenizer.ggml.model`: byte-level BPE with merges; sentencepiece's BPE,
+which has scores in place of merges; and sentencepiece's with merges. All become the `tokenizers`
+library's BPE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+
+from mtmd.kernels.errors import ModelError
+from mtmd.llm.tokenizer import pretokenizers
+from mtmd.llm.tokenizer.gguf_vocabulary import (
+    CONTROL,
+    MERGES_MAX,
+    NORMAL,
+    UNKNOWN,
+    USER_DEFINED,
+    Vocabulary,
+)
+from mtmd.llm.tokenizer.score_merges import merges_from_scores
+
+BLANK = "▁"  # U+2581, how sentencepiece writes a space
+# of all tokens together; 262,144 have 2 million. Above, the file is made to keep us busy
+CHARACTERS_MAX = 4_000_000
+
+NAMED = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "pad_token": "padding_token_id",
+    "unk_token": "unknown_token_id",
+}
+
+# Ends of a turn that files do not name with an id: the control tokens among llama.cpp's list
+# (src/llama-vocab.cpp, special_eog_ids) that chat models write at the end of an answer. Its further
+# ones, of tool calls and of fill-in-the-middle, stop no chat.
+TURN_ENDS = (
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<turn|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|eom_id|>",
+    "<end_of_utterance>",
+    "</s>",
+    "<eos>",
+    "<｜end▁of▁sentence｜>",
+)
+
+
+def build(metadata: Mapping[str, Any], where: str) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
+    """The tokenizer, whose post-processor adds what the file says goes around a prompt, and the
+    spellings of its named tokens.
+
+    `where` names the file, for errors. Raises ModelError naming the key that is missing, broken or
+    of a kind that is not read.
+    """
+    vocabulary = Vocabulary(metadata, where)
+    kind = vocabulary.text("model")
+    if kind not in FAMILIES:
+        raise vocabulary.error(
+            "model", f"{kind!r:.60}", f"one that is read: {', '.join(sorted(FAMILIES))}"
+        )
+    try:
+        inner, adds_bos = FAMILIES[kind](vocabulary)
+    except (ModelError, KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # the library's Rust panics do not derive from Exception
+        message = " ".join(str(error).split())[:200]
+        raise ModelError(
+            f"{where}: its vocabulary and merges make no tokenizer: {message}; convert the model "
+            "again"
+        ) from error
+    inner.post_processor = _around(vocabulary, adds_bos)
+    ids = {name: vocabulary.id(key) for name, key in NAMED.items()}
+    if ids["unk_token"] is None and UNKNOWN in vocabulary.types:
+        ids["unk_token"] = vocabulary.types.index(UNKNOWN)
+    return inner, {name: vocabulary.tokens[i] for name, i in ids.items() if i is not None}
+
+
+def stop_tokens(metadata: Mapping[str, Any], where: str) -> frozenset[int]:
+    """The ids that end an answer: those the file names, and control tokens spelled as ends of a
+    turn. Raises ModelError like `build`.
+    """
+    vocabulary = Vocabulary(metadata, where)
+    named = {vocabulary.id(key) for key in ("eos_token_id", "eot_token_id", "eom_token_id")} - {
+        None
+    }
+    spelled = {vocabulary.ids[text] for text in TURN_ENDS if text in vocabulary.ids}
+    return frozenset(i for i in named if i is not None) | {
+        i for i in spelled if vocabulary.types[i] == CONTROL
+    }
+
+
+def _byte_level(vocabulary: Vocabulary) -> tuple[tokenizers.Tokenizer, bool]:
+    name = vocabulary.text("pre")
+    if name not in pretokenizers.FAMILIES:
+        raise vocabulary.error(
+            "pre",
+            f"{name!r:.60}",
+            f"a pre-tokenizer that is known: {', '.join(sorted(pretokenizers.FAMILIES))}",
+        )
+    pre = pretokenizers.FAMILIES[name]
+    inner = tokenizers.Tokenizer(
+        models.BPE(vocabulary.ids, _merges(vocabulary), ignore_merges=pre.ignore_merges)
+    )
+    if pre.nfc:
+        inner.normalizer = normalizers.NFC()
+    inner.pre_tokenizer = pre.build()
+    inner.decoder = decoders.ByteLevel()
+    _add_tokens(inner, vocabulary, vocabulary.ids)
+    return inner, pre.adds_bos
+
+
+def _sentencepiece(vocabulary: Vocabulary) -> tuple[tokenizers.Tokenizer, bool]:
+    """Scores in place of merges, as transformers' LlamaConverter and GemmaConverter turn them into
+    a `tokenizer.json`.
+    """
+    scores = vocabulary.numbers("scores", float, len(vocabulary.tokens))
+    if not scores:
+        raise vocabulary.error("scores", "nothing", "a score for each token")
+    ids = {_with_blanks(text, vocabulary.types[i]): i for text, i in vocabulary.ids.items()}
+    if len(ids) < len(vocabulary.ids):
+        raise vocabulary.error(
+            "tokens",
+            f"a token spelled with a space and one spelled with {BLANK!r}",
+            "one of the two",
+        )
+    merges = _merges_from_scores(vocabulary, ids, scores)
+    return _with_byte_fallback(
+        vocabulary, ids, merges, vocabulary.flag("add_space_prefix", True)
+    ), True
+
+
+def _merged_sentencepiece(vocabulary: Vocabulary) -> tuple[tokenizers.Tokenizer, bool]:
+    return _with_byte_fallback(
+        vocabulary, vocabulary.ids, _merges(vocabulary), vocabulary.flag("add_space_prefix", False)
+    ), True
+
+
+# By tokenizer.ggml.model: named after the model that had the kind first. Each gives the tokenizer,
+# and whether bos goes first unless
+# the file says otherwise.
+FAMILIES: dict[str, Callable[[Vocabulary], tuple[tokenizers.Tokenizer, bool]]] = {
+    "gpt2": _byte_level,
+    "llama": _sentencepiece,
+    "gemma4": _merged_sentencepiece,
+}
+
+
+def _with_byte_fallback(
+    vocabulary: Vocabulary, ids: dict[str, int], merges: list[tuple[str, str]], prefix: bool
+) -> tokenizers.Tokenizer:
+    """Whole texts are merged, spaces written as "▁"; characters without a token become the tokens
+    of their bytes, <0x00> to <0xFF>.
+    """
+    unknown = vocabulary.id("unknown_token_id")
+    if unknown is None and UNKNOWN in vocabulary.types:
+        unknown = vocabulary.types.index(UNKNOWN)
+    text = None if unknown is None else vocabulary.tokens[unknown]
+    inner = tokenizers.Tokenizer(
+        models.BPE(ids, merges, unk_token=text, fuse_unk=True, byte_fallback=True)
+    )
+    steps = [decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if prefix:
+        inner.normalizer = normalizers.Sequence(
+            [normalizers.Prepend(BLANK), normalizers.Replace(" ", BLANK)]
+        )
+        steps.append(decoders.Strip(" ", 1, 0))
+    else:
+        inner.normalizer = normalizers.Replace(" ", BLANK)
+        inner.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    inner.decoder = decoders.Sequence(steps)
+    _add_tokens(inner, vocabulary, ids)
+    return inner
+
+
+def _with_blanks(text: str, kind: int) -> str:
+    # llama.cpp's converter writes the "▁" of user-defined tokens as spaces; tokenizer.json has them
+    # as sentencepiece does
+    return text.replace(" ", BLANK) if kind == USER_DEFINED else text
+
+
+def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
+    """The file's merges, "left right". The left part may begin with a space, so the first character
+    separates nothing.
+    """
+    pairs = []
+    for text in vocabulary.strings("merges", MERGES_MAX):
+        at = text.find(" ", 1)
+        if at < 0 or text[:at] not in vocabulary.ids or text[at + 1 :] not in vocabulary.ids:
+            raise vocabulary.error("merges", f"{text!r:.60}", "two tokens with a space between")
+        pairs.append((text[:at], text[at + 1 :]))
+    return pairs
+
+
+def _merges_from_scores(
+    vocabulary: Vocabulary, ids: dict[str, int], scores: list[float]
+) -> list[tuple[str, str]]:
+    characters = sum(map(len, ids))
+    if characters > CHARACTERS_MAX:
+        raise vocabulary.error(
+            "tokens",
+            f"{characters} characters in all",
+            f"at most {CHARACTERS_MAX} to find merges in",
+        )
+    kinds = [vocabulary.types[i] for i in ids.values()]
+    # sentencepiece scores its own symbols 0, the converter -1000: merges of user-defined runs of
+    # spaces come first
+    ranked = [
+        scores[i] if kind == NORMAL else 0.0 for i, kind in zip(ids.values(), kinds, strict=True)
+    ]
+    # Control tokens and bytes are found by other means, never by merging.
+    made = [kind in (NORMAL, USER_DEFINED) for kind in kinds]
+    return merges_from_scores(list(ids), list(ids.values()), ranked, made)
+
+
+def _add_tokens(inner: tokenizers.Tokenizer, vocabulary: Vocabulary, ids: dict[str, int]) -> None:
+    """Control and user-defined tokens are found in the text before all else."""
+    kinds = ((text, vocabulary.types[i]) for text, i in ids.items() if text)
+    inner.add_tokens(
+        [
+            AddedToken(text, normalized=False, special=kind != USER_DEFINED)
+            for text, kind in kinds
+            if kind in (CONTROL, UNKNOWN, USER_DEFINED)
+        ]
+    )
+
+
+def _around(vocabulary: Vocabulary, adds_bos: bool) -> processors.TemplateProcessing:
+    """What the file says goes before and after a text. A default without its id adds nothing; a
+    flag without its id is an error.
+    """
+    ids = {}
+    for name, default in (("bos", adds_bos), ("eos", False)):
+        added, i = vocabulary.flag(f"add_{name}_token", default), vocabulary.id(f"{name}_token_id")
+        if added and i is None and vocabulary.get(f"add_{name}_token"):
+            raise vocabulary.error(
+                f"{name}_token_id", "nothing", f"an id, since {name} is to be added"
+            )
+        if added and i is not None:
+            ids[name] = i
+    single = [*(["bos"] if "bos" in ids else []), "$A", *(["eos"] if "eos" in ids else [])]
+    special = [
+        {"id": name, "ids": [i], "tokens": [vocabulary.tokens[i]]} for name, i in ids.items()
+    ]
+    return processors.TemplateProcessing(single=single, special_tokens=special)

@@ -1,0 +1,390 @@
+"""Text to token ids and back, from the `tokenizer.json` of a checkpoint folder or the metadata of a
+GGUF.
+
+User text can hold the spelling of a control token ("<end_of_turn>"). `Tokenizer.seal` makes such
+text harmless before it enters a chat template: it puts an invisible mark inside each spelling, and
+`Tokenizer.encode` cuts the text at the marks.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from mtmd.kernels.errors import ModelError, PromptError
+from mtmd.llm.tokenizer import gguf as gguf_tokenizer
+from mtmd.llm.tokenizer.text_stream import TextStream, token_bytes
+
+# A Unicode noncharacter: reserved for use inside a program, never part of text that is exchanged.
+SEAL = "\ufdd0"
+
+TOKENIZER_BYTES_MAX = 256 << 20  # Gemma 3's file, among the largest, has 33 MB
+CONFIG_BYTES_MAX = 16 << 20
+
+
+class Tokenizer:
+    """A checkpoint's tokenizer.
+
+    `special` maps the checkpoint's names (`bos_token`, `eos_token`, `image_token`, ...) to ids,
+    `special_text` to spellings; `special_strings` are the spellings that user text must not smuggle
+    in: every token flagged special, every named one, and `reserved`. Plain added tokens (Gemma's
+    "<table>", runs of newlines) are ordinary text and not among them.
+    """
+
+    def __init__(
+        self,
+        inner: tokenizers.Tokenizer,
+        special_text: Mapping[str, str],
+        reserved: Iterable[str] = (),
+    ) -> None:
+        inner.no_truncation()  # tokenizer.json may carry training settings that cut or pad
+        inner.no_padding()
+        self._inner = inner
+        named = {
+            name: text for name, text in special_text.items() if inner.token_to_id(text) is not None
+        }
+        flagged = {
+            token.content for token in inner.get_added_tokens_decoder().values() if token.special
+        }
+        # A checkpoint may name a token that tokenizer.json does not flag; unflagged, it would be
+        # cut into pieces.
+        inner.add_special_tokens(
+            [
+                tokenizers.AddedToken(text, normalized=False)
+                for text in set(named.values()) - flagged
+            ]
+        )
+        self.special_text = named
+        self.special = {name: self.id(text) for name, text in named.items()}
+        self._skipped = frozenset(
+            i for i, token in inner.get_added_tokens_decoder().items() if token.special
+        )
+        known = {text for text in reserved if inner.token_to_id(text) is not None}
+        # Blank tokens stay open: sealing them would change how every indented text is cut.
+        self.special_strings = frozenset(
+            text for text in flagged | set(named.values()) | known if text.strip()
+        )
+        self._guard = _Guard(self.special_strings, inner.normalizer)
+        # Unknown characters give the unk id by right: alone among the special ids it may come from
+        # user text.
+        self._forbidden = frozenset(self.id(text) for text in self.special_strings) - {
+            self.special.get("unk_token")
+        }
+
+    @classmethod
+    def from_folder(cls, folder: Path, reserved: Iterable[str] = ()) -> Tokenizer:
+        """Read a checkpoint folder. `reserved`: further spellings to seal, such as an image
+        placeholder not flagged special.
+
+        Raises ModelError naming the file that is missing, too large or broken.
+        """
+        path = folder / "tokenizer.json"
+        try:
+            inner = tokenizers.Tokenizer.from_buffer(_read_file(path, TOKENIZER_BYTES_MAX))
+        except ModelError:
+            raise
+        except BaseException as error:  # the library's Rust panics do not derive from Exception
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                raise
+            raise ModelError(
+                f"{path} is not a tokenizer file: {_one_line(error)}; expected the tokenizers "
+                "library's JSON"
+            ) from error
+        special_map = _read_object(folder / "special_tokens_map.json")
+        config = _read_object(folder / "tokenizer_config.json")
+        special_text, unnamed = _named_tokens({**special_map, **config}, folder)
+        _add_listed(inner, config, folder)
+        return cls(inner, special_text, [*unnamed, *reserved])
+
+    @classmethod
+    def from_gguf(
+        cls, metadata: Mapping[str, Any], where: str, reserved: Iterable[str] = ()
+    ) -> Tokenizer:
+        """Read a GGUF's metadata: its keys to Python values. `where` names the file, for errors;
+        `reserved` as in `from_folder`.
+
+        Raises ModelError naming the key that is missing, broken or of a kind that is not read.
+        """
+        inner, special_text = gguf_tokenizer.build(metadata, where)
+        return cls(inner, special_text, reserved)
+
+    def __len__(self) -> int:
+        """Number of ids, added tokens included. A checkpoint's embedding may have more rows."""
+        return self._inner.get_vocab_size(with_added_tokens=True)
+
+    def largest_ordinary_id(self) -> int:
+        """The largest id that user text can produce; sealed tokens, which it cannot, may lie beyond
+        the rows of an embedding. -1: none.
+        """
+        return max(
+            set(self._inner.get_vocab(with_added_tokens=True).values()) - self._forbidden,
+            default=-1,
+        )
+
+    def id(self, text: str) -> int:
+        """The id of the one token spelled `text`. Raises ModelError if there is none."""
+        found = self._inner.token_to_id(text)
+        if found is None:
+            raise ModelError(
+                f"the tokenizer has no token {text!r}; expected it in tokenizer.json (is this the "
+                "checkpoint's own file?)"
+            )
+        return found
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a rendered prompt. Spellings of special tokens become those tokens, except
+        where sealed; none are added.
+
+        Raises PromptError for text that is not valid Unicode.
+        """
+        return [i for piece in text.split(SEAL) if piece for i in self._encode_piece(piece).ids]
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Token ids of a rendered chat, with what the tokenizer puts around a prompt, unless the
+        text begins with bos by itself.
+
+        That is the rule of transformers' ProcessorMixin.apply_chat_template (5.23). Raises
+        PromptError like `encode`.
+        """
+        bos = self.special_text.get("bos_token")
+        if bos is not None and text.startswith(bos):
+            return self.encode(text)
+        return [*self.prefix, *self.encode(text), *self.suffix]
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        """The ids that the tokenizer's post-processor puts before a prompt.
+
+        An `add_bos_token` in tokenizer_config.json has no say: beside a tokenizer.json,
+        transformers 5 does not read it.
+        """
+        return self._around[0]
+
+    @property
+    def suffix(self) -> tuple[int, ...]:
+        """The ids that the tokenizer's post-processor puts after a prompt."""
+        return self._around[1]
+
+    @cached_property
+    def _around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        plain, full = (
+            self._inner.encode("a", add_special_tokens=added).ids for added in (False, True)
+        )
+        for n in range(len(full) - len(plain) + 1):
+            if full[n : n + len(plain)] == plain:
+                return tuple(full[:n]), tuple(full[n + len(plain) :])
+        raise ModelError(
+            f"the tokenizer turns the text of {plain} into {full}; expected its post_processor to "
+            "add tokens around it only"
+        )
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        """The text of `ids`; ids that the tokenizer does not know give nothing, incomplete
+        characters U+FFFD.
+        """
+        return self._inner.decode(list(ids), skip_special_tokens=skip_special)
+
+    def stream(self, skip_special: bool = True) -> TextStream:
+        """A decoder for ids that arrive one at a time."""
+        return TextStream(self._inner, self._skipped if skip_special else frozenset())
+
+    def token_bytes(self) -> list[bytes]:
+        """What each id adds to an answer, in UTF-8: nothing for special tokens."""
+        return token_bytes(self._inner, self._skipped)
+
+    def seal(self, text: str) -> str:
+        """User text in which no special token can be found, wherever a template puts it. Text
+        without their spellings is unchanged.
+
+        Raises PromptError if the tokenizer turns a single character of the text into a special
+        token.
+        """
+        text = self._guard.seal(text)
+        # Normalisers can make a special token out of other characters (NFKC: fullwidth "＜").
+        # Rather than foresee them, look.
+        while True:
+            pieces = [self._split_specials(piece) for piece in text.split(SEAL)]
+            sealed = SEAL.join(pieces)
+            if sealed == text:
+                return text
+            text = sealed
+
+    def _split_specials(self, piece: str) -> str:
+        """`piece` with a seal between all characters that became a special token."""
+        if not piece:
+            return piece
+        encoded = self._encode_piece(piece)
+        out, done = [], 0
+        for token, (start, end) in zip(encoded.ids, encoded.offsets, strict=True):
+            if token not in self._forbidden:
+                continue
+            if end - start < 2:
+                raise PromptError(
+                    f"the text has {piece[start:end]!r}, which this model's tokenizer reads as the "
+                    "control token "
+                    f"{self._inner.id_to_token(token)!r}; remove it"
+                )
+            out += [piece[done:start], SEAL.join(piece[start:end])]
+            done = end
+        return "".join([*out, piece[done:]])
+
+    def _encode_piece(self, piece: str) -> tokenizers.Encoding:
+        try:
+            return self._inner.encode(piece, add_special_tokens=False)
+        except (TypeError, UnicodeError) as error:  # a lone surrogate, which UTF-8 cannot write
+            raise PromptError(
+                "the text is not valid Unicode: it has half of a surrogate pair; send UTF-8 text"
+            ) from error
+
+
+class _Guard:
+    """Seals by spelling: breaks each special string in a text, and a beginning of one at the text's
+    end.
+    """
+
+    def __init__(self, special: Iterable[str], normalizer: Any) -> None:
+        self._normalizer = normalizer
+        spellings = {text for text in special if len(text) > 1}
+        # The look-ahead consumes one character only, so overlapping spellings are all found.
+        self._pattern = (
+            re.compile(f"(?={'|'.join(map(re.escape, sorted(spellings)))}).", re.S)
+            if spellings
+            else None
+        )
+        spellings |= {self._normalize(text) for text in spellings}
+        self._prefixes = {text[:n] for text in spellings for n in range(1, len(text))}
+        self._longest = max(map(len, self._prefixes), default=0)
+
+    def seal(self, text: str) -> str:
+        text = text.replace(SEAL, "")
+        if self._pattern is not None:
+            text = self._pattern.sub(lambda found: found[0] + SEAL, text)
+        # A template may put two texts side by side: "<end_of_" must not wait for a "turn>". It may
+        # also trim the blanks between them.
+        stem = text.rstrip()
+        return stem + SEAL + text[len(stem) :] if self._begins_special(stem) else text
+
+    def _begins_special(self, stem: str) -> bool:
+        tail = stem[-self._longest :] if self._longest else ""
+        return any(
+            view[-n:] in self._prefixes
+            for view in (tail, self._normalize(tail))
+            for n in range(1, len(view) + 1)
+        )
+
+    def _normalize(self, text: str) -> str:
+        try:
+            return self._normalizer.normalize_str(text) if self._normalizer is not None else text
+        except (TypeError, UnicodeError):  # a lone surrogate; `encode` says so to the user
+            return text
+
+
+def _named_tokens(config: Mapping[str, Any], folder: Path) -> tuple[dict[str, str], list[str]]:
+    """The special tokens a checkpoint names (`..._token` keys and `extra_special_tokens`), and
+    those it only lists.
+    """
+    extra = config.get("extra_special_tokens") or {}
+    fields = {**config, **extra} if isinstance(extra, dict) else dict(config)
+    named = {
+        key: text
+        for key, value in fields.items()
+        if key.endswith("_token") and value and (text := _spelling(value, key, folder))
+    }
+    listed = [
+        *(config.get("additional_special_tokens") or []),
+        *(extra if isinstance(extra, list) else []),
+    ]
+    return named, [
+        text for value in listed if (text := _spelling(value, "additional_special_tokens", folder))
+    ]
+
+
+def _spelling(value: object, key: str, folder: Path) -> str | None:
+    if isinstance(value, dict):
+        value = value.get("content")
+    if isinstance(value, bool):  # `add_bos_token: true` and its like are switches, not spellings
+        return None
+    if not isinstance(value, str) or any("\ud800" <= c <= "\udfff" for c in value):
+        raise ModelError(
+            f"{folder / 'tokenizer_config.json'} has {key!r}: {value!r:.60}; expected the token's "
+            "text"
+        )
+    return value
+
+
+def _add_listed(inner: tokenizers.Tokenizer, config: Mapping[str, Any], folder: Path) -> None:
+    """Add tokens that only tokenizer_config.json's `added_tokens_decoder` lists, at the ids it
+    gives.
+    """
+    path = folder / "tokenizer_config.json"
+    present = inner.get_added_tokens_decoder()
+    try:
+        listed = (config.get("added_tokens_decoder") or {}).items()
+        tokens = sorted(
+            ((int(i), _added_token(entry)) for i, entry in listed), key=lambda pair: pair[0]
+        )
+    except (TypeError, ValueError, AttributeError, KeyError) as error:
+        raise ModelError(
+            f"{path} has a broken 'added_tokens_decoder' ({_one_line(error)}); expected "
+            f"{{id: token}}"
+        ) from error
+    for i, token in tokens:
+        if present.get(i) == token:
+            continue
+        inner.add_tokens([token])
+        if inner.token_to_id(token.content) != i:
+            raise ModelError(
+                f"{path} gives {token.content!r} the id {i}, but tokenizer.json has it at "
+                f"{inner.token_to_id(token.content)}; the two files are not of one checkpoint"
+            )
+
+
+def _added_token(entry: Mapping[str, Any]) -> tokenizers.AddedToken:
+    flags = {
+        key: bool(entry[key])
+        for key in ("single_word", "lstrip", "rstrip", "normalized", "special")
+        if key in entry
+    }
+    return tokenizers.AddedToken(str(entry["content"]), **flags)
+
+
+def _read_file(path: Path, limit: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(limit + 1)
+    except OSError as error:
+        raise ModelError(
+            f"{path} cannot be read ({error.strerror}); expected a checkpoint folder with a "
+            "tokenizer.json"
+        ) from error
+    if len(data) > limit:
+        raise ModelError(
+            f"{path} is larger than {limit >> 20} MiB, the most that is read; is this the right "
+            "file?"
+        )
+    return data
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """A JSON object, or {} if there is no such file."""
+    if not path.exists():
+        return {}
+    try:
+        value = json.loads(_read_file(path, CONFIG_BYTES_MAX))
+    except (ValueError, RecursionError) as error:
+        raise ModelError(
+            f"{path} is not JSON: {_one_line(error)}; download the file again"
+        ) from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} holds a JSON {type(value).__name__}; expected an object")
+    return value
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]

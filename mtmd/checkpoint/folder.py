@@ -1,0 +1,142 @@
+"""A checkpoint folder in the Hugging Face layout, opened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mtmd.checkpoint.checkpoint import Checkpoint, check_vocabulary
+from mtmd.clip.family import VisionFamily, vision_family
+from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
+from mtmd.kernels.checkpoint.open import open_weights
+from mtmd.kernels.checkpoint.settings import Settings, read_json
+from mtmd.kernels.errors import ModelError
+from mtmd.llm.family import TextFamily, text_family
+from mtmd.llm.tokenizer.tokenizer import Tokenizer
+from mtmd.prompt.template import ChatTemplate
+
+
+def open_folder(folder: Path, template: Path | None = None) -> Checkpoint:
+    """Everything checked that can be without reading weights. Raises ModelError saying which file
+    is wrong and how.
+    """
+    file = open_weights(folder)
+    settings = Settings(read_json(folder / "config.json"), "config.json")
+    vision, text = _families(folder, settings)
+    where = str(folder)
+    text_weights = CanonicalWeights(file, text.parameters(), where)
+    vision_weights = CanonicalWeights(file, vision.parameters(), where) if vision else None
+    used = text_weights.sources | (vision_weights.sources if vision_weights else set())
+    check_no_extra(file, used, (*text.unused, *(vision.unused if vision else ())), where)
+    tokenizer = Tokenizer.from_folder(
+        folder, reserved=(vision.marker, vision.image_token) if vision else ()
+    )
+    check_vocabulary(tokenizer, text, where)
+    if vision:
+        _check_image_token(folder, settings, vision.image_token, tokenizer)
+    special = tokenizer.special_text
+    chat = (
+        ChatTemplate.from_file(template, special)
+        if template
+        else ChatTemplate.from_folder(folder, special)
+    )
+    return Checkpoint(
+        folder,
+        vision,
+        text,
+        vision_weights,
+        text_weights,
+        file.bytes,
+        tokenizer,
+        chat,
+        _stop_tokens(folder, settings),
+    )
+
+
+def _families(folder: Path, settings: Settings) -> tuple[VisionFamily | None, TextFamily]:
+    kind = settings.get("model_type", None)
+    if not isinstance(kind, str):
+        raise ModelError(
+            f"{folder / 'config.json'}: model_type is {kind!r:.60}, expected the name of an "
+            "architecture"
+        )
+    if settings.get("vision_config", None) is None:
+        return None, text_family(kind, settings)
+    text = _text_settings(settings)
+    text_kind = text.get("model_type", f"{kind}_text") if text is not settings else f"{kind}_text"
+    if not isinstance(text_kind, str):
+        raise ModelError(
+            f"{folder / 'config.json'}: text_config: model_type is {text_kind!r:.60}, expected the "
+            "name of an architecture"
+        )
+    return vision_family(kind, settings, _image_processor(folder)), text_family(text_kind, text)
+
+
+def _text_settings(settings: Settings) -> Settings:
+    """The decoder's: below text_config, or, in older checkpoints, beside vision_config; with those
+    it shares with the whole model.
+    """
+    if settings.get("text_config", None) is None:
+        return settings
+    text = settings.part("text_config")
+    shared = {
+        "tie_word_embeddings": settings.get(
+            "tie_word_embeddings", None
+        ),  # the reference goes by the outer one
+        "deepstack_visual_indexes": settings.part("vision_config").get(
+            "deepstack_visual_indexes", None
+        ),
+    }
+    return Settings(
+        {**text.values, **{key: value for key, value in shared.items() if value is not None}},
+        text.where,
+    )
+
+
+def _image_processor(folder: Path) -> Settings:
+    """How pictures are prepared: one file in transformers 5, another before; as there, the first
+    has precedence.
+    """
+    processor = Settings(
+        read_json(folder / "processor_config.json", required=False), "processor_config.json"
+    )
+    if processor.get("image_processor", None) is not None:
+        return processor.part("image_processor")
+    return Settings(read_json(folder / "preprocessor_config.json"), "preprocessor_config.json")
+
+
+def _check_image_token(folder: Path, config: Settings, token: str, tokenizer: Tokenizer) -> None:
+    """Raises ModelError where config.json and tokenizer.json disagree about the token that stands
+    for pictures.
+    """
+    expected = tokenizer.id(token)
+    for key in ("image_token_index", "image_token_id"):
+        found = config.get(key, expected)
+        if type(found) is not int or found != expected:
+            raise ModelError(
+                f"{folder / 'config.json'}: {key} is {found!r:.60}, expected {expected}, the id of "
+                f"{token} in tokenizer.json; "
+                "they belong to different models, fetch both again"
+            )
+
+
+def _stop_tokens(folder: Path, config: Settings) -> frozenset[int]:
+    """End-of-sequence ids of the generation settings, else of the configuration. Raises ModelError
+    for what is neither id nor list.
+    """
+    generation = Settings(
+        read_json(folder / "generation_config.json", required=False), "generation_config.json"
+    )
+    for settings in (generation, config, config.part("text_config")):
+        found = settings.get("eos_token_id", None)
+        if found is None:
+            continue
+        ids = found if isinstance(found, list) else [found]
+        if not ids or not all(type(i) is int and i >= 0 for i in ids):
+            raise ModelError(
+                f"{folder}: {settings.where}: eos_token_id is {found!r:.60}, expected a token's id "
+                "or a list of ids"
+            )
+        return frozenset(ids)
+    raise ModelError(
+        f"{folder}: no eos_token_id in generation_config.json or config.json; answers could not end"
+    )

@@ -1,0 +1,130 @@
+"""A GGUF file and its projector (mmproj), opened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mtmd.checkpoint.checkpoint import Checkpoint, check_vocabulary
+from mtmd.clip.family import VisionFamily, gguf_vision_family
+from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
+from mtmd.kernels.checkpoint.open import GgufFile
+from mtmd.kernels.errors import ModelError
+from mtmd.llm.family import gguf_text_family
+from mtmd.llm.tokenizer.gguf import stop_tokens
+from mtmd.llm.tokenizer.tokenizer import Tokenizer
+from mtmd.prompt.template import ChatTemplate
+
+PROJECTOR = "clip"  # general.architecture of projector files
+TEMPLATE = "tokenizer.chat_template"
+
+
+def open_gguf(
+    path: Path, projector: Path | None = None, template: Path | None = None
+) -> Checkpoint:
+    """The decoder in `path`, with the projector given, or with the one that lies beside it.
+
+    Raises ModelError saying which file is wrong and how.
+    """
+    file, where = GgufFile(path), path.name
+    architecture = _architecture(file, where)
+    if architecture == PROJECTOR:
+        raise ModelError(
+            f"{where} is a projector, which sees and does not write; give the decoder's GGUF as "
+            "the model and this file as "
+            "its --mmproj"
+        )
+    names = frozenset(file.names())
+    text = gguf_text_family(architecture, file.metadata, names, where)
+    text_weights = CanonicalWeights(file, text.parameters(), where)
+    check_no_extra(file, text_weights.sources, text.unused, where)
+    if projector is None:
+        projector, missing = _beside(path)
+    else:
+        missing = ""
+    vision, vision_weights, projector_bytes = (
+        _open_projector(projector) if projector else (None, None, 0)
+    )
+    tokenizer = Tokenizer.from_gguf(
+        file.metadata, where, reserved=(vision.marker, vision.image_token) if vision else ()
+    )
+    check_vocabulary(tokenizer, text, where)
+    chat = (
+        ChatTemplate.from_file(template, tokenizer.special_text)
+        if template
+        else _template(file, tokenizer, where)
+    )
+    return Checkpoint(
+        path,
+        vision,
+        text,
+        vision_weights,
+        text_weights,
+        file.bytes + projector_bytes,
+        tokenizer,
+        chat,
+        stop_tokens(file.metadata, where),
+        missing,
+    )
+
+
+def _architecture(file: GgufFile, where: str) -> str:
+    found = file.metadata.get("general.architecture")
+    if not isinstance(found, str):
+        raise ModelError(
+            f"{where}: general.architecture is {found!r:.60}, expected the name of an "
+            "architecture; convert the file again"
+        )
+    return found
+
+
+def _beside(path: Path) -> tuple[Path | None, str]:
+    """The one projector in a GGUF's folder, or None and what to do about it."""
+    found = sorted(
+        p for p in path.parent.glob("*.gguf") if "mmproj" in p.name.lower() and p != path
+    )
+    if len(found) == 1:
+        return found[0], ""
+    if found:
+        return (
+            None,
+            f"there are several projectors beside it ({', '.join(p.name for p in found[:4])}); "
+            "choose one with --mmproj",
+        )
+    return (
+        None,
+        f"its projector, an mmproj-*.gguf of the same model, is not beside {path.name}; fetch it, "
+        "or give it with --mmproj",
+    )
+
+
+def _open_projector(path: Path) -> tuple[VisionFamily, CanonicalWeights, int]:
+    file, where = GgufFile(path), path.name
+    architecture = _architecture(file, where)
+    if architecture != PROJECTOR:
+        raise ModelError(
+            f"{where} is a GGUF of architecture {architecture!r:.60}, expected a projector "
+            f"({PROJECTOR!r}); "
+            "fetch the model's mmproj file"
+        )
+    kind = file.metadata.get("clip.projector_type", file.metadata.get("clip.vision.projector_type"))
+    if not isinstance(kind, str):
+        raise ModelError(
+            f"{where}: clip.projector_type is {kind!r:.60}, expected the name of one; convert the "
+            "file again"
+        )
+    vision = gguf_vision_family(
+        kind, file.metadata, {name: file.meta(name)[0] for name in file.names()}, where
+    )
+    weights = CanonicalWeights(file, vision.parameters(), where)
+    check_no_extra(file, weights.sources, vision.unused, where)
+    return vision, weights, file.bytes
+
+
+def _template(file: GgufFile, tokenizer: Tokenizer, where: str) -> ChatTemplate:
+    source = file.metadata.get(TEMPLATE)
+    if not isinstance(source, str):
+        raise ModelError(
+            f"{where} has no chat template ({TEMPLATE}); give one with --chat-template FILE. "
+            "Is it an instruction-tuned model?"
+        )
+    return ChatTemplate(source, tokenizer.special_text, f"{where}: {TEMPLATE}")

@@ -1,0 +1,278 @@
+"""Where a model is: a local folder or GGUF file, or a repository on the Hugging Face hub that is
+fetched into its usual cache.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from mtmd.kernels.checkpoint.open import is_gguf
+from mtmd.kernels.errors import ModelError
+
+TIMEOUT_S = 10.0
+# What is read, and nothing else: no pickles, no copies in other formats. `consolidated*` repeats
+# the weights in Mistral's naming.
+ALLOWED = ["*.safetensors", "*.json", "*.jinja"]
+IGNORED = ["*/*", "consolidated*.safetensors"]
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+
+NOTHING = ["-"]  # names no file: the folder alone is asked for
+PROJECTOR_TYPES = ("BF16", "F16", "F32", "Q8_0")  # of several projectors, the first there is
+PART = re.compile(r"-(?P<part>\d{5})-of-\d{5}\.gguf", re.I)
+
+_REPO = re.compile(
+    r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(?::(?P<type>\w[\w.-]{0,30}))?(?:@(?P<revision>[\w./-]+))?",
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint folder, or a GGUF file and its projector where that is known."""
+
+    path: Path
+    projector: Path | None = None
+
+
+def resolve_model(
+    model: str | os.PathLike[str],
+    progress: bool = False,
+    *,
+    endpoint: str | None = None,
+    cache_dir: Path | None = None,
+) -> Found:
+    """A model given as a local folder or GGUF file, or as `org/name[:TYPE][@revision]` on the hub,
+    where TYPE chooses a GGUF ("Q4_K_M"). What exists here wins.
+
+    `progress`: show download bars on stderr. `endpoint`, `cache_dir`: another hub, another cache
+    than huggingface_hub's own. Raises ModelError, in one line, if there is no such folder or
+    repository, or it cannot be fetched.
+    """
+    text = os.fspath(model)
+    if not text:  # Path("") would be the current folder
+        _refuse_name(text)
+    try:
+        path = Path(text).expanduser()
+        is_folder, is_there = path.is_dir(), path.exists()
+    except (OSError, RuntimeError, ValueError):  # a name too long for the system, a home of nobody
+        _refuse_name(text)
+    if is_folder:
+        return Found(path)
+    if is_there:
+        if is_gguf(path):
+            return Found(path)
+        raise ModelError(
+            f"model {text!r} is a file; expected a GGUF, the folder of a checkpoint, or org/name "
+            "on the Hugging Face hub"
+        )
+    found = _REPO.fullmatch(text)
+    if not found:
+        _refuse_name(text)
+    with _progress_bars(progress):
+        return _fetch(text, found["repo"], found["type"], found["revision"], endpoint, cache_dir)
+
+
+def _fetch(
+    model: str,
+    repo: str,
+    kind: str | None,
+    revision: str | None,
+    endpoint: str | None,
+    cache_dir: Path | None,
+) -> Found:
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    def snapshot(wanted: list[str], local: bool) -> Path:
+        ignored = IGNORED if kind is None else []
+        return Path(
+            snapshot_download(
+                repo,
+                revision=revision,
+                cache_dir=cache_dir,
+                endpoint=endpoint,
+                allow_patterns=wanted,
+                ignore_patterns=ignored,
+                local_files_only=local,
+            )
+        )
+
+    try:
+        info = HfApi(endpoint=endpoint).model_info(repo, revision=revision, timeout=TIMEOUT_S)
+    except HFValidationError:
+        _refuse_name(model)
+    except (
+        Exception
+    ) as error:  # the HTTP library's own errors differ between versions of huggingface_hub
+        status = (
+            error.response.status_code
+            if isinstance(error, HfHubHTTPError) and error.response is not None
+            else 500
+        )
+        if status < 500 and status != 429:
+            raise ModelError(_explain(model, error, status)) from error
+        try:
+            folder = snapshot(ALLOWED if kind is None else NOTHING, local=True)
+        except Exception:
+            raise ModelError(
+                f"model {model!r} is not in the local cache and the Hugging Face hub cannot be "
+                f"reached ({_cause(error)}); "
+                "check the network, or give a local folder"
+            ) from error
+        return _in(
+            folder,
+            model,
+            kind,
+            [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()],
+        )
+    files = [file.rfilename for file in info.siblings or []]
+    if kind is None:
+        _check_weights(model, files)
+    wanted = ALLOWED if kind is None else _gguf_files(model, kind, files)
+    try:
+        return _in(snapshot(wanted, local=False), model, kind, files)
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"model {model!r} could not be fetched from the Hugging Face hub ({_cause(error)}); "
+            "check network and disk space and run again: finished files are kept"
+        ) from error
+
+
+def _in(folder: Path, model: str, kind: str | None, files: list[str]) -> Found:
+    """What was asked for, in the folder that holds it."""
+    if kind is None:
+        return Found(folder)
+    chosen = _gguf_files(model, kind, files)
+    projector = next((f for f in chosen if _is_projector(f)), None)
+    return Found(folder / chosen[0], folder / projector if projector else None)
+
+
+def _gguf_files(model: str, kind: str, files: list[str]) -> list[str]:
+    """The GGUF of a type, all its parts, and a projector if there is one. Raises ModelError naming
+    the types there are.
+    """
+    decoders = [f for f in sorted(files) if f.lower().endswith(".gguf") and not _is_projector(f)]
+    chosen = [f for f in decoders if _has_type(f, kind)]
+    whole = {PART.sub("", f) for f in chosen}
+    if len(whole) != 1:
+        found = (
+            f"{len(whole)} of that type ({', '.join(sorted(whole)[:4])})"
+            if whole
+            else f"{', '.join(decoders[:12]) or 'none at all'}"
+        )
+        raise ModelError(
+            f"model {model!r}: expected one GGUF file of type {kind} in the repository, found "
+            f"{found}; "
+            "choose a type that one of its files is named by"
+        )
+    projectors = [f for f in sorted(files) if f.lower().endswith(".gguf") and _is_projector(f)]
+    best = next(
+        (f for t in PROJECTOR_TYPES for f in projectors if _has_type(f, t)),
+        projectors[0] if projectors else None,
+    )
+    return [*chosen, *([best] if best else [])]
+
+
+def _is_projector(file: str) -> bool:
+    return "mmproj" in file.rpartition("/")[2].lower()
+
+
+def _has_type(file: str, kind: str) -> bool:
+    """Whether a file's name, or its folder's, has the type as a word of its own."""
+    return re.search(rf"(?<![A-Za-z0-9]){re.escape(kind)}(?![A-Za-z0-9_])", file, re.I) is not None
+
+
+def _check_weights(model: str, files: list[str]) -> None:
+    if any(name in files for name in WEIGHTS):
+        return
+    decoders = [f for f in sorted(files) if f.lower().endswith(".gguf") and not _is_projector(f)]
+    if decoders:
+        raise ModelError(
+            f"model {model!r} has GGUF files on the Hugging Face hub; say which, as {model}:TYPE, "
+            f"of {', '.join(decoders[:12])}"
+        )
+    others = sorted({Path(name).suffix for name in files} & {".bin", ".pt", ".pth", ".safetensors"})
+    note = f"; it has {', '.join(others)} files, which this version does not read" if others else ""
+    raise ModelError(
+        f"model {model!r} has no {WEIGHTS[0]} on the Hugging Face hub{note}; "
+        "choose a repository in the transformers layout"
+    )
+
+
+def _explain(model: str, error: Exception, status: int) -> str:
+    """Why the hub refused, and what to do. The hub's own texts carry addresses and are long."""
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    if isinstance(error, GatedRepoError):
+        return (
+            f"model {model!r} is gated on the Hugging Face hub; accept its terms on its page "
+            "there, then log in with 'hf auth login'"
+        )
+    if isinstance(error, RevisionNotFoundError):
+        return (
+            f"model {model!r} has no such revision on the Hugging Face hub; expected a branch, tag "
+            "or commit after the @"
+        )
+    if isinstance(error, RepositoryNotFoundError) or status in (
+        401,
+        404,
+    ):  # the hub says 401 of private and missing ones alike
+        return (
+            f"model {model!r} is neither a local folder nor found on the Hugging Face hub; check "
+            "the spelling, or log in with "
+            "'hf auth login' if it is private"
+        )
+    return (
+        f"model {model!r} was refused by the Hugging Face hub (HTTP status {status}); check your "
+        "login with 'hf auth whoami'"
+    )
+
+
+def _cause(error: Exception) -> str:
+    """A few words without addresses: the status, the system's words, or the error's kind."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status is not None:
+        return f"HTTP status {status}"
+    words = error.strerror if isinstance(error, OSError) else None
+    return words or type(error).__name__
+
+
+def _refuse_name(model: str) -> NoReturn:
+    raise ModelError(
+        f"model {model!r:.200} is no folder here and no name on the Hugging Face hub; "
+        "expected a checkpoint folder, a GGUF file, or org/name"
+    )
+
+
+@contextmanager
+def _progress_bars(show: bool) -> Iterator[None]:
+    """Silence huggingface_hub's bars meanwhile unless `show`."""
+    if show:
+        yield
+        return
+    from huggingface_hub.utils.tqdm import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
+
+    already = are_progress_bars_disabled()
+    if not already:
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not already:
+            enable_progress_bars()

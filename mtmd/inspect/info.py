@@ -1,0 +1,320 @@
+"""What a model is and what it takes, told without reading a weight or running anything."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mtmd.clip.budget import Budget
+from mtmd.clip.family import VisionFamily
+from mtmd.device import device_name
+from mtmd.kernels.checkpoint.canonical import CanonicalWeights
+from mtmd.kernels.checkpoint.open import is_gguf
+from mtmd.kernels.dtype import name_of
+from mtmd.kernels.errors import ImageError, OptionError
+from mtmd.kernels.quantization.blocks import BLOCKS, row_bytes
+from mtmd.kernels.report.facts import DequantizedTensor, GraphFacts
+from mtmd.llm.engine.sequence import BatchShape
+from mtmd.model import Model
+
+SIZES = (
+    (224, 224),
+    (640, 480),
+    (1024, 768),
+    (1920, 1080),
+    (1080, 1920),
+    (3840, 2160),
+)  # (width, height) of pictures, in pixels
+STATES = {
+    "kv": "keys and values",
+    "conv": "convolution windows",
+    "delta": "delta states",
+}  # by `State.name`
+
+
+@dataclass(frozen=True)
+class Part:
+    """The encoder or the decoder. `family` is the name of its module; `facts` are what the family
+    tells of its sizes, by its names.
+    """
+
+    part: str
+    family: str
+    facts: dict[str, int]
+
+
+@dataclass(frozen=True)
+class StoredType:
+    """Tensors of one part and one type of the file. `used` is "as stored", or the type that they
+    are kept in; where block types are not used as stored, they are `dequantized`. Each tensor is
+    counted once, however many parameters it holds.
+    """
+
+    part: str
+    kind: str
+    used: str
+    dequantized: bool
+    tensors: int
+    parameters: int
+    stored_bytes: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class PictureCost:
+    """What a picture of `size` becomes: tiles of `tile_sizes` (width, height), in order. `refused`
+    says why it is not taken, else None.
+    """
+
+    size: tuple[int, int]
+    tokens: int
+    tile_sizes: tuple[tuple[int, int], ...]
+    refused: str | None = None
+
+
+@dataclass(frozen=True)
+class TokenFact:
+    name: str
+    text: str
+    id: int
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What `mtmd info` tells. The cache holds `sequences` of `context` tokens each. Bytes are per
+    memory space where they are dictionaries; `peak_bytes` is all weights, a full cache and the
+    larger of what the largest image and the largest prefill take to compute. `most_tokens` is 0
+    without an encoder.
+    """
+
+    model: str
+    format: str
+    files: tuple[str, ...]
+    device: str
+    device_name: str
+    dtype: str
+    sequences: int
+    context: int
+    context_most: int
+    vocabulary: int
+    parameters: int
+    stored_bytes: int
+    parts: tuple[Part, ...]
+    types: tuple[StoredType, ...]
+    dequantized: tuple[DequantizedTensor, ...]
+    pictures: tuple[PictureCost, ...]
+    most_tokens: int
+    graphs: tuple[GraphFacts, ...]
+    cache_bytes: dict[str, int]
+    peak_bytes: dict[str, int]
+    tokens: tuple[TokenFact, ...]
+    image_token: TokenFact | None
+    stop_tokens: tuple[TokenFact, ...]
+    chat_template: str
+
+    def asdict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        from mtmd.inspect.info_text import render
+
+        return render(self)
+
+
+def model_info(model: Model) -> ModelInfo:
+    """Raises OptionError where the budget of image tokens is one that the model cannot keep for any
+    picture.
+    """
+    checkpoint, report = model.checkpoint, model.warmup_report
+    tokenizer, vision = checkpoint.tokenizer, checkpoint.vision
+    types = tuple(t for part, weights in weights_of(model) for t in _types(part, weights, model))
+    budget = Budget(model.options.image_min_tokens, model.options.image_max_tokens)
+    named = tuple(
+        TokenFact(name, text, tokenizer.special[name])
+        for name, text in tokenizer.special_text.items()
+    )
+    return ModelInfo(
+        model=model.name,
+        format=_format(checkpoint.folder),
+        files=tuple(f.name for f in _files(model)),
+        device=report.device,
+        device_name=device_name(model.backends[0]),
+        dtype=report.dtype,
+        sequences=model.runner.sequences,
+        context=model.runner.context,
+        context_most=checkpoint.text.context,
+        vocabulary=checkpoint.text.vocabulary,
+        parameters=sum(t.parameters for t in types),
+        stored_bytes=sum(t.stored_bytes for t in types),
+        parts=tuple(_parts(model)),
+        types=types,
+        dequantized=report.dequantized,
+        pictures=_pictures(vision, budget) if vision else (),
+        most_tokens=vision.most_tokens(budget) if vision else 0,
+        graphs=report.graphs,
+        cache_bytes=_cache_bytes(model),
+        peak_bytes=_peak(report.graphs),
+        tokens=named,
+        image_token=TokenFact("image token", vision.image_token, tokenizer.id(vision.image_token))
+        if vision
+        else None,
+        stop_tokens=tuple(
+            TokenFact("stop", tokenizer.decode([i], skip_special=False), i)
+            for i in sorted(checkpoint.stop_tokens)
+        ),
+        chat_template=model.options.chat_template or "the model's own",
+    )
+
+
+def stored_bytes(weights: CanonicalWeights, source: str) -> int:
+    """Bytes of one tensor of the file."""
+    (shape, dtype), kind = weights.file.meta(source), weights.file.kind(source)
+    return (
+        prod(shape[:-1]) * row_bytes(kind, shape[-1])
+        if kind in BLOCKS
+        else prod(shape) * dtype.itemsize
+    )
+
+
+def weights_of(model: Model) -> Iterator[tuple[str, CanonicalWeights]]:
+    """By graph."""
+    if model.encoder and model.checkpoint.vision_weights:
+        yield "encoder", model.checkpoint.vision_weights
+    yield "decoder", model.checkpoint.text_weights
+
+
+def _types(part: str, weights: CanonicalWeights, model: Model) -> list[StoredType]:
+    """The part's tensors by type and use, most bytes first."""
+    wanted = _wanted(part, model)
+    rows: dict[tuple[str, str, bool], Counter[str]] = {}
+    counted: set[str] = set()
+    for name, stored in weights.stored.items():
+        kind, dtype = weights.file.kind(stored.names[0]), wanted.get(name, model.dtype)
+        is_block, as_it_is = kind in BLOCKS, weights.quant(name) is not None
+        used = (
+            "as stored"
+            if as_it_is or (not is_block and dtype == weights.file.meta(stored.names[0])[1])
+            else name_of(dtype)
+        )
+        row = rows.setdefault((kind, used, is_block and not as_it_is), Counter())
+        row["memory"] += weights.type_of(name, dtype).bytes
+        for source in (s for s in stored.names if s not in counted):
+            counted.add(source)
+            row.update(
+                tensors=1,
+                parameters=prod(weights.file.meta(source)[0]),
+                stored=stored_bytes(weights, source),
+            )
+    ordered = sorted(rows.items(), key=lambda item: -item[1]["stored"])
+    return [
+        StoredType(part, *key, row["tensors"], row["parameters"], row["stored"], row["memory"])
+        for key, row in ordered
+    ]
+
+
+def _wanted(part: str, model: Model) -> dict[str, torch.dtype]:
+    """The type in which a part's graph asks for each parameter, by name."""
+    if part == "encoder" and model.encoder:
+        plan = model.encoder.plan(1, model.encoder.family.tile_type().shape)
+    else:
+        plan = model.runner.plan(BatchShape(1, images=1 if model.encoder else 0))
+    return {node.name: node.dtype for node, _ in plan.leaves if node.op == "weight"}
+
+
+def _parts(model: Model) -> Iterator[Part]:
+    if model.checkpoint.vision:
+        yield Part(
+            "encoder", _module(model.checkpoint.vision), dict(_numbers(model.checkpoint.vision))
+        )
+    text = model.checkpoint.text
+    states = Counter(
+        f"layers with {STATES[state.name]}" for layer in text.layers for state in layer
+    )
+    yield Part(
+        "decoder", _module(text), {"layers": len(text.layers), **states, **dict(_numbers(text))}
+    )
+
+
+def _module(family: object) -> str:
+    return type(family).__module__.rpartition(".")[2]
+
+
+def _numbers(family: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
+    """Every whole number that a family's dataclass holds, those of dataclasses in it as
+    `vit.layers`.
+    """
+    for field in dataclasses.fields(family):
+        value = getattr(family, field.name)
+        if type(value) is int:
+            yield f"{prefix}{field.name}", value
+        elif dataclasses.is_dataclass(value):
+            yield from _numbers(value, f"{prefix}{field.name}.")
+
+
+def _pictures(vision: VisionFamily, budget: Budget) -> tuple[PictureCost, ...]:
+    found, errors = [], []
+    for width, height in SIZES:
+        try:
+            plan = vision.prepare(np.zeros((height, width, 3), np.uint8), budget)
+            found.append(PictureCost((width, height), plan.tokens, plan.sizes))
+        except (ImageError, OptionError) as error:
+            errors.append(error)
+            found.append(PictureCost((width, height), 0, (), str(error)))
+    if len(errors) == len(SIZES):
+        raise errors[0]
+    return tuple(found)
+
+
+def _cache_bytes(model: Model) -> dict[str, int]:
+    """Bytes of a full cache by what is kept."""
+    found: Counter[str] = Counter()
+    for node, _ in model.runner.plan(BatchShape(1)).leaves:
+        if node.attrs.get("state"):
+            found[STATES[node.name.partition(".")[0]]] += node.type.bytes
+    return dict(found)
+
+
+def _peak(graphs: Sequence[GraphFacts]) -> dict[str, int]:
+    """Per memory space: the weights of all graphs, the cache, and the most that one of them
+    computes with.
+    """
+    spaces = dict.fromkeys(
+        s for g in graphs for s in (*g.weight_bytes, *g.cache_bytes, *g.compute_bytes)
+    )
+    found = {}
+    for space in spaces:
+        weights = {
+            g.graph: max(o.weight_bytes.get(space, 0) for o in graphs if o.graph == g.graph)
+            for g in graphs
+        }
+        cache, compute = (
+            max(getattr(g, name).get(space, 0) for g in graphs)
+            for name in ("cache_bytes", "compute_bytes")
+        )
+        found[space] = sum(weights.values()) + cache + compute
+    return found
+
+
+def _format(path: Path) -> str:
+    """The version is the second word of a GGUF's header."""
+    if path.is_dir() or not is_gguf(path):
+        return "Hugging Face folder"
+    with path.open("rb") as file:
+        return f"GGUF v{int.from_bytes(file.read(8)[4:], 'little')}"
+
+
+def _files(model: Model) -> list[Path]:
+    """The decoder's first: it is what a model is given by."""
+    return list(
+        dict.fromkeys(
+            path for _, weights in reversed(list(weights_of(model))) for path in weights.file.files
+        )
+    )

@@ -1,0 +1,224 @@
+"""The batching bridge: pictures and a rendered prompt become spans that the decoder reads.
+
+Pictures are prepared, encoded in batches of equal tiles (`mtmd.service.encoding`), and put where
+the chat template left their marker. Encoded pictures are remembered by their content: pixels and
+size, and the budget they were given, for this model in this compute type; never by path or name.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from threading import Lock
+from typing import TypeAlias
+
+from torch import Tensor
+
+from mtmd.clip.budget import DEFAULT_BUDGET, Budget
+from mtmd.clip.encoder import Encoder
+from mtmd.clip.family import ImagePlan
+from mtmd.clip.image.decode import Picture
+from mtmd.kernels.errors import PromptError
+from mtmd.llm.engine.sequence import Span
+from mtmd.llm.tokenizer.tokenizer import Tokenizer
+from mtmd.receipt import ImageReceipt
+from mtmd.service.admission import Admission
+
+CACHE_BYTES = 256 << 20
+Key: TypeAlias = "tuple[str, Budget]"
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A picture ready to be encoded, or, with `embeddings` [T, D], encoded before."""
+
+    key: Key
+    plan: ImagePlan
+    receipt: ImageReceipt
+    embeddings: Tensor | None = None
+
+    @property
+    def content(self) -> bytes:
+        """What its embeddings show, in a few bytes."""
+        return sha256(repr(self.key).encode()).digest()[:16]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A run of the prompt's tokens: text, or image tokens start... of a picture, on a grid where
+    the family has one.
+    """
+
+    tokens: tuple[int, ...]
+    picture: int | None = None
+    start: int = 0
+    grid: tuple[int, int] | None = None
+
+
+class Bridge:
+    """Without an `admission`, pictures take the memory they take."""
+
+    def __init__(
+        self, encoder: Encoder | None, tokenizer: Tokenizer, admission: Admission | None = None
+    ):
+        self.encoder, self.tokenizer, self.admission = encoder, tokenizer, admission
+        self._cache: OrderedDict[Key, tuple[ImagePlan, Tensor]] = OrderedDict()
+        self._lock = Lock()
+
+    def prepare(
+        self, pictures: Sequence[Picture], budget: Budget = DEFAULT_BUDGET, anew: bool = False
+    ) -> list[Prepared]:
+        """Pictures cut and normalised, each different one once; those that are known need no more
+        work, unless all is to be done `anew`.
+
+        Raises OptionError for a budget that cannot be kept, ImageError for a shape that the family
+        does not take, DeviceMemoryError for one that takes more memory than can be free, however
+        small it is shown.
+        """
+        assert self.encoder is not None
+        prepare = self.admission.fit if self.admission else self.encoder.family.prepare
+        made: dict[Key, tuple[ImagePlan, Tensor | None]] = {}
+        found = []
+        for picture in pictures:
+            key = picture.sha256, budget
+            cached = key in made
+            if not cached:
+                known = None if anew else self._known(key)
+                cached = known is not None
+                made[key] = known or (prepare(picture.pixels, budget), None)
+            plan, embeddings = made[key]
+            receipt = ImageReceipt(
+                picture.size,
+                plan.sizes[0],
+                len(plan.sizes),
+                plan.tokens,
+                picture.sha256,
+                cached,
+                (*picture.notes, *plan.notes),
+            )
+            found.append(Prepared(key, plan, receipt, embeddings))
+        return found
+
+    def known(self, prepared: Prepared) -> Tensor | None:
+        """The embeddings of a picture, if it has been encoded since it was prepared."""
+        found = self._known(prepared.key)
+        return None if found is None else found[1]
+
+    def _known(self, key: Key) -> tuple[ImagePlan, Tensor] | None:
+        with self._lock:
+            if key in self._cache:
+                self._cache.move_to_end(key)
+            return self._cache.get(key)
+
+    def remember(self, prepared: Prepared, embeddings: Tensor) -> None:
+        """The most recently used come last; the oldest go when there is too much."""
+        plan = replace(prepared.plan, tiles=(), order=None)  # pixels are not needed again
+        most = self.admission.remembered if self.admission else CACHE_BYTES
+        with self._lock:
+            self._cache.pop(prepared.key, None)
+            self._cache[prepared.key] = plan, embeddings
+            while len(self._cache) > 1 and sum(e.nbytes for _, e in self._cache.values()) > most:
+                self._cache.popitem(last=False)
+
+    def read(self, rendered: str, prepared: Sequence[Prepared]) -> list[Piece]:
+        """The rendered prompt with pictures at their markers, tokenized. Raises PromptError where
+        the template wrote more or fewer markers.
+        """
+        if self.encoder is None:
+            return [Piece(tuple(self.tokenizer.encode_prompt(rendered)))]
+        family = self.encoder.family
+        pieces = rendered.split(family.marker)
+        if len(pieces) - 1 != len(prepared):
+            raise PromptError(
+                f"the chat template wrote {len(pieces) - 1} picture places for {len(prepared)} "
+                "pictures; "
+                "it does not fit this model"
+            )
+        text = pieces[0] + "".join(
+            p.plan.prompt + piece for p, piece in zip(prepared, pieces[1:], strict=True)
+        )
+        return _pieces(
+            self.tokenizer.encode_prompt(text),
+            self.tokenizer.id(family.image_token),
+            [p.plan for p in prepared],
+        )
+
+    def spans(
+        self, pieces: Sequence[Piece], prepared: Sequence[Prepared], embeddings: Sequence[Tensor]
+    ) -> list[Span]:
+        """Pieces with the embeddings [T, D] of the pictures, in order."""
+        spans = []
+        for piece in pieces:
+            if piece.picture is None:
+                spans.append(Span(piece.tokens))
+                continue
+            assert self.encoder is not None
+            rows = embeddings[piece.picture][piece.start : piece.start + len(piece.tokens)]
+            spans.append(
+                Span(
+                    piece.tokens,
+                    rows,
+                    self.encoder.family.bidirectional,
+                    piece.grid,
+                    content=prepared[piece.picture].content,
+                    offset=piece.start,
+                )
+            )
+        return spans
+
+
+def _pieces(tokens: list[int], image_token: int, plans: Sequence[ImagePlan]) -> list[Piece]:
+    """Runs of text, and of image tokens, which show the pictures in order."""
+    pieces: list[Piece] = []
+    start, pictures = 0, _Pictures(plans)
+    while start < len(tokens):
+        stop, is_image = start, tokens[start] == image_token
+        while stop < len(tokens) and (tokens[stop] == image_token) == is_image:
+            stop += 1
+        run = tuple(tokens[start:stop])
+        pieces += pictures.take(run) if is_image else [Piece(run)]
+        start = stop
+    pictures.check_all_taken()
+    return pieces
+
+
+class _Pictures:
+    """Which image tokens of which picture come next."""
+
+    def __init__(self, plans: Sequence[ImagePlan]):
+        self._plans = plans
+        self._picture = self._start = self._grid = 0
+
+    def take(self, run: tuple[int, ...]) -> Iterator[Piece]:
+        """A run of image tokens in pieces, one for each picture and grid that it shows."""
+        while run:
+            if self._picture == len(self._plans):
+                raise PromptError(
+                    f"the chat template wrote image tokens for more than {len(self._plans)} "
+                    "pictures; "
+                    "it does not fit this model"
+                )
+            plan = self._plans[self._picture]
+            grid = plan.grids[self._grid] if plan.grids else None
+            left = plan.tokens - self._start
+            count = min(len(run), left if grid is None else grid[0] * grid[1])
+            if grid is not None and count < grid[0] * grid[1]:
+                raise PromptError(
+                    f"{grid[0]} x {grid[1]} image tokens of a picture do not stand together in the "
+                    "prompt; "
+                    "the tokenizer does not fit this model"
+                )
+            yield Piece(run[:count], self._picture, self._start, grid)
+            run = run[count:]
+            self._start, self._grid = self._start + count, self._grid + 1
+            if count == left:
+                self._picture, self._start, self._grid = self._picture + 1, 0, 0
+
+    def check_all_taken(self) -> None:
+        if self._picture < len(self._plans):
+            raise PromptError(
+                f"the prompt has fewer image tokens than its {len(self._plans)} pictures take; "
+                "the tokenizer does not fit this model"
+            )

@@ -1,0 +1,163 @@
+"""Whatever a user calls an image, read within limits: paths, bytes, open files, Pillow images,
+arrays.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias, cast
+
+import numpy as np
+from PIL import Image
+
+from mtmd.clip.image.decode import (
+    DEFAULT_LIMITS,
+    ImageLimits,
+    Picture,
+    Pixels,
+    Source,
+    check_bytes,
+    one_line,
+    open_picture,
+    picture_size,
+)
+from mtmd.clip.image.signatures import picture_format
+from mtmd.kernels.errors import ImageError
+
+__all__ = [
+    "DEFAULT_LIMITS",
+    "ImageLimits",
+    "ImageSource",
+    "Picture",
+    "load_image",
+    "picture_format",
+    "picture_size",
+    "png_bytes",
+]
+
+ImageSource: TypeAlias = "str | os.PathLike[str] | Source | BinaryIO"
+
+_KINDS = (
+    (stat.S_ISDIR, "a folder", "give the picture files in it"),
+    (stat.S_ISFIFO, "a pipe", "save its content to a file first"),
+    (stat.S_ISSOCK, "a socket", "save its content to a file first"),
+    (stat.S_ISCHR, "a device", "give a picture file"),
+    (stat.S_ISBLK, "a device", "give a picture file"),
+)
+_CHUNK_BYTES = 1 << 20
+
+
+def load_image(
+    source: ImageSource, limits: ImageLimits = DEFAULT_LIMITS, unnamed: str = "image"
+) -> Picture:
+    """One picture from a path, the bytes of a file, a file open for reading bytes, a Pillow image
+    or a uint8 array.
+
+    An open file is read from where it stands, and left open. `unnamed`: what messages call a
+    picture without a path or name. Raises ImageError.
+    """
+    if isinstance(source, (str, os.PathLike)):
+        path = os.fspath(source)
+        name = one_line(str(path)) if path else unnamed
+        return open_picture(_read_path(path, limits, name), limits, name)
+    if hasattr(source, "read") and not isinstance(source, (bytes, bytearray, memoryview)):
+        own_name = getattr(source, "name", None)
+        name = one_line(own_name) if isinstance(own_name, str) and own_name else unnamed
+        return open_picture(_read_file(cast(BinaryIO, source), limits, name), limits, name)
+    if not isinstance(source, (bytes, bytearray, memoryview, Image.Image, np.ndarray)):
+        found = type(source).__name__  # type: ignore[unreachable]  # callers need not be type-checked
+        expected = "a path, bytes, an open file, a Pillow image or an array"
+        raise ImageError(
+            f"{unnamed}: found an object of type {found}, expected {expected}; open or convert it "
+            "first"
+        )
+    return open_picture(source, limits, unnamed)
+
+
+def read_picture(path: str | os.PathLike[str], limits: ImageLimits = DEFAULT_LIMITS) -> bytes:
+    """The bytes of a picture file, not looked into yet. Raises ImageError."""
+    return _read_path(os.fspath(path), limits, one_line(os.fspath(path)))
+
+
+def _read_path(path: str | bytes, limits: ImageLimits, name: str) -> bytes:
+    """The bytes of a regular file. Type and size are looked up first, so that no pipe is waited for
+    and no huge file is read.
+    """
+    if isinstance(path, bytes):
+        path = os.fsdecode(path)
+    if not path:
+        raise ImageError(
+            f"{name}: found an empty path, expected that of a picture; check how it is made"
+        )
+    _refuse_address(path, name)
+    try:
+        found = Path(path).stat()
+        for is_kind, words, advice in _KINDS:
+            if is_kind(found.st_mode):
+                raise ImageError(f"{name}: found {words}, expected a picture file; {advice}")
+        check_bytes(found.st_size, limits, name)
+        with Path(path).open("rb") as file:
+            return _read_file(file, limits, name)
+    except (FileNotFoundError, NotADirectoryError):
+        raise ImageError(
+            f"{name}: found no such file, expected a picture; check the path"
+        ) from None
+    except PermissionError:
+        raise ImageError(
+            f"{name}: found a file that may not be read, expected a readable one; change its "
+            "permissions"
+        ) from None
+    except (OSError, ValueError) as error:
+        reason = (
+            error.strerror if isinstance(error, OSError) and error.strerror else "not a usable path"
+        )
+        raise ImageError(
+            f"{name}: found a path that cannot be opened ({reason}), expected a picture file; "
+            "check the path"
+        ) from error
+
+
+def _refuse_address(path: str, name: str) -> None:
+    scheme = path[:8].lower()
+    if scheme.startswith(("http://", "https://")):
+        raise ImageError(
+            f"{name}: found a web address, expected a file; addresses are not fetched: download "
+            "the picture and give its path"
+        )
+    if scheme.startswith("data:"):
+        raise ImageError(
+            f"{one_line(path[:32])}...: found a data URL, expected a file; decode it and give the "
+            "bytes"
+        )
+
+
+def _read_file(file: BinaryIO, limits: ImageLimits, name: str) -> bytes:
+    """All that is left in an open file; stops one byte past the limit, which the check that follows
+    then refuses.
+    """
+    chunks: list[Any] = []
+    room = limits.max_bytes + 1
+    try:
+        while room > 0 and (chunk := file.read(min(room, _CHUNK_BYTES))):
+            if not isinstance(chunk, (bytes, bytearray, memoryview)):
+                raise ImageError(
+                    f"{name}: found a file open for text, expected bytes; open it with mode 'rb'"
+                )
+            chunks.append(chunk)
+            room -= len(chunk)
+    except (OSError, ValueError) as error:
+        raise ImageError(
+            f"{name}: found a file that cannot be read, expected one open for reading; open it "
+            "anew with 'rb'"
+        ) from error
+    return b"".join(chunks)
+
+
+def png_bytes(pixels: Pixels) -> bytes:
+    """uint8 [Y, X, 3] as a PNG file."""
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG", compress_level=1)
+    return file.getvalue()

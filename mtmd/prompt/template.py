@@ -1,0 +1,181 @@
+"""Chat templates: messages to the text a checkpoint was trained on."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mtmd.kernels.errors import ModelError, PromptError
+from mtmd.prompt.meter import one_line
+from mtmd.prompt.sandbox import SafeTemplate
+
+FILE_BYTES_MAX = 16 << 20
+
+
+class ChatTemplate:
+    """A compiled template. It may be used from several threads."""
+
+    def __init__(self, source: str, special: Mapping[str, str], name: str) -> None:
+        """`special`: `bos_token` and so on with their spellings; `name` is used in errors. Raises
+        ModelError for a broken template.
+        """
+        self._special = dict(special)
+        self._template = SafeTemplate(source, name)
+
+    @classmethod
+    def from_file(cls, path: Path, special: Mapping[str, str]) -> ChatTemplate:
+        """The template in a file of its own. Raises ModelError if it cannot be read or used."""
+        return cls(_read_text(path), special, str(path))
+
+    @classmethod
+    def from_folder(cls, folder: Path, special: Mapping[str, str]) -> ChatTemplate:
+        """The template of a checkpoint folder. Raises ModelError if there is none, naming the
+        places looked at.
+        """
+        path = folder / "chat_template.jinja"
+        if path.exists():
+            return cls(_read_text(path), special, str(path))
+        for file in ("chat_template.json", "tokenizer_config.json"):
+            path = folder / file
+            source = _read_object(path).get("chat_template") if path.exists() else None
+            if isinstance(source, list):
+                source = next(
+                    (
+                        t.get("template")
+                        for t in source
+                        if isinstance(t, dict) and t.get("name") == "default"
+                    ),
+                    None,
+                )
+            if isinstance(source, str):
+                return cls(source, special, f"{path}: chat_template")
+        raise ModelError(
+            f"{folder} has no chat template; looked for chat_template.jinja, chat_template.json "
+            "and 'chat_template' "
+            "(a string, or a list with one named default) in tokenizer_config.json. Is this an "
+            "instruction-tuned checkpoint?"
+        )
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        **extra: Any,
+    ) -> str:
+        """The prompt text. `extra` are further variables for the template, made of JSON types.
+
+        Messages are {"role", "content"}; a content is a string or a list of {"type": "text",
+        "text": ...} and {"type": "image"}. Texts are put in as they are: seal them first
+        (`Tokenizer.seal`). Raises PromptError for messages of another shape or that the template
+        refuses, ModelError for a template that misbehaves.
+        """
+        variables = {
+            "tools": None,
+            "documents": None,
+            **self._special,
+            **{key: _plain(value, key) for key, value in extra.items()},
+            "messages": check_messages(messages),
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return self._template.render(variables)
+
+
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A copy of the messages, made of plain dicts, lists and strings. Raises PromptError naming the
+    message that is wrong.
+    """
+    if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
+        raise PromptError(
+            f"messages is {messages!r:.60}; expected a list of {{'role': ..., 'content': ...}}, at "
+            "least one"
+        )
+    return [_check_message(message, f"messages[{n}]") for n, message in enumerate(messages)]
+
+
+def _check_message(message: object, where: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
+        found = (
+            f"the keys {sorted(map(str, message))}"
+            if isinstance(message, Mapping)
+            else repr(message)
+        )
+        raise PromptError(f"{where} has {found:.80}; expected 'role' and 'content'")
+    role, content = message["role"], message["content"]
+    # Templates write roles into the prompt beside control tokens, so a role must not spell one.
+    if not isinstance(role, str) or not re.fullmatch(r"[A-Za-z_]{1,32}", role):
+        raise PromptError(
+            f"{where} has role {role!r:.60}; expected a word such as 'user', 'assistant' or "
+            "'system'"
+        )
+    if isinstance(content, str):
+        return {"role": str(role), "content": str(content)}
+    if isinstance(content, Mapping) or not isinstance(content, Sequence):
+        raise PromptError(
+            f"{where} has content {content!r:.60}; expected a string or a list of parts"
+        )
+    return {
+        "role": str(role),
+        "content": [_check_part(part, f"{where}.content[{n}]") for n, part in enumerate(content)],
+    }
+
+
+def _check_part(part: object, where: str) -> dict[str, str]:
+    if isinstance(part, Mapping):
+        if dict(part) == {"type": "image"}:
+            return {"type": "image"}
+        if (
+            set(part) == {"type", "text"}
+            and part["type"] == "text"
+            and isinstance(part["text"], str)
+        ):
+            return {"type": "text", "text": str(part["text"])}
+    raise PromptError(
+        f"{where} is {part!r:.60}; expected {{'type': 'text', 'text': ...}} or {{'type': 'image'}}"
+    )
+
+
+def _plain(value: Any, where: str) -> Any:
+    """A copy made of JSON types: other objects have methods that the sandbox does not know."""
+    if value is None or isinstance(value, bool):
+        return value
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, where) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, where) for item in value]
+    raise PromptError(
+        f"template variable {where!r} holds a {type(value).__name__}; expected JSON types"
+    )
+
+
+def _read_text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+        if len(data) > FILE_BYTES_MAX:
+            raise ModelError(
+                f"{path} is larger than {FILE_BYTES_MAX >> 20} MiB, the most that is read; is this "
+                "the right file?"
+            )
+        return data.decode("utf-8")
+    except (OSError, UnicodeError) as error:
+        raise ModelError(
+            f"{path} cannot be read: {one_line(error)}; expected UTF-8 text"
+        ) from error
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(_read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise ModelError(
+            f"{path} is not JSON: {one_line(error)}; download the file again"
+        ) from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} holds a JSON {type(value).__name__}; expected an object")
+    return value

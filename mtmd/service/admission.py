@@ -1,0 +1,251 @@
+"""Whether there is memory for what is asked, told before anything is allocated, from what plans are
+predicted to take.
+
+What a model may take is fixed when it is loaded, so that a picture becomes the same whoever else is
+being answered: one that would never fit beside weights and caches is shown smaller, or refused.
+What fits, but not just now, is for the caller to put off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+
+from mtmd.clip.budget import Budget
+from mtmd.clip.encoder import Encoder
+from mtmd.clip.family import ImagePlan
+from mtmd.kernels.dtype import mib
+from mtmd.kernels.errors import DeviceMemoryError, OptionError, PlacementError
+from mtmd.kernels.graph import Shape
+from mtmd.kernels.plan.memory import free_bytes
+from mtmd.kernels.plan.scheduler import Plan
+from mtmd.llm.engine.runner import Runner
+from mtmd.llm.engine.sequence import BatchShape
+
+SPARE = 16  # a part in so many of what is free at the start is left to others
+MARGIN = 8  # and a part in so many is added to a prediction
+# the part of what is there to compute with that encoded pictures may be remembered in
+REMEMBERED = 8
+FINENESS = 64  # a picture is made smaller by steps of such a part of its tokens
+# a picture in fewer shows too little to be asked about, or in fewer than a quarter of its own
+LEAST_TOKENS = 64
+Bytes = Mapping[str, int]
+
+
+class Admission:
+    """`limit`: the most bytes to take of the preferred device's memory for everything, None for
+    what is free when this is made. `cache_bytes`: the most that encoded pictures are remembered in.
+    """
+
+    def __init__(
+        self, encoder: Encoder | None, runner: Runner, limit: int | None, cache_bytes: int
+    ):
+        self.encoder, self.runner, self.backends = encoder, runner, runner.backends
+        self._asked, self._cache_bytes = limit, cache_bytes
+        self.limits: dict[str, int] = {}
+        """Bytes by memory space; those of which nobody knows are not in it."""
+        for backend in reversed(self.backends):
+            free = free_bytes(backend)
+            if free is not None:
+                self.limits[backend.space] = free - free // SPARE
+        preferred = self.backends[0].space
+        if limit is not None:
+            self.limits[preferred] = min(limit, self.limits.get(preferred, limit))
+        self.encoding: Plan | None = None
+        """The plan of the batch that is being encoded, if one is."""
+
+    def check(self) -> None:
+        """Raises OptionError for a limit that leaves no room for a step of the decoder."""
+        if self._asked is not None and not self._within(self.room, [self._step]):
+            space = self.backends[0].space
+            step = _with_margin(self._step.compute_bytes.get(space, 0))
+            least = (
+                self.limits[space]
+                - self._beside_weights[space]
+                + step * REMEMBERED // (REMEMBERED - 1)
+                + REMEMBERED
+            )
+            raise OptionError(
+                f"memory_limit: found {mib(self.limits[space])}, expected at least {mib(least)} "
+                "for the weights, a full "
+                "cache and a step of the decoder; raise it, or lower context or parallel"
+            )
+
+    @cached_property
+    def _weights(self) -> Bytes:
+        plans = [self.runner.plan(BatchShape(1, images=1 if self.encoder else 0))]
+        if self.encoder:
+            plans.append(self.encoder.plan(1, self.encoder.family.tile_type().shape))
+        return {
+            space: sum(plan.weight_bytes.get(space, 0) for plan in plans) for space in self.limits
+        }
+
+    @cached_property
+    def _beside_weights(self) -> Bytes:
+        """Limits less weights and caches. The system hands out a cache's memory as it is written:
+        without a limit to keep, one sequence's share is counted there, and more of them wait when
+        there is no more.
+        """
+        caches = self.runner.cache_bytes()
+        shared = {"cpu"} if self._asked is None else set()
+        return {
+            space: limit
+            - self._weights[space]
+            - caches.get(space, 0) // (self.runner.sequences if space in shared else 1)
+            for space, limit in self.limits.items()
+        }
+
+    @cached_property
+    def remembered(self) -> int:
+        """The most bytes of encoded pictures to remember."""
+        room = self._beside_weights.get(self.backends[0].space)
+        return (
+            self._cache_bytes
+            if room is None
+            else min(self._cache_bytes, max(room, 0) // REMEMBERED)
+        )
+
+    @cached_property
+    def room(self) -> Bytes:
+        """What can ever be there to compute with, by memory space."""
+        preferred = self.backends[0].space
+        return {
+            space: room - (self.remembered if space == preferred else 0)
+            for space, room in self._beside_weights.items()
+        }
+
+    @cached_property
+    def _step(self) -> Plan:
+        """The least that the decoder goes on with while a picture is encoded."""
+        return self.runner.plan(self.runner.sizes()["decode"])
+
+    def fit(self, pixels: np.ndarray, budget: Budget) -> ImagePlan:
+        """A picture prepared, uint8 [Y, X, 3], in fewer tokens where encoding one of its tiles
+        would take more memory than can be free.
+
+        Nothing is encoded. Raises DeviceMemoryError, with the numbers, where no budget of tokens
+        makes it small enough; and what `VisionFamily.prepare` raises.
+        """
+        assert self.encoder is not None
+        plan = self.encoder.family.prepare(pixels, budget)
+        if self._fits(plan):
+            return plan
+        needed, free = self._shortage(self._largest(plan))
+        found = self._shrunk(pixels, budget, plan)
+        if found is None:
+            raise DeviceMemoryError(
+                f"encoding a picture of {pixels.shape[1]} x {pixels.shape[0]} pixels needs "
+                f"{mib(needed)}, {mib(free)} are free beside "
+                "weights and caches, and it cannot be shown small enough; use a smaller context or "
+                "parallel, dtype bf16, or another device"
+            )
+        said = (
+            f"shrunk from {plan.tokens} to {found.tokens} tokens: encoding it as it is needs "
+            f"{mib(needed)}, {mib(free)} are free"
+        )
+        return replace(found, notes=(*plan.notes, said), shrunk_from=plan.tokens)
+
+    def _shrunk(self, pixels: np.ndarray, budget: Budget, plan: ImagePlan) -> ImagePlan | None:
+        """The picture in the most tokens with which it fits, nearly."""
+        assert self.encoder is not None
+        least = budget.min_tokens or min(LEAST_TOKENS, plan.tokens // 4)
+        low, high, found = least, plan.tokens - 1, None
+        while high - low >= (plan.tokens // FINENESS if found else 0):
+            middle = (low + high) // 2
+            tried = None
+            with suppress(OptionError):  # too few for this family
+                tried = self.encoder.family.prepare(pixels, replace(budget, max_tokens=middle))
+            if tried is None or tried.tokens < least:
+                low = middle + 1
+            elif self._fits(tried):
+                found, low = tried, middle + 1
+            else:
+                high = min(middle, tried.tokens) - 1
+        return found
+
+    def _fits(self, plan: ImagePlan) -> bool:
+        return all(self._within(self.room, [p, self._step]) for p in self._plans(plan))
+
+    def _plans(self, plan: ImagePlan) -> list[Plan]:
+        assert self.encoder is not None
+        return [
+            self.encoder.plan(1, shape)
+            for shape in dict.fromkeys(tuple(tile.shape) for tile in plan.tiles)
+        ]
+
+    def _largest(self, plan: ImagePlan) -> Plan:
+        return max(self._plans(plan), key=lambda p: sum(p.compute_bytes.values()))
+
+    def _shortage(self, plan: Plan, room: Bytes | None = None) -> tuple[int, int]:
+        """What encoding needs and what is free for it, in bytes, of the memory that lacks most."""
+        room = self.room if room is None else room
+        found = [
+            (
+                _with_margin(plan.compute_bytes.get(space, 0)),
+                max(size - _with_margin(self._step.compute_bytes.get(space, 0)), 0),
+            )
+            for space, size in room.items()
+        ]
+        return max(found, key=lambda pair: pair[0] - pair[1])
+
+    def may_encode(self, batch: int, shape: Shape) -> bool:
+        """Whether a batch of tiles [3, Y, X] can be encoded now, and answers go on meanwhile."""
+        assert self.encoder is not None
+        try:
+            plans = [self.encoder.plan(batch, shape), self._step]
+        except PlacementError:
+            return True  # the run will tell
+        return self._within(self.room, plans) and self._within(self.free_now(), plans)
+
+    def may_decode(self, plan: Plan) -> bool:
+        """Whether the decoder can run a batch now, beside what is being encoded."""
+        beside = [self.encoding] if self.encoding else []
+        return self._within(self.room, [plan, *beside]) and self._within(self.free_now(), [plan])
+
+    def shortage(self, shape: Shape) -> DeviceMemoryError:
+        """What to tell of a tile that has waited in vain."""
+        assert self.encoder is not None
+        needed, free = self._shortage(self.encoder.plan(1, shape), self.free_now())
+        return DeviceMemoryError(
+            f"encoding the picture needs {mib(needed)}, {mib(free)} are free at the moment; try "
+            "again later, or show "
+            "it in fewer tokens"
+        )
+
+    def free_now(self) -> Bytes:
+        """What is free, by memory space, less the weights that are yet to be read."""
+        found = {}
+        for backend in self.backends:
+            free = free_bytes(backend)
+            if free is not None and backend.space in self.limits:
+                found[backend.space] = free - max(
+                    self._weights[backend.space] - self.runner.residency.bytes[backend.space], 0
+                )
+        return found
+
+    @staticmethod
+    def _within(room: Bytes, plans: Sequence[Plan]) -> bool:
+        """Whether plans that run side by side fit: by what is known at once, else by what has to be
+        found out.
+        """
+
+        def fits(kind: Callable[[Plan], Bytes]) -> bool:
+            needs = [kind(plan) for plan in plans]
+            return all(
+                total <= size or not total
+                for total, size in ((_total(needs, space), size) for space, size in room.items())
+            )
+
+        return fits(lambda plan: plan.rough_bytes) or fits(lambda plan: plan.compute_bytes)
+
+
+def _total(needs: Iterable[Bytes], space: str) -> int:
+    return sum(_with_margin(need.get(space, 0)) for need in needs)
+
+
+def _with_margin(size: int) -> int:
+    return size + size // MARGIN

@@ -1,0 +1,236 @@
+"""Pictures waiting to be encoded, of all requests: equal tiles go together, a picture that several
+want is encoded once.
+
+One thread drives it, a node at a time where others are to run in between; what nobody wants any
+more is left where it stands. A batch begins when there is memory for it; if need be it is a smaller
+one, or another picture's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from mtmd.clip.encoder import BATCH
+from mtmd.kernels.errors import MtmdError
+from mtmd.kernels.graph import Shape
+from mtmd.prompt.bridge import Bridge, Key, Prepared
+
+WAIT_S = 20.0  # for memory that others hold; then a picture is given up
+
+
+@dataclass(eq=False)
+class Job:
+    """A picture being encoded for `users` requests. `embeddings` [T, D] are there at the end, or an
+    `error`.
+    """
+
+    prepared: Prepared
+    users: int = 1
+    tiles: dict[int, Tensor] = field(default_factory=dict)
+    encode_ms: float = 0.0
+    alone: bool = False
+    """Whether it was in a batch that failed: its tiles go by themselves from now on."""
+    short_since: float | None = None
+    """Since when it has waited for memory."""
+    embeddings: Tensor | None = None
+    error: MtmdError | None = None
+
+    @property
+    def total(self) -> int:
+        return len(self.prepared.plan.tiles)
+
+    @property
+    def is_over(self) -> bool:
+        return self.embeddings is not None or self.error is not None
+
+
+Part = tuple[Job, int]
+
+
+class EncodeQueue:
+    def __init__(self, bridge: Bridge):
+        assert bridge.encoder is not None
+        self.bridge, self.encoder, self.admission = bridge, bridge.encoder, bridge.admission
+        self.jobs: dict[Key, Job] = {}
+        self.batches = self.tiles = 0
+        """Batches run so far, and tiles in them."""
+        self._parts: list[Part] = []
+        self._running: Generator[None, None, list[Tensor]] | None = None
+        self._spent = 0.0
+
+    def add(self, prepared: Prepared) -> Job:
+        """Encode a picture, or join those who wait for the same. It may have been encoded since it
+        was prepared.
+        """
+        job = self.jobs.get(prepared.key)
+        if job is not None:
+            job.users += 1
+            return job
+        job = Job(prepared, embeddings=self.bridge.known(prepared))
+        if not job.is_over:
+            self.jobs[prepared.key] = job
+        return job
+
+    def leave(self, job: Job) -> None:
+        """One request less wants it."""
+        job.users -= 1
+        if job.users == 0:
+            self._drop(job)
+            if self._parts and all(j.users == 0 for j, _ in self._parts):
+                self._stop()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.jobs)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether all that is left to do waits for memory."""
+        return (
+            self._running is None
+            and self.busy
+            and all(job.short_since is not None for job in self.jobs.values())
+        )
+
+    def step(self, seconds: float | None) -> list[Job]:
+        """Work for so long, or to the end of a batch. Returns the pictures of which more is
+        done.
+        """
+        if self._running is None:
+            self._parts = self._next_parts()
+            if over := self._give_up():
+                self._parts = []
+            if not self._parts:
+                return over
+            self._running, self._spent = self._start(), 0.0
+        start = time.perf_counter()
+        try:
+            while seconds is None or time.perf_counter() - start < seconds:
+                next(self._running)
+        except StopIteration as done:
+            self._spent += time.perf_counter() - start
+            return self._finish(done.value)
+        except MtmdError as error:
+            return self._fail(error)
+        self._spent += time.perf_counter() - start
+        return []
+
+    def _start(self) -> Generator[None, None, list[Tensor]]:
+        if self.admission:
+            self.admission.encoding = self.encoder.plan(
+                len(self._parts), _tile(self._parts[0]).shape
+            )
+        return (
+            yield from self.encoder.steps(
+                [job.prepared.plan.tiles[index] for job, index in self._parts]
+            )
+        )
+
+    def _next_parts(self) -> list[Part]:
+        """The first tile that waits and for which there is memory, and others of its shape, as many
+        as there is memory for.
+        """
+        waiting = [
+            (job, index)
+            for job in self.jobs.values()
+            for index in range(job.total)
+            if index not in job.tiles and not job.is_over
+        ]
+        too_large: set[Shape] = set()
+        for first in waiting:
+            if (shape := _tile(first).shape) not in too_large:
+                together = (
+                    [first]
+                    if first[0].alone
+                    else [p for p in waiting if _tile(p).shape == shape and not p[0].alone][:BATCH]
+                )
+                if parts := self._that_fit(together, shape):
+                    return parts
+                too_large.add(shape)
+            first[0].short_since = first[0].short_since or time.monotonic()
+        return []
+
+    def _that_fit(self, parts: list[Part], shape: Shape) -> list[Part]:
+        """As many of them as there is memory for."""
+        while parts and self.admission and not self.admission.may_encode(len(parts), shape):
+            parts = parts[:-1]
+        for job, _ in parts:
+            job.short_since = None
+        return parts
+
+    def _give_up(self) -> list[Job]:
+        """Pictures that have waited in vain for memory."""
+        over = [
+            job
+            for job in self.jobs.values()
+            if job.short_since is not None and time.monotonic() - job.short_since >= WAIT_S
+        ]
+        for job in over:
+            assert self.admission is not None
+            job.error = self.admission.shortage(
+                _tile((job, next(i for i in range(job.total) if i not in job.tiles))).shape
+            )
+            self._drop(job)
+        return over
+
+    def _finish(self, values: list[Tensor]) -> list[Job]:
+        parts = self._parts
+        self._stop()
+        self.batches, self.tiles = self.batches + 1, self.tiles + len(parts)
+        for (job, index), value in zip(parts, values, strict=True):
+            job.tiles[index] = value
+            job.encode_ms += self._spent * 1e3 / len(parts)
+        changed = list(dict.fromkeys(job for job, _ in parts))
+        for job in changed:
+            if len(job.tiles) == job.total:
+                job.embeddings = self.encoder.join(
+                    job.prepared.plan, [job.tiles[i] for i in range(job.total)]
+                )
+                self.bridge.remember(job.prepared, job.embeddings)
+                self._drop(job)
+        return changed
+
+    def _fail(self, error: MtmdError) -> list[Job]:
+        """A batch failed: the pictures in it are tried by themselves, and those that fail alone are
+        given up.
+        """
+        parts = self._parts
+        self._stop()
+        if len(parts) > 1 and not parts[0][0].alone:
+            for job, _ in parts:
+                job.alone = True
+            return []
+        job = parts[0][0]
+        job.error = error
+        self._drop(job)
+        return [job]
+
+    def _drop(self, job: Job) -> None:
+        """It waits no longer. Another of the same picture may have come since nobody wanted this
+        one: that stays.
+        """
+        if self.jobs.get(job.prepared.key) is job:
+            del self.jobs[job.prepared.key]
+
+    def reset(self) -> None:
+        """Give everything up."""
+        self.jobs = {}
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._running is not None:
+            self._running.close()
+        self._running, self._parts = None, []
+        if self.admission:
+            self.admission.encoding = None
+
+
+def _tile(part: Part) -> np.ndarray:
+    job, index = part
+    tile: np.ndarray = job.prepared.plan.tiles[index]
+    return tile

@@ -1,0 +1,313 @@
+"""The conversation behind `mtmd chat`: what is said goes to the model, what begins with a slash is
+done here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from mtmd.batch.inputs import SUFFIXES
+from mtmd.commands.shared import Status
+from mtmd.config import AnswerOptions, options
+from mtmd.events import Answer, Finished, Progress, TextPiece
+from mtmd.kernels.errors import MtmdError, OptionError
+from mtmd.model import Model
+from mtmd.receipt import Receipt
+from mtmd.terminal.lines import interruptible, leading_paths, path_of, words_of
+from mtmd.terminal.transcript import (
+    Attachment,
+    Transcript,
+    Turn,
+    attach,
+    read_transcript,
+    write_text,
+)
+
+HELP = {
+    "image": (
+        "PATH...",
+        "attach pictures to the next question; a picture dropped on the window does the same",
+    ),
+    "images": ("", "tell what is attached"),
+    "clear": ("", "begin a new conversation"),
+    "undo": ("", "take the last question and its answer back"),
+    "retry": ("", "answer the last question again"),
+    "system": ("TEXT", "what the model is told before all else; without TEXT, nothing"),
+    "set": (
+        "NAME VALUE",
+        "an answer option, like temperature 0.7; default puts it back; without NAME, tell all",
+    ),
+    "receipt": ("", "what the last answer is made of: pictures, tokens, times, device"),
+    "save": ("FILE", "write the conversation to FILE.json, or FILE.md to be read"),
+    "load": ("FILE.json", "go on with a conversation that was saved"),
+    "help": ("", "this"),
+    "quit": ("", "leave; so does Ctrl-D"),
+}
+NOTES = (
+    "Ctrl-C stops an answer. A line that ends with \\ goes on in the next; "
+    '""" begins and ends a text of several lines.'
+)
+
+
+class CommandError(MtmdError):
+    """Something that was entered makes no sense here."""
+
+
+class Chat:
+    """`chosen` are fields of `AnswerOptions`; with `interactive`, Ctrl-C ends no more than an
+    answer. `failed` tells whether anything went wrong.
+    """
+
+    def __init__(
+        self, model: Model, chosen: dict[str, Any], system: str = "", interactive: bool = False
+    ):
+        self.model, self.chosen, self.interactive, self.failed = model, chosen, interactive, False
+        self.transcript = Transcript(system)
+        self.attached: list[Attachment] = []
+        self.last: Receipt | None = None
+        """Of the last answer."""
+        self._files: set[Path] = set()
+        """Those of this conversation, which may be written again."""
+
+    def enter(self, text: str) -> bool:
+        """Do what was entered. False to leave. What goes wrong is told in one line."""
+        try:
+            return self._do(text)
+        except MtmdError as error:
+            self.complain(str(error))
+        except KeyboardInterrupt:
+            if not self.interactive:
+                raise
+            self.complain("interrupted")
+        return True
+
+    def complain(self, text: str) -> None:
+        self.failed = True
+        print(f"mtmd chat: {' '.join(text.split())}", file=sys.stderr, flush=True)
+
+    def _do(self, text: str) -> bool:
+        paths, rest = leading_paths(text, SUFFIXES)
+        if paths:
+            self._attach(paths)
+        elif text.startswith("/"):
+            return self._command(text)
+        if rest.strip():
+            self._ask(rest.strip())
+        return True
+
+    def _command(self, text: str) -> bool:
+        name, _, value = text[1:].partition(" ")
+        if name == "quit":
+            return False
+        if name not in HELP:
+            raise CommandError(
+                f"/{name:.40} is no command; /help tells them, and a question that begins with a "
+                "slash needs a blank first"
+            )
+        getattr(self, f"_{name}")(value.strip())
+        return True
+
+    def _help(self, _: str) -> None:
+        for name, (value, told) in HELP.items():
+            _say(f"/{name} {value}".ljust(20) + told)
+        _say(NOTES)
+
+    def _image(self, value: str) -> None:
+        paths = [path_of(word) for word in words_of(value)]
+        if not paths:
+            raise CommandError(
+                "/image: found no path, expected that of a picture, in quotation marks if it has "
+                "blanks"
+            )
+        self._attach(paths)
+
+    def _attach(self, paths: list[Path]) -> None:
+        """All of them, or none where one cannot be used."""
+        if self.model.encoder is None:
+            raise CommandError(
+                f"{self.model.name} has no image encoder; {self.model.checkpoint.without_vision}"
+            )
+        self.attached += [attach(path) for path in paths]
+        self._images("")
+
+    def _images(self, _: str) -> None:
+        for number, turn in enumerate(self.transcript.turns, 1):
+            for image in turn.images:
+                _say(f"question {number}: {_described(image)}")
+        for image in self.attached:
+            _say(f"attached: {_described(image)}")
+        if not (self.attached or any(turn.images for turn in self.transcript.turns)):
+            _say("no image; /image PATH attaches one")
+
+    def _clear(self, _: str) -> None:
+        self.transcript, self.attached, self.last, self._files = (
+            Transcript(self.transcript.system),
+            [],
+            None,
+            set(),
+        )
+        _say("a new conversation")
+
+    def _undo(self, _: str) -> None:
+        turn = self._take_back()
+        _say(
+            f"taken back: {turn.question}"
+            + (f" (attached again: {len(turn.images)})" if turn.images else "")
+        )
+
+    def _take_back(self) -> Turn:
+        if not self.transcript.turns:
+            raise CommandError("nothing has been asked yet")
+        turn = self.transcript.turns.pop()
+        self.attached = [*turn.images, *self.attached]
+        self.last = None
+        return turn
+
+    def _retry(self, _: str) -> None:
+        later, last, asked = self.attached, self.last, len(self.transcript.turns)
+        self.attached = []
+        turn = self._take_back()
+        try:
+            self._ask(turn.question)
+        finally:
+            self.attached = later
+            if len(self.transcript.turns) < asked:
+                self.transcript.turns.append(turn)
+                self.last = last
+
+    def _system(self, value: str) -> None:
+        self.transcript.system = value
+        _say(f"system: {value}" if value else "no system text")
+
+    def _set(self, value: str) -> None:
+        name, _, text = value.partition(" ")
+        names = [f.name for f in dataclasses.fields(AnswerOptions) if f.name != "logprobs"]
+        if name and name not in names:
+            raise OptionError(
+                f"option {name!r:.60} is not known; expected one of {', '.join(names)}"
+            )
+        if text:
+            chosen = {k: v for k, v in self.chosen.items() if k != name}
+            if text.strip() != "default":
+                chosen[name] = _value(text.strip())
+            options(AnswerOptions, chosen)
+            self.chosen = chosen
+        settings = options(AnswerOptions, self.chosen)
+        for one in [name] if name else names:
+            _say(f"{one} {json.dumps(getattr(settings, one))}")
+
+    def _save(self, value: str) -> None:
+        path = self._file(value, (".json", ".md"))
+        if path.exists() and path not in self._files:
+            raise CommandError(f"{path}: found a file there already; name another")
+        model, transcript = self.model.name, self.transcript
+        write_text(
+            path,
+            transcript.to_markdown(model)
+            if path.suffix == ".md"
+            else transcript.to_json(model, self.chosen),
+        )
+        self._files.add(path)
+        _say(f"saved: {path}")
+
+    def _load(self, value: str) -> None:
+        path = self._file(value, (".json",))
+        transcript, chosen, notes = read_transcript(path)
+        options(AnswerOptions, chosen)
+        self.transcript, self.chosen, self.attached, self.last, self._files = (
+            transcript,
+            chosen,
+            [],
+            None,
+            {path},
+        )
+        _say(f"loaded: {len(transcript.turns)} questions")
+        for note in notes:
+            self.complain(note)
+
+    def _file(self, value: str, endings: tuple[str, ...]) -> Path:
+        words = words_of(value)
+        if len(words) != 1 or not words[0].lower().endswith(endings):
+            raise CommandError(
+                f"found {value!r:.60}, expected a file ending in {' or '.join(endings)}"
+            )
+        return path_of(words[0]).absolute()
+
+    def _receipt(self, _: str) -> None:
+        if self.last is None:
+            raise CommandError("no answer has been given yet")
+        _say(str(self.last))
+
+    def _ask(self, question: str) -> None:
+        """Answer a question. Where that fails, it is as if it had not been asked."""
+        settings = options(AnswerOptions, self.chosen)
+        turn = Turn(question, tuple(self.attached))
+        self.transcript.turns.append(turn)
+        self.attached = []
+        try:
+            answer = self._answer(settings)
+        except BaseException:
+            self._take_back()
+            raise
+        if not answer.text and answer.receipt.finish == "cancelled":
+            self._take_back()
+            self.complain("stopped before the first word; the question is taken back")
+            return
+        turn.answer, turn.receipt, self.last = answer.text, answer.receipt.asdict(), answer.receipt
+        if answer.receipt.finish == "length":
+            print(
+                f"(ended at {answer.receipt.output_tokens} tokens; /set max_tokens N allows more)",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _answer(self, settings: AnswerOptions) -> Answer:
+        """The answer, shown as it comes."""
+        status, shown = Status(), False
+        with interruptible(self.interactive) as interrupt:
+            ticket = self.model.service.submit_checked(self.transcript.messages(), settings)
+            interrupt.calls(ticket.cancel)
+            try:
+                for event in ticket:
+                    if isinstance(event, Progress):
+                        status.show(event)
+                    elif isinstance(event, TextPiece):
+                        status.clear()
+                        shown = True
+                        print(_plain(event.text), end="", flush=True)
+                    elif isinstance(event, Finished):
+                        shown = shown or event.answer.receipt.finish != "cancelled"
+                        return event.answer
+            finally:
+                status.clear()
+                if shown:
+                    print(flush=True)
+        raise AssertionError("a ticket ends with Finished, or raises")
+
+
+def _described(image: Attachment) -> str:
+    width, height = image.picture.size
+    return f"{image.path} ({width} x {height})"
+
+
+def _value(text: str) -> Any:
+    """JSON where it is that, else the text itself."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _say(text: str) -> None:
+    print(_plain(text), flush=True)
+
+
+def _plain(text: str) -> str:
+    """Without what a terminal would obey: a model can be made to write escape sequences."""
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
+    )

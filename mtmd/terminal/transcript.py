@@ -1,0 +1,199 @@
+"""A conversation as it is kept between turns and in files: what was asked about which pictures, and
+what was answered.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mtmd.clip.image.decode import Picture
+from mtmd.kernels.errors import ImageError, MtmdError
+from mtmd.prompt.conversation import Message
+from mtmd.prompt.media import load_image
+
+FORMAT = "mtmd chat"
+VERSION = 1
+FILE_BYTES_MAX = 64 << 20
+
+
+class TranscriptError(MtmdError):
+    """A file that holds no conversation, or cannot be read or written."""
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """A picture, decoded once, and the file that it was read from."""
+
+    path: Path
+    picture: Picture
+
+
+@dataclass
+class Turn:
+    question: str
+    images: tuple[Attachment, ...] = ()
+    answer: str = ""
+    receipt: Mapping[str, Any] | None = None
+
+
+@dataclass
+class Transcript:
+    system: str = ""
+    turns: list[Turn] = field(default_factory=list)
+
+    def messages(self) -> list[Message]:
+        """As `Service.submit` takes them. The answer of the last turn, which is to be made, is left
+        out.
+        """
+        found: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
+        for turn in self.turns:
+            images = [{"type": "image", "image": i.picture} for i in turn.images]
+            found.append(
+                {
+                    "role": "user",
+                    "content": [*images, {"type": "text", "text": turn.question}]
+                    if images
+                    else turn.question,
+                }
+            )
+            if turn is not self.turns[-1]:
+                found.append({"role": "assistant", "content": turn.answer})
+        return found
+
+    def to_json(self, model: str, options: Mapping[str, Any]) -> str:
+        turns = [
+            {
+                "question": t.question,
+                "images": [{"path": str(i.path), "sha256": i.picture.sha256} for i in t.images],
+                "answer": t.answer,
+                "receipt": t.receipt,
+            }
+            for t in self.turns
+        ]
+        return (
+            json.dumps(
+                {
+                    "format": FORMAT,
+                    "version": VERSION,
+                    "model": model,
+                    "options": dict(options),
+                    "system": self.system,
+                    "turns": turns,
+                },
+                indent=1,
+                ensure_ascii=False,
+            )
+            + "\n"
+        )
+
+    def to_markdown(self, model: str) -> str:
+        parts = [f"# Conversation with {model}"]
+        if self.system:
+            parts.append(_quoted(self.system))
+        for turn in self.turns:
+            parts += [f"![{i.path.name}](<{i.path}>)" for i in turn.images]
+            parts += [f"**You:** {turn.question}", turn.answer]
+        return "\n\n".join(parts) + "\n"
+
+
+def attach(path: Path) -> Attachment:
+    """Raises ImageError."""
+    return Attachment(path.expanduser().absolute(), load_image(path.expanduser()))
+
+
+def read_transcript(path: Path) -> tuple[Transcript, dict[str, Any], list[str]]:
+    """A conversation that `to_json` wrote, its answer options, and what has changed since, in
+    words.
+
+    Raises TranscriptError for a file that is none, ImageError for a picture that is gone.
+    """
+    values = _read_object(path)
+    notes: list[str] = []
+    try:
+        turns = [
+            Turn(
+                _text(t["question"]),
+                tuple(_reattach(i, notes) for i in _list(t["images"])),
+                _text(t["answer"]),
+                t.get("receipt"),
+            )
+            for t in _list(values["turns"])
+        ]
+        return Transcript(_text(values["system"]), turns), dict(values["options"]), notes
+    except (KeyError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__} {error}"
+        raise TranscriptError(
+            f"{path}: found a broken conversation ({reason}), expected one as /save writes it"
+        ) from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """In one piece: a file that was there stays as it is until the new one is whole. Raises
+    TranscriptError.
+    """
+    made = path.with_name(path.name + ".new")
+    try:
+        made.write_text(text, encoding="utf-8", errors="backslashreplace")
+        made.replace(path)
+    except (OSError, ValueError) as error:
+        raise TranscriptError(
+            f"{path}: cannot be written ({getattr(error, 'strerror', None) or error}); name "
+            "another file"
+        ) from error
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+        if len(data) > FILE_BYTES_MAX:
+            raise TranscriptError(
+                f"{path}: found more than {FILE_BYTES_MAX >> 20} MiB, the most that is read; is it "
+                "a conversation?"
+            )
+        values = json.loads(data)
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not JSON"
+        raise TranscriptError(
+            f"{path}: cannot be read ({reason}), expected a conversation as /save FILE.json writes "
+            "it"
+        ) from error
+    if not isinstance(values, dict) or (values.get("format"), values.get("version")) != (
+        FORMAT,
+        VERSION,
+    ):
+        raise TranscriptError(
+            f"{path}: found no conversation of version {VERSION}, expected one as /save FILE.json "
+            "writes it"
+        )
+    return values
+
+
+def _reattach(kept: Mapping[str, Any], notes: list[str]) -> Attachment:
+    try:
+        found = attach(Path(_text(kept["path"])))
+    except ImageError as error:
+        raise ImageError(f"a picture of the conversation is not there any more: {error}") from error
+    if found.picture.sha256 != kept["sha256"]:
+        notes.append(f"{found.path} is another picture now than when the conversation was saved")
+    return found
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.40} where a text should be")
+    return value
+
+
+def _list(value: object) -> Sequence[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r:.40} where a list should be")
+    return value
+
+
+def _quoted(text: str) -> str:
+    return "\n".join(f"> {line}" for line in text.splitlines())

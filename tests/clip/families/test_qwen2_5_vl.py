@@ -1,0 +1,122 @@
+"""Qwen2.5-VL's windows against the reference's, and its picture settings: defaults, what cannot be
+followed, what a GGUF says.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mtmd.clip.families import qwen2_5_vl
+from mtmd.clip.families.qwen2_5_vl import layout
+from mtmd.clip.family import gguf_vision_family
+from mtmd.kernels.checkpoint.canonical import CanonicalWeights
+from mtmd.kernels.checkpoint.open import GgufFile
+from mtmd.kernels.checkpoint.settings import Settings
+from mtmd.kernels.errors import ModelError
+
+GOLDEN = Path(__file__).parents[4] / "shared" / "golden" / "qwen2_5_vl"
+
+
+def read(**vision: Any) -> qwen2_5_vl.Qwen25Vision:
+    return qwen2_5_vl.read(
+        Settings({"vision_config": vision}, "config.json"), Settings({}, "preprocessor_config.json")
+    )
+
+
+def test_defaults_are_those_of_transformers() -> None:
+    from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLVisionConfig
+
+    new, found = Qwen2_5_VLVisionConfig(), read()
+    assert (found.layers, found.width, found.ffn, found.heads, found.text_width) == (
+        new.depth,
+        new.hidden_size,
+        new.intermediate_size,
+        new.num_heads,
+        new.out_hidden_size,
+    )
+    assert (found.full, found.window) == (
+        frozenset(new.fullatt_block_indexes),
+        new.window_size // new.patch_size // new.spatial_merge_size,
+    )
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "activation": ({"hidden_act": "gelu"}, "hidden_act is 'gelu', expected one of silu"),
+    "frames": ({"temporal_patch_size": 1}, "temporal_patch_size is 1, expected one of 2"),
+    "odd heads": (
+        {"hidden_size": 84, "num_heads": 6},
+        "6 heads of width 84; expected .* each of a multiple of 4",
+    ),
+    "no window": (
+        {"window_size": 27},
+        "window_size is 27, expected at least the 28 pixels of a token",
+    ),
+    "layers by name": (
+        {"fullatt_block_indexes": "all"},
+        "fullatt_block_indexes is 'all', expected a list of layers",
+    ),
+    "depth": ({"depth": 1025}, "depth is 1025, expected an integer from 1 to 1024"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_towers_that_cannot_be(case: str) -> None:
+    values, told = WRONG[case]
+    with pytest.raises(ModelError, match=f"^config.json: vision_config: {told}"):
+        read(**values)
+
+
+def test_parameters() -> None:
+    """Gated, and with norms that have no bias."""
+    found = read(depth=1).parameters()
+    assert found["v.blk.0.ffn_gate.weight"].sources[0] == "visual.blocks.0.mlp.gate_proj.weight"
+    assert {"v.blk.0.ffn_gate.bias", "v.post_ln.weight"} < set(found) and not {
+        "v.blk.0.ln1.bias",
+        "v.post_ln.bias",
+    } & set(found)
+
+
+def test_windows_are_the_reference_ones() -> None:
+    from transformers.vision_utils import get_vision_position_ids, get_vision_window_index
+
+    rng = random.Random(0)
+    for _ in range(100):
+        merge, window = rng.randint(1, 3), rng.randint(1, 5)
+        rows, columns = (merge * rng.randint(1, 12) for _ in range(2))
+        grid = torch.tensor([[1, rows, columns]])
+        index, lengths = get_vision_window_index(grid, merge, window * merge * 14, 14)
+        found = layout(rows, columns, merge, window)
+        assert torch.equal(found.back, torch.argsort(index))
+        cells = (
+            get_vision_position_ids(grid, merge).unflatten(0, (-1, merge**2))[index].flatten(0, 1)
+        )  # [P, 2]
+        assert torch.equal(found.positions.t(), cells)
+        assert torch.equal(found.order, cells[:, 0] * columns + cells[:, 1])
+        starts, ends = lengths[:-1], lengths[1:]
+        expected = torch.repeat_interleave(torch.stack((starts, ends - 1), 1), ends - starts, 0)
+        assert torch.equal(found.bounds, expected.int()) and found.bounds.dtype == torch.int32
+
+
+@pytest.mark.skipif(not GOLDEN.is_dir(), reason=f"needs the checkpoints of {GOLDEN}")
+def test_the_golden_gguf_says_what_its_config_says() -> None:
+    file, folder = GgufFile(GOLDEN / "mmproj-BF16.gguf"), GOLDEN / "hf"
+    found: Any = gguf_vision_family(
+        "qwen2.5vl_merger", file.metadata, frozenset(file.names()), "mmproj"
+    )
+    config, image = (
+        Settings(json.loads((folder / name).read_text()), name)
+        for name in ("config.json", "preprocessor_config.json")
+    )
+    expected = qwen2_5_vl.read(config, image)
+    same = ("layers", "width", "ffn", "heads", "text_width", "full", "rotary")
+    assert [getattr(found, name) for name in same] == [getattr(expected, name) for name in same]
+    # The window is not in the file: the published one counts, and 56 pixels of this one's do not.
+    assert (found.window, expected.window) == (4, 2)
+    assert found.pictures.normalize.mean == pytest.approx(expected.pictures.normalize.mean)
+    assert set(CanonicalWeights(file, found.parameters(), "mmproj").sources) == set(file.names())

@@ -1,0 +1,216 @@
+"""Products with block-quantized weights: what the op says, and the CPU kernel against exact
+dequantization.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from op_cases import node_of
+from torch import Tensor
+
+from mtmd.kernels import ops
+from mtmd.kernels.backends import Cpu
+from mtmd.kernels.cpu import block_rows, matmul, quant_matmul
+from mtmd.kernels.cpu.block_rows import HALF, KERNELS, LANES
+from mtmd.kernels.errors import PlacementError
+from mtmd.kernels.gpu.quant_cases import KINDS, random_blocks
+from mtmd.kernels.graph import Node, Type
+from mtmd.kernels.ops import OPS
+from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE, dequantize, row_bytes
+
+pytestmark = pytest.mark.usefixtures("poisoned")
+# fp32 sums against fp64; in bf16 the result is rounded, in prefill the weights as well: each by at
+# most 2^-8 of itself, by half mostly.
+NMSE = {torch.float32: 1e-12, torch.bfloat16: 2.0**-16}
+
+
+def values(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def nmse(found: Tensor, x: Tensor, w: Tensor, bias: Tensor | None, kind: str) -> float:
+    """Against fp64, relative to the result's power, or to that of products of such rows on average:
+    a single one may be next to nothing.
+    """
+    x, wide = x.double(), dequantize(w, kind).double()
+    expected = F.linear(x, wide, None if bias is None else bias.double())
+    power = x.square().mean() * wide.square().mean() * x.shape[-1]
+    return float(
+        (found.double() - expected).square().mean() / torch.maximum(power, expected.square().mean())
+    )
+
+
+def test_every_native_type_has_a_kernel():
+    assert set(KERNELS) == set(NATIVE) == set(KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_decoded_rows_are_bit_for_bit_the_dequantized_ones(kind):
+    w = random_blocks(kind, 37, 3 * BLOCKS[kind].values)
+    w.view(37, 3, -1)[5] = 0
+    w.view(37, 3, -1)[6] = torch.where(
+        torch.arange(BLOCKS[kind].bytes) % 2 == 1, 0x3B, 0xFF
+    )  # all codes high, scales finite
+    expected = dequantize(w, kind)
+    rows, none = torch.empty(expected.shape), torch.empty(0, expected.shape[1])
+    KERNELS[kind](none.numpy(), w.numpy(), HALF, rows.numpy(), none.numpy(), 0, 37, LANES)
+    assert bool(torch.isfinite(expected).all()) and torch.equal(rows, expected)
+
+
+@pytest.mark.parametrize("dtype", NMSE, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_are_those_of_dequantized_weights(kind, dtype):
+    worst = 0.0
+    for index, (rows, outer, blocks) in enumerate(
+        [(1, 1, 1), (1, 33, 2), (3, 7, 5), (8, 31, 1), (9, 31, 2), (17, 13, 3), (40, 1, 1)]
+    ):
+        w = random_blocks(kind, outer, blocks * BLOCKS[kind].values, seed=index)
+        x, bias = (
+            values(rows, blocks * BLOCKS[kind].values, dtype=dtype),
+            values(outer, dtype=dtype) if index % 2 else None,
+        )
+        found = quant_matmul.quant_matmul(x, w, bias, quant=kind)
+        assert found.shape == (rows, outer) and found.dtype == dtype and found.is_contiguous()
+        worst = max(worst, nmse(found, x, w, bias, kind))
+    assert worst <= NMSE[dtype]
+
+
+@pytest.mark.parametrize("rows", [2, 20])
+def test_leading_dimensions_strides_and_no_rows(rows):
+    w = random_blocks("Q4_0", 5, 64)
+    x = values(3, rows, 128)[..., ::2]
+    found = quant_matmul.quant_matmul(x, w, quant="Q4_0")
+    assert found.shape == (3, rows, 5) and nmse(found, x, w, None, "Q4_0") <= 1e-12
+    assert quant_matmul.quant_matmul(x[:, :0], w, quant="Q4_0").shape == (3, 0, 5)
+
+
+@pytest.mark.parametrize("rows", [1, 20])
+def test_threads_and_buffers_share_a_weight_without_changing_its_product(rows, monkeypatch):
+    w, x = random_blocks("Q6_K", 101, 512), values(rows, 512)
+    whole = quant_matmul.quant_matmul(x, w, quant="Q6_K")
+    monkeypatch.setattr(quant_matmul, "SHARE_VALUES", 512 * 3)
+    monkeypatch.setattr(quant_matmul, "BUFFER_VALUES", 512 * 40)  # 40 + 40 + 21 rows
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    assert quant_matmul._shares(101 * 512) == 3 and quant_matmul._step(101, 512) == 40
+    torch.testing.assert_close(
+        quant_matmul.quant_matmul(x, w, quant="Q6_K"), whole, rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("dtype", NMSE, ids=str)
+@pytest.mark.parametrize("rows", [1, 8, 300])
+def test_the_workspace_is_the_measured_one(rows, dtype, peak_bytes, monkeypatch):
+    counted = (
+        matmul.workspace
+    )  # MKL packs fp32 operands in memory of its own, which torch's allocator does not see
+    monkeypatch.setattr(
+        matmul, "workspace", lambda x, w: 0 if w.dtype == torch.float32 else counted(x, w)
+    )
+    monkeypatch.setattr(quant_matmul, "BUFFER_VALUES", 1 << 17)
+    x, w = values(rows, 2048, dtype=dtype), random_blocks("Q8_0", 700, 2048)
+    node = node_of("matmul", [x, w, None], {"quant": "Q8_0"})
+    measured = peak_bytes(lambda: quant_matmul.quant_matmul(x, w, quant="Q8_0"))
+    predicted = node.type.bytes + Cpu().workspace(node)
+    assert abs(predicted / measured - 1) < 0.1, f"predicted {predicted}, measured {measured}"
+    assert predicted - node.type.bytes < 4 * 2048 * 700 / 2, (
+        "the weight is never dequantized as a whole"
+    )
+
+
+def test_the_cpu_runs_native_types_by_its_kernel_and_others_by_the_reference():
+    x, w = values(2, 256), random_blocks("Q5_K", 3, 256)
+    assert (
+        Cpu().lower(node_of("matmul", [x, w, None], {"quant": "Q5_K"})).func
+        is quant_matmul.quant_matmul
+    )
+    w = torch.zeros(3, row_bytes("TQ2_0", 256), dtype=torch.uint8)
+    node = node_of("matmul", [x, w, None], {"quant": "TQ2_0"})
+    assert (
+        torch.equal(Cpu().lower(node)(x, w, None), torch.zeros(2, 3))
+        and Cpu().workspace(node) >= 4 * 3 * 256
+    )
+
+
+def test_embed_dequantizes_the_rows_it_picks():
+    table, tokens = random_blocks("Q6_K", 9, 512), torch.tensor([3, 0, 8, 3])
+    expected = dequantize(table, "Q6_K")[tokens]
+    assert torch.equal(ops.embed.reference(tokens, table, quant="Q6_K", dtype="fp32"), expected)
+    scaled = ops.embed.reference(tokens, table, scale=3.3, quant="Q6_K", dtype="bf16")
+    assert torch.equal(scaled, expected.bfloat16() * torch.tensor(3.3).bfloat16().item())
+    node = node_of("embed", [tokens, table], {"quant": "Q6_K", "dtype": "bf16"})
+    assert OPS["embed"].bytes(node) == 4 * (420 + 512 * 2 + 8)
+
+
+def test_quantized_bytes_are_what_a_product_reads():
+    node = node_of(
+        "matmul", [values(4, 512), random_blocks("Q4_K", 10, 512), None], {"quant": "Q4_K"}
+    )
+    assert OPS["matmul"].bytes(node) == 4 * 4 * 512 + 10 * 288 + 4 * 4 * 10
+    assert OPS["matmul"].flops(node) == 2 * 4 * 10 * 512
+
+
+def leaf(*shape: int, dtype: torch.dtype = torch.uint8) -> Node:
+    return Node("input", (), Type.contiguous(shape, dtype), {}, "leaf")
+
+
+@pytest.mark.parametrize(
+    "w, attrs, words",
+    [
+        (leaf(5, 34), {"quant": "Q8_0"}, "inner sizes differ"),
+        (leaf(5, 69), {"quant": "Q8_0"}, "blocks of 34"),
+        (leaf(5, 68), {"quant": "Q9_0"}, "Q9_0"),
+        (leaf(5, 68), {}, "inner sizes differ"),
+        (leaf(5, 64), {}, "several types"),
+        (leaf(5, 68, dtype=torch.float32), {"quant": "Q8_0"}, "fp32"),
+        (leaf(1, 5, 68), {"quant": "Q8_0"}, "[1, 5, 68]"),
+    ],
+)
+def test_matmul_refuses_what_is_no_weight_of_that_type(w, attrs, words):
+    x = leaf(3, 64, dtype=torch.float32)
+    assert ops.matmul(x, leaf(5, 68), quant="Q8_0").type == Type.contiguous((3, 5), torch.float32)
+    with pytest.raises(PlacementError) as error:
+        ops.matmul(x, w, **attrs)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "attrs, words",
+    [
+        ({"quant": "Q8_0"}, "dtype None"),
+        ({"quant": "Q8_0", "dtype": "i64"}, "dtype i64"),
+        ({"dtype": "fp32"}, "fraction"),
+        ({"quant": "Q6_K", "dtype": "fp32"}, "blocks of 210"),
+    ],
+)
+def test_embed_wants_a_type_for_quantized_rows_alone(attrs, words):
+    with pytest.raises(PlacementError) as error:
+        ops.embed(leaf(3, dtype=torch.int64), leaf(5, 68), **attrs)
+    assert words in str(error.value)
+
+
+def test_numba_is_imported_by_quantized_weights_alone():
+    script = (
+        "import sys, torch\nfrom mtmd.kernels.backends import Cpu\nfrom "
+        "mtmd.kernels.cpu.quant_matmul import quant_matmul\n"
+        "assert 'numba' not in sys.modules\n"
+        "quant_matmul(torch.ones(1, 32), torch.zeros(1, 34, dtype=torch.uint8), "
+        "quant='Q8_0')\nassert 'numba' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+def test_where_nothing_can_be_kept_on_disk_kernels_are_compiled_each_time(monkeypatch):
+    compiled = block_rows.numba.njit
+
+    def njit(**options):
+        if options.get("cache"):
+            raise RuntimeError("cannot cache function: no locator available")
+        return compiled(**options)
+
+    monkeypatch.setattr(block_rows.numba, "njit", njit)
+    assert block_rows._compiled(lambda a: a + 1)(2) == 3

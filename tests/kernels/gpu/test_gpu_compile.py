@@ -1,0 +1,98 @@
+"""Ahead-of-time compilation for GPUs that are not here. It runs in a process of its own: this one
+interprets kernels.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mtmd.kernels.errors import OptionError, PlacementError
+from mtmd.kernels.gpu import compile as aot
+from mtmd.kernels.gpu.resources import VISION, resources
+
+ROOT = Path(__file__).parents[3]
+SCRIPT = """
+import json
+from dataclasses import asdict
+from mtmd.kernels.gpu.compile import SHARED_LIMIT, compile_combine
+from mtmd.kernels.gpu.resources import DECODE, PREFILL, VISION, quantized_row, resources, row
+out = {f"{t} {w} {s}": asdict(resources(VISION, w, t, split=s)) for t in SHARED_LIMIT for w in (72, 80) for s in (True, False)}
+out |= {f"{t} bounds": asdict(resources(PREFILL, 72, t)) for t in SHARED_LIMIT}
+out |= {f"{t} 512": asdict(resources(PREFILL, 512, t)) for t in SHARED_LIMIT}
+out |= {f"{t} decoding {w}": asdict(resources(DECODE, w, t)) for t in SHARED_LIMIT for w in (128, 512)}
+types = {name: t for name, t in DECODE.types(512).items() if name in ("q", "k", "v")}
+out |= {f"{t} combine": asdict(compile_combine(t, **types, scale=1.0)) for t in SHARED_LIMIT}
+print(json.dumps({"resources": out, "rows": [row(VISION, 72), row(PREFILL, 512), row(DECODE, 512), quantized_row("Q4_K", 512)]}))
+"""
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", SCRIPT],
+        capture_output=True,
+        text=True,
+        env=env,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("target", aot.SHARED_LIMIT)
+@pytest.mark.parametrize(
+    "form", ["72 True", "80 True", "bounds", "512", "decoding 128", "decoding 512"]
+)
+def test_chosen_tile_fits(compiled, target, form):
+    r = compiled["resources"][f"{target} {form}"]
+    assert 0 < r["shared_bytes"] <= aot.SHARED_LIMIT[target]
+    assert r["spill_bytes"] == 0
+    few = form == "512" or "decoding" in form  # fewer rows than wgmma takes
+    assert (
+        r["instruction"]
+        == {"cuda:80": "mma.sync", "cuda:90": "mma.sync" if few else "wgmma", "hip:gfx942": "mfma"}[
+            target
+        ]
+    )
+
+
+@pytest.mark.parametrize("target", aot.SHARED_LIMIT)
+def test_parts_are_added_in_registers(compiled, target):
+    r = compiled["resources"][f"{target} combine"]
+    assert r["shared_bytes"] <= 4096 and r["spill_bytes"] == 0
+
+
+@pytest.mark.parametrize("target", aot.SHARED_LIMIT)
+@pytest.mark.parametrize("width", [72, 80])
+def test_split_head_takes_less_than_padding(compiled, target, width):
+    split, padded = (compiled["resources"][f"{target} {width} {form}"] for form in (True, False))
+    assert split["shared_bytes"] < padded["shared_bytes"]
+    assert (
+        split["registers"] + split["spill_bytes"] // 4
+        < padded["registers"] + padded["spill_bytes"] // 4
+    )
+
+
+def test_documented_table_is_current(compiled):
+    lines = (ROOT / "docs" / "kernels.md").read_text().splitlines()
+    assert all(row in lines for row in compiled["rows"]), (
+        "docs/kernels.md: run python -m mtmd.kernels.gpu.resources > docs/kernels.md"
+    )
+
+
+def test_interpreted_kernel_cannot_be_compiled():
+    with pytest.raises(PlacementError, match="TRITON_INTERPRET"):
+        resources(VISION, 72, "cuda:90")
+
+
+@pytest.mark.parametrize("target", ["cuda", "cuda:9", "cuda:x", "hip:90", "tpu:1", ""])
+def test_unknown_target(target):
+    with pytest.raises(OptionError, match="cuda:CAPABILITY"):
+        resources(VISION, 72, target)

@@ -1,0 +1,207 @@
+"""Products with block-quantized weights by Triton kernels: in its interpreter against exact
+dequantization, and compiled ahead of time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from op_cases import node_of
+
+from mtmd.kernels.backends import gpu
+from mtmd.kernels.backends.gpu import Gpu
+from mtmd.kernels.backends.target import Target
+from mtmd.kernels.errors import PlacementError
+from mtmd.kernels.gpu import compile as compile_module
+from mtmd.kernels.gpu import quant_blocks
+from mtmd.kernels.gpu.compile import SHARED_LIMIT, Resources
+from mtmd.kernels.gpu.quant_cases import CASES, KINDS, NMSE, Case, error_of, random_blocks
+from mtmd.kernels.gpu.quant_matmul import (
+    GROUP,
+    kernel_of,
+    plan_call,
+    quant_matmul,
+    rejects,
+    row_kernel,
+    tile_kernel,
+)
+from mtmd.kernels.graph import Node, Type
+from mtmd.kernels.plan.scheduler import make_plan
+from mtmd.kernels.quantization.blocks import BLOCKS, dequantize
+
+pytestmark = pytest.mark.usefixtures("exact_bf16", "poisoned")
+
+
+def types(case: Case) -> list[Type | None]:
+    return [None if t is None else Type.of(t) for t in case.inputs()]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_products_are_those_of_dequantized_weights(case):
+    x, w, bias = case.inputs()
+    assert rejects(*types(case), **case.options) is None
+    found = quant_matmul(x, w, bias, **case.options)
+    assert found.shape == (case.rows, case.outer) and found.dtype == case.dtype
+    assert error_of(found, x, w, bias, case.quant) <= NMSE[case.dtype]
+
+
+@triton.jit
+def copy_kernel(w, out, row_bytes, width, QUANT: tl.constexpr, ROWS: tl.constexpr):
+    n, group = tl.arange(0, ROWS), tl.program_id(0) * 2 + tl.arange(0, 2)
+    at = (n * width)[:, None, None] + (group * 32)[None, :, None] + tl.arange(0, 32)[None, None, :]
+    tl.store(out + at, quant_blocks.decode(w, n.to(tl.int64) * row_bytes, group, QUANT))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_decoded_values_are_bit_for_bit_the_dequantized_ones(kind):
+    width = 2 * BLOCKS[kind].values
+    w = random_blocks(kind, 8, width)
+    expected, out = dequantize(w, kind), torch.empty(8, width)
+    copy_kernel[(width // 64,)](w, out, w.shape[1], width, QUANT=kind, ROWS=8)
+    assert torch.equal(out, expected)
+
+
+def test_blocks_are_whole_groups_of_even_size():
+    assert all(BLOCKS[kind].values % GROUP == 0 and BLOCKS[kind].bytes % 2 == 0 for kind in KINDS)
+
+
+def test_one_row_takes_the_kernel_without_matrix_instructions():
+    calls = {
+        rows: plan_call(*types(Case("Q4_K", rows, 9, dtype=torch.bfloat16)), quant="Q4_K")
+        for rows in (1, 2, 16, 17, 65)
+    }
+    assert [kernel_of(call)[0] for call in calls.values()] == [row_kernel, *[tile_kernel] * 4]
+    assert [call.constants.get("ROWS") for call in calls.values()] == [None, 16, 16, 64, 128]
+
+
+def test_leading_dimensions_and_no_rows():
+    x, w, _ = Case("Q4_0", 6, 5, 2).inputs()
+    assert torch.equal(
+        quant_matmul(x.view(2, 3, 64), w, quant="Q4_0"),
+        quant_matmul(x, w, quant="Q4_0").view(2, 3, 5),
+    )
+    assert quant_matmul(x[:0], w, quant="Q4_0").shape == (0, 5)
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"quant": "IQ2_S"}, "IQ2_S"),
+        ({"x": Type.contiguous((3, 64), torch.float64)}, "fp64"),
+        ({"x": Type((3, 64), torch.float32, (128, 2))}, "[128, 2]"),
+        ({"x": Type.contiguous((2**30, 64), torch.float32)}, "2^30"),
+    ],
+)
+def test_rejects_says_why(changes, words):
+    x, w, bias = types(Case("Q8_0", 3, 5, 2))
+    reason = rejects(**{"x": x, "w": w, "bias": bias, "quant": "Q8_0"} | changes)
+    assert reason is not None and words in reason
+
+
+def test_launcher_refuses_what_rejects_names_and_odd_addresses():
+    x, w, _ = Case("Q8_0", 3, 5, 2).inputs()
+    with pytest.raises(PlacementError, match="contiguous"):
+        quant_matmul(x.t().contiguous().t(), w, quant="Q8_0")
+    odd = torch.empty(w.numel() + 1, dtype=torch.uint8)[1:].view(w.shape)
+    with pytest.raises(PlacementError, match="odd address"):
+        quant_matmul(x, odd, quant="Q8_0")
+
+
+def node(quant: str = "Q4_K", rows: int = 3, **x: Any) -> Node:
+    return node_of("matmul", list(Case(quant, rows, 5, 2, **x).inputs()), {"quant": quant})
+
+
+def test_the_gpu_backend_runs_it_and_says_what_it_lacks(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a card")
+    assert Gpu().rejects(node()) is None and Gpu().workspace(node()) == 0
+    x, w, _ = Case("Q4_K", 3, 5, 2).inputs()
+    assert torch.equal(Gpu().lower(node())(x, w, None), quant_matmul(x, w, quant="Q4_K"))
+    assert "fp64" in (Gpu().rejects(node(dtype=torch.float64)) or "")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    assert (
+        Gpu().rejects(node())
+        == "the quantized matmul kernel needs compute capability 8.0, found 7.5 (a card)"
+    )
+    monkeypatch.setattr(gpu, "find_spec", lambda _: None)
+    assert "pip install" in (Gpu().rejects(node()) or "")
+
+
+def test_a_target_says_the_same_and_compiles_each_kernel_once(monkeypatch):
+    assert Target("cuda:90").rejects(node()) is None and Target("cuda:90").workspace(node()) == 0
+    assert (
+        Target("cuda:75").rejects(node())
+        == "the quantized matmul kernel needs compute capability 8.0, found 7.5"
+    )
+    assert "fp64" in (Target("hip:gfx942").rejects(node(dtype=torch.float64)) or "")
+    plans = [node("Q4_K"), node("Q4_K"), node("Q6_K"), node("Q4_K", 1)]
+    asked = []
+
+    def compile_node(target: str, asked_for: Node) -> Resources:
+        asked.append(asked_for)
+        return Resources(target, 1024, 64, 0, "wgmma")
+
+    monkeypatch.setattr(compile_module, "compile_node", compile_node)
+    target = Target("cuda:90")
+    found = target.compile("decoder", make_plan(plans, [target]))
+    assert asked == [plans[0], plans[2], plans[3]]
+    assert [(kernel.kernel, kernel.nodes, kernel.head) for kernel in found] == [
+        ("Q4_K matmul", 2, None),
+        ("Q6_K matmul", 1, None),
+        ("Q4_K matmul", 1, None),
+    ]
+
+
+SCRIPT = """
+import json
+from dataclasses import asdict
+import torch
+from mtmd.kernels import ops
+from mtmd.kernels.gpu.compile import compile_node
+from mtmd.kernels.gpu.quant_cases import KINDS
+from mtmd.kernels.graph import graph_input
+from mtmd.kernels.quantization.blocks import row_bytes
+forms = [(t, kind, rows) for kind in ("Q8_0", "Q4_0", "Q4_K", "Q6_K") for t in ("cuda:80", "cuda:90", "hip:gfx942") for rows in (1, 512)]
+forms += [("cuda:90", kind, rows) for kind in KINDS for rows in (1, 512)[KINDS.index(kind) % 2:]]
+out = {}
+for target, kind, rows in dict.fromkeys(forms):
+    x = graph_input("x", (rows, 2048), torch.bfloat16, None)
+    w = graph_input("w", (2048, row_bytes(kind, 2048)), torch.uint8, None)
+    out[f"{target} {kind} {rows}"] = asdict(compile_node(target, ops.matmul(x, w, quant=kind)))
+print(json.dumps(out))
+"""
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", SCRIPT],
+        capture_output=True,
+        text=True,
+        env=env,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_every_type_compiles_and_fits(compiled):
+    assert len(compiled) >= 4 * 3 * 2 + 8 and {name.split()[1] for name in compiled} == set(KINDS)
+    for name, used in compiled.items():
+        target = used["target"]
+        assert used["shared_bytes"] <= SHARED_LIMIT[target] and used["spill_bytes"] == 0, name
+        if name.endswith("512"):
+            assert (
+                used["instruction"]
+                == {"cuda:80": "mma.sync", "cuda:90": "wgmma", "hip:gfx942": "mfma"}[target]
+            ), name

@@ -1,0 +1,252 @@
+"""The Triton kernels of the recurrent ops: in the interpreter against the ops' references, and
+compiled ahead of time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from mtmd.kernels.backends import gpu
+from mtmd.kernels.backends.gpu import Gpu
+from mtmd.kernels.errors import PlacementError
+from mtmd.kernels.gpu import gated_delta, short_conv
+from mtmd.kernels.gpu.compile import SHARED_LIMIT
+from mtmd.kernels.graph import Node, Type
+from mtmd.kernels.ops import OPS
+
+pytestmark = pytest.mark.usefixtures("exact_bf16", "poisoned")
+ROOT = Path(__file__).parents[3]
+KERNELS = {"gated_delta": gated_delta, "short_conv": short_conv}
+CASES = [
+    pytest.param(op, case, id=f"{op} {case}")
+    for op, module in KERNELS.items()
+    for case in module.CASES
+]
+
+
+def check(op, case, seed=0):
+    """The kernel's result against the reference on the same values in fp32."""
+    given = case.inputs(seed=seed)
+    assert (
+        KERNELS[op].rejects(*(None if t is None else Type.of(t) for t in given), **case.options)
+        is None
+    )
+    found = getattr(KERNELS[op], op)(*given, **case.options)
+    wide = [t.float() if t is not None and t.is_floating_point() else t for t in given]
+    expected = OPS[op].reference(*wide, **case.options)
+    assert (
+        found.dtype == (torch.float32 if op == "gated_delta" else case.dtype)
+        and found.shape == expected.shape
+    )
+    error = float((found.float() - expected).square().sum() / expected.square().sum())
+    assert error <= KERNELS[op].NMSE[case.dtype], f"{case}: NMSE {error:.1e}"
+
+
+@pytest.mark.parametrize(("op", "case"), CASES)
+def test_matches_reference(op, case):
+    check(op, case)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_fuzz(seed):
+    """Any sizes and any lengths, some of them zero, are taken and right."""
+    rng = random.Random(seed)
+    lengths = (1, *(rng.choice((0, 1, 1, 2, 3, 15, 16, 17)) for _ in range(rng.randint(1, 4))))
+    groups, dtype = (
+        rng.choice((1, 2, 3)),
+        rng.choice((torch.float32, torch.bfloat16, torch.bfloat16, torch.float16)),
+    )
+    check(
+        "gated_delta",
+        gated_delta.Case(
+            lengths,
+            rng.randint(1, 60),
+            rng.randint(1, 60),
+            groups * rng.choice((1, 2, 3)),
+            groups,
+            dtype,
+            rng.random() < 0.5,
+        ),
+        seed,
+    )
+    check(
+        "short_conv",
+        short_conv.Case(
+            lengths,
+            rng.randint(1, 300),
+            rng.randint(2, 8),
+            dtype,
+            rng.choice(("none", "silu")),
+            rng.random() < 0.5,
+            rng.random() < 0.5,
+        ),
+        seed,
+    )
+
+
+def test_equal_keys_at_full_strength_do_not_lose_digits():
+    """Sixteen tokens with the same key, full strength and no decay: powers of the system's matrix
+    would grow to 6,435.
+    """
+    given = list(gated_delta.Case((48,), 16, 16, 2, 1, torch.bfloat16).inputs())
+    given[1] = given[1][:1].expand(48, -1, -1)
+    given[3], given[4] = torch.zeros_like(given[3]), torch.ones_like(given[4])
+    expected = OPS["gated_delta"].reference(*given, scale=0.25)
+    found = gated_delta.gated_delta(*given, scale=0.25)
+    assert float((found - expected).square().sum() / expected.square().sum()) < 1e-9
+
+
+def test_strong_decay_leaves_numbers():
+    given = list(gated_delta.Case((40,), 16, 16, 2, 1, torch.bfloat16).inputs())
+    given[3] = given[3] - 200
+    assert torch.isfinite(gated_delta.gated_delta(*given, scale=0.25)).all()
+
+
+def types(op, **changes):
+    case = {"gated_delta": gated_delta.Case((5, 2)), "short_conv": short_conv.Case((5, 2), 24, 4)}[
+        op
+    ]
+    names = {
+        "gated_delta": ("q", "k", "v", "decay", "beta", "state", "starts", "slots"),
+        "short_conv": ("x", "w", "state", "starts", "slots", "bias"),
+    }[op]
+    return (
+        {n: t if t is None else Type.of(t) for n, t in zip(names, case.inputs(), strict=True)}
+        | case.options
+        | changes
+    )
+
+
+f32 = torch.float32
+
+
+@pytest.mark.parametrize(
+    ("op", "changes", "words"),
+    [
+        ("gated_delta", {"k": Type.contiguous((7, 1, 16), torch.bfloat16)}, "k is bf16"),
+        ("gated_delta", {"q": Type.contiguous((7, 1, 16), torch.float64)}, "q is fp64"),
+        ("gated_delta", {"v": Type((7, 2, 16), f32, (32, 1, 2))}, "v has strides [32, 1, 2]"),
+        ("gated_delta", {"q": Type.contiguous((7, 1, 300), f32)}, "size 300"),
+        (
+            "gated_delta",
+            {"state": Type((4, 16, 2, 16), f32, (512, 1, 256, 16))},
+            "states have strides",
+        ),
+        ("gated_delta", {"scale": float("inf")}, "scale inf"),
+        ("gated_delta", {"slots": Type.contiguous((2**27,), torch.int64)}, "2^31"),
+        ("gated_delta", {"q": Type((7, 1, 16), f32, (2**28, 16, 1))}, "in a chunk"),
+        ("short_conv", {"x": Type.contiguous((7, 24), torch.float64)}, "x is fp64"),
+        ("short_conv", {"state": Type((4, 3, 24), f32, (72, 1, 3))}, "the state has strides"),
+        ("short_conv", {"bias": Type((24,), f32, (2,))}, "bias has strides"),
+        ("short_conv", {"w": Type.contiguous((24, 9), f32)}, "9 tokens"),
+        ("short_conv", {"x": Type.contiguous((2**30, 24), f32)}, "2^30"),
+    ],
+)
+def test_rejects_says_why(op, changes, words):
+    reason = KERNELS[op].rejects(**types(op, **changes))
+    assert reason is not None and words in reason, reason
+
+
+def test_launchers_refuse_what_rejects_names():
+    q, k, v, *rest = gated_delta.Case((5,)).inputs()
+    with pytest.raises(PlacementError, match="last dimension"):
+        gated_delta.gated_delta(
+            q, k, v.transpose(1, 2).contiguous().transpose(1, 2), *rest, scale=0.1
+        )
+    x, w, state, starts, slots, _ = short_conv.Case((5,)).inputs()
+    with pytest.raises(PlacementError, match="contiguous"):
+        short_conv.short_conv(
+            x,
+            w,
+            state.transpose(0, 1).contiguous().transpose(0, 1),
+            starts,
+            slots,
+            activation="none",
+        )
+
+
+def node(op, case) -> Node:
+    leaves = [
+        t if t is None else Node("input", (), Type.of(t), {}, f"in{i}")
+        for i, t in enumerate(case.inputs())
+    ]
+    return OPS[op](*leaves, name="blk.0", **case.options)
+
+
+@pytest.mark.parametrize("op", KERNELS)
+def test_the_backend_asks_the_kernel_and_runs_it(op, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    case = KERNELS[op].CASES[1]
+    taken = node(op, case)
+    assert Gpu().rejects(taken) is None and Gpu().workspace(taken) == 0
+    torch.testing.assert_close(
+        Gpu().lower(taken)(*case.inputs()), OPS[op].reference(*case.inputs(), **case.options)
+    )
+    refused = node(op, replace(case, **({"key": 300} if op == "gated_delta" else {"width": 9})))
+    assert "the kernel takes" in Gpu().rejects(refused)
+    monkeypatch.setattr(gpu, "find_spec", lambda _: None)
+    assert "Triton" in Gpu().rejects(taken)
+
+
+FORMS = (
+    "delta rule, decoding, K = V = 128, bf16",
+    "delta rule, prefill, K = V = 128, bf16",
+    "delta rule, prefill, K = V = 256, bf16",
+    "delta rule, prefill, K = V = 128, fp32",
+    "short convolution, prefill",
+)
+SCRIPT = """
+import json, sys
+from dataclasses import asdict
+from mtmd.kernels.gpu.compile import SHARED_LIMIT, compile_node
+from mtmd.kernels.gpu.resources import recurrent_nodes
+nodes = recurrent_nodes()
+print(json.dumps({form: {target: asdict(compile_node(target, nodes[form])) for target in SHARED_LIMIT} for form in sys.argv[1:]}))
+"""
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    command = [sys.executable, "-W", "error", "-c", SCRIPT, *FORMS]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_compiles_fits_and_does_not_spill(compiled, form):
+    for target, r in compiled[form].items():
+        assert r["shared_bytes"] <= SHARED_LIMIT[target] and r["spill_bytes"] == 0, f"{target}: {r}"
+        chunks = "prefill" in form and "bf16" in form
+        assert r["instruction"] == (
+            "fma" if not chunks else "mfma" if target.startswith("hip") else "mma.sync"
+        ), f"{target}: {r}"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_documented_table_is_current(compiled, form):
+    line = next(
+        line
+        for line in (ROOT / "docs" / "kernels.md").read_text().splitlines()
+        if line.startswith(f"| {form} |")
+    )
+    used = compiled[form].values()
+    cells = [
+        f"{r['shared_bytes'] / 1024:.0f} / {r['registers']} / {r['spill_bytes']} / "
+        f"{r['instruction']}"
+        for r in used
+    ]
+    assert line.split(" | ")[2:] == [*cells[:-1], cells[-1] + " |"], (
+        "run python -m mtmd.kernels.gpu.resources > docs/kernels.md"
+    )

@@ -1,0 +1,219 @@
+"""The mixture of experts: against transformers' modules, and that nobody touches an expert that was
+not chosen.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from op_cases import node_of
+from torch import Tensor
+
+from mtmd.kernels import ops
+from mtmd.kernels.backends import Cpu
+from mtmd.kernels.backends.reference import _Allocations
+from mtmd.kernels.errors import PlacementError
+from mtmd.kernels.gpu.quant_cases import random_blocks
+from mtmd.kernels.graph import Node, Type
+from mtmd.kernels.ops import OPS
+from mtmd.kernels.quantization.blocks import dequantize
+
+EXPERTS, WIDTH, FFN = 7, 24, 10
+FORMS = ("reference", "cpu")
+
+
+def run(form: str, inputs: list[Tensor], **attrs: Any) -> Tensor:
+    if form == "reference":
+        return ops.moe.reference(*inputs, **attrs)
+    found: Tensor = Cpu().lower(node_of("moe", inputs, attrs))(*inputs)
+    return found
+
+
+def tables(dtype: torch.dtype = torch.float32, seed: int = 0) -> list[Tensor]:
+    torch.manual_seed(seed)
+    return [
+        torch.randn(EXPERTS, *shape).mul_(0.2).to(dtype)
+        for shape in ((FFN, WIDTH), (FFN, WIDTH), (WIDTH, FFN))
+    ]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("tokens, top_k", [(1, 1), (1, 3), (2, EXPERTS), (29, 2)])
+def test_it_is_transformers(form: str, normalize: bool, tokens: int, top_k: int) -> None:
+    from transformers import Qwen3MoeConfig
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
+
+    config = Qwen3MoeConfig(
+        hidden_size=WIDTH,
+        moe_intermediate_size=FFN,
+        num_experts=EXPERTS,
+        num_experts_per_tok=top_k,
+        norm_topk_prob=normalize,
+    )
+    config._experts_implementation = "eager"
+    block = Qwen3MoeSparseMoeBlock(config).eval()
+    gate, up, down = tables()
+    router, x = torch.randn(EXPERTS, WIDTH), torch.randn(tokens, WIDTH)
+    with torch.no_grad():
+        block.experts.gate_up_proj.copy_(torch.cat((gate, up), 1))
+        block.experts.down_proj.copy_(down)
+        block.gate.weight.copy_(router)
+        found = block(x[None])
+        expected = (found[0] if isinstance(found, tuple) else found)[0]
+        torch.testing.assert_close(
+            run(form, [x, x @ router.t(), gate, up, down], top_k=top_k, normalize=normalize),
+            expected,
+            rtol=1e-5,
+            atol=1e-6,
+        )
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("tokens, top_k", [(1, 3), (29, 2)])
+def test_gelu_and_a_share_for_each_expert_are_transformers(
+    form: str, tokens: int, top_k: int
+) -> None:
+    from transformers.models.gemma4.configuration_gemma4 import Gemma4TextConfig
+    from transformers.models.gemma4.modeling_gemma4 import Gemma4TextExperts, Gemma4TextRouter
+
+    config = Gemma4TextConfig(
+        hidden_size=WIDTH,
+        moe_intermediate_size=FFN,
+        num_experts=EXPERTS,
+        top_k_experts=top_k,
+        enable_moe_block=True,
+    )
+    config._experts_implementation = "eager"
+    experts, router = Gemma4TextExperts(config), Gemma4TextRouter(config)
+    gate, up, down = tables()
+    rated, x, shares = (
+        torch.randn(tokens, WIDTH),
+        torch.randn(tokens, WIDTH),
+        torch.rand(EXPERTS) * 3,
+    )
+    with torch.no_grad():
+        experts.gate_up_proj.copy_(torch.cat((gate, up), 1))
+        experts.down_proj.copy_(down)
+        router.per_expert_scale.copy_(shares)
+        _, weights, chosen = router(rated)
+        expected = experts(x, chosen, weights)
+        logits = router.proj(router.norm(rated) * WIDTH**-0.5)
+    found = run(
+        form, [x, logits, gate, up, down, shares], top_k=top_k, normalize=True, act="gelu_tanh"
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_experts_that_nobody_chose_are_not_read(form: str) -> None:
+    gate, up, down = tables()
+    router = torch.full((3, EXPERTS), -9.0)
+    for token, chosen in enumerate(((1, 5), (5, 6), (1, 6))):
+        router[token, list(chosen)] = torch.tensor([1.0, 0.5])
+    expected = run(form, [torch.ones(3, WIDTH), router, gate, up, down], top_k=2, normalize=True)
+    for table in (gate, up, down):
+        table[[0, 2, 3, 4]] = torch.nan
+    found = run(form, [torch.ones(3, WIDTH), router, gate, up, down], top_k=2, normalize=True)
+    assert torch.equal(found, expected) and bool(found.isfinite().all())
+    gate[5] = torch.nan
+    assert run(
+        form, [torch.ones(3, WIDTH), router, gate, up, down], top_k=2, normalize=True
+    ).isnan().any(1).tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
+def test_blocks_of_several_types_are_their_values(
+    form: str, dtype: torch.dtype, tolerance: float
+) -> None:
+    kinds = {"gate_quant": "Q4_K", "up_quant": "Q8_0", "down_quant": "Q6_K"}
+    packed = [
+        random_blocks(kind, 3 * 256, 256, seed).view(3, 256, -1)
+        for seed, kind in enumerate(kinds.values())
+    ]
+    x, router = torch.randn(9, 256).mul_(0.01).to(dtype), torch.randn(9, 3).to(dtype)
+    plain = [dequantize(table, kind) for table, kind in zip(packed, kinds.values(), strict=True)]
+    expected = ops.moe.reference(x.float(), router.float(), *plain, top_k=2, normalize=False)
+    found = run(form, [x, router, *packed], top_k=2, normalize=False, **kinds)
+    assert found.dtype == dtype
+    assert float((found.float() - expected).norm() / expected.norm()) < tolerance
+    mixed = run(
+        form,
+        [x, router, plain[0].to(dtype), *packed[1:]],
+        top_k=2,
+        normalize=False,
+        **{k: v for k, v in kinds.items() if k != "gate_quant"},
+    )
+    assert float((mixed.float() - expected).norm() / expected.norm()) < tolerance
+
+
+def node(tokens: int, top_k: int, experts: int = EXPERTS) -> Node:
+    types = (
+        (tokens, WIDTH),
+        (tokens, experts),
+        (experts, FFN, WIDTH),
+        (experts, FFN, WIDTH),
+        (experts, WIDTH, FFN),
+    )
+    return ops.moe(
+        *(
+            Node("input", (), Type.contiguous(t, torch.float32), {}, f"in{i}")
+            for i, t in enumerate(types)
+        ),
+        top_k=top_k,
+        normalize=True,
+        name="blk.0.ffn_moe",
+    )
+
+
+def test_work_and_traffic_are_those_of_the_experts_in_use() -> None:
+    one = node(1, 2)
+    assert OPS["moe"].flops(one) == 2 * 3 * 2 * WIDTH * FFN
+    assert OPS["moe"].bytes(one) == 4 * (2 * WIDTH + EXPERTS + 2 * 3 * WIDTH * FFN)
+    assert OPS["moe"].flops(node(50, 2)) == 50 * OPS["moe"].flops(one)
+    everything = sum(i.type.bytes for i in node(500, 2).operands) + node(500, 2).type.bytes
+    assert 0.99 * everything < OPS["moe"].bytes(node(500, 2)) <= everything
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_it_holds_beside_its_result_is_foretold(form: str, dtype: torch.dtype) -> None:
+    """With all tokens at the same experts, which takes the most. What torch's products hold within
+    is not seen here.
+    """
+    for tokens in (1, 64):
+        inputs = [
+            torch.randn(tokens, 96).to(dtype),
+            torch.arange(5.0).expand(tokens, 5).contiguous().to(dtype),
+            *(torch.randn(5, *shape).to(dtype) for shape in ((40, 96), (40, 96), (96, 40))),
+        ]
+        attrs = {"top_k": 2, "normalize": True}
+        this = node_of("moe", inputs, attrs)
+        foretold = Cpu().workspace(this) if form == "cpu" else OPS["moe"].workspace(this)  # type: ignore[misc]
+        seen = _Allocations()
+        with seen, torch.no_grad():
+            result = run(form, inputs, **attrs)
+        held = seen.peak - result.nbytes
+        assert held <= foretold + 1024, f"{tokens} tokens: {held} held, {foretold} foretold"
+        assert tokens == 1 or foretold <= 3 * held + 600_000, (
+            f"{tokens} tokens: {held} held, {foretold} foretold"
+        )
+
+
+@pytest.mark.parametrize(
+    "change, told",
+    [
+        ({"top_k": 8}, "top_k 8 of 7 experts"),
+        ({"top_k": 0}, "top_k 0 of 7 experts"),
+        ({"gate_quant": "Q4_K"}, "for rows of Q4_K blocks"),
+        ({"up_quant": "Q9_9"}, "quant 'Q9_9'; expected one of"),
+        ({"act": "relu"}, "act 'relu', expected one of silu, gelu_tanh"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change: dict[str, Any], told: str) -> None:
+    inputs = [torch.zeros(2, WIDTH), torch.zeros(2, EXPERTS), *tables()]
+    with pytest.raises(PlacementError, match=told):
+        node_of("moe", inputs, {"top_k": 2, "normalize": True} | change)

@@ -1,0 +1,166 @@
+"""Rotary embeddings against transformers: every kind of scaling, M-RoPE's axes, both ways of
+pairing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mtmd.kernels import ops
+from mtmd.kernels.checkpoint.rotary import Rotary, read_rotary, rotary, sections
+from mtmd.kernels.checkpoint.settings import Settings
+from mtmd.kernels.errors import ModelError
+
+POSITIONS = torch.tensor([0, 1, 2, 5, 511, 4095, 131071])
+KINDS: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 8.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048},
+    "yarn, its own ramp": {
+        "rope_type": "yarn",
+        "factor": 16.0,
+        "beta_fast": 24.0,
+        "beta_slow": 2.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.5,
+        "original_max_position_embeddings": 512,
+        "truncate": False,
+    },
+}
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def turned(x: Tensor, positions: Tensor, how: Rotary, **attrs: Any) -> Tensor:
+    positions = positions.expand(3, -1) if positions.ndim == 1 else positions
+    return ops.rope.reference(x, ops.rope_table.reference(positions, rotary=how), **attrs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("base, heads, size", [(1e4, 3, 16), (1e6, 2, 256), (1e6, 1, 72)])
+def test_rope_is_transformers(base: float, heads: int, size: int, kind: str) -> None:
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+    parameters = {**KINDS[kind], "rope_theta": base}
+    table = LlamaRotaryEmbedding(
+        LlamaConfig(
+            hidden_size=heads * size,
+            num_attention_heads=heads,
+            head_dim=size,
+            max_position_embeddings=8192,
+            rope_parameters=parameters,
+        )
+    )
+    how = read_rotary(Settings(parameters, "config.json: rope_parameters"), size, 1.0, 8192)
+    assert torch.equal(torch.tensor(how.frequencies), table.inv_freq)
+    x = random(7, heads, size)
+    cos, sin = table(x, POSITIONS[None])
+    expected = apply_rotary_pos_emb(x[None].transpose(1, 2), x[None].transpose(1, 2), cos, sin)[
+        0
+    ].transpose(1, 2)[0]
+    torch.testing.assert_close(turned(x, POSITIONS, how), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "counts, interleaved",
+    [([4, 6, 6], False), ([6, 5, 5], True), ([24, 20, 20], True), ([11, 11, 10], True)],
+)
+def test_axes_are_those_of_transformers(counts: list[int], interleaved: bool) -> None:
+    from transformers import Qwen3VLTextConfig
+    from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
+
+    size, positions = (
+        2 * sum(counts),
+        torch.randint(0, 99, (3, 5), generator=torch.Generator().manual_seed(1)),
+    )
+    table = ops.rope_table.reference(
+        positions, rotary=rotary(1e4, size).by_axes(sections(counts, interleaved))
+    )
+    if interleaved:
+        config = Qwen3VLTextConfig(
+            head_dim=size,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e4, "mrope_section": counts},
+        )
+        cos, sin = Qwen3VLTextRotaryEmbedding(config)(torch.zeros(1), positions[:, None])
+        expected = torch.stack((cos[0, :, : size // 2], sin[0, :, : size // 2]), 1)
+    else:
+        angles = positions[:, :, None].float() * torch.tensor(rotary(1e4, size).frequencies)
+        turned_by = torch.cat([part[i] for i, part in enumerate(angles.split(counts, -1))], -1)
+        expected = torch.stack((turned_by.cos(), turned_by.sin()), 1)
+    torch.testing.assert_close(table, expected, rtol=0, atol=0)
+
+
+def test_adjacent_pairs_are_half_pairs_of_rows_in_another_order() -> None:
+    x, how = random(7, 2, 16), rotary(1e4, 16)
+    there = [i // 2 + 8 * (i % 2) for i in range(16)]
+    assert torch.equal(
+        turned(x[..., there], POSITIONS, how, pairs="adjacent"),
+        turned(x, POSITIONS, how)[..., there],
+    )
+
+
+def test_parts_turn_by_themselves() -> None:
+    x, how = random(2, 7, 3, 16), rotary(100.0, 8)
+    both = Rotary(how.frequencies * 2, (0,) * 4 + (1,) * 4)
+    positions = torch.stack((POSITIONS, POSITIONS + 3))
+    found = ops.rope.reference(x, ops.rope_table.reference(positions, rotary=both), parts=2)
+    expected = [turned(half, row, how) for half, row in zip(x.chunk(2, -1), positions, strict=True)]
+    assert torch.equal(found, torch.cat(expected, -1))
+
+
+def test_dimensions_beyond_the_table_stay() -> None:
+    x, how = random(7, 2, 20), rotary(1e4, 8)
+    found = turned(x, POSITIONS, how)
+    assert torch.equal(found[..., 8:], x[..., 8:])
+    assert torch.equal(found[..., :8], turned(x[..., :8], POSITIONS, how))
+
+
+def test_bf16_is_the_rounded_fp32() -> None:
+    x, positions = random(9, 2, 32, dtype=torch.bfloat16), torch.arange(9) * 37
+    assert torch.equal(
+        turned(x, positions, rotary(1e4, 32)),
+        turned(x.float(), positions, rotary(1e4, 32)).bfloat16(),
+    )
+
+
+def test_position_zero_changes_nothing_and_lengths_are_kept() -> None:
+    x = random(3, 2, 18)
+    found = turned(x, torch.tensor([0, 3, 100]), rotary(1e4, 18))
+    assert torch.equal(found[0], x[0])
+    torch.testing.assert_close(found.norm(dim=-1), x.norm(dim=-1))
+
+
+@pytest.mark.parametrize(
+    "values, told",
+    [
+        ({"rope_type": "longrope"}, "rope_type is 'longrope', expected one of default, linear"),
+        ({"type": "dynamic"}, "rope_type is 'dynamic'"),
+        ({"rope_type": "linear"}, "factor is None, expected a number above 0"),
+        (
+            {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 1},
+            "high_freq_factor is 1.0, expected more than",
+        ),
+    ],
+)
+def test_what_cannot_be_followed(values: dict[str, Any], told: str) -> None:
+    with pytest.raises(ModelError, match=told):
+        read_rotary(Settings(values, "config.json"), 16, 1e4, 2048)
+
+
+def test_an_odd_head() -> None:
+    with pytest.raises(ModelError, match="over 15 dimensions of a head, expected an even number"):
+        rotary(1e4, 15)

@@ -1,0 +1,314 @@
+"""Many requests at once on a small random decoder: each answered as if it were alone, whatever the
+others do.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import test_runner as small
+import torch
+
+from mtmd.kernels.errors import BusyError, DeviceMemoryError, MtmdError, PromptError
+from mtmd.kernels.plan.scheduler import Plan
+from mtmd.llm.engine.batcher import LEAST_SHARE, Item, Step
+from mtmd.llm.engine.engine import Engine, Generation, Request, identities
+from mtmd.llm.engine.sequence import Span
+from mtmd.llm.engine.state import PAGE
+from mtmd.llm.sampling.sampler import Sampler, Sampling
+
+
+def engine(
+    sequences: int = 4, context: int = 128, queue: int = 64, pages: int | None = None
+) -> Engine:
+    runner = small.runner(context, sequences=sequences)
+    if pages is not None:
+        runner.pages = pages
+    return Engine(runner, queue=queue)
+
+
+def request(length: int = 11, first: int = 5, count: int = 12, **chosen: Any) -> Request:
+    sampling = {
+        name: chosen.pop(name)
+        for name in ("temperature", "seed", "repetition_penalty")
+        if name in chosen
+    }
+    spans = chosen.pop("spans", None) or [Span(tuple(first + i % 50 for i in range(length)))]
+    return Request(spans, Sampler(Sampling(**sampling)), max_tokens=count, **chosen)
+
+
+def run(subject: Engine) -> None:
+    for _ in range(3000):
+        if not subject.busy:
+            return
+        subject.step()
+    raise AssertionError("the engine does not come to an end")
+
+
+def alone(**chosen: Any) -> list[int]:
+    subject = engine()
+    generation = subject.submit(request(**chosen))
+    run(subject)
+    assert generation.finish == "length"
+    return generation.tokens
+
+
+def test_one_request_is_what_the_runner_generates() -> None:
+    assert alone() == small.answer(small.runner(128))
+
+
+def test_requests_that_come_and_go_are_each_as_alone() -> None:
+    """Ten prompts of different lengths, four places, submitted while others decode."""
+    rng, subject = Random(0), engine()
+    asked = [
+        {"length": rng.randint(1, 70), "first": rng.randint(0, 9), "count": rng.randint(1, 30)}
+        for _ in range(10)
+    ]
+    expected = [alone(**a) for a in asked]
+    generations: list[Generation] = []
+    for chosen in asked:
+        generations.append(subject.submit(request(**chosen)))
+        for _ in range(rng.randint(0, 6)):
+            subject.step()
+    run(subject)
+    assert [g.tokens for g in generations] == expected
+    assert all(g.finish == "length" and g.prefill_ms > 0 for g in generations)
+
+
+def test_little_memory_makes_sequences_give_way_and_changes_nothing() -> None:
+    asked = [{"length": 20 + i, "first": i, "count": 60} for i in range(4)]
+    expected = [alone(**a) for a in asked]
+    subject = engine(pages=7)  # six pages for four sequences that grow to three each
+    generations = [subject.submit(request(**a)) for a in asked]
+    run(subject)
+    assert [g.tokens for g in generations] == expected
+    assert sum(g.preemptions for g in generations) > 0
+
+
+def test_a_prompt_read_before_is_not_read_again() -> None:
+    subject = engine()
+    first = subject.submit(request(length=3 * PAGE + 5))
+    run(subject)
+    again = subject.submit(request(length=3 * PAGE + 5))
+    run(subject)
+    assert (first.reused, again.reused) == (0, 3 * PAGE) and again.tokens == first.tokens
+
+
+def test_the_next_turn_goes_on_where_the_last_answer_ended() -> None:
+    subject = engine()
+    first = subject.submit(request(length=20, count=40))
+    run(subject)
+    turn = [*first.spans, Span(tuple(first.tokens)), Span((7, 8, 9))]
+    spans = [Span(s.tokens) for s in turn]
+    second = subject.submit(request(spans=spans))
+    run(subject)
+    assert second.reused == PAGE  # of 59 tokens whose keys are kept, one full page
+    assert second.tokens == alone(spans=spans)
+
+
+@pytest.mark.parametrize(("content", "reused"), [(b"one", PAGE), (b"other", 0), (b"", 0)])
+def test_pictures_are_known_by_their_content(content: bytes, reused: int) -> None:
+    def spans(content: bytes) -> list[Span]:
+        values = torch.randn(20, small.FAMILY.width, generator=torch.Generator().manual_seed(1))
+        return [
+            Span((1, 2)),
+            Span((9,) * 20, values, block=True, content=content),
+            Span(tuple(range(30))),
+        ]
+
+    subject = engine()
+    subject.submit(request(spans=spans(b"one")))
+    run(subject)
+    second = subject.submit(request(spans=spans(content)))
+    run(subject)
+    assert second.reused == reused and second.tokens == alone(spans=spans(content))
+
+
+def test_identities_count_through_a_picture() -> None:
+    span = Span((9,) * 4, torch.zeros(4, 2), content=b"x")
+    whole = list(identities([span]))
+    rest = Span(span.tokens[1:], span.embeddings, content=b"x", offset=1)
+    assert list(identities([span.cut(0, 1)])) + list(identities([rest])) == whole
+    assert len(set(whole)) == 4 and list(identities([Span((9,))])) != whole[:1]
+
+
+def test_draws_do_not_depend_on_the_others() -> None:
+    asked = [{"temperature": 1.0, "seed": s, "length": 9 + s} for s in range(4)]
+    expected = [alone(**a) for a in asked]
+    subject = engine()
+    generations = [subject.submit(request(**a)) for a in asked]
+    run(subject)
+    assert [g.tokens for g in generations] == expected
+
+
+def test_stop_tokens_and_penalties() -> None:
+    tokens = alone()
+    subject = engine()
+    stopped = subject.submit(request(stop=frozenset({tokens[3]})))
+    penalized = subject.submit(request(repetition_penalty=1.5))
+    run(subject)
+    assert (stopped.tokens, stopped.finish) == (tokens[: tokens.index(tokens[3])], "stop")
+    assert penalized.tokens == alone(repetition_penalty=1.5) != tokens
+
+
+def test_probabilities_are_told_when_asked_for() -> None:
+    subject = engine()
+    plain, told = subject.submit(request()), subject.submit(request(alternatives=3))
+    run(subject)
+    assert all(t.logprob is None and t.top == () for t in plain.take())
+    for token in told.take():
+        assert (
+            token.logprob == token.top[0][1] and token.top[0][0] == token.id and len(token.top) == 3
+        )
+        assert token.logprob < 0 and token.top[0][1] >= token.top[1][1] >= token.top[2][1]
+    assert told.take() == []
+
+
+def test_a_constraint_decides_what_may_come() -> None:
+    class Odd:
+        taken: list[int] = []  # noqa: RUF012
+
+        def mask(self, logits: torch.Tensor) -> torch.Tensor:
+            return logits.masked_fill(torch.arange(len(logits)) % 2 == 0, -torch.inf)
+
+        def accept(self, token: int) -> None:
+            self.taken.append(token)
+
+    subject = engine()
+    generation = subject.submit(request(constraint=Odd()))
+    run(subject)
+    assert (
+        generation.tokens == Odd.taken
+        and all(t % 2 for t in generation.tokens)
+        and len(generation.tokens) == 12
+    )
+
+
+@pytest.mark.parametrize("after", [0, 1, 5])
+def test_cancelling_frees_everything_at_once(after: int) -> None:
+    subject = engine(sequences=1)
+    first, second = subject.submit(request(count=50)), subject.submit(request())
+    for _ in range(after):
+        subject.step()
+    subject.cancel(first)
+    subject.cancel(first)
+    assert first.finish == "cancelled" and subject.batcher.pages.held == 0
+    run(subject)
+    assert second.tokens == alone()
+
+
+def test_one_who_waits_can_be_cancelled() -> None:
+    subject = engine(sequences=1)
+    first, second = subject.submit(request()), subject.submit(request())
+    subject.step()
+    subject.cancel(second)
+    run(subject)
+    assert (first.finish, second.finish, second.tokens) == ("length", "cancelled", [])
+
+
+def test_the_queue_is_bounded() -> None:
+    subject = engine(sequences=1, queue=2)
+    for _ in range(3):
+        subject.submit(request())
+    with pytest.raises(BusyError, match="3 requests run or wait already, the most that may"):
+        subject.submit(request())
+
+
+def test_what_does_not_fit_is_refused_at_once() -> None:
+    subject = engine()
+    with pytest.raises(PromptError, match="takes 128 tokens"):
+        subject.submit(request(length=128))
+    assert not subject.busy
+
+
+def test_the_context_ends_an_answer() -> None:
+    subject = engine(context=64)
+    generation = subject.submit(request(length=60, count=100))
+    run(subject)
+    assert generation.finish == "length" and len(generation.tokens) == 4
+
+
+class Faulty:
+    """A runner that fails at every batch in which a given token is read."""
+
+    def __init__(self, subject: Engine, token: int, error: MtmdError):
+        self.forward, self.token, self.error = subject.runner.forward, token, error
+        self.failures = 0
+
+    def __call__(self, batch: Any, observe: Any = None) -> torch.Tensor:
+        if self.token in batch.tokens.tolist():
+            self.failures += 1
+            raise self.error
+        return self.forward(batch, observe)
+
+
+def test_one_that_fails_fails_alone() -> None:
+    asked = [{"length": 9, "first": 2}, {"length": 9, "first": 40}, {"length": 12, "first": 3}]
+    expected = [alone(**a) for a in asked]
+    subject = engine()
+    token = next(t for t in range(40, 49) if t not in expected[0] + expected[2])
+    with patch.object(
+        subject.runner, "forward", Faulty(subject, token, DeviceMemoryError("no memory for this"))
+    ):
+        generations = [subject.submit(request(**a)) for a in asked]
+        run(subject)
+    assert [g.finish for g in generations] == ["length", "error", "length"]
+    assert generations[1].error is not None and "no memory for this" in str(generations[1].error)
+    assert [generations[i].tokens for i in (0, 2)] == [expected[0], expected[2]]
+    assert subject.batcher.pages.held == 0
+
+
+def test_a_fault_that_passes_is_got_over() -> None:
+    subject, expected = engine(), [alone(length=9), alone(length=30)]
+    generations = [subject.submit(request(length=n)) for n in (9, 30)]
+    forward, calls = subject.runner.forward, 0
+
+    def sometimes(batch: Any, observe: Any = None) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls in (1, 6):
+            raise DeviceMemoryError("for the moment")
+        return forward(batch, observe)
+
+    with patch.object(subject.runner, "forward", sometimes):
+        run(subject)
+    assert [g.tokens for g in generations] == expected and calls > 6
+
+
+@pytest.mark.parametrize("most", [100, 40, 16, 0])
+def test_batches_that_memory_is_short_for_are_smaller(most: int) -> None:
+    """Where there is memory for `most` tokens at once, prompts are read in pieces; the least there
+    is runs in any case.
+    """
+    asked = [{"length": 90 - 20 * i, "first": i, "count": 9} for i in range(4)]
+    expected = [alone(**a) for a in asked]
+    subject = engine()
+
+    def may_run(plan: Plan) -> bool:
+        return next(n.shape[0] for n, _ in plan.leaves if n.name == "inp.tokens") <= most
+
+    with (
+        patch.object(subject, "_may_run", may_run),
+        patch.object(subject.runner, "forward", wraps=subject.runner.forward) as forward,
+    ):
+        generations = [subject.submit(request(**a)) for a in asked]
+        run(subject)
+        seen = [len(call.args[0].tokens) for call in forward.call_args_list]
+    assert [g.tokens for g in generations] == expected
+    assert max(seen) <= max(most, LEAST_SHARE)
+    assert subject.rows >= sum(a["length"] for a in asked)
+
+
+def test_a_step_made_smaller() -> None:
+    reading, decoding, block = Item(500), Item(30, done=29), Item(100, blocks=((0, 100),))
+    sizes, step = [], Step(((decoding, 1), (reading, 400), (block, 100)), (reading,), ())
+    while (smaller := step.smaller()) is not None:
+        assert smaller.admitted == (reading,)
+        sizes.append([count for _, count in smaller.parts])
+        step = smaller
+    assert sizes == [[1, 200, 100], [1, 100, 100], [1, 50, 100], [1, 25, 100], [1, 25], [1]], (
+        "a block is not cut"
+    )

@@ -1,0 +1,190 @@
+"""Spans into batches, and which slots each token sees."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mtmd.llm.engine.sequence import BatchShape, Running, Span, cut, lay_out, make_batch
+from mtmd.llm.engine.state import KV, PAGE, Cache, ConvWindow, DeltaState
+
+
+def text(*tokens: int) -> Span:
+    return Span(tokens)
+
+
+def image(count: int, value: float = 1.0) -> Span:
+    return Span((9,) * count, torch.full((count, 2), value), block=True)
+
+
+def lengths(batches: list[list[Span]]) -> list[list[int]]:
+    return [[len(s) for s in b] for b in batches]
+
+
+@pytest.mark.parametrize(
+    ("spans", "limit", "expected"),
+    [
+        ([text(*range(10))], 4, [[4], [4], [2]]),
+        ([text(1, 2), image(3), text(4)], 8, [[2, 3, 1]]),
+        (
+            [text(1, 2), image(3), text(4)],
+            4,
+            [[2], [3, 1]],
+        ),  # the image does not fit behind the text, and is not cut
+        ([text(1, 2), image(9), text(4)], 4, [[2], [9], [1]]),  # a batch grows for an image
+        ([image(4), image(4)], 4, [[4], [4]]),
+        ([text(1)], 1, [[1]]),
+    ],
+)
+def test_cut(spans: list[Span], limit: int, expected: list[list[int]]) -> None:
+    batches = cut(spans, limit)
+    assert lengths(batches) == expected
+    assert [t for b in batches for s in b for t in s.tokens] == [t for s in spans for t in s.tokens]
+
+
+def test_cut_keeps_embeddings_with_their_tokens() -> None:
+    values = torch.arange(6.0).view(3, 2)
+    first, second = cut([Span((1, 2, 3), values)], 2)
+    assert first[0].embeddings is not None and second[0].embeddings is not None
+    torch.testing.assert_close(torch.cat((first[0].embeddings, second[0].embeddings)), values)
+
+
+def cache(sequences: int = 1) -> Cache:
+    return Cache(
+        [[KV(1, 2)], [ConvWindow(2, 3), DeltaState(2, 1, 3)]],
+        sequences,
+        1 + 2 * sequences,
+        torch.float32,
+        lambda _: torch.device("cpu"),
+    )
+
+
+def running(slot: int = 0, length: int = 0, position: int = 0) -> Running:
+    return Running(slot, range(1 + 2 * slot, 3 + 2 * slot), length, position)
+
+
+def test_batch_places_images_and_counts_slots_on() -> None:
+    mine = running(length=10, position=10)
+    batch = make_batch([(mine, [text(1, 2), image(3, 5.0), text(4), image(1, 7.0)])], cache())
+    assert batch.tokens.tolist() == [1, 2, 9, 9, 9, 4, 9]
+    assert batch.slots.tolist() == list(range(PAGE + 10, PAGE + 17))
+    assert batch.positions.tolist() == [list(range(10, 17))] * 3
+    assert batch.image_places().tolist() == [2, 3, 4, 6]
+    assert batch.image_rows()[:, 0].tolist() == [5.0, 5.0, 5.0, 7.0]
+    assert batch.wanted.tolist() == [6] and batch.pages.tolist() == [1]
+    assert (mine.length, mine.position) == (17, 17)
+
+
+def test_slots_follow_the_pages() -> None:
+    mine = Running(pages=[3, 1], length=PAGE - 2, position=40)
+    batch = make_batch([(mine, [text(1, 2, 3)])], cache(2))
+    assert batch.slots.tolist() == [4 * PAGE - 2, 4 * PAGE - 1, PAGE]
+    assert batch.pages.tolist() == [3, 1] and batch.positions[0].tolist() == [40, 41, 42]
+    assert batch.bounds(None, True).tolist() == [[0, PAGE - 2], [0, PAGE - 1], [0, PAGE]]
+
+
+def test_bounds() -> None:
+    """Causal tokens see up to themselves, a picture's up to its end; a window cuts the past for
+    all.
+    """
+    batch = make_batch([(running(), [text(1, 2), image(3), text(4)])], cache(), wants_logits=False)
+    assert batch.bounds(None, True).tolist() == [[0, 0], [0, 1], [0, 4], [0, 4], [0, 4], [0, 5]]
+    assert batch.bounds(2, True).tolist() == [[0, 0], [0, 1], [1, 4], [2, 4], [3, 4], [4, 5]]
+    assert batch.bounds(2, False).tolist() == [[0, 0], [0, 1], [1, 2], [2, 3], [3, 4], [4, 5]]
+    assert batch.wanted.tolist() == []
+
+
+def test_sequences_see_only_themselves() -> None:
+    a, b = running(slot=1, length=3, position=5), running(slot=0)
+    batch = make_batch([(a, [text(1, 2)]), (b, [image(2, 5.0), text(3)])], cache(2))
+    assert batch.slots.tolist() == [
+        3 * PAGE + 3,
+        3 * PAGE + 4,
+        PAGE,
+        PAGE + 1,
+        PAGE + 2,
+    ] and batch.pages.tolist() == [3, 1]
+    assert batch.positions[0].tolist() == [5, 6, 0, 1, 2]
+    seen = [[0, 3], [0, 4], [PAGE, PAGE + 1], [PAGE, PAGE + 1], [PAGE, PAGE + 2]]
+    assert batch.bounds(None, True).tolist() == batch.bounds(9, True).tolist() == seen
+    assert batch.starts.tolist() == [0, 2, 5] and batch.sequence_slots.tolist() == [1, 0]
+    assert batch.wanted.tolist() == [1, 4] and batch.image_places().tolist() == [2, 3]
+    assert batch.shape == BatchShape(5, 2, 2, 2, 2)
+
+
+def test_rows_that_only_fill_up() -> None:
+    """They are a sequence of nobody's: their keys go to the scratch page, their state to the
+    scratch slot, their logits come last.
+    """
+    mine = running()
+    batch = make_batch([(mine, [text(*range(1, 8)), image(9, 5.0), text(3)])], cache())
+    assert mine.length == 17 and batch.shape == BatchShape(17, 9, 1, 1, 1).rounded() == BatchShape(
+        18, 9, 2, 2, 1
+    )
+    assert (
+        batch.slots[17:].tolist() == [0]
+        and batch.starts.tolist() == [0, 17, 18]
+        and batch.sequence_slots.tolist() == [0, 1]
+    )
+    assert batch.wanted.tolist() == [16, 0] and batch.bounds(None, True)[17].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("count", [*range(1, 70), 100, 511, 512, 1000, 4097])
+def test_rounded_shapes_hold_what_they_are_for(count: int) -> None:
+    for images in {0, 1, count // 2, count}:
+        shape, found = (
+            BatchShape(count, images, 3, 3, count),
+            BatchShape(count, images, 3, 3, count).rounded(),
+        )
+        assert found.rounded() == found
+        assert (found.tokens, found.images, found.pages) >= (
+            count,
+            images,
+            count,
+        ) and found.sequences >= 3 + (found.tokens > count)
+        assert found.tokens - count >= found.images - images and found.tokens <= count * 1.27 + 1
+        assert found.wanted == found.sequences and shape.images <= found.images
+
+
+def grid(rows: int, columns: int) -> Span:
+    return Span((9,) * (rows * columns), torch.zeros(rows * columns, 2), grid=(rows, columns))
+
+
+def test_positions_of_a_grid() -> None:
+    """Time stands still within a picture; what follows is one beyond the largest of its positions
+    (arXiv:2409.12191).
+    """
+    placed, after = lay_out([text(1, 2), grid(2, 3), text(3)], 4)
+    assert [s.positions.tolist() for s in placed if s.positions is not None] == [
+        [[4, 5]] * 3,
+        [[6] * 6, [6, 6, 6, 7, 7, 7], [6, 7, 8, 6, 7, 8]],
+        [[9]] * 3,
+    ]
+    assert after == 10
+
+
+def test_a_grid_keeps_its_positions_when_it_is_cut() -> None:
+    placed, _ = lay_out([text(1), grid(2, 3), text(3, 4)], 0)
+    whole, mine = make_batch([(running(), placed)], cache()), running()
+    parts = [make_batch([(mine, part)], cache()) for part in cut(placed, 2)]
+    assert torch.equal(torch.cat([p.positions for p in parts], 1), whole.positions[:, :9])
+    assert torch.equal(torch.cat([p.slots for p in parts]), whole.slots[:9])
+    assert mine.position == int(whole.positions[:, :9].max()) + 1 == 6 and mine.length == 9
+
+
+def test_snapshots_hold_the_recurrent_states_of_one_slot() -> None:
+    held = cache(2)
+    assert held.recurrent and set(held.tensors) == {"kv.0", "conv.1", "delta.1"}
+    for tensor in held.tensors.values():
+        tensor.fill_(1.0)
+    taken = held.snapshot(1)
+    assert set(taken) == {"conv.1", "delta.1"}
+    held.tensors["delta.1"].fill_(2.0)
+    held.clear(0)
+    assert (
+        held.tensors["delta.1"][0].eq(0).all()
+        and held.tensors["delta.1"][1].eq(2).all()
+        and held.tensors["kv.0"].eq(1).all()
+    )
+    held.restore(1, taken)
+    assert held.tensors["delta.1"][1].eq(1).all() and held.tensors["delta.1"][0].eq(0).all()

@@ -1,0 +1,234 @@
+"""LFM2's text settings: transformers' defaults, old and new keys, the width of its SwiGLU layers,
+what a GGUF says, its states.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mtmd.kernels.backends import Reference
+from mtmd.kernels.checkpoint.canonical import CanonicalWeights
+from mtmd.kernels.checkpoint.open import GgufFile, open_weights
+from mtmd.kernels.checkpoint.rotary import rotary
+from mtmd.kernels.checkpoint.settings import Settings
+from mtmd.kernels.errors import ModelError
+from mtmd.llm.engine.runner import Runner
+from mtmd.llm.engine.sequence import Span, make_batch
+from mtmd.llm.engine.state import KV, ConvWindow
+from mtmd.llm.families import lfm2
+from mtmd.llm.family import gguf_text_family
+
+GOLDEN = Path(__file__).parents[4] / "shared" / "golden" / "lfm2_vl"
+TINY = {
+    "hidden_size": 36,
+    "intermediate_size": 50,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "vocab_size": 97,
+    "max_position_embeddings": 128,
+    "full_attn_idxs": [2],
+    "conv_L_cache": 4,
+}
+
+
+def read(**values: Any) -> lfm2.Lfm2Text:
+    return lfm2.read(Settings(values, "config.json"))
+
+
+def test_defaults_are_those_of_transformers() -> None:
+    from transformers import Lfm2Config
+
+    expected, found = Lfm2Config(), read()
+    assert (found.width, found.heads, found.groups, found.vocabulary, found.context, found.eps) == (
+        expected.hidden_size,
+        expected.num_attention_heads,
+        expected.num_key_value_heads,
+        expected.vocab_size,
+        expected.max_position_embeddings,
+        expected.norm_eps,
+    )
+    assert (found.taps, found.conv_bias, found.tied) == (
+        expected.conv_L_cache,
+        expected.conv_bias,
+        expected.tie_word_embeddings,
+    )
+    assert list(found.kinds) == expected.layer_types
+    assert found.rotary == rotary(expected.rope_parameters["rope_theta"], found.head)
+
+
+ADJUSTED: list[dict[str, Any]] = [
+    {},
+    {"block_auto_adjust_ff_dim": False},
+    {"block_ff_dim": 6656, "hidden_size": 1024},
+    {"intermediate_size": 10752},
+    {"intermediate_size": 768},
+    {"intermediate_size": 1000, "block_multiple_of": 7},
+    {"intermediate_size": 1001, "block_ffn_dim_multiplier": 1.3, "block_multiple_of": 8},
+]
+
+
+@pytest.mark.parametrize("values", ADJUSTED, ids=str)
+def test_width_of_the_swiglu_layers(values: dict[str, Any]) -> None:
+    from transformers import Lfm2Config
+    from transformers.models.lfm2.modeling_lfm2 import Lfm2MLP
+
+    with torch.device("meta"):
+        expected = Lfm2MLP(Lfm2Config(**values)).w1.weight.shape[0]
+    assert read(**values).ffn == expected
+
+
+def test_old_and_new_keys() -> None:
+    """Published files name the attention layers by number, and have a rope_theta, block_ff_dim and
+    tie_embedding.
+    """
+    old = read(
+        num_hidden_layers=3,
+        full_attn_idxs=[1],
+        block_ff_dim=300,
+        rope_theta=1e5,
+        tie_embedding=False,
+    )
+    assert old == read(
+        num_hidden_layers=3,
+        layer_types=["conv", "full_attention", "conv"],
+        intermediate_size=300,
+        tie_word_embeddings=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e5},
+    )
+    assert old.layers == [(ConvWindow(2, 2560),), (KV(8, 80),), (ConvWindow(2, 2560),)]
+    assert "output.weight" in old.parameters() and "output.weight" not in read().parameters()
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "kinds": (
+        {"num_hidden_layers": 2, "layer_types": ["conv", "sliding_attention"]},
+        "layer_types has to name 2 layers",
+    ),
+    "one too few": (
+        {"num_hidden_layers": 2, "layer_types": ["conv"]},
+        "layer_types has to name 2 layers",
+    ),
+    "tied or not": (
+        {"tie_embedding": True, "tie_word_embeddings": False},
+        "tie_embedding and tie_word_embeddings differ",
+    ),
+    "no window": ({"conv_L_cache": 1}, "conv_L_cache is 1, expected 2 inputs"),
+    "numbered": ({"num_hidden_layers": 2, "full_attn_idxs": 1}, "layer_types has to name 2 layers"),
+    "groups": ({"num_key_value_heads": 5}, "32 heads of size 80 in 5 groups"),
+    "bias": ({"conv_bias": "no"}, "conv_bias is 'no', expected true or false"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_settings_that_cannot_be_followed(case: str) -> None:
+    values, told = WRONG[case]
+    with pytest.raises(ModelError, match=f"^config.json: {told}"):
+        read(**values)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[{}, {"tie_word_embeddings": False, "conv_bias": True}],
+    ids=["tied", "own output, biases"],
+)
+def text_model(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, lfm2.Lfm2Text, CanonicalWeights]:
+    """transformers' model without pictures, our reading of its files, and its weights."""
+    import json
+
+    from transformers import Lfm2Config, Lfm2ForCausalLM
+
+    torch.manual_seed(0)
+    model = Lfm2ForCausalLM(Lfm2Config(**TINY, **request.param, initializer_range=0.3)).eval()
+    for name, p in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(p, std=0.3)
+    folder = tmp_path_factory.mktemp("lfm2")
+    model.save_pretrained(folder)
+    family = lfm2.read(Settings(json.loads((folder / "config.json").read_text()), "config.json"))
+    return model, family, CanonicalWeights(open_weights(folder), family.parameters(), "tiny")
+
+
+def engine(family: lfm2.Lfm2Text, weights: CanonicalWeights, sequences: int = 1) -> Runner:
+    return Runner(
+        family, weights, [Reference()], dtype=torch.float32, context=64, sequences=sequences
+    )
+
+
+def test_text_against_transformers(text_model: tuple[Any, lfm2.Lfm2Text, CanonicalWeights]) -> None:
+    model, family, weights = text_model
+    tokens = [int(i) for i in torch.randint(0, 97, (23,))]
+    ours = engine(family, weights)
+    with torch.no_grad():
+        expected = model(torch.tensor([tokens])).logits[0, -1]
+    torch.testing.assert_close(
+        ours.prefill([Span(tuple(tokens))], ours.new_cache()), expected, rtol=1e-4, atol=1e-4
+    )
+
+
+def test_a_window_is_taken_up_wherever_the_text_is_cut(
+    text_model: tuple[Any, lfm2.Lfm2Text, CanonicalWeights],
+) -> None:
+    """Also by pieces shorter than the window, beside another sequence, and not by the next one in
+    the same slot.
+    """
+    _, family, weights = text_model
+    tokens, ours = tuple(int(i) for i in torch.randint(0, 97, (12,))), engine(family, weights, 2)
+    cache = ours.new_cache()
+    expected = ours.prefill([Span(tokens)], cache)
+    one, other = ours.begin(cache, 1), ours.begin(cache, 0)
+    for start, stop in ((0, 1), (1, 3), (3, 4), (4, 9)):
+        ours.forward(
+            make_batch(
+                [(one, [Span(tokens[start:stop])]), (other, [Span(tokens[::-1][start:stop])])],
+                cache,
+            )
+        )
+    assert torch.allclose(
+        ours.forward(make_batch([(one, [Span(tokens[9:])])], cache))[0], expected, atol=1e-5
+    )
+    assert torch.allclose(ours.prefill([Span(tokens)], cache), expected, atol=1e-5), (
+        "slot 0 is begun anew"
+    )
+
+
+def golden() -> GgufFile:
+    return GgufFile(GOLDEN / "text-BF16.gguf")
+
+
+@pytest.mark.skipif(
+    not GOLDEN.is_dir(), reason="GOLDEN CHECKPOINTS ARE MISSING: there is no ../shared/golden"
+)
+class TestGguf:
+    def test_says_what_the_folder_says(self) -> None:
+        from mtmd.kernels.checkpoint.settings import read_json
+
+        names = frozenset(golden().names())
+        found: Any = gguf_text_family("lfm2", golden().metadata, names, "text.gguf")
+        expected = lfm2.read(
+            Settings(read_json(GOLDEN / "hf" / "config.json")["text_config"], "config.json")
+        )
+        assert found.eps == pytest.approx(expected.eps)
+        assert all(
+            getattr(found, key) == getattr(expected, key) for key in vars(expected) if key != "eps"
+        )
+        assert CanonicalWeights(golden(), found.parameters(), "text.gguf").sources == names
+
+    @pytest.mark.parametrize(
+        "groups",
+        [None, 2, [0, 2, 0], [0, 2, 0, 1], [0, 0, 0, 0], [0, "2", 0, 2], [0, [2], 0, 2]],
+        ids=str,
+    )
+    def test_wrong_groups(self, groups: Any) -> None:
+        keys = {**golden().metadata, "lfm2.attention.head_count_kv": groups}
+        with pytest.raises(
+            ModelError,
+            match=r"^text\.gguf: lfm2: attention\.head_count_kv is .*, expected 4 numbers, 0 or all the same",
+        ):
+            gguf_text_family("lfm2", keys, frozenset(), "text.gguf")

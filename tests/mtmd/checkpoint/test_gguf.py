@@ -1,0 +1,373 @@
+"""A GGUF and its projector by the command line: the same answer as from the folder, and what is
+wrong with a pair told in one line.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import checkpoints as make
+import gemma3_gguf
+import numpy as np
+import pytest
+from gemma3_gguf import LAYERS, PROJECTOR, TEXT
+
+from mtmd import load
+
+SHAPE = {"num_hidden_layers": 6, "layer_types": LAYERS}
+WIDE = {**SHAPE, "hidden_size": 256, "intermediate_size": 256}
+FEW = ("--ignore-eos", "--max-tokens", 8)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint folder of which every picture takes 4 tokens."""
+    path = tmp_path_factory.mktemp("checkpoint") / "hf"
+    make.gemma3(path, text=SHAPE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def made(folder: Path) -> tuple[Path, Path]:
+    return gemma3_gguf.write(folder, folder.parent / "gguf")
+
+
+@pytest.fixture
+def pair(made: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
+    """A decoder and its projector, in folders of their own: (model, mmproj)."""
+    for path, place in zip(made, ("text", "sees"), strict=True):
+        (tmp_path / place).mkdir()
+        shutil.copy(path, tmp_path / place)
+    return tmp_path / "text" / TEXT, tmp_path / "sees" / PROJECTOR
+
+
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from PIL import Image
+
+    path = tmp_path_factory.mktemp("pictures") / "a.png"
+    Image.fromarray(make.picture(3, 83, 41)).save(path)
+    return path
+
+
+def answer(mtmd: Any, *arguments: object) -> dict[str, Any]:
+    """What `describe --json` prints, without what differs between two runs of the same."""
+    ran = mtmd("describe", *arguments, *FEW, "--json")
+    assert (ran.code, ran.err) == (0, ""), ran
+    values: dict[str, Any] = json.loads(ran.out)
+    values["receipt"] = {
+        key: value
+        for key, value in values["receipt"].items()
+        if key != "model" and not key.endswith("_ms")
+    }
+    return values
+
+
+def test_the_same_answer_as_from_the_folder(
+    pair: tuple[Path, Path], folder: Path, picture: Path, mtmd: Any
+) -> None:
+    text, projector = pair
+    from_folder = answer(mtmd, picture, picture, "-m", folder)
+    assert (
+        len(from_folder["output_token_ids"]) == 8 and len(set(from_folder["output_token_ids"])) > 2
+    )
+    assert from_folder["receipt"]["image_tokens"] == 8 and from_folder["receipt"]["images"][0][
+        "processed_size"
+    ] == [56, 56]
+    assert answer(mtmd, picture, picture, "-m", text, "--mmproj", projector) == from_folder
+    assert (
+        answer(mtmd, picture, picture, "-m", text, "--mmproj", projector, "--dtype", "bf16")
+        != from_folder
+    )
+
+
+def test_every_node_has_the_values_of_the_folder(
+    pair: tuple[Path, Path], folder: Path, picture: Path, mtmd: Any
+) -> None:
+    text, projector = pair
+    ran = mtmd(
+        "compare",
+        folder,
+        text,
+        "--mmproj-b",
+        projector,
+        "--image",
+        picture,
+        "--dtype",
+        "fp32",
+        "--tolerance",
+        1e-12,
+        "--json",
+    )
+    found = json.loads(ran.out)
+    assert (ran.code, found["differences"], found["agreed"]) == (0, [], 16) and found[
+        "compared"
+    ] > 150
+    assert found["only_a"]["count"] == found["only_b"]["count"] == 0
+
+
+def test_a_projector_beside_it_is_found(
+    made: tuple[Path, Path], folder: Path, picture: Path, mtmd: Any
+) -> None:
+    text, _ = made
+    assert answer(mtmd, picture, "-m", text) == answer(mtmd, picture, "-m", folder)
+    assert answer(mtmd, picture, "-m", text.parent) == answer(mtmd, picture, "-m", folder), (
+        "a folder of one model"
+    )
+
+
+def test_several_projectors_beside_it(
+    pair: tuple[Path, Path], folder: Path, picture: Path, mtmd: Any
+) -> None:
+    text, projector = pair
+    for name in ("mmproj-F32.gguf", "model-mmproj-BF16.gguf"):
+        shutil.copy(projector, text.with_name(name))
+    line = mtmd("describe", picture, "-m", text).refused()
+    assert (
+        "was given 1 images; there are several projectors beside it (mmproj-F32.gguf, "
+        "model-mmproj-BF16.gguf)" in line
+    )
+    assert line.endswith("choose one with --mmproj")
+    assert answer(
+        mtmd, picture, "-m", text, "--mmproj", text.with_name("mmproj-F32.gguf")
+    ) == answer(mtmd, picture, "-m", folder)
+
+
+def test_without_a_projector_text_is_answered(
+    pair: tuple[Path, Path], folder: Path, picture: Path, mtmd: Any
+) -> None:
+    text, _ = pair
+    line = mtmd("describe", picture, "-m", text).refused()
+    assert (
+        "text.gguf has no image encoder and was given 1 images; its projector, an mmproj-*.gguf of "
+        "the same model, is not beside" in line
+    )
+    assert "text.gguf; fetch it, or give it with --mmproj" in line
+    found = [
+        list(
+            load(m, device="cpu").stream(
+                [{"role": "user", "content": "hello"}], max_tokens=6, ignore_eos=True
+            )
+        )[-1]
+        for m in (text, folder)
+    ]
+    tokens = [f.answer.output_token_ids for f in found]  # type: ignore[union-attr]
+    assert tokens[0] == tokens[1] and len(tokens[0]) == 6
+    dumped = mtmd("dump", "-m", text, "-p", "hello", "--filter", "^logits$")
+    assert dumped.code == 0 and dumped.out.startswith("decoder  logits")
+
+
+def test_files_that_are_something_else(
+    pair: tuple[Path, Path], folder: Path, picture: Path, mtmd: Any, tmp_path: Path
+) -> None:
+    text, projector = pair
+
+    def refused(*arguments: object) -> str:
+        line: str = mtmd("describe", picture, *arguments).refused()
+        return line
+
+    assert (
+        "mmproj.gguf is a projector, which sees and does not write; give the decoder's GGUF as the "
+        "model" in refused("-m", projector)
+    )
+    assert "text.gguf is a GGUF of architecture 'gemma3', expected a projector" in refused(
+        "-m", text, "--mmproj", text
+    )
+    assert "is a checkpoint folder, which has its own" in refused(
+        "-m", folder, "--mmproj", projector
+    )
+    assert "none.gguf cannot be read" in refused("-m", text, "--mmproj", tmp_path / "none.gguf")
+    (tmp_path / "word.gguf").write_text("hello")
+    assert "word.gguf" in refused("-m", text, "--mmproj", tmp_path / "word.gguf")
+    assert "word.gguf' is a file; expected a GGUF, the folder of a checkpoint" in refused(
+        "-m", tmp_path / "word.gguf"
+    )
+
+
+def test_a_projector_of_another_model(
+    pair: tuple[Path, Path], folder: Path, picture: Path, mtmd: Any, tmp_path: Path
+) -> None:
+    def widen(keys: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
+        keys["clip.vision.projection_dim"] = 80
+        tensors["mm.input_projection.weight"] = np.zeros((144, 80), np.float32)
+
+    _, other = gemma3_gguf.write(folder, tmp_path / "other", projector=widen)
+    line = mtmd("describe", picture, "-m", pair[0], "--mmproj", other).refused()
+    assert (
+        "the projector gives 80 numbers per image token, the decoder reads 64; they belong to "
+        "different models" in line
+    )
+
+
+def test_projectors_that_are_not_whole(
+    pair: tuple[Path, Path], folder: Path, picture: Path, mtmd: Any, tmp_path: Path
+) -> None:
+    changes: dict[str, tuple[Any, str]] = {
+        "of an unknown kind": (
+            lambda keys, _: keys.update({"clip.projector_type": "nose"}),
+            "projector type 'nose' is not known",
+        ),
+        "of no kind": (
+            lambda keys, _: keys.pop("clip.projector_type"),
+            "clip.projector_type is None, expected the name of one",
+        ),
+        "with a tensor less": (
+            lambda _, t: t.pop("v.blk.1.ln1.weight"),
+            "mmproj.gguf: tensor v.blk.1.ln1.weight is missing",
+        ),
+        "with one more": (
+            lambda _, t: t.update({"v.blk.9.ln1.weight": np.ones(3, np.float32)}),
+            "tensor v.blk.9.ln1.weight is not part",
+        ),
+    }
+    for name, (change, expected) in changes.items():
+        _, other = gemma3_gguf.write(folder, tmp_path / name, projector=change)
+        assert expected in mtmd("describe", picture, "-m", pair[0], "--mmproj", other).refused(), (
+            name
+        )
+
+
+def test_a_folder_of_several_models(
+    made: tuple[Path, Path], tmp_path: Path, picture: Path, mtmd: Any
+) -> None:
+    for name in ("a-Q4_0.gguf", "b-Q8_0.gguf"):
+        shutil.copy(made[0], tmp_path / name)
+    line = mtmd("describe", picture, "-m", tmp_path).refused()
+    assert (
+        "holds several GGUF models (a-Q4_0.gguf, b-Q8_0.gguf); expected one, or the file itself as "
+        "the model" in line
+    )
+
+
+def test_a_chat_template_from_a_file(
+    pair: tuple[Path, Path], folder: Path, picture: Path, mtmd: Any, tmp_path: Path
+) -> None:
+    def refused(template: Path) -> str:
+        line: str = mtmd(
+            "describe", picture, "-m", pair[0], "--mmproj", pair[1], "--chat-template", template
+        ).refused()
+        return line
+
+    source = (folder / "chat_template.jinja").read_text()
+    (tmp_path / "t.jinja").write_text(source.replace("model\\n", "model\\nA red"))
+    for model in (("-m", folder), ("-m", pair[0], "--mmproj", pair[1])):
+        plain, told = (
+            answer(mtmd, picture, *model, *more)["prompt_token_ids"]
+            for more in ((), ("--chat-template", tmp_path / "t.jinja"))
+        )
+        assert told[: len(plain)] == plain and len(told) > len(plain)
+    assert "none.jinja cannot be read" in refused(tmp_path / "none.jinja")
+    (tmp_path / "broken.jinja").write_text("{% if %}")
+    assert "broken.jinja is not a usable chat template" in refused(tmp_path / "broken.jinja")
+    (tmp_path / "blind.jinja").write_text("{{ messages[0].content[1].text }}")
+    assert (
+        "the chat template wrote 0 picture places for 1 pictures; it does not fit this model"
+        in refused(tmp_path / "blind.jinja")
+    )
+
+
+def test_a_gguf_without_a_chat_template(
+    folder: Path, picture: Path, mtmd: Any, tmp_path: Path
+) -> None:
+    text, _ = gemma3_gguf.write(folder, tmp_path / "plain", template=False)
+    line = mtmd("describe", picture, "-m", text).refused()
+    assert (
+        "text.gguf has no chat template (tokenizer.chat_template); give one with --chat-template "
+        "FILE" in line
+    )
+    assert answer(
+        mtmd, picture, "-m", text, "--chat-template", folder / "chat_template.jinja"
+    ) == answer(mtmd, picture, "-m", folder)
+
+
+def test_a_budget_of_image_tokens(made: tuple[Path, Path], picture: Path, mtmd: Any) -> None:
+    """Every picture takes 4: what allows that changes nothing, what does not is refused with the
+    numbers.
+    """
+    plain = answer(mtmd, picture, "-m", made[0])
+    for allowed in (
+        ("--image-min-tokens", 4),
+        ("--image-max-tokens", 4),
+        ("--image-min-tokens", 1, "--image-max-tokens", 64),
+    ):
+        assert answer(mtmd, picture, "-m", made[0], *allowed) == plain
+    for least, most in ((5, None), (None, 3), (9, 12)):
+        asked = [
+            *(("--image-min-tokens", least) if least else ()),
+            *(("--image-max-tokens", most) if most else ()),
+        ]
+        line = mtmd("describe", picture, "-m", made[0], *asked).refused()
+        assert (
+            f"every picture takes 4 tokens with this model, and image_min_tokens {least}, "
+            f"image_max_tokens {most} do not allow" in line
+        )
+    assert (
+        "image_min_tokens is 9, image_max_tokens 3"
+        in mtmd(
+            "describe", picture, "-m", made[0], "--image-min-tokens", 9, "--image-max-tokens", 3
+        ).refused()
+    )
+    assert (
+        "image_max_tokens: found 0"
+        in mtmd("describe", picture, "-m", made[0], "--image-max-tokens", 0).refused()
+    )
+
+
+def test_detail(made: tuple[Path, Path], picture: Path, mtmd: Any) -> None:
+    plain = answer(mtmd, picture, "-m", made[0])
+    for detail in ("auto", "low", "high"):
+        assert answer(mtmd, picture, "-m", made[0], "--detail", detail) == plain
+    assert (
+        "detail: found 'huge', expected one of auto, low, high"
+        in mtmd("describe", picture, "-m", made[0], "--detail", "huge").refused()
+    )
+
+
+QUANTIZED = {f"blk.{layer}.ffn_gate.weight": "TQ2_0" for layer in range(6)} | {
+    "blk.0.ffn_up.weight": "TQ1_0"
+}
+
+
+def test_dequantized_tensors_are_told_prominently(picture: Path, mtmd: Any, tmp_path: Path) -> None:
+    make.gemma3(tmp_path / "hf", text=WIDE)
+    text, _ = gemma3_gguf.write(
+        tmp_path / "hf", tmp_path / "gguf", kinds=QUANTIZED | {"blk.1.ffn_up.weight": "Q8_0"}
+    )
+    values, told = (
+        256 * 256,
+        json.loads(mtmd("warmup", "-m", text, "--no-run", "--json").out)["dequantized"],
+    )
+    assert {d["name"]: d["kind"] for d in told} == QUANTIZED
+    assert {(d["kind"], d["stored_bytes"], d["memory_bytes"]) for d in told} == {
+        ("TQ2_0", values // 256 * 66, values * 4),
+        ("TQ1_0", values // 256 * 54, values * 4),
+    }
+    lines = mtmd("warmup", "-m", text, "--no-run", "--dtype", "bf16").out.splitlines()
+    at = lines.index(
+        "WARNING: 7 tensors are dequantized at load, as no kernel takes the stored form; memory "
+        "use will increase"
+    )
+    assert [" ".join(line.split()) for line in lines[at + 1 : at + 3]] == [
+        "6 x TQ2_0 99.0 KiB stored, 0.75 MiB in memory blk.0.ffn_gate.weight",
+        "1 x TQ1_0 13.5 KiB stored, 0.12 MiB in memory blk.0.ffn_up.weight",
+    ]
+    assert lines[at - 1] == lines[at + 3] == "*" * 100
+    ran = mtmd("compare", tmp_path / "hf", text, "--image", picture, "--json")
+    found = json.loads(ran.out)
+    assert (
+        found["images"][0]["embedding_nmse"] == 0
+        and found["tolerance"]["encoder"] == 1e-8 < found["tolerance"]["decoder"]
+    )
+    assert found["logits"]["nmse"] > 1e-3 and found["b"]["types"] == {
+        "encoder": ["F32"],
+        "decoder": ["F32", "TQ2_0", "Q8_0", "TQ1_0"],
+    }
+
+
+def test_nothing_is_told_where_nothing_is_dequantized(made: tuple[Path, Path], mtmd: Any) -> None:
+    ran = mtmd("warmup", "-m", made[0], "--no-run")
+    assert ran.code == 0 and "dequantized" not in ran.out and "WARNING" not in ran.out
+    assert json.loads(mtmd("warmup", "-m", made[0], "--no-run", "--json").out)["dequantized"] == []

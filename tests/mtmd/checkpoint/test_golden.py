@@ -1,0 +1,117 @@
+"""Checkpoints and answers that were made elsewhere, by transformers in fp32 and by llama.cpp's
+converter and quantizer: the same prompt ids and greedy tokens have to come from here, out of either
+format.
+
+They lie beside the repository, in `../shared/golden`; where they do not, these tests are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import nmse
+
+from mtmd import Finished, load
+from mtmd.checkpoint.checkpoint import open_checkpoint
+from mtmd.config import LoadOptions
+from mtmd.model import Model
+from mtmd.prompt.conversation import user_message
+
+GOLDEN = Path(__file__).parents[4] / "shared" / "golden"
+pytestmark = pytest.mark.skipif(
+    not GOLDEN.is_dir(), reason="GOLDEN CHECKPOINTS ARE MISSING: there is no ../shared/golden"
+)
+# What these tiny models have other than the published ones, and llama.cpp's converter does not
+# write.
+LIMITS = {"image_min_tokens": 4, "image_max_tokens": 64}
+NOT_IN_GGUF: dict[str, dict[str, int]] = {
+    "qwen2_5_vl": {"window": 2},
+    "qwen3_vl": LIMITS,
+    "qwen3_5": LIMITS,
+    "kquants": LIMITS,
+    "lfm2_vl": LIMITS,
+}
+FOLDERS = sorted(p.parent.name for p in GOLDEN.glob("*/expected.json"))
+GGUFS = sorted(str(p.relative_to(GOLDEN)) for p in GOLDEN.glob("*/text-*.gguf"))
+
+
+def expected(family: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((GOLDEN / family / "expected.json").read_text())
+    return found
+
+
+def messages(family: str) -> list[Any]:
+    told = expected(family)
+    if not told["images"]:
+        return [{"role": "user", "content": [{"type": "text", "text": told["prompt"]}]}]
+    return [user_message([GOLDEN / family / name for name in told["images"]], told["prompt"])]
+
+
+def answer(model: Model, family: str) -> tuple[list[int], list[int]]:
+    """Prompt ids and greedy tokens."""
+    *_, last = model.stream(
+        messages(family), max_tokens=len(expected(family)["greedy_token_ids"]), ignore_eos=True
+    )
+    assert isinstance(last, Finished)
+    return list(last.answer.prompt_token_ids), list(last.answer.output_token_ids)
+
+
+def gguf(path: str, tokenizer_of: Model) -> Model:
+    """A golden GGUF with its folder's tokenizer: its own names a pre-tokenizer that these nonsense
+    vocabularies were not made with.
+    """
+    checkpoint = replace(
+        open_checkpoint(GOLDEN / path), tokenizer=tokenizer_of.checkpoint.tokenizer
+    )
+    settings = NOT_IN_GGUF.get(path.partition("/")[0], {})
+    if "window" in settings:
+        checkpoint = replace(
+            checkpoint, vision=replace(checkpoint.vision, window=settings["window"])
+        )
+    return Model(
+        checkpoint,
+        LoadOptions(
+            dtype="fp32", **{name: value for name, value in settings.items() if name != "window"}
+        ),
+    )
+
+
+def logits(model: Model, family: str) -> torch.Tensor:
+    return model.runner.prefill(model.spans(messages(family)), model.runner.new_cache())
+
+
+@lru_cache
+def folder(family: str) -> Model:
+    return load(GOLDEN / family / "hf", dtype="fp32")
+
+
+@pytest.mark.parametrize("family", FOLDERS)
+def test_tokens_from_safetensors(family: str) -> None:
+    told = expected(family)
+    assert answer(folder(family), family) == (told["prompt_token_ids"], told["greedy_token_ids"])
+
+
+@pytest.mark.parametrize("path", [p for p in GGUFS if p.endswith(("BF16.gguf", "F32.gguf"))])
+def test_tokens_from_gguf(path: str) -> None:
+    family = path.partition("/")[0]
+    told = expected(family)
+    assert answer(gguf(path, folder(family)), family) == (
+        told["prompt_token_ids"],
+        told["greedy_token_ids"],
+    )
+
+
+@pytest.mark.parametrize("path", GGUFS)
+def test_both_formats_give_the_same_logits(path: str) -> None:
+    """Of bf16 files the very same weights, of quantized ones what is left of them: 3 % of the
+    logits' power at 8 bits, more with fewer.
+    """
+    family = path.partition("/")[0]
+    error = nmse(logits(gguf(path, folder(family)), family), logits(folder(family), family))
+    assert error <= (1e-9 if "BF16" in path else 0.03 if "Q8_0" in path else 3.0)

@@ -1,0 +1,282 @@
+"""2,000 mutated model files: each is refused with an error of ours, in one line, or loads and
+answers, within 5 s and 1 GiB.
+
+The cases run in processes of their own (tests/mutated_worker.py). A failure names its kind and
+seed; to see one again:
+    python tests/mutated_worker.py KIND SEED SEED+1 SEEDS SCRATCH
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mutations_gguf
+import pytest
+from table import ROWS
+
+from mtmd.checkpoint.checkpoint import open_checkpoint
+from mtmd.kernels.errors import ModelError
+
+TESTS = Path(__file__).parents[2]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is measured through /proc")
+
+COUNTS = {
+    "config": 450,
+    "processor": 250,
+    "tokenizer": 350,
+    "template": 250,
+    "safetensors": 250,
+    "gguf": 400,
+    "files": 50,
+}
+GOOD = (
+    "loaded",
+    "MtmdError",
+    "ImageError",
+    "ModelError",
+    "OptionError",
+    "PromptError",
+    "PlacementError",
+)
+PEAK_BYTES = 1 << 30  # of the whole process, Python and torch included
+FAMILIES = {
+    "gemma3": 0,
+    "idefics3": 0,
+    "qwen2_vl": 2,
+    "qwen3_vl": 2,
+    "llava": 2,
+    "qwen3_next": 0,
+    "lfm2_vl": 0,
+}  # row, which variant
+GOLDEN = TESTS.parents[1] / "shared" / "golden"
+GOLDEN_PAIRS = (
+    "smolvlm/text-BF16",
+    "qwen2_5_vl/text-BF16",
+    "qwen3_vl/text-Q4_0",
+    "lfm2_vl/text-Q8_0",
+    "qwen3_next/text-BF16",
+)
+
+
+def gguf_pair(source: Path, folder: Path) -> None:
+    """A Gemma 3 checkpoint folder as text.gguf and mmproj.gguf, by the gguf package's writer."""
+    from gguf import GGUFWriter
+
+    checkpoint, tokenizer = (
+        open_checkpoint(source),
+        json.loads((source / "tokenizer.json").read_text()),
+    )
+    c = json.loads((source / "config.json").read_text())
+    text, vision = c["text_config"], c["vision_config"]
+    folder.mkdir()
+    writer = GGUFWriter(folder / "text.gguf", "gemma3")
+    writer.add_block_count(text["num_hidden_layers"])
+    writer.add_context_length(text["max_position_embeddings"])
+    writer.add_embedding_length(text["hidden_size"])
+    writer.add_feed_forward_length(text["intermediate_size"])
+    writer.add_head_count(text["num_attention_heads"])
+    writer.add_head_count_kv(text["num_key_value_heads"])
+    writer.add_key_length(text["head_dim"])
+    writer.add_sliding_window(text["sliding_window"])
+    writer.add_layer_norm_rms_eps(1e-6)
+    tokens = sorted(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].__getitem__)
+    special = {t["content"] for t in tokenizer["added_tokens"]}
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if t in special else 1 for t in tokens])
+    writer.add_token_merges([" ".join(m) for m in tokenizer["model"]["merges"]])
+    writer.add_bos_token_id(tokens.index("<bos>"))
+    writer.add_eos_token_id(tokens.index("<end_of_turn>"))
+    writer.add_chat_template((source / "chat_template.jinja").read_text())
+    _finish(writer, checkpoint.text.parameters(), checkpoint.text_weights)
+    writer = GGUFWriter(folder / "mmproj.gguf", "clip")
+    writer.add_clip_projector_type("gemma3")
+    writer.add_vision_projection_dim(text["hidden_size"])
+    for add, key in (
+        (writer.add_vision_image_size, "image_size"),
+        (writer.add_vision_patch_size, "patch_size"),
+        (writer.add_vision_embedding_length, "hidden_size"),
+        (writer.add_vision_feed_forward_length, "intermediate_size"),
+        (writer.add_vision_block_count, "num_hidden_layers"),
+        (writer.add_vision_head_count, "num_attention_heads"),
+    ):
+        add(vision[key])
+    writer.add_vision_image_mean([0.5] * 3)
+    writer.add_vision_image_std([0.5] * 3)
+    writer.add_vision_use_gelu(True)
+    writer.add_vision_projector_scale_factor(2)
+    assert checkpoint.vision
+    _finish(writer, checkpoint.vision.parameters(), checkpoint.vision_weights)
+
+
+def _finish(writer: Any, parameters: Any, weights: Any) -> None:
+    import torch
+
+    for name in parameters:
+        tensor = weights.read(name, torch.float32)
+        writer.add_tensor(
+            name,
+            (tensor.t().contiguous() if name == "mm.input_projection.weight" else tensor).numpy(),
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture(scope="module")
+def seeds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for each sound checkpoint; those of the golden ones that are there."""
+    folder = tmp_path_factory.mktemp("seeds")
+    for row, variant in FAMILIES.items():
+        list(ROWS[row].variants.values())[variant](folder / row)
+    gguf_pair(folder / "gemma3", folder / "gguf")
+    for pair in GOLDEN_PAIRS if GOLDEN.is_dir() else ():
+        text = GOLDEN / f"{pair}.gguf"
+        (folder / f"golden-{text.parent.name}").mkdir()
+        for file in (text, text.with_name("mmproj-BF16.gguf")):
+            if file.exists():
+                (folder / f"golden-{text.parent.name}" / file.name).symlink_to(file)
+    return folder
+
+
+def run(kind: str, first: int, count: int, seeds: Path, scratch: Path) -> list[dict[str, Any]]:
+    """What became of each case. After one that ended its process, another goes on."""
+    found: list[dict[str, Any]] = []
+    while len(found) < count:
+        at = scratch / str(len(found))
+        command = [
+            sys.executable,
+            TESTS / "mutated_worker.py",
+            kind,
+            first + len(found),
+            first + count,
+            seeds,
+            at,
+        ]
+        worker = subprocess.run(
+            list(map(str, command)),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=1800,
+            env={"OMP_NUM_THREADS": "1", "PATH": ""},
+        )
+        found += map(json.loads, worker.stdout.splitlines())
+        if len(found) < count:
+            found.append(
+                {
+                    "seed": first + len(found),
+                    "what": f"a {kind} file that ended the process",
+                    "message": worker.stderr[-3000:],
+                    "cpu": 0.0,
+                    "peak": 0,
+                    "outcome": f"exit code {worker.returncode}",
+                }
+            )
+    return found
+
+
+def failures(found: list[dict[str, Any]]) -> list[str]:
+    wrong = [f for f in found if f["outcome"] not in GOOD or f["peak"] > PEAK_BYTES]
+    return [
+        f"seed {f['seed']}: {f['what']}\n    {f['outcome']}, {f['peak'] >> 20} MiB: {f['message']}"
+        for f in wrong
+    ]
+
+
+def test_sound_files_load(seeds: Path, tmp_path: Path) -> None:
+    found = run("none", 0, len(list(seeds.iterdir())), seeds, tmp_path)
+    assert [
+        (f["what"], f["outcome"], f["message"]) for f in found if f["outcome"] != "loaded"
+    ] == []
+
+
+@pytest.mark.parametrize("kind", COUNTS)
+def test_mutated_files(kind: str, seeds: Path, tmp_path: Path) -> None:
+    found = run(kind, 0, COUNTS[kind], seeds, tmp_path)
+    wrong = failures(found)
+    assert not wrong, "\n".join([f"{len(wrong)} of {len(found)} {kind} files", *wrong])
+    outcomes = Counter(f["outcome"] for f in found)
+    assert outcomes["loaded"] > len(found) // 50 and outcomes["ModelError"] > len(found) // 20, (
+        outcomes
+    )
+    assert len({f["message"].partition(":")[2][:30] for f in found}) > len(found) // 20, (
+        "the damage reaches few checks"
+    )
+
+
+def edited(name: str, *path: str, value: Any) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        root = holder = json.loads((folder / name).read_text())
+        for key in path[:-1]:
+            holder = holder[key]
+        holder[path[-1]] = value
+        (folder / name).write_text(json.dumps(root))
+
+    return edit
+
+
+def long_shard(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"a": "é" * 300}})
+    )
+
+
+def odd_shard(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"a": "two\u2028lines"}})
+    )
+
+
+def no_tokens(folder: Path) -> None:
+    file = mutations_gguf.read((folder / "text.gguf").read_bytes())
+    key = next(k for k in file.keys if k.name == b"tokenizer.ggml.tokens")
+    key.type, key.value = 4, 7
+    (folder / "text.gguf").write_bytes(mutations_gguf.write(file))
+
+
+FOUND = {  # by longer campaigns than the one above
+    "a long name": ("gemma3", long_shard, "expected the name of a file"),
+    "a name that is no line": ("gemma3", odd_shard, r"lacks the shard two\\u2028lines"),
+    "half a surrogate pair": (
+        "gemma3",
+        edited("tokenizer_config.json", "image_token", value="\ud800"),
+        "expected the token's text",
+    ),
+    "tokens that are a number": (
+        "gguf",
+        no_tokens,
+        "text.gguf: gemma3: tokenizer.ggml.tokens is 7, expected a list",
+    ),
+    "huge tiles": (
+        "idefics3",
+        edited("preprocessor_config.json", "max_image_size", "longest_edge", value=12_000),
+        "up to 1024 wide",
+    ),
+    "huge tiles, few": (
+        "lfm2_vl",
+        edited("processor_config.json", "image_processor", "tile_size", value=1 << 20),
+        "at most 16,777,216",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FOUND)
+def test_found_before(case: str, seeds: Path, tmp_path: Path) -> None:
+    source, edit, message = FOUND[case]
+    shutil.copytree(seeds / source, tmp_path / "model")
+    edit(tmp_path / "model")
+    with pytest.raises(ModelError, match=message) as refused:
+        open_checkpoint(tmp_path / "model")
+    assert str(refused.value).isprintable()

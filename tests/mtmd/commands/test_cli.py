@@ -1,0 +1,708 @@
+"""The command line: every option does something, refusals are one line, stdout holds the answer and
+nothing else.
+"""
+
+from __future__ import annotations
+
+import _thread
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mtmd.cli import main
+from mtmd.events import Answer, Finished, TextPiece
+from mtmd.llm.engine.runner import Runner
+from mtmd.loading import DEMO_MODEL, load
+from mtmd.model import Model
+
+COUNT = "How many shapes are there?"
+COMMAND = [sys.executable, "-m", "mtmd.cli"]
+
+
+def answer(mtmd: Any, *arguments: object) -> dict[str, Any]:
+    """What `describe --json` prints."""
+    ran = mtmd("describe", *arguments, "--json")
+    assert ran.code == 0 and ran.err == "" and ran.out.count("\n") == 1, ran
+    values: dict[str, Any] = json.loads(ran.out)
+    return values
+
+
+def report(mtmd: Any, *arguments: object) -> dict[str, Any]:
+    """What `warmup --json --no-run` prints."""
+    ran = mtmd("warmup", "--json", "--no-run", *arguments)
+    assert ran.code == 0 and ran.err == "", ran
+    values: dict[str, Any] = json.loads(ran.out)
+    return values
+
+
+def test_describe(one: Path, mtmd: Any) -> None:
+    ran = mtmd("describe", one, "-p", COUNT)
+    assert (ran.code, ran.out) == (0, "One.\n")
+    image, tokens, where = ran.err.splitlines()
+    assert image.startswith("image 1: ") and where.startswith("demo model on ")
+    assert " output tokens (stop); " in tokens and "preprocess " in tokens
+    assert "\r" not in ran.err and "\x1b" not in ran.err, "no bars where stderr is no terminal"
+
+
+def test_json(one: Path, mtmd: Any, demo: Model) -> None:
+    values = answer(mtmd, one, "-p", COUNT)
+    assert (
+        list(values) == ["text", "prompt_token_ids", "output_token_ids", "receipt"]
+        and values["text"] == "One."
+    )
+    receipt = values["receipt"]
+    assert {
+        "images",
+        "image_tokens",
+        "prompt_tokens",
+        "output_tokens",
+        "preprocess_ms",
+        "encode_ms",
+        "prefill_ms",
+        "decode_ms",
+        "device",
+        "queued_ms",
+        "reused_tokens",
+        "dtype",
+        "attention",
+        "warnings",
+        "finish",
+        "seed",
+        "model",
+    } == set(receipt)
+    assert {
+        "original_size",
+        "processed_size",
+        "tiles",
+        "tokens",
+        "sha256",
+        "cached",
+        "notes",
+    } == set(receipt["images"][0])
+    with Image.open(one) as image:
+        assert receipt["images"][0]["original_size"] == list(image.size)
+    assert (
+        len(values["prompt_token_ids"]) == receipt["prompt_tokens"]
+        and len(values["output_token_ids"]) == receipt["output_tokens"]
+    )
+    assert demo.checkpoint.tokenizer.decode(values["output_token_ids"]) == "One."
+
+
+def test_several_images_in_order(world: dict[int, Path], mtmd: Any) -> None:
+    there, back = (
+        answer(mtmd, *paths, "-p", COUNT)["receipt"]["images"]
+        for paths in ((world[1], world[2]), (world[2], world[1]))
+    )
+    assert len(there) == 2 and [i["sha256"] for i in there] == [i["sha256"] for i in reversed(back)]
+
+
+# Options of `describe` with what must be seen in the JSON, given that of a plain run.
+Seen = Callable[[dict[str, Any], dict[str, Any]], bool]
+HOT = ("--temperature", 9, "--seed", 3, "--ignore-eos", "--max-tokens", 12)
+EFFECTS: dict[str, tuple[tuple[object, ...], Seen]] = {
+    "--prompt": (
+        ("--prompt", "Describe this picture, please."),
+        lambda got, plain: got["prompt_token_ids"] != plain["prompt_token_ids"],
+    ),
+    "--max-tokens": (
+        ("--max-tokens", 2),
+        lambda got, plain: (
+            got["receipt"]["finish"] == "length"
+            and got["output_token_ids"] == plain["output_token_ids"][:2]
+        ),
+    ),
+    "--ignore-eos": (
+        ("--ignore-eos", "--max-tokens", 40),
+        lambda got, plain: (
+            got["receipt"]["output_tokens"] == 40 > plain["receipt"]["output_tokens"]
+        ),
+    ),
+    "--stop": (
+        ("--stop", "never said", "--stop", " at"),
+        lambda got, plain: got["text"] == plain["text"].split(" at")[0] != plain["text"],
+    ),
+    "--temperature": (
+        HOT,
+        lambda got, plain: got["text"][:12] != plain["text"][:12] and got["receipt"]["seed"] == 3,
+    ),
+    "--top-k": (
+        (*HOT, "--top-k", 1),
+        lambda got, plain: got["output_token_ids"] == plain["output_token_ids"][:12],
+    ),
+    "--top-p": (
+        (*HOT, "--top-p", 1e-6),
+        lambda got, plain: got["output_token_ids"] == plain["output_token_ids"][:12],
+    ),
+    "--min-p": (
+        (*HOT, "--min-p", 1),
+        lambda got, plain: got["output_token_ids"] == plain["output_token_ids"][:12],
+    ),
+    "--repetition-penalty": (
+        ("--repetition-penalty", 100),
+        lambda got, plain: got["output_token_ids"] != plain["output_token_ids"],
+    ),
+    "--device": (("--device", "cpu"), lambda got, _: got["receipt"]["device"] == "cpu"),
+    "--dtype": (("--dtype", "bf16"), lambda got, _: got["receipt"]["dtype"] == "bf16"),
+    "--flash-attn": (
+        ("--device", "cpu", "--flash-attn", "off"),
+        lambda got, plain: (
+            got["receipt"]["attention"] == {"encoder": "explicit", "decoder": "explicit"}
+            and got["text"] == plain["text"]
+        ),
+    ),
+    "--override-tensor": (
+        ("--device", "cpu", "--override-tensor", r"v\.blk\.0\.attn$=reference"),
+        lambda got, plain: (
+            "1 of" in got["receipt"]["attention"]["encoder"] and got["text"] == plain["text"]
+        ),
+    ),
+    "--refuse": (
+        ("--device", "cpu", "--refuse", "pool2d"),
+        lambda got, plain: (
+            "op pool2d is not supported" in got["receipt"]["warnings"][0]
+            and got["text"] == plain["text"]
+        ),
+    ),
+    "--threads": (
+        ("--threads", 2),
+        lambda got, plain: torch.get_num_threads() == 2 and got["text"] == plain["text"],
+    ),
+    "--context": (
+        ("--context", 40, "--ignore-eos"),
+        lambda got, _: got["receipt"]["prompt_tokens"] + got["receipt"]["output_tokens"] == 40,
+    ),
+}
+
+
+def options_of(verb: str) -> set[str]:
+    """As the help text lists them."""
+    text = io.StringIO()
+    with redirect_stdout(text), pytest.raises(SystemExit):
+        main([verb, "--help"])
+    return {
+        word.rstrip(",")
+        for line in text.getvalue().splitlines()
+        if line.startswith("  -")
+        for word in line.split()
+        if word[:2] == "--"
+    }
+
+
+IN_TEST_GGUF = {
+    "--mmproj",
+    "--chat-template",
+    "--image-min-tokens",
+    "--image-max-tokens",
+    "--detail",
+}  # tests/mtmd/checkpoint/test_gguf.py
+
+
+def test_every_option_of_describe_is_tried_here() -> None:
+    assert options_of("describe") == {
+        *EFFECTS,
+        "--seed",
+        "--json-schema",
+        "--json",
+        "--quiet",
+        "--model",
+        "--help",
+        *IN_TEST_GGUF,
+        "--memory-limit",
+    }  # tests/mtmd/service/test_admission.py
+
+
+@pytest.fixture(scope="module")
+def plain(one: Path) -> dict[str, Any]:
+    out = io.StringIO()
+    with redirect_stdout(out):
+        assert main(["describe", str(one), "--json", "--device", "cpu"]) == 0
+    values: dict[str, Any] = json.loads(out.getvalue())
+    assert (
+        len(values["output_token_ids"]) >= 12
+        and " at" in values["text"]
+        and values["receipt"]["seed"] is None
+    )
+    return values
+
+
+@pytest.mark.parametrize("option", EFFECTS)
+def test_every_option_does_something(
+    option: str, one: Path, mtmd: Any, plain: dict[str, Any]
+) -> None:
+    arguments, seen = EFFECTS[option]
+    assert option in arguments
+    got = answer(mtmd, one, *arguments)
+    assert seen(got, plain), (got, plain)
+
+
+def test_seed(one: Path, mtmd: Any) -> None:
+    drawn = [answer(mtmd, one, *HOT[:2], *HOT[4:], "--seed", seed) for seed in (3, 3, 4)]
+    assert (
+        drawn[0]["output_token_ids"] == drawn[1]["output_token_ids"] != drawn[2]["output_token_ids"]
+    )
+    assert [d["receipt"]["seed"] for d in drawn] == [3, 3, 4]
+
+
+def test_json_schema(one: Path, mtmd: Any, tmp_path: Path) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text('{"enum": ["yes", "no"]}', encoding="utf-8-sig")
+    assert answer(mtmd, one, "--json-schema", file)["text"] in ('"yes"', '"no"')
+    assert (
+        "cannot be read (No such file or directory)"
+        in mtmd("describe", one, "--json-schema", tmp_path / "none").refused()
+    )
+    file.write_text('{"type": "colour"}')
+    assert "Invalid type: colour" in mtmd("describe", one, "--json-schema", file).refused()
+
+
+def test_quiet_and_model(one: Path, mtmd: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "my model"
+    shutil.copytree(DEMO_MODEL, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    assert (
+        mtmd("describe", one, "-p", COUNT, "-m", folder)
+        .err.splitlines()[-1]
+        .startswith("my model on ")
+    )
+    ran = mtmd("describe", one, "-p", COUNT, "-m", folder, "--quiet")
+    assert (ran.out, ran.err) == ("One.\n", "")
+
+
+def test_every_option_of_warmup(mtmd: Any, tmp_path: Path) -> None:
+    assert options_of("warmup") == {
+        "--help",
+        "--json",
+        "--strict",
+        "--no-run",
+        "--model",
+        "--device",
+        "--dtype",
+        "--flash-attn",
+        "--override-tensor",
+        "--refuse",
+        "--threads",
+        "--context",
+        "--target",  # the last in test_prediction
+        "--memory-limit",
+        *IN_TEST_GGUF - {"--detail"},
+    }
+    told = report(
+        mtmd,
+        "--device",
+        "cpu",
+        "--dtype",
+        "bf16",
+        "--flash-attn",
+        "off",
+        "--threads",
+        2,
+        "--context",
+        128,
+    )
+    assert (told["device"], told["dtype"], told["checks"]) == ("cpu", "bf16", []) and told[
+        "device_name"
+    ].startswith("2 threads, ")
+    assert {(f["setting"], f["state"]) for f in told["flash"]} == {("off", "off")} and not told[
+        "fully_accelerated"
+    ]
+    assert all("context 128" in g["size"] for g in told["graphs"] if g["graph"] == "decoder")
+    assert report(mtmd, "--threads", 1)["device_name"].startswith("1 thread, ")
+    folder = tmp_path / "other"
+    shutil.copytree(DEMO_MODEL, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    assert report(mtmd, "-m", folder)["model"] == "other"
+
+
+def test_override_with_a_stand_in_accelerator_moves_nodes(mtmd: Any) -> None:
+    def encoder(*arguments: object) -> dict[str, Any]:
+        told = report(mtmd, "--device", "cpu", "--refuse", "pool2d:batch>1000", *arguments)
+        return next(g for g in told["graphs"] if (g["graph"], g["label"]) == ("encoder", "warm-up"))
+
+    before, after = encoder(), encoder("--override-tensor", r"v\.blk\.3\..*=cpu")
+    assert (
+        set(before["ops_by_backend"]) == {"limited"}
+        and before["splits"] == 1
+        and before["copies"] == []
+    )
+    assert (
+        after["ops_by_backend"]["cpu"] >= 10
+        and after["splits"] == 3
+        and after["nodes"] == before["nodes"]
+    )
+    assert sum(after["ops_by_backend"].values()) == after["nodes"]
+    ways = [(c["source"], c["destination"]) for c in after["copies"]]
+    assert set(ways) == {("limited", "cpu"), ("cpu", "limited")} and all(
+        c["bytes"] > 0 for c in after["copies"]
+    )
+    assert [c["name"].split(".")[:3] for c in after["copies"] if c["source"] == "cpu"] == [
+        ["v", "blk", "3"]
+    ]
+    assert set(after["weight_bytes"]) == {"limited", "cpu"}
+
+
+def test_strict(mtmd: Any) -> None:
+    kept = mtmd("warmup", "--device", "cpu", "--strict", "--no-run")
+    assert kept.code == 0 and "result: everything runs on cpu as intended" in kept.out
+    for arguments in (
+        ["--refuse", "gelu"],
+        ["--flash-attn", "off"],
+        ["--override-tensor", "mm.pool=reference"],
+    ):
+        ran = mtmd("warmup", "--device", "cpu", "--strict", "--no-run", *arguments)
+        assert (
+            ran.code == 3
+            and ran.err == ""
+            and "result: not fully on the accelerated path" in ran.out
+        )
+        assert mtmd("warmup", "--device", "cpu", "--no-run", *arguments).code == 0
+
+
+def test_warmup_runs_and_reports(mtmd: Any) -> None:
+    ran = mtmd("warmup", "--device", "cpu", "--strict", "--refuse", "gelu")
+    assert (
+        ran.code == 3
+        and "one image encoded: first run" in ran.out
+        and "WARNING: " in ran.out
+        and ran.err == ""
+    )
+    values = json.loads(mtmd("warmup", "--device", "cpu", "--json").out)
+    assert [(c["graph"], c["first_nan"]) for c in values["checks"]] == [
+        ("encoder", None),
+        ("decoder", None),
+    ]
+    assert values["fully_accelerated"] is True
+
+
+CALLS: dict[str, tuple[tuple[object, ...], str]] = {
+    "nothing": ((), "found no command, expected one of describe, "),
+    "an unknown command": (("fly",), "invalid choice: 'fly'"),
+    "an abbreviated command": (("desc", "IMAGE"), "invalid choice: 'desc'"),
+    "no image": (("describe",), "required: IMAGE"),
+    "an unknown option": (
+        ("describe", "IMAGE", "--colour"),
+        "mtmd describe: option '--colour' is not known",
+    ),
+    "an abbreviated option": (("describe", "IMAGE", "--max", 3), "option '--max' is not known"),
+    "words after the prompt": (
+        ("describe", "IMAGE", "-p", "how", "many"),
+        "found 'many', expected no more arguments",
+    ),
+    "an unknown option of warmup": (
+        ("warmup", "--seed", 3),
+        "mtmd warmup: option '--seed' is not known",
+    ),
+    "an option with a line break": (("describe", "IMAGE", "--a\nb\x1b[31m"), "is not known"),
+    "an image for warmup": (("warmup", "IMAGE"), "expected no more arguments"),
+    "an option without its value": (("describe", "IMAGE", "-p"), "argument -p"),
+    "max-tokens -3": (
+        ("describe", "IMAGE", "--max-tokens", -3),
+        "max_tokens: found -3, expected an integer from 1 to",
+    ),
+    "max-tokens 0": (
+        ("describe", "IMAGE", "--max-tokens", 0),
+        "max_tokens: found 0, expected an integer from 1",
+    ),
+    "max-tokens abc": (
+        ("describe", "IMAGE", "--max-tokens", "abc"),
+        "argument --max-tokens: invalid int value: 'abc'",
+    ),
+    "max-tokens 1.5": (("describe", "IMAGE", "--max-tokens", "1.5"), "invalid int value"),
+    "max-tokens too big": (
+        ("describe", "IMAGE", "--max-tokens", 10**30),
+        "max_tokens: found 1000000000",
+    ),
+    "max-tokens of 5000 digits": (
+        ("describe", "IMAGE", "--max-tokens", "9" * 5000),
+        "argument --max-tokens",
+    ),
+    "temperature nan": (
+        ("describe", "IMAGE", "--temperature", "nan"),
+        "temperature: found nan, expected a number from 1e-05 to 100, or 0",
+    ),
+    "temperature -1": (
+        ("describe", "IMAGE", "--temperature", "-1"),
+        "temperature: found -1.0, expected a number from 1e-05",
+    ),
+    "temperature inf": (("describe", "IMAGE", "--temperature", "inf"), "temperature: found inf"),
+    "top-p 2": (
+        ("describe", "IMAGE", "--top-p", 2),
+        "top_p: found 2.0, expected a number above 0, at most 1",
+    ),
+    "top-p 0": (
+        ("describe", "IMAGE", "--top-p", 0),
+        "top_p: found 0.0, expected a number above 0, at most 1",
+    ),
+    "top-k -1": (("describe", "IMAGE", "--top-k", "-1"), "top_k: found -1"),
+    "min-p 7": (("describe", "IMAGE", "--min-p", 7), "min_p: found 7.0"),
+    "a penalty of 0": (
+        ("describe", "IMAGE", "--repetition-penalty", 0),
+        "repetition_penalty: found 0.0",
+    ),
+    "seed -1": (("describe", "IMAGE", "--seed", "-1"), "seed: found -1"),
+    "an empty stop": (("describe", "IMAGE", "--stop", ""), "stop: found ''"),
+    "threads 0": (("describe", "IMAGE", "--threads", 0), "threads: found 0"),
+    "context 3": (("describe", "IMAGE", "--context", 3), "context: found 3"),
+    "a context beyond the model": (
+        ("describe", "IMAGE", "--context", 1 << 23),
+        "context: found 8388608, expected at most",
+    ),
+    "device tpu": (
+        ("describe", "IMAGE", "--device", "tpu"),
+        "device 'tpu': expected auto, cpu, cuda or cuda:N",
+    ),
+    "device cuda:7": (("describe", "IMAGE", "--device", "cuda:7"), "device 'cuda:7': found "),
+    "dtype int4": (
+        ("warmup", "--dtype", "int4"),
+        "dtype: found 'int4', expected one of auto, bf16, fp32",
+    ),
+    "flash-attn perhaps": (
+        ("dump", "IMAGE", "--flash-attn", "perhaps"),
+        "flash_attn: found 'perhaps', expected one of auto, on, off",
+    ),
+    "an unknown target": (
+        ("warmup", "--override-tensor", "v.blk=tpu"),
+        "override target 'tpu': expected one of ",
+    ),
+    "no expression": (("warmup", "--override-tensor", "(=cpu"), "'(' is not a regular expression"),
+    "no target": (("warmup", "--override-tensor", "v.blk"), "expected REGEX=DEVICE"),
+    "an override of nothing": (
+        ("warmup", "--override-tensor", "zzz=cpu"),
+        "override 'zzz' matches no node or weight",
+    ),
+    "an unknown rule": (("warmup", "--refuse", "teleport"), "refuse rule 'teleport': expected"),
+    "an empty prompt": (
+        ("describe", "IMAGE", "-p", ""),
+        "the prompt is empty; say what you want to know",
+    ),
+    "a blank prompt": (("describe", "IMAGE", "-p", " \n\t"), "the prompt is empty"),
+    "a prompt in half a character": (("describe", "IMAGE", "-p", "\udcff"), "not valid Unicode"),
+    "a prompt over the context": (
+        ("describe", "IMAGE", "-p", "word " * 9000),
+        "images included, and the context holds ",
+    ),
+    "a prompt over a smaller context": (
+        ("describe", "IMAGE", "--context", 16),
+        "images included, and the context holds 16, answer included",
+    ),
+    "too many images": (("describe", *["IMAGE"] * 5, "--context", 64), "and the context holds 64"),
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_a_wrong_call_is_one_line(case: str, one: Path, mtmd: Any) -> None:
+    arguments, expected = CALLS[case]
+    assert expected in mtmd(*(one if a == "IMAGE" else a for a in arguments)).refused()
+
+
+def png_of(width: int, height: int) -> bytes:
+    """A small PNG whose header lies about its size."""
+    import struct
+    import zlib
+
+    data = io.BytesIO()
+    Image.new("RGB", (1, 1)).save(data, "PNG")
+    header = b"IHDR" + struct.pack(">II", width, height) + data.getvalue()[24:29]
+    return (
+        data.getvalue()[:12] + header + struct.pack(">I", zlib.crc32(header)) + data.getvalue()[33:]
+    )
+
+
+def jpeg() -> bytes:
+    data = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(
+        data, "JPEG"
+    )
+    return data.getvalue()
+
+
+PICTURES: dict[str, tuple[bytes | None, str]] = {
+    "text.png": (b"this is no picture", "expected"),
+    "empty.png": (b"", "found 0 bytes, expected"),
+    "cut.jpg": (jpeg()[:700], "found a truncated JPEG"),
+    "huge.png": (
+        png_of(30_000, 30_000),
+        "found 30,000 x 30,000 pixels, expected at most 128,000,000",
+    ),
+    "missing.png": (None, "found no such file"),
+    "a\nline.png": (None, "a?line.png: found no such file"),
+    "page.pdf": (b"%PDF-1.7\n", "found"),
+    "archive.zip": (b"PK\3\4" + bytes(50), "found"),
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_what_is_no_picture_is_one_line(name: str, tmp_path: Path, mtmd: Any, one: Path) -> None:
+    content, expected = PICTURES[name]
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    line = mtmd("describe", one, tmp_path / name).refused()
+    assert (
+        expected in line
+        and "found" in line
+        and ("expected" in line)
+        and name.replace("\n", "?") in line
+    )
+
+
+def test_a_folder_is_no_picture(tmp_path: Path, mtmd: Any) -> None:
+    for verb in ("describe", "dump"):
+        assert (
+            "found a folder, expected a picture file; give the picture files in it"
+            in mtmd(verb, tmp_path).refused()
+        )
+
+
+class Screen(io.StringIO):
+    """A terminal that both streams write to; `shows` is what can be read on it in the end."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def shows(self) -> list[str]:
+        return [
+            line.rsplit("\r\x1b[K", 1)[-1]
+            for line in self.getvalue().removesuffix("\n").split("\n")
+        ]
+
+
+def on_a_terminal(*arguments: object) -> tuple[int, Screen]:
+    screen = Screen()
+    with redirect_stdout(screen), redirect_stderr(screen):
+        return main([str(a) for a in arguments]), screen
+
+
+def test_a_terminal_shows_progress_then_the_whole_answer(one: Path, plain: dict[str, Any]) -> None:
+    code, screen = on_a_terminal("describe", one)
+    assert (
+        code == 0
+        and "encoded 0 of 1 tiles" in screen.getvalue()
+        and "reading " in screen.getvalue()
+    )
+    answer_line, image, *_ = screen.shows()
+    assert answer_line == plain["text"] and image.startswith("image 1: ")
+
+
+def test_a_terminal_shows_an_error_on_a_line_of_its_own(one: Path) -> None:
+    code, screen = on_a_terminal("describe", one, "--context", 16)
+    assert code == 2 and "encoded" not in screen.getvalue(), "what cannot fit is not encoded first"
+    (line,) = screen.shows()
+    assert line.startswith("mtmd describe: the prompt takes ")
+
+
+def interrupt_after(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Ctrl-C does: while the device works, the main thread is interrupted."""
+    forward, steps = Runner.forward, []
+
+    def counted(self: Runner, *arguments: Any) -> torch.Tensor:
+        steps.append(1)
+        if len(steps) == tokens + 1:
+            _thread.interrupt_main()
+            time.sleep(0.2)
+        return forward(self, *arguments)
+
+    monkeypatch.setattr(Runner, "forward", counted)
+
+
+@pytest.mark.parametrize("tokens", [0, 3])
+def test_interrupted(
+    tokens: int, one: Path, mtmd: Any, monkeypatch: pytest.MonkeyPatch, plain: dict[str, Any]
+) -> None:
+    interrupt_after(tokens, monkeypatch)
+    ran = mtmd("describe", one)
+    assert (ran.code, ran.err) == (130, "mtmd describe: interrupted\n")
+    assert plain["text"].startswith(ran.out.rstrip("\n")) and bool(ran.out) == bool(tokens)
+    if tokens:
+        assert ran.out.endswith("\n")
+        interrupt_after(tokens, monkeypatch)
+        assert mtmd("describe", one, "--json").out == ""
+
+
+def test_a_full_disk_is_one_line(
+    one: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:  # noqa: ARG002
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sys, "stdout", Full())
+    assert main(["describe", str(one), "-p", COUNT]) == 2
+    assert capsys.readouterr().err == "mtmd describe: No space left on device\n"
+
+
+def test_characters_that_the_terminal_does_not_have(
+    one: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(data, "ascii"))
+    answer = Answer("één 👍", (), (), load(device="cpu").answer(one, COUNT).receipt)
+    monkeypatch.setattr(
+        Model, "stream", lambda *_, **__: iter([TextPiece(answer.text), Finished(answer)])
+    )
+    assert main(["describe", str(one), "--quiet"]) == 0
+    assert data.getvalue() == b"\\xe9\\xe9n \\U0001f44d\n"
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+def test_a_process_of_its_own(one: Path) -> None:
+    ran = subprocess.run(
+        [*COMMAND, "describe", one, "-p", COUNT],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=False,
+    )
+    assert (ran.returncode, ran.stdout) == (0, "One.\n") and len(ran.stderr.splitlines()) == 3
+    refused = subprocess.run(
+        [*COMMAND, "warmup", "--dtype", "x"],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=False,
+    )
+    assert refused.returncode == 2 and refused.stdout == "" and refused.stderr.count("\n") == 1
+
+
+def test_a_reader_that_goes_away(one: Path) -> None:
+    """As `mtmd dump ... | head -c 5`."""
+    with subprocess.Popen(
+        [*COMMAND, "dump", one], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+    ) as process:
+        assert process.stdout and process.stderr
+        assert process.stdout.read(5) == b"encod"
+        process.stdout.close()
+        assert process.stderr.read() == b"" and process.wait(60) == 0
+
+
+def test_a_key_in_mid_answer(one: Path) -> None:
+    command = [*COMMAND, "describe", one, "--ignore-eos", "--max-tokens", "100000"]
+    # A test run in the background of a shell has interrupts ignored, and its children would inherit
+    # that.
+    listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+        preexec_fn=listen,
+    ) as process:
+        assert process.stdout and process.stderr
+        assert process.stdout.read(3)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        assert process.stderr.read() == b"mtmd describe: interrupted\n"

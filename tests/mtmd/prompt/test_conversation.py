@@ -1,0 +1,172 @@
+"""Messages as people write them: what is read, in which order, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mtmd.kernels.errors import ImageError, PromptError
+from mtmd.prompt.conversation import read_conversation, user_message
+
+RED = np.full((4, 6, 3), (255, 0, 0), np.uint8)
+BLUE = Image.new("RGB", (3, 2), (0, 0, 255))
+
+
+def seal(text: str) -> str:
+    return f"<{text}>"
+
+
+def read(*messages: Any) -> Any:
+    return read_conversation(messages, seal)
+
+
+def test_all_text_is_sealed_and_pictures_stay_in_order() -> None:
+    found = read(
+        {"role": "system", "content": "be brief"},
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "a"},
+                {"type": "image", "image": RED},
+                {"type": "text", "text": "b"},
+                {"type": "image", "image": BLUE},
+            ],
+        },
+        {"role": "assistant", "content": "no"},
+        {
+            "role": "user",
+            "content": ({"type": "image", "image": RED}, {"type": "text", "text": "c"}),
+        },
+    )
+    assert found.messages == (
+        {"role": "system", "content": "<be brief>"},
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "<a>"},
+                {"type": "image"},
+                {"type": "text", "text": "<b>"},
+                {"type": "image"},
+            ],
+        },
+        {"role": "assistant", "content": "<no>"},
+        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "<c>"}]},
+    )
+    assert [p.size for p in found.pictures] == [(6, 4), (3, 2), (6, 4)]
+
+
+@pytest.mark.parametrize(
+    ("image", "count"), [(RED, 1), ([RED], 1), ([RED, BLUE], 2), ((RED, BLUE, RED), 3)], ids=str
+)
+def test_user_message(image: Any, count: int) -> None:
+    found = read(user_message(image, "what?"))
+    assert len(found.pictures) == count
+    assert [p["type"] for p in found.messages[0]["content"]] == ["image"] * count + ["text"]
+
+
+@pytest.mark.parametrize("none", [[], ()], ids=str)
+def test_an_empty_list_is_no_picture(none: Any) -> None:
+    with pytest.raises(
+        ImageError, match="images: found an empty list, expected at least one; give"
+    ):
+        user_message(none, "what?")
+
+
+def test_a_prompt_that_is_no_text() -> None:
+    with pytest.raises(
+        PromptError, match="message 1: the text is of type NoneType, expected a str"
+    ):
+        read(user_message(RED, None))  # type: ignore[arg-type]
+
+
+def test_of_several_pictures_the_wrong_one_is_named() -> None:
+    for wrong in (b"no picture", None, ""):
+        with pytest.raises(ImageError, match=r"^image 2: found "):
+            read(user_message([RED, wrong], "what?"))
+        with pytest.raises(ImageError, match=r"^image 3: found "):
+            read(user_message([RED, BLUE], "what?"), user_message(wrong, "and here?"))  # type: ignore[arg-type]
+        with pytest.raises(ImageError, match=r"^image: found "):
+            read(user_message(wrong, "what?"))  # type: ignore[arg-type]
+    with pytest.raises(ImageError, match=r"^missing\.png: found no such file"):
+        read(user_message([RED, "missing.png"], "what?"))
+
+
+def test_a_picture_object_is_taken_as_it_is() -> None:
+    picture = read(user_message(RED, "x")).pictures[0]
+    assert read(user_message(picture, "x")).pictures[0] is picture
+
+
+USER = {"role": "user", "content": "x"}
+REFUSED: dict[str, tuple[Any, str]] = {
+    "no list": ("hello", "found str, expected a list"),
+    "bytes": (b"hello", "found bytes"),
+    "one message": (USER, "found dict, expected a list"),
+    "none": (None, "found NoneType"),
+    "nothing": ([], "at least one"),
+    "a number": (3, "found int"),
+    "an iterator": (iter([USER]), "expected a list"),
+    "a message that is text": (["x"], "message 1: expected a mapping with 'role' and 'content'"),
+    "no role": ([{"content": "x"}], "message 1: expected a mapping"),
+    "a role that is no text": ([USER, {"role": 1, "content": "x"}], "message 2"),
+    "no content": ([{"role": "user"}], "content is NoneType, expected a text or a list of parts"),
+    "content that is a part": (
+        [{"role": "user", "content": {"type": "text", "text": "x"}}],
+        "content is dict",
+    ),
+    "a part that is text": (
+        [{"role": "user", "content": ["x"]}],
+        "found a part of type None, expected",
+    ),
+    "text that is none": (
+        [{"role": "user", "content": [{"type": "text", "text": None}]}],
+        "message 1: the text is of type NoneType, expected a str",
+    ),
+    "a text that is missing": (
+        [{"role": "user", "content": [{"type": "text"}]}],
+        "found a part of type 'text', expected",
+    ),
+    "an unknown part": (
+        [{"role": "user", "content": [{"type": "video", "video": "a.mp4"}]}],
+        "found a part of type 'video'",
+    ),
+    "an image without one": (
+        [{"role": "user", "content": [{"type": "image"}]}],
+        "found a part of type 'image', expected",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case: str) -> None:
+    messages, expected = REFUSED[case]
+    with pytest.raises(PromptError) as caught:
+        read_conversation(messages, seal)
+    assert expected in str(caught.value) and str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        " ",
+        "\n\t  \u3000",
+        [],
+        [{"type": "text", "text": " "}],
+        [{"type": "image", "image": RED}],
+    ],
+    ids=str,
+)
+def test_a_user_who_says_nothing(content: Any) -> None:
+    with pytest.raises(PromptError, match="the prompt is empty; say what you want to know"):
+        read_conversation(
+            [{"role": "system", "content": "talk"}, {"role": "user", "content": content}], str
+        )
+
+
+@pytest.mark.parametrize("source", [None, 5, {}, [RED], "", "no/such.png", b""], ids=str)
+def test_what_is_no_picture(source: Any) -> None:
+    with pytest.raises(ImageError, match=r"found .*expected"):
+        read(user_message([source], "x"))

@@ -1,0 +1,172 @@
+"""What a user may call an image, and what is refused before a byte of it is read."""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mtmd.clip.image.decode import ImageLimits
+from mtmd.kernels.errors import ImageError
+from mtmd.prompt.media import load_image
+
+PIXELS = np.random.default_rng(5).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+
+
+@pytest.fixture
+def png(tmp_path: Path) -> Path:
+    path = tmp_path / "a picture.png"
+    Image.fromarray(PIXELS).save(path)
+    return path
+
+
+def refusal(source, *args, **kwargs) -> str:
+    with pytest.raises(ImageError) as caught:
+        load_image(source, *args, **kwargs)
+    message = str(caught.value)
+    assert message.isprintable()
+    assert "found" in message
+    assert "expected" in message
+    return message
+
+
+def test_every_kind_of_source_gives_the_same_picture(png):
+    data = png.read_bytes()
+    with png.open("rb") as file, Image.open(png) as image, png.open("rb", buffering=0) as raw:
+        sources = [
+            png,
+            str(png),
+            data,
+            bytearray(data),
+            memoryview(data),
+            io.BytesIO(data),
+            file,
+            raw,
+            image,
+            PIXELS,
+        ]
+        pictures = [load_image(source) for source in sources]
+        assert not file.closed
+        assert image.getpixel((0, 0)) == tuple(PIXELS[0, 0])
+    assert {picture.sha256 for picture in pictures} == {pictures[0].sha256}
+    assert np.array_equal(pictures[0].pixels, PIXELS)
+    assert pictures[0].size == (7, 5)
+
+
+def test_an_open_file_is_read_from_where_it_stands(png):
+    file = io.BytesIO(b"header" + png.read_bytes())
+    file.seek(6)
+    assert load_image(file).size == (7, 5)
+
+
+@pytest.mark.parametrize("address", ["http://a.example/b.png", "HTTPS://a.example/b.png"])
+def test_web_addresses_are_refused(address):
+    assert (
+        "found a web address, expected a file; addresses are not fetched: download the picture"
+        in refusal(address)
+    )
+
+
+def test_data_urls_are_refused_without_repeating_them():
+    message = refusal("data:image/png;base64," + "A" * 5000)
+    assert "found a data URL" in message
+    assert len(message) < 150
+
+
+def test_paths_that_lead_nowhere(png, tmp_path):
+    assert "nowhere.png: found no such file" in refusal(tmp_path / "nowhere.png")
+    assert "found no such file" in refusal(png / "inside.png")
+    assert "found a folder" in refusal(tmp_path)
+    assert "found a folder" in refusal(str(tmp_path) + "/")
+    assert "found an empty path" in refusal("")
+    assert "not a usable path" in refusal("a\0b.png")
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    assert "cannot be opened" in refusal(loop)
+    assert "a?b.png: found no such file" in refusal(tmp_path / "a\nb.png")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_pipes_sockets_and_devices_are_refused_without_waiting(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a socket's path must be short
+    os.mkfifo("pipe")
+    answers: list[str] = []
+    thread = threading.Thread(target=lambda: answers.append(refusal("pipe")), daemon=True)
+    thread.start()
+    thread.join(timeout=5)
+    assert answers
+    assert (
+        "pipe: found a pipe, expected a picture file; save its content to a file first"
+        in answers[0]
+    )
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("socket")
+        assert "found a socket" in refusal("socket")
+    assert "found a device" in refusal("/dev/zero")
+
+
+def test_a_file_over_the_limit_is_not_read(tmp_path, monkeypatch):
+    sparse = tmp_path / "large.png"
+    with sparse.open("wb") as file:
+        file.truncate(1 << 40)
+    monkeypatch.setattr(Path, "open", None)
+    assert "found 1,099,511,627,776 bytes, expected at most 67,108,864" in refusal(sparse)
+
+
+def test_an_empty_file_and_one_that_is_no_picture(tmp_path):
+    path = tmp_path / "x.png"
+    path.write_bytes(b"")
+    assert "x.png: found 0 bytes" in refusal(path)
+    path.write_bytes(b"%PDF-1.4")
+    assert "x.png: found a PDF" in refusal(path)
+
+
+def test_a_file_that_may_not_be_read(png, monkeypatch):
+    def denied(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", denied)  # tests may run as root, who may read everything
+    assert "found a file that may not be read" in refusal(png)
+
+
+def test_endless_and_unusable_files():
+    class Endless(io.RawIOBase):
+        served = 0
+
+        def read(self, size: int = -1) -> bytes:
+            self.served += size
+            return b"x" * size
+
+    endless = Endless()
+    assert "expected at most 1,000" in refusal(endless, ImageLimits(max_bytes=1000))
+    assert endless.served == 1001
+    assert "found a file open for text" in refusal(io.StringIO("x"))
+    closed = io.BytesIO(b"x")
+    closed.close()
+    assert "cannot be read" in refusal(closed)
+
+
+def test_what_has_no_name_is_called_as_told(png):
+    for source in (b"no picture", io.BytesIO(b"no picture"), np.zeros((2, 2)), None, ""):
+        assert refusal(source, unnamed="image 2").startswith("image 2: found ")
+        assert refusal(source).startswith("image: found ")
+    missing = png.with_name("missing.png")
+    assert refusal(missing, unnamed="image 2").startswith(f"{missing}: found no such file")
+    text = png.with_name("text.txt")
+    text.write_text("no picture")
+    with text.open("rb") as file:
+        assert refusal(file, unnamed="image 2").startswith(f"{text}: found plain text")
+
+
+@pytest.mark.parametrize("stranger", [3, None, object(), {"a": 1}])
+def test_strangers_are_refused(stranger):
+    assert f"found an object of type {type(stranger).__name__}, expected a path, bytes" in refusal(
+        stranger
+    )
+    assert "found an array of float64" in refusal(np.zeros((2, 2)))

@@ -1,0 +1,435 @@
+"""Many requests over one model: each answered as if it were alone; pictures encoded between others'
+tokens; faults stay where they are.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+import torch
+
+from mtmd.clip.image.decode import open_picture
+from mtmd.events import Answer, Event, Finished, Progress, TextPiece
+from mtmd.kernels.errors import (
+    BusyError,
+    DeviceMemoryError,
+    ImageError,
+    MtmdError,
+    OptionError,
+    PromptError,
+)
+from mtmd.loading import load
+from mtmd.model import Model
+from mtmd.prompt.conversation import user_message
+from mtmd.service.service import Service, Ticket
+
+COUNT = "How many shapes are there?"
+T = TypeVar("T")
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    found = load(device="cpu").service
+    yield found
+    found.close()
+
+
+def answer(ticket: Ticket) -> Answer:
+    *_, last = ticket
+    assert isinstance(last, Finished)
+    return last.answer
+
+
+def within(seconds: float, work: Callable[[], T]) -> T:
+    """What `work` returns or raises; AssertionError where it hangs."""
+    done: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            done.put((work(), None))
+        except BaseException as error:  # raised again below
+            done.put((None, error))
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        found, error = done.get(timeout=seconds)
+    except queue.Empty:
+        raise AssertionError(f"nothing after {seconds} s") from None
+    if error is not None:
+        raise error
+    return found  # type: ignore[return-value]
+
+
+def asked(image: Any, prompt: str = COUNT) -> list[Any]:
+    return [user_message(image, prompt)]
+
+
+def noise(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+
+
+def test_forty_pictures_at_once(service: Service, demo: Model, world: dict[int, Path]) -> None:
+    """Different pictures, some of them twice, asked about by forty requests that share batches and
+    the cache.
+    """
+    pictures = [world[1 + i % 4] if i % 2 else noise(i % 15) for i in range(40)]
+    alone = {
+        str(p) if isinstance(p, Path) else p.tobytes(): demo.answer(p, COUNT, max_tokens=12)
+        for p in pictures
+    }
+    tickets = [service.submit(asked(p), max_tokens=12) for p in pictures]
+    for picture, ticket in zip(pictures, tickets, strict=True):
+        expected, found = (
+            alone[str(picture) if isinstance(picture, Path) else picture.tobytes()],
+            answer(ticket),
+        )
+        assert (
+            found.output_token_ids == expected.output_token_ids
+            and found.prompt_token_ids == expected.prompt_token_ids
+        )
+        assert found.receipt.images[0].sha256 == expected.receipt.images[0].sha256
+    stats = service.stats()
+    assert stats.finished == stats.requests == 40 and stats.images == 40
+    assert stats.encode_tiles < 40 and stats.encode_batches < stats.encode_tiles, (
+        "equal pictures once, others together"
+    )
+    assert stats.batch_rows > 2 * stats.batches and (
+        stats.running,
+        stats.waiting,
+        stats.pages_used,
+    ) == (0, 0, 0)
+
+
+def test_threads_that_come_when_they_like(
+    service: Service, demo: Model, world: dict[int, Path]
+) -> None:
+    prompts = [COUNT, "Describe the image."]
+    alone = {(n, p): demo.answer(world[n], p).text for n in (1, 2, 3, 4) for p in prompts}
+    found: dict[tuple[int, str, int], str] = {}
+
+    def work(turn: int) -> None:
+        for n, p in alone:
+            found[n, p, turn] = answer(service.submit(asked(world[n], p))).text
+
+    threads = [threading.Thread(target=work, args=(turn,)) for turn in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {(n, p, turn): text for (n, p), text in alone.items() for turn in range(4)}
+
+
+def test_events_come_in_order(service: Service, world: dict[int, Path]) -> None:
+    events: list[Event] = list(service.submit(asked([world[1], world[2]], "Describe the image.")))
+    encode = [e for e in events if isinstance(e, Progress) and e.stage == "encode"]
+    assert (encode[0].done, encode[0].total) == (0, 2) and (encode[-1].done, encode[-1].total) == (
+        2,
+        2,
+    )
+    kinds = [e.stage if isinstance(e, Progress) else type(e).__name__ for e in events]
+    assert kinds == ["encode"] * len(encode) + ["prefill"] + ["TextPiece"] * (
+        len(kinds) - len(encode) - 2
+    ) + ["Finished"]
+
+
+def test_a_second_question_about_a_picture_reads_only_the_question(
+    service: Service, world: dict[int, Path]
+) -> None:
+    first = answer(service.submit(asked(world[3], "Describe the image.")))
+    turn = [
+        *asked(world[3], "Describe the image."),
+        {"role": "assistant", "content": first.text},
+        {"role": "user", "content": COUNT},
+    ]
+    second = answer(service.submit(turn))
+    assert (
+        second.receipt.images[0].cached
+        and second.receipt.encode_ms == 0
+        and second.receipt.reused_tokens >= 32
+    )
+    assert first.receipt.reused_tokens == 0 < first.receipt.encode_ms
+
+
+def test_counting_encodes_nothing(service: Service, world: dict[int, Path]) -> None:
+    count = service.count(asked([world[1], world[2]]))
+    assert service.stats().encode_tiles == 0
+    found = answer(service.submit(asked([world[1], world[2]])))
+    assert (
+        count.prompt_tokens == found.receipt.prompt_tokens
+        and sum(count.image_tokens) == found.receipt.image_tokens
+    )
+
+
+def test_what_the_encoder_got(service: Service, world: dict[int, Path]) -> None:
+    found = answer(service.submit(asked(world[2]))).receipt.images[0]
+    (tile,) = service.processed(found.sha256) or ()
+    assert (
+        tile.dtype == np.uint8
+        and tile.shape == (*reversed(found.processed_size), 3)
+        and tile.std() > 5
+    )
+    assert service.processed("0" * 64) is None
+
+
+@pytest.mark.parametrize("after", ["nothing", "encode", "prefill", "text"])
+def test_cancelling(after: str, service: Service, demo: Model, world: dict[int, Path]) -> None:
+    ticket = service.submit(
+        asked(world[1], "Describe the image."), max_tokens=4000, ignore_eos=True
+    )
+    events = iter(ticket)
+    if after != "nothing":
+        for event in events:
+            if (isinstance(event, TextPiece) and after == "text") or (
+                isinstance(event, Progress) and event.stage == after
+            ):
+                break
+    ticket.cancel()
+    *_, last = events
+    assert isinstance(last, Finished) and last.answer.receipt.finish == "cancelled"
+    assert answer(service.submit(asked(world[1]))).text == demo.describe(world[1], COUNT)
+    stats = service.stats()
+    assert (stats.running, stats.waiting, stats.encoding, stats.pages_used, stats.cancelled) == (
+        0,
+        0,
+        0,
+        0,
+        1,
+    )
+
+
+def test_leaving_the_loop_gives_the_request_up(service: Service, world: dict[int, Path]) -> None:
+    for event in service.submit(
+        asked(world[1], "Describe the image."), max_tokens=4000, ignore_eos=True
+    ):
+        if isinstance(event, TextPiece):
+            break
+    deadline = time.monotonic() + 20
+    while service.stats().cancelled == 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert service.stats().cancelled == 1 and service.stats().running == 0
+
+
+def test_mistakes_are_told_at_once(service: Service, world: dict[int, Path]) -> None:
+    for wrong, error in (
+        ({"messages": asked("no such.png")}, ImageError),
+        ({"messages": []}, PromptError),
+        ({"messages": asked(world[1]), "temperature": -1}, OptionError),
+        ({"messages": asked(world[1], "word " * 9000)}, PromptError),
+    ):
+        with pytest.raises(error):
+            service.submit(**wrong)  # type: ignore[arg-type]
+    assert service.stats().requests == 0
+
+
+def test_too_many(world: dict[int, Path]) -> None:
+    model = load(device="cpu", parallel=1)
+    with_queue = Service(model, queue=1)
+    tickets = [
+        with_queue.submit(asked(world[1], "Describe the image."), max_tokens=200, ignore_eos=True)
+        for _ in range(2)
+    ]
+    deadline = time.monotonic() + 20
+    while with_queue.stats().requests < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    with pytest.raises(BusyError, match="2 requests are being answered or wait"):
+        with_queue.submit(asked(world[1]))
+    assert with_queue.stats().rejected == 1 and len({answer(t).text for t in tickets}) == 1
+    with_queue.close()
+
+
+def test_an_encoder_that_fails_on_one_picture(
+    service: Service, demo: Model, world: dict[int, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch is tried again picture by picture: the bad one fails alone."""
+    bad = service.model.bridge.prepare([open_picture(noise(1))])[0].plan.tiles[0]
+    encoder = service.model.encoder
+    assert encoder
+    steps = encoder.steps
+
+    def failing(tiles: Any, observe: Any = None) -> Any:
+        if any(np.array_equal(t, bad) for t in tiles):
+            raise DeviceMemoryError("no memory for this picture")
+        return (yield from steps(tiles, observe))
+
+    monkeypatch.setattr(encoder, "steps", failing)
+    tickets = [service.submit(asked(p)) for p in (world[1], noise(1), world[2], noise(1))]
+    assert [answer(tickets[i]).text for i in (0, 2)] == [
+        demo.describe(world[n], COUNT) for n in (1, 2)
+    ]
+    for i in (1, 3):
+        with pytest.raises(DeviceMemoryError, match="no memory for this picture"):
+            answer(tickets[i])
+    assert service.stats().failed == 2 and service.stats().encoding == 0
+
+
+def test_a_defect_ends_requests_and_not_the_service(
+    service: Service, demo: Model, world: dict[int, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(service.model.runner, "forward", lambda *_: 1 / 0)
+        with pytest.raises(MtmdError, match="internal error: ZeroDivisionError"):
+            answer(service.submit(asked(world[1])))
+    assert answer(service.submit(asked(world[1]))).text == demo.describe(world[1], COUNT)
+
+
+@pytest.mark.parametrize("where", ["taking", "cancelling"])
+def test_a_defect_between_batches_ends_requests_and_not_the_service(
+    where: str,
+    service: Service,
+    demo: Model,
+    world: dict[int, Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = [
+        {"role": "user", "content": COUNT}
+    ]  # nothing to encode: it goes to the engine when it is taken
+    with monkeypatch.context() as broken:
+        if where == "taking":
+            broken.setattr(service.model.bridge, "spans", lambda *_: 1 / 0)
+            ticket = service.submit(text)
+        else:
+            ticket = service.submit(text, max_tokens=4000, ignore_eos=True)
+            service.exclusively(lambda: broken.setattr(service.model, "receipt", lambda *_: 1 / 0))
+            ticket.cancel()
+        with pytest.raises(MtmdError, match="internal error: ZeroDivisionError"):
+            within(20, lambda: answer(ticket))
+    assert within(20, lambda: answer(service.submit(asked(world[1])))).text == demo.describe(
+        world[1], COUNT
+    )
+    stats = service.stats()
+    assert (stats.failed, stats.running, stats.pages_used) == (1, 0, 0)
+
+
+def test_what_is_asked_while_the_service_closes_is_answered_or_refused(
+    service: Service, world: dict[int, Path]
+) -> None:
+    """The device thread is busy; the service is closed; then somebody comes."""
+    entered, gate = threading.Event(), threading.Event()
+    busy = threading.Thread(
+        target=lambda: service.exclusively(lambda: entered.set() or gate.wait(20))
+    )
+    closing = threading.Thread(target=service.close)
+    busy.start()
+    entered.wait(20)
+    before = service.submit(asked(world[1]))
+    closing.start()
+    while not (service._device._closed or len(service._device._inbox) > 1):
+        time.sleep(0.001)
+    with pytest.raises(MtmdError, match="the service is closed"):
+        late = service.submit(asked(world[1]))
+        gate.set()
+        within(20, lambda: answer(late))
+    gate.set()
+    assert within(20, lambda: answer(before)).receipt.finish == "cancelled"
+    closing.join(20)
+    assert not closing.is_alive()
+
+
+def test_one_who_comes_just_when_the_thread_has_waited_long_enough(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came, device = threading.Event(), service._device
+    wait = device._wake.wait
+
+    def come_late(timeout: float | None = None) -> bool:
+        if came.is_set():
+            return wait(timeout)
+        device._inbox.append(
+            came.set
+        )  # after the time is up, and before the thread has the lock again
+        return False
+
+    monkeypatch.setattr(device._wake, "wait", come_late)
+    device.post(lambda: None)
+    assert came.wait(20)
+
+
+def test_numbers_of_a_closed_service(service: Service, world: dict[int, Path]) -> None:
+    answer(service.submit(asked(world[1]), max_tokens=2))
+    service.close()
+    assert service.stats().finished == 1
+
+
+def test_leaving_a_request_of_a_closed_service(service: Service, world: dict[int, Path]) -> None:
+    events = iter(service.submit(asked(world[1]), max_tokens=4000, ignore_eos=True))
+    next(events)
+    service.close()
+    events.close()  # type: ignore[attr-defined]
+
+
+def test_events_are_told_once(service: Service, world: dict[int, Path]) -> None:
+    ticket = service.submit(asked(world[1]), max_tokens=2)
+    assert isinstance(list(ticket)[-1], Finished) and within(20, lambda: list(ticket)) == []
+
+
+def test_pictures_to_look_at_take_a_bounded_memory(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tickets = [service.submit(asked(noise(0)), max_tokens=1)]
+    (tile,) = next(iter(service._seen._tiles.values()))
+    monkeypatch.setattr("mtmd.service.seen.SEEN_BYTES", 3 * tile.nbytes)
+    tickets += [service.submit(asked(noise(seed)), max_tokens=1) for seed in range(1, 6)]
+    shown = [answer(ticket).receipt.images[0].sha256 for ticket in tickets]
+    assert [service.processed(sha) is not None for sha in shown] == [False] * 3 + [True] * 3
+
+
+def test_probabilities(service: Service, world: dict[int, Path]) -> None:
+    pieces = [e for e in service.submit(asked(world[1]), logprobs=2) if isinstance(e, TextPiece)]
+    tokens = [t for p in pieces for t in p.tokens]
+    assert tokens and all(
+        t.logprob <= 0 and len(t.top) == 2 and t.top[0][1] >= t.top[1][1] for t in tokens
+    )
+    assert all(t.top[0] == (t.text, t.logprob) for t in tokens), "greedy takes the most probable"
+
+
+def test_closing(world: dict[int, Path]) -> None:
+    service = load(device="cpu").service
+    ticket = service.submit(
+        asked(world[1], "Describe the image."), max_tokens=4000, ignore_eos=True
+    )
+    service.close()
+    service.close()
+    assert answer(ticket).receipt.finish == "cancelled"
+    with pytest.raises(MtmdError, match="the service is closed"):
+        service.submit(asked(world[1]))
+
+
+def test_a_large_picture_keeps_nobody_waiting(
+    service: Service, world: dict[int, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one picture is encoded, which takes a hundred slices, another request gets its
+    tokens.
+    """
+    encoder = service.model.encoder
+    assert encoder
+    steps, batches = encoder.steps, []
+
+    def slow(tiles: Any, observe: Any = None) -> Any:
+        for _ in range(100):
+            time.sleep(0.025)  # longer than a slice
+            batches.append(service.engine.steps)
+            yield
+        return (yield from steps(tiles, observe))
+
+    running = service.submit(asked(world[1], "Describe the image."), max_tokens=60, ignore_eos=True)
+    first = iter(running)
+    next(e for e in first if isinstance(e, TextPiece))
+    monkeypatch.setattr(encoder, "steps", slow)
+    waiting = service.submit(asked(world[2]))
+    assert len([e for e in first if isinstance(e, TextPiece)]) > 20
+    assert len(set(batches)) >= 30, "the decoder had its turn between the slices"
+    waiting.cancel()
+
+
+def test_the_device_can_be_had_for_something_else(service: Service) -> None:
+    assert service.exclusively(lambda: threading.current_thread().name) == "mtmd device"
+    with pytest.raises(ZeroDivisionError):
+        service.exclusively(lambda: 1 / 0)
+    assert service.exclusively(torch.get_num_threads) >= 1

@@ -1,0 +1,393 @@
+from __future__ import annotations
+
+import json
+
+import openai
+import pytest
+from fake_service import CONTEXT, FakeService, until
+from serving import client_for, data_url, image_part, png, post_chat, raw_request, running, user
+
+from mtmd import BusyError, DeviceMemoryError, MtmdError, PromptError
+
+RED, WIDE = data_url(png(20, 10)), data_url(png(64, 4, "blue", "JPEG"), "image/jpeg")
+
+
+@pytest.fixture
+def service():
+    return FakeService()
+
+
+@pytest.fixture
+def client(service):
+    return client_for(service)
+
+
+@pytest.fixture
+def served(service):
+    """The official client, on a real server."""
+    with (
+        running(service) as server,
+        openai.OpenAI(
+            base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=20
+        ) as client,
+    ):
+        yield client
+
+
+def events(response):
+    return [
+        json.loads(line[6:])
+        for line in response.get_data(as_text=True).split("\n\n")
+        if line.startswith("data: {")
+    ]
+
+
+def test_the_official_client_asks_about_pictures_and_gets_answer_and_receipt(served):
+    parts = [{"type": "text", "text": "what?"}, image_part(RED), image_part(WIDE)]
+    found = served.chat.completions.create(
+        model="fake",
+        messages=[{"role": "system", "content": "be brief"}, {"role": "user", "content": parts}],
+    )
+    assert found.choices[0].message.content == "2 messages, pictures [(20, 10), (64, 4)]: what?"
+    assert (found.choices[0].finish_reason, found.model, found.object) == (
+        "stop",
+        "fake",
+        "chat.completion",
+    )
+    assert (found.usage.prompt_tokens, found.usage.completion_tokens, found.usage.total_tokens) == (
+        7,
+        8,
+        15,
+    )
+    assert found.usage.prompt_tokens_details.cached_tokens == 3
+    receipt = found.usage.model_extra["mtmd_receipt"]
+    assert [i["original_size"] for i in receipt["images"]] == [[20, 10], [64, 4]]
+    assert found._request_id.startswith("req-")
+
+
+def test_the_official_client_streams(served):
+    stream = served.chat.completions.create(
+        model="fake",
+        messages=[user("hello there", image_part(RED))],
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert (
+        "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+        == "1 messages, pictures [(20, 10)]: hello there"
+    )
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+    assert (chunks[-1].choices, chunks[-1].usage.completion_tokens) == ([], 7)
+    assert chunks[-1].usage.model_extra["mtmd_receipt"]["finish"] == "stop"
+    told = [c.model_extra["mtmd"]["progress"] for c in chunks if "mtmd" in c.model_extra]
+    assert told == [
+        {"stage": "encode", "done": 1, "total": 1},
+        {"stage": "prefill", "done": 0, "total": 7},
+    ]
+    assert len({c.id for c in chunks}) == 1
+
+
+def test_every_chunk_but_the_usage_has_a_choice_to_look_at(served):
+    stream = served.chat.completions.create(
+        model="fake", messages=[user("hi", image_part(RED))], stream=True
+    )
+    assert all(isinstance(c.choices[0].delta.content, (str, type(None))) for c in stream)
+
+
+def test_the_official_client_raises_its_own_errors(served, service):
+    ask = served.chat.completions.create
+    with pytest.raises(openai.NotFoundError, match=r"has .fake") as missing:
+        ask(model="gpt-9", messages=[user("hi")])
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as bad:
+        ask(model="fake", messages=[user("hi", image_part("data:image/png;base64,iVBORw0KGgo="))])
+    assert (bad.value.param, bad.value.code) == (
+        "messages[0].content[1].image_url",
+        "invalid_image",
+    )
+    with pytest.raises(openai.BadRequestError) as several:
+        ask(model="fake", messages=[user("hi")], n=2)
+    assert several.value.param == "n"
+    service.refuses = BusyError("64 requests wait, the most that may; try again later")
+    with pytest.raises(openai.RateLimitError) as busy:
+        ask(model="fake", messages=[user("hi")])
+    assert busy.value.response.headers["retry-after"] == "1"
+    service.refuses, service.fails = None, DeviceMemoryError("found 3 bytes, expected 4")
+    with pytest.raises(openai.APIError, match="found 3 bytes"):
+        list(ask(model="fake", messages=[user("hi")], stream=True))
+
+
+def test_the_official_client_lists_models_and_keeps_files(served):
+    assert [m.id for m in served.models.list()] == ["fake"]
+    assert served.models.retrieve("fake").id == "fake"
+    with pytest.raises(openai.NotFoundError):
+        served.models.retrieve("other")
+    kept = served.files.create(file=("../../a b.png", png(8, 6)), purpose="vision")
+    assert (kept.filename, kept.bytes) == ("a b.png", len(png(8, 6)))
+    assert [f.id for f in served.files.list()] == [kept.id] == [served.files.retrieve(kept.id).id]
+    assert served.files.content(kept.id).read() == png(8, 6)
+    for part in (image_part(kept.id), {"type": "file", "file": {"file_id": kept.id}}):
+        answer = served.chat.completions.create(model="fake", messages=[user("size?", part)])
+        assert "[(8, 6)]" in answer.choices[0].message.content
+    assert served.files.delete(kept.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        served.chat.completions.create(model="fake", messages=[user("size?", image_part(kept.id))])
+
+
+def test_the_official_client_completes_prompts(served):
+    found = served.completions.create(model="fake", prompt="say this", logprobs=1)
+    assert found.choices[0].text == "1 messages, pictures []: say this"
+    assert found.choices[0].logprobs.token_logprobs == [-0.5] * 6
+    chunks = list(
+        served.completions.create(
+            model="fake", prompt=["say this"], stream=True, stream_options={"include_usage": True}
+        )
+    )
+    assert (
+        "".join(c.choices[0].text for c in chunks if c.choices)
+        == "1 messages, pictures []: say this"
+    )
+    assert chunks[-1].usage.total_tokens == 13
+
+
+def test_logprobs_are_told_as_asked(client):
+    found = post_chat(client, "a b", logprobs=True, top_logprobs=2).get_json()["choices"][0][
+        "logprobs"
+    ]["content"]
+    assert found[0]["logprob"] == -0.5 and found[0]["bytes"] == list(found[0]["token"].encode())
+    assert [t["token"] for t in found[0]["top_logprobs"]] == ["other0", "other1"]
+    assert post_chat(client, "a b").get_json()["choices"][0]["logprobs"] is None
+    chunks = events(post_chat(client, "a b", logprobs=True, stream=True))
+    assert sum(
+        len(c["choices"][0]["logprobs"]["content"]) for c in chunks if c["choices"][0]["logprobs"]
+    ) == len(found)
+
+
+@pytest.mark.parametrize(
+    "body, chosen",
+    [
+        ({}, {"max_tokens": CONTEXT, "detail": "auto"}),
+        ({"max_tokens": 5}, {"max_tokens": 5}),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, {"max_tokens": 6}),
+        ({"stop": "a"}, {"stop": ("a",)}),
+        ({"stop": ["a", "b"]}, {"stop": ("a", "b")}),
+        ({"stop": None}, {}),
+        (
+            {"seed": 3, "temperature": 1, "top_p": 0.5, "top_k": 7, "min_p": 0.1},
+            {"seed": 3, "temperature": 1.0, "top_p": 0.5, "top_k": 7, "min_p": 0.1},
+        ),
+        ({"response_format": {"type": "json_object"}}, {"json_schema": {"type": "object"}}),
+        ({"response_format": {"type": "text"}}, {}),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {"type": "array"}},
+                }
+            },
+            {"json_schema": {"type": "array"}},
+        ),
+        ({"logprobs": True, "top_logprobs": 4}, {"logprobs": 4}),
+        ({"tools": [], "n": 1, "user": "me", "store": True, "unheard_of": [1]}, {}),
+    ],
+)
+def test_fields_become_options(service, client, body, chosen):
+    assert post_chat(client, "hi", **body).status_code == 200
+    found = service.tickets[-1].chosen
+    assert {k: found[k] for k in chosen} == chosen
+    assert ("json_schema" in found) == ("json_schema" in chosen)
+
+
+def test_the_closest_look_that_any_picture_asks_for_holds_for_all(service, client):
+    for details, expected in (
+        (("low", "high"), "high"),
+        (("low", "low"), "low"),
+        (("low", "auto"), "auto"),
+    ):
+        assert (
+            post_chat(client, "hi", *(image_part(RED, detail=d) for d in details)).status_code
+            == 200
+        )
+        assert service.tickets[-1].chosen["detail"] == expected
+
+
+@pytest.mark.parametrize(
+    "body, param",
+    [
+        ({"n": 2}, "n"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"audio": {"voice": "x"}}, "audio"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"frequency_penalty": 1}, "frequency_penalty"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"temperature": "1"}, "temperature"),
+        ({"temperature": -1}, "temperature"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"stop": [""]}, "stop[0]"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
+        (
+            {"messages": [user({"type": "input_audio", "input_audio": {}})]},
+            "messages[0].content[0]",
+        ),
+        (
+            {"messages": [user("a", {"type": "image_url", "image_url": RED})]},
+            "messages[0].content[1].image_url",
+        ),
+        (
+            {
+                "messages": [
+                    user({"type": "image_url", "image_url": {"url": RED, "detail": "most"}})
+                ]
+            },
+            "messages[0].content[0].image_url.detail",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(service, client, body, param):
+    found = client.post("/v1/chat/completions", json={"messages": [user("hi")]} | body)
+    assert (found.status_code, found.get_json()["error"]["param"]) == (400, param)
+    assert param in found.get_json()["error"]["message"] and not service.tickets
+
+
+def test_tokens_are_counted_without_an_answer(service, client):
+    found = client.post(
+        "/v1/chat/completions/input_tokens", json={"messages": [user("hi", image_part(RED))]}
+    ).get_json()
+    assert found == {
+        "object": "response.input_tokens",
+        "input_tokens": 14,
+        "mtmd": {"image_tokens": [4], "context": CONTEXT},
+    }
+    assert not service.tickets
+
+
+def test_a_text_that_cannot_fit_is_not_tokenized(client):
+    assert post_chat(client, "a" * (CONTEXT * 64 + 1)).status_code == 400
+    assert post_chat(client, "a" * (CONTEXT * 64)).status_code == 200
+    assert (
+        client.post("/v1/completions", json={"prompt": "a" * (CONTEXT * 64 + 1)}).status_code == 400
+    )
+
+
+def test_a_schema_that_would_take_long_to_compile_is_refused(client, service):
+    for count, status in ((100, 200), (5000, 400)):
+        schema = {
+            "type": "object",
+            "properties": {f"field {i}": {"type": "string"} for i in range(count)},
+        }
+        found = post_chat(
+            client,
+            "hi",
+            response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+        )
+        assert found.status_code == status
+    assert (
+        found.get_json()["error"]["param"] == "response_format.json_schema.schema"
+        and len(service.tickets) == 1
+    )
+
+
+def test_a_full_server_does_not_decode_pictures(monkeypatch):
+    service = FakeService(pace_s=30)
+    client = client_for(service, queue=1)
+    held = [
+        client.post(
+            "/v1/chat/completions", json={"messages": [user("hi")], "stream": True}, buffered=False
+        )
+        for _ in range(5)
+    ]
+    monkeypatch.setattr("mtmd.web.media.load_image", None)
+    assert post_chat(client, "hi", image_part(RED)).status_code == 429
+    assert client.post("/v1/completions", json={"prompt": "hi"}).status_code == 429
+    held.pop().close()
+    service.pace_s = 0
+    assert post_chat(client, "hi").status_code == 200
+    assert (
+        post_chat(client, "hi", n=2).status_code == 400 and post_chat(client, "").status_code == 400
+    )
+    assert post_chat(client, "hi").status_code == 200
+    for response in held:
+        response.close()
+
+
+def test_an_error_of_ours_after_the_start_of_a_stream_is_its_last_event(service, client):
+    service.fails = PromptError("no")
+    assert events(post_chat(client, "hi", stream=True))[-1]["error"]["message"] == "no"
+    service.fails = MtmdError("/secret/path is broken")
+    for stream in (True, False):
+        found = post_chat(client, "hi", stream=stream)
+        assert "secret" not in found.get_data(as_text=True) and "internal_error" in found.get_data(
+            as_text=True
+        )
+
+
+def test_a_stream_that_the_server_ends_says_so(service, client):
+    service.pace_s = 5
+    response = client.post(
+        "/v1/chat/completions", json={"messages": [user("hi")], "stream": True}, buffered=False
+    )
+    service.close()
+    assert events(response)[-1]["error"]["code"] == "shutting_down"
+    service.answer = lambda *_: service.close() or "never"
+    found = post_chat(client, "hi")
+    assert (found.status_code, found.get_json()["error"]["code"]) == (503, "shutting_down")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_gives_its_request_up(stream):
+    service = FakeService(pace_s=0.05)
+    service.words = "word " * 400
+    with running(service) as server:
+        sock = raw_request(server, {"messages": [user("hi")], "stream": stream})
+        assert until(lambda: service.tickets)
+        if stream:
+            assert sock.recv(100).startswith(b"HTTP/1.1 200")
+        sock.close()
+        assert until(lambda: service.tickets[0].cancelled.is_set(), 5)
+        assert until(lambda: service.ended == ["cancelled"] or stream, 5)
+
+
+def test_a_client_that_goes_away_before_the_first_word_gives_its_request_up():
+    service = FakeService(pace_s=30)
+    with running(service) as server:
+        sock = raw_request(server, {"messages": [user("hi")]})
+        assert until(lambda: service.tickets)
+        sock.close()
+        assert until(lambda: service.tickets[0].cancelled.is_set(), 5)
+
+
+def test_a_client_that_never_reads_does_not_keep_a_thread(monkeypatch):
+    monkeypatch.setattr("mtmd.web.server.STILL_S", 1)
+    monkeypatch.setattr("mtmd.web.server.HELD_BACK", 1 << 12)
+    service = FakeService()
+    service.words = "word " * 100_000
+    with running(service) as server:
+        server.adj.cleanup_interval = 1
+        sock = raw_request(
+            server, {"messages": [user("hi")], "stream": True, "max_tokens": 100_000}
+        )
+        assert until(lambda: service.tickets and service.tickets[0].cancelled.is_set(), 20)
+        assert until(lambda: not server.active_channels, 5)
+        sock.close()
+
+
+def test_requests_are_answered_at_the_same_time():
+    service = FakeService(pace_s=0.2)
+    with running(service) as server:
+        socks = [raw_request(server, {"messages": [user("hi")], "stream": True}) for _ in range(20)]
+        assert until(lambda: len(service.tickets) == 20)
+        assert not service.ended
+        for sock in socks:
+            sock.close()

@@ -1,0 +1,553 @@
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+from fake_service import FakeService, until
+from serving import png
+
+from mtmd import BusyError, MtmdError
+from mtmd.web.app import create_app
+from mtmd.web.settings import MediaBudget, ServerSettings
+from mtmd.web.store.store import Store
+from mtmd.web.store.tables import StoreError
+
+
+class Page:
+    """What the page does, without a browser."""
+
+    def __init__(self, service=None, store=None, key=None, **settings):
+        self.service, self.store = service or FakeService(), store or Store(None)
+        self.app = create_app(self.service, ServerSettings(**settings), self.store)
+        self.client = self.app.test_client()
+        self.headers = {"Authorization": f"Bearer {key}"} if key else {}
+
+    def call(self, method, path, body=None, status=200):
+        found = self.client.open(f"/api{path}", method=method, json=body, headers=self.headers)
+        assert found.status_code == status, found.get_data(as_text=True)
+        return found.get_json(silent=True)
+
+    def upload(self, data=None, name="a.png", status=200):
+        found = self.client.post(
+            f"/api/images?name={name}", data=data or png(), headers=self.headers
+        )
+        assert found.status_code == status, found.get_data(as_text=True)
+        return found.get_json()
+
+    def new(self):
+        return self.call("POST", "/conversations", {})["id"]
+
+    def say(self, conversation, text="what?", parent=None, images=()):
+        body = {
+            "parent": parent,
+            "text": text,
+            "images": [{"sha256": i["sha256"], "name": i["name"]} for i in images],
+        }
+        return self.call("POST", f"/conversations/{conversation}/messages", body)["message"]["id"]
+
+    def ask(self, conversation, parent, status=200, **options):
+        return self.call(
+            "POST",
+            f"/conversations/{conversation}/answers",
+            {"parent": parent, "options": options},
+            status,
+        )
+
+    def events(self, answer, last=0):
+        """(id, data) of each event to the end."""
+        found = self.client.get(
+            f"/api/answers/{answer}/events", headers=self.headers | {"Last-Event-ID": str(last)}
+        )
+        assert found.status_code == 200, found.get_data(as_text=True)
+        blocks = [
+            dict(line.split(": ", 1) for line in block.split("\n"))
+            for block in found.get_data(as_text=True).split("\n\n")[:-1]
+        ]
+        return [(int(b["id"]), json.loads(b["data"])) for b in blocks if "id" in b]
+
+    def talk(self, text="what?", **more):
+        conversation = self.new()
+        asked = self.say(conversation, text, **more)
+        answer = self.ask(conversation, asked)["id"]
+        return conversation, asked, answer, self.events(answer)[-1][1]
+
+    def messages(self, conversation):
+        return self.call("GET", f"/conversations/{conversation}")["messages"]
+
+
+@pytest.fixture
+def page():
+    return Page()
+
+
+def test_a_question_about_a_picture_is_answered_and_kept(page):
+    image = page.upload(png(30, 20), "cat.png")
+    assert (image["width"], image["height"], image["kind"], image["name"]) == (
+        30,
+        20,
+        "image/png",
+        "cat.png",
+    )
+    conversation, asked, answer, end = page.talk("what is it?", images=[image])
+    assert end["state"] == "complete" and end["unsaved"] is None
+    assert end["message"]["text"] == "1 messages, pictures [(30, 20)]: what is it?" and end[
+        "message"
+    ]["html"].startswith("<p>1 messages")
+    assert end["receipt"]["images"][0]["original_size"] == [30, 20]
+    first, second = page.messages(conversation)
+    assert (first["id"], second["id"], second["parent"]) == (
+        asked,
+        answer,
+        asked,
+    ) and second == end["message"]
+    (listed,) = page.call("GET", "/conversations")["conversations"]
+    assert (listed["title"], listed["head"], listed["running"]) == ("what is it?", answer, False)
+
+
+def test_the_model_is_given_the_branch_and_no_other(page):
+    conversation, asked, answer, _ = page.talk("one")
+    other = page.ask(conversation, asked)["id"]
+    page.events(other)
+    page.service.words = "fine"
+    second = page.say(conversation, "two", parent=answer)
+    page.events(page.ask(conversation, second)["id"])
+    said = page.service.tickets[-1].messages
+    assert [m["role"] for m in said] == ["user", "assistant", "user"] and [
+        m["content"] for m in said
+    ][::2] == ["one", "two"]
+    assert {m["parent"] for m in page.messages(conversation)} == {None, asked, answer, second}
+
+
+def test_an_edit_is_a_branch_with_its_own_pictures(page):
+    first, second = page.upload(png(3, 3)), page.upload(png(4, 4))
+    conversation, asked, _, _ = page.talk("one", images=[first])
+    edited = page.say(conversation, "one, otherwise", images=[second])
+    page.events(page.ask(conversation, edited)["id"])
+    messages = {m["id"]: m for m in page.messages(conversation)}
+    assert (
+        messages[asked]["parent"] is messages[edited]["parent"] is None
+        and messages[asked]["text"] == "one"
+    )
+    assert [p.size for p in page.service.tickets[-1].pictures] == [(4, 4)]
+    page.call("PATCH", f"/conversations/{conversation}", {"head": asked})
+    assert page.call("GET", f"/conversations/{conversation}")["conversation"]["head"] == asked
+
+
+def test_what_was_said_twice_without_an_answer_is_one_turn(page):
+    conversation = page.new()
+    first = page.say(conversation, "one", images=[page.upload()])
+    second = page.say(conversation, "two", parent=first)
+    page.events(page.ask(conversation, second)["id"])
+    (message,) = page.service.tickets[-1].messages
+    assert message["role"] == "user" and [p["type"] for p in message["content"]] == [
+        "image",
+        "text",
+        "text",
+    ]
+
+
+def test_options_reach_the_model_and_are_kept_with_the_answer(page):
+    conversation = page.new()
+    answer = page.ask(
+        conversation,
+        page.say(conversation),
+        system="Be brief.",
+        temperature=0.5,
+        seed=7,
+        max_tokens=9,
+        detail="low",
+    )["id"]
+    page.events(answer)
+    ticket = page.service.tickets[-1]
+    assert ticket.messages[0] == {"role": "system", "content": "Be brief."}
+    assert (
+        ticket.settings.temperature,
+        ticket.settings.seed,
+        ticket.settings.max_tokens,
+        ticket.settings.detail,
+    ) == (0.5, 7, 9, "low")
+    assert page.messages(conversation)[1]["options"]["system"] == "Be brief."
+
+
+def test_progress_is_told_before_the_text_and_texts_together_are_one_event(page):
+    page.service.words = "a b c d"
+    answer = page.talk("x", images=[page.upload()])[2]
+    ids, events = zip(*page.events(answer), strict=True)
+    assert [e["type"] for e in events] == ["progress", "text", "end"] and events[1][
+        "text"
+    ] == "a b c d"
+    assert list(ids) == sorted(ids)
+
+
+def test_a_stream_goes_on_where_it_broke_off():
+    page = Page(FakeService(pace_s=0.05))
+    page.service.words = "one two three four five six"
+    conversation = page.new()
+    answer = page.ask(conversation, page.say(conversation))["id"]
+    stream = page.client.get(f"/api/answers/{answer}/events", buffered=False)
+    got, last = "", 0
+    for chunk in stream.response:
+        fields = dict(line.split(": ", 1) for line in chunk.decode().strip().split("\n"))
+        last, data = int(fields["id"]), json.loads(fields["data"])
+        if data["type"] == "text":
+            got += data["text"]
+            if "two" in got:
+                break
+    stream.close()
+    rest = page.events(answer, last)
+    assert got + "".join(e["text"] for _, e in rest if e["type"] == "text") == page.service.words
+    assert "progress" not in {e["type"] for _, e in rest}
+    assert page.events(answer, last=10**6)[-1][1]["type"] == "end", (
+        "a number beyond the end gives the end"
+    )
+
+
+def test_an_answer_goes_on_without_anybody_listening():
+    page = Page(FakeService(pace_s=0.01))
+    conversation = page.new()
+    answer = page.ask(conversation, page.say(conversation))["id"]
+    assert page.messages(conversation)[1]["state"] == "running"
+    assert page.call("GET", "/conversations")["conversations"][0]["running"]
+    assert (
+        until(lambda: page.messages(conversation)[1]["state"] == "complete")
+        and page.messages(conversation)[1]["id"] == answer
+    )
+
+
+def test_stop_keeps_what_there_is():
+    page = Page(FakeService(pace_s=0.02))
+    page.service.words = "word " * 1000
+    conversation = page.new()
+    answer = page.ask(conversation, page.say(conversation))["id"]
+    assert until(lambda: page.store.messages(conversation)[1].text)
+    assert page.call("POST", f"/answers/{answer}/stop", {}) == {"stopped": True}
+    end = page.events(answer)[-1][1]
+    assert end["state"] == "stopped" and end["receipt"]["finish"] == "cancelled"
+    assert page.messages(conversation)[1]["state"] == "stopped"
+
+
+def test_the_text_so_far_is_saved_while_it_grows():
+    page = Page(FakeService(pace_s=0.05))
+    page.service.words = "word " * 1000
+    conversation = page.new()
+    answer = page.ask(conversation, page.say(conversation))["id"]
+    assert until(lambda: "word word" in page.store.messages(conversation)[1].text)
+    assert page.store.messages(conversation)[1].state == "running"
+    page.call("POST", f"/answers/{answer}/stop", {})
+    page.events(answer)
+
+
+def test_an_answer_cut_off_by_a_crash_is_shown_as_far_as_it_went(tmp_path):
+    before = Page(FakeService(pace_s=0.05), Store(tmp_path))
+    before.service.words = "word " * 1000
+    conversation = before.new()
+    answer = before.ask(conversation, before.say(conversation))["id"]
+    assert until(lambda: "word word" in before.store.messages(conversation)[1].text)
+    after = Page(store=Store(tmp_path))  # as a new server finds it
+    message = after.messages(conversation)[1]
+    assert message["state"] == "interrupted" and "word word" in message["html"]
+    after.call("GET", f"/answers/{answer}/events", status=404)
+    again = after.say(conversation, "go on", parent=answer)
+    assert after.events(after.ask(conversation, again)["id"])[-1][1]["state"] == "complete"
+    before.service.close()
+    before.events(answer)
+    after.store.close()
+    before.store.close()
+
+
+def test_closing_the_store_ends_and_saves_what_is_being_written(tmp_path):
+    page = Page(FakeService(pace_s=0.02), Store(tmp_path))
+    page.service.words = "word " * 1000
+    conversation = page.new()
+    page.ask(conversation, page.say(conversation))
+    assert until(lambda: "word word" in page.store.messages(conversation)[1].text)
+    page.store.close()
+    again = Store(tmp_path)
+    answer = again.messages(conversation)[1]
+    assert (
+        answer.state == "stopped"
+        and answer.receipt["output_tokens"] == len(answer.text.split()) >= 2
+    )
+    again.close()
+
+
+def test_one_answer_at_a_time_in_a_conversation():
+    page = Page(FakeService(pace_s=0.05))
+    page.service.words = "word " * 100
+    conversation = page.new()
+    asked = page.say(conversation)
+    answer = page.ask(conversation, asked)["id"]
+    assert "being written" in page.ask(conversation, asked, status=409)["error"]["message"]
+    other = page.new()
+    second = page.ask(other, page.say(other))["id"]
+    for id_ in (answer, second):
+        page.call("POST", f"/answers/{id_}/stop", {})
+        page.events(id_)
+
+
+@pytest.mark.parametrize(
+    "refusal, status", [(BusyError("full"), 429), (MtmdError("a secret of the inside"), 500)]
+)
+def test_a_refused_answer_leaves_the_message(page, refusal, status):
+    conversation = page.new()
+    asked = page.say(conversation)
+    page.service.refuses = refusal
+    assert "secret" not in json.dumps(page.ask(conversation, asked, status=status))
+    assert [m["id"] for m in page.messages(conversation)] == [asked]
+    page.service.refuses = None
+    assert page.events(page.ask(conversation, asked)["id"])[-1][1]["state"] == "complete"
+
+
+def test_a_failure_in_mid_answer_is_told_and_kept(page):
+    page.service.fails = BusyError("no room left")
+    conversation, _, _, end = page.talk()
+    assert (end["state"], end["error"]) == ("failed", "no room left")
+    assert page.messages(conversation)[1]["error"] == "no room left"
+
+
+def test_a_defect_in_mid_answer_does_not_tell_of_the_inside(page, caplog):
+    page.service.fails = ZeroDivisionError("/home/someone/secret.py")
+    end = page.talk()[3]
+    assert end["state"] == "failed" and "secret" not in end["error"] and "secret.py" in caplog.text
+
+
+def test_a_full_disk_at_the_end_is_told_and_the_answer_shown_all_the_same(page, monkeypatch):
+    def fail(*_, **__):
+        raise StoreError("conversations: is the disk full?")
+
+    monkeypatch.setattr(page.store, "finish", fail)
+    end = page.talk("hello")[3]
+    assert (
+        "disk full" in end["unsaved"]
+        and "hello" in end["message"]["text"]
+        and end["message"]["state"] == "complete"
+    )
+
+
+def test_a_message_that_cannot_be_saved_is_not_acknowledged(page, monkeypatch):
+    conversation = page.new()
+
+    def fail(*_, **__):
+        raise StoreError("conversations: is the disk full?")
+
+    monkeypatch.setattr(page.store, "add", fail)
+    found = page.client.post(f"/api/conversations/{conversation}/messages", json={"text": "x"})
+    assert found.status_code == 507 and "disk full" in found.get_json()["error"]["message"]
+    monkeypatch.undo()
+    asked = page.say(conversation)
+    monkeypatch.setattr(page.store, "add", fail)
+    page.ask(conversation, asked, status=507)
+    assert page.service.tickets[-1].cancelled.is_set(), (
+        "an answer that cannot be kept is not computed"
+    )
+
+
+def test_a_deleted_conversation_ends_its_answer():
+    page = Page(FakeService(pace_s=0.05))
+    page.service.words = "word " * 1000
+    conversation = page.new()
+    page.ask(conversation, page.say(conversation, images=[page.upload()]))
+    assert page.call("DELETE", f"/conversations/{conversation}") == {"deleted": True}
+    assert until(lambda: page.service.ended == ["cancelled"])
+    page.call("GET", f"/conversations/{conversation}", status=404)
+
+
+def test_search_rename_and_their_limits(page):
+    conversation = page.talk("where is the needle?")[0]
+    page.talk("hay")
+    found = page.call("GET", "/conversations?q=needle")["conversations"]
+    assert [f["id"] for f in found] == [conversation] and found[0]["around"] == ""
+    page.call("PATCH", f"/conversations/{conversation}", {"title": "renamed"})
+    found = page.call("GET", "/conversations?q=needle")["conversations"]
+    assert found[0]["title"] == "renamed" and "needle" in found[0]["around"]
+    for wrong in ({"title": ""}, {"title": "x" * 201}, {"titel": "x"}, {"head": "nothing"}):
+        page.call(
+            "PATCH", f"/conversations/{conversation}", wrong, status=404 if "head" in wrong else 400
+        )
+
+
+def test_counting_adds_the_draft_to_its_branch(page):
+    image = page.upload()
+    conversation, _, answer, _ = page.talk("x", images=[image])
+    draft = {
+        "conversation": conversation,
+        "parent": answer,
+        "text": "",
+        "images": [{"sha256": image["sha256"], "name": "b"}],
+    }
+    assert page.call("POST", "/count", draft) == {
+        "prompt_tokens": 18,
+        "image_tokens": [4, 4],
+        "context": 512,
+    }
+    assert page.call("POST", "/count", {"text": "x"})["image_tokens"] == []
+    assert len(page.service.tickets) == 1, "nothing is computed for it"
+
+
+def test_export_and_import_make_the_same_again(page):
+    conversation = page.talk("about it", images=[page.upload(png(7, 5))])[0]
+    found = page.client.get(f"/api/conversations/{conversation}/export")
+    assert "attachment" in found.headers["Content-Disposition"]
+    other = Page()
+    (made,) = other.call("POST", "/import", json.loads(found.get_data(as_text=True)))[
+        "conversations"
+    ]
+    mine, theirs = (
+        [(m["role"], m["text"], m["receipt"], m["images"]) for m in p.messages(c)]
+        for p, c in ((page, conversation), (other, made["id"]))
+    )
+    assert theirs == mine
+    assert other.client.get(f"/api/images/{theirs[0][3][0]['sha256']}").data == png(7, 5)
+    assert (
+        json.loads(page.client.get("/api/export").data)["conversations"][0]["messages"][0]["text"]
+        == "about it"
+    )
+
+
+def test_an_import_with_what_is_no_picture_is_refused_whole(page):
+    conversation = page.talk("x", images=[page.upload()])[0]
+    file = json.loads(page.client.get(f"/api/conversations/{conversation}/export").data)
+    file["images"] = dict.fromkeys(file["images"], "PHN2Zz4=")  # <svg>
+    other = Page()
+    assert "SVG" in other.call("POST", "/import", file, status=400)["error"]["message"]
+    assert other.call("GET", "/conversations")["conversations"] == []
+
+
+def test_pictures_are_served_as_they_came_and_those_no_browser_shows_as_png(page):
+    jpeg, tiff = page.upload(png(9, 9, kind="JPEG")), page.upload(png(9, 9, kind="TIFF"))
+    for image, kind in ((jpeg, "image/jpeg"), (tiff, "image/png")):
+        found = page.client.get(f"/api/images/{image['sha256']}")
+        assert found.mimetype == kind and "immutable" in found.headers["Cache-Control"]
+        assert found.headers["X-Content-Type-Options"] == "nosniff"
+    for path in ("/images/" + "0" * 64, "/images/..%2fconversations.db", "/processed/" + "0" * 64):
+        page.call("GET", path, status=404)
+
+
+@pytest.mark.parametrize("data", [b"<svg onload=alert(1)>", b"", b"GIF89a", b"%PDF-1.4"])
+def test_what_is_no_picture_is_not_kept(page, data):
+    found = page.client.post(
+        "/api/images?name=x.png", data=data, content_type="application/octet-stream"
+    )
+    assert found.status_code == 400 and page.store.collect(unused_seconds=-1) == 0
+
+
+def test_what_the_model_saw_is_shown(page):
+    import numpy as np
+
+    tile = np.zeros((4, 6, 3), np.uint8)
+    page.service.processed = lambda sha256: (tile, tile) if sha256 == "seen" else None
+    assert page.call("GET", "/processed/seen")["tiles"] == [{"width": 6, "height": 4}] * 2
+    found = page.client.get("/api/processed/seen/1")
+    assert found.mimetype == "image/png" and found.data.startswith(b"\x89PNG")
+    page.call("GET", "/processed/seen/2", status=404)
+
+
+def test_a_conversation_may_not_hold_more_pictures_than_one_request():
+    page = Page(media=MediaBudget(images=2))
+    conversation = page.new()
+    asked = page.say(conversation, images=[page.upload()] * 3)
+    message = page.ask(conversation, asked, status=400)["error"]["message"]
+    assert "3 pictures" in message and "at most 2" in message
+
+
+def test_a_picture_beyond_the_limit_of_bytes_or_pixels_is_refused():
+    page = Page(media=MediaBudget(bytes=1000, pixels=5000))
+    page.upload(png(40, 40))
+    page.upload(b"\x89PNG\r\n\x1a\n" + bytes(2000), status=413)
+    page.upload(png(200, 200), status=400)
+
+
+@pytest.mark.parametrize(
+    "path, body",
+    [
+        ("/conversations", {"title": 5}),
+        ("/conversations/{c}/messages", {"text": " "}),
+        ("/conversations/{c}/messages", {"text": "x", "role": "system"}),
+        ("/conversations/{c}/messages", {"text": "x", "images": [{"sha256": "gone"}]}),
+        ("/conversations/{c}/answers", {}),
+        ("/conversations/{c}/answers", {"parent": "{m}", "options": {"temperature": -1}}),
+        ("/count", {"options": {"detail": "huge"}}),
+        ("/conversations/{c}/answers", {"parent": "{m}", "options": {"stop": "x"}}),
+        ("/import", []),
+    ],
+)
+def test_wrong_requests_are_told_in_one_line(page, path, body):
+    conversation = page.new()
+    asked = page.say(conversation)
+    if isinstance(body, dict) and body.get("parent"):
+        body = body | {"parent": asked}
+    found = page.call("POST", path.format(c=conversation), body, status=400)["error"]["message"]
+    assert found and "\n" not in found and [m["id"] for m in page.messages(conversation)] == [asked]
+
+
+def test_a_message_belongs_to_its_conversation(page):
+    (one, asked, answer, _), other = page.talk(), page.new()
+    for path, body in (
+        (f"/conversations/{other}/messages", {"text": "x", "parent": asked}),
+        (f"/conversations/{other}/answers", {"parent": asked}),
+        (f"/conversations/{one}/answers", {"parent": answer}),
+        ("/count", {"conversation": other, "parent": asked}),
+    ):
+        page.call("POST", path, body, status=404)
+
+
+def test_with_several_keys_each_has_its_own_conversations():
+    keys = ("key-of-one-person", "key-of-another-person")
+    mine = Page(api_keys=keys, key=keys[0])
+    conversation, _, answer, _ = mine.talk("private")
+    mine.headers = {"Authorization": f"Bearer {keys[1]}"}
+    assert (
+        mine.call("GET", "/conversations?q=private")["conversations"]
+        == mine.call("GET", "/conversations")["conversations"]
+        == []
+    )
+    for method, path in (
+        ("GET", f"/conversations/{conversation}"),
+        ("DELETE", f"/conversations/{conversation}"),
+        ("GET", f"/conversations/{conversation}/export"),
+        ("GET", f"/answers/{answer}/events"),
+        ("POST", f"/answers/{answer}/stop"),
+    ):
+        mine.call(method, path, {} if method == "POST" else None, status=404)
+    assert (
+        json.loads(mine.client.get("/api/export", headers=mine.headers).data)["conversations"] == []
+    )
+    mine.headers = {}
+    mine.call("GET", "/conversations", status=401)
+
+
+def test_the_pages_are_open_and_their_contents_are_not():
+    page = Page(api_keys=("a-key-of-this-server",))
+    for path in ("/", "/c/0123abcd", "/diagnostics", "/static/chat.js"):
+        with page.client.get(path) as found:
+            assert found.status_code == 200 and b"fake" not in found.data
+    policy = page.client.get("/").headers["Content-Security-Policy"]
+    assert "script-src 'self'" in policy and "unsafe" not in policy
+    for path in (
+        "/about",
+        "/stats",
+        "/report",
+        "/conversations",
+        "/export",
+        "/images/x",
+        "/processed/x",
+    ):
+        page.call("GET", path, status=401)
+
+
+def test_many_answers_at_once_each_keep_their_own():
+    page = Page(FakeService(pace_s=0.002))
+    found = {}
+
+    def talk(index):
+        conversation = page.new()
+        answer = page.ask(conversation, page.say(conversation, f"number {index}"))["id"]
+        found[index] = page.events(answer)[-1][1]["message"]["text"]
+
+    threads = [threading.Thread(target=talk, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {i: f"1 messages, pictures []: number {i}" for i in range(8)}

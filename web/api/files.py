@@ -1,0 +1,80 @@
+"""OpenAI's routes for files: upload a picture once, refer to it by the id that comes back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flask import Blueprint, Response, request
+
+from mtmd import ImageError
+from mtmd.prompt.media import picture_size
+from mtmd.web.api.uploads import Uploads
+from mtmd.web.auth import owner
+from mtmd.web.errors import ApiError
+from mtmd.web.settings import MediaBudget
+
+PURPOSES = ("vision", "user_data")
+LONGEST_NAME = 255
+
+
+def blueprint(uploads: Uploads, budget: MediaBudget) -> Blueprint:
+    routes = Blueprint("files", __name__)
+
+    @routes.post("/v1/files")
+    def upload() -> dict[str, Any]:
+        if request.mimetype != "multipart/form-data":
+            raise ApiError(415, "expected a form of type multipart/form-data")
+        file, purpose = request.files.get("file"), request.form.get("purpose", "")
+        if file is None:
+            raise ApiError(
+                400, "file: missing; send the picture as the form's field 'file'", param="file"
+            )
+        if purpose not in PURPOSES:
+            raise ApiError(400, f"purpose: expected one of {', '.join(PURPOSES)}", param="purpose")
+        data = file.stream.read(budget.bytes + 1)
+        try:
+            picture_size(data, budget.each, "file")
+        except ImageError as error:
+            raise ApiError(
+                413 if len(data) > budget.bytes else 400,
+                str(error),
+                param="file",
+                code="invalid_image",
+            ) from error
+        return uploads.add(owner(), _plain(file.filename or "picture"), purpose, data).asdict()
+
+    @routes.get("/v1/files")
+    def all_files() -> dict[str, Any]:
+        return {
+            "object": "list",
+            "data": [f.asdict() for f in uploads.all_of(owner())],
+            "has_more": False,
+        }
+
+    @routes.get("/v1/files/<id_>")
+    def one(id_: str) -> dict[str, Any]:
+        return uploads.get(owner(), id_).asdict()
+
+    @routes.get("/v1/files/<id_>/content")
+    def content(id_: str) -> Response:
+        # Never shown in a browser as what it might claim to be.
+        return Response(
+            uploads.get(owner(), id_).data,
+            mimetype="application/octet-stream",
+            headers={"Content-Disposition": "attachment"},
+        )
+
+    @routes.delete("/v1/files/<id_>")
+    def delete(id_: str) -> dict[str, Any]:
+        uploads.delete(owner(), id_)
+        return {"id": id_, "object": "file", "deleted": True}
+
+    return routes
+
+
+def _plain(name: str) -> str:
+    """A file's name without folders and without what does not print. It is shown, never used as a
+    path.
+    """
+    last = name.replace("\\", "/").rsplit("/", 1)[-1]
+    return "".join(c for c in last if c.isprintable())[:LONGEST_NAME] or "picture"

@@ -1,0 +1,201 @@
+"""Answers while they are written: each keeps its events, so that a page can go away and come back,
+and is saved as it grows.
+
+An answer belongs to the server, not to the page that asked for it: only `stop` ends it early.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from mtmd import Finished, MtmdError, Progress, TextPiece, Ticket
+from mtmd.web.errors import as_api_error
+from mtmd.web.store.records import COMPLETE, FAILED, STOPPED
+from mtmd.web.store.store import Store
+from mtmd.web.store.tables import StoreError
+
+SAVE_SECONDS = 0.5
+END_SECONDS = 5.0
+FINISHED_KEPT = 64  # for pages that come back; later ones read the store
+log = logging.getLogger("mtmd.web")
+
+
+@dataclass
+class Answer:
+    """One answer under way. `events` grow; a reader that has seen n of them waits for the next."""
+
+    id: str
+    conversation: str
+    ticket: Ticket
+    events: list[dict[str, Any]] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    saved: int = 0  # pieces in the store
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.events) and self.events[-1]["type"] == "end"
+
+    def tell(self, event: dict[str, Any]) -> None:
+        with self.changed:
+            if event["type"] == "text":
+                self.pieces.append(event["text"])
+            self.events.append(event)
+            self.changed.notify_all()
+
+    def after(self, seen: int, wait_seconds: float) -> tuple[int, list[dict[str, Any]]]:
+        """Events from number `seen` on, texts in a row as one and of progress the last, with the
+        number to go on from; [] after `wait_seconds` without news.
+        """
+        with self.changed:
+            self.changed.wait_for(lambda: len(self.events) > seen, wait_seconds)
+            news, count = self.events[seen:], len(self.events)
+        merged: list[dict[str, Any]] = []
+        for event in news:
+            last = merged[-1] if merged else None
+            if last and last["type"] == event["type"] == "text":
+                merged[-1] = {"type": "text", "text": last["text"] + event["text"]}
+            elif last and last["type"] == event["type"] == "progress":
+                merged[-1] = event
+            else:
+                merged.append(event)
+        return max(seen, count), merged
+
+
+class Answers:
+    """Those being written, and the last ones that were. One thread each reads the model's events;
+    one saves what has grown.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._lock = store, threading.Lock()
+        self._answers: OrderedDict[str, Answer] = OrderedDict()
+        self._saver: threading.Thread | None = None
+        store.before_close.append(self.end)
+
+    def start(self, id_: str, conversation: str, ticket: Ticket) -> Answer:
+        """`id_`: the message in the store, in state running, that the answer is written to."""
+        answer = Answer(id_, conversation, ticket)
+        with self._lock:
+            self._answers[id_] = answer
+            ended = [a.id for a in self._answers.values() if a.ended]
+            for old in ended[:-FINISHED_KEPT]:
+                del self._answers[old]
+            if self._saver is None:
+                self._saver = threading.Thread(target=self._save_all, name="answers", daemon=True)
+                self._saver.start()
+        threading.Thread(
+            target=self._write, args=(answer,), name=f"answer {id_[:8]}", daemon=True
+        ).start()
+        return answer
+
+    def get(self, id_: str) -> Answer | None:
+        with self._lock:
+            return self._answers.get(id_)
+
+    def running(self, conversation: str | None = None) -> list[Answer]:
+        """All, or those of one conversation."""
+        with self._lock:
+            return [
+                a
+                for a in self._answers.values()
+                if not a.ended and conversation in (None, a.conversation)
+            ]
+
+    def end(self) -> None:
+        """Stop all that are running, and wait until they are saved."""
+        running, latest = self.running(), time.monotonic() + END_SECONDS
+        for answer in running:
+            with suppress(MtmdError):  # the service is closed, which has ended them
+                answer.ticket.cancel()
+        for answer in running:
+            with answer.changed:
+                answer.changed.wait_for(
+                    partial(_has_ended, answer), max(0.0, latest - time.monotonic())
+                )
+
+    def _write(self, answer: Answer) -> None:
+        """Reads the ticket to its end. The end is told after it is saved, so that who sees it may
+        reload.
+        """
+        state, receipt, error = FAILED, None, None
+        try:
+            for event in answer.ticket:
+                if isinstance(event, Progress):
+                    answer.tell(
+                        {
+                            "type": "progress",
+                            "stage": event.stage,
+                            "done": event.done,
+                            "total": event.total,
+                        }
+                    )
+                elif isinstance(event, TextPiece):
+                    answer.tell({"type": "text", "text": event.text})
+                elif isinstance(event, Finished):
+                    receipt = event.answer.receipt.asdict()
+                    state = STOPPED if receipt["finish"] == "cancelled" else COMPLETE
+        except Exception as failure:
+            if not isinstance(failure, MtmdError):
+                log.exception("answer %s failed", answer.id)
+            error = as_api_error(failure, answer.id).message
+        unsaved = None
+        try:
+            self._store.finish(answer.id, "".join(answer.pieces), state, receipt, error)
+        except StoreError as failure:
+            log.error("answer %s was not saved: %s", answer.id, failure)
+            unsaved = str(failure)
+        answer.tell(
+            {"type": "end", "state": state, "receipt": receipt, "error": error, "unsaved": unsaved}
+        )
+
+    def _save_all(self) -> None:
+        """Until nothing is running: what has come since the last time goes to the store, so that a
+        crash loses no more than that.
+        """
+        while True:
+            time.sleep(SAVE_SECONDS)
+            with self._lock:
+                running = [a for a in self._answers.values() if not a.ended]
+                if not running:
+                    self._saver = None
+                    return
+            for answer in running:
+                count = len(answer.pieces)
+                if count > answer.saved:
+                    try:
+                        self._store.save_text(answer.id, "".join(answer.pieces[:count]))
+                        answer.saved = count
+                    except StoreError as error:
+                        log.error("answer %s was not saved so far: %s", answer.id, error)
+
+
+def follow(
+    answer: Answer, seen: int, beat_seconds: float = 10.0
+) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """(number to go on from, event) until the end; event None is a sign of life, which also finds
+    out that nobody listens.
+
+    `seen`: events the listener has; one that claims to have more, or all of them, is told the end.
+    """
+    seen = min(seen, len(answer.events) - 1 if answer.ended else len(answer.events))
+    while True:
+        seen, events = answer.after(seen, beat_seconds)
+        for event in events:
+            yield seen, event
+        if not events:
+            yield seen, None
+        if events and events[-1]["type"] == "end":
+            return
+
+
+def _has_ended(answer: Answer) -> bool:
+    return answer.ended
