@@ -371,7 +371,7 @@ def test_a_damaged_database_is_named_as_such_without_its_path(tmp_path):
 WRITER = """
 import sys
 from pathlib import Path
-from mtmd.web.store import Store
+from mtmd.web.store.store import Store
 store = Store(Path(sys.argv[1]))
 conversation = store.create("me").id
 parent = None
@@ -434,7 +434,7 @@ def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path):
 FILLER = """
 import resource, signal, sys
 from pathlib import Path
-from mtmd.web.store import Store, StoreError
+from mtmd.web.store.store import Store, StoreError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 store = Store(Path(sys.argv[1]))
 conversation = store.create("me").id
