@@ -195,10 +195,10 @@ def resident(pid: int) -> int:
 
 
 @contextmanager
-def server() -> Iterator[tuple[int, int]]:
-    """(port, process id) of a server that keeps nothing."""
+def server(python: str = sys.executable, folder: Path | None = None) -> Iterator[tuple[int, int]]:
+    """(port, process id) of a server that keeps nothing, run by an interpreter in a folder."""
     command = [
-        sys.executable,
+        python,
         "-m",
         "mtmd.cli",
         "serve",
@@ -212,7 +212,7 @@ def server() -> Iterator[tuple[int, int]]:
         "--rate-limit",
         "0",
     ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder) as process:
         assert process.stdout
         for line in process.stdout:
             if match := re.search(r"serving at http://127\.0\.0\.1:(\d+)", line):
