@@ -14,12 +14,12 @@ from mtmd import WarmupReport
 from mtmd.web import auth, errors, headers, status
 from mtmd.web.api import files
 from mtmd.web.api import routes as openai
-from mtmd.web.api.uploads import Uploads
-from mtmd.web.fetch import Fetcher
-from mtmd.web.media import Media
+from mtmd.web.intake.fetch import Fetcher
+from mtmd.web.intake.media import Media
+from mtmd.web.intake.uploads import Uploads
+from mtmd.web.intake.watcher import Watcher
 from mtmd.web.page import pages
 from mtmd.web.settings import ServerSettings
-from mtmd.web.watch import Watcher
 
 if TYPE_CHECKING:
     from mtmd.service.service import Service

@@ -8,9 +8,9 @@ from flask import Blueprint, Response, request
 
 from mtmd import ImageError
 from mtmd.prompt.media import picture_size
-from mtmd.web.api.uploads import Uploads
 from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError
+from mtmd.web.intake.uploads import Upload, Uploads
 from mtmd.web.settings import MediaBudget
 
 PURPOSES = ("vision", "user_data")
@@ -21,7 +21,7 @@ def blueprint(uploads: Uploads, budget: MediaBudget) -> Blueprint:
     routes = Blueprint("files", __name__)
 
     @routes.post("/v1/files")
-    def upload() -> dict[str, Any]:
+    def create() -> dict[str, Any]:
         if request.mimetype != "multipart/form-data":
             raise ApiError(415, "expected a form of type multipart/form-data")
         file, purpose = request.files.get("file"), request.form.get("purpose", "")
@@ -41,19 +41,20 @@ def blueprint(uploads: Uploads, budget: MediaBudget) -> Blueprint:
                 param="file",
                 code="invalid_image",
             ) from error
-        return uploads.add(owner(), _plain(file.filename or "picture"), purpose, data).asdict()
+        upload = uploads.add(owner(), _plain(file.filename or "picture"), purpose, data)
+        return _file_object(upload)
 
     @routes.get("/v1/files")
     def all_files() -> dict[str, Any]:
         return {
             "object": "list",
-            "data": [f.asdict() for f in uploads.all_of(owner())],
+            "data": [_file_object(u) for u in uploads.all_of(owner())],
             "has_more": False,
         }
 
     @routes.get("/v1/files/<id_>")
     def one(id_: str) -> dict[str, Any]:
-        return uploads.get(owner(), id_).asdict()
+        return _file_object(uploads.get(owner(), id_))
 
     @routes.get("/v1/files/<id_>/content")
     def content(id_: str) -> Response:
@@ -70,6 +71,20 @@ def blueprint(uploads: Uploads, budget: MediaBudget) -> Blueprint:
         return {"id": id_, "object": "file", "deleted": True}
 
     return routes
+
+
+def _file_object(upload: Upload) -> dict[str, Any]:
+    """As OpenAI's servers describe a file."""
+    return {
+        "id": upload.id,
+        "object": "file",
+        "bytes": len(upload.data),
+        "created_at": int(upload.created),
+        "expires_at": int(upload.expires),
+        "filename": upload.name,
+        "purpose": upload.purpose,
+        "status": "processed",
+    }
 
 
 def _plain(name: str) -> str:

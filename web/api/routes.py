@@ -20,9 +20,9 @@ from mtmd.web.api.replies import Reply
 from mtmd.web.api.requests import ChatRequest, CompletionRequest, FilePart, Generation, ImagePart
 from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError, as_api_error
-from mtmd.web.media import Media, Reference
+from mtmd.web.intake.media import Media, Reference
+from mtmd.web.intake.watcher import Watcher
 from mtmd.web.settings import ServerSettings
-from mtmd.web.watch import Watcher
 
 if TYPE_CHECKING:
     from mtmd.service.service import Service, Ticket

@@ -14,10 +14,10 @@ from serving import client_for, data_url, image_part, png, post_chat
 
 from mtmd import BusyError, ImageError, OptionError
 from mtmd.prompt.media import ImageLimits, picture_size
-from mtmd.web import media as media_module
-from mtmd.web.api.uploads import LIFETIME_S, Uploads
 from mtmd.web.errors import ApiError
-from mtmd.web.media import Media, Reference
+from mtmd.web.intake import media as media_module
+from mtmd.web.intake.media import Media, Reference
+from mtmd.web.intake.uploads import LIFETIME_S, Uploads
 from mtmd.web.settings import MediaBudget, ServerSettings
 
 
@@ -383,7 +383,7 @@ def test_an_upload_is_never_shown_as_a_page():
         "/v1/files",
         data={
             "purpose": "vision",
-            "file": ((Path(__file__).parents[2] / "examples" / "shapes.png").open("rb"), "x.html"),
+            "file": ((Path(__file__).parents[3] / "examples" / "shapes.png").open("rb"), "x.html"),
         },
     ).get_json()["id"]
     found = client.get(f"/v1/files/{id_}/content")

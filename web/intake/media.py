@@ -20,9 +20,9 @@ from urllib.parse import unquote, urlsplit
 
 from mtmd import BusyError, ImageError
 from mtmd.prompt.media import Picture, load_image, picture_size
-from mtmd.web.api.uploads import PREFIX, Uploads
 from mtmd.web.errors import ApiError
-from mtmd.web.fetch import Fetcher
+from mtmd.web.intake.fetch import Fetcher
+from mtmd.web.intake.uploads import PREFIX, Uploads
 from mtmd.web.settings import ServerSettings
 
 DECODE_AT_ONCE = max(2, os.cpu_count() or 1)

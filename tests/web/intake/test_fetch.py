@@ -10,9 +10,9 @@ import pytest
 from fake_service import FakeService
 from serving import client_for, image_part, png, post_chat
 
-from mtmd.web import fetch
 from mtmd.web.errors import ApiError
-from mtmd.web.fetch import Fetcher, check_url, is_public
+from mtmd.web.intake import fetch
+from mtmd.web.intake.fetch import Fetcher, check_url, is_public
 
 PICTURE = png(30, 20)
 PRIVATE = [

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from mtmd.web.errors import ApiError
 
@@ -19,6 +18,8 @@ PREFIX = "file-"
 
 @dataclass
 class Upload:
+    """`data`: the file's bytes. `created` and `expires`: seconds since 1970."""
+
     id: str
     owner: str
     name: str
@@ -26,19 +27,6 @@ class Upload:
     data: bytes
     created: float
     expires: float
-
-    def asdict(self) -> dict[str, Any]:
-        """As OpenAI's file object."""
-        return {
-            "id": self.id,
-            "object": "file",
-            "bytes": len(self.data),
-            "created_at": int(self.created),
-            "expires_at": int(self.expires),
-            "filename": self.name,
-            "purpose": self.purpose,
-            "status": "processed",
-        }
 
 
 class Uploads:
@@ -76,16 +64,16 @@ class Uploads:
         now = self._clock()
         with self._lock:
             self._expire(now)
-            found = self._files.get(id_)
-            if found is None or found.owner != owner:
+            upload = self._files.get(id_)
+            if upload is None or upload.owner != owner:
                 raise ApiError(
                     404,
                     "there is no file of this id; upload it first",
                     param="file_id",
                     code="file_not_found",
                 )
-            found.expires = now + LIFETIME_S
-            return found
+            upload.expires = now + LIFETIME_S
+            return upload
 
     def all_of(self, owner: str) -> list[Upload]:
         with self._lock:
