@@ -519,7 +519,7 @@ def test_with_several_keys_each_has_its_own_conversations():
 
 def test_the_pages_are_open_and_their_contents_are_not():
     page = Page(api_keys=("a-key-of-this-server",))
-    for path in ("/", "/c/0123abcd", "/diagnostics", "/static/chat.js"):
+    for path in ("/", "/c/0123abcd", "/diagnostics", "/static/chat/chat.js"):
         with page.client.get(path) as found:
             assert found.status_code == 200 and b"fake" not in found.data
     policy = page.client.get("/").headers["Content-Security-Policy"]

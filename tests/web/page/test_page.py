@@ -379,7 +379,7 @@ def test_boxes_and_points_are_drawn_where_they_belong(person, fake):
     person.until("document.querySelector('.figure rect').getAttribute('x') > 200")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.select_option("#viewer-units", "1000") if page.is_visible("#viewer-units") else None
-    page.click(".found >> text=copy in pixels")
+    page.click(".grounding >> text=copy in pixels")
     assert json.loads(page.evaluate("navigator.clipboard.readText()"))[0] == {
         "label": "cat",
         "bbox_2d": [250, 256, 256, 256],

@@ -1,7 +1,8 @@
 // The message box: text, pictures that are uploaded as soon as they are attached, and what it all would take of the context.
 
-import { $, announce, el, icon, plural, toast } from "./dom.js";
-import { imagePath, post, show, upload } from "./api.js";
+import { $, announce, el, icon, toast } from "../shared/dom.js";
+import { plural } from "../shared/format.js";
+import { imagePath, post, show, upload } from "../shared/server.js";
 import { options } from "./settings.js";
 import { openViewer } from "./viewer.js";
 import { viewerItem } from "./message.js";
@@ -10,7 +11,7 @@ const COUNT_AFTER_MS = 250;
 const touch = matchMedia("(pointer: coarse)").matches;
 
 export class Composer {
-  /** `about`: what the server told of itself. `send(text, images, editing)`, `where()`: {conversation, parent}, `editLast()`. */
+  /** `about`: what the server says of its model and limits. `send(text, images, editing)`, `where()`: {conversation, parent}, `editLast()`. */
   constructor(about, { send, where, editLast }) {
     Object.assign(this, { about, submit: send, where, editLast });
     this.attached = []; // {key, image | null, preview, name, tokens, uploading}

@@ -24,9 +24,9 @@ export class Tree {
 
   /** The branch that is shown, from the first message on. */
   path() {
-    const found = [];
-    for (let id = this.head; id; id = this.messages.get(id).parent) found.unshift(this.messages.get(id));
-    return found;
+    const path = [];
+    for (let id = this.head; id; id = this.messages.get(id).parent) path.unshift(this.messages.get(id));
+    return path;
   }
 
   siblings(message) {
@@ -40,10 +40,10 @@ export class Tree {
     return last;
   }
 
-  /** Pictures of the branch before `message`, in order: those that its receipt tells of. */
+  /** Pictures of the branch before `message`, in order: those of its receipt. */
   picturesBefore(message) {
-    const found = [];
-    for (let id = message.parent; id; id = this.messages.get(id).parent) found.unshift(...this.messages.get(id).images);
-    return found;
+    const pictures = [];
+    for (let id = message.parent; id; id = this.messages.get(id).parent) pictures.unshift(...this.messages.get(id).images);
+    return pictures;
   }
 }

@@ -1,9 +1,9 @@
 // The chat page: opens conversations, sends messages, follows answers while they are written.
 
-import { $, announce, themeButton, toast } from "./dom.js";
-import { ServerError, events, get, post, send } from "./api.js";
+import { $, announce, themeButton, toast } from "../shared/dom.js";
+import { ServerError, events, get, patch, post } from "../shared/server.js";
 import { Composer } from "./composer.js";
-import { History } from "./history.js";
+import { ConversationList } from "./conversation_list.js";
 import { Growing, answerMessage, userMessage } from "./message.js";
 import { startScrolling, stayAtEnd } from "./scroll.js";
 import { options, optionsForAnother, startSettings } from "./settings.js";
@@ -15,7 +15,7 @@ const NARROW = matchMedia("(max-width: 760px)");
 const tree = new Tree();
 let about;
 let composer;
-let history_;
+let list;
 let conversation = null; // {id, title, head}
 let following = null; // {id, controller, growing}
 let problem = ""; // why the last message has no answer
@@ -28,14 +28,14 @@ async function start() {
   about = await get("/api/about");
   $("model").textContent = about.model;
   $("not-kept").hidden = about.kept;
-  composer = new Composer(about, { send: say, where, editLast });
-  history_ = new History({ open: (id) => go(id), gone: (id) => { if (conversation?.id === id) go(null); }, renamed: onRenamed });
+  composer = new Composer(about, { send, where, editLast });
+  list = new ConversationList({ open: (id) => go(id), gone: (id) => { if (conversation?.id === id) go(null); }, renamed: onRenamed });
   startSettings(about, () => composer.changed());
   startViewer(about.model, onRegion);
   listen();
   startScrolling();
   setSide(!NARROW.matches);
-  history_.refresh();
+  list.refresh();
   await open(idInAddress());
 }
 
@@ -77,9 +77,9 @@ async function open(id) {
   problem = "";
   drawn.clear();
   try {
-    const found = id ? await get(`/api/conversations/${id}`) : { conversation: null, messages: [] };
-    conversation = found.conversation;
-    tree.load(found.messages, conversation?.head);
+    const loaded = id ? await get(`/api/conversations/${id}`) : { conversation: null, messages: [] };
+    conversation = loaded.conversation;
+    tree.load(loaded.messages, conversation?.head);
   } catch (error) {
     toast(error.message);
     window.history.replaceState(null, "", "/");
@@ -88,7 +88,7 @@ async function open(id) {
   }
   composer.restore(conversation?.id);
   composer.setBusy(false);
-  history_.select(conversation?.id ?? null);
+  list.select(conversation?.id ?? null);
   draw();
   stayAtEnd();
   if (!matchMedia("(pointer: coarse)").matches && !document.querySelector("dialog[open]")) $("prompt").focus();
@@ -97,8 +97,8 @@ async function open(id) {
 }
 
 async function reload() {
-  const found = await get(`/api/conversations/${conversation.id}`);
-  tree.load(found.messages, found.conversation.head);
+  const loaded = await get(`/api/conversations/${conversation.id}`);
+  tree.load(loaded.messages, loaded.conversation.head);
   draw();
 }
 
@@ -143,7 +143,7 @@ function where(editing) {
 }
 
 /** Send a message: it is acknowledged once it is on the server's disk. True where it is. */
-async function say(text, images, editing) {
+async function send(text, images, editing) {
   composer.setBusy(true);
   try {
     if (!conversation) {
@@ -151,16 +151,16 @@ async function say(text, images, editing) {
       window.history.pushState(null, "", `/c/${conversation.id}`);
     }
     const parent = editing ? editing.parent : tree.head;
-    const found = await post(`/api/conversations/${conversation.id}/messages`,
+    const sent = await post(`/api/conversations/${conversation.id}/messages`,
       { parent, text, images: images.map(({ sha256, name }) => ({ sha256, name })) });
     sessionStorage.removeItem("mtmd.draft.");
     composer.draftKey = `mtmd.draft.${conversation.id}`;
-    conversation = found.conversation;
-    tree.put({ ...found.message, html: null, regions: null });
-    tree.head = found.message.id;
+    conversation = sent.conversation;
+    tree.put({ ...sent.message, html: null, regions: null });
+    tree.head = sent.message.id;
     stayAtEnd();
-    history_.select(conversation.id);
-    ask(found.message, options());
+    list.select(conversation.id);
+    ask(sent.message, options());
     return true;
   } catch (error) {
     composer.setBusy(false);
@@ -178,7 +178,7 @@ async function ask(message, chosen) {
     const answer = await post(`/api/conversations/${conversation.id}/answers`, { parent: message.id, options: chosen });
     tree.put(answer);
     tree.head = answer.id;
-    history_.refresh();
+    list.refresh();
     await follow(answer);
   } catch (error) {
     problem = error.message;
@@ -221,7 +221,7 @@ async function follow(answer) {
     announce(`Answer: ${ended.message.text}`);
   } else await reload().catch((error) => toast(error.message));
   composer.changed();
-  history_.refresh();
+  list.refresh();
 }
 
 async function stop() {
@@ -244,7 +244,7 @@ function showBranch(id) {
   problem = "";
   draw();
   composer.changed();
-  send("PATCH", `/api/conversations/${conversation.id}`, { head: tree.head }).catch((error) => toast(error.message));
+  patch(`/api/conversations/${conversation.id}`, { head: tree.head }).catch((error) => toast(error.message));
 }
 
 function startEdit(message) {

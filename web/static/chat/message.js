@@ -1,16 +1,17 @@
 // One message of the thread as elements: the user's with its pictures, an answer with its receipt and what can be done with it.
 
-import { copyText, el, icon, iconButton, plural } from "./dom.js";
-import { imagePath, show } from "./api.js";
+import { copyText, el, icon, iconButton } from "../shared/dom.js";
+import { pixels, plural } from "../shared/format.js";
+import { imagePath, show } from "../shared/server.js";
 import { chosenUnits, figure, inPixels } from "./regions.js";
 import { receiptOf } from "./receipt.js";
 import { openViewer } from "./viewer.js";
 
-const STAGES = { queued: "Waiting for its turn", encode: "Looking at the pictures", prefill: "Reading" };
+const WORK = { encode: "Looking at the pictures", prefill: "Reading" };
 
-export const viewerItem = (image, number, found, sizes) => ({
-  path: imagePath(image.sha256), title: image.name || `Picture ${number}`, info: `${image.width.toLocaleString("en")} × ${image.height.toLocaleString("en")} px`,
-  width: image.width, height: image.height, askable: true, found, sizes, number, image,
+export const viewerItem = (image, number, grounding, sizes) => ({
+  path: imagePath(image.sha256), title: image.name || `Picture ${number}`, info: pixels([image.width, image.height]),
+  width: image.width, height: image.height, askable: true, grounding, sizes, number, image,
 });
 
 /** `context`: {tree, model, last, running, act}, `act` with the functions behind the buttons. */
@@ -23,7 +24,7 @@ export function userMessage(message, context) {
   }, show(el("img", { alt: image.name || "Attached picture", width: image.width, height: image.height }), imagePath(image.sha256))));
   return el("article", { class: `message user${context.last ? " last" : ""}`, id: `m-${message.id}`, "aria-label": "You" },
     pictures.length ? el("div", { class: `pictures${pictures.length > 1 ? " many" : ""}` }, pictures) : null,
-    el("div", { class: "said" }, el("div", { class: "actions" }, branches(message, context), copyButton(message.text),
+    el("div", { class: "turn" }, el("div", { class: "actions" }, branches(message, context), copyButton(message.text),
       iconButton("edit", "Edit", () => act.edit(message))), el("div", { class: "bubble" }, message.text)),
     context.last && !context.running ? el("div", { class: "problem" }, el("span", {}, context.problem || "This message has no answer."),
       el("button", { class: "button", type: "button", on: { click: () => act.answer(message) } }, context.problem ? "Try again" : "Answer")) : null);
@@ -37,12 +38,12 @@ export function answerMessage(message, context) {
   text.innerHTML = message.html; // rendered and cleaned by the server
   if (message.text) made.append(text);
   if (message.regions) made.append(marked(message, context));
-  const said = { stopped: "Stopped.", interrupted: "Cut off when the server ended." }[message.state];
-  if (said) made.append(el("p", { class: "aside" }, said));
+  const ending = { stopped: "Stopped.", interrupted: "Cut off when the server ended." }[message.state];
+  if (ending) made.append(el("p", { class: "aside" }, ending));
   if (message.state === "failed") {
     made.append(el("div", { class: "problem" }, el("span", {}, message.error ?? "The answer failed."),
       el("button", { class: "button", type: "button", on: { click: () => act.again(message) } }, "Try again")));
-  } else if (!message.text && !said) made.append(el("p", { class: "aside" }, "The model said nothing."));
+  } else if (!message.text && !ending) made.append(el("p", { class: "aside" }, "The model said nothing."));
   if (message.unsaved) made.append(el("div", { class: "problem" }, `This answer could not be saved. ${message.unsaved}`));
   made.append(el("div", { class: "foot" },
     message.receipt ? receiptOf(message.receipt, message.options, context.tree.picturesBefore(message)) : null,
@@ -58,12 +59,12 @@ function marked(message, context) {
   if (!image) return "";
   const seen = message.receipt?.images.at(-1);
   const sizes = { original: [image.width, image.height], processed: seen?.processed_size ?? [image.width, image.height] };
-  const found = message.regions;
+  const grounding = message.regions;
   const units = () => chosenUnits(context.model);
-  const open = () => openViewer([viewerItem(image, pictures.length, found, sizes)], 0, context.redraw);
-  const copy = el("button", { class: "link", type: "button", on: { click: () => copyText(JSON.stringify(inPixels(found, units(), sizes), null, 1)) } }, "copy in pixels");
-  return el("div", { class: "found" }, figure(image, found, units, sizes, open),
-    el("p", { class: "aside" }, `${plural(found.regions.length, "region")} marked · `, copy));
+  const open = () => openViewer([viewerItem(image, pictures.length, grounding, sizes)], 0, context.redraw);
+  const copy = el("button", { class: "link", type: "button", on: { click: () => copyText(JSON.stringify(inPixels(grounding, units(), sizes), null, 1)) } }, "copy in pixels");
+  return el("div", { class: "grounding" }, figure(image, grounding, units, sizes, open),
+    el("p", { class: "aside" }, `${plural(grounding.regions.length, "region")} marked · `, copy));
 }
 
 function copyButton(text) {
@@ -105,9 +106,8 @@ export class Growing {
       this.progress.hidden = this.text !== "";
     } else if (event.type === "progress") {
       const { stage, done, total } = event;
-      const place = stage === "queued" && total > 0 ? `, ${plural(done, "request")} before it` : "";
-      this.words.textContent = stage === "encode" && total > 1 ? `Encoding tile ${Math.min(done + 1, total)} of ${total}` : `${STAGES[stage] ?? "Working"}${place}`;
-      this.bar.hidden = stage === "queued" || total < 2;
+      this.words.textContent = stage === "encode" && total > 1 ? `Encoding tile ${Math.min(done + 1, total)} of ${total}` : WORK[stage] ?? "Working";
+      this.bar.hidden = total < 2;
       if (total) [this.bar.max, this.bar.value] = [total, done];
     }
   }

@@ -1,17 +1,18 @@
 // The list of conversations: search, open, rename, export, delete, import.
 
-import { $, el, iconButton, icon, plural, toast } from "./dom.js";
-import { download, get, post, send } from "./api.js";
+import { $, el, iconButton, icon, toast } from "../shared/dom.js";
+import { plural } from "../shared/format.js";
+import { download, get, patch, post, remove } from "../shared/server.js";
 
 const SEARCH_AFTER_MS = 150;
 const DAY_S = 86_400;
 
-export class History {
-  /** `open(id)`, `gone(id)`, `renamed(conversation)` are told what was chosen. */
+export class ConversationList {
+  /** `open(id)`, `gone(id)`, `renamed(conversation)` are called with what was chosen. */
   constructor({ open, gone, renamed }) {
     Object.assign(this, { open, gone, renamed });
     this.current = null;
-    this.found = [];
+    this.conversations = [];
     $("search").addEventListener("input", () => {
       clearTimeout(this.timer);
       this.timer = setTimeout(() => this.refresh(), SEARCH_AFTER_MS);
@@ -43,7 +44,7 @@ export class History {
     try {
       const { conversations } = await get(`/api/conversations${query ? `?q=${encodeURIComponent(query)}` : ""}`);
       if (query !== $("search").value.trim()) return;
-      this.found = conversations;
+      this.conversations = conversations;
       this.draw();
     } catch (error) {
       toast(error.message);
@@ -59,7 +60,7 @@ export class History {
     const query = $("search").value.trim();
     const parts = [];
     let group = "";
-    for (const conversation of this.found) {
+    for (const conversation of this.conversations) {
       const name = query ? "" : age(conversation.changed);
       if (name !== group) parts.push(el("h2", {}, name));
       group = name;
@@ -104,7 +105,7 @@ export class History {
       const title = input.value.trim();
       if (keep && title && title !== conversation.title) {
         try {
-          this.renamed(await send("PATCH", `/api/conversations/${conversation.id}`, { title }));
+          this.renamed(await patch(`/api/conversations/${conversation.id}`, { title }));
         } catch (error) {
           toast(error.message);
         }
@@ -123,7 +124,7 @@ export class History {
   async #delete(conversation) {
     if (!await confirm(`Delete “${conversation.title || "New chat"}”?`, "Its messages and pictures are gone for good.", "Delete")) return;
     try {
-      await send("DELETE", `/api/conversations/${conversation.id}`);
+      await remove(`/api/conversations/${conversation.id}`);
       this.gone(conversation.id);
     } catch (error) {
       toast(error.message);

@@ -1,7 +1,7 @@
 // Boxes and points of an answer, drawn over the picture they speak of.
 
-import { el, svg } from "./dom.js";
-import { imagePath, show } from "./api.js";
+import { el, svg } from "../shared/dom.js";
+import { imagePath, show } from "../shared/server.js";
 
 const COLOURS = ["#e5484d", "#0b8fdb", "#2f9e44", "#c026d3", "#e8590c", "#5b5bd6", "#0c8599", "#a07000"];
 const UNITS_KEY = "mtmd.units";
@@ -18,13 +18,13 @@ export function shares(region, open, units, sizes) {
   return region.values.map((value, index) => Math.min(1, value / (index % 2 ? height : width)));
 }
 
-/** Draw into an <svg> of width × height pixels. `found`: what the server read in the answer. */
-export function drawMarks(target, width, height, found, units, sizes) {
+/** Draw into an <svg> of width × height pixels. `grounding`: {regions, scale, why}, read in the answer by the server. */
+export function drawMarks(target, width, height, grounding, units, sizes) {
   target.setAttribute("viewBox", `0 0 ${width} ${height}`);
   target.replaceChildren();
-  found.regions.forEach((region, index) => {
+  grounding.regions.forEach((region, index) => {
     const colour = COLOURS[index % COLOURS.length];
-    const at = shares(region, Boolean(found.scale) && region.scale === found.scale, units, sizes).map((v, i) => v * (i % 2 ? height : width));
+    const at = shares(region, Boolean(grounding.scale) && region.scale === grounding.scale, units, sizes).map((v, i) => v * (i % 2 ? height : width));
     if (region.kind === "box") {
       const [x1, y1, x2, y2] = at;
       target.append(svg("rect", { x: x1, y: y1, width: Math.max(1, x2 - x1), height: Math.max(1, y2 - y1), stroke: colour, rx: 2 }));
@@ -52,20 +52,20 @@ function label(target, x, top, text, colour, width) {
 }
 
 /** What the regions are, in the picture's own pixels, for reading and copying. */
-export function inPixels(found, units, sizes) {
+export function inPixels(grounding, units, sizes) {
   const [width, height] = sizes.original;
-  return found.regions.map((region) => {
-    const at = shares(region, Boolean(found.scale) && region.scale === found.scale, units, sizes).map((v, i) => Math.round(v * (i % 2 ? height : width)));
+  return grounding.regions.map((region) => {
+    const at = shares(region, Boolean(grounding.scale) && region.scale === grounding.scale, units, sizes).map((v, i) => Math.round(v * (i % 2 ? height : width)));
     return { label: region.label, [region.kind === "box" ? "bbox_2d" : "point_2d"]: at };
   });
 }
 
 /** The picture with its marks as a button, which opens the viewer. */
-export function figure(image, found, units, sizes, open) {
+export function figure(image, grounding, units, sizes, open) {
   const marks = svg("svg", { class: "marks", "aria-hidden": "true" });
-  const img = el("img", { alt: `${image.name || "Picture"} with ${found.regions.length} marked` });
+  const img = el("img", { alt: `${image.name || "Picture"} with ${grounding.regions.length} marked` });
   const made = el("button", { class: "figure", type: "button", on: { click: open } }, img, marks);
-  const redraw = () => { if (img.clientWidth) drawMarks(marks, img.clientWidth, img.clientHeight, found, units(), sizes); };
+  const redraw = () => { if (img.clientWidth) drawMarks(marks, img.clientWidth, img.clientHeight, grounding, units(), sizes); };
   new ResizeObserver(redraw).observe(img);
   show(img, imagePath(image.sha256));
   return made;

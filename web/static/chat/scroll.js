@@ -1,6 +1,6 @@
 // The end of the thread stays in view while it grows, until somebody scrolls up.
 
-import { $ } from "./dom.js";
+import { $ } from "../shared/dom.js";
 
 const NEAR_END = 80; // pixels
 const HAND_MS = 300; // a scroll so soon after a wheel or touch was meant

@@ -1,6 +1,6 @@
 // How answers are to be made, kept in this browser.
 
-import { $ } from "./dom.js";
+import { $ } from "../shared/dom.js";
 
 const KEY = "mtmd.settings";
 const PLAIN = { system: "", detail: "auto", max_tokens: 1024, temperature: 0, top_p: 1, top_k: 0, min_p: 0, repetition_penalty: 1, seed: null };

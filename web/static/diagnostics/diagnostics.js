@@ -1,12 +1,12 @@
 // The diagnostics page: what the server does now, asked for every second, and its warm-up report.
 
-import { $, el, milliseconds, svg, themeButton } from "./dom.js";
-import { get, getText } from "./api.js";
+import { $, el, svg, themeButton } from "../shared/dom.js";
+import { STAGES, milliseconds } from "../shared/format.js";
+import { get, getText } from "../shared/server.js";
 
 const EVERY_MS = 1000;
 const KEPT = 120; // samples of each line
 const LINES = [["Tokens written", "output_tokens", "tokens/s"], ["Requests taken", "requests", "requests/s"], ["Tiles encoded", "encode_tiles", "tiles/s"]];
-const STAGES = [["queued_ms", "waiting"], ["preprocess_ms", "preprocess"], ["encode_ms", "encode"], ["prefill_ms", "prefill"], ["decode_ms", "decode"]];
 
 const samples = [];
 const number = (value) => value.toLocaleString("en", { maximumFractionDigits: 1 });

@@ -1,7 +1,7 @@
 // A picture large: zoom, the marks of an answer, and a region to ask about, chosen by mouse, finger or keys.
 
-import { $, announce, toast } from "./dom.js";
-import { pictureUrl } from "./api.js";
+import { $, announce, toast } from "../shared/dom.js";
+import { pictureUrl } from "../shared/server.js";
 import { chosenUnits, chooseUnits, drawMarks } from "./regions.js";
 
 const STEP = 0.02; // of the picture, for the arrow keys
@@ -16,7 +16,7 @@ let ask = () => {};
 let model = "";
 let redrawn = () => {};
 
-/** `list`: {path, title, info, width, height, askable, found, sizes, number}. `settled` is called when other units were chosen. */
+/** `list`: {path, title, info, width, height, askable, grounding, sizes, number}. `settled` is called when other units were chosen. */
 export function openViewer(list, index, settled = () => {}) {
   [items, place, redrawn] = [list, index, settled];
   $("viewer").showModal();
@@ -69,10 +69,10 @@ function display() {
   $("viewer-prev").disabled = place === 0;
   $("viewer-next").disabled = place === items.length - 1;
   $("viewer-select").hidden = !item.askable;
-  $("viewer-scale").hidden = !item.found?.scale;
-  if (item.found?.scale) {
-    $("viewer-units").value = chosenUnits(model) || item.found.scale;
-    $("viewer-info").textContent += ` · read so because ${item.found.why}`;
+  $("viewer-scale").hidden = !item.grounding?.scale;
+  if (item.grounding?.scale) {
+    $("viewer-units").value = chosenUnits(model) || item.grounding.scale;
+    $("viewer-info").textContent += ` · read so because ${item.grounding.why}`;
   }
   setSelecting(false);
   layOut();
@@ -88,7 +88,7 @@ function layOut() {
   $("canvas").style.width = `${width}px`;
   $("canvas").style.height = `${height}px`;
   $("canvas").classList.toggle("sharp", scale >= 3);
-  if (item.found) drawMarks($("viewer-marks"), width, height, item.found, chosenUnits(model), item.sizes);
+  if (item.grounding) drawMarks($("viewer-marks"), width, height, item.grounding, chosenUnits(model), item.sizes);
   else $("viewer-marks").replaceChildren();
   drawBox();
 }

@@ -1,12 +1,11 @@
-// What an answer tells of itself: what the model saw, where it ran, how long each part took.
+// The receipt below an answer: what the model saw, where it ran, how long each part took.
 
-import { el, milliseconds, plural, svg, toast } from "./dom.js";
-import { get, show } from "./api.js";
+import { el, svg, toast } from "../shared/dom.js";
+import { STAGES, milliseconds, pixels, plural } from "../shared/format.js";
+import { get, show } from "../shared/server.js";
 import { openViewer } from "./viewer.js";
 
-const STAGES = [["queued_ms", "waiting"], ["preprocess_ms", "preprocess"], ["encode_ms", "encode"], ["prefill_ms", "prefill"], ["decode_ms", "decode"]];
-const ENDS = { stop: "finished", length: "cut at the longest length", cancelled: "stopped", context: "context full" };
-const size = ([width, height]) => `${width.toLocaleString("en")} × ${height.toLocaleString("en")}`;
+const ENDS = { stop: "finished", length: "cut at the longest length", cancelled: "stopped" };
 
 /** `pictures`: those of the branch before the answer, in the order of the receipt's. */
 export function receiptOf(receipt, options, pictures) {
@@ -61,8 +60,8 @@ function seen(image, picture) {
   const button = el("button", { class: "picture", type: "button", "aria-label": "Show what the model saw", on: { click: () => openTiles(image) } }, thumbnail);
   return el("div", { class: "seen" }, button, facts([
     ["Picture", picture?.name || "picture"],
-    ["Original", `${size(image.original_size)} px`],
-    ["Seen as", `${size(image.processed_size)} px in ${plural(image.tiles, "tile")}`],
+    ["Original", pixels(image.original_size)],
+    ["Seen as", `${pixels(image.processed_size)} in ${plural(image.tiles, "tile")}`],
     ["Tokens", `${image.tokens.toLocaleString("en")}${image.cached ? ", encoded before (from the cache)" : ""}`],
     ["Notes", image.notes.join("; ")],
   ]));
@@ -73,7 +72,7 @@ async function openTiles(image) {
     const { tiles } = await get(`/api/processed/${image.sha256}`);
     openViewer(tiles.map((tile, index) => ({
       path: `/api/processed/${image.sha256}/${index}`, title: tiles.length > 1 ? `What the model saw, tile ${index + 1}` : "What the model saw",
-      info: `${size([tile.width, tile.height])} px, from ${size(image.original_size)} px`, width: tile.width, height: tile.height, askable: false,
+      info: `${pixels([tile.width, tile.height])}, from ${pixels(image.original_size)}`, width: tile.width, height: tile.height, askable: false,
     })), 0);
   } catch (error) {
     toast(error.message);

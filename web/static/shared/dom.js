@@ -1,4 +1,4 @@
-// Elements made by hand, words for screen readers, short notices.
+// Elements, announcements to screen readers, notices, the theme button.
 
 export const $ = (id) => document.getElementById(id);
 
@@ -62,23 +62,18 @@ export async function copyText(text) {
   announce("Copied");
 }
 
-export const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
-
-export const milliseconds = (ms) => (ms >= 10_000 ? `${(ms / 1000).toFixed(1)} s` : ms >= 1000 ? `${(ms / 1000).toFixed(2)} s`
-  : ms >= 10 ? `${Math.round(ms)} ms` : `${ms.toFixed(1)} ms`);
-
 /** The theme button of every page: system, light, dark in turn. */
 export function themeButton(button) {
   const order = ["", "light", "dark"];
   const names = { "": "as the system", light: "light", dark: "dark" };
-  const tell = () => { button.title = `Theme: ${names[localStorage.getItem("mtmd.theme") ?? ""]}`; button.setAttribute("aria-label", button.title); };
+  const label = () => { button.title = `Theme: ${names[localStorage.getItem("mtmd.theme") ?? ""]}`; button.setAttribute("aria-label", button.title); };
   button.addEventListener("click", () => {
     const next = order[(order.indexOf(localStorage.getItem("mtmd.theme") ?? "") + 1) % order.length];
     localStorage.setItem("mtmd.theme", next);
     if (next) document.documentElement.dataset.theme = next;
     else delete document.documentElement.dataset.theme;
-    tell();
+    label();
     announce(button.title);
   });
-  tell();
+  label();
 }

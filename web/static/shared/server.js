@@ -46,8 +46,8 @@ async function call(path, options = {}) {
     }
     if (response.ok) return response;
     if (response.status === 401 && await askForKey()) continue;
-    const told = await response.json().catch(() => null);
-    const problem = told?.error ?? { message: `The server answered ${response.status}.` };
+    const body = await response.json().catch(() => null);
+    const problem = body?.error ?? { message: `The server answered ${response.status}.` };
     if (response.status === 429 && problem.code === "rate_limit_exceeded" && attempt < 3) {
       await sleep(1000 * Number(response.headers.get("Retry-After") ?? 1));
       continue;
@@ -61,9 +61,11 @@ const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?
 
 export const get = async (path, options) => (await call(path, options)).json();
 export const getText = async (path) => (await call(path)).text();
-export const send = async (method, path, body = {}, options = {}) =>
+const send = async (method, path, body = {}, options = {}) =>
   (await call(path, { ...options, method, body: JSON.stringify(body), headers: { "Content-Type": "application/json" } })).json();
 export const post = (path, body, options) => send("POST", path, body, options);
+export const patch = (path, body) => send("PATCH", path, body);
+export const remove = (path) => send("DELETE", path);
 
 export const upload = async (blob, name) =>
   (await call(`/api/images?name=${encodeURIComponent(name)}`, { method: "POST", body: blob, headers: { "Content-Type": "application/octet-stream" } })).json();
