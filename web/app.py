@@ -1,6 +1,4 @@
-"""Puts the server together: a flask application over a service, and the waitress server it runs
-on.
-"""
+"""Puts the application together: both products, and what every request passes through."""
 
 from __future__ import annotations
 
@@ -14,16 +12,18 @@ from mtmd import WarmupReport
 from mtmd.web import auth, errors, headers, status
 from mtmd.web.api import files
 from mtmd.web.api import routes as openai
+from mtmd.web.intake.budget import PictureBudget
 from mtmd.web.intake.fetch import Fetcher
 from mtmd.web.intake.media import Media
 from mtmd.web.intake.uploads import Uploads
 from mtmd.web.intake.watcher import Watcher
 from mtmd.web.page import pages
+from mtmd.web.served_model import ServedModel
 from mtmd.web.settings import ServerSettings
+from mtmd.web.store.store import Store
 
 if TYPE_CHECKING:
-    from mtmd.service.service import Service
-    from mtmd.web.store.store import Store
+    from mtmd import Service
 
 FORM_FIELD_BYTES = 64 << 10  # of a form, beside its files
 
@@ -57,17 +57,18 @@ def create_app(
     headers.register(app, settings)
     auth.register(app, settings)
     errors.register(app)
+    model, budget = ServedModel(service, warmup), PictureBudget(settings.media)
     uploads = Uploads(settings.upload_bytes // max(1, len(settings.api_keys)))
-    media = Media(settings, uploads, Fetcher() if settings.allow_remote_media else None)
+    fetcher = Fetcher() if settings.allow_remote_media else None
     api = openai.Api(
         service,
-        settings,
-        media,
+        model,
+        Media(budget, uploads, fetcher, settings.media_path),
         Watcher(),
         threading.BoundedSemaphore(service.stats().slots + settings.queue),
     )
     app.register_blueprint(openai.blueprint(api))
-    app.register_blueprint(files.blueprint(uploads, settings.media))
-    app.register_blueprint(status.blueprint(api, warmup))
-    pages.register(app, service, settings, store, warmup)
+    app.register_blueprint(files.blueprint(uploads, budget))
+    app.register_blueprint(status.blueprint(service, model, settings))
+    pages.register(app, service, settings, store or Store(None), model, budget)
     return app

@@ -13,7 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from mtmd.service.service import Service
+    from mtmd import Service
+
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 NOW = {  # field of ServiceStats -> what it is
@@ -54,7 +55,7 @@ MILLISECONDS = {
 
 
 class Metrics:
-    """`count` one response by its status, `text` tells everything."""
+    """`count`: one response, by its status. `text`: everything, as Prometheus reads it."""
 
     def __init__(self, service: Service) -> None:
         self._registry = CollectorRegistry()

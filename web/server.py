@@ -25,17 +25,17 @@ from mtmd.web.errors import ApiError
 from mtmd.web.settings import ServerSettings
 
 if TYPE_CHECKING:
-    from mtmd.service.service import Service
+    from mtmd import Service
 
 SPARE_THREADS = 16  # for what is quick, while every stream there can be is open
 STILL_S = 60  # a connection that neither sends nor takes anything for so long is closed
 HELD_BACK = 1 << 20  # bytes that wait for one client before its answer waits for it
 SPARE_CONNECTIONS = 256
 SHORT_BODY = 64 << 10  # bytes
-CLOSING_S = 3  # for answers to be ended once the server is told to stop
+CLOSING_S = 3  # for answers to be ended once the server is to stop
 
 
-class _Told(Error):  # type: ignore[misc]
+class _Refusal(Error):  # type: ignore[misc]
     """What is wrong with a request before the application sees it, in the form that it has
     everywhere else.
     """
@@ -67,14 +67,14 @@ def _parser(keys: Keys | None) -> type[HTTPRequestParser]:
                     and long
                     and keys.owner(self.headers.get("AUTHORIZATION", "")) is None
                 ):
-                    self.error = _Told(
+                    self.error = _Refusal(
                         401,
                         "Unauthorized",
                         "expected the header 'Authorization: Bearer KEY' with a key of this server",
                     )
                     self.completed = True
-            if isinstance(self.error, Error) and not isinstance(self.error, _Told):
-                self.error = _Told(
+            if isinstance(self.error, Error) and not isinstance(self.error, _Refusal):
+                self.error = _Refusal(
                     self.error.code,
                     self.error.reason,
                     f"the request cannot be read: {self.error.reason.lower()}",
@@ -146,7 +146,7 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
 
     def serve(self, closing: Callable[[], None]) -> None:
         """Until `stop`. Then nobody new is let in, and while `closing` ends what is being answered,
-        each is told its end.
+        each client gets its end.
         """
         while not self._stopping:
             self._turn()

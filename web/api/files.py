@@ -7,17 +7,16 @@ from typing import Any
 from flask import Blueprint, Response, request
 
 from mtmd import ImageError
-from mtmd.prompt.media import picture_size
 from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError
+from mtmd.web.intake.budget import PictureBudget
 from mtmd.web.intake.uploads import Upload, Uploads
-from mtmd.web.settings import MediaBudget
 
 PURPOSES = ("vision", "user_data")
 LONGEST_NAME = 255
 
 
-def blueprint(uploads: Uploads, budget: MediaBudget) -> Blueprint:
+def blueprint(uploads: Uploads, budget: PictureBudget) -> Blueprint:
     routes = Blueprint("files", __name__)
 
     @routes.post("/v1/files")
@@ -31,12 +30,12 @@ def blueprint(uploads: Uploads, budget: MediaBudget) -> Blueprint:
             )
         if purpose not in PURPOSES:
             raise ApiError(400, f"purpose: expected one of {', '.join(PURPOSES)}", param="purpose")
-        data = file.stream.read(budget.bytes + 1)
+        data = file.stream.read(budget.limits.bytes + 1)
         try:
-            picture_size(data, budget.each, "file")
+            budget.size(data, "file")
         except ImageError as error:
             raise ApiError(
-                413 if len(data) > budget.bytes else 400,
+                413 if len(data) > budget.limits.bytes else 400,
                 str(error),
                 param="file",
                 code="invalid_image",

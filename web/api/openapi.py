@@ -102,10 +102,10 @@ def _paths() -> dict[str, Any]:
 
 
 def _post(summary: str, schema: str, stream: bool = False) -> dict[str, Any]:
-    found = _operation(summary)
+    operation = _operation(summary)
     if stream:
-        found["responses"]["200"]["content"]["text/event-stream"] = {}
-    return found | {
+        operation["responses"]["200"]["content"]["text/event-stream"] = {}
+    return operation | {
         "requestBody": {
             "required": True,
             "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}},

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mtmd import Receipt
-from mtmd.events import Answer, Progress, TokenInfo
+from mtmd import Answer, Progress, Receipt, TokenInfo
 
 
 @dataclass(frozen=True)
@@ -79,10 +78,8 @@ class Reply:
 
 
 def progress(chunk: dict[str, Any], event: Progress) -> dict[str, Any]:
-    """A chunk that says nothing in OpenAI's words, and in ours how far the prompt is."""
-    return chunk | {
-        "mtmd": {"progress": {"stage": event.stage, "done": event.done, "total": event.total}}
-    }
+    """A chunk that is empty in OpenAI's fields, and has in ours how far the prompt is."""
+    return chunk | {"mtmd": {"progress": asdict(event)}}
 
 
 def usage_chunk(chunk: dict[str, Any], receipt: Receipt) -> dict[str, Any]:
@@ -107,7 +104,7 @@ def _chat_tokens(tokens: Sequence[TokenInfo]) -> Iterator[dict[str, Any]]:
 
 
 def _logprob(text: str, logprob: float) -> dict[str, Any]:
-    """`bytes` are not told for a part of a character, whose text is not what it is."""
+    """`bytes` is None for a part of a character: the text stands for it, and is not its bytes."""
     return {
         "token": text,
         "logprob": logprob,

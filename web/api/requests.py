@@ -58,8 +58,8 @@ class FilePart(_Loose):
 
 
 def _kind(value: Any) -> str | None:
-    found = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return f"{TAG}{found}" if isinstance(found, str) else None
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return f"{TAG}{kind}" if isinstance(kind, str) else None
 
 
 def _text_or_list(value: Any) -> str | None:

@@ -1,31 +1,43 @@
-"""OpenAI's routes: completions of chats and of plain prompts, their token counts, the model,
-uploaded files.
+"""OpenAI's routes: completions of chats and of plain prompts, their token counts, the model; and
+the document that describes them.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flask import Blueprint, Response, g, jsonify, request
 
-from mtmd import BusyError, MtmdError, Picture, PromptError
-from mtmd.events import Answer, Finished, TextPiece, TokenInfo
-from mtmd.web.api import sse
+from mtmd import (
+    Answer,
+    BusyError,
+    Finished,
+    MtmdError,
+    Picture,
+    PromptError,
+    TextPiece,
+    Ticket,
+    TokenInfo,
+)
+from mtmd.web import sse
+from mtmd.web.api import openapi
 from mtmd.web.api.replies import Reply
 from mtmd.web.api.requests import ChatRequest, CompletionRequest, FilePart, Generation, ImagePart
-from mtmd.web.auth import owner
+from mtmd.web.api.stream import CHAT, PLAIN, SHUTTING_DOWN, Form, stream
+from mtmd.web.auth import owner, without_key
 from mtmd.web.errors import ApiError, as_api_error
+from mtmd.web.intake.body import json_body
 from mtmd.web.intake.media import Media, Reference
-from mtmd.web.intake.watcher import Watcher
-from mtmd.web.settings import ServerSettings
+from mtmd.web.intake.watcher import Watcher, give_up
+from mtmd.web.served_model import ServedModel
 
 if TYPE_CHECKING:
-    from mtmd.service.service import Service, Ticket
+    from mtmd import Service
 
 # of a text that fits the context there are fewer, on average, with any tokenizer
 CHARS_PER_TOKEN = 64
@@ -38,33 +50,29 @@ class Api:
     """What the routes work with."""
 
     service: Service
-    settings: ServerSettings
+    model: ServedModel
     media: Media
     watcher: Watcher
     places: threading.BoundedSemaphore  # as many as requests can be answered or wait at once
-
-    @property
-    def context(self) -> int:
-        return self.service.model.runner.context
 
     def check_model(self, name: str | None) -> None:
         """Raises ApiError for another model than the one loaded: an answer in its name would
         deceive.
         """
-        if name is not None and name != self.service.model.name:
+        if name is not None and name != self.model.name:
             raise ApiError(
                 404,
-                f"the model asked for is not here; this server has {self.service.model.name!r}",
+                f"the model asked for is not here; this server has {self.model.name!r}",
                 param="model",
                 code="model_not_found",
             )
 
     def check_length(self, field: str, characters: int) -> None:
         """Raises PromptError for a text that cannot fit: it is not tokenized to find that out."""
-        if characters > self.context * CHARS_PER_TOKEN:
+        if characters > self.model.context * CHARS_PER_TOKEN:
             raise PromptError(
-                f"{field}: found {characters:,} characters, and the context holds {self.context:,} "
-                "tokens; shorten it"
+                f"{field}: found {characters:,} characters, and the context holds "
+                f"{self.model.context:,} tokens; shorten it"
             )
 
     @contextmanager
@@ -98,11 +106,10 @@ def blueprint(api: Api) -> Blueprint:
         with ExitStack() as stack:
             stack.enter_context(api.place())
             messages = stack.enter_context(api.messages(body))
-            ticket = api.service.submit(
-                messages, **{"max_tokens": api.context, "detail": _detail(body)} | body.options()
-            )
-            reply = Reply(f"chatcmpl-{g.request_id}", api.service.model.name, bool(body.logprobs))
-            return _answer(api, ticket, reply, body, sse.CHAT, reply.chat, stack)
+            usual = {"max_tokens": api.model.context, "detail": _detail(body)}
+            ticket = api.service.submit(messages, **usual | body.options())
+            reply = Reply(f"chatcmpl-{g.request_id}", api.model.name, bool(body.logprobs))
+            return _answer(api, ticket, reply, body, CHAT, reply.chat, stack)
 
     @routes.post("/v1/completions")
     def completions() -> Response:
@@ -113,10 +120,10 @@ def blueprint(api: Api) -> Blueprint:
             stack.enter_context(api.place())
             ticket = api.service.submit(
                 [{"role": "user", "content": body.prompt}],
-                **{"max_tokens": api.context} | body.options(),
+                **{"max_tokens": api.model.context} | body.options(),
             )
-            reply = Reply(f"cmpl-{g.request_id}", api.service.model.name, body.logprobs is not None)
-            return _answer(api, ticket, reply, body, sse.PLAIN, reply.plain, stack)
+            reply = Reply(f"cmpl-{g.request_id}", api.model.name, body.logprobs is not None)
+            return _answer(api, ticket, reply, body, PLAIN, reply.plain, stack)
 
     @routes.post("/v1/chat/completions/input_tokens")
     def input_tokens() -> dict[str, Any]:
@@ -139,6 +146,11 @@ def blueprint(api: Api) -> Blueprint:
         api.check_model(name)
         return _model(api)
 
+    @routes.get("/openapi.json")
+    @without_key
+    def document() -> dict[str, Any]:
+        return openapi.document()
+
     return routes
 
 
@@ -147,7 +159,7 @@ def _answer(
     ticket: Ticket,
     reply: Reply,
     body: Generation,
-    form: sse.Form,
+    form: Form,
     whole: Callable[[Answer, Sequence[TokenInfo]], dict[str, Any]],
     held: ExitStack,
 ) -> Response:
@@ -156,20 +168,17 @@ def _answer(
     """
     finish = ExitStack()
     finish.push(held.pop_all())
-    finish.callback(_give_up, ticket)
-    gone = request.environ.get("waitress.client_disconnected")
-    if gone is not None:
-        finish.callback(api.watcher.watch(gone, ticket.cancel))
+    finish.callback(give_up, ticket)
+    is_gone = request.environ.get("waitress.client_disconnected")
+    if is_gone is not None:
+        finish.callback(api.watcher.watch(is_gone, ticket))
     if not body.stream:
         with finish:
             return jsonify(whole(*_collect(ticket)))
     include_usage = body.stream_options is not None and body.stream_options.include_usage
-    tell = partial(as_api_error, request_id=g.request_id)
-    response = Response(
-        sse.stream(ticket, reply, form, include_usage, tell),
-        mimetype="text/event-stream",
-        headers=sse.HEADERS,
-    )
+    as_error = partial(as_api_error, request_id=g.request_id)
+    chunks = stream(ticket, reply, form, include_usage, as_error)
+    response = sse.response(chunks, cache_control="no-cache")
     response.call_on_close(finish.close)
     return response
 
@@ -181,14 +190,9 @@ def _collect(ticket: Ticket) -> tuple[Answer, list[TokenInfo]]:
             tokens.extend(event.tokens)
         elif isinstance(event, Finished):
             if event.answer.receipt.finish == "cancelled":
-                raise sse.ENDED
+                raise SHUTTING_DOWN
             return event.answer, tokens
     raise MtmdError("the service ended an answer without saying how")
-
-
-def _give_up(ticket: Ticket) -> None:
-    with suppress(MtmdError):  # the service has been closed
-        ticket.cancel()
 
 
 def _body(kind: type[Body]) -> Body:
@@ -197,7 +201,7 @@ def _body(kind: type[Body]) -> Body:
     """
     if request.mimetype != "application/json":
         raise ApiError(415, "expected the header 'Content-Type: application/json'")
-    return kind.model_validate_json(request.get_data(cache=False))
+    return json_body(kind)
 
 
 def _detail(body: ChatRequest) -> str:
@@ -226,9 +230,9 @@ def _messages(body: ChatRequest, pictures: Sequence[Picture]) -> list[dict[str, 
 
 def _model(api: Api) -> dict[str, Any]:
     return {
-        "id": api.service.model.name,
+        "id": api.model.name,
         "object": "model",
         "created": 0,
         "owned_by": "mtmd",
-        "mtmd": {"context": api.context, "vision": api.service.model.encoder is not None},
+        "mtmd": {"context": api.model.context, "vision": api.model.sees},
     }

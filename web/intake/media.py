@@ -1,6 +1,6 @@
 """From what a request calls a picture to pixels, within what the whole request may bring.
 
-Count first, then bytes, then pixels as the headers tell them; only what is within all three is
+Count first, then bytes, then pixels as the headers give them; only what is within all three is
 decoded. What is here already (data URLs, uploads, files) is measured before anything is fetched.
 """
 
@@ -10,7 +10,6 @@ import base64
 import binascii
 import os
 import stat
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,14 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from mtmd import BusyError, ImageError
-from mtmd.prompt.media import Picture, load_image, picture_size
+from mtmd import ImageError, Picture
 from mtmd.web.errors import ApiError
+from mtmd.web.intake.budget import PictureBudget
 from mtmd.web.intake.fetch import Fetcher
 from mtmd.web.intake.uploads import PREFIX, Uploads
-from mtmd.web.settings import ServerSettings
 
-DECODE_AT_ONCE = max(2, os.cpu_count() or 1)
 _SHOWN = 24  # characters of a URL whose scheme is not known
 
 
@@ -40,7 +37,7 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Source:
     """`count`: of its bytes, known before it is read, None for what has to be fetched. `read` takes
     the bytes left and the deadline for fetching.
     """
@@ -53,95 +50,88 @@ class _Found:
 class Media:
     """Opens pictures for requests. `fetcher` None: nothing is fetched."""
 
-    def __init__(self, settings: ServerSettings, uploads: Uploads, fetcher: Fetcher | None) -> None:
-        self._budget, self._uploads, self._fetcher = settings.media, uploads, fetcher
-        self._root = settings.media_path.resolve() if settings.media_path else None
-        self._pixels_held, self._lock = 0, threading.Lock()
-        self._decoding = threading.BoundedSemaphore(DECODE_AT_ONCE)
+    def __init__(
+        self,
+        budget: PictureBudget,
+        uploads: Uploads,
+        fetcher: Fetcher | None,
+        folder: Path | None = None,
+    ) -> None:
+        """`folder`: what file:// may name; None for nothing."""
+        self._budget, self._uploads, self._fetcher = budget, uploads, fetcher
+        self._root = folder.resolve() if folder else None
 
     @contextmanager
     def opened(self, references: Sequence[Reference], owner: str) -> Iterator[list[Picture]]:
         """The pictures in order; their pixels count as held until the context is left. Raises
         ApiError, ImageError and BusyError.
         """
-        found = self._read(self._check_bytes(references, owner))
-        pixels = self._check_pixels(found)
-        with self._held(pixels):
-            yield [self._decode(place, data) for place, data in found]
+        files = self._read(self._sources(references, owner))
+        with self._budget.held(self._count_pixels(files)):
+            yield [self._decode(place, data) for place, data in files]
 
-    def _check_bytes(self, references: Sequence[Reference], owner: str) -> list[_Found]:
-        budget = self._budget
-        if len(references) > budget.images:
+    def _sources(self, references: Sequence[Reference], owner: str) -> list[_Source]:
+        """Within the budget of pictures, and of the bytes that are known already."""
+        if excess := self._budget.excess(pictures=len(references)):
             raise ApiError(
                 413,
-                f"found {len(references)} pictures, expected at most {budget.images} in one "
+                f"found {excess.count} pictures, expected at most {excess.most} in one "
                 "request; send fewer",
                 param="messages",
                 code="too_many_images",
             )
-        found = [self._find(reference, owner) for reference in references]
-        if (total := sum(f.count or 0 for f in found)) > budget.bytes:
-            raise _too_many_bytes(total, budget.bytes)
-        return found
+        sources = [self._source(reference, owner) for reference in references]
+        self._check_bytes(sum(source.count or 0 for source in sources))
+        return sources
 
-    def _read(self, found: Sequence[_Found]) -> list[tuple[str, bytes]]:
-        """Everything that is here, then, with what is left of the budget, what has to be
-        fetched.
+    def _read(self, sources: Sequence[_Source]) -> list[tuple[str, bytes]]:
+        """(place, bytes) of each: first what is here, then, with what is left of the budget, what
+        has to be fetched.
         """
-        left, deadline = (
-            self._budget.bytes,
-            time.monotonic() + (self._fetcher.limit_s if self._fetcher else 0),
-        )
+        deadline = time.monotonic() + (self._fetcher.limit_s if self._fetcher else 0)
+        most, count = self._budget.limits.bytes, 0
         data: dict[int, bytes] = {}
-        for index, one in sorted(enumerate(found), key=lambda pair: pair[1].count is None):
-            data[index] = one.read(left, deadline)
-            left -= len(data[index])
-            if left < 0:
-                raise _too_many_bytes(self._budget.bytes - left, self._budget.bytes)
-        return [(one.place, data[index]) for index, one in enumerate(found)]
+        for index, source in sorted(enumerate(sources), key=lambda pair: pair[1].count is None):
+            data[index] = source.read(most - count, deadline)
+            count += len(data[index])
+            self._check_bytes(count)
+        return [(source.place, data[index]) for index, source in enumerate(sources)]
 
-    def _check_pixels(self, found: Sequence[tuple[str, bytes]]) -> int:
+    def _check_bytes(self, count: int) -> None:
+        if excess := self._budget.excess(bytes_=count):
+            raise ApiError(
+                413,
+                f"the pictures have {excess.count:,} bytes together, expected at most "
+                f"{excess.most:,}; scale them down or send fewer",
+                param="messages",
+                code="images_too_large",
+            )
+
+    def _count_pixels(self, files: Sequence[tuple[str, bytes]]) -> int:
         total = 0
-        for place, data in found:
+        for place, data in files:
             with _placed(place):
-                width, height = picture_size(data, self._budget.each, "picture")
+                width, height = self._budget.size(data)
             total += width * height
-            if total > self._budget.pixels:
+            if excess := self._budget.excess(pixels=total):
                 raise ApiError(
                     413,
-                    f"the pictures have more than {self._budget.pixels:,} pixels together; scale "
-                    "them down",
+                    f"the pictures have more than {excess.most:,} pixels together; scale them down",
                     param=place,
                     code="too_many_pixels",
                 )
         return total
 
-    @contextmanager
-    def _held(self, pixels: int) -> Iterator[None]:
-        most = self._budget.server_pixels
-        with self._lock:
-            if self._pixels_held + pixels > most:
-                raise BusyError(
-                    f"{self._pixels_held:,} pixels wait to be seen and {most:,} may, so these "
-                    f"{pixels:,} have to come later"
-                )
-            self._pixels_held += pixels
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._pixels_held -= pixels
-
     def _decode(self, place: str, data: bytes) -> Picture:
-        with self._decoding, _placed(place):
-            return load_image(data, self._budget.each, "picture")
+        with _placed(place):
+            return self._budget.decode(data)
 
-    def _find(self, reference: Reference, owner: str) -> _Found:
+    def _source(self, reference: Reference, owner: str) -> _Source:
         url, place = reference.url, reference.place
         scheme = url[:_SHOWN].partition(":")[0].lower()
         if url.startswith(PREFIX):
             upload = self._uploads.get(owner, url)
-            return _Found(place, len(upload.data), lambda *_: upload.data)
+            return _Source(place, len(upload.data), lambda *_: upload.data)
         if scheme == "data":
             return _data_url(url, place)
         if scheme in ("http", "https"):
@@ -154,7 +144,7 @@ class Media:
             param=place,
         )
 
-    def _remote(self, url: str, place: str) -> _Found:
+    def _remote(self, url: str, place: str) -> _Source:
         fetcher = self._fetcher
         if fetcher is None:
             raise ApiError(
@@ -163,11 +153,13 @@ class Media:
                 param=place,
                 code="remote_media_off",
             )
-        return _Found(place, None, lambda left, deadline: fetcher.fetch(url, place, left, deadline))
+        return _Source(
+            place, None, lambda left, deadline: fetcher.fetch(url, place, left, deadline)
+        )
 
-    def _file(self, url: str, place: str) -> _Found:
-        """A regular file below the media folder, links followed first. Whatever is wrong is told in
-        the same words.
+    def _file(self, url: str, place: str) -> _Source:
+        """A regular file below the media folder, links followed first. One message for whatever is
+        wrong: it must not show what files there are.
         """
         refusal = ApiError(
             400,
@@ -189,16 +181,16 @@ class Media:
                 raise refusal
             inside = path if path.is_relative_to(self._root) else self._root / str(path).lstrip("/")
             path = inside.resolve(strict=True)
-            found = path.stat()
+            status = path.stat()
         except (OSError, ValueError, RuntimeError):  # RuntimeError: a loop of links
             raise refusal from None
-        if not path.is_relative_to(self._root) or not stat.S_ISREG(found.st_mode):
+        if not path.is_relative_to(self._root) or not stat.S_ISREG(status.st_mode):
             raise refusal
-        return _Found(place, found.st_size, lambda left, _: _read_file(path, left, refusal))
+        return _Source(place, status.st_size, lambda left, _: _read_file(path, left, refusal))
 
 
-def _data_url(url: str, place: str) -> _Found:
-    """RFC 2397, base64 only. What type it says it is does not matter: the first bytes tell."""
+def _data_url(url: str, place: str) -> _Source:
+    """RFC 2397, base64 only. The media type it claims does not matter: the first bytes decide."""
     head, comma, encoded = url.partition(",")
     if not comma or not head[-7:].lower() == ";base64":
         raise ApiError(
@@ -217,7 +209,7 @@ def _data_url(url: str, place: str) -> _Found:
                 400, f"{place}: found data that is not base64", param=place, code="invalid_image"
             ) from None
 
-    return _Found(place, len(encoded) * 3 // 4, read)
+    return _Source(place, len(encoded) * 3 // 4, read)
 
 
 def _read_file(path: Path, most: int, refusal: ApiError) -> bytes:
@@ -231,19 +223,9 @@ def _read_file(path: Path, most: int, refusal: ApiError) -> bytes:
         raise refusal from None
 
 
-def _too_many_bytes(found: int, most: int) -> ApiError:
-    return ApiError(
-        413,
-        f"the pictures have {found:,} bytes together, expected at most {most:,}; scale them down "
-        "or send fewer",
-        param="messages",
-        code="images_too_large",
-    )
-
-
 @contextmanager
 def _placed(place: str) -> Iterator[None]:
-    """Says of which picture of the request an ImageError tells."""
+    """Names the picture of the request in an ImageError."""
     try:
         yield
     except ImageError as error:

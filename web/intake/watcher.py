@@ -9,15 +9,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from mtmd import MtmdError
+from mtmd import MtmdError, Ticket
 
 EVERY_S = 0.2
 
 
 @dataclass(eq=False)
-class Watched:
-    gone: Callable[[], bool]
-    give_up: Callable[[], None]
+class _Waiting:
+    is_gone: Callable[[], bool]
+    ticket: Ticket
 
 
 class Watcher:
@@ -26,15 +26,15 @@ class Watcher:
     """
 
     def __init__(self) -> None:
-        self._watched: set[Watched] = set()
+        self._waiting: set[_Waiting] = set()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    def watch(self, gone: Callable[[], bool], give_up: Callable[[], None]) -> Callable[[], None]:
-        """Calls `give_up` once when `gone` says so. What is returned ends the watch."""
-        watched = Watched(gone, give_up)
+    def watch(self, is_gone: Callable[[], bool], ticket: Ticket) -> Callable[[], None]:
+        """Gives `ticket` up once `is_gone` returns true. What is returned ends the watch."""
+        client = _Waiting(is_gone, ticket)
         with self._changed:
-            self._watched.add(watched)
+            self._waiting.add(client)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name="mtmd clients", daemon=True)
                 self._thread.start()
@@ -42,18 +42,23 @@ class Watcher:
 
         def end() -> None:
             with self._changed:
-                self._watched.discard(watched)
+                self._waiting.discard(client)
 
         return end
 
     def _loop(self) -> None:
         while True:
             with self._changed:
-                while not self._watched:
+                while not self._waiting:
                     self._changed.wait()
                 self._changed.wait(EVERY_S)
-                left = [w for w in self._watched if w.gone()]
-                self._watched.difference_update(left)
-            for watched in left:
-                with suppress(MtmdError):  # the service has been closed
-                    watched.give_up()
+                gone = [client for client in self._waiting if client.is_gone()]
+                self._waiting.difference_update(gone)
+            for client in gone:
+                give_up(client.ticket)
+
+
+def give_up(ticket: Ticket) -> None:
+    """Nobody wants this answer any more."""
+    with suppress(MtmdError):  # the service is closed, which has ended it
+        ticket.cancel()

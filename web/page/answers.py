@@ -11,13 +11,13 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
 from mtmd import Finished, MtmdError, Progress, TextPiece, Ticket
 from mtmd.web.errors import as_api_error
+from mtmd.web.intake.watcher import give_up
 from mtmd.web.store.records import COMPLETE, FAILED, STOPPED
 from mtmd.web.store.store import Store
 from mtmd.web.store.tables import StoreError
@@ -44,7 +44,7 @@ class Answer:
     def ended(self) -> bool:
         return bool(self.events) and self.events[-1]["type"] == "end"
 
-    def tell(self, event: dict[str, Any]) -> None:
+    def add(self, event: dict[str, Any]) -> None:
         with self.changed:
             if event["type"] == "text":
                 self.pieces.append(event["text"])
@@ -114,8 +114,7 @@ class Answers:
         """Stop all that are running, and wait until they are saved."""
         running, latest = self.running(), time.monotonic() + END_SECONDS
         for answer in running:
-            with suppress(MtmdError):  # the service is closed, which has ended them
-                answer.ticket.cancel()
+            give_up(answer.ticket)
         for answer in running:
             with answer.changed:
                 answer.changed.wait_for(
@@ -123,23 +122,16 @@ class Answers:
                 )
 
     def _write(self, answer: Answer) -> None:
-        """Reads the ticket to its end. The end is told after it is saved, so that who sees it may
-        reload.
+        """Reads the ticket to its end. The end is the last event, added once it is saved, so that
+        who sees it may reload.
         """
         state, receipt, error = FAILED, None, None
         try:
             for event in answer.ticket:
                 if isinstance(event, Progress):
-                    answer.tell(
-                        {
-                            "type": "progress",
-                            "stage": event.stage,
-                            "done": event.done,
-                            "total": event.total,
-                        }
-                    )
+                    answer.add({"type": "progress", **asdict(event)})
                 elif isinstance(event, TextPiece):
-                    answer.tell({"type": "text", "text": event.text})
+                    answer.add({"type": "text", "text": event.text})
                 elif isinstance(event, Finished):
                     receipt = event.answer.receipt.asdict()
                     state = STOPPED if receipt["finish"] == "cancelled" else COMPLETE
@@ -153,7 +145,7 @@ class Answers:
         except StoreError as failure:
             log.error("answer %s was not saved: %s", answer.id, failure)
             unsaved = str(failure)
-        answer.tell(
+        answer.add(
             {"type": "end", "state": state, "receipt": receipt, "error": error, "unsaved": unsaved}
         )
 
@@ -181,10 +173,10 @@ class Answers:
 def follow(
     answer: Answer, seen: int, beat_seconds: float = 10.0
 ) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """(number to go on from, event) until the end; event None is a sign of life, which also finds
-    out that nobody listens.
+    """(number to go on from, event) until the end; event None is a sign of life, which also
+    shows that nobody listens.
 
-    `seen`: events the listener has; one that claims to have more, or all of them, is told the end.
+    `seen`: events the listener has; one that claims to have more, or all of them, gets the end.
     """
     seen = min(seen, len(answer.events) - 1 if answer.ended else len(answer.events))
     while True:

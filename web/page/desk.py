@@ -11,13 +11,13 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from mtmd import ImageError, Picture, PromptError, Service, TokenCount
-from mtmd.prompt.media import load_image
 from mtmd.web.auth import ANYBODY, owner
 from mtmd.web.errors import ApiError
+from mtmd.web.intake.budget import PictureBudget
 from mtmd.web.page.answers import Answer, Answers
 from mtmd.web.page.grounding import find_regions
 from mtmd.web.page.markdown import render
-from mtmd.web.settings import MediaBudget, ServerSettings
+from mtmd.web.settings import ServerSettings
 from mtmd.web.store.records import COMPLETE, RUNNING, Message, StoredImage, branch
 from mtmd.web.store.store import Store
 
@@ -30,10 +30,12 @@ TITLE_LENGTH = 60
 class Desk:
     """What the routes of the page share."""
 
-    def __init__(self, service: Service, store: Store, settings: ServerSettings) -> None:
-        self.service, self.store, self.answers = service, store, Answers(store)
-        self._budget, self._shared = settings.media, len(settings.api_keys) < 2
-        self._pictures, self._asking = _Pictures(store, settings.media), threading.Lock()
+    def __init__(
+        self, service: Service, store: Store, settings: ServerSettings, budget: PictureBudget
+    ) -> None:
+        self.service, self.store, self.budget = service, store, budget
+        self.answers, self._shared = Answers(store), len(settings.api_keys) < 2
+        self._pictures, self._asking = _Pictures(store, budget), threading.Lock()
 
     def owner(self) -> str:
         """Whose conversations this request may see. With one key there is one person, who may
@@ -43,7 +45,7 @@ class Desk:
 
     def keep(self, data: bytes, name: str) -> StoredImage:
         """The file of a picture into the store, once it is seen to decode. Raises ImageError."""
-        picture = load_image(data, self._budget.each, "picture")
+        picture = self.budget.decode(data)
         image = self.store.put_image(data, *picture.size, name[:200])
         self._pictures.hold(image.sha256, picture)
         return image
@@ -188,22 +190,16 @@ class Desk:
         return [*first, *({"role": role, "content": _plain(parts)} for role, parts in turns)]
 
     def _check(self, images: Sequence[StoredImage]) -> None:
-        budget, size, pixels = (
-            self._budget,
-            sum(i.bytes for i in images),
-            sum(i.width * i.height for i in images),
+        excess = self.budget.excess(
+            pictures=len(images),
+            bytes_=sum(i.bytes for i in images),
+            pixels=sum(i.width * i.height for i in images),
         )
-        for what, found, most in (
-            ("pictures", len(images), budget.images),
-            ("bytes of pictures", size, budget.bytes),
-            ("pixels", pixels, budget.pixels),
-        ):
-            if found > most:
-                raise PromptError(
-                    f"found {found:,} {what} in this conversation, expected at most {most:,}; "
-                    "start a new one, or edit an "
-                    "earlier message to leave some out"
-                )
+        if excess:
+            raise PromptError(
+                f"found {excess.count:,} {excess.what} in this conversation, expected at most "
+                f"{excess.most:,}; start a new one, or edit an earlier message to leave some out"
+            )
 
 
 def _plain(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
@@ -215,7 +211,7 @@ def _plain(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
 class _Pictures:
     """Decoded pictures, those used last, as far as there is room. Thread-safe."""
 
-    def __init__(self, store: Store, budget: MediaBudget) -> None:
+    def __init__(self, store: Store, budget: PictureBudget) -> None:
         self._store, self._budget, self._lock = store, budget, threading.Lock()
         self._held: OrderedDict[str, Picture] = OrderedDict()
 
@@ -230,7 +226,7 @@ class _Pictures:
                 f"picture {image.name or image.sha256[:12]!r} is not here any more; edit the "
                 "message and attach it again"
             )
-        picture = load_image(data, self._budget.each, "picture")
+        picture = self._budget.decode(data)
         self.hold(image.sha256, picture)
         return picture
 

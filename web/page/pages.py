@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from flask import Blueprint, Flask, Response, jsonify, render_template
 
-from mtmd import WarmupReport, __version__
+from mtmd import __version__
 from mtmd.web.auth import without_key
+from mtmd.web.intake.budget import PictureBudget
 from mtmd.web.page import charts
 from mtmd.web.page import routes as history
 from mtmd.web.page.desk import Desk
+from mtmd.web.served_model import ServedModel
 from mtmd.web.settings import ServerSettings
 from mtmd.web.store.store import Store
 
 if TYPE_CHECKING:
-    from mtmd.service.service import Service
+    from mtmd import Service
 
 MAX_TOKENS = 1024  # of an answer, where the context has room for it
 
@@ -27,18 +29,17 @@ def register(
     app: Flask,
     service: Service,
     settings: ServerSettings,
-    store: Store | None,
-    warmup: WarmupReport | None,
+    store: Store,
+    model: ServedModel,
+    budget: PictureBudget,
 ) -> None:
-    """`store` None keeps nothing beyond the life of the server."""
-    desk = Desk(service, store or Store(None), settings)
-    app.register_blueprint(history.blueprint(desk, settings))
-    app.register_blueprint(_blueprint(desk, settings, warmup))
+    desk = Desk(service, store, settings, budget)
+    app.register_blueprint(history.blueprint(desk))
+    app.register_blueprint(_blueprint(desk, model))
 
 
-def _blueprint(desk: Desk, settings: ServerSettings, warmup: WarmupReport | None) -> Blueprint:
+def _blueprint(desk: Desk, model: ServedModel) -> Blueprint:
     routes = Blueprint("pages", __name__)
-    model, reports = desk.service.model, [warmup] if warmup else []
 
     @routes.get("/")
     @routes.get("/c/<id_>")
@@ -58,15 +59,14 @@ def _blueprint(desk: Desk, settings: ServerSettings, warmup: WarmupReport | None
 
     @routes.get("/api/about")
     def about() -> dict[str, Any]:
-        context = model.runner.context
         return {
             "model": model.name,
-            "context": context,
-            "vision": model.encoder is not None,
+            "context": model.context,
+            "vision": model.sees,
             "kept": desk.store.keeps,
-            "max_tokens": min(MAX_TOKENS, context // 2),
-            "images": settings.media.images,
-            "image_bytes": settings.media.bytes,
+            "max_tokens": min(MAX_TOKENS, model.context // 2),
+            "images": desk.budget.limits.images,
+            "image_bytes": desk.budget.limits.bytes,
         }
 
     @routes.get("/api/stats")
@@ -74,15 +74,11 @@ def _blueprint(desk: Desk, settings: ServerSettings, warmup: WarmupReport | None
         return jsonify(asdict(desk.service.stats()))
 
     @routes.get("/api/report")
-    def report() -> str:
+    def warmup_report() -> str:
         """The warm-up report as a part of the diagnostics page."""
-        if not reports:
-            reports.append(model.warmup_report)
+        report = model.warmup_report
         return render_template(
-            "report.html",
-            report=reports[0],
-            charts=charts.of(reports[0]),
-            bytes=charts.readable_bytes,
+            "report.html", report=report, charts=charts.of(report), bytes=charts.readable_bytes
         )
 
     return routes

@@ -4,20 +4,20 @@ events as server-sent events.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from flask import Blueprint, Response, jsonify, request
 from pydantic import BaseModel, ConfigDict, Field
 
-from mtmd.prompt.media import load_image, png_bytes
+from mtmd.prompt.media import png_bytes
+from mtmd.web import sse
 from mtmd.web.errors import ApiError, response
+from mtmd.web.intake.body import json_body
 from mtmd.web.page.answers import follow
 from mtmd.web.page.desk import Desk
-from mtmd.web.settings import ServerSettings
 from mtmd.web.store.image_files import SHOWN_BY_BROWSERS
 from mtmd.web.store.records import Conversation, StoredImage
 from mtmd.web.store.tables import StoreError
@@ -25,7 +25,6 @@ from mtmd.web.store.transfer import export, read
 
 FOREVER = "private, max-age=31536000, immutable"  # of what is named by its own digest
 Id = Annotated[str, Field(max_length=64)]
-M = TypeVar("M", bound=BaseModel)
 
 
 class _Strict(BaseModel):
@@ -83,7 +82,7 @@ class Draft(NewMessage):
     options: Chosen = Chosen()
 
 
-def blueprint(desk: Desk, settings: ServerSettings) -> Blueprint:
+def blueprint(desk: Desk) -> Blueprint:
     routes = Blueprint("history", __name__, url_prefix="/api")
     routes.register_error_handler(
         StoreError, lambda error: response(ApiError(507, str(error), code="not_saved"))
@@ -92,7 +91,7 @@ def blueprint(desk: Desk, settings: ServerSettings) -> Blueprint:
     _file_routes(routes, desk)
     _message_routes(routes, desk)
     _answer_routes(routes, desk)
-    _image_routes(routes, desk, settings)
+    _image_routes(routes, desk)
     return routes
 
 
@@ -114,7 +113,7 @@ def _conversation_routes(routes: Blueprint, desk: Desk) -> None:
 
     @routes.post("/conversations")
     def created() -> Response:
-        return jsonify(store.create(desk.owner(), _body(NewConversation).title).asdict())
+        return jsonify(store.create(desk.owner(), json_body(NewConversation).title).asdict())
 
     @routes.get("/conversations/<id_>")
     def shown(id_: str) -> Response:
@@ -125,7 +124,7 @@ def _conversation_routes(routes: Blueprint, desk: Desk) -> None:
     @routes.patch("/conversations/<id_>")
     def changed(id_: str) -> Response:
         _conversation(desk, id_)
-        change = _body(Change)
+        change = json_body(Change)
         if change.title is not None:
             store.rename(id_, change.title)
         if change.head is not None:
@@ -166,7 +165,7 @@ def _message_routes(routes: Blueprint, desk: Desk) -> None:
         parent.
         """
         _conversation(desk, id_)
-        new = _body(NewMessage)
+        new = json_body(NewMessage)
         if not new.text.strip():
             raise ApiError(400, "the message is empty; say what you want to know", param="text")
         if new.parent is not None:
@@ -178,13 +177,13 @@ def _message_routes(routes: Blueprint, desk: Desk) -> None:
     def asked(id_: str) -> Response:
         """Start an answer to a message; another one is another branch."""
         _conversation(desk, id_)
-        new = _body(NewAnswer)
+        new = json_body(NewAnswer)
         _check_message(desk, id_, new.parent, "user")
         return jsonify(asdict(desk.ask(id_, new.parent, new.options.system, new.options.given())))
 
     @routes.post("/count")
     def counted() -> Response:
-        draft = _body(Draft)
+        draft = json_body(Draft)
         if draft.conversation is not None:
             _conversation(desk, draft.conversation)
             if draft.parent is not None:
@@ -223,20 +222,13 @@ def _answer_routes(routes: Blueprint, desk: Desk) -> None:
                 answer, int(last) if last.isdecimal() and len(last) < 10 else 0
             ):
                 if event is None:
-                    yield ": still there\n\n"
+                    yield sse.comment("still there")
                 else:
-                    told = (
-                        event | {"message": desk.page_message(answer, event)}
-                        if event["type"] == "end"
-                        else event
-                    )
-                    yield f"id: {number}\ndata: {json.dumps(told)}\n\n"
+                    if event["type"] == "end":
+                        event = event | {"message": desk.page_message(answer, event)}
+                    yield sse.event(event, number)
 
-        return Response(
-            events(),
-            mimetype="text/event-stream",
-            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
-        )
+        return sse.response(events(), cache_control="no-store")
 
     @routes.post("/answers/<id_>/stop")
     def stopped(id_: str) -> Response:
@@ -246,11 +238,11 @@ def _answer_routes(routes: Blueprint, desk: Desk) -> None:
         return jsonify(stopped=answer is not None)
 
 
-def _image_routes(routes: Blueprint, desk: Desk, settings: ServerSettings) -> None:
+def _image_routes(routes: Blueprint, desk: Desk) -> None:
     @routes.post("/images")
     def uploaded() -> Response:
         """The bytes of a picture file as the body; answered once it is on the disk."""
-        request.max_content_length = settings.media.bytes
+        request.max_content_length = desk.budget.limits.bytes
         return jsonify(
             asdict(desk.keep(request.get_data(cache=False), request.args.get("name", "")))
         )
@@ -262,9 +254,7 @@ def _image_routes(routes: Blueprint, desk: Desk, settings: ServerSettings) -> No
             raise ApiError(404, "there is no such picture any more")
         if image.kind in SHOWN_BY_BROWSERS:
             return _served(data, image.kind, FOREVER)
-        return _served(
-            png_bytes(load_image(data, settings.media.each, "picture").pixels), "image/png", FOREVER
-        )
+        return _served(png_bytes(desk.budget.decode(data).pixels), "image/png", FOREVER)
 
     @routes.get("/processed/<sha256>")
     def processed(sha256: str) -> Response:
@@ -318,10 +308,6 @@ def _tiles(desk: Desk, sha256: str) -> Any:
             404, "what the model saw is kept for the latest pictures only; ask again to see it"
         )
     return tiles
-
-
-def _body(kind: type[M]) -> M:
-    return kind.model_validate_json(request.get_data(cache=False))
 
 
 def _served(data: bytes, kind: str, cache: str) -> Response:

@@ -15,7 +15,9 @@ from serving import client_for, data_url, image_part, png, post_chat
 from mtmd import BusyError, ImageError, OptionError
 from mtmd.prompt.media import ImageLimits, picture_size
 from mtmd.web.errors import ApiError
+from mtmd.web.intake import budget as budget_module
 from mtmd.web.intake import media as media_module
+from mtmd.web.intake.budget import PictureBudget
 from mtmd.web.intake.media import Media, Reference
 from mtmd.web.intake.uploads import LIFETIME_S, Uploads
 from mtmd.web.settings import MediaBudget, ServerSettings
@@ -51,11 +53,7 @@ class Fetcher:
 
 
 def media(fetcher=None, path=None, uploads=None, **budget):
-    return Media(
-        ServerSettings(media=MediaBudget(**budget), media_path=path),
-        uploads or Uploads(1 << 20),
-        fetcher,
-    )
+    return Media(PictureBudget(MediaBudget(**budget)), uploads or Uploads(1 << 20), fetcher, path)
 
 
 def sizes(opener, *urls, owner="me"):
@@ -69,8 +67,8 @@ def sizes(opener, *urls, owner="me"):
 def decoded(monkeypatch):
     """How often a picture was decoded."""
     calls = []
-    load = media_module.load_image
-    monkeypatch.setattr(media_module, "load_image", lambda *a: calls.append(1) or load(*a))
+    load = budget_module.load_image
+    monkeypatch.setattr(budget_module, "load_image", lambda *a: calls.append(1) or load(*a))
     return calls
 
 
@@ -395,7 +393,7 @@ def test_an_upload_is_never_shown_as_a_page():
 
 
 def test_requests_decode_at_the_same_time_only_so_many(monkeypatch):
-    now, most, lock, load = [0], [0], threading.Lock(), media_module.load_image
+    now, most, lock, load = [0], [0], threading.Lock(), budget_module.load_image
 
     def counted(*args):
         with lock:
@@ -407,14 +405,14 @@ def test_requests_decode_at_the_same_time_only_so_many(monkeypatch):
             with lock:
                 now[0] -= 1
 
-    monkeypatch.setattr(media_module, "load_image", counted)
+    monkeypatch.setattr(budget_module, "load_image", counted)
     opener, url = media(), data_url(png(400, 400))
     threads = [threading.Thread(target=sizes, args=(opener, *[url] * 4)) for _ in range(12)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert 1 <= most[0] <= media_module.DECODE_AT_ONCE
+    assert 1 <= most[0] <= budget_module.DECODE_AT_ONCE
 
 
 def test_a_picture_in_a_request_fails_that_request_alone():

@@ -1,0 +1,85 @@
+"""What pictures may bring, for both products: those of one request, and those of all at once.
+
+Nothing is decoded before it is known to be within the budget: a few bytes can promise gigabytes of
+pixels.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from mtmd import BusyError, Picture
+from mtmd.prompt.media import load_image, picture_size
+from mtmd.web.settings import MediaBudget
+
+DECODE_AT_ONCE = max(2, os.cpu_count() or 1)
+
+
+@dataclass(frozen=True)
+class Excess:
+    """`what`: "pictures", "bytes of pictures" or "pixels"."""
+
+    what: str
+    count: int
+    most: int
+
+
+class PictureBudget:
+    """Thread-safe; one for the whole server."""
+
+    def __init__(self, limits: MediaBudget) -> None:
+        self.limits = limits
+        self._pixels_held, self._lock = 0, threading.Lock()
+        self._decoding = threading.BoundedSemaphore(DECODE_AT_ONCE)
+
+    def excess(self, *, pictures: int = 0, bytes_: int = 0, pixels: int = 0) -> Excess | None:
+        """The first limit of one request that its pictures exceed together, None where they are
+        within all.
+        """
+        limits = self.limits
+        return next(
+            (
+                Excess(what, count, most)
+                for what, count, most in (
+                    ("pictures", pictures, limits.images),
+                    ("bytes of pictures", bytes_, limits.bytes),
+                    ("pixels", pixels, limits.pixels),
+                )
+                if count > most
+            ),
+            None,
+        )
+
+    def size(self, data: bytes, name: str = "picture") -> tuple[int, int]:
+        """(width, height) from the header of one picture file. Raises ImageError, also for one
+        that is over the budget by itself.
+        """
+        return picture_size(data, self.limits.each, name)
+
+    def decode(self, data: bytes) -> Picture:
+        """Waits while as many pictures are being decoded as may at once. Raises ImageError."""
+        with self._decoding:
+            return load_image(data, self.limits.each, "picture")
+
+    @contextmanager
+    def held(self, pixels: int) -> Iterator[None]:
+        """Count `pixels` among those of all requests under way. Raises BusyError where these would
+        be too many.
+        """
+        most = self.limits.server_pixels
+        with self._lock:
+            if self._pixels_held + pixels > most:
+                raise BusyError(
+                    f"{self._pixels_held:,} pixels wait to be seen and {most:,} may, so these "
+                    f"{pixels:,} have to come later"
+                )
+            self._pixels_held += pixels
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._pixels_held -= pixels

@@ -1,0 +1,28 @@
+"""Server-sent events (WHATWG HTML, section 9.2): what a stream of either product is made of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from flask import Response
+
+MIMETYPE = "text/event-stream"
+
+
+def event(data: dict[str, Any], id_: int | None = None) -> str:
+    """`id_`: what a client that comes back sends as Last-Event-ID."""
+    head = "" if id_ is None else f"id: {id_}\n"
+    return f"{head}data: {json.dumps(data)}\n\n"
+
+
+def comment(text: str) -> str:
+    """A sign of life, which clients leave aside."""
+    return f": {text}\n\n"
+
+
+def response(events: Iterator[str], cache_control: str) -> Response:
+    """`X-Accel-Buffering`: nginx would hold events back."""
+    headers = {"Cache-Control": cache_control, "X-Accel-Buffering": "no"}
+    return Response(events, mimetype=MIMETYPE, headers=headers)
