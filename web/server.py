@@ -114,11 +114,12 @@ def bind(settings: ServerSettings) -> socket.socket:
 class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
     """`sock`: bound, by `bind`. It is the server's from then on."""
 
-    _stopping = False
+    _stopping = _ended = False
 
     def __init__(
         self, app: Flask, service: Service, settings: ServerSettings, sock: socket.socket
     ) -> None:
+        self._ending = threading.RLock()  # a signal may come while its own thread holds it
         threads = service.stats().slots + settings.queue + SPARE_THREADS
         super().__init__(
             app,
@@ -157,7 +158,9 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         while time.monotonic() < end and (thread.is_alive() or self._busy):
             self._turn()
         self.task_dispatcher.shutdown(timeout=1)
-        self.asyncore.close_all(self._map, ignore_all=True)
+        with self._ending:
+            self._ended = True
+            self.asyncore.close_all(self._map, ignore_all=True)
 
     @property
     def _busy(self) -> bool:
@@ -172,9 +175,11 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         )
 
     def stop(self) -> None:
-        """From any thread, or the handler of a signal."""
+        """From any thread, or the handler of a signal; also of a server that has ended."""
         self._stopping = True
-        self.pull_trigger()
+        with self._ending:
+            if not self._ended:  # then its trigger is closed, and its number perhaps another file's
+                self.pull_trigger()
 
     def maintenance(self, now: float) -> None:
         """Beside what waitress does: end connections whose client does not read. waitress waits for

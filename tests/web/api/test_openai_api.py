@@ -383,6 +383,13 @@ def test_a_client_that_never_reads_does_not_keep_a_thread(monkeypatch):
         sock.close()
 
 
+def test_a_server_that_has_ended_may_be_stopped_again(service):
+    with running(service) as server:
+        server.stop()
+        assert until(lambda: server.socket is None)
+        server.stop()
+
+
 def test_requests_are_answered_at_the_same_time():
     service = FakeService(pace_s=0.2)
     with running(service) as server:
