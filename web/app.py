@@ -17,7 +17,9 @@ from mtmd.web.intake.fetch import Fetcher
 from mtmd.web.intake.media import Media
 from mtmd.web.intake.uploads import Uploads
 from mtmd.web.intake.watcher import Watcher
-from mtmd.web.page import pages
+from mtmd.web.page import diagnostics
+from mtmd.web.page import routes as page
+from mtmd.web.page.chat import Chat
 from mtmd.web.served_model import ServedModel
 from mtmd.web.settings import ServerSettings
 from mtmd.web.store.store import Store
@@ -70,5 +72,7 @@ def create_app(
     app.register_blueprint(openai.blueprint(api))
     app.register_blueprint(files.blueprint(uploads, budget))
     app.register_blueprint(status.blueprint(service, model, settings))
-    pages.register(app, service, settings, store or Store(None), model, budget)
+    chat = Chat(service, store or Store(None), settings, budget)
+    app.register_blueprint(page.blueprint(chat, model))
+    app.register_blueprint(diagnostics.blueprint(service, model))
     return app

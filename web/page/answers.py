@@ -18,9 +18,9 @@ from typing import Any
 from mtmd import Finished, MtmdError, Progress, TextPiece, Ticket
 from mtmd.web.errors import as_api_error
 from mtmd.web.intake.watcher import give_up
-from mtmd.web.store.records import COMPLETE, FAILED, STOPPED
+from mtmd.web.store.conversation import COMPLETE, FAILED, STOPPED
+from mtmd.web.store.errors import StoreError
 from mtmd.web.store.store import Store
-from mtmd.web.store.tables import StoreError
 
 SAVE_SECONDS = 0.5
 END_SECONDS = 5.0

@@ -82,12 +82,12 @@ class ImageFiles:
         """
         if self.folder is None:
             return []
-        found = []
+        names = []
         for path in self.folder.iterdir():
             with suppress(FileNotFoundError):
                 if path.stat().st_mtime < time.time() - seconds:
-                    found.append(path.name)
-        return found
+                    names.append(path.name)
+        return names
 
 
 def _sync_folder(folder: Path) -> None:

@@ -1,11 +1,11 @@
-"""Search in conversations: what a query asks for, as SQL, and the words around the place it
-found.
+"""Search in conversations: what a query asks for, as SQL, and the words around the first
+match.
 """
 
 from __future__ import annotations
 
 TRIGRAM = 3  # the shortest word that the index knows
-AROUND = 40  # characters on either side of the place found
+AROUND = 40  # characters on either side of the match
 MOST_WORDS = 20
 
 

@@ -17,10 +17,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from mtmd.web.store.conversation import COMPLETE, RUNNING, Conversation, Hit, Message, StoredImage
+from mtmd.web.store.errors import StoreError, store_errors
 from mtmd.web.store.image_files import ImageFiles, media_type
-from mtmd.web.store.records import COMPLETE, RUNNING, Conversation, Hit, Message, StoredImage
 from mtmd.web.store.search import around, condition, words_of
-from mtmd.web.store.tables import StoreError, migrate
+from mtmd.web.store.tables import migrate
 
 # a picture attached to a message not sent yet is in nobody's way for so long
 UNUSED_SECONDS = 3600.0
@@ -38,7 +39,7 @@ class Store:
         self.before_close: list[
             Callable[[], None]
         ] = []  # of those who still have something to write
-        with _saying("opened"):
+        with store_errors("opened"):
             if folder:
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.files = ImageFiles(folder / "images" if folder else None)
@@ -75,7 +76,7 @@ class Store:
         return _conversation(rows[0]) if rows else None
 
     def conversations(self, owner: str, limit: int = -1) -> list[Conversation]:
-        """Those in which something was said, the latest first."""
+        """Those that have a message, the latest first."""
         rows = self._rows(
             "SELECT * FROM conversations WHERE owner = ? AND head IS NOT NULL ORDER BY changed "
             "DESC LIMIT ?",
@@ -92,22 +93,20 @@ class Store:
         in_titles, title_values = condition("c.title", words, indexed=False)
         in_texts, text_values = condition("said.text", words, indexed=True)
         rows = self._rows(
-            f"""WITH found AS (
+            f"""WITH hits AS (
                     SELECT m.conversation AS id, m.text AS text, MIN(m.place)
                     FROM said JOIN messages m ON m.place = said.rowid
                     WHERE {in_texts} GROUP BY m.conversation)
-                SELECT c.*, found.text AS found, {in_titles} AS titled
-                FROM conversations c LEFT JOIN found ON found.id = c.id
-                WHERE c.owner = ? AND (titled OR found.text IS NOT NULL)
+                SELECT c.*, hits.text AS hit, {in_titles} AS titled
+                FROM conversations c LEFT JOIN hits ON hits.id = c.id
+                WHERE c.owner = ? AND (titled OR hits.text IS NOT NULL)
                 ORDER BY c.changed DESC LIMIT ?""",
             *text_values,
             *title_values,
             owner,
             limit,
         )
-        return [
-            Hit(_conversation(r), "" if r["titled"] else around(r["found"], words)) for r in rows
-        ]
+        return [Hit(_conversation(r), "" if r["titled"] else around(r["hit"], words)) for r in rows]
 
     def rename(self, id_: str, title: str) -> None:
         with self.change() as db:
@@ -267,7 +266,7 @@ class Store:
 
     def image_bytes(self, sha256: str) -> bytes | None:
         """None also where there is a file, but no row for it: it is about to be collected."""
-        with _saying("read"):
+        with store_errors("read"):
             return self.files.get(sha256) if self.image(sha256) else None
 
     def collect(self, unused_seconds: float = UNUSED_SECONDS) -> int:
@@ -300,13 +299,13 @@ class Store:
     # the database
 
     def _rows(self, statement: str, *values: Any) -> list[sqlite3.Row]:
-        with self._lock, _saying("read"):
+        with self._lock, store_errors("read"):
             return self._db.execute(statement, values).fetchall()
 
     @contextmanager
     def change(self) -> Iterator[sqlite3.Connection]:
         """All or nothing, and on the disk at the end."""
-        with self._lock, _saying("written"):
+        with self._lock, store_errors("written"):
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
@@ -335,33 +334,6 @@ def _connect(database: str) -> sqlite3.Connection:
         db.close()
         raise
     return db
-
-
-@contextmanager
-def _saying(done: str) -> Iterator[None]:
-    """What the disk or SQLite cannot do, as one StoreError. Their own words, which may hold paths,
-    stay behind as its cause.
-    """
-    try:
-        yield
-    except sqlite3.IntegrityError as error:
-        raise StoreError(
-            "conversations: found a picture or message that is no longer there; attach the picture "
-            "again"
-        ) from error
-    except (OSError, sqlite3.OperationalError) as error:
-        raise StoreError(
-            f"conversations: the data folder cannot be {done}: is the disk full, or the folder "
-            "read-only? "
-            "Make room and try again"
-        ) from error
-    except sqlite3.DatabaseError as error:
-        if isinstance(error, sqlite3.ProgrammingError):
-            raise
-        raise StoreError(
-            f"conversations: the database cannot be {done}, it is damaged; move it away, or give "
-            "another folder"
-        ) from error
 
 
 def _json(value: Mapping[str, Any] | None) -> str | None:

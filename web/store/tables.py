@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from mtmd import MtmdError
+from mtmd.web.store.errors import StoreError
 
 MIGRATIONS = (
     # 1: conversations as trees of messages; pictures are files, their rows count who uses them
@@ -29,7 +29,7 @@ MIGRATIONS = (
         sha256 TEXT NOT NULL REFERENCES images (sha256), name TEXT NOT NULL, PRIMARY KEY (message, position));
     CREATE INDEX attachments_by_image ON attachments (sha256);
     """,
-    # 2: search in what was said; trigrams find parts of words, and words of languages written
+    # 2: search in the texts of messages (`said` is the index); trigrams find parts of words, and words of languages written
     # without spaces
     """
     CREATE VIRTUAL TABLE said USING fts5 (text, content='messages', content_rowid='place', tokenize='trigram');
@@ -46,12 +46,6 @@ MIGRATIONS = (
     END;
     """,
 )
-
-
-class StoreError(MtmdError):
-    """The store of conversations cannot do what was asked: the disk is full, its database is
-    damaged or of a newer version.
-    """
 
 
 def migrate(connection: sqlite3.Connection) -> None:
@@ -76,10 +70,10 @@ def migrate(connection: sqlite3.Connection) -> None:
 
 def _statements(script: str) -> list[str]:
     """The statements of a script one by one: `executescript` would commit between them."""
-    found, rest = [], ""
+    statements, rest = [], ""
     for line in script.splitlines(keepends=True):
         rest += line
         if sqlite3.complete_statement(rest):
-            found.append(rest)
+            statements.append(rest)
             rest = ""
-    return found
+    return statements

@@ -17,11 +17,11 @@ import pytest
 
 from mtmd import PromptError, Receipt
 from mtmd.receipt import ImageReceipt
-from mtmd.web.store import image_files, transfer
-from mtmd.web.store import tables as schema
-from mtmd.web.store.records import RUNNING, STOPPED, branch
+from mtmd.web.store import image_files, import_export, tables
+from mtmd.web.store.conversation import RUNNING, STOPPED, branch
+from mtmd.web.store.errors import StoreError
 from mtmd.web.store.store import Store
-from mtmd.web.store.tables import MIGRATIONS, StoreError
+from mtmd.web.store.tables import MIGRATIONS
 
 ME = "me"
 PICTURE = b"\x89PNG\r\n\x1a\nany bytes"
@@ -234,7 +234,7 @@ def test_a_long_conversation_can_be_deleted(store):
 
 
 def _insert(store, conversation, parent, text):
-    from mtmd.web.store.records import COMPLETE, Message
+    from mtmd.web.store.conversation import COMPLETE, Message
 
     message = Message(
         f"{conversation}-{text}",
@@ -337,7 +337,7 @@ def test_a_migration_that_fails_changes_nothing(tmp_path, monkeypatch):
     old_database(tmp_path / "data")
     with monkeypatch.context() as patch:
         patch.setattr(
-            schema,
+            tables,
             "MIGRATIONS",
             (MIGRATIONS[0], "CREATE TABLE half (x);\nCREATE TABLE half (x);\n"),
         )
@@ -512,10 +512,10 @@ def filled(store):
 
 def test_an_export_is_read_back_with_its_tree_and_pictures(store, tmp_path):
     before = filled(store)
-    file = "".join(transfer.export(store, [before]))
+    file = "".join(import_export.export_file(store, [before]))
     assert json.loads(file)["conversations"][0]["title"] == "Grüße"
     other = Store(tmp_path / "other")
-    (after,) = transfer.read(other, ME, file, keep_in(other))
+    (after,) = import_export.import_file(other, ME, file, keep_in(other))
     assert (after.title, after.created, after.changed) == (
         before.title,
         before.created,
@@ -534,7 +534,7 @@ def test_an_export_is_read_back_with_its_tree_and_pictures(store, tmp_path):
     assert [place.get(m.parent) for m in new] == [place.get(m.parent) for m in old]
     assert place[after.head] == place[before.head] == 1
     assert other.image_bytes(new[0].images[1].sha256) == PICTURE and other.search(ME, "left")
-    again = "".join(transfer.export(other, [after]))
+    again = "".join(import_export.export_file(other, [after]))
     assert json.loads(again)["images"] == json.loads(file)["images"]
     other.close()
 
@@ -550,19 +550,19 @@ def test_an_export_is_read_back_with_its_tree_and_pictures(store, tmp_path):
 )
 def test_a_receipt_that_the_page_could_not_show_is_left_out(store, wrong):
     file = changed(lambda f: f["conversations"][0]["messages"][2].update(receipt=wrong))
-    (made,) = transfer.read(store, ME, file, keep_in(store))
+    (made,) = import_export.import_file(store, ME, file, keep_in(store))
     assert store.messages(made.id)[2].receipt is None and store.messages(made.id)[2].text == "right"
 
 
 def test_importing_twice_makes_two(store):
-    file = "".join(transfer.export(store, [filled(store)]))
-    transfer.read(store, ME, file, keep_in(store))
+    file = "".join(import_export.export_file(store, [filled(store)]))
+    import_export.import_file(store, ME, file, keep_in(store))
     assert len(store.conversations(ME)) == 2
 
 
 def changed(change):
     store = Store(None)
-    file = json.loads("".join(transfer.export(store, [filled(store)])))
+    file = json.loads("".join(import_export.export_file(store, [filled(store)])))
     change(file)
     store.close()
     return json.dumps(file)
@@ -592,7 +592,7 @@ def changed(change):
 )
 def test_a_file_that_is_not_ours_changes_nothing(store, change):
     with pytest.raises(PromptError, match="expected a file exported from here"):
-        transfer.read(store, ME, changed(change), keep_in(store))
+        import_export.import_file(store, ME, changed(change), keep_in(store))
     assert store.conversations(ME) == []
 
 
@@ -608,7 +608,7 @@ def test_an_import_that_fails_half_way_leaves_no_conversation(store, monkeypatch
 
     monkeypatch.setattr(store, "insert", fail_late)
     with pytest.raises(StoreError):
-        transfer.read(store, ME, file, keep_in(store))
+        import_export.import_file(store, ME, file, keep_in(store))
     assert store.conversations(ME) == [] and store.search(ME, "left") == []
 
 
@@ -621,5 +621,5 @@ def test_an_import_takes_no_name_of_a_file_from_outside(store):
             ),
         )
     )
-    (made,) = transfer.read(store, ME, file, keep_in(store))
+    (made,) = import_export.import_file(store, ME, file, keep_in(store))
     assert store.messages(made.id)[0].images[0].sha256 == hashlib.sha256(PICTURE).hexdigest()

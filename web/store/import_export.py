@@ -14,14 +14,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from mtmd import PromptError, Receipt
-from mtmd.web.store.records import RUNNING, STOPPED, Conversation, Message, StoredImage
+from mtmd.web.store.conversation import RUNNING, STOPPED, Conversation, Message, StoredImage
 from mtmd.web.store.store import Store
 
 FORMAT, VERSION = "mtmd conversations", 1
 Text = Annotated[str, Field(max_length=1 << 22)]
 Short = Annotated[str, Field(max_length=400)]
 Seconds = Annotated[float, Field(ge=0, le=1e11)]
-Keep = Callable[
+AddPicture = Callable[
     [bytes, str], StoredImage
 ]  # checks that the bytes are a picture, and stores them under a name
 
@@ -63,16 +63,16 @@ class _File(_Strict):
     images: dict[str, str]
 
 
-def export(store: Store, conversations: Iterable[Conversation]) -> Iterator[str]:
+def export_file(store: Store, conversations: Iterable[Conversation]) -> Iterator[str]:
     """The text of the file in pieces: one conversation, or one picture, is in memory at a time."""
     yield f'{{"format": {json.dumps(FORMAT)}, "version": {VERSION}, "conversations": ['
     shown: dict[str, None] = {}
     for number, conversation in enumerate(conversations):
         messages = store.messages(conversation.id)
         shown |= dict.fromkeys(i.sha256 for m in messages for i in m.images)
-        found = {k: v for k, v in conversation.asdict().items() if k != "id"}
+        head = {k: v for k, v in conversation.asdict().items() if k != "id"}
         yield (",\n" if number else "\n") + json.dumps(
-            found | {"messages": [_message(m) for m in messages]}, ensure_ascii=False
+            head | {"messages": [_message(m) for m in messages]}, ensure_ascii=False
         )
     yield '\n], "images": {'
     written = 0
@@ -99,9 +99,11 @@ def _message(message: Message) -> dict[str, Any]:
     }
 
 
-def read(store: Store, owner: str, text: str | bytes, keep: Keep) -> list[Conversation]:
+def import_file(
+    store: Store, owner: str, text: str | bytes, add_picture: AddPicture
+) -> list[Conversation]:
     """Add the conversations of an exported file, all or none, as new ones. Raises PromptError for a
-    file that is not one of ours, and what `keep` raises for its pictures.
+    file that is not one of ours, and what `add_picture` raises for its pictures.
     """
     try:
         file = _File.model_validate_json(text)
@@ -111,25 +113,31 @@ def read(store: Store, owner: str, text: str | bytes, keep: Keep) -> list[Conver
         raise PromptError(
             f"import: {where}: {first['msg'][:100]}; expected a file exported from here"
         ) from error
-    for found in file.conversations:
-        _check_tree(found)
+    for conversation in file.conversations:
+        _check_tree(conversation)
     needed = {i.sha256: i.name for c in file.conversations for m in c.messages for i in m.images}
-    kept = {name: keep(_decode(file.images, name), shown_as) for name, shown_as in needed.items()}
+    kept = {
+        name: add_picture(_decode(file.images, name), shown_as) for name, shown_as in needed.items()
+    }
     made = []
     with store.change() as db:
-        for told in file.conversations:
-            ids = {m.id: uuid.uuid4().hex for m in told.messages}
-            conversation = Conversation(
-                uuid.uuid4().hex, told.title, ids.get(told.head or ""), told.created, told.changed
+        for source in file.conversations:
+            ids = {m.id: uuid.uuid4().hex for m in source.messages}
+            new = Conversation(
+                uuid.uuid4().hex,
+                source.title,
+                ids.get(source.head or ""),
+                source.created,
+                source.changed,
             )
-            store.insert_conversation(db, owner, conversation)
-            for m in told.messages:
+            store.insert_conversation(db, owner, new)
+            for m in source.messages:
                 images = tuple(replace(kept[i.sha256], name=i.name) for i in m.images)
                 store.insert(
                     db,
                     Message(
                         ids[m.id],
-                        conversation.id,
+                        new.id,
                         ids.get(m.parent or ""),
                         m.role,
                         m.text,
@@ -141,7 +149,7 @@ def read(store: Store, owner: str, text: str | bytes, keep: Keep) -> list[Conver
                         m.created,
                     ),
                 )
-            made.append(conversation)
+            made.append(new)
     return made
 
 
@@ -162,12 +170,12 @@ def _check_tree(conversation: _Conversation) -> None:
         )
 
 
-def _receipt(told: dict[str, Any] | None) -> dict[str, Any] | None:
+def _receipt(data: dict[str, Any] | None) -> dict[str, Any] | None:
     """A receipt as this version writes them. One that is otherwise, of another version, is left
-    out: it is not what was said.
+    out: its numbers would not mean what they say here.
     """
     try:
-        return None if told is None else TypeAdapter(Receipt).validate_python(told).asdict()
+        return None if data is None else TypeAdapter(Receipt).validate_python(data).asdict()
     except ValidationError:
         return None
 

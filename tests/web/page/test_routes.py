@@ -10,8 +10,8 @@ from serving import png
 from mtmd import BusyError, MtmdError
 from mtmd.web.app import create_app
 from mtmd.web.settings import MediaBudget, ServerSettings
+from mtmd.web.store.errors import StoreError
 from mtmd.web.store.store import Store
-from mtmd.web.store.tables import StoreError
 
 
 class Page:

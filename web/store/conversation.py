@@ -1,5 +1,5 @@
-"""What the store keeps, as plain records: conversations, the messages of their trees, the pictures
-shown in them.
+"""A conversation, the messages of its tree, the pictures shown in them: what the store keeps, as
+plain records.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Hit:
-    """A conversation found by search, with the words around the first place found; empty where the
-    title has it.
+    """A conversation that a search gives, with the words `around` the first match; empty where the
+    title matches.
     """
 
     conversation: Conversation

@@ -1,0 +1,167 @@
+"""What the page does with conversations: messages added, answers started, prompts counted, and all
+of it as the page shows it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from mtmd import ImageError, Service, TokenCount
+from mtmd.web.auth import ANYBODY, owner
+from mtmd.web.errors import ApiError
+from mtmd.web.intake.budget import PictureBudget
+from mtmd.web.page.answers import Answer, Answers
+from mtmd.web.page.grounding import find_regions
+from mtmd.web.page.markdown import render
+from mtmd.web.page.pictures import PictureCache
+from mtmd.web.page.prompt import prompt_of
+from mtmd.web.settings import ServerSettings
+from mtmd.web.store.conversation import COMPLETE, RUNNING, Message, StoredImage, branch
+from mtmd.web.store.store import Store
+
+TITLE_LENGTH = 60
+
+
+class Chat:
+    """What the routes of the page work with."""
+
+    def __init__(
+        self, service: Service, store: Store, settings: ServerSettings, budget: PictureBudget
+    ) -> None:
+        self.service, self.store, self.budget = service, store, budget
+        self.answers, self.pictures = Answers(store), PictureCache(store, budget)
+        self._shared, self._starting = len(settings.api_keys) < 2, threading.Lock()
+
+    def owner(self) -> str:
+        """Whose conversations this request may see. With one key there is one person, who may
+        change it and keep the history.
+        """
+        return ANYBODY if self._shared else owner()
+
+    def images(self, wanted: Sequence[tuple[str, str]]) -> list[StoredImage]:
+        """By (SHA-256, name). Raises ImageError for one that is not there any more."""
+        images = []
+        for number, (sha256, name) in enumerate(wanted, 1):
+            image = self.store.image(sha256, name)
+            if image is None:
+                raise ImageError(f"picture {number} is not here any more; attach it again")
+            images.append(image)
+        return images
+
+    def add_message(
+        self, conversation: str, parent: str | None, text: str, images: Sequence[StoredImage]
+    ) -> Message:
+        """A message of the user's, in the store when this returns; the first one gives the
+        conversation its title.
+        """
+        message = self.store.add(conversation, parent, "user", text, images=images)
+        if parent is None:
+            first = " ".join(text.split())[:TITLE_LENGTH] or (images[0].name if images else "")
+            self.store.name(conversation, first or "Picture")
+        return message
+
+    def start_answer(
+        self, conversation: str, parent: str, system: str, options: dict[str, Any]
+    ) -> Message:
+        """An answer to the branch that ends in `parent`. Raises ApiError where one is being
+        written, and what `Service.submit` raises.
+        """
+        with self._starting:
+            if self.answers.running(conversation):
+                raise ApiError(
+                    409,
+                    "an answer is being written in this conversation; wait for its end, or stop it",
+                )
+            path = branch(self._by_id(conversation), parent)
+            ticket = self.service.submit(self._prompt(path, system), **options)
+            try:
+                message = self.store.add(
+                    conversation,
+                    parent,
+                    "assistant",
+                    "",
+                    state=RUNNING,
+                    options={**options, "system": system},
+                )
+            except BaseException:
+                ticket.cancel()
+                raise
+            self.answers.start(message.id, conversation, ticket)
+        return message
+
+    def count(
+        self,
+        conversation: str | None,
+        parent: str | None,
+        text: str,
+        images: Sequence[StoredImage],
+        *,
+        system: str,
+        detail: str,
+    ) -> TokenCount:
+        """What the branch would take with this message added to it."""
+        path = branch(self._by_id(conversation), parent) if conversation else []
+        draft = Message(
+            id="",
+            conversation="",
+            parent=parent,
+            role="user",
+            text=text if text.strip() else ".",
+            state=COMPLETE,
+            images=tuple(images),
+            options=None,
+            receipt=None,
+            error=None,
+            created=0.0,
+        )
+        return self.service.count(self._prompt([*path, draft], system), detail)
+
+    def shown_messages(self, conversation: str) -> list[dict[str, Any]]:
+        """Every branch, as the page shows it."""
+        return [self._shown(message) for message in self._by_id(conversation).values()]
+
+    def shown_answer(self, answer: Answer, end: dict[str, Any]) -> dict[str, Any]:
+        """An answer at its end: from its last event, for the store may have had no room for it."""
+        stored = self._by_id(answer.conversation).get(answer.id)
+        if stored is None:
+            return {}
+        return self._shown(
+            replace(
+                stored,
+                text="".join(answer.pieces),
+                state=end["state"],
+                receipt=end["receipt"],
+                error=end["error"],
+            )
+        )
+
+    def _shown(self, message: Message) -> dict[str, Any]:
+        """An answer that is running in the store, and is not known to run here, was cut off when a
+        server ended.
+        """
+        live = message.state == RUNNING and self.answers.get(message.id) is not None
+        state = message.state if live or message.state != RUNNING else "interrupted"
+        shown = asdict(message) | {"state": state, "html": None, "regions": None}
+        if message.role == "assistant" and not live:
+            shown["html"] = render(message.text)
+            shown["regions"] = _regions(message)
+        return shown
+
+    def _by_id(self, conversation: str) -> dict[str, Message]:
+        return {m.id: m for m in self.store.messages(conversation)}
+
+    def _prompt(self, path: Sequence[Message], system: str) -> list[dict[str, Any]]:
+        return prompt_of(path, system, self.pictures, self.budget)
+
+
+def _regions(answer: Message) -> dict[str, Any] | None:
+    """Boxes and points in an answer, taken to be about the last picture that the model saw."""
+    if not answer.receipt:
+        return None
+    images = answer.receipt.get("images") or [{}]
+    sizes = images[-1].get("processed_size"), images[-1].get("original_size")
+    regions = find_regions(answer.text, *sizes)
+    return regions.asdict() if regions else None

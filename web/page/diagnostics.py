@@ -1,0 +1,35 @@
+"""The diagnostics page: what the service does now, and the warm-up report."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from flask import Blueprint, Response, jsonify, render_template
+
+from mtmd import Service, __version__
+from mtmd.web.auth import without_key
+from mtmd.web.page import charts
+from mtmd.web.served_model import ServedModel
+
+
+def blueprint(service: Service, model: ServedModel) -> Blueprint:
+    routes = Blueprint("diagnostics", __name__)
+
+    @routes.get("/diagnostics")
+    @without_key
+    def diagnostics_page() -> str:
+        return render_template("diagnostics.html", version=__version__)
+
+    @routes.get("/api/stats")
+    def stats() -> Response:
+        return jsonify(asdict(service.stats()))
+
+    @routes.get("/api/report")
+    def report() -> str:
+        """The warm-up report as a part of the page."""
+        report = model.warmup_report
+        return render_template(
+            "report.html", report=report, charts=charts.of(report), bytes=charts.readable_bytes
+        )
+
+    return routes

@@ -1,0 +1,53 @@
+"""A branch of a conversation as the messages that the model takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mtmd import PromptError
+from mtmd.web.intake.budget import PictureBudget
+from mtmd.web.page.pictures import PictureCache
+from mtmd.web.store.conversation import Message, StoredImage
+
+
+def prompt_of(
+    branch: Sequence[Message], system: str, pictures: PictureCache, budget: PictureBudget
+) -> list[dict[str, Any]]:
+    """Turns alternate: several messages in a row, for want of an answer, are one turn.
+
+    Raises PromptError where its pictures are more than one request may bring.
+    """
+    _check([image for message in branch for image in message.images], budget)
+    turns: list[tuple[str, list[dict[str, Any]]]] = []
+    for message in branch:
+        parts: list[dict[str, Any]] = [
+            {"type": "image", "image": pictures.get(image)} for image in message.images
+        ]
+        if message.text:
+            parts.append({"type": "text", "text": message.text})
+        if turns and turns[-1][0] == message.role:
+            turns[-1][1].extend(parts)
+        elif parts:
+            turns.append((message.role, parts))
+    first = [{"role": "system", "content": system}] if system.strip() else []
+    return [*first, *({"role": role, "content": _content(parts)} for role, parts in turns)]
+
+
+def _check(images: Sequence[StoredImage], budget: PictureBudget) -> None:
+    excess = budget.excess(
+        pictures=len(images),
+        bytes_=sum(i.bytes for i in images),
+        pixels=sum(i.width * i.height for i in images),
+    )
+    if excess:
+        raise PromptError(
+            f"found {excess.count:,} {excess.what} in this conversation, expected at most "
+            f"{excess.most:,}; start a new one, or edit an earlier message to leave some out"
+        )
+
+
+def _content(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """A turn of text alone as a text: some templates take the assistant's no other way."""
+    texts = [str(p["text"]) for p in parts if "text" in p]
+    return "\n\n".join(texts) if len(texts) == len(parts) else parts

@@ -1,0 +1,66 @@
+"""The shapes of the page's requests. Unlike the API's, they are strict: the page sends nothing that
+is not known here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Id = Annotated[str, Field(max_length=64)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Options(_Strict):
+    """As `AnswerOptions`, which checks the ranges; None leaves the choice to the server."""
+
+    system: Annotated[str, Field(max_length=100_000)] = ""
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    detail: Literal["auto", "low", "high"] | None = None
+
+    def chosen(self) -> dict[str, Any]:
+        return {
+            name: value
+            for name, value in self.model_dump(exclude={"system"}).items()
+            if value is not None
+        }
+
+
+class Attached(_Strict):
+    sha256: Id
+    name: Annotated[str, Field(max_length=200)] = ""
+
+
+class NewConversation(_Strict):
+    title: Annotated[str, Field(max_length=200)] = ""
+
+
+class Change(_Strict):
+    title: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    head: Id | None = None
+
+
+class NewMessage(_Strict):
+    parent: Id | None = None
+    text: Annotated[str, Field(max_length=1 << 20)] = ""
+    images: Annotated[list[Attached], Field(max_length=100)] = []
+
+
+class NewAnswer(_Strict):
+    parent: Id
+    options: Options = Options()
+
+
+class Draft(NewMessage):
+    conversation: Id | None = None
+    options: Options = Options()
