@@ -37,7 +37,7 @@ def owner() -> str:
 
 
 class Keys:
-    """The keys of a server, as digests. What an owner is called does not tell the key."""
+    """The keys of a server, as digests. An owner's name does not give the key away."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._owners = {_digest(key): f"key-{_digest(key).hex()[:32]}" for key in keys}
@@ -47,11 +47,11 @@ class Keys:
         compared, in constant time.
         """
         scheme, _, token = header.partition(" ")
-        given, found = _digest(token.strip()), None
+        given, owner = _digest(token.strip()), None
         for digest, name in self._owners.items():
             if hmac.compare_digest(digest, given):
-                found = name
-        return found if scheme.lower() == "bearer" else None
+                owner = name
+        return owner if scheme.lower() == "bearer" else None
 
 
 class RateLimit:
@@ -93,15 +93,15 @@ def register(app: Flask, settings: ServerSettings) -> None:
             and not (request.endpoint or "").endswith("static")
             and not getattr(view, _OPEN, False)
         ):
-            found = keys.owner(request.headers.get("Authorization", ""))
-            if found is None:
+            name = keys.owner(request.headers.get("Authorization", ""))
+            if name is None:
                 raise ApiError(
                     401,
                     "expected the header 'Authorization: Bearer KEY' with a key of this server",
                     code="invalid_api_key",
                     headers={"WWW-Authenticate": "Bearer"},
                 )
-            g.owner = found
+            g.owner = name
             if wait := limit.take(g.owner):
                 raise ApiError(
                     429,

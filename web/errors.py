@@ -1,5 +1,5 @@
-"""Errors as OpenAI's servers tell them: {"error": {"message", "type", "param", "code"}}. Nothing of
-the inside goes out.
+"""Errors in the form of OpenAI's servers: {"error": {"message", "type", "param", "code"}}. Nothing
+of the inside goes out.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from mtmd import BusyError, DeviceMemoryError, ImageError, MtmdError, OptionErro
 log = logging.getLogger("mtmd.web")
 LONGEST = 600  # characters of a message: parts of a request may stand in it
 # begins the names that web/api/requests.py gives to the kinds of a value; they are no part of a
-# place in
-# a request
+# place in a request
 TAG = "="
 _WORDS = {
     400: "the request cannot be understood",
@@ -63,7 +62,7 @@ class ApiError(Exception):
 
 
 def as_api_error(error: BaseException, request_id: str) -> ApiError:
-    """What a client is told of any error. What is not the client's business is written to the
+    """The answer to any error. What is not the client's business is written to the
     log.
     """
     if isinstance(error, ApiError):
@@ -96,8 +95,8 @@ def as_api_error(error: BaseException, request_id: str) -> ApiError:
 
 
 def invalid(error: ValidationError) -> ApiError:
-    """The first thing that is wrong with a request's fields, without the value found there: it may
-    be a picture.
+    """The first thing that is wrong with a request's fields, without the value itself: it may be
+    a picture.
     """
     first = error.errors(include_url=False, include_input=False)[0]
     context = first.get("ctx", {})
@@ -117,7 +116,7 @@ def invalid(error: ValidationError) -> ApiError:
 
 def register(app: Flask) -> None:
     @app.errorhandler(Exception)
-    def _tell(error: Exception) -> Response:
+    def _answer(error: Exception) -> Response:
         return response(as_api_error(error, g.get("request_id", "req")))
 
 

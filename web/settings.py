@@ -57,7 +57,7 @@ class ServerSettings:
                 f"rate_limit: found {self.rate_limit}, expected requests a minute, or 0 for no "
                 "limit"
             )
-        for key in self.api_keys:  # never told in a message
+        for key in self.api_keys:  # never part of a message
             if len(key) < KEY_CHARS or not (key.isascii() and key.isprintable()) or " " in key:
                 raise OptionError(
                     f"api_key: expected at least {KEY_CHARS} printable ASCII characters without "

@@ -29,7 +29,7 @@ Address: TypeAlias = "ipaddress.IPv4Address | ipaddress.IPv6Address"
 
 LONGEST_URL = 2048
 MOST_REDIRECTS = 3
-HEAD_BYTES = 64  # enough to tell the formats of pictures apart
+HEAD_BYTES = 64  # enough for the formats of pictures to differ
 _PORTS = {"http": 80, "https": 443}
 _HOST = re.compile(r"[A-Za-z0-9.\-]+|\[[0-9A-Fa-f:.]+\]")
 _DENIED = tuple(
@@ -65,7 +65,7 @@ class Fetched:
 
 
 class _Denied(Exception):
-    """Not told to the client in so many words: it would learn which names and ports there are
+    """The client does not get to see it: it would learn which names and ports there are
     inside.
     """
 
@@ -85,10 +85,10 @@ class Fetcher:
         try:
             with self._place(deadline):
                 for _ in range(MOST_REDIRECTS + 1):
-                    found = _get(url, max_bytes, deadline)
-                    if found.location is None:
-                        return found.body
-                    target = urljoin(url, found.location)
+                    fetched = _get(url, max_bytes, deadline)
+                    if fetched.location is None:
+                        return fetched.body
+                    target = urljoin(url, fetched.location)
                     if url.lower().startswith("https:") and not target.lower().startswith("https:"):
                         raise _Denied("from https to http")
                     url = target
@@ -139,19 +139,19 @@ def is_public(address: str) -> bool:
     nor IPv4 inside IPv6.
     """
     try:
-        found: Address = ipaddress.ip_address(address)
+        ip: Address = ipaddress.ip_address(address)
     except ValueError:
         return False
-    if isinstance(found, ipaddress.IPv6Address) and (
-        found.ipv4_mapped or found.sixtofour or found.teredo or found.scope_id
+    if isinstance(ip, ipaddress.IPv6Address) and (
+        ip.ipv4_mapped or ip.sixtofour or ip.teredo or ip.scope_id
     ):
         return False
-    if int(found) >> 32 == 0 and found.version == 6:  # ::a.b.c.d, deprecated
+    if int(ip) >> 32 == 0 and ip.version == 6:  # ::a.b.c.d, deprecated
         return False
     return (
-        found.is_global
-        and not found.is_multicast
-        and not any(found.version == net.version and found in net for net in _DENIED)
+        ip.is_global
+        and not ip.is_multicast
+        and not any(ip.version == net.version and ip in net for net in _DENIED)
     )
 
 
@@ -159,10 +159,11 @@ def public_addresses(host: str, port: int) -> list[str]:
     """What `host` resolves to. Raises _Denied if any of it is not public: such a name is set up to
     deceive, or is our own.
     """
-    found = [str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
-    if not found or not all(map(is_public, found)):
+    infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = [str(info[4][0]) for info in infos]
+    if not addresses or not all(map(is_public, addresses)):
         raise _Denied("an address that is not public")
-    return found
+    return addresses
 
 
 def _get(url: str, max_bytes: int, deadline: float) -> Fetched:

@@ -1,4 +1,4 @@
-"""Boxes and points that an answer gives in the notations of vision-language models, found in its
+"""Boxes and points that an answer gives in the notations of vision-language models, read from its
 text.
 
 Nothing in most notations says what the numbers mean. `scale` is the likeliest reading, `why` its
@@ -70,19 +70,19 @@ def find_regions(
     """Those of an answer about one picture of these sizes (width, height); None where it gives
     none.
     """
-    found = [r for r in _found(text) if _drawable(r)][:MOST]
-    if not found:
+    regions = [r for r in _read(text) if _drawable(r)][:MOST]
+    if not regions:
         return None
-    open_ = [r for r in found if not r.scale]
-    if not open_:
-        return Regions(tuple(found), "", "the notation says so")
-    scale, why = _likeliest([v for r in open_ for v in r.values], processed, original)
-    return Regions(tuple(r if r.scale else replace(r, scale=scale) for r in found), scale, why)
+    unscaled = [r for r in regions if not r.scale]
+    if not unscaled:
+        return Regions(tuple(regions), "", "the notation says so")
+    scale, why = _likeliest([v for r in unscaled for v in r.values], processed, original)
+    return Regions(tuple(r if r.scale else replace(r, scale=scale) for r in regions), scale, why)
 
 
-def _found(text: str) -> Iterator[Region]:
+def _read(text: str) -> Iterator[Region]:
     """Of the most telling notation that there is: a bare list of four numbers counts only where
-    nothing else is found.
+    there is no other.
     """
     tagged = [*_from_tags(text), *_from_json(text)]
     yield from tagged

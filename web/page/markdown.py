@@ -12,7 +12,7 @@ _READER = MarkdownIt("commonmark", {"html": False, "typographer": False}).enable
 )
 _READER.disable(
     "image"
-)  # an address in an answer must not be fetched: it would tell a stranger what was asked
+)  # an address in an answer must not be fetched: a stranger would learn what was asked
 _TAGS = {
     "p",
     "br",
@@ -44,8 +44,8 @@ _ATTRIBUTES = {"a": {"href", "title"}, "ol": {"start"}, "code": {"class"}}
 
 
 def render(text: str) -> str:
-    """HTML with none but the tags above; links go to the web or to mail, and tell nothing of where
-    they were followed.
+    """HTML with none but the tags above; links go to the web or to mail, without a word about
+    the page they are on.
     """
     return nh3.clean(
         _READER.render(text),

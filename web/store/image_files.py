@@ -10,26 +10,15 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-_TYPES = (
-    (b"\xff\xd8\xff", "image/jpeg"),
-    (b"\x89PNG\r\n\x1a\n", "image/png"),
-    (b"GIF8", "image/gif"),
-    (b"BM", "image/bmp"),
-    (b"II", "image/tiff"),
-    (b"MM", "image/tiff"),
-)
+from mtmd.prompt.media import picture_format
+
 SHOWN_BY_BROWSERS = ("image/jpeg", "image/png", "image/webp", "image/gif", "image/bmp")
 
 
 def media_type(data: bytes) -> str:
-    """Of a file that decodes as a picture; of the kinds that do, the first bytes tell them
-    apart.
-    """
-    if data[:4] == b"RIFF":
-        return "image/webp"
-    return next(
-        (kind for prefix, kind in _TYPES if data.startswith(prefix)), "application/octet-stream"
-    )
+    """Of a file that decodes as a picture."""
+    kind = picture_format(data)
+    return f"image/{kind.lower()}" if kind else "application/octet-stream"
 
 
 class ImageFiles:

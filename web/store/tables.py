@@ -29,8 +29,8 @@ MIGRATIONS = (
         sha256 TEXT NOT NULL REFERENCES images (sha256), name TEXT NOT NULL, PRIMARY KEY (message, position));
     CREATE INDEX attachments_by_image ON attachments (sha256);
     """,
-    # 2: search in the texts of messages (`said` is the index); trigrams find parts of words, and words of languages written
-    # without spaces
+    # 2: search in the texts of messages (`said` is the index); trigrams find parts of words, and
+    # words of languages written without spaces
     """
     CREATE VIRTUAL TABLE said USING fts5 (text, content='messages', content_rowid='place', tokenize='trigram');
     INSERT INTO said (said) VALUES ('rebuild');
