@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from flask import Blueprint, Response, g, jsonify, request
 
@@ -31,7 +31,7 @@ from mtmd.web.api.requests import ChatRequest, CompletionRequest, FilePart, Gene
 from mtmd.web.api.stream import CHAT, PLAIN, SHUTTING_DOWN, Form, stream
 from mtmd.web.auth import owner, without_key
 from mtmd.web.errors import ApiError, as_api_error
-from mtmd.web.intake.body import json_body
+from mtmd.web.intake.body import Body, json_body
 from mtmd.web.intake.media import Media, Reference
 from mtmd.web.intake.watcher import Watcher, give_up
 from mtmd.web.served_model import ServedModel
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 # of a text that fits the context there are fewer, on average, with any tokenizer
 CHARS_PER_TOKEN = 64
 _DETAILS = ("low", "auto", "high")
-Body = TypeVar("Body", bound=Generation)
 
 
 @dataclass(frozen=True)
