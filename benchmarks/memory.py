@@ -21,9 +21,11 @@ from pathlib import Path
 
 import torch
 
-from mtmd.clip.blocks import Normalize, VitParams
+from mtmd.clip.blocks import VitParams
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.families.gemma3 import Gemma3Vision
+from mtmd.clip.image.pixels import Normalize
+from mtmd.clip.resolution.fixed_square import FixedSquare
 from mtmd.kernels.backends import backends_for
 from mtmd.kernels.graph import Type
 from mtmd.kernels.plan.executor import Executor
@@ -58,15 +60,14 @@ class RandomWeights:
 def tower(layers: int, image_size: int = 896) -> Gemma3Vision:
     """The published Gemma 3 4B tower: 4,096 patches, 16 heads of 72."""
     vit = VitParams(layers, 1152, 4304, 16, 1e-6, "tanh")
-    return Gemma3Vision(
-        vit,
-        image_size,
-        14,
-        (image_size // 56) ** 2,
-        2560,
-        Normalize((0.5,) * 3, (0.5,) * 3, 1 / 255),
-        "bilinear",
+    square = FixedSquare(
+        side=image_size,
+        tokens=(image_size // 56) ** 2,
+        normalize=Normalize((0.5,) * 3, (0.5,) * 3, 1 / 255),
+        resample="bilinear",
+        edge=image_size,
     )
+    return Gemma3Vision(vit=vit, patch=14, text_width=2560, resolution=square)
 
 
 def measure(form: str, layers: int, dtype: torch.dtype) -> dict[str, float]:
@@ -78,7 +79,7 @@ def measure(form: str, layers: int, dtype: torch.dtype) -> dict[str, float]:
     plan, executor = prepare(form, family, dtype)
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     before = _status("VmRSS")
-    executor.run(torch.empty(1, *family.tile_type().shape, dtype=dtype).uniform_(-1, 1))
+    executor.run(torch.empty(1, *family.resolution.tile_type().shape, dtype=dtype).uniform_(-1, 1))
     measured = _status("VmHWM") - before  # predicting loads torch's compiler, so it comes after
     return {"predicted": plan.compute_bytes["cpu"], "measured": measured}
 
@@ -92,7 +93,7 @@ def prepare(form: str, family: Gemma3Vision, dtype: torch.dtype) -> tuple[Plan, 
         dtype=dtype,
         flash_attn="on" if form == "flash" else "off",
     )
-    plan = encoder.plan(1, family.tile_type().shape)
+    plan = encoder.plan(1, family.resolution.tile_type().shape)
     return plan, Executor(plan, encoder.residency)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from mtmd.kernels import ops
@@ -17,59 +16,12 @@ from mtmd.kernels.graph import Node
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash import AttentionForm
 
-RESAMPLE = {
-    0: "nearest",
-    1: "lanczos",
-    2: "bilinear",
-    3: "bicubic",
-    4: "box",
-    5: "hamming",
-}  # Pillow's numbers
 ACTIVATIONS = {
     "gelu_pytorch_tanh": "tanh",
     "gelu_new": "tanh",
     "gelu": "none",
     "quick_gelu": "quick",
 }
-CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
-CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
-
-
-@dataclass(frozen=True)
-class Normalize:
-    """Bytes to numbers: (value * scale - mean) / std per channel, in fp32 after the product, as the
-    reference processors do it.
-    """
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    scale: float
-
-    def __call__(self, pixels: np.ndarray) -> np.ndarray:
-        """uint8 [Y, X, 3] -> fp32 [3, Y, X]"""
-        values = (np.arange(256) * self.scale).astype(np.float32)
-        tables = (values - np.array(self.mean, np.float32)[:, None]) / np.array(
-            self.std, np.float32
-        )[:, None]
-        return np.stack([table[pixels[..., channel]] for channel, table in enumerate(tables)])
-
-
-def read_normalize(
-    image: Settings, mean: tuple[float, ...] = (0.5,) * 3, std: tuple[float, ...] = (0.5,) * 3
-) -> Normalize:
-    """From an image processor's settings. Raises ModelError for a step that is switched off and a
-    std that cannot be divided by.
-    """
-    for key in ("do_resize", "do_rescale", "do_normalize"):
-        if not image.flag(key, True):
-            raise ModelError(f"{image.where}: {key} false is not supported; set it to true")
-    found_mean, found_std = image.numbers("image_mean", 3, mean), image.numbers("image_std", 3, std)
-    if min(found_std) <= 0:
-        raise ModelError(
-            f"{image.where}: image_std is {list(found_std)}, expected 3 numbers above 0, as it is "
-            "divided by"
-        )
-    return Normalize(found_mean, found_std, image.number("rescale_factor", 1 / 255))
 
 
 @dataclass(frozen=True)
@@ -93,12 +45,12 @@ def read_vit(
 ) -> VitParams:
     """From a vision_config with transformers' usual keys; the numbers are the family's defaults."""
     found = VitParams(
-        vision.count("num_hidden_layers", layers, most=MAX_LAYERS),
-        vision.count("hidden_size", width, most=MAX_WIDTH),
-        vision.count("intermediate_size", ffn, most=MAX_WIDTH),
-        vision.count("num_attention_heads", heads, most=MAX_HEADS),
-        vision.number("layer_norm_eps", eps),
-        ACTIVATIONS[vision.choice("hidden_act", ACTIVATIONS, act)],
+        layers=vision.count("num_hidden_layers", layers, most=MAX_LAYERS),
+        width=vision.count("hidden_size", width, most=MAX_WIDTH),
+        ffn=vision.count("intermediate_size", ffn, most=MAX_WIDTH),
+        heads=vision.count("num_attention_heads", heads, most=MAX_HEADS),
+        eps=vision.number("layer_norm_eps", eps),
+        gelu=ACTIVATIONS[vision.choice("hidden_act", ACTIVATIONS, act)],
     )
     if found.width % found.heads:
         raise ModelError(
@@ -129,16 +81,6 @@ def gguf_vit(keys: Settings) -> dict[str, object]:
     return {
         "hidden_act": act,
         **{ours: keys.get(f"vision.{theirs}", None) for ours, theirs in same.items()},
-    }
-
-
-def gguf_image(keys: Settings) -> dict[str, object]:
-    """What an image processor's settings say of the normalisation, from the `clip.` keys of a
-    GGUF.
-    """
-    return {
-        "image_mean": keys.get("vision.image_mean", None),
-        "image_std": keys.get("vision.image_std", None),
     }
 
 
@@ -340,6 +282,10 @@ def two_frames(width: int, patch: int, sources: tuple[str, ...]) -> dict[str, Pa
     )
     return {
         "v.patch_embd.weight": Parameter(
-            one, sources, (width, 3, 2, patch, patch), lambda w: w.float().sum(2), gguf=(stored,)
+            shape=one,
+            sources=sources,
+            stored=(width, 3, 2, patch, patch),
+            convert=lambda w: w.float().sum(2),
+            gguf=(stored,),
         )
     }

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mtmd.clip.family import ImagePlan, VisionFamily
+from mtmd.clip.family import VisionFamily
+from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.kernels.backends.backend import Backend
 from mtmd.kernels.graph import Node, Shape, Type, WeightSource, graph_input, weight
 from mtmd.kernels.plan.executor import Executor, Observer, Residency, finish
@@ -52,8 +53,8 @@ class Encoder:
     def sizes(self) -> dict[str, tuple[int, Type]]:
         """(batch, tile) by label: what the warm-up asks about, and the most that can come."""
         return {
-            "warm-up": (1, self.family.tile_type()),
-            "largest": (BATCH, self.family.largest_tile_type()),
+            "warm-up": (1, self.family.resolution.tile_type()),
+            "largest": (BATCH, self.family.resolution.largest_tile_type()),
         }
 
     def graph(self, batch: int, tile: Shape, form: AttentionForm | None = None) -> Node:
@@ -72,7 +73,7 @@ class Encoder:
 
     def _probes(self, form: AttentionForm) -> list[list[Node]]:
         """Every batch of the tiles that are expected."""
-        tiles = dict.fromkeys((self.family.tile_type(), self.family.largest_tile_type()))
+        tiles = dict.fromkeys(tile for _, tile in self.sizes().values())
         return [
             [self.graph(batch, tile.shape, form)] for tile in tiles for batch in range(1, BATCH + 1)
         ]

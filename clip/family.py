@@ -1,19 +1,17 @@
-"""What a vision family tells the encoder, and the table of families."""
+"""What a vision family gives the encoder, and the table of families."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
 
-import numpy as np
-
-from mtmd.clip.budget import DEFAULT_BUDGET, Budget
+from mtmd.clip.resolution.resolution import ImagePlan, Resolution
 from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ModelError
-from mtmd.kernels.graph import Node, Shape, Type, WeightSource
+from mtmd.kernels.graph import Node, Shape, WeightSource
 from mtmd.kernels.plan.flash import AttentionForm
 
 
@@ -31,9 +29,9 @@ class Entry:
 
 FAMILIES = (
     Entry("mtmd.clip.families.gemma3", ("gemma3",), ("gemma3",)),
-    Entry("mtmd.clip.families.gemma4", ("gemma4",), ("gemma4v",)),
+    Entry("mtmd.clip.families.gemma4.vision", ("gemma4",), ("gemma4v",)),
     Entry("mtmd.clip.families.idefics3", ("idefics3", "smolvlm"), ("idefics3",)),
-    Entry("mtmd.clip.families.llava", ("llava", "llava_next"), ("mlp",)),
+    Entry("mtmd.clip.families.llava.vision", ("llava", "llava_next"), ("mlp",)),
     Entry(
         "mtmd.clip.families.qwen3_vl",
         ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
@@ -46,30 +44,6 @@ FAMILIES = (
     Entry("mtmd.clip.families.internvl", ("internvl",), ("internvl",)),
     Entry("mtmd.clip.families.glm4v", ("glm4v",), ("glm4v",)),
 )
-
-
-@dataclass(frozen=True)
-class ImagePlan:
-    """How one picture goes in: pixel tiles for the encoder and the text around them.
-
-    `tiles` are fp32 [3, Y, X], normalised, `sizes` their (width, height) in pixels. `prompt` is the
-    text that stands for the picture, in which each of the `tokens` image tokens is written as the
-    family's image token; other text may stand between them. `grids`: for families that give image
-    tokens a row and a column as positions, (rows, columns) of each run of image tokens, else empty.
-    `order`: which of the tiles' tokens, counted through all tiles, the image tokens are, -1 being
-    the family's separator; None for all, as they come. `notes` say for the receipt what was done to
-    the picture that its owner may not expect. `shrunk_from`: the tokens it would take if there were
-    more memory, None where there is enough.
-    """
-
-    tiles: tuple[np.ndarray, ...]
-    sizes: tuple[tuple[int, int], ...]
-    tokens: int
-    prompt: str
-    grids: tuple[tuple[int, int], ...] = ()
-    order: np.ndarray | None = None
-    notes: tuple[str, ...] = field(default=())
-    shrunk_from: int | None = None
 
 
 class VisionFamily(Protocol):
@@ -88,22 +62,16 @@ class VisionFamily(Protocol):
     unused: tuple[str, ...]
     """Patterns of tensors that checkpoints may hold and that answering does not need."""
 
+    resolution: Resolution
+    """How a picture of any size becomes tiles."""
+
     def parameters(self) -> Mapping[str, Parameter]:
         """Canonical names and the checkpoint's."""
 
-    def prepare(self, pixels: np.ndarray, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
-        """From uint8 [Y, X, 3]. Raises OptionError for a budget that the family cannot keep, with
-        the numbers; ImageError for a picture of a shape that it does not take.
+    def prompt(self, plan: ImagePlan) -> str:
+        """The text that stands for a picture, in which each of the plan's `tokens` is written as
+        `image_token`; other text may stand between them.
         """
-
-    def most_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
-        """The most image tokens that one picture takes."""
-
-    def tile_type(self) -> Type:
-        """The tile the warm-up asks about."""
-
-    def largest_tile_type(self) -> Type:
-        """The largest tile that any picture can lead to."""
 
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
         """tiles [B, 3, Y, X] in the compute type -> embeddings [B, T, D]"""

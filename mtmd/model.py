@@ -347,7 +347,7 @@ def _longest_image(vision: VisionFamily | None, limits: Budget) -> int:
     """
     if vision is None:
         return 0
-    most = vision.most_tokens(limits)
+    most = vision.resolution.most_tokens(limits)
     return most if vision.bidirectional else min(most, PREFILL)
 
 
@@ -355,7 +355,7 @@ def _check_fit(encoder: Encoder, checkpoint: Checkpoint) -> None:
     """Raises ModelError where a projector gives embeddings of another width than the decoder reads:
     they are of different models.
     """
-    found = encoder.graph(1, encoder.family.tile_type().shape).shape[2]
+    found = encoder.graph(1, encoder.family.resolution.tile_type().shape).shape[2]
     if found != checkpoint.text.image_width:
         raise ModelError(
             f"the projector gives {found} numbers per image token, the decoder reads "
@@ -369,7 +369,7 @@ def _check_overrides(overrides: Sequence[Override], model: Model) -> None:
     encoder = model.encoder
     plans = [model.runner.plan(BatchShape(1, images=1 if encoder else 0))]
     if encoder:
-        plans.append(encoder.plan(1, encoder.family.tile_type().shape))
+        plans.append(encoder.plan(1, encoder.family.resolution.tile_type().shape))
     for override in overrides:
         if not any(override.matches(s.node) for p in plans for s in p.steps if s.node.op != "copy"):
             raise OptionError(

@@ -29,7 +29,7 @@ ONLY_IN = {  # library -> the files, or folders, that may import it
     "triton": ("kernels/gpu/", "kernels/backends/gpu.py"),
     "numba": ("kernels/cpu/",),
     "flask": ("web/",),
-    "PIL": ("clip/image/decode.py", "mtmd/prompt/media.py"),
+    "PIL": ("clip/image/decode.py", "clip/image/resize.py", "mtmd/prompt/media.py"),
     "jinja2": ("mtmd/prompt/sandbox.py",),
     "transformers": (),
     "gguf": (),
@@ -164,42 +164,59 @@ def test_no_family_is_named_outside_its_file(path):
     assert family_words(path.read_text()) == []
 
 
-def family_files() -> list[Path]:
-    return [
-        p
-        for folder in ("clip", "llm")
-        for p in sorted((ROOT / folder / "families").glob("*.py"))
-        if p.stem != "__init__"
-    ]
+def families(folder: str) -> dict[str, list[Path]]:
+    """The files of each family of a room, by its name: one, or those of a folder."""
+    found: dict[str, list[Path]] = {}
+    for path in sorted((ROOT / folder / "families").rglob("*.py")):
+        if path.stem != "__init__":
+            name = path.relative_to(ROOT / folder / "families").parts[0]
+            found.setdefault(name.removesuffix(".py"), []).append(path)
+    return found
 
 
-def test_the_tables_name_every_family_file_and_nothing_else():
+FAMILY_FILES = [
+    (folder, name, path)
+    for folder in ("clip", "llm")
+    for name, paths in families(folder).items()
+    for path in paths
+]
+
+
+def test_the_tables_name_every_family_and_nothing_else():
     for folder, table in (("clip", VISION), ("llm", TEXT)):
         for names in (
             [n for e in table for n in e.model_types],
             [n for e in table for n in e.gguf],
         ):
             assert len(names) == len(set(names))
-        files = {
-            f"mtmd.{folder}.families.{p.stem}"
-            for p in family_files()
-            if p.is_relative_to(ROOT / folder)
+        modules = {
+            ".".join(("mtmd", *path.relative_to(ROOT).with_suffix("").parts))
+            for paths in families(folder).values()
+            for path in paths
         }
-        assert {entry.module for entry in table} == files
+        assert {entry.module for entry in table} <= modules
+        assert sorted(entry.module.split(".")[3] for entry in table) == sorted(families(folder))
 
 
-@pytest.mark.parametrize("path", family_files(), ids=name_of)
-def test_a_family_stands_alone_and_has_a_test(path):
-    assert [p for p in (ROOT / "tests").rglob("test_*.py") if path.stem in p.stem], (
-        f"no tests/**/test_*{path.stem}*.py"
+@pytest.mark.parametrize(
+    ("folder", "family", "path"), FAMILY_FILES, ids=[name_of(path) for _, _, path in FAMILY_FILES]
+)
+def test_a_family_stands_alone_and_has_a_test(folder, family, path):
+    assert [p for p in (ROOT / "tests").rglob("test_*.py") if family in p.stem], (
+        f"no tests/**/test_*{family}*.py"
     )
-    others = {p.stem for p in family_files()} - {path.stem}
     named = {
         name.split(".")[3]
         for name, _ in imports(ast.parse(path.read_text()))
-        if re.match(r"mtmd\.\w+\.families\.", name)
+        if name.startswith(f"mtmd.{folder}.families.")
     }
-    assert not named & others, "families share by calling blocks.py, never one another"
+    assert named <= {family}, "families share by calling blocks.py, never one another"
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if "families" not in p.parts], ids=name_of)
+def test_what_families_share_imports_none_of_them(path):
+    names = [name for name, _ in imports(ast.parse(path.read_text()))]
+    assert [name for name in names if re.match(r"mtmd\.\w+\.families\b", name)] == []
 
 
 def test_the_package_loads_without_torch():

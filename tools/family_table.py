@@ -60,7 +60,7 @@ def _open(build: object) -> Checkpoint:
 
 
 def _file(family: object) -> str:
-    return f"`{type(family).__module__.rpartition('.')[2]}`"
+    return f"`{type(family).__module__.partition('.families.')[2].partition('.')[0]}`"
 
 
 def _names(entries: tuple[object, ...]) -> str:

@@ -9,30 +9,26 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Any
 
-import numpy as np
 import torch
 
 from mtmd.clip.blocks import (
-    RESAMPLE,
-    Normalize,
     VitParams,
     anywhere,
-    gguf_image,
     gguf_vit,
-    read_normalize,
     read_vit,
     tower,
     vit_block,
     vit_parameters,
 )
-from mtmd.clip.budget import DEFAULT_BUDGET, Budget
-from mtmd.clip.family import ImagePlan
-from mtmd.clip.image.decode import resize
+from mtmd.clip.image.pixels import gguf_image, read_normalize
+from mtmd.clip.image.resize import read_resample
+from mtmd.clip.resolution.fixed_square import FixedSquare
+from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter, Stored, plus_one
 from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
 from mtmd.kernels.errors import ModelError
-from mtmd.kernels.graph import Node, Type, WeightSource
+from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash import AttentionForm
 
@@ -40,12 +36,9 @@ from mtmd.kernels.plan.flash import AttentionForm
 @dataclass(frozen=True)
 class Gemma3Vision:
     vit: VitParams
-    image_size: int
     patch: int
-    tokens: int
     text_width: int
-    normalize: Normalize
-    resample: str
+    resolution: FixedSquare
 
     marker = "<start_of_image>"
     image_token = "<image_soft_token>"
@@ -55,11 +48,11 @@ class Gemma3Vision:
 
     @property
     def grid(self) -> int:
-        return self.image_size // self.patch
+        return self.resolution.side // self.patch
 
     @property
     def pool(self) -> int:
-        return self.grid // isqrt(self.tokens)
+        return self.grid // isqrt(self.resolution.tokens)
 
     def parameters(self) -> Mapping[str, Parameter]:
         width = self.vit.width
@@ -77,8 +70,8 @@ class Gemma3Vision:
             (width,), anywhere("multi_modal_projector.mm_soft_emb_norm.weight"), convert=plus_one
         )
         found["mm.input_projection.weight"] = Parameter(
-            (self.text_width, width),
-            anywhere("multi_modal_projector.mm_input_projection_weight"),
+            shape=(self.text_width, width),
+            sources=anywhere("multi_modal_projector.mm_input_projection_weight"),
             stored=(width, self.text_width),
             convert=torch.Tensor.t,
             gguf=(
@@ -87,20 +80,8 @@ class Gemma3Vision:
         )
         return found
 
-    def prepare(self, pixels: np.ndarray, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
-        """Stretched to a square, whatever its shape, as the reference does."""
-        budget.check_fixed(self.tokens)
-        tile = self.normalize(resize(pixels, self.image_size, self.image_size, self.resample))
-        prompt = f"\n\n<start_of_image>{self.image_token * self.tokens}<end_of_image>\n\n"
-        return ImagePlan((tile,), ((self.image_size, self.image_size),), self.tokens, prompt)
-
-    def most_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:  # noqa: ARG002
-        return self.tokens
-
-    def tile_type(self) -> Type:
-        return Type.contiguous((3, self.image_size, self.image_size), torch.float32)
-
-    largest_tile_type = tile_type
+    def prompt(self, plan: ImagePlan) -> str:
+        return f"\n\n<start_of_image>{self.image_token * plan.tokens}<end_of_image>\n\n"
 
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
         w = Weights(weights, tiles.dtype)
@@ -154,13 +135,16 @@ def read(top: Settings, image: Settings) -> Gemma3Vision:
         )
     _check_steps(image, size)
     return Gemma3Vision(
-        vit,
-        size,
-        patch,
-        tokens,
-        text_width,
-        read_normalize(image),
-        RESAMPLE[image.choice("resample", RESAMPLE, 2)],
+        vit=vit,
+        patch=patch,
+        text_width=text_width,
+        resolution=FixedSquare(
+            side=size,
+            tokens=tokens,
+            normalize=read_normalize(image),
+            resample=read_resample(image, 2),
+            edge=size,
+        ),
     )
 
 
@@ -170,9 +154,9 @@ def _check_steps(image: Settings, side: int) -> None:
     """
     if image.flag("do_pan_and_scan", False):
         raise ModelError(f"{image.where}: do_pan_and_scan true is not supported; set it to false")
-    found = image.get("size", 224)
+    edges = image.get("size", 224)
     size = Settings(
-        {"height": found, "width": found} if type(found) is int else found, f"{image.where}: size"
+        {"height": edges, "width": edges} if type(edges) is int else edges, f"{image.where}: size"
     )
     given = {key for key, value in size.values.items() if value is not None}
     if given != {"height", "width"}:

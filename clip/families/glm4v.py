@@ -9,7 +9,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from mtmd.clip.blocks import (
@@ -19,14 +18,13 @@ from mtmd.clip.blocks import (
     rotary_attention,
     two_frames,
 )
-from mtmd.clip.budget import DEFAULT_BUDGET, Budget
-from mtmd.clip.family import ImagePlan
 from mtmd.clip.resolution.dynamic import DynamicResolution, gguf_dynamic, read_dynamic
+from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter, Stored
 from mtmd.kernels.checkpoint.rotary import Rotary
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
-from mtmd.kernels.graph import Node, Type, WeightSource, graph_input
+from mtmd.kernels.graph import Node, WeightSource, graph_input
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash import AttentionForm
 
@@ -49,7 +47,7 @@ class Glm4Vision:
     bias: bool
     side: int  # of the table of positions, a square
     rotary: Rotary
-    pictures: DynamicResolution
+    resolution: DynamicResolution
 
     marker = image_token = "<|image|>"
     bidirectional = False
@@ -57,7 +55,7 @@ class Glm4Vision:
     unused = ()
 
     def parameters(self) -> Mapping[str, Parameter]:
-        width, text, merge = self.width, self.text_width, self.pictures.merge
+        width, text, merge = self.width, self.text_width, self.resolution.merge
         shapes: dict[str, tuple[str, tuple[int, ...]]] = {
             "v.patch_embd.bias": ("patch_embed.proj.bias", (width,)),
             "v.norm_embd.weight": ("post_conv_layernorm.weight", (width,)),
@@ -96,31 +94,22 @@ class Glm4Vision:
         found = {name: Parameter(shape, _names(theirs)) for name, (theirs, shape) in shapes.items()}
         kernels, merger = (text, width, merge, merge), "mm.patch_merger.weight"
         found[merger] = Parameter(
-            (text, width * merge**2),
-            _names("downsample.weight"),
-            kernels,
-            _flat,
+            shape=(text, width * merge**2),
+            sources=_names("downsample.weight"),
+            stored=kernels,
+            convert=_flat,
             gguf=(Stored((merger,), kernels, _flat),),
         )
-        return found | two_frames(width, self.pictures.patch, _names("patch_embed.proj.weight"))
+        return found | two_frames(width, self.resolution.patch, _names("patch_embed.proj.weight"))
 
-    def prepare(self, pixels: np.ndarray, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
-        return self.pictures.prepare(pixels, budget, self.image_token)
-
-    def most_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
-        return self.pictures.most_tokens(budget)
-
-    def tile_type(self) -> Type:
-        return self.pictures.tile_type()
-
-    def largest_tile_type(self) -> Type:
-        return self.pictures.largest_tile_type()
+    def prompt(self, plan: ImagePlan) -> str:
+        return self.image_token * plan.tokens
 
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
         w = Weights(weights, tiles.dtype)
         rows, columns = grid = (
-            tiles.shape[2] // self.pictures.patch,
-            tiles.shape[3] // self.pictures.patch,
+            tiles.shape[2] // self.resolution.patch,
+            tiles.shape[3] // self.resolution.patch,
         )
         positions = graph_input(
             "inp.positions",
@@ -164,7 +153,7 @@ class Glm4Vision:
             )
         x = w.rms_norm(x, "v.post_ln", self.eps)
         x = ops.unshuffle(
-            x, grid=grid, factor=self.pictures.merge, channels_first=True, name="mm.merged"
+            x, grid=grid, factor=self.resolution.merge, channels_first=True, name="mm.merged"
         )
         x = w.layer_norm(
             w.linear(w.linear(x, "mm.patch_merger", bias=True), "mm.model.fc"),
@@ -222,7 +211,7 @@ def read(top: Settings, image: Settings) -> Glm4Vision:
         "min_pixels": None,
         "max_pixels": None,
     }  # this processor knows `size` alone
-    pictures = read_dynamic(
+    resolution = read_dynamic(
         Settings({**image.values, **limits}, image.where),
         patch,
         c.count("spatial_merge_size", 2),
@@ -230,16 +219,16 @@ def read(top: Settings, image: Settings) -> Glm4Vision:
         enlarge=True,
     )
     return Glm4Vision(
-        c.count("depth", 24, most=MAX_LAYERS),
-        width,
-        c.count("intermediate_size", 13696, most=MAX_WIDTH),
-        heads,
-        c.count("out_hidden_size", 4096, most=MAX_WIDTH),
-        c.number("rms_norm_eps", 1e-5),
-        c.flag("attention_bias", False),
-        c.count("image_size", 336) // patch,
-        read_grid_rotary(c, width, heads),
-        pictures,
+        layers=c.count("depth", 24, most=MAX_LAYERS),
+        width=width,
+        merger=c.count("intermediate_size", 13696, most=MAX_WIDTH),
+        heads=heads,
+        text_width=c.count("out_hidden_size", 4096, most=MAX_WIDTH),
+        eps=c.number("rms_norm_eps", 1e-5),
+        bias=c.flag("attention_bias", False),
+        side=c.count("image_size", 336) // patch,
+        rotary=read_grid_rotary(c, width, heads),
+        resolution=resolution,
     )
 
 

@@ -8,35 +8,17 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from mtmd.clip import blocks
-from mtmd.clip.blocks import (
-    RESAMPLE,
-    Normalize,
-    VitParams,
-    gguf_image,
-    gguf_vit,
-    read_normalize,
-    read_vit,
-)
-from mtmd.clip.budget import DEFAULT_BUDGET, Budget
-from mtmd.clip.family import ImagePlan
-from mtmd.clip.image.decode import resize
-from mtmd.clip.resolution.tiling import (
-    MAX_SIDE,
-    MAX_TILE,
-    cut,
-    edge_grid,
-    read_longest,
-    scaled_to_edge,
-)
+from mtmd.clip.blocks import VitParams, gguf_vit, read_vit
+from mtmd.clip.image.pixels import gguf_image
+from mtmd.clip.resolution.longest_edge import LongestEdgeTiling, read_longest_edge_tiling
+from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
-from mtmd.kernels.errors import ModelError
-from mtmd.kernels.graph import Node, Type, WeightSource, graph_input
+from mtmd.kernels.graph import Node, WeightSource, graph_input
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash import AttentionForm
 
@@ -48,13 +30,9 @@ class Idefics3Vision:
     vit: VitParams
     positions: int  # on a side of the tower's table
     patch: int
-    tile: int
-    longest: int
-    splits: bool
     factor: int
     text_width: int
-    normalize: Normalize
-    resample: str
+    resolution: LongestEdgeTiling
 
     marker = "<image>"
     image_token = "<image>"
@@ -65,11 +43,7 @@ class Idefics3Vision:
     @property
     def grid(self) -> int:
         """Patches on a side of a tile."""
-        return self.tile // self.patch
-
-    @property
-    def tile_tokens(self) -> int:
-        return (self.grid // self.factor) ** 2
+        return self.resolution.tile // self.patch
 
     def parameters(self) -> Mapping[str, Parameter]:
         width = self.vit.width
@@ -88,46 +62,10 @@ class Idefics3Vision:
         )
         return found
 
-    def prepare(self, pixels: np.ndarray, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
-        """Scaled to the longest edge, stretched to whole tiles, cut, and once more as a whole; each
-        step rounds as the reference does.
-        """
-        size, edges = (pixels.shape[1], pixels.shape[0]), self._edges(budget)
-        grids = [edge_grid(size, edge, self.tile) for edge in edges]
-        chosen, notes = budget.choose([self._tokens(grid) for grid in grids])
-        rows, columns = grids[chosen]
-        scaled = resize(pixels, *scaled_to_edge(size, edges[chosen] or self.longest), self.resample)
-        if rows:
-            scaled = resize(scaled, columns * self.tile, rows * self.tile, self.resample)
-        tiles = [
-            *(cut(scaled, rows, columns) if rows else []),
-            resize(scaled, self.tile, self.tile, self.resample),
-        ]
-        return ImagePlan(
-            tuple(self.normalize(t) for t in tiles),
-            ((self.tile, self.tile),) * len(tiles),
-            self._tokens((rows, columns)),
-            self._prompt(rows, columns),
-            notes=notes,
-        )
-
-    def _edges(self, budget: Budget) -> list[int]:
-        """The longest edges at which a picture may be shown, the checkpoint's own first; 0 is the
-        whole picture alone.
-        """
-        own = self.longest if self.splits else 0
-        others = (
-            [0, *(self.tile * count for count in range(2, ROWS + 1))]
-            if self.splits and budget != DEFAULT_BUDGET
-            else []
-        )
-        return [own, *others]
-
-    def _tokens(self, grid: tuple[int, int]) -> int:
-        return (grid[0] * grid[1] + 1) * self.tile_tokens
-
-    def _prompt(self, rows: int, columns: int) -> str:
-        around, images = "<fake_token_around_image>", self.image_token * self.tile_tokens
+    def prompt(self, plan: ImagePlan) -> str:
+        """Tiles line by line, each behind its row and column, and the whole picture."""
+        around, images = "<fake_token_around_image>", self.image_token * self.resolution.tile_tokens
+        rows, columns = plan.cut if len(plan.sizes) > 1 else (0, 0)
         lines = [
             "".join(
                 f"{around}<row_{row + 1}_col_{column + 1}>{images}" for column in range(columns)
@@ -136,16 +74,6 @@ class Idefics3Vision:
             for row in range(rows)
         ]
         return "".join(lines) + "\n" * bool(rows) + f"{around}<global-img>{images}{around}"
-
-    def most_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
-        return budget.most(
-            [self._tokens(edge_grid((1, 1), edge, self.tile)) for edge in self._edges(budget)]
-        )
-
-    def tile_type(self) -> Type:
-        return Type.contiguous((3, self.tile, self.tile), torch.float32)
-
-    largest_tile_type = tile_type
 
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
         w = Weights(weights, tiles.dtype)
@@ -214,31 +142,15 @@ def read(top: Settings, image: Settings) -> Idefics3Vision:
         vision.count("patch_size", 32),
         top.count("scale_factor", 2),
     )
-    tile, longest = read_longest(image, "max_image_size", 364), read_longest(image, "size", 4 * 364)
-    if (
-        size < patch
-        or tile % patch
-        or (tile // patch) % factor
-        or longest > MAX_SIDE * tile
-        or tile > MAX_TILE
-    ):
-        raise ModelError(
-            f"{image.where}: max_image_size {tile} does not fit size {longest}, or patch_size "
-            f"{patch} and scale_factor "
-            f"{factor} of config.json; expected at most {MAX_SIDE} tiles in a row, up to "
-            f"{MAX_TILE} wide, of whole groups"
-        )
     return Idefics3Vision(
-        vit,
-        size // patch,
-        patch,
-        tile,
-        longest,
-        image.flag("do_image_splitting", True),
-        factor,
-        top.part("text_config").count("hidden_size", 4096, most=MAX_WIDTH),
-        read_normalize(image),
-        RESAMPLE[image.choice("resample", RESAMPLE, 1)],
+        vit=vit,
+        positions=size // patch,
+        patch=patch,
+        factor=factor,
+        text_width=top.part("text_config").count("hidden_size", 4096, most=MAX_WIDTH),
+        resolution=read_longest_edge_tiling(
+            image, patch=patch, positions=size // patch, factor=factor, most_in_a_row=ROWS
+        ),
     )
 
 

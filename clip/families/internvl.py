@@ -9,19 +9,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from mtmd.clip import blocks
 from mtmd.clip.blocks import ACTIVATIONS, VitParams, anywhere
-from mtmd.clip.budget import DEFAULT_BUDGET, Budget
-from mtmd.clip.family import ImagePlan
-from mtmd.clip.resolution.shape_tiling import ShapeTiling, read_shape_tiling
+from mtmd.clip.image.pixels import gguf_image
+from mtmd.clip.resolution.resolution import ImagePlan
+from mtmd.clip.resolution.stretched import StretchedTiling, read_stretched_tiling
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter, Stored
 from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
 from mtmd.kernels.errors import ModelError
-from mtmd.kernels.graph import Node, Shape, Type, WeightSource, graph_input
+from mtmd.kernels.graph import Node, Shape, WeightSource, graph_input
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash import AttentionForm
 
@@ -48,7 +47,7 @@ class InternVision:
     factor: int
     text_width: int
     gelu: str  # of the projection
-    pictures: ShapeTiling
+    resolution: StretchedTiling
 
     marker = image_token = "<IMG_CONTEXT>"
     bidirectional = False
@@ -57,7 +56,7 @@ class InternVision:
 
     @property
     def grid(self) -> int:
-        return self.pictures.tile // self.patch
+        return self.resolution.tile // self.patch
 
     def parameters(self) -> Mapping[str, Parameter]:
         width, ffn, merged, text = (
@@ -114,28 +113,8 @@ class InternVision:
             if not name.endswith(without)
         }
 
-    def prepare(self, pixels: np.ndarray, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
-        grid, notes = self.pictures.choose((pixels.shape[1], pixels.shape[0]), budget)
-        tiles, tokens, side = (
-            tuple(self.pictures.tiles(pixels, grid)),
-            self.pictures.tokens(grid[0] * grid[1]),
-            self.pictures.tile,
-        )
-        return ImagePlan(
-            tiles,
-            ((side, side),) * len(tiles),
-            tokens,
-            f"<img>{self.image_token * tokens}</img>",
-            notes=notes,
-        )
-
-    def most_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
-        return self.pictures.most_tokens(budget)
-
-    def tile_type(self) -> Type:
-        return self.pictures.tile_type()
-
-    largest_tile_type = tile_type
+    def prompt(self, plan: ImagePlan) -> str:
+        return f"<img>{self.image_token * plan.tokens}</img>"
 
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
         w, patches = Weights(weights, tiles.dtype), self.grid**2
@@ -205,7 +184,7 @@ def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, An
         "downsample_ratio": 1 / factor,
     }
     return config, {
-        **blocks.gguf_image(keys),
+        **gguf_image(keys),
         "size": {"height": size, "width": size},
         "min_patches": keys.get("vision.preproc_min_tiles", None),
         "max_patches": keys.get("vision.preproc_max_tiles", None),
@@ -238,24 +217,24 @@ def read(top: Settings, image: Settings) -> InternVision:
             "expected whole patches, and whole groups of them"
         )
     return InternVision(
-        vit,
-        c.choice("norm_type", ("layer_norm", "rms_norm"), "layer_norm") == "rms_norm",
-        c.flag("attention_bias", False),
-        c.flag("use_qk_norm", False),
-        patch,
-        factor,
-        top.part("text_config").count("hidden_size", 4096, most=MAX_WIDTH),
-        ACTIVATIONS[top.choice("projector_hidden_act", ACTIVATIONS, "gelu")],
-        read_shape_tiling(image, tile, (tile // side) ** 2),
+        vit=vit,
+        rms=c.choice("norm_type", ("layer_norm", "rms_norm"), "layer_norm") == "rms_norm",
+        qkv_bias=c.flag("attention_bias", False),
+        qk_norm=c.flag("use_qk_norm", False),
+        patch=patch,
+        factor=factor,
+        text_width=top.part("text_config").count("hidden_size", 4096, most=MAX_WIDTH),
+        gelu=ACTIVATIONS[top.choice("projector_hidden_act", ACTIVATIONS, "gelu")],
+        resolution=read_stretched_tiling(image, tile, (tile // side) ** 2),
     )
 
 
 def _side(c: Settings, key: str, default: int) -> int:
     """A size, or two equal ones."""
-    found = c.get(key, default)
-    if isinstance(found, (list, tuple)) and len(found) == 2 and found[0] == found[1]:
-        found = found[0]
-    return Settings({key: found}, c.where).count(key)
+    side = c.get(key, default)
+    if isinstance(side, (list, tuple)) and len(side) == 2 and side[0] == side[1]:
+        side = side[0]
+    return Settings({key: side}, c.where).count(key)
 
 
 def _row_of_one(shape: tuple[int, ...], ones: int, name: str, theirs: str) -> Parameter:
@@ -264,9 +243,9 @@ def _row_of_one(shape: tuple[int, ...], ones: int, name: str, theirs: str) -> Pa
     """
     stored, convert = (1,) * ones + shape, partial(torch.reshape, shape=shape)
     return Parameter(
-        shape,
-        anywhere(f"vision_tower.embeddings.{theirs}"),
-        stored,
-        convert,
+        shape=shape,
+        sources=anywhere(f"vision_tower.embeddings.{theirs}"),
+        stored=stored,
+        convert=convert,
         gguf=(Stored((name,), shape), Stored((name,), stored, convert)),
     )

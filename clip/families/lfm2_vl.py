@@ -9,30 +9,25 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Any
 
-import numpy as np
-import torch
-
 from mtmd.clip.blocks import (
     ACTIVATIONS,
     VitParams,
     anywhere,
     biased_parameters,
-    gguf_image,
     gguf_vit,
     read_vit,
     tower,
     vit_block,
     vit_parameters,
 )
-from mtmd.clip.budget import DEFAULT_BUDGET, Budget
-from mtmd.clip.family import ImagePlan
+from mtmd.clip.image.pixels import gguf_image
 from mtmd.clip.resolution.adaptive import WHOLE, AdaptiveTiling, read_adaptive
-from mtmd.clip.resolution.tiling import Size
+from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
 from mtmd.kernels.errors import ModelError
-from mtmd.kernels.graph import Node, Shape, Type, WeightSource
+from mtmd.kernels.graph import Node, Shape, WeightSource
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash import AttentionForm
 
@@ -41,7 +36,7 @@ from mtmd.kernels.plan.flash import AttentionForm
 class Lfm2Vision:
     vit: VitParams
     positions: int  # on a side of the tower's table
-    sizes: AdaptiveTiling
+    resolution: AdaptiveTiling
     inner: int  # the projector's width
     normed: bool
     bias: bool
@@ -57,8 +52,8 @@ class Lfm2Vision:
     def parameters(self) -> Mapping[str, Parameter]:
         width, patch, wide = (
             self.vit.width,
-            self.sizes.patch,
-            self.vit.width * self.sizes.shuffle**2,
+            self.resolution.patch,
+            self.vit.width * self.resolution.shuffle**2,
         )
         found = vit_parameters(self.vit, tower) | biased_parameters(
             {"v.post_ln": ("post_layernorm", (width,))}, tower
@@ -87,48 +82,23 @@ class Lfm2Vision:
             if self.bias or "norm" in name or not name.endswith("bias")
         }
 
-    def prepare(self, pixels: np.ndarray, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
-        grid, whole, notes = self.sizes.plan((pixels.shape[1], pixels.shape[0]), budget)
-        tiles = self.sizes.pictures(pixels, grid, whole)
-        return ImagePlan(
-            tuple(map(self.sizes.normalize, tiles)),
-            tuple((t.shape[1], t.shape[0]) for t in tiles),
-            self.sizes.tokens(grid, whole),
-            self._prompt(grid, whole),
-            notes=notes,
+    def prompt(self, plan: ImagePlan) -> str:
+        tiling, (rows, columns) = self.resolution, plan.cut
+        whole = self.image_token * tiling.tokens(WHOLE, plan.sizes[-1])
+        if (columns, rows) == WHOLE:
+            return f"<|image_start|>{whole}<|image_end|>"
+        tile = self.image_token * tiling.tile_tokens
+        tiles = "".join(
+            f"<|img_row_{row + 1}_col_{column + 1}|>{tile}"
+            for row in range(rows)
+            for column in range(columns)
         )
-
-    def _prompt(self, grid: Size, whole: Size) -> str:
-        picture, tile = (
-            self.image_token * self.sizes.tokens(WHOLE, whole),
-            self.image_token * self.sizes.tile_tokens,
-        )
-        if grid != WHOLE:
-            places = (
-                f"<|img_row_{row + 1}_col_{column + 1}|>"
-                for row in range(grid[1])
-                for column in range(grid[0])
-            )
-            picture = "".join(place + tile for place in places) + (
-                f"<|img_thumbnail|>{picture}" if self.sizes.thumbnail else ""
-            )
-        return f"<|image_start|>{picture}<|image_end|>"
-
-    def most_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
-        return self.sizes.most_tokens(budget)
-
-    def tile_type(self) -> Type:
-        """A whole picture of the most tokens, nearly a square, as a tile is in published models."""
-        side = isqrt(self.sizes.most) * self.sizes.factor
-        return Type.contiguous((3, side, side), torch.float32)
-
-    def largest_tile_type(self) -> Type:
-        width, height = self.sizes.largest()
-        return Type.contiguous((3, height, width), torch.float32)
+        thumbnail = f"<|img_thumbnail|>{whole}" if tiling.thumbnail else ""
+        return f"<|image_start|>{tiles}{thumbnail}<|image_end|>"
 
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
         w = Weights(weights, tiles.dtype)
-        rows, columns = (side // self.sizes.patch for side in tiles.shape[2:])
+        rows, columns = (side // self.resolution.patch for side in tiles.shape[2:])
         x = ops.patch_embed(
             tiles,
             w.tensor("v.patch_embd.weight"),
@@ -147,7 +117,9 @@ class Lfm2Vision:
         for index in range(self.vit.layers):
             x = vit_block(x, index, self.vit, w, attention)
         x = w.layer_norm(x, "v.post_ln", self.vit.eps)
-        x = ops.unshuffle(x, grid=(rows, columns), factor=self.sizes.shuffle, name="mm.unshuffle")
+        x = ops.unshuffle(
+            x, grid=(rows, columns), factor=self.resolution.shuffle, name="mm.unshuffle"
+        )
         if self.normed:
             x = w.layer_norm(x, "mm.input_norm", 1e-5)  # torch's default
         x = ops.gelu(w.linear(x, "mm.1", bias=self.bias), approximate=self.gelu, name="mm.gelu")
@@ -190,12 +162,12 @@ def read(top: Settings, image: Settings) -> Lfm2Vision:
         )
     vit = read_vit(vision, layers=12, width=768, ffn=3072, heads=12, act="gelu_pytorch_tanh")
     return Lfm2Vision(
-        vit,
-        isqrt(patches),
-        read_adaptive(image, vision.count("patch_size", 16), shuffle),
-        top.count("projector_hidden_size", 2560, most=MAX_WIDTH),
-        top.flag("projector_use_layernorm", True),
-        top.flag("projector_bias", True),
-        ACTIVATIONS[top.choice("projector_hidden_act", ACTIVATIONS, "gelu")],
-        top.part("text_config").count("hidden_size", 2560, most=MAX_WIDTH),
+        vit=vit,
+        positions=isqrt(patches),
+        resolution=read_adaptive(image, vision.count("patch_size", 16), shuffle),
+        inner=top.count("projector_hidden_size", 2560, most=MAX_WIDTH),
+        normed=top.flag("projector_use_layernorm", True),
+        bias=top.flag("projector_bias", True),
+        gelu=ACTIVATIONS[top.choice("projector_hidden_act", ACTIVATIONS, "gelu")],
+        text_width=top.part("text_config").count("hidden_size", 2560, most=MAX_WIDTH),
     )

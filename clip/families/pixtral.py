@@ -8,20 +8,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from mtmd.clip import blocks
 from mtmd.clip.blocks import ACTIVATIONS, anywhere
-from mtmd.clip.budget import DEFAULT_BUDGET, Budget
-from mtmd.clip.family import ImagePlan
+from mtmd.clip.image.pixels import gguf_image
 from mtmd.clip.resolution.native import NativeResolution, read_native
+from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter, adjacent_pairs
 from mtmd.kernels.checkpoint.rotary import Rotary, rotary
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
 from mtmd.kernels.errors import ModelError
-from mtmd.kernels.graph import Node, Shape, Type, WeightSource, graph_input
+from mtmd.kernels.graph import Node, Shape, WeightSource, graph_input
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash import AttentionForm
 
@@ -53,7 +52,7 @@ class PixtralVision:
     text_width: int
     bias: bool  # of the projection
     gelu: str
-    pictures: NativeResolution
+    resolution: NativeResolution
 
     marker = image_token = "[IMG]"
     bidirectional = False
@@ -101,21 +100,10 @@ class PixtralVision:
             }
         return found
 
-    def prepare(self, pixels: np.ndarray, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
-        tile, (rows, columns), notes = self.pictures.prepare(pixels, budget)
-        prompt = "[IMG_BREAK]".join([self.image_token * columns] * rows) + "[IMG_END]"
-        return ImagePlan(
-            (tile,), ((tile.shape[2], tile.shape[1]),), rows * columns, prompt, notes=notes
-        )
-
-    def most_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
-        return self.pictures.most_tokens(budget)
-
-    def tile_type(self) -> Type:
-        return self.pictures.tile_type()
-
-    def largest_tile_type(self) -> Type:
-        return self.pictures.largest_tile_type()
+    def prompt(self, plan: ImagePlan) -> str:
+        width, height = plan.sizes[0]
+        rows, columns = height // self.resolution.factor, width // self.resolution.factor
+        return "[IMG_BREAK]".join([self.image_token * columns] * rows) + "[IMG_END]"
 
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
         w = Weights(weights, tiles.dtype)
@@ -193,10 +181,7 @@ def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, An
         "vision_feature_layer": -1,
         "vision_feature_select_strategy": "full",
     }
-    return config, {
-        **blocks.gguf_image(keys),
-        "size": {"longest_edge": keys.count("vision.image_size")},
-    }
+    return config, {**gguf_image(keys), "size": {"longest_edge": keys.count("vision.image_size")}}
 
 
 def read(top: Settings, image: Settings) -> PixtralVision:
@@ -222,19 +207,19 @@ def read(top: Settings, image: Settings) -> PixtralVision:
         1e-5 if text.get("model_type", "") == "ministral3" else 1e-6,
     )
     return PixtralVision(
-        c.count("num_hidden_layers", 24, most=MAX_LAYERS),
-        width,
-        c.count("intermediate_size", 4096, most=MAX_WIDTH),
-        heads,
-        ACTIVATIONS.get(act, act),
-        _read_rotary(c, width, heads),
-        patch,
-        merge,
-        text.number("rms_norm_eps", text_eps),
-        text.count("hidden_size", 4096, most=MAX_WIDTH),
-        top.flag("multimodal_projector_bias", not merges),
-        ACTIVATIONS[top.choice("projector_hidden_act", ACTIVATIONS, "gelu")],
-        read_native(image, patch * (merge or 1)),
+        layers=c.count("num_hidden_layers", 24, most=MAX_LAYERS),
+        width=width,
+        ffn=c.count("intermediate_size", 4096, most=MAX_WIDTH),
+        heads=heads,
+        act=ACTIVATIONS.get(act, act),
+        rotary=_read_rotary(c, width, heads),
+        patch=patch,
+        merge=merge,
+        merge_eps=text.number("rms_norm_eps", text_eps),
+        text_width=text.count("hidden_size", 4096, most=MAX_WIDTH),
+        bias=top.flag("multimodal_projector_bias", not merges),
+        gelu=ACTIVATIONS[top.choice("projector_hidden_act", ACTIVATIONS, "gelu")],
+        resolution=read_native(image, patch * (merge or 1)),
     )
 
 

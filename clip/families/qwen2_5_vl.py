@@ -20,15 +20,14 @@ from mtmd.clip.blocks import (
     rotary_attention,
     two_frames,
 )
-from mtmd.clip.budget import DEFAULT_BUDGET, Budget
-from mtmd.clip.family import ImagePlan
 from mtmd.clip.resolution.dynamic import DynamicResolution, gguf_dynamic, read_dynamic
+from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.rotary import Rotary
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
 from mtmd.kernels.errors import ModelError
-from mtmd.kernels.graph import Node, Type, WeightSource, graph_input
+from mtmd.kernels.graph import Node, WeightSource, graph_input
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash import AttentionForm
 
@@ -47,7 +46,7 @@ class Qwen25Vision:
     full: frozenset[int]
     window: int
     rotary: Rotary
-    pictures: DynamicResolution
+    resolution: DynamicResolution
 
     marker = image_token = "<|image_pad|>"
     bidirectional = False
@@ -55,8 +54,8 @@ class Qwen25Vision:
     unused = ()
 
     def parameters(self) -> Mapping[str, Parameter]:
-        width, ffn, merged = self.width, self.ffn, self.width * self.pictures.merge**2
-        found = two_frames(width, self.pictures.patch, _names("patch_embed.proj.weight"))
+        width, ffn, merged = self.width, self.ffn, self.width * self.resolution.merge**2
+        found = two_frames(width, self.resolution.patch, _names("patch_embed.proj.weight"))
         norms = {"v.post_ln": "merger.ln_q"}
         matrices = {
             "mm.0": ("merger.mlp.0", (merged, merged)),
@@ -80,24 +79,15 @@ class Qwen25Vision:
         }
         return found | biased_parameters(matrices, _names)
 
-    def prepare(self, pixels: np.ndarray, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
-        return self.pictures.prepare(pixels, budget, self.image_token)
-
-    def most_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
-        return self.pictures.most_tokens(budget)
-
-    def tile_type(self) -> Type:
-        return self.pictures.tile_type()
-
-    def largest_tile_type(self) -> Type:
-        return self.pictures.largest_tile_type()
+    def prompt(self, plan: ImagePlan) -> str:
+        return self.image_token * plan.tokens
 
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
         """Patches go through the layers window by window, and in each token by token, so that what
         belongs together lies together.
         """
-        w, merge = Weights(weights, tiles.dtype), self.pictures.merge
-        rows, columns = (side // self.pictures.patch for side in tiles.shape[2:])
+        w, merge = Weights(weights, tiles.dtype), self.resolution.merge
+        rows, columns = (side // self.resolution.patch for side in tiles.shape[2:])
         patches, tokens, grid = (
             rows * columns,
             rows * columns // merge**2,
@@ -220,10 +210,10 @@ def read(top: Settings, image: Settings) -> Qwen25Vision:
         c.count("hidden_size", 3584, most=MAX_WIDTH),
         c.count("num_heads", 16, most=MAX_HEADS),
     )
-    pictures = read_dynamic(image, c.count("patch_size", 14), c.count("spatial_merge_size", 2))
-    if (window := c.count("window_size", 112)) < pictures.factor:
+    resolution = read_dynamic(image, c.count("patch_size", 14), c.count("spatial_merge_size", 2))
+    if (window := c.count("window_size", 112)) < resolution.factor:
         raise ModelError(
-            f"{c.where}: window_size is {window}, expected at least the {pictures.factor} pixels "
+            f"{c.where}: window_size is {window}, expected at least the {resolution.factor} pixels "
             "of a token"
         )
     full = c.get("fullatt_block_indexes", [7, 15, 23, 31])
@@ -232,15 +222,15 @@ def read(top: Settings, image: Settings) -> Qwen25Vision:
             f"{c.where}: fullatt_block_indexes is {full!r:.40}, expected a list of layers"
         )
     return Qwen25Vision(
-        c.count("depth", 32, most=MAX_LAYERS),
-        width,
-        c.count("intermediate_size", 3420, most=MAX_WIDTH),
-        heads,
-        c.count("out_hidden_size", 3584, most=MAX_WIDTH),
-        frozenset(full),
-        window // pictures.factor,
-        read_grid_rotary(c, width, heads),
-        pictures,
+        layers=c.count("depth", 32, most=MAX_LAYERS),
+        width=width,
+        ffn=c.count("intermediate_size", 3420, most=MAX_WIDTH),
+        heads=heads,
+        text_width=c.count("out_hidden_size", 3584, most=MAX_WIDTH),
+        full=frozenset(full),
+        window=window // resolution.factor,
+        rotary=read_grid_rotary(c, width, heads),
+        resolution=resolution,
     )
 
 

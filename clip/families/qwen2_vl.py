@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from mtmd.clip.blocks import (
@@ -22,14 +21,13 @@ from mtmd.clip.blocks import (
     rotary_attention,
     two_frames,
 )
-from mtmd.clip.budget import DEFAULT_BUDGET, Budget
-from mtmd.clip.family import ImagePlan
 from mtmd.clip.resolution.dynamic import DynamicResolution, gguf_dynamic, read_dynamic
+from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.rotary import Rotary
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
-from mtmd.kernels.graph import Node, Type, WeightSource, graph_input
+from mtmd.kernels.graph import Node, WeightSource, graph_input
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash import AttentionForm
 
@@ -45,7 +43,7 @@ class Qwen2Vision:
     text_width: int
     gelu: str
     rotary: Rotary
-    pictures: DynamicResolution
+    resolution: DynamicResolution
 
     marker = image_token = "<|image_pad|>"
     bidirectional = False
@@ -53,8 +51,8 @@ class Qwen2Vision:
     unused = ()
 
     def parameters(self) -> Mapping[str, Parameter]:
-        width, ffn, merged = self.width, self.ffn, self.width * self.pictures.merge**2
-        found = two_frames(width, self.pictures.patch, _names("patch_embed.proj.weight"))
+        width, ffn, merged = self.width, self.ffn, self.width * self.resolution.merge**2
+        found = two_frames(width, self.resolution.patch, _names("patch_embed.proj.weight"))
         tensors: dict[str, tuple[str, tuple[int, ...]]] = {
             "v.post_ln": ("merger.ln_q", (width,)),
             "mm.0": ("merger.mlp.0", (merged, merged)),
@@ -72,21 +70,12 @@ class Qwen2Vision:
             }
         return found | biased_parameters(tensors, _names)
 
-    def prepare(self, pixels: np.ndarray, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
-        return self.pictures.prepare(pixels, budget, self.image_token)
-
-    def most_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
-        return self.pictures.most_tokens(budget)
-
-    def tile_type(self) -> Type:
-        return self.pictures.tile_type()
-
-    def largest_tile_type(self) -> Type:
-        return self.pictures.largest_tile_type()
+    def prompt(self, plan: ImagePlan) -> str:
+        return self.image_token * plan.tokens
 
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
         w = Weights(weights, tiles.dtype)
-        rows, columns = (side // self.pictures.patch for side in tiles.shape[2:])
+        rows, columns = (side // self.resolution.patch for side in tiles.shape[2:])
         positions = graph_input(
             "inp.positions",
             (2, rows * columns),
@@ -107,7 +96,7 @@ class Qwen2Vision:
                 name=f"{at}.ffn_residual",
             )
         x = w.layer_norm(x, "v.post_ln", EPS)
-        x = ops.unshuffle(x, grid=(rows, columns), factor=self.pictures.merge, name="mm.merged")
+        x = ops.unshuffle(x, grid=(rows, columns), factor=self.resolution.merge, name="mm.merged")
         return w.linear(
             ops.gelu(w.linear(x, "mm.0", bias=True), approximate="none", name="mm.gelu"),
             "mm.2",
@@ -141,16 +130,16 @@ def read(top: Settings, image: Settings) -> Qwen2Vision:
         c.count("embed_dim", 1280, most=MAX_WIDTH),
         c.count("num_heads", 16, most=MAX_HEADS),
     )
-    pictures = read_dynamic(image, c.count("patch_size", 14), c.count("spatial_merge_size", 2))
+    resolution = read_dynamic(image, c.count("patch_size", 14), c.count("spatial_merge_size", 2))
     return Qwen2Vision(
-        c.count("depth", 32, most=MAX_LAYERS),
-        width,
-        round(width * c.number("mlp_ratio", 4)),
-        heads,
-        c.count("hidden_size", 3584, most=MAX_WIDTH),
-        ACTIVATIONS[c.choice("hidden_act", ACTIVATIONS, "quick_gelu")],
-        read_grid_rotary(c, width, heads),
-        pictures,
+        layers=c.count("depth", 32, most=MAX_LAYERS),
+        width=width,
+        ffn=round(width * c.number("mlp_ratio", 4)),
+        heads=heads,
+        text_width=c.count("hidden_size", 3584, most=MAX_WIDTH),
+        gelu=ACTIVATIONS[c.choice("hidden_act", ACTIVATIONS, "quick_gelu")],
+        rotary=read_grid_rotary(c, width, heads),
+        resolution=resolution,
     )
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Any
 
-import numpy as np
 import torch
 
 from mtmd.clip.blocks import (
@@ -23,15 +22,14 @@ from mtmd.clip.blocks import (
     rotary_attention,
     two_frames,
 )
-from mtmd.clip.budget import DEFAULT_BUDGET, Budget
-from mtmd.clip.family import ImagePlan
 from mtmd.clip.resolution.dynamic import DynamicResolution, gguf_dynamic, read_dynamic
+from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.rotary import Rotary
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
 from mtmd.kernels.errors import ModelError
-from mtmd.kernels.graph import Node, Type, WeightSource, graph_input
+from mtmd.kernels.graph import Node, WeightSource, graph_input
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash import AttentionForm
 
@@ -52,7 +50,7 @@ class Qwen3Vision:
         int, ...
     ]  # layers whose features go to the decoder too, in the order of their mergers in a checkpoint
     rotary: Rotary
-    pictures: DynamicResolution
+    resolution: DynamicResolution
 
     marker = image_token = "<|image_pad|>"
     bidirectional = False
@@ -63,10 +61,10 @@ class Qwen3Vision:
         width, ffn, merged, text = (
             self.width,
             self.ffn,
-            self.width * self.pictures.merge**2,
+            self.width * self.resolution.merge**2,
             self.text_width,
         )
-        found = two_frames(width, self.pictures.patch, _names("patch_embed.proj.weight"))
+        found = two_frames(width, self.resolution.patch, _names("patch_embed.proj.weight"))
         found["v.patch_embd.bias"] = Parameter((width,), _names("patch_embed.proj.bias"))
         found["v.position_embd.weight"] = Parameter(
             (self.side**2, width), _names("pos_embed.weight")
@@ -102,26 +100,17 @@ class Qwen3Vision:
             }
         return found | biased_parameters(tensors, _names)
 
-    def prepare(self, pixels: np.ndarray, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
-        return self.pictures.prepare(pixels, budget, self.image_token)
-
-    def most_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
-        return self.pictures.most_tokens(budget)
-
-    def tile_type(self) -> Type:
-        return self.pictures.tile_type()
-
-    def largest_tile_type(self) -> Type:
-        return self.pictures.largest_tile_type()
+    def prompt(self, plan: ImagePlan) -> str:
+        return self.image_token * plan.tokens
 
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
         """-> [B, T, D (1 + stacked)]: embeddings, then what each of the decoder's first layers
         adds
         """
-        w, merge = Weights(weights, tiles.dtype), self.pictures.merge
+        w, merge = Weights(weights, tiles.dtype), self.resolution.merge
         rows, columns = grid = (
-            tiles.shape[2] // self.pictures.patch,
-            tiles.shape[3] // self.pictures.patch,
+            tiles.shape[2] // self.resolution.patch,
+            tiles.shape[3] // self.resolution.patch,
         )
         positions = graph_input(
             "inp.positions",
@@ -246,16 +235,16 @@ def read(top: Settings, image: Settings) -> Qwen3Vision:
     )
     gelu = ACTIVATIONS[c.choice("hidden_act", ACTIVATIONS, "gelu_pytorch_tanh")]
     return Qwen3Vision(
-        layers,
-        width,
-        ffn,
-        heads,
-        text_width,
-        gelu,
-        isqrt(positions),
-        tuple(stacked),
-        read_grid_rotary(c, width, heads),
-        read_dynamic(image, c.count("patch_size", 16), c.count("spatial_merge_size", 2)),
+        layers=layers,
+        width=width,
+        ffn=ffn,
+        heads=heads,
+        text_width=text_width,
+        gelu=gelu,
+        side=isqrt(positions),
+        stacked=tuple(stacked),
+        rotary=read_grid_rotary(c, width, heads),
+        resolution=read_dynamic(image, c.count("patch_size", 16), c.count("spatial_merge_size", 2)),
     )
 
 

@@ -1,4 +1,4 @@
-"""Files, Pillow images and arrays into upright RGB pixels, and the resizing of those pixels.
+"""Files, Pillow images and arrays into upright RGB pixels.
 
 Pillow decodes. The reader class of each format is opened directly, chosen by the first bytes, and
 not through `Image.open`: so no other decoder can be reached, the size in the header meets our own
@@ -28,6 +28,7 @@ from PIL import (
     WebPImagePlugin,
 )
 
+from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.image.quiet import quiet_pillow
 from mtmd.clip.image.signatures import (
     CONVERT,
@@ -38,9 +39,8 @@ from mtmd.clip.image.signatures import (
     picture_format,
     webp_size,
 )
-from mtmd.kernels.errors import ImageError, OptionError
+from mtmd.kernels.errors import ImageError
 
-Pixels: TypeAlias = NDArray[np.uint8]
 Source: TypeAlias = "bytes | bytearray | memoryview | Image.Image | NDArray[Any]"
 
 _READERS: dict[str, Callable[[io.BytesIO], ImageFile.ImageFile]] = {
@@ -51,7 +51,6 @@ _READERS: dict[str, Callable[[io.BytesIO], ImageFile.ImageFile]] = {
     "BMP": BmpImagePlugin.BmpImageFile,
     "TIFF": TiffImagePlugin.TiffImageFile,
 }
-_RESAMPLING = {filter_.name.lower(): filter_ for filter_ in Image.Resampling}
 _ORIENTATION = 0x0112  # EXIF and TIFF 6.0
 _TURNS: dict[int, Callable[[Pixels], Pixels]] = {  # from what the file holds to upright
     2: lambda p: p[:, ::-1],
@@ -141,24 +140,6 @@ def picture_size(
             size = _READERS[kind](io.BytesIO(data)).size
     _check_pixels(size, limits, name)
     return size
-
-
-def resize(pixels: Pixels, width: int, height: int, resample: str) -> Pixels:
-    """uint8 `[H, W, 3]` to uint8 `[height, width, 3]` with Pillow's filter named `resample`; the
-    very same array where no size changes.
-
-    This is what the reference processors call, so results are equal to theirs bit by bit. Raises
-    OptionError.
-    """
-    if resample not in _RESAMPLING:
-        raise OptionError(
-            f"resample: found {resample!r}, expected one of {', '.join(sorted(_RESAMPLING))}"
-        )
-    if width < 1 or height < 1:
-        raise OptionError(f"resize: found a target of {width} x {height}, expected at least 1 x 1")
-    if pixels.shape[:2] == (height, width):
-        return pixels
-    return np.array(Image.fromarray(pixels).resize((width, height), _RESAMPLING[resample]))
 
 
 def one_line(text: str) -> str:

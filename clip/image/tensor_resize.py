@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from mtmd.clip.image.decode import Pixels
+from mtmd.clip.image.pixels import Pixels
 
 MODES = ("bilinear", "bicubic")
 
@@ -23,7 +23,7 @@ def resize_tensor(pixels: Pixels, width: int, height: int, mode: str) -> Pixels:
         return pixels
     planes = torch.from_numpy(pixels.transpose(2, 0, 1).copy())[None]
     exact = mode != "bilinear" or torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-    found = F.interpolate(
+    resized = F.interpolate(
         planes if exact else planes.float(),
         (height, width),
         mode=mode,
@@ -31,5 +31,5 @@ def resize_tensor(pixels: Pixels, width: int, height: int, mode: str) -> Pixels:
         antialias=True,
     )
     if not exact:
-        found = found.round_().to(torch.uint8)
-    return found[0].permute(1, 2, 0).contiguous().numpy()
+        resized = resized.round_().to(torch.uint8)
+    return resized[0].permute(1, 2, 0).contiguous().numpy()

@@ -12,17 +12,26 @@ from functools import lru_cache
 
 import numpy as np
 
-from mtmd.clip.blocks import RESAMPLE, Normalize, read_normalize
 from mtmd.clip.budget import DEFAULT_BUDGET, Budget
-from mtmd.clip.image.decode import Pixels
+from mtmd.clip.image.pixels import Normalize, Pixels, read_normalize
+from mtmd.clip.image.resize import read_resample
 from mtmd.clip.image.tensor_resize import MODES, resize_tensor
-from mtmd.clip.resolution.dynamic import MAX_RATIO, within
-from mtmd.clip.resolution.tiling import Size, closest_grid, cut
+from mtmd.clip.resolution.resolution import ImagePlan, tile_of
+from mtmd.clip.resolution.sizes import (
+    MAX_RATIO,
+    MAX_TILES,
+    Size,
+    closest_grid,
+    cut,
+    squarest_grid,
+    too_narrow,
+    within,
+)
 from mtmd.kernels.checkpoint.settings import Settings
-from mtmd.kernels.errors import ImageError, ModelError
+from mtmd.kernels.errors import ModelError
+from mtmd.kernels.graph import Type
 
 WHOLE = (1, 1)
-MAX_TILES = 64
 MAX_TILED = 1 << 24  # pixels of all tiles of a picture; published models have 2.6 million
 
 
@@ -60,6 +69,17 @@ class AdaptiveTiling:
     def tile_tokens(self) -> int:
         return (self.tile // self.factor) ** 2
 
+    def prepare(self, pixels: Pixels, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
+        grid, whole, notes = self.plan((pixels.shape[1], pixels.shape[0]), budget)
+        tiles = self.pictures(pixels, grid, whole)
+        return ImagePlan(
+            tuple(map(self.normalize, tiles)),
+            tuple((tile.shape[1], tile.shape[0]) for tile in tiles),
+            self.tokens(grid, whole),
+            cut=(grid[1], grid[0]),
+            notes=notes,
+        )
+
     def plan(
         self, size: Size, budget: Budget = DEFAULT_BUDGET
     ) -> tuple[Size, Size, tuple[str, ...]]:
@@ -67,11 +87,7 @@ class AdaptiveTiling:
         ImageError for one that is too narrow.
         """
         if max(size) > MAX_RATIO * min(size):
-            raise ImageError(
-                f"picture of {size[0]} x {size[1]} pixels, expected sides that differ by a factor "
-                f"of at most {MAX_RATIO}; "
-                "crop it"
-            )
+            raise too_narrow(*size)
         own = self._grid(size, self.tiles) if self._too_large(size) else WHOLE
         usual = self._scaled(size, self.least, self.most)
         if budget == DEFAULT_BUDGET:
@@ -100,15 +116,15 @@ class AdaptiveTiling:
 
     def pictures(self, pixels: Pixels, grid: Size, whole: Size) -> list[Pixels]:
         """The tiles, line by line, and the whole picture."""
-        found = []
+        pictures = []
         if grid != WHOLE:
             stretched = resize_tensor(
                 pixels, grid[0] * self.tile, grid[1] * self.tile, self.resample
             )
-            found = cut(stretched, grid[1], grid[0])
+            pictures = cut(stretched, grid[1], grid[0])
         if grid == WHOLE or self.thumbnail:
-            found.append(resize_tensor(pixels, *whole, self.resample))
-        return found
+            pictures.append(resize_tensor(pixels, *whole, self.resample))
+        return pictures
 
     def most_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
         whole = self.most_whole(budget)
@@ -136,8 +152,16 @@ class AdaptiveTiling:
         most = self.most_whole()
         if self.cuts and self.tile_tokens >= most:
             return self.tile, self.tile
-        rows = max(range(1, math.isqrt(most) + 1), key=lambda r: (most // r * r, r))
-        return most // rows * self.factor, rows * self.factor
+        rows, columns = squarest_grid(most)
+        return columns * self.factor, rows * self.factor
+
+    def tile_type(self) -> Type:
+        """A whole picture of the most tokens, nearly a square, as a tile is in published models."""
+        side = math.isqrt(self.most) * self.factor
+        return tile_of(side, side)
+
+    def largest_tile_type(self) -> Type:
+        return tile_of(*self.largest())
 
     def _limits(self, budget: Budget) -> tuple[int, int]:
         """Tokens of a whole picture. Where it can be cut, it takes no more than the checkpoint's
@@ -175,14 +199,14 @@ def _grids(fewest: int, most: int) -> tuple[Size, ...]:
     """By the number of tiles; of equal numbers in the order of a set, as the reference has it: at a
     tie of shapes the order decides.
     """
-    found = [
+    grids = [
         (columns, rows)
         for n in range(fewest, most + 1)
         for columns in range(1, n + 1)
         for rows in range(1, n + 1)
         if fewest <= columns * rows <= most
     ]
-    return tuple(sorted(set(found), key=lambda grid: grid[0] * grid[1]))
+    return tuple(sorted(set(grids), key=lambda grid: grid[0] * grid[1]))
 
 
 def read_adaptive(image: Settings, patch: int, shuffle: int) -> AdaptiveTiling:
@@ -193,9 +217,9 @@ def read_adaptive(image: Settings, patch: int, shuffle: int) -> AdaptiveTiling:
         ("encoder_patch_size", patch, 16),
         ("downsample_factor", shuffle, 2),
     ):
-        if (found := image.count(key, default)) != expected:
+        if (value := image.count(key, default)) != expected:
             raise ModelError(
-                f"{image.where}: {key} is {found}, expected {expected} as config.json says; "
+                f"{image.where}: {key} is {value}, expected {expected} as config.json says; "
                 "correct one of them"
             )
     if patch * shuffle == 1:  # torch cannot resize to a single pixel
@@ -226,21 +250,18 @@ def read_adaptive(image: Settings, patch: int, shuffle: int) -> AdaptiveTiling:
             f"{image.where}: {tiles} tiles of {tile} x {tile} pixels, expected at most "
             f"{MAX_TILED:,} pixels in all"
         )
-    resample = RESAMPLE[
-        image.choice("resample", [n for n, name in RESAMPLE.items() if name in MODES], 2)
-    ]
     return AdaptiveTiling(
-        patch,
-        shuffle,
-        least,
-        most,
-        image.number("max_pixels_tolerance", 2.0),
-        tile,
-        fewest,
-        tiles,
-        image.flag("use_thumbnail", True),
-        _fused(read_normalize(image)),
-        resample,
+        patch=patch,
+        shuffle=shuffle,
+        least=least,
+        most=most,
+        tolerance=image.number("max_pixels_tolerance", 2.0),
+        tile=tile,
+        fewest=fewest,
+        tiles=tiles,
+        thumbnail=image.flag("use_thumbnail", True),
+        normalize=_fused(read_normalize(image)),
+        resample=read_resample(image, 2, MODES),
     )
 
 

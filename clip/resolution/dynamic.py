@@ -7,19 +7,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-import torch
-
-from mtmd.clip.blocks import CLIP_MEAN, CLIP_STD, RESAMPLE, Normalize, gguf_image, read_normalize
 from mtmd.clip.budget import DEFAULT_BUDGET, Budget
-from mtmd.clip.family import ImagePlan
-from mtmd.clip.image.decode import resize
+from mtmd.clip.image.pixels import (
+    CLIP_MEAN,
+    CLIP_STD,
+    Normalize,
+    Pixels,
+    gguf_image,
+    read_normalize,
+)
+from mtmd.clip.image.resize import read_resample, resize
+from mtmd.clip.resolution.resolution import USUAL_SIDE, ImagePlan, tile_of
+from mtmd.clip.resolution.sizes import MAX_RATIO, squarest_grid, too_narrow, within
 from mtmd.kernels.checkpoint.settings import Settings
-from mtmd.kernels.errors import ImageError, ModelError
+from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Type
 
-MAX_RATIO = 200  # of the sides of a picture, as the reference has it
-USUAL_SIDE = 448  # pixels of the square that the warm-up asks about
 PIXELS = (56 * 56, 28 * 28 * 1280)  # transformers' defaults
 GGUF_TOKENS = (
     4,
@@ -46,7 +49,7 @@ class DynamicResolution:
         """Pixels on a side of what becomes one token."""
         return self.patch * self.merge
 
-    def prepare(self, pixels: np.ndarray, budget: Budget, image_token: str) -> ImagePlan:
+    def prepare(self, pixels: Pixels, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
         """One tile, and an image token for each group of patches, which lie on a grid."""
         given = pixels.shape[0], pixels.shape[1]
         (height, width), usual = self.size(*given, budget), self.size(*given)
@@ -60,23 +63,16 @@ class DynamicResolution:
         )
         grid = height // self.factor, width // self.factor
         tile = self.normalize(resize(pixels, width, height, self.resample))
-        return ImagePlan(
-            (tile,),
-            ((width, height),),
-            grid[0] * grid[1],
-            image_token * (grid[0] * grid[1]),
-            (grid,),
-            notes=notes,
-        )
+        return ImagePlan((tile,), ((width, height),), grid[0] * grid[1], grids=(grid,), notes=notes)
 
     def size(self, height: int, width: int, budget: Budget = DEFAULT_BUDGET) -> tuple[int, int]:
         """Height and width in pixels that a picture is scaled to. Raises ImageError for one that is
         too narrow.
         """
-        found = smart_resize(
+        scaled = smart_resize(
             height, width, self.factor, *self._pixels(budget), enlarge=self.enlarge
         )
-        rows, columns = (side // self.factor for side in found)
+        rows, columns = (side // self.factor for side in scaled)
         if budget.max_tokens is not None:  # rounded up beyond what was asked for
             rows, columns = within(rows, columns, budget.max_tokens)
         return rows * self.factor, columns * self.factor
@@ -99,16 +95,13 @@ class DynamicResolution:
         )
 
     def tile_type(self) -> Type:
-        return self._tile(*self.size(USUAL_SIDE, USUAL_SIDE))
+        height, width = self.size(USUAL_SIDE, USUAL_SIDE)
+        return tile_of(width, height)
 
     def largest_tile_type(self) -> Type:
         """The squarest of those with the most tokens."""
-        most = self.most_tokens()
-        rows = max(range(1, math.isqrt(most) + 1), key=lambda r: (most // r * r, r))
-        return self._tile(rows * self.factor, most // rows * self.factor)
-
-    def _tile(self, height: int, width: int) -> Type:
-        return Type.contiguous((3, height, width), torch.float32)
+        rows, columns = squarest_grid(self.most_tokens())
+        return tile_of(columns * self.factor, rows * self.factor)
 
     def _pixels(self, budget: Budget) -> tuple[int, int]:
         """At least and at most: a budget of tokens in pixels, the checkpoint's own limits as they
@@ -123,32 +116,18 @@ class DynamicResolution:
         )
 
 
-def within(rows: int, columns: int, most: int) -> tuple[int, int]:
-    """At most `most` cells: rows and columns as they are, or the longer side shortened, and both
-    where the shorter alone is too long.
-    """
-    if rows * columns <= most:
-        return rows, columns
-    short = min(rows, columns, math.isqrt(most))
-    long = min(max(rows, columns), most // short)
-    return (short, long) if rows <= columns else (long, short)
-
-
 def smart_resize(
     height: int, width: int, factor: int, least: int, most: int, *, enlarge: bool = False
 ) -> tuple[int, int]:
     """Height and width as multiples of `factor` with `least` to `most` pixels, nearly in the same
     ratio (transformers' `smart_resize`).
     """
-    given = f"{width} x {height}"
+    given = width, height
     if enlarge and min(height, width) < factor:
         up = factor / min(height, width)
         height, width = int(height * up), int(width * up)
     if max(height, width) > MAX_RATIO * min(height, width):
-        raise ImageError(
-            f"picture of {given} pixels, expected sides that differ by a factor of at most "
-            f"{MAX_RATIO}; crop it"
-        )
+        raise too_narrow(*given)
     rows, columns = round(height / factor), round(width / factor)
     if rows * columns * factor**2 > most:
         shrink = math.sqrt(height * width / most)
@@ -180,9 +159,9 @@ def read_dynamic(
         ("merge_size", merge, 2),
         ("temporal_patch_size", 2, 2),
     ):
-        if (found := image.count(key, default)) != expected:
+        if (value := image.count(key, default)) != expected:
             raise ModelError(
-                f"{image.where}: {key} is {found}, expected {expected} as config.json says; "
+                f"{image.where}: {key} is {value}, expected {expected} as config.json says; "
                 "correct one of them"
             )
     size = image.part("size")
@@ -202,13 +181,13 @@ def read_dynamic(
             f"{(patch * merge) ** 2} and more"
         )
     return DynamicResolution(
-        patch,
-        merge,
-        least,
-        most,
-        read_normalize(image, mean, std),
-        RESAMPLE[image.choice("resample", RESAMPLE, 3)],
-        enlarge,
+        patch=patch,
+        merge=merge,
+        least=least,
+        most=most,
+        normalize=read_normalize(image, mean, std),
+        resample=read_resample(image, 3),
+        enlarge=enlarge,
     )
 
 

@@ -7,13 +7,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-import torch
-
-from mtmd.clip.blocks import RESAMPLE, Normalize, read_normalize
 from mtmd.clip.budget import DEFAULT_BUDGET, Budget
-from mtmd.clip.family import ImagePlan
-from mtmd.clip.image.decode import resize
+from mtmd.clip.image.pixels import Normalize, Pixels, read_normalize
+from mtmd.clip.image.resize import read_resample, resize
+from mtmd.clip.resolution.resolution import ImagePlan, tile_of
+from mtmd.clip.resolution.sizes import squarest_grid
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ModelError, OptionError
 from mtmd.kernels.graph import Type
@@ -31,10 +29,7 @@ class FixedArea:
     normalize: Normalize
     resample: str
 
-    def prepare(
-        self, pixels: np.ndarray, budget: Budget, begin: str, image_token: str, end: str
-    ) -> ImagePlan:
-        """One tile, and its tokens between those that begin and end a picture."""
+    def prepare(self, pixels: Pixels, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
         given = pixels.shape[0], pixels.shape[1]
         (rows, columns), usual = self.grid(*given, budget), self.grid(*given)
         tokens, width, height = rows * columns, columns * self.cell, rows * self.cell
@@ -44,9 +39,7 @@ class FixedArea:
             else (f"shown in {tokens} tokens by the image budget, {math.prod(usual)} without it",)
         )
         tile = self.normalize(resize(pixels, width, height, self.resample))
-        return ImagePlan(
-            (tile,), ((width, height),), tokens, begin + image_token * tokens + end, notes=notes
-        )
+        return ImagePlan((tile,), ((width, height),), tokens, notes=notes)
 
     def grid(self, height: int, width: int, budget: Budget = DEFAULT_BUDGET) -> tuple[int, int]:
         """Rows and columns of tokens. Raises OptionError for a budget below the smallest size."""
@@ -60,15 +53,13 @@ class FixedArea:
 
     def tile_type(self) -> Type:
         """A square picture's."""
-        return self._tile(*self.grid(1, 1))
+        rows, columns = self.grid(1, 1)
+        return tile_of(columns * self.cell, rows * self.cell)
 
     def largest_tile_type(self) -> Type:
         """The squarest of those with the most tokens."""
-        rows = max(range(1, math.isqrt(self.tokens) + 1), key=lambda r: (self.tokens // r * r, r))
-        return self._tile(rows, self.tokens // rows)
-
-    def _tile(self, rows: int, columns: int) -> Type:
-        return Type.contiguous((3, rows * self.cell, columns * self.cell), torch.float32)
+        rows, columns = squarest_grid(self.tokens)
+        return tile_of(columns * self.cell, rows * self.cell)
 
     def _sizes(self, budget: Budget) -> list[int]:
         """The largest that the budget allows and, where it sets a least number of tokens and no
@@ -112,9 +103,9 @@ def read_fixed_area(
     where none is set. Raises ModelError where the two do not fit together.
     """
     for key, expected, default in (("patch_size", patch, 16), ("pooling_kernel_size", pool, 3)):
-        if (found := image.count(key, default)) != expected:
+        if (value := image.count(key, default)) != expected:
             raise ModelError(
-                f"{image.where}: {key} is {found}, expected {expected} as config.json says; "
+                f"{image.where}: {key} is {value}, expected {expected} as config.json says; "
                 "correct one of them"
             )
     plain = (
@@ -126,9 +117,9 @@ def read_fixed_area(
         Settings({**image.values, **plain}, image.where), (0.0,) * 3, (1.0,) * 3
     )
     return FixedArea(
-        patch * pool,
-        image.choice("max_soft_tokens", sizes, usual),
-        sizes,
-        normalize,
-        RESAMPLE[image.choice("resample", RESAMPLE, 3)],
+        cell=patch * pool,
+        tokens=image.choice("max_soft_tokens", sizes, usual),
+        sizes=sizes,
+        normalize=normalize,
+        resample=read_resample(image, 3),
     )

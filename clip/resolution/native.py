@@ -8,14 +8,11 @@ import math
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
-import numpy as np
-import torch
-
-from mtmd.clip.blocks import CLIP_MEAN, CLIP_STD, RESAMPLE, Normalize, read_normalize
 from mtmd.clip.budget import DEFAULT_BUDGET, Budget
-from mtmd.clip.image.decode import Pixels, resize
-from mtmd.clip.resolution.dynamic import USUAL_SIDE, within
-from mtmd.clip.resolution.tiling import read_longest
+from mtmd.clip.image.pixels import CLIP_MEAN, CLIP_STD, Normalize, Pixels, read_normalize
+from mtmd.clip.image.resize import read_resample, resize
+from mtmd.clip.resolution.resolution import USUAL_SIDE, ImagePlan, tile_of
+from mtmd.clip.resolution.sizes import read_longest, within
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ImageError, ModelError
 from mtmd.kernels.graph import Type
@@ -32,10 +29,7 @@ class NativeResolution:
     normalize: Normalize
     resample: str
 
-    def prepare(
-        self, pixels: Pixels, budget: Budget
-    ) -> tuple[np.ndarray, tuple[int, int], tuple[str, ...]]:
-        """The tile, fp32 [3, Y, X], its rows and columns of tokens, and notes."""
+    def prepare(self, pixels: Pixels, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
         given = pixels.shape[0], pixels.shape[1]
         (rows, columns), usual = self.grid(*given, budget), self.grid(*given)
         width, height = columns * self.factor, rows * self.factor
@@ -47,7 +41,8 @@ class NativeResolution:
                 f"{usual[0] * self.factor} without it",
             )
         )
-        return self.normalize(resize(pixels, width, height, self.resample)), (rows, columns), notes
+        tile = self.normalize(resize(pixels, width, height, self.resample))
+        return ImagePlan((tile,), ((width, height),), rows * columns, notes=notes)
 
     def grid(self, height: int, width: int, budget: Budget = DEFAULT_BUDGET) -> tuple[int, int]:
         """Rows and columns of tokens. Raises ImageError for a picture so narrow that it
@@ -99,7 +94,7 @@ class NativeResolution:
 
     def _square(self, side: int) -> Type:
         side = -(-side // self.factor) * self.factor
-        return Type.contiguous((3, side, side), torch.float32)
+        return tile_of(side, side)
 
 
 def read_native(image: Settings, factor: int) -> NativeResolution:
@@ -109,8 +104,8 @@ def read_native(image: Settings, factor: int) -> NativeResolution:
     if image.flag("do_center_crop", False):
         raise ModelError(f"{image.where}: do_center_crop true is not supported; set it to false")
     return NativeResolution(
-        factor,
-        read_longest(image, "size", 1024),
-        read_normalize(image, CLIP_MEAN, CLIP_STD),
-        RESAMPLE[image.choice("resample", RESAMPLE, 3)],
+        factor=factor,
+        longest=read_longest(image, "size", 1024),
+        normalize=read_normalize(image, CLIP_MEAN, CLIP_STD),
+        resample=read_resample(image, 3),
     )

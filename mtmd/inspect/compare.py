@@ -17,7 +17,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from mtmd.clip.family import ImagePlan
+from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.config import LoadOptions
 from mtmd.device import device_name
 from mtmd.inspect.comparison import (

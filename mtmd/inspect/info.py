@@ -158,7 +158,7 @@ def model_info(model: Model) -> ModelInfo:
         types=types,
         dequantized=report.dequantized,
         pictures=_pictures(vision, budget) if vision else (),
-        most_tokens=vision.most_tokens(budget) if vision else 0,
+        most_tokens=vision.resolution.most_tokens(budget) if vision else 0,
         graphs=report.graphs,
         cache_bytes=_cache_bytes(model),
         peak_bytes=_peak(report.graphs),
@@ -223,7 +223,7 @@ def _types(part: str, weights: CanonicalWeights, model: Model) -> list[StoredTyp
 def _wanted(part: str, model: Model) -> dict[str, torch.dtype]:
     """The type in which a part's graph asks for each parameter, by name."""
     if part == "encoder" and model.encoder:
-        plan = model.encoder.plan(1, model.encoder.family.tile_type().shape)
+        plan = model.encoder.plan(1, model.encoder.family.resolution.tile_type().shape)
     else:
         plan = model.runner.plan(BatchShape(1, images=1 if model.encoder else 0))
     return {node.name: node.dtype for node, _ in plan.leaves if node.op == "weight"}
@@ -244,7 +244,7 @@ def _parts(model: Model) -> Iterator[Part]:
 
 
 def _module(family: object) -> str:
-    return type(family).__module__.rpartition(".")[2]
+    return type(family).__module__.partition(".families.")[2].partition(".")[0]
 
 
 def _numbers(family: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
@@ -263,7 +263,7 @@ def _pictures(vision: VisionFamily, budget: Budget) -> tuple[PictureCost, ...]:
     found, errors = [], []
     for width, height in SIZES:
         try:
-            plan = vision.prepare(np.zeros((height, width, 3), np.uint8), budget)
+            plan = vision.resolution.prepare(np.zeros((height, width, 3), np.uint8), budget)
             found.append(PictureCost((width, height), plan.tokens, plan.sizes))
         except (ImageError, OptionError) as error:
             errors.append(error)

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from mtmd.clip.budget import DEFAULT_BUDGET, Budget
 from mtmd.clip.encoder import Encoder
-from mtmd.clip.family import ImagePlan
 from mtmd.clip.image.decode import Picture
+from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.kernels.errors import PromptError
 from mtmd.llm.engine.sequence import Span
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
@@ -78,7 +78,7 @@ class Bridge:
         small it is shown.
         """
         assert self.encoder is not None
-        prepare = self.admission.fit if self.admission else self.encoder.family.prepare
+        prepare = self.admission.fit if self.admission else self.encoder.family.resolution.prepare
         made: dict[Key, tuple[ImagePlan, Tensor | None]] = {}
         found = []
         for picture in pictures:
@@ -137,7 +137,7 @@ class Bridge:
                 "it does not fit this model"
             )
         text = pieces[0] + "".join(
-            p.plan.prompt + piece for p, piece in zip(prepared, pieces[1:], strict=True)
+            family.prompt(p.plan) + piece for p, piece in zip(prepared, pieces[1:], strict=True)
         )
         return _pieces(
             self.tokenizer.encode_prompt(text),

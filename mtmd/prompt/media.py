@@ -17,13 +17,13 @@ from mtmd.clip.image.decode import (
     DEFAULT_LIMITS,
     ImageLimits,
     Picture,
-    Pixels,
     Source,
     check_bytes,
     one_line,
     open_picture,
     picture_size,
 )
+from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.image.signatures import picture_format
 from mtmd.kernels.errors import ImageError
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from mtmd.clip.budget import Budget
 from mtmd.clip.encoder import Encoder
-from mtmd.clip.family import ImagePlan
+from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.kernels.dtype import mib
 from mtmd.kernels.errors import DeviceMemoryError, OptionError, PlacementError
 from mtmd.kernels.graph import Shape
@@ -79,7 +79,7 @@ class Admission:
     def _weights(self) -> Bytes:
         plans = [self.runner.plan(BatchShape(1, images=1 if self.encoder else 0))]
         if self.encoder:
-            plans.append(self.encoder.plan(1, self.encoder.family.tile_type().shape))
+            plans.append(self.encoder.plan(1, self.encoder.family.resolution.tile_type().shape))
         return {
             space: sum(plan.weight_bytes.get(space, 0) for plan in plans) for space in self.limits
         }
@@ -128,10 +128,10 @@ class Admission:
         would take more memory than can be free.
 
         Nothing is encoded. Raises DeviceMemoryError, with the numbers, where no budget of tokens
-        makes it small enough; and what `VisionFamily.prepare` raises.
+        makes it small enough; and what `Resolution.prepare` raises.
         """
         assert self.encoder is not None
-        plan = self.encoder.family.prepare(pixels, budget)
+        plan = self.encoder.family.resolution.prepare(pixels, budget)
         if self._fits(plan):
             return plan
         needed, free = self._shortage(self._largest(plan))
@@ -154,11 +154,12 @@ class Admission:
         assert self.encoder is not None
         least = budget.min_tokens or min(LEAST_TOKENS, plan.tokens // 4)
         low, high, found = least, plan.tokens - 1, None
+        resolution = self.encoder.family.resolution
         while high - low >= (plan.tokens // FINENESS if found else 0):
             middle = (low + high) // 2
             tried = None
             with suppress(OptionError):  # too few for this family
-                tried = self.encoder.family.prepare(pixels, replace(budget, max_tokens=middle))
+                tried = resolution.prepare(pixels, replace(budget, max_tokens=middle))
             if tried is None or tried.tokens < least:
                 low = middle + 1
             elif self._fits(tried):

@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from mtmd.clip.blocks import Normalize, VitParams
+from mtmd.clip.blocks import VitParams
 from mtmd.clip.encoder import BATCH, Encoder
 from mtmd.clip.families.gemma3 import Gemma3Vision
+from mtmd.clip.image.pixels import Normalize
+from mtmd.clip.resolution.fixed_square import FixedSquare
 from mtmd.clip.warmup import check_encoder, encoder_graphs, encoder_placement
 from mtmd.kernels.backends import Backend, Cpu, Limited, Reference
 from mtmd.kernels.graph import Type
@@ -24,13 +26,16 @@ from mtmd.kernels.report.facts import WarmupReport
 
 GOLDEN = Path(__file__).parent / "golden"
 FAMILY = Gemma3Vision(
-    VitParams(3, 144, 200, 2, 1e-6, "tanh"),
-    56,
-    14,
-    4,
-    64,
-    Normalize((0.5,) * 3, (0.5,) * 3, 1 / 255),
-    "bilinear",
+    vit=VitParams(layers=3, width=144, ffn=200, heads=2, eps=1e-6, gelu="tanh"),
+    patch=14,
+    text_width=64,
+    resolution=FixedSquare(
+        side=56,
+        tokens=4,
+        normalize=Normalize((0.5,) * 3, (0.5,) * 3, 1 / 255),
+        resample="bilinear",
+        edge=56,
+    ),
 )
 SCENARIOS: dict[
     str, tuple[str, tuple[str, ...], tuple[str, ...]]

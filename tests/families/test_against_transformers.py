@@ -155,7 +155,7 @@ def nmse(found: torch.Tensor, expected: torch.Tensor) -> float:
 def test_pixels_are_exact(subject: Subject, row: str) -> None:
     assert subject.model.encoder
     family = subject.model.encoder.family
-    found = [tile for p in PICTURES for tile in family.prepare(p).tiles]
+    found = [tile for p in PICTURES for tile in family.resolution.prepare(p).tiles]
     expected = subject.oracle.pixels(subject.inputs[0])
     if row in PATCHES:
         expected = [

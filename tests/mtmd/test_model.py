@@ -202,7 +202,7 @@ def test_overrides_place_nodes() -> None:
     places = {
         name: b.name
         for name, b in model.encoder.plan(
-            1, model.encoder.family.tile_type().shape
+            1, model.encoder.family.resolution.tile_type().shape
         ).backend_of.items()
         if "@" not in name
     }

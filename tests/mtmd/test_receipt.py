@@ -112,7 +112,7 @@ def test_what_is_told_is_what_was_done(demo: Model, pictures: list[Path]) -> Non
     answer = demo.answer(pictures, "What is this?", max_tokens=5, ignore_eos=True)
     took = (time.perf_counter() - begin) * 1e3
     told, family = answer.receipt, demo.encoder.family  # type: ignore[union-attr]
-    _, height, width = family.tile_type().shape
+    _, height, width = family.resolution.tile_type().shape
     assert [i.original_size for i in told.images] == [(70, 40)] * 2 and {
         i.processed_size for i in told.images
     } == {(width, height)}

@@ -53,13 +53,13 @@ def test_defaults_are_those_of_transformers() -> None:
         vision.intermediate_size,
         vision.num_attention_heads,
     )
-    assert (found.image_size, found.patch, found.text_width) == (
+    assert (found.resolution.side, found.patch, found.text_width) == (
         vision.image_size,
         vision.patch_size,
         config.text_config.hidden_size,
     )
-    assert (image.size["height"], image.size["width"]) == (found.image_size, found.image_size)
-    how = found.normalize
+    assert (image.size["height"], image.size["width"]) == (found.resolution.side,) * 2
+    how = found.resolution.normalize
     assert (how.mean, how.std, how.scale) == (
         tuple(image.image_mean),
         tuple(image.image_std),
@@ -73,14 +73,14 @@ def test_steps_that_are_on(value: bool | None) -> None:
     assert (
         family(
             do_resize=value, do_rescale=value, do_normalize=value, do_pan_and_scan=None
-        ).image_size
+        ).resolution.side
         == 96
     )
 
 
 @pytest.mark.parametrize("size", [96, SQUARE, {**SQUARE, "shortest_edge": None}], ids=str)
 def test_sizes_that_are_the_square(size: Any) -> None:
-    assert family(size=size).image_size == 96
+    assert family(size=size).resolution.side == 96
 
 
 WRONG_IMAGE: dict[str, tuple[dict[str, Any], str]] = {

@@ -14,7 +14,7 @@ from common import picture, randomize
 
 from mtmd.clip.budget import DEFAULT_BUDGET, Budget
 from mtmd.clip.encoder import Encoder
-from mtmd.clip.families import gemma4
+from mtmd.clip.families.gemma4 import vision as gemma4
 from mtmd.clip.family import gguf_vision_family, vision_family
 from mtmd.clip.resolution.fixed_area import largest_grid
 from mtmd.kernels.backends import Cpu
@@ -104,7 +104,7 @@ def test_defaults_are_those_of_transformers() -> None:
         Gemma4TextConfig().hidden_size,
         False,
     )
-    assert (found.pictures.cell, found.pictures.tokens, found.pictures.sizes) == (
+    assert (found.resolution.cell, found.resolution.tokens, found.resolution.sizes) == (
         image.patch_size * image.pooling_kernel_size,
         image.max_soft_tokens,
         _SUPPORTED_SOFT_TOKENS,
@@ -148,11 +148,11 @@ def test_pixels_and_prompt(width: int, height: int) -> None:
 
     pixels = picture(width, width, height)
     plan, expected = (
-        read().prepare(pixels),
+        read().resolution.prepare(pixels),
         Gemma4ImageProcessorPil(**IMAGE)(images=pixels, return_tensors="np"),
     )
     assert plan.tokens == int(expected["num_soft_tokens_per_image"][0]) and not plan.notes
-    assert plan.prompt == "<|image>" + "<|image|>" * plan.tokens + "<image|>"
+    assert read().prompt(plan) == "<|image>" + "<|image|>" * plan.tokens + "<image|>"
     _, rows, columns = (side // 4 for side in plan.tiles[0].shape)
     cells = (
         plan.tiles[0]
@@ -166,7 +166,7 @@ def test_pixels_and_prompt(width: int, height: int) -> None:
 
 def test_normalized_pixels_where_the_settings_say_so() -> None:
     plain, moved = (
-        read(image=more).prepare(picture(1, 30, 30)).tiles[0]
+        read(image=more).resolution.prepare(picture(1, 30, 30)).tiles[0]
         for more in (
             {"image_mean": [0.5] * 3, "image_std": [0.25] * 3},
             {"do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.25] * 3},
@@ -195,16 +195,16 @@ def test_normalized_pixels_where_the_settings_say_so() -> None:
 )
 def test_a_budget_is_one_of_the_sizes(budget: Budget, size: int, most: int) -> None:
     family, pixels = usual(), picture(2, 64, 64)
-    plan, side = family.prepare(pixels, budget), int(size**0.5)
+    plan, side = family.resolution.prepare(pixels, budget), int(size**0.5)
     assert plan.sizes == ((side * 48, side * 48),) and plan.tokens == side * side
-    assert family.most_tokens(budget) == most
+    assert family.resolution.most_tokens(budget) == most
     assert plan.notes == (
         ()
         if size == 280
         else (f"shown in {side * side} tokens by the image budget, 256 without it",)
     )
     for shape in ((3, 500), (77, 1000), (1, 1)):
-        assert family.prepare(np.zeros((*shape, 3), np.uint8), budget).tokens <= most
+        assert family.resolution.prepare(np.zeros((*shape, 3), np.uint8), budget).tokens <= most
 
 
 def test_too_small_a_budget_is_refused_with_the_numbers() -> None:
@@ -213,13 +213,13 @@ def test_too_small_a_budget_is_refused_with_the_numbers() -> None:
         match="image_max_tokens is 69; this model shows a picture in up to 70 tokens or more, "
         "raise it",
     ):
-        usual().prepare(picture(0, 20, 20), Budget(max_tokens=69))
+        usual().resolution.prepare(picture(0, 20, 20), Budget(max_tokens=69))
 
 
 def test_tiles_to_expect() -> None:
     family = usual()
-    assert family.tile_type().shape == (3, 16 * 48, 16 * 48)
-    assert family.largest_tile_type().shape == (3, 14 * 48, 20 * 48)
+    assert family.resolution.tile_type().shape == (3, 16 * 48, 16 * 48)
+    assert family.resolution.largest_tile_type().shape == (3, 14 * 48, 20 * 48)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_the_tower_is_transformers(more: dict[str, Any], tmp_path: Path) -> None
     family, file = read(more, {"pooling_kernel_size": pool}), open_weights(tmp_path)
     weights = CanonicalWeights(file, family.parameters(), "folder")
     check_no_extra(file, weights.sources, family.unused, "folder")
-    tiles = family.prepare(picture(5, 50, 21)).tiles
+    tiles = family.resolution.prepare(picture(5, 50, 21)).tiles
     _, height, width = tiles[0].shape
     patches = (
         torch.from_numpy(tiles[0])
@@ -322,7 +322,7 @@ def test_a_gguf_says_what_its_keys_and_tensors_say() -> None:
         found.standardized,
         found.pool,
     ) == (12, 4, True, True, 3)
-    assert (found.places, found.pictures.tokens, found.bidirectional, found.text_width) == (
+    assert (found.places, found.resolution.tokens, found.bidirectional, found.text_width) == (
         10240,
         280,
         True,
@@ -335,7 +335,7 @@ def test_a_gguf_says_what_its_keys_and_tensors_say() -> None:
         "mmproj.gguf",
     )
     assert isinstance(short, gemma4.Gemma4Vision)
-    assert (short.pictures.tokens, short.pictures.sizes, short.standardized) == (
+    assert (short.resolution.tokens, short.resolution.sizes, short.standardized) == (
         140,
         (70, 140),
         False,

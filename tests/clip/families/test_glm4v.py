@@ -47,7 +47,7 @@ def test_sizes_are_the_reference_ones() -> None:
         least = 2 * rng.randint(1, 100_000)
         most = least + 2 * 784 + 2 * rng.randint(0, 250_000)
         found, (height, width) = (
-            read({"size": {"shortest_edge": least, "longest_edge": most}}).pictures,
+            read({"size": {"shortest_edge": least, "longest_edge": most}}).resolution,
             sides(rng),
         )
         expected = smart_resize(2, height, width, 2, 28, least, most)
@@ -56,13 +56,13 @@ def test_sizes_are_the_reference_ones() -> None:
 
 
 def test_narrow_pictures() -> None:
-    assert read().pictures.size(10, 1000) == (28, 2800)
-    assert read().pictures.size(10, 1000, Budget(max_tokens=40)) == (28, 28 * 40)
+    assert read().resolution.size(10, 1000) == (28, 2800)
+    assert read().resolution.size(10, 1000, Budget(max_tokens=40)) == (28, 28 * 40)
     with pytest.raises(
         ImageError,
         match="picture of 10 x 2100 pixels, expected sides that differ by a factor of at most 200",
     ):
-        read().pictures.size(2100, 10)
+        read().resolution.size(2100, 10)
 
 
 def test_defaults_are_those_of_transformers() -> None:
@@ -89,7 +89,7 @@ def test_defaults_are_those_of_transformers() -> None:
         c.attention_bias,
         c.image_size // c.patch_size,
     )
-    pictures = found.pictures
+    pictures = found.resolution
     assert (pictures.patch, pictures.merge, pictures.resample) == (
         p.patch_size,
         p.merge_size,

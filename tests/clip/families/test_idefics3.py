@@ -15,7 +15,7 @@ import torch
 from mtmd.clip.budget import Budget
 from mtmd.clip.families.idefics3 import Idefics3Vision, _position_rows, read
 from mtmd.clip.family import gguf_vision_family
-from mtmd.clip.resolution.tiling import scaled_to_edge
+from mtmd.clip.resolution.longest_edge import scaled_to_edge
 from mtmd.kernels.checkpoint.open import GgufFile
 from mtmd.kernels.checkpoint.settings import Settings, read_json
 from mtmd.kernels.errors import ModelError, OptionError
@@ -77,15 +77,18 @@ def test_pictures_are_cut_as_by_the_reference(tile: int, longest: int, splits: b
     ]
     for seed, size in enumerate(sizes):
         pixels = picture(seed, *size)
-        plan, found = ours.prepare(pixels), theirs([Image.fromarray(pixels)], return_tensors="np")
+        plan, found = (
+            ours.resolution.prepare(pixels),
+            theirs([Image.fromarray(pixels)], return_tensors="np"),
+        )
         assert np.array_equal(np.stack(plan.tiles), found["pixel_values"][0]), size
         rows, columns = found["rows"][0][0], found["cols"][0][0]
-        assert plan.prompt.count("<row_") == rows * columns == len(plan.tiles) - 1
+        assert ours.prompt(plan).count("<row_") == rows * columns == len(plan.tiles) - 1
         assert (
-            plan.prompt.count("<image>")
+            ours.prompt(plan).count("<image>")
             == plan.tokens
-            == (rows * columns + 1) * ours.tile_tokens
-            <= ours.most_tokens()
+            == (rows * columns + 1) * ours.resolution.tile_tokens
+            <= ours.resolution.most_tokens()
         )
 
 
@@ -151,11 +154,16 @@ BUDGETS: dict[
 def test_budgets(case: str) -> None:
     budget, square, wide = BUDGETS[case]
     ours = family()
-    assert ours.tile_tokens == 4
+    assert ours.resolution.tile_tokens == 4
     for size, tiles, own in (((60, 60), square, 10), ((60, 40), wide, 7)):
-        plan = ours.prepare(picture(0, *size), budget)
+        plan = ours.resolution.prepare(picture(0, *size), budget)
         assert len(plan.tiles) == tiles
-        assert plan.tokens == 4 * tiles == plan.prompt.count("<image>") <= ours.most_tokens(budget)
+        assert (
+            plan.tokens
+            == 4 * tiles
+            == ours.prompt(plan).count("<image>")
+            <= ours.resolution.most_tokens(budget)
+        )
         assert plan.notes == (
             ()
             if tiles == own
@@ -167,7 +175,7 @@ def test_a_budget_below_the_whole_picture_is_refused() -> None:
     with pytest.raises(
         OptionError, match="at least 4 tokens with this model, more than image_max_tokens 3"
     ):
-        family().prepare(picture(0, 60, 60), Budget(max_tokens=3))
+        family().resolution.prepare(picture(0, 60, 60), Budget(max_tokens=3))
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -212,15 +220,15 @@ def test_defaults_are_those_of_transformers() -> None:
         vision.layer_norm_eps,
     )
     assert (ours.factor, ours.text_width) == (config.scale_factor, config.text_config.hidden_size)
-    assert (ours.longest, ours.tile) == (
+    assert (ours.resolution.longest, ours.resolution.tile) == (
         image.size.longest_edge,
         image.max_image_size["longest_edge"],
     )
-    assert (ours.normalize.mean, ours.normalize.std, ours.resample) == (
-        tuple(image.image_mean),
-        tuple(image.image_std),
-        "lanczos",
-    )
+    assert (
+        ours.resolution.normalize.mean,
+        ours.resolution.normalize.std,
+        ours.resolution.resample,
+    ) == (tuple(image.image_mean), tuple(image.image_std), "lanczos")
 
 
 @pytest.mark.skipif(

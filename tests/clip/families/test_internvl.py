@@ -53,31 +53,33 @@ def test_defaults_are_those_of_transformers() -> None:
         == (InternVLConfig().projector_hidden_act, found.gelu)
         == ("gelu", "none")
     )
-    assert ([found.pictures.tile] * 2, [found.patch] * 2, found.rms) == (
+    assert ([found.resolution.tile] * 2, [found.patch] * 2, found.rms) == (
         list(new.image_size),
         list(new.patch_size),
         False,
     )
-    assert InternVLConfig().image_seq_length == found.pictures.tile_tokens == 256
+    assert InternVLConfig().image_seq_length == found.resolution.tile_tokens == 256
 
 
 def test_sizes_may_be_given_once_or_twice() -> None:
     image = {"size": {"height": 56, "width": 56}}
     for size, patch in ((56, 14), ([56, 56], [14, 14]), ((56, 56), 14)):
         found = read(image=image, image_size=size, patch_size=patch)
-        assert (found.pictures.tile, found.patch, found.pictures.tile_tokens) == (56, 14, 4)
+        assert (found.resolution.tile, found.patch, found.resolution.tile_tokens) == (56, 14, 4)
 
 
 def test_the_prompt_has_nothing_between_tiles() -> None:
-    plan = read(image={"max_patches": 3}).prepare(np.zeros((40, 80, 3), np.uint8))
-    assert plan.prompt == f"<img>{'<IMG_CONTEXT>' * 768}</img>" and plan.tokens == 768
+    family = read(image={"max_patches": 3})
+    plan = family.resolution.prepare(np.zeros((40, 80, 3), np.uint8))
+    assert family.prompt(plan) == f"<img>{'<IMG_CONTEXT>' * 768}</img>" and plan.tokens == 768
     assert plan.sizes == ((448, 448),) * 3 and len(plan.tiles) == 3
 
 
 def test_pictures_are_cut_whatever_the_settings_say() -> None:
     pixels = np.zeros((40, 80, 3), np.uint8)
     assert [
-        len(read(image={"crop_to_patches": cut}).prepare(pixels).tiles) for cut in (True, False)
+        len(read(image={"crop_to_patches": cut}).resolution.prepare(pixels).tiles)
+        for cut in (True, False)
     ] == [3, 3]
 
 
@@ -215,7 +217,7 @@ def test_gguf_files_tell_the_tower_by_its_tensors() -> None:
 
 
 def test_gguf_files_say_how_many_tiles_or_leave_it_out() -> None:
-    found = gguf({}).pictures
+    found = gguf({}).resolution
     assert (found.tile, found.tile_tokens, found.fewest, found.most, found.normalize.mean) == (
         56,
         4,
@@ -230,5 +232,5 @@ def test_gguf_files_say_how_many_tiles_or_leave_it_out() -> None:
             "vision.preproc_max_tiles": 6,
             "vision.projector.scale_factor": 4,
         },
-    ).pictures
+    ).resolution
     assert (found.tile_tokens, found.fewest, found.most) == (1, 2, 6)

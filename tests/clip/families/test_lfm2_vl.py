@@ -14,6 +14,7 @@ import torch
 from mtmd.clip.encoder import BATCH, Encoder
 from mtmd.clip.families import lfm2_vl
 from mtmd.clip.family import gguf_vision_family, vision_family
+from mtmd.clip.resolution.resolution import tile_of
 from mtmd.clip.warmup import encoder_graphs, encoder_placement
 from mtmd.kernels.backends import Cpu, Limited, Reference
 from mtmd.kernels.checkpoint.open import GgufFile
@@ -52,7 +53,9 @@ def read(config: dict[str, Any] = CONFIG, **image: Any) -> lfm2_vl.Lfm2Vision:
 
 FAMILY = read()
 TILES = list(
-    FAMILY.prepare(np.random.default_rng(7).integers(0, 256, (100, 150, 3), np.uint8)).tiles
+    FAMILY.resolution.prepare(
+        np.random.default_rng(7).integers(0, 256, (100, 150, 3), np.uint8)
+    ).tiles
 )
 # Ops whose first operand has no batch: the table of positions is resized once, whatever the batch.
 OPS = ("patch_embed", "add", "layer_norm", "matmul", "attention", "gelu", "unshuffle", "*")
@@ -158,7 +161,7 @@ def test_defaults_are_those_of_transformers() -> None:
     found: Any = vision_family(
         "lfm2_vl", Settings({}, "config.json"), Settings({}, "preprocessor_config.json")
     )
-    assert (found.inner, found.normed, found.bias, found.sizes.shuffle, found.text_width) == (
+    assert (found.inner, found.normed, found.bias, found.resolution.shuffle, found.text_width) == (
         told.projector_hidden_size,
         told.projector_use_layernorm,
         told.projector_bias,
@@ -172,7 +175,7 @@ def test_defaults_are_those_of_transformers() -> None:
         found.vit.heads,
         found.vit.eps,
         found.positions**2,
-        found.sizes.patch,
+        found.resolution.patch,
     ) == (
         tower.num_hidden_layers,
         tower.hidden_size,
@@ -182,25 +185,24 @@ def test_defaults_are_those_of_transformers() -> None:
         tower.num_patches,
         tower.patch_size,
     )
-    assert found.tile_type().shape == found.largest_tile_type().shape == (3, 512, 512)
+    assert found.resolution.tile_type() == found.resolution.largest_tile_type() == tile_of(512, 512)
 
 
 def test_prompts() -> None:
-    plan = FAMILY.prepare(np.zeros((100, 150, 3), np.uint8))
+    plan = FAMILY.resolution.prepare(np.zeros((100, 150, 3), np.uint8))
     tile = "<image>" * 9
     tiles = "".join(
         f"<|img_row_{row}_col_{column}|>{tile}" for row in (1, 2) for column in (1, 2, 3)
     )
-    assert plan.prompt == f"<|image_start|>{tiles}<|img_thumbnail|>{'<image>' * 6}<|image_end|>"
     assert (
-        read(use_thumbnail=False)
-        .prepare(np.zeros((100, 150, 3), np.uint8))
-        .prompt.endswith(f"<|img_row_2_col_3|>{tile}<|image_end|>")
+        FAMILY.prompt(plan)
+        == f"<|image_start|>{tiles}<|img_thumbnail|>{'<image>' * 6}<|image_end|>"
     )
-    assert (
-        FAMILY.prepare(np.zeros((40, 40, 3), np.uint8)).prompt
-        == f"<|image_start|>{'<image>' * 4}<|image_end|>"
-    )
+    without = read(use_thumbnail=False)
+    plan = without.resolution.prepare(np.zeros((100, 150, 3), np.uint8))
+    assert without.prompt(plan).endswith(f"<|img_row_2_col_3|>{tile}<|image_end|>")
+    plan = FAMILY.resolution.prepare(np.zeros((40, 40, 3), np.uint8))
+    assert FAMILY.prompt(plan) == f"<|image_start|>{'<image>' * 4}<|image_end|>"
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -262,13 +264,13 @@ def test_a_gguf_says_what_the_folder_says() -> None:
     assert found.vit.eps == pytest.approx(expected.vit.eps)
     assert (
         found.positions,
-        found.sizes,
+        found.resolution,
         found.inner,
         found.normed,
         found.bias,
         found.gelu,
         found.text_width,
-    ) == (8, expected.sizes, 160, True, True, "none", 128)
+    ) == (8, expected.resolution, 160, True, True, "none", 128)
     assert {name: p.shape for name, p in found.parameters().items()} == shapes
     plain: Any = gguf_vision_family(
         "lfm2",

@@ -16,8 +16,9 @@ from tensor_file import TensorFile
 
 from mtmd.clip.budget import Budget
 from mtmd.clip.encoder import Encoder
-from mtmd.clip.families.llava import LlavaVision, read
+from mtmd.clip.families.llava.vision import LlavaVision, read
 from mtmd.clip.family import FAMILIES, Entry, gguf_vision_family, vision_family
+from mtmd.clip.resolution.any_resolution import AnyResolution
 from mtmd.kernels.backends.cpu import Cpu
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
 from mtmd.kernels.checkpoint.open import GgufFile
@@ -107,12 +108,12 @@ def test_squares_are_those_of_the_reference(case: str) -> None:
     ours = family(**PROCESSORS[case] | crop, image_processor_type=name)
     for seed, size in enumerate(sizes()):
         pixels = picture(seed, *size)
-        found = ours.prepare(pixels)
+        found = ours.resolution.prepare(pixels)
         assert np.array_equal(
             found.tiles[0],
             theirs([Image.fromarray(pixels)], return_tensors="np")["pixel_values"][0],
         ), size
-        assert found.tokens == 16 == found.prompt.count("<image>")
+        assert found.tokens == 16 == ours.prompt(found).count("<image>")
 
 
 def test_canvases_and_their_tokens_are_those_of_the_reference() -> None:
@@ -136,7 +137,10 @@ def test_canvases_and_their_tokens_are_those_of_the_reference() -> None:
     )
     for seed, size in enumerate(sizes()):
         pixels = picture(seed, *size)
-        plan, found = ours.prepare(pixels), theirs([Image.fromarray(pixels)], return_tensors="np")
+        plan, found = (
+            ours.resolution.prepare(pixels),
+            theirs([Image.fromarray(pixels)], return_tensors="np"),
+        )
         assert np.array_equal(np.stack(plan.tiles), found["pixel_values"][0]), size
         numbers = torch.arange(len(plan.tiles) * 16.0).view(-1, 16, 1)
         order, _ = LlavaNextModel.pack_image_features(
@@ -148,14 +152,19 @@ def test_canvases_and_their_tokens_are_those_of_the_reference() -> None:
         )
         assert plan.order is not None
         assert plan.order.tolist() == order[0][:, 0].tolist(), size
-        assert plan.tokens == len(plan.order) == plan.prompt.count("<image>") <= ours.most_tokens()
+        assert (
+            plan.tokens
+            == len(plan.order)
+            == ours.prompt(plan).count("<image>")
+            <= ours.resolution.most_tokens()
+        )
 
 
 def test_pictures_too_narrow_are_refused() -> None:
     with pytest.raises(
         ImageError, match=r"1 x 200000 pixels, 28 x 5600000 when scaled to its shorter edge"
     ):
-        family().prepare(np.zeros((200000, 1, 3), np.uint8))
+        family().resolution.prepare(np.zeros((200000, 1, 3), np.uint8))
 
 
 BUDGETS: dict[
@@ -176,8 +185,13 @@ BUDGETS: dict[
 def test_budgets(case: str) -> None:
     budget, tokens = BUDGETS[case]
     ours = family("llava_next")
-    plan = ours.prepare(picture(0, 56, 56), budget)
-    assert plan.tokens == tokens == plan.prompt.count("<image>") <= ours.most_tokens(budget)
+    plan = ours.resolution.prepare(picture(0, 56, 56), budget)
+    assert (
+        plan.tokens
+        == tokens
+        == ours.prompt(plan).count("<image>")
+        <= ours.resolution.most_tokens(budget)
+    )
     assert plan.order is not None
     assert plan.order.max() < len(plan.tiles) * 16
     assert bool(plan.notes) == (tokens != 88 or case == "more than there is")
@@ -186,7 +200,7 @@ def test_budgets(case: str) -> None:
 @pytest.mark.parametrize(("kind", "most"), [("llava", 15), ("llava_next", 16)])
 def test_budgets_that_are_too_small(kind: str, most: int) -> None:
     with pytest.raises(OptionError, match=str(most)):
-        family(kind).prepare(picture(0, 56, 56), Budget(max_tokens=most))
+        family(kind).resolution.prepare(picture(0, 56, 56), Budget(max_tokens=most))
 
 
 def towers(kind: str, **more: Any) -> tuple[Any, dict[str, torch.Tensor]]:
@@ -229,7 +243,7 @@ def encode(ours: LlavaVision, file: Any, pixels: np.ndarray) -> torch.Tensor:
     weights = CanonicalWeights(file, ours.parameters(), "test")
     check_no_extra(file, weights.sources, ours.unused, "test")
     encoder = Encoder(ours, weights, [Cpu()], dtype=torch.float32)
-    plan = ours.prepare(pixels)
+    plan = ours.resolution.prepare(pixels)
     return encoder.join(plan, encoder.encode(plan.tiles))
 
 
@@ -265,7 +279,7 @@ def test_features_are_those_of_the_reference(case: str) -> None:
     model, tensors = towers(kind, **more)
     ours = family(top=more, vision={"model_type": f"{kind}_vision_model"})
     pixels = picture(0, 30, 40)
-    wanted = expected(model, ours.prepare(pixels).tiles[0])
+    wanted = expected(model, ours.resolution.prepare(pixels).tiles[0])
     found = encode(ours, TensorFile(tensors), pixels)
     assert found.shape == wanted.shape == (ours.tower.tokens, 24)
     assert (found - wanted).square().sum() <= 1e-10 * wanted.square().sum()
@@ -354,9 +368,9 @@ def test_files_of_the_first_converter(tmp_path: Path, kind: str, tiled: bool, li
         "mlp", file.metadata, {name: file.meta(name)[0] for name in file.names()}, "mmproj.gguf"
     )
     assert isinstance(ours, LlavaVision)
-    assert bool(ours.canvases) == tiled
+    assert isinstance(ours.resolution, AnyResolution) == tiled
     pixels = picture(0, 56, 28)
-    tiles = ours.prepare(pixels).tiles
+    tiles = ours.resolution.prepare(pixels).tiles
     wanted = torch.cat([expected(model, tile) for tile in tiles])
     found = encode(ours, file, pixels)
     assert len(tiles) == (3 if tiled else 1)
@@ -364,7 +378,7 @@ def test_files_of_the_first_converter(tmp_path: Path, kind: str, tiled: bool, li
         newlines = found == torch.arange(24.0)
         assert newlines.all(1).sum() == 4
         wanted = torch.cat((wanted, torch.arange(24.0)[None]))[
-            torch.from_numpy(ours.prepare(pixels).order)
+            torch.from_numpy(ours.resolution.prepare(pixels).order)
         ]
     assert (found - wanted).square().sum() <= 1e-10 * wanted.square().sum()
 
@@ -472,7 +486,7 @@ def test_defaults_are_those_of_transformers() -> None:
         Settings({"size": side, "crop_size": side}, "preprocessor_config.json"),
     )
     assert (
-        [[height, width] for width, height in ours.canvases]
+        [[height, width] for width, height in ours.resolution.canvases]
         == config.image_grid_pinpoints
         == image.image_grid_pinpoints
     )
@@ -484,8 +498,8 @@ def test_defaults_are_those_of_transformers() -> None:
         config.multimodal_projector_bias,
         config.text_config.hidden_size,
     )
-    assert (ours.normalize.mean, ours.normalize.std, ours.resample) == (
-        tuple(image.image_mean),
-        tuple(image.image_std),
-        "bicubic",
-    )
+    assert (
+        ours.resolution.normalize.mean,
+        ours.resolution.normalize.std,
+        ours.resolution.resample,
+    ) == (tuple(image.image_mean), tuple(image.image_std), "bicubic")

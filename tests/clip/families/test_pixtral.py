@@ -66,9 +66,9 @@ def test_defaults_are_those_of_transformers() -> None:
     )
     assert (
         both[0].spatial_merge_size == found.merge
-        and found.pictures.factor == found.merge * found.patch
+        and found.resolution.factor == found.merge * found.patch
     )
-    assert (read("llava").merge, read("llava").pictures.factor) == (None, 16)
+    assert (read("llava").merge, read("llava").resolution.factor) == (None, 16)
     for config, kind in zip(both, ("mistral3", "llava"), strict=True):
         assert config.projector_hidden_act == "gelu" and read(kind).gelu == "none"
 
@@ -76,10 +76,14 @@ def test_defaults_are_those_of_transformers() -> None:
 def test_each_row_ends_in_a_token_of_its_own() -> None:
     from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
-    plan = read(vision={"patch_size": 14}).prepare(np.zeros((60, 100, 3), np.uint8))
-    assert plan.prompt == "[IMG][IMG][IMG][IMG][IMG_BREAK]" * 2 + "[IMG][IMG][IMG][IMG][IMG_END]"
+    family = read(vision={"patch_size": 14})
+    plan = family.resolution.prepare(np.zeros((60, 100, 3), np.uint8))
+    assert (
+        family.prompt(plan)
+        == "[IMG][IMG][IMG][IMG][IMG_BREAK]" * 2 + "[IMG][IMG][IMG][IMG][IMG_END]"
+    )
     assert (plan.tokens, plan.sizes, plan.grids, plan.order) == (12, ((112, 84),), (), None)
-    assert PixtralImageProcessorPil().size["longest_edge"] == read().pictures.longest
+    assert PixtralImageProcessorPil().size["longest_edge"] == read().resolution.longest
 
 
 def test_angles_are_those_of_the_reference() -> None:
@@ -231,7 +235,7 @@ def test_gguf_files_of_pixtral_in_mistrals_own_format() -> None:
         "silu",
         40,
     )
-    assert (found.merge, found.bias, found.pictures.longest, found.pictures.normalize.mean) == (
+    assert (found.merge, found.bias, found.resolution.longest, found.resolution.normalize.mean) == (
         None,
         False,
         1024,

@@ -118,5 +118,5 @@ def test_the_golden_gguf_says_what_its_config_says() -> None:
     assert [getattr(found, name) for name in same] == [getattr(expected, name) for name in same]
     # The window is not in the file: the published one counts, and 56 pixels of this one's do not.
     assert (found.window, expected.window) == (4, 2)
-    assert found.pictures.normalize.mean == pytest.approx(expected.pictures.normalize.mean)
+    assert found.resolution.normalize.mean == pytest.approx(expected.resolution.normalize.mean)
     assert set(CanonicalWeights(file, found.parameters(), "mmproj").sources) == set(file.names())

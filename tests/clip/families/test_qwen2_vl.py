@@ -33,7 +33,10 @@ def test_defaults_are_those_of_transformers() -> None:
         old.hidden_size,
         "quick",
     )
-    assert (found.pictures.patch, found.pictures.merge) == (old.patch_size, old.spatial_merge_size)
+    assert (found.resolution.patch, found.resolution.merge) == (
+        old.patch_size,
+        old.spatial_merge_size,
+    )
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -99,4 +102,4 @@ def test_a_gguf_of_the_old_one() -> None:
         72,
         "quick",
     )
-    assert found.pictures.normalize.std == (0.25, 0.25, 0.25)
+    assert found.resolution.normalize.std == (0.25, 0.25, 0.25)

@@ -140,15 +140,24 @@ def test_positions_are_scaled_as_the_reference_scales_them(side: int) -> None:
 
 def test_budgets_and_the_prompt() -> None:
     family, pixels = read(), picture(1, 100, 50)
-    plan = family.prepare(pixels)
+    plan = family.resolution.prepare(pixels)
     rows, columns = plan.grids[0]
-    assert plan.tokens == rows * columns <= 40 and plan.prompt == "<|image_pad|>" * plan.tokens
+    assert (
+        plan.tokens == rows * columns <= 40 and family.prompt(plan) == "<|image_pad|>" * plan.tokens
+    )
     assert plan.tiles[0].shape == (3, rows * 8, columns * 8) and plan.notes == ()
-    small = family.prepare(pixels, Budget(max_tokens=10))
+    small = family.resolution.prepare(pixels, Budget(max_tokens=10))
     assert small.tokens <= 10 < plan.tokens and "image budget" in small.notes[0]
-    assert family.most_tokens(Budget(max_tokens=10)) == 10 and family.most_tokens() >= 40
+    assert (
+        family.resolution.most_tokens(Budget(max_tokens=10)) == 10
+        and family.resolution.most_tokens() >= 40
+    )
     tiny = picture(2, 17, 9)
-    assert family.prepare(tiny, Budget(min_tokens=30)).tokens >= 30 > family.prepare(tiny).tokens
+    assert (
+        family.resolution.prepare(tiny, Budget(min_tokens=30)).tokens
+        >= 30
+        > family.resolution.prepare(tiny).tokens
+    )
 
 
 @needs_golden
@@ -168,11 +177,11 @@ def test_a_gguf_says_what_its_config_says(name: str) -> None:
         Settings(image, "preprocessor_config.json"),
     )
     assert isinstance(found, qwen3_vl.Qwen3Vision) and isinstance(expected, qwen3_vl.Qwen3Vision)
-    assert {k: v for k, v in vars(found).items() if k != "pictures"} == {
-        k: v for k, v in vars(expected).items() if k != "pictures"
+    assert {k: v for k, v in vars(found).items() if k != "resolution"} == {
+        k: v for k, v in vars(expected).items() if k != "resolution"
     }
     assert found.stacked == (() if name == "qwen3_5" else found.stacked)
-    assert (found.pictures.least, found.pictures.most) == (
+    assert (found.resolution.least, found.resolution.most) == (
         1 << 16,
         1 << 24,
     )  # as published; no GGUF says the checkpoint's own

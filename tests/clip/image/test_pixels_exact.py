@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
-from mtmd.clip.image.decode import open_picture, resize
+from mtmd.clip.image.decode import open_picture
+from mtmd.clip.image.resize import resize
 
 MODES = ["RGB", "RGB with a clear colour", "L", "P", "P with a clear colour", "P with alpha", "RGBA opaque", "RGBA", "LA", "PA", "1",
          "CMYK", "YCbCr", "HSV"]  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torchvision_stand_in as reference
 
-from mtmd.clip.image.decode import resize
+from mtmd.clip.image.resize import resize
 from mtmd.clip.image.tensor_resize import MODES, resize_tensor
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (53, 70, 3), np.uint8)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtmd.clip.blocks import CLIP_MEAN, CLIP_STD
 from mtmd.clip.budget import DEFAULT_BUDGET, LOW_TOKENS, Budget
+from mtmd.clip.image.pixels import CLIP_MEAN, CLIP_STD
 from mtmd.clip.resolution.dynamic import GGUF_TOKENS, DynamicResolution, gguf_dynamic, read_dynamic
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ImageError, ModelError
@@ -106,21 +106,16 @@ def test_the_least_of_a_budget() -> None:
 
 def test_detail_low() -> None:
     found, picture = dynamic(), np.zeros((1000, 1200, 3), np.uint8)
-    low = found.prepare(picture, Budget(detail="low"), "<i>")
+    low = found.prepare(picture, Budget(detail="low"))
     assert LOW_TOKENS // 2 < low.tokens <= LOW_TOKENS
     assert low.notes == ("scaled to 476 x 392 by the image budget, 1092 x 896 without it",)
-    assert found.prepare(picture, DEFAULT_BUDGET, "<i>").notes == ()
-    assert found.prepare(picture, Budget(detail="high"), "<i>").sizes == ((1092, 896),)
+    assert found.prepare(picture, DEFAULT_BUDGET).notes == ()
+    assert found.prepare(picture, Budget(detail="high")).sizes == ((1092, 896),)
 
 
 def test_a_plan() -> None:
-    plan = dynamic().prepare(np.zeros((60, 100, 3), np.uint8), DEFAULT_BUDGET, "<i>")
-    assert (plan.sizes, plan.grids, plan.tokens, plan.prompt) == (
-        ((112, 56),),
-        ((2, 4),),
-        8,
-        "<i>" * 8,
-    )
+    plan = dynamic().prepare(np.zeros((60, 100, 3), np.uint8), DEFAULT_BUDGET)
+    assert (plan.sizes, plan.grids, plan.tokens) == (((112, 56),), ((2, 4),), 8)
     assert [(tile.shape, tile.dtype) for tile in plan.tiles] == [((3, 56, 112), np.float32)]
 
 
@@ -134,7 +129,7 @@ def test_pixels_are_the_reference_ones(size: tuple[int, int]) -> None:
     cells = expected["pixel_values"].reshape(rows // 2, columns // 2, 2, 2, 3, 2, 14, 14)[
         ..., 0, :, :
     ]  # of two equal frames
-    (tile,) = dynamic().prepare(picture, DEFAULT_BUDGET, "<i>").tiles
+    (tile,) = dynamic().prepare(picture, DEFAULT_BUDGET).tiles
     assert np.array_equal(
         tile, cells.transpose(4, 0, 2, 5, 1, 3, 6).reshape(3, rows * 14, columns * 14)
     )

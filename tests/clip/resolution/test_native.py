@@ -60,9 +60,11 @@ def test_pixels_are_those_of_the_reference() -> None:
         theirs = PixtralImageProcessorPil(patch_size=28, size={"longest_edge": 84})(
             [Image.fromarray(pixels)], return_tensors="np"
         )
-        tile, grid, notes = read(**longest(84)).prepare(pixels, DEFAULT_BUDGET)
+        plan = read(**longest(84)).prepare(pixels)
+        (tile,) = plan.tiles
         np.testing.assert_array_equal(tile, theirs["pixel_values"][0])
-        assert (grid[0] * 28, grid[1] * 28) == tile.shape[1:] and notes == ()
+        assert plan.sizes == (tile.shape[:0:-1],) and plan.notes == ()
+        assert plan.tokens * 28 * 28 == tile.shape[1] * tile.shape[2]
 
 
 # At most 16 tokens of 28 pixels a side without a budget.
@@ -83,17 +85,16 @@ def test_budgets(case: str) -> None:
     budget, expected, narrow = BUDGETS[case]
     pictures = read(**longest(112))
     for size, grid in (((60, 100), expected), ((20, 300), narrow)):
-        tile, found, notes = pictures.prepare(np.zeros((*size, 3), np.uint8), budget)
-        assert found == grid and tile.shape == (3, grid[0] * 28, grid[1] * 28)
-        assert bool(notes) == (grid != pictures.grid(*size))
+        plan = pictures.prepare(np.zeros((*size, 3), np.uint8), budget)
+        assert plan.tiles[0].shape == (3, grid[0] * 28, grid[1] * 28)
+        assert plan.tokens == grid[0] * grid[1]
+        assert bool(plan.notes) == (grid != pictures.grid(*size))
         assert grid[0] * grid[1] <= pictures.most_tokens(budget)
 
 
 def test_what_a_note_says() -> None:
-    _, _, notes = read(**longest(112)).prepare(
-        np.zeros((60, 100, 3), np.uint8), Budget(max_tokens=6)
-    )
-    assert notes == ("scaled to 84 x 56 by the image budget, 112 x 84 without it",)
+    plan = read(**longest(112)).prepare(np.zeros((60, 100, 3), np.uint8), Budget(max_tokens=6))
+    assert plan.notes == ("scaled to 84 x 56 by the image budget, 112 x 84 without it",)
 
 
 def test_low_detail_is_at_most_256_tokens() -> None:

@@ -387,7 +387,7 @@ def test_end_tokens_come_from_the_first_file_that_has_them(folder: Path) -> None
 def test_image_settings_in_the_newer_file_count_more(folder: Path) -> None:
     nested(size={"height": 96, "width": 96}, image_mean=[0.1, 0.2, 0.3])(folder)
     vision = open_checkpoint(folder).vision
-    assert vision and vision.normalize.mean == (0.1, 0.2, 0.3)
+    assert vision and vision.resolution.normalize.mean == (0.1, 0.2, 0.3)
     drop("preprocessor_config.json")(folder)
     open_checkpoint(folder)
 

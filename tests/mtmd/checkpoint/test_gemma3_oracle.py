@@ -112,7 +112,9 @@ def last_logits(model: Model) -> torch.Tensor:
 def embeddings(model: Model) -> torch.Tensor:
     assert model.encoder
     return torch.stack(
-        model.encoder.encode([t for p in pictures() for t in model.encoder.family.prepare(p).tiles])
+        model.encoder.encode(
+            [t for p in pictures() for t in model.encoder.family.resolution.prepare(p).tiles]
+        )
     )
 
 

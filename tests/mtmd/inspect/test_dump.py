@@ -49,7 +49,7 @@ def test_every_node_of_both_graphs_is_there(dumped: Path, demo: Model) -> None:
         "first",
         "last",
     }
-    encoder = demo.encoder.plan(1, demo.encoder.family.tile_type().shape)  # type: ignore[union-attr]
+    encoder = demo.encoder.plan(1, demo.encoder.family.resolution.tile_type().shape)  # type: ignore[union-attr]
     assert [r["name"] for r in rows if r["graph"] == "encoder"] == [
         s.node.name for s in encoder.steps
     ]
@@ -66,7 +66,9 @@ def test_values_are_those_of_the_node(dumped: Path, demo: Model, one: Path) -> N
 
     pixels = open_picture(one.read_bytes()).pixels
     assert demo.encoder
-    value = demo.encoder.encode(list(demo.encoder.family.prepare(pixels).tiles))[0].double()
+    value = demo.encoder.encode(list(demo.encoder.family.resolution.prepare(pixels).tiles))[
+        0
+    ].double()
     row = next(r for r in read_rows(dumped) if r.name == "mm.input_projection")
     assert row.shape == [1, *value.shape] and row.device == "cpu" and row.dtype == "fp32"
     assert row.first + row.last == pytest.approx(

@@ -15,7 +15,7 @@ from qwen3_vl import qwen3_vl
 from safetensors import safe_open
 
 from mtmd import load
-from mtmd.clip.families.qwen3_vl import Qwen3Vision
+from mtmd.clip.resolution.dynamic import DynamicResolution
 from mtmd.inspect.info import SIZES, model_info
 from mtmd.inspect.info_text import COLUMNS, count
 from mtmd.kernels.checkpoint.open import GgufFile, SafetensorsWeights
@@ -234,9 +234,9 @@ def any_size(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_pictures_of_several_sizes(any_size: Path, mtmd: Any) -> None:
     found, family = told(mtmd, any_size), load(any_size, device="cpu").checkpoint.vision
-    assert family and found["most_tokens"] == family.most_tokens()
+    assert family and found["most_tokens"] == family.resolution.most_tokens()
     for row, (width, height) in zip(found["pictures"], SIZES, strict=True):
-        plan = family.prepare(
+        plan = family.resolution.prepare(
             np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
         )
         assert (row["size"], row["tokens"], row["tile_sizes"]) == (
@@ -269,14 +269,14 @@ def test_a_tensor_of_several_parameters_counts_once(tmp_path: Path, mtmd: Any) -
 def test_a_size_that_is_not_taken(
     any_size: Path, mtmd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepare = Qwen3Vision.prepare
+    prepare = DynamicResolution.prepare
 
-    def choosy(self: Qwen3Vision, pixels: Any, *budget: Any) -> Any:
+    def choosy(self: DynamicResolution, pixels: Any, *budget: Any) -> Any:
         if pixels.shape[1] > 3000:
             raise ImageError("too wide; crop it")
         return prepare(self, pixels, *budget)
 
-    monkeypatch.setattr(Qwen3Vision, "prepare", choosy)
+    monkeypatch.setattr(DynamicResolution, "prepare", choosy)
     assert told(mtmd, any_size)["pictures"][-1] == {
         "size": [3840, 2160],
         "tokens": 0,

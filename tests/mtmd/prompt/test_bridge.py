@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from mtmd.clip.budget import Budget
-from mtmd.clip.family import ImagePlan
 from mtmd.clip.image.decode import Picture, open_picture
+from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.kernels.errors import PromptError
 from mtmd.model import Model
 from mtmd.prompt.bridge import Bridge, Prepared, _pieces
@@ -168,12 +168,12 @@ def test_spans_stand_where_the_markers_are(demo: Model) -> None:
         assert span.embeddings is not None and torch.equal(span.embeddings, expected)
     assert images[0].content != images[1].content and all(len(s.content) == 16 for s in images)
     assert [t for s in spans for t in s.tokens] == demo.checkpoint.tokenizer.encode(
-        f"{prepared[0].plan.prompt}left{prepared[1].plan.prompt}"
+        f"{family.prompt(prepared[0].plan)}left{family.prompt(prepared[1].plan)}"
     )
 
 
 def plan(tokens: int, *grids: tuple[int, int]) -> ImagePlan:
-    return ImagePlan((), ((1, 1),), tokens, "", grids)
+    return ImagePlan((), ((1, 1),), tokens, grids=grids)
 
 
 IMAGE = 9

@@ -17,8 +17,8 @@ from qwen2_vl import qwen2_vl
 from torch.profiler import ProfilerActivity, profile
 
 from mtmd.clip.budget import Budget
-from mtmd.clip.family import ImagePlan
 from mtmd.clip.image.decode import Picture, open_picture
+from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.config import LoadOptions
 from mtmd.events import Answer, Finished
 from mtmd.kernels.dtype import mib
@@ -81,7 +81,7 @@ def tile_needs(model: Model, height: int, width: int, batch: int = 1) -> int:
 
 def prepared(model: Model, pixels: np.ndarray, tokens: int) -> ImagePlan:
     assert model.encoder
-    return model.encoder.family.prepare(pixels, Budget(max_tokens=tokens))
+    return model.encoder.family.resolution.prepare(pixels, Budget(max_tokens=tokens))
 
 
 def limit_for(model: Model, size: int) -> int:
@@ -90,7 +90,7 @@ def limit_for(model: Model, size: int) -> int:
     assert encoder
     plans = (
         runner.plan(runner.sizes()["prefill"]),
-        encoder.plan(1, encoder.family.tile_type().shape),
+        encoder.plan(1, encoder.family.resolution.tile_type().shape),
     )
     weights = sum(plan.weight_bytes["cpu"] for plan in plans)
     room = size + needs(runner.plan(runner.sizes()["decode"]))
@@ -250,7 +250,7 @@ def test_no_smaller_than_the_least(
 
 def test_a_picture_of_fixed_size_is_refused(demo: Model, one: Path, mtmd: Any) -> None:
     assert demo.encoder
-    size = tile_needs(demo, *demo.encoder.family.tile_type().shape[1:])
+    size = tile_needs(demo, *demo.encoder.family.resolution.tile_type().shape[1:])
     fits, short = (
         load(device="cpu", context=1024, parallel=1, memory_limit=n) for n in _around(size)
     )

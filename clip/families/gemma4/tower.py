@@ -72,10 +72,10 @@ class GatedTower:
                 )
                 for end in ENDS if linear and self.clipped else ():
                     found[f"{at}.{end}"] = Parameter(
-                        (1,),
-                        source(f"{theirs}.{end}"),
-                        (),
-                        torch.atleast_1d,
+                        shape=(1,),
+                        sources=source(f"{theirs}.{end}"),
+                        stored=(),
+                        convert=torch.atleast_1d,
                         gguf=(Stored((f"{at}.{end}",), (1,)),),
                     )
         return found
@@ -145,13 +145,13 @@ def read_gated_tower(c: Settings) -> GatedTower:
     rope.choice("rope_type", ("axial", "default"), "axial")  # two names of the same here
     half = rotary(rope.number("rope_theta", 100.0), head // 2).frequencies
     return GatedTower(
-        c.count("num_hidden_layers", 16, most=MAX_LAYERS),
-        width,
-        c.count("intermediate_size", 3072, most=MAX_WIDTH),
-        heads,
-        groups,
-        head,
-        c.number("rms_norm_eps", 1e-6),
-        c.flag("use_clipped_linears", False),
-        Rotary(half * 2, (0,) * len(half) + (1,) * len(half)),
+        layers=c.count("num_hidden_layers", 16, most=MAX_LAYERS),
+        width=width,
+        ffn=c.count("intermediate_size", 3072, most=MAX_WIDTH),
+        heads=heads,
+        groups=groups,
+        head=head,
+        eps=c.number("rms_norm_eps", 1e-6),
+        clipped=c.flag("use_clipped_linears", False),
+        rotary=Rotary(half * 2, (0,) * len(half) + (1,) * len(half)),
     )

@@ -8,21 +8,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import torch
 
-from mtmd.clip.blocks import CLIP_MEAN, CLIP_STD, RESAMPLE, Normalize, read_normalize
 from mtmd.clip.budget import DEFAULT_BUDGET, Budget
-from mtmd.clip.image.decode import Pixels, resize
-from mtmd.clip.resolution.tiling import Size, closest_grid, cut
+from mtmd.clip.image.pixels import CLIP_MEAN, CLIP_STD, Normalize, Pixels, read_normalize
+from mtmd.clip.image.resize import read_resample, resize
+from mtmd.clip.resolution.resolution import ImagePlan, tile_of
+from mtmd.clip.resolution.sizes import MAX_TILES, Size, closest_grid, cut
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Type
 
-MAX_TILES = 64
-
 
 @dataclass(frozen=True)
-class ShapeTiling:
+class StretchedTiling:
     """`fewest` to `most` tiles of `tile` pixels a side, each of `tile_tokens`; the whole follows
     where there are several.
     """
@@ -33,6 +31,17 @@ class ShapeTiling:
     most: int
     normalize: Normalize
     resample: str
+
+    def prepare(self, pixels: Pixels, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
+        grid, notes = self.choose((pixels.shape[1], pixels.shape[0]), budget)
+        tiles = tuple(self.tiles(pixels, grid))
+        return ImagePlan(
+            tiles,
+            ((self.tile, self.tile),) * len(tiles),
+            self.tokens(grid[0] * grid[1]),
+            cut=(grid[1], grid[0]),
+            notes=notes,
+        )
 
     def tokens(self, tiles: int) -> int:
         return (tiles + (tiles > 1)) * self.tile_tokens
@@ -54,18 +63,20 @@ class ShapeTiling:
     def tiles(self, pixels: Pixels, grid: Size) -> list[np.ndarray]:
         """fp32 [3, Y, X] each, line by line, the whole picture last"""
         columns, rows = grid
-        found = cut(
+        tiles = cut(
             resize(pixels, columns * self.tile, rows * self.tile, self.resample), rows, columns
         )
-        if len(found) > 1:
-            found.append(resize(pixels, self.tile, self.tile, self.resample))
-        return [self.normalize(tile) for tile in found]
+        if len(tiles) > 1:
+            tiles.append(resize(pixels, self.tile, self.tile, self.resample))
+        return [self.normalize(tile) for tile in tiles]
 
     def most_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
         return budget.most([self.tokens(self.most), self.tokens(1)])
 
     def tile_type(self) -> Type:
-        return Type.contiguous((3, self.tile, self.tile), torch.float32)
+        return tile_of(self.tile, self.tile)
+
+    largest_tile_type = tile_type
 
 
 @lru_cache
@@ -82,7 +93,7 @@ def _grids(fewest: int, most: int) -> tuple[Size, ...]:
     )
 
 
-def read_shape_tiling(image: Settings, side: int, tile_tokens: int) -> ShapeTiling:
+def read_stretched_tiling(image: Settings, side: int, tile_tokens: int) -> StretchedTiling:
     """From an image processor's settings; `side` is config.json's. Raises ModelError where they do
     not fit together.
 
@@ -102,11 +113,11 @@ def read_shape_tiling(image: Settings, side: int, tile_tokens: int) -> ShapeTili
         raise ModelError(
             f"{image.where}: min_patches is {fewest}, expected at most max_patches, {most}"
         )
-    return ShapeTiling(
-        side,
-        tile_tokens,
-        fewest,
-        most,
-        read_normalize(image, CLIP_MEAN, CLIP_STD),
-        RESAMPLE[image.choice("resample", RESAMPLE, 3)],
+    return StretchedTiling(
+        tile=side,
+        tile_tokens=tile_tokens,
+        fewest=fewest,
+        most=most,
+        normalize=read_normalize(image, CLIP_MEAN, CLIP_STD),
+        resample=read_resample(image, 3),
     )

@@ -8,38 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
-from mtmd.clip.blocks import (
-    ACTIVATIONS,
-    CLIP_MEAN,
-    CLIP_STD,
-    RESAMPLE,
-    Normalize,
-    anywhere,
-    gguf_image,
-    gguf_vit,
-    read_normalize,
-    read_vit,
-)
-from mtmd.clip.budget import DEFAULT_BUDGET, Budget
-from mtmd.clip.family import ImagePlan
-from mtmd.clip.image.decode import Pixels, resize
-from mtmd.clip.resolution.tiling import (
-    Size,
-    Squared,
-    best_canvas,
-    cut,
-    letterboxed,
-    read_canvases,
-    read_squared,
-    unpadded,
-)
-from mtmd.clip.tower import FeatureTower, read_features
+from mtmd.clip.blocks import ACTIVATIONS, anywhere, gguf_vit, read_vit
+from mtmd.clip.families.llava.tower import FeatureTower, read_features
+from mtmd.clip.image.pixels import CLIP_MEAN, CLIP_STD, gguf_image, read_normalize
+from mtmd.clip.resolution.any_resolution import AnyResolution, read_canvases
+from mtmd.clip.resolution.fixed_square import FixedSquare, read_fixed_square
+from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.kernels.checkpoint.canonical import Parameter, Stored
 from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
 from mtmd.kernels.errors import ModelError
-from mtmd.kernels.graph import Node, Shape, Type, WeightSource
+from mtmd.kernels.graph import Node, Shape, WeightSource
 from mtmd.kernels.plan.flash import AttentionForm
 
 TOWERS = ("clip_vision_model", "siglip_vision_model")
@@ -49,10 +27,7 @@ NEWLINES = ("v.image_newline", "model.image_newline")  # as GGUF files have it
 @dataclass(frozen=True)
 class LlavaVision:
     tower: FeatureTower
-    normalize: Normalize
-    resample: str
-    squared: Squared
-    canvases: tuple[Size, ...]  # none in LLaVA 1.5
+    resolution: FixedSquare | AnyResolution  # of LLaVA 1.5, and of NeXT
 
     marker = "<image>"
     image_token = "<image>"
@@ -60,14 +35,14 @@ class LlavaVision:
 
     @property
     def separator(self) -> str | None:
-        return NEWLINES[0] if self.canvases else None
+        return NEWLINES[0] if isinstance(self.resolution, AnyResolution) else None
 
     @property
     def unused(self) -> tuple[str, ...]:
         return self.tower.unused
 
     def parameters(self) -> Mapping[str, Parameter]:
-        if not self.canvases:
+        if self.separator is None:
             return self.tower.parameters()
         shape = (self.tower.text_width,)
         newline = Parameter(
@@ -77,72 +52,8 @@ class LlavaVision:
         )
         return {**self.tower.parameters(), NEWLINES[0]: newline}
 
-    def prepare(self, pixels: np.ndarray, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
-        side, count = self.tower.image_size, self.tower.tokens
-        if not self.canvases:
-            budget.check_fixed(count)
-            return ImagePlan(
-                (self.normalize(self.squared(pixels, side, self.resample)),),
-                ((side, side),),
-                count,
-                self.image_token * count,
-            )
-        tiles, order, notes = self._tiles(pixels, budget)
-        return ImagePlan(
-            tuple(self.normalize(t) for t in tiles),
-            ((side, side),) * len(tiles),
-            len(order),
-            self.image_token * len(order),
-            order=order,
-            notes=notes,
-        )
-
-    def _tiles(
-        self, pixels: Pixels, budget: Budget
-    ) -> tuple[list[Pixels], np.ndarray, tuple[str, ...]]:
-        """The whole picture stretched to a tile, then tiles of it on the best canvas, or none where
-        the budget leaves no room.
-        """
-        size, side = (pixels.shape[1], pixels.shape[0]), self.tower.image_size
-        ways: list[Size | None] = [
-            best_canvas(size, self.canvases),
-            *((*self.canvases, None) if budget != DEFAULT_BUDGET else ()),
-        ]
-        orders = [self._order(size, canvas) for canvas in ways]
-        chosen, notes = budget.choose([len(order) for order in orders])
-        tiles, canvas = [resize(pixels, side, side, self.resample)], ways[chosen]
-        if canvas is not None:
-            tiles += cut(
-                letterboxed(pixels, canvas, self.resample), canvas[1] // side, canvas[0] // side
-            )
-        return tiles, orders[chosen], notes
-
-    def _order(self, size: Size, canvas: Size | None) -> np.ndarray:
-        """The first tile's tokens, then those of the canvas that show the picture, row by row, a
-        newline after each; int64 [T]
-        """
-        count, grid, side = self.tower.tokens, self.tower.grid, self.tower.image_size
-        first = np.arange(count)
-        if canvas is None:
-            return np.append(first, -1)
-        rows, columns = canvas[1] // side, canvas[0] // side
-        cells = count + np.arange(rows * columns * count).reshape(rows, columns, grid, grid)
-        cells = unpadded(cells.transpose(0, 2, 1, 3).reshape(rows * grid, columns * grid), size)
-        return np.append(first, np.append(cells, np.full((len(cells), 1), -1), 1))
-
-    def most_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
-        if not self.canvases:
-            return self.tower.tokens
-        most = [
-            self.tower.tokens + down // self.tower.patch * (across // self.tower.patch + 1)
-            for across, down in self.canvases
-        ]
-        return budget.most([max(most), *most, self.tower.tokens + 1])
-
-    def tile_type(self) -> Type:
-        return self.tower.tile_type
-
-    largest_tile_type = tile_type
+    def prompt(self, plan: ImagePlan) -> str:
+        return self.image_token * plan.tokens
 
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
         return self.tower.graph(tiles, weights, attention)
@@ -211,21 +122,30 @@ def read(top: Settings, image: Settings) -> LlavaVision:
                 f"{kind or 'this image processor'}; set it to false"
             )
         ground = tuple(int(m * 255) for m in normalize.mean)
-    squared = read_squared(
-        image, tower.image_size, crops=not kind.startswith("Siglip"), ground=ground
+    square = read_fixed_square(
+        image,
+        tower.image_size,
+        tower.tokens,
+        normalize,
+        crops=not kind.startswith("Siglip"),
+        ground=ground,
     )
-    if tiled and squared.edge != tower.image_size:
+    if not tiled:
+        return LlavaVision(tower, square)
+    if square.edge != square.side:
         raise ModelError(
-            f"{image.where}: size is {squared.edge}, expected {tower.image_size} as in "
+            f"{image.where}: size is {square.edge}, expected {square.side} as in "
             "config.json; correct one of them"
         )
-    return LlavaVision(
-        tower,
-        normalize,
-        RESAMPLE[image.choice("resample", RESAMPLE, 3)],
-        squared,
-        read_canvases(top, image, tower.image_size) if tiled else (),
+    canvases = read_canvases(top, image, square.side)
+    resolution = AnyResolution(
+        side=square.side,
+        grid=tower.grid,
+        canvases=canvases,
+        normalize=normalize,
+        resample=square.resample,
     )
+    return LlavaVision(tower, resolution)
 
 
 def _tower(top: Settings) -> FeatureTower:
@@ -247,13 +167,13 @@ def _tower(top: Settings) -> FeatureTower:
     features = read_features(top, vit.layers)
     skip = top.choice("vision_feature_select_strategy", ("default", "full"), "default") == "default"
     return FeatureTower(
-        replace(vit, layers=max(features)),
-        size,
-        patch,
-        is_clip,
-        features,
-        skip,
-        top.part("text_config").count("hidden_size", 4096, most=MAX_WIDTH),
-        top.flag("multimodal_projector_bias", True),
-        ACTIVATIONS[top.choice("projector_hidden_act", ACTIVATIONS, "gelu")],
+        vit=replace(vit, layers=max(features)),
+        image_size=size,
+        patch=patch,
+        class_token=is_clip,
+        features=features,
+        skip_first=skip,
+        text_width=top.part("text_config").count("hidden_size", 4096, most=MAX_WIDTH),
+        bias=top.flag("multimodal_projector_bias", True),
+        gelu=ACTIVATIONS[top.choice("projector_hidden_act", ACTIVATIONS, "gelu")],
     )

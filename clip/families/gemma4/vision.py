@@ -9,18 +9,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
-from mtmd.clip.blocks import anywhere, gguf_image, gguf_vit, grid_positions
-from mtmd.clip.budget import DEFAULT_BUDGET, Budget
-from mtmd.clip.family import ImagePlan
-from mtmd.clip.gated_tower import GatedTower, read_gated_tower
+from mtmd.clip.blocks import anywhere, gguf_vit, grid_positions
+from mtmd.clip.families.gemma4.tower import GatedTower, read_gated_tower
+from mtmd.clip.image.pixels import gguf_image
 from mtmd.clip.resolution.fixed_area import FixedArea, read_fixed_area
+from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter, Stored
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_WIDTH, Settings
-from mtmd.kernels.graph import Node, Shape, Type, WeightSource, graph_input
+from mtmd.kernels.graph import Node, Shape, WeightSource, graph_input
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash import AttentionForm
 
@@ -43,7 +42,7 @@ class Gemma4Vision:
     standardized: bool
     text_width: int
     bidirectional: bool
-    pictures: FixedArea
+    resolution: FixedArea
 
     marker = image_token = "<|image|>"
     separator = None
@@ -60,10 +59,10 @@ class Gemma4Vision:
                 lambda w: w.unflatten(1, (patch, patch, 3)).permute(0, 3, 1, 2),
             ),
             "v.position_embd.weight": Parameter(
-                (2 * self.places, width),
-                _names("patch_embedder.position_embedding_table"),
-                tables,
-                _joined,
+                shape=(2 * self.places, width),
+                sources=_names("patch_embedder.position_embedding_table"),
+                stored=tables,
+                convert=_joined,
                 gguf=(Stored(("v.position_embd.weight",), tables, _joined),),
             ),
             **{
@@ -76,17 +75,8 @@ class Gemma4Vision:
             ),
         }
 
-    def prepare(self, pixels: np.ndarray, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
-        return self.pictures.prepare(pixels, budget, "<|image>", self.image_token, "<image|>")
-
-    def most_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
-        return self.pictures.most_tokens(budget)
-
-    def tile_type(self) -> Type:
-        return self.pictures.tile_type()
-
-    def largest_tile_type(self) -> Type:
-        return self.pictures.largest_tile_type()
+    def prompt(self, plan: ImagePlan) -> str:
+        return f"<|image>{self.image_token * plan.tokens}<image|>"
 
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
         w, grid = (
@@ -208,14 +198,14 @@ def read(top: Settings, image: Settings) -> Gemma4Vision:
         c.count("position_embedding_size", 10240),
     )
     return Gemma4Vision(
-        read_gated_tower(c),
-        patch,
-        pool,
-        places,
-        c.flag("standardize", False),
-        text.count("hidden_size", 2304, most=MAX_WIDTH),
-        text.get("use_bidirectional_attention", None) == "vision",
-        read_fixed_area(image, patch, pool, _sizes(pool, places), USUAL),
+        tower=read_gated_tower(c),
+        patch=patch,
+        pool=pool,
+        places=places,
+        standardized=c.flag("standardize", False),
+        text_width=text.count("hidden_size", 2304, most=MAX_WIDTH),
+        bidirectional=text.get("use_bidirectional_attention", None) == "vision",
+        resolution=read_fixed_area(image, patch, pool, _sizes(pool, places), USUAL),
     )
 
 

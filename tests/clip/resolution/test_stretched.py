@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from mtmd.clip.budget import DEFAULT_BUDGET, Budget
-from mtmd.clip.resolution.shape_tiling import ShapeTiling, read_shape_tiling
+from mtmd.clip.resolution.stretched import StretchedTiling, read_stretched_tiling
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ModelError, OptionError
 
 
-def read(side: int = 28, tokens: int = 4, **image: Any) -> ShapeTiling:
-    return read_shape_tiling(
+def read(side: int = 28, tokens: int = 4, **image: Any) -> StretchedTiling:
+    return read_stretched_tiling(
         Settings({"size": {"height": side, "width": side}} | image, "preprocessor_config.json"),
         side,
         tokens,
@@ -137,7 +137,9 @@ def test_defaults_are_those_of_the_reference() -> None:
         GotOcr2ImageProcessorPil as Theirs,
     )
 
-    found = read_shape_tiling(Settings({}, "preprocessor_config.json"), Theirs.size["height"], 4)
+    found = read_stretched_tiling(
+        Settings({}, "preprocessor_config.json"), Theirs.size["height"], 4
+    )
     assert (found.fewest, found.most, found.resample) == (
         Theirs.min_patches,
         Theirs.max_patches,

@@ -21,7 +21,7 @@ from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ModelError
-from mtmd.kernels.graph import Node, Type, WeightSource, graph_input
+from mtmd.kernels.graph import Node, WeightSource, graph_input
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash import AttentionForm
 
@@ -30,7 +30,7 @@ MAX_FEATURES = 16  # published models have at most 4
 
 @dataclass(frozen=True)
 class FeatureTower:
-    """`features` are hidden states, told by the number of layers before them; `vit` has no layers
+    """`features` are hidden states, named by the number of layers before them; `vit` has no layers
     beyond. `class_token`: it stands first, and a norm follows. `skip_first`: the first token gives
     no feature. `bias`, `gelu` and `text_width` are the projection's.
     """
@@ -52,10 +52,6 @@ class FeatureTower:
     @property
     def tokens(self) -> int:
         return self.grid**2 + self.class_token - self.skip_first
-
-    @property
-    def tile_type(self) -> Type:
-        return Type.contiguous((3, self.image_size, self.image_size), torch.float32)
 
     @property
     def unused(self) -> tuple[str, ...]:
@@ -134,13 +130,13 @@ def read_features(top: Settings, layers: int) -> tuple[int, ...]:
     """`vision_feature_layer`, a number or a list; below 0 they count from the last hidden state
     back. ModelError beyond `layers`.
     """
-    found = top.get("vision_feature_layer", -2)
-    given = found if isinstance(found, list) else [found]
+    setting = top.get("vision_feature_layer", -2)
+    given = setting if isinstance(setting, list) else [setting]
     if not 0 < len(given) <= MAX_FEATURES or any(
         type(f) is not int or not -layers - 1 <= f <= layers for f in given
     ):
         raise ModelError(
-            f"{top.where}: vision_feature_layer is {found!r:.60}, expected a number from "
+            f"{top.where}: vision_feature_layer is {setting!r:.60}, expected a number from "
             f"{-layers - 1} to {layers}, or a "
             f"list of up to {MAX_FEATURES} such"
         )

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile
 
-from mtmd.clip.image.decode import ImageLimits, open_picture, resize
+from mtmd.clip.image.decode import ImageLimits, open_picture
+from mtmd.clip.image.resize import resize
 from mtmd.kernels.errors import ImageError, OptionError
 
 UPRIGHT = np.random.default_rng(7).integers(0, 256, (5, 3, 3), dtype=np.uint8)

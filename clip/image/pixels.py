@@ -1,0 +1,66 @@
+"""Pixels as arrays, and their normalisation: uint8 [Y, X, 3] to the fp32 [3, Y, X] that an encoder
+reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtmd.kernels.checkpoint.settings import Settings
+from mtmd.kernels.errors import ModelError
+
+Pixels: TypeAlias = NDArray[np.uint8]
+
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+@dataclass(frozen=True)
+class Normalize:
+    """Bytes to numbers: (value * scale - mean) / std per channel, in fp32 after the product, as the
+    reference processors do it.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    scale: float
+
+    def __call__(self, pixels: np.ndarray) -> np.ndarray:
+        """uint8 [Y, X, 3] -> fp32 [3, Y, X]"""
+        values = (np.arange(256) * self.scale).astype(np.float32)
+        tables = (values - np.array(self.mean, np.float32)[:, None]) / np.array(
+            self.std, np.float32
+        )[:, None]
+        return np.stack([table[pixels[..., channel]] for channel, table in enumerate(tables)])
+
+
+def read_normalize(
+    image: Settings, mean: tuple[float, ...] = (0.5,) * 3, std: tuple[float, ...] = (0.5,) * 3
+) -> Normalize:
+    """From an image processor's settings. Raises ModelError for a step that is switched off and a
+    std that cannot be divided by.
+    """
+    for key in ("do_resize", "do_rescale", "do_normalize"):
+        if not image.flag(key, True):
+            raise ModelError(f"{image.where}: {key} false is not supported; set it to true")
+    mean, std = image.numbers("image_mean", 3, mean), image.numbers("image_std", 3, std)
+    if min(std) <= 0:
+        raise ModelError(
+            f"{image.where}: image_std is {list(std)}, expected 3 numbers above 0, as it is "
+            "divided by"
+        )
+    return Normalize(mean, std, image.number("rescale_factor", 1 / 255))
+
+
+def gguf_image(keys: Settings) -> dict[str, object]:
+    """What an image processor's settings say of the normalisation, from the `clip.` keys of a
+    GGUF.
+    """
+    return {
+        "image_mean": keys.get("vision.image_mean", None),
+        "image_std": keys.get("vision.image_std", None),
+    }

@@ -1,0 +1,48 @@
+"""Resizing as Pillow does it, which most reference processors call."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+from PIL import Image
+
+from mtmd.clip.image.pixels import Pixels
+from mtmd.kernels.checkpoint.settings import Settings
+from mtmd.kernels.errors import OptionError
+
+RESAMPLE = {
+    0: "nearest",
+    1: "lanczos",
+    2: "bilinear",
+    3: "bicubic",
+    4: "box",
+    5: "hamming",
+}  # Pillow's numbers, as image processors' settings have them
+_FILTERS = {filter_.name.lower(): filter_ for filter_ in Image.Resampling}
+
+
+def resize(pixels: Pixels, width: int, height: int, resample: str) -> Pixels:
+    """uint8 `[H, W, 3]` to uint8 `[height, width, 3]` with Pillow's filter named `resample`; the
+    very same array where no size changes.
+
+    This is what the reference processors call, so results are equal to theirs bit by bit. Raises
+    OptionError.
+    """
+    if resample not in _FILTERS:
+        raise OptionError(
+            f"resample: found {resample!r}, expected one of {', '.join(sorted(_FILTERS))}"
+        )
+    if width < 1 or height < 1:
+        raise OptionError(f"resize: found a target of {width} x {height}, expected at least 1 x 1")
+    if pixels.shape[:2] == (height, width):
+        return pixels
+    return np.array(Image.fromarray(pixels).resize((width, height), _FILTERS[resample]))
+
+
+def read_resample(image: Settings, default: int, names: Collection[str] = ()) -> str:
+    """The filter that an image processor's settings name by Pillow's number, one of `names` if
+    there are some. Raises ModelError for another.
+    """
+    allowed = [number for number, name in RESAMPLE.items() if not names or name in names]
+    return RESAMPLE[image.choice("resample", allowed, default)]

@@ -1,0 +1,66 @@
+"""What becomes of a picture before an encoder sees it, and what every way to do that answers.
+
+Each file beside this one is a way: how a picture of any size becomes tiles. A family names its way
+as `resolution`; whoever has to know about pictures asks that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from mtmd.clip.budget import DEFAULT_BUDGET, Budget
+from mtmd.clip.image.pixels import Pixels
+from mtmd.kernels.graph import Type
+
+USUAL_SIDE = 448  # pixels of the square that the warm-up asks about where any size is taken
+
+
+@dataclass(frozen=True)
+class ImagePlan:
+    """How one picture goes in: pixel tiles for the encoder, and what its tokens stand for.
+
+    `tiles` are fp32 [3, Y, X], normalised, `sizes` their (width, height) in pixels. `tokens` is the
+    number of image tokens of all of them. `cut`: the (rows, columns) of tiles that the picture is
+    cut into, (1, 1) where it goes in whole. `grids`: for families that give image tokens a row and
+    a column as positions, (rows, columns) of each run of image tokens, else empty. `order`: which
+    of the tiles' tokens, counted through all tiles, the image tokens are, -1 being the family's
+    separator; None for all, as they come. `notes` say for the receipt what was done to the picture
+    that its owner may not expect. `shrunk_from`: the tokens it would take if there were more
+    memory, None where there is enough.
+    """
+
+    tiles: tuple[np.ndarray, ...]
+    sizes: tuple[tuple[int, int], ...]
+    tokens: int
+    cut: tuple[int, int] = (1, 1)
+    grids: tuple[tuple[int, int], ...] = ()
+    order: np.ndarray | None = None
+    notes: tuple[str, ...] = field(default=())
+    shrunk_from: int | None = None
+
+
+class Resolution(Protocol):
+    """A way from a picture of any size to tiles, bit for bit the reference processor's."""
+
+    def prepare(self, pixels: Pixels, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
+        """From uint8 [Y, X, 3]. Raises OptionError for a budget that cannot be kept, with the
+        numbers; ImageError for a picture of a shape that is not taken.
+        """
+
+    def most_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
+        """The most image tokens that one picture takes."""
+
+    def tile_type(self) -> Type:
+        """The tile the warm-up asks about."""
+
+    def largest_tile_type(self) -> Type:
+        """The largest tile that any picture can lead to."""
+
+
+def tile_of(width: int, height: int) -> Type:
+    """The type of a tile of so many pixels."""
+    return Type.contiguous((3, height, width), torch.float32)
