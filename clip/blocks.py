@@ -44,7 +44,7 @@ def read_vit(
     vision: Settings, *, layers: int, width: int, ffn: int, heads: int, act: str, eps: float = 1e-6
 ) -> VitParams:
     """From a vision_config with transformers' usual keys; the numbers are the family's defaults."""
-    found = VitParams(
+    vit = VitParams(
         layers=vision.count("num_hidden_layers", layers, most=MAX_LAYERS),
         width=vision.count("hidden_size", width, most=MAX_WIDTH),
         ffn=vision.count("intermediate_size", ffn, most=MAX_WIDTH),
@@ -52,12 +52,12 @@ def read_vit(
         eps=vision.number("layer_norm_eps", eps),
         gelu=ACTIVATIONS[vision.choice("hidden_act", ACTIVATIONS, act)],
     )
-    if found.width % found.heads:
+    if vit.width % vit.heads:
         raise ModelError(
-            f"{vision.where}: {found.heads} heads of width {found.width}; expected heads that "
+            f"{vision.where}: {vit.heads} heads of width {vit.width}; expected heads that "
             "divide the width"
         )
-    return found
+    return vit
 
 
 def gguf_vit(keys: Settings) -> dict[str, object]:
@@ -160,7 +160,7 @@ def vit_parameters(p: VitParams, source: Callable[[str], tuple[str, ...]]) -> di
         "ffn_down": (p.width, p.ffn),
     }
     turned = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
-    found: dict[str, Parameter] = {}
+    parameters: dict[str, Parameter] = {}
     for index in range(p.layers):
         for part, name in names.items():
             shape = shapes.get(part, (p.width, p.width))
@@ -171,22 +171,24 @@ def vit_parameters(p: VitParams, source: Callable[[str], tuple[str, ...]]) -> di
                     Stored((f"v.blk.{index}.{at}.{kind}",), stored)
                     for at in (part, turned.get(part, part))
                 )
-                found[f"v.blk.{index}.{part}.{kind}"] = Parameter(
+                parameters[f"v.blk.{index}.{part}.{kind}"] = Parameter(
                     stored,
                     source(f"encoder.layers.{index}.{name}.{kind}"),
                     gguf=held if part in turned else (),
                 )
-    return found
+    return parameters
 
 
-def tower(name: str) -> tuple[str, ...]:
+def tower_names(name: str) -> tuple[str, ...]:
     """What a tensor of the tower is called in published checkpoints, and in those that transformers
     5 saves.
     """
-    return anywhere(f"vision_tower.vision_model.{name}") + anywhere(f"vision_tower.{name}")
+    return checkpoint_names(f"vision_tower.vision_model.{name}") + checkpoint_names(
+        f"vision_tower.{name}"
+    )
 
 
-def anywhere(name: str) -> tuple[str, ...]:
+def checkpoint_names(name: str) -> tuple[str, ...]:
     return name, f"model.{name}"
 
 

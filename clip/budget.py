@@ -50,7 +50,7 @@ class Budget:
         return low, high
 
     def choose(self, ways: Sequence[int]) -> tuple[int, tuple[str, ...]]:
-        """Which of several ways to show a picture, told by the tokens each takes, and a note where
+        """Which of several ways to show a picture, given the tokens each takes, and a note where
         it is not the first, the model's own.
 
         The first where it keeps the budget, else the nearest that does; where none has enough
@@ -67,14 +67,14 @@ class Budget:
                 f"image_max_tokens {high}; raise it"
             )
         enough = [i for i in allowed if ways[i] >= low]
-        found = (
+        chosen = (
             min(enough, key=lambda i: abs(ways[i] - own))
             if enough
             else max(allowed, key=ways.__getitem__)
         )
-        if ways[found] >= low and found == 0:
+        if ways[chosen] >= low and chosen == 0:
             return 0, ()
-        return found, (f"shown in {ways[found]} tokens, {own} without limits of its own",)
+        return chosen, (f"shown in {ways[chosen]} tokens, {own} without limits of its own",)
 
     def most(self, ways: Sequence[int]) -> int:
         """The most tokens that `choose` can come to, from those that each way may take at most."""

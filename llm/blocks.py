@@ -12,6 +12,8 @@ from mtmd.kernels.plan.flash import AttentionForm
 from mtmd.llm.engine.inputs import TextInputs
 from mtmd.llm.engine.state import KV, PAGE
 
+KeysValues = tuple[Node, Node]
+
 
 def token_embeddings(inputs: TextInputs, w: Weights, scale: float = 1.0) -> Node:
     """Rows of the token table times `scale`, images put in unscaled          -> [T, D]"""
@@ -19,34 +21,19 @@ def token_embeddings(inputs: TextInputs, w: Weights, scale: float = 1.0) -> Node
     if not inputs.images:
         return x
     return ops.place_rows(
-        x, _image_columns(inputs, 0, x.shape[1]), inputs.image_at(), name="image_embd"
+        x, image_features(inputs, 0, x.shape[1]), inputs.image_at(), name="image_embd"
     )
 
 
-def deepstack(x: Node, layer: int, inputs: TextInputs) -> Node:
-    """What an image's rows hold for a layer of their own, behind their embeddings, is added to what
-    the layer gives (arXiv:2406.04334).
-
-    x [T, D], image rows [M, D (1 + layers that get some)] -> [T, D]
-    """
-    if not inputs.images or inputs.image_width < (layer + 2) * x.shape[1]:
-        return x
-    return ops.add_rows(
-        x,
-        _image_columns(inputs, layer + 1, x.shape[1]),
-        inputs.image_at(),
-        name=f"blk.{layer}.deepstack",
-    )
-
-
-def _image_columns(inputs: TextInputs, part: int, width: int) -> Node:
+def image_features(inputs: TextInputs, part: int, width: int) -> Node:
+    """What each image token holds: 0 its embedding, others what a layer adds          -> [M, D]"""
     rows = inputs.image_rows()
     if inputs.image_width == width:
         return rows
     return ops.columns(rows, start=part * width, stop=(part + 1) * width, name=f"image_part.{part}")
 
 
-def remember(k: Node, v: Node, layer: int, inputs: TextInputs) -> tuple[Node, Node]:
+def cache_keys_values(k: Node, v: Node, layer: int, inputs: TextInputs) -> KeysValues:
     """k, v [T, G, K] written to the layer's cache -> all keys and values of the batch's sequences,
     [1, S, G, K] each
     """
@@ -61,36 +48,59 @@ def remember(k: Node, v: Node, layer: int, inputs: TextInputs) -> tuple[Node, No
     return keys, values
 
 
+def queries_keys_values(
+    x: Node, at: str, w: Weights, *, heads: int, groups: int, bias: bool = False
+) -> tuple[Node, Node, Node]:
+    """The projections of grouped attention (arXiv:2305.13245)
+
+    [T, D] -> [T, H, K], [T, G, K], [T, G, K]
+    """
+    q, k, v = (
+        split_heads(w.linear(x, f"{at}.{part}", bias=bias), count, f"{at}.{part}")
+        for part, count in (("attn_q", heads), ("attn_k", groups), ("attn_v", groups))
+    )
+    return q, k, v
+
+
 def attend(
     q: Node,
-    k: Node,
-    v: Node,
-    layer: int,
-    inputs: TextInputs,
+    keys_values: KeysValues,
+    at: str,
     attention: AttentionForm,
+    *,
     bounds: Node,
+    scale: float | None = None,
+    softcap: float | None = None,
 ) -> Node:
-    """Attention to everything in the cache that `bounds` let see, k and v written there first
+    """Attention to everything in the cache that `bounds` let see, scaled by 1 / sqrt(K) unless said
+    otherwise
 
-    q [T, H, K], k, v [T, G, K] -> [T, H * K]
+    q [T, H, K], keys and values [1, S, G, K] -> [T, H * K]
     """
-    (rows, count, size), at = q.shape, f"blk.{layer}.attn"
-    keys, values = remember(k, v, layer, inputs)
+    (rows, count, size), (keys, values) = q.shape, keys_values
     mixed = attention(
-        ops.reshape(q, shape=(1, rows, count, size), name=f"{at}_q.batch"),
+        ops.reshape(q, shape=(1, rows, count, size), name=f"{at}.attn_q.batch"),
         keys,
         values,
-        None,
-        bounds,
-        scale=size**-0.5,
-        name=at,
+        bounds=bounds,
+        scale=size**-0.5 if scale is None else scale,
+        softcap=softcap,
+        name=f"{at}.attn",
     )
-    return ops.reshape(mixed, shape=(rows, count * size), name=f"{at}.flat")
+    return ops.reshape(mixed, shape=(rows, count * size), name=f"{at}.attn.flat")
 
 
-def heads(x: Node, count: int, name: str) -> Node:
+def split_heads(x: Node, count: int, name: str) -> Node:
     """[T, H * K] -> [T, H, K]"""
     return ops.reshape(x, shape=(x.shape[0], count, x.shape[1] // count), name=f"{name}.heads")
+
+
+def normed_rope(x: Node, at: str, angles: Node, w: Weights, *, eps: float) -> Node:
+    """Queries or keys with each head RMS-normed, then turned by their positions
+
+    x [T, H, K], angles [T, 2, R] -> [T, H, K]; `at` is such as "blk.3.attn_q"
+    """
+    return ops.rope(w.rms_norm(x, f"{at}_norm", eps), angles, name=f"{at}.rope")
 
 
 def swiglu(x: Node, at: str, w: Weights, suffix: str = "", *, bias: bool = False) -> Node:
@@ -101,6 +111,13 @@ def swiglu(x: Node, at: str, w: Weights, suffix: str = "", *, bias: bool = False
     )
 
 
+def geglu(x: Node, at: str, w: Weights) -> Node:
+    """The same with GELU, by its tanh approximation          [T, D] -> [T, D]"""
+    gate, up = (w.linear(x, f"{at}.ffn_{part}") for part in ("gate", "up"))
+    gated = ops.gelu_mul(gate, up, approximate="tanh", name=f"{at}.ffn_gated")
+    return w.linear(gated, f"{at}.ffn_down")
+
+
 def moe_ffn(
     x: Node,
     at: str,
@@ -109,15 +126,15 @@ def moe_ffn(
     top_k: int,
     normalize: bool,
     shared: bool = False,
-    rated: Node | None = None,
+    router_input: Node | None = None,
     shares: Node | None = None,
     act: str = "silu",
 ) -> Node:
     """Experts, `top_k` for each token, and, with `shared`, one that reads every token, as much as
     its gate lets through
 
-    [T, D] -> [T, D]; arXiv:2401.06066 for the shared expert. The router rates `rated` [T, D] where
-    it is not what the experts read; `shares` [E] and `act` are the op's.
+    [T, D] -> [T, D]; arXiv:2401.06066 for the shared expert. The router reads `router_input` [T, D]
+    where it is not what the experts read; `shares` [E] and `act` are the op's.
     """
     parts = ("gate", "up", "down")
     quants = {
@@ -125,7 +142,7 @@ def moe_ffn(
         for part in parts
         if (quant := w.quant(f"{at}.ffn_{part}_exps.weight"))
     }
-    router = w.linear(x if rated is None else rated, f"{at}.ffn_gate_inp")
+    router = w.linear(x if router_input is None else router_input, f"{at}.ffn_gate_inp")
     tables = (w.tensor(f"{at}.ffn_{part}_exps.weight") for part in parts)
     y = ops.moe(
         x,
@@ -148,7 +165,7 @@ def moe_ffn(
     )
 
 
-def logits(x: Node, inputs: TextInputs, w: Weights, eps: float, tied: bool) -> Node:
+def logits(x: Node, inputs: TextInputs, w: Weights, *, eps: float, tied: bool) -> Node:
     """The final norm and the table of outputs, for the rows wanted          [T, D] -> [R, V]"""
     x = w.rms_norm(ops.take_rows(x, inputs.wanted_rows(), name="wanted"), "output_norm", eps)
     return w.linear(x, "token_embd" if tied else "output", name="logits")

@@ -44,12 +44,12 @@ def read_experts(c: Settings, layers: int, normalize: bool | None = None) -> Exp
         raise ModelError(f"{c.where}: mlp_only_layers is {dense!r:.40}, expected a list of layers")
     shared = "shared_expert_intermediate_size"
     return Experts(
-        count,
-        c.count("moe_intermediate_size", most=MAX_WIDTH),
-        c.count("num_experts_per_tok", most=count),
-        c.flag("norm_topk_prob", False) if normalize is None else normalize,
-        frozenset(i for i in range(layers) if i not in dense and (i + 1) % step == 0),
-        c.count(shared, most=MAX_WIDTH) if c.get(shared, 0) else 0,
+        count=count,
+        ffn=c.count("moe_intermediate_size", most=MAX_WIDTH),
+        top_k=c.count("num_experts_per_tok", most=count),
+        normalize=c.flag("norm_topk_prob", False) if normalize is None else normalize,
+        at=frozenset(i for i in range(layers) if i not in dense and (i + 1) % step == 0),
+        shared=c.count(shared, most=MAX_WIDTH) if c.get(shared, 0) else 0,
     )
 
 
@@ -64,7 +64,7 @@ def expert_parameters(
     2 F] and [E, F, D], as published ones of some models do. GGUF may have gate and up in one too.
     """
     e, f = experts.count, experts.ffn
-    found = {
+    parameters = {
         f"{at}.ffn_gate_inp.weight": Parameter(
             (e, width), tuple(f"{source}gate.weight" for source in sources)
         )
@@ -93,9 +93,11 @@ def expert_parameters(
             Stored((name,), (e, *shape)),
             Stored((both,), whole, partial(_part, which, parts), picks_rows=True),
         )
-        found[name] = Parameter((e, *shape), (), others=tuple(ways), gguf=gguf[:parts])
+        parameters[name] = Parameter((e, *shape), (), others=tuple(ways), gguf=gguf[:parts])
     return (
-        found | _shared_parameters(at, sources, experts.shared, width) if experts.shared else found
+        parameters | _shared_parameters(at, sources, experts.shared, width)
+        if experts.shared
+        else parameters
     )
 
 
@@ -106,19 +108,19 @@ def _shared_parameters(
         f"{at}.ffn_gate_inp_shexp.weight",
         {"gate": (ffn, width), "up": (ffn, width), "down": (width, ffn)},
     )
-    found = {
+    parameters = {
         f"{at}.ffn_{part}_shexp.weight": Parameter(
             shape, tuple(f"{source}shared_expert.{part}_proj.weight" for source in sources)
         )
         for part, shape in shapes.items()
     }
     # llama.cpp's quantizer writes a matrix of one row as a vector.
-    found[gate] = Parameter(
+    parameters[gate] = Parameter(
         (1, width),
         tuple(f"{source}shared_expert_gate.weight" for source in sources),
         gguf=(Stored((gate,), (1, width)), Stored((gate,), (width,), _one_row)),
     )
-    return found
+    return parameters
 
 
 def _one_row(vector: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a text family tells the engine, and the table of families."""
+"""What a text family gives the engine, and the table of families."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Entry:
 
 FAMILIES = (
     Entry("mtmd.llm.families.gemma3", ("gemma3_text",), ("gemma3",)),
-    Entry("mtmd.llm.families.gemma4", ("gemma4_text",), ("gemma4",)),
+    Entry("mtmd.llm.families.gemma4.text", ("gemma4_text",), ("gemma4",)),
     Entry(
         "mtmd.llm.families.llama",
         (
@@ -49,7 +49,7 @@ FAMILIES = (
         ("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe"),
     ),
     Entry(
-        "mtmd.llm.families.qwen3_next",
+        "mtmd.llm.families.qwen3_next.text",
         ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
         ("qwen3next", "qwen35", "qwen35moe"),
     ),

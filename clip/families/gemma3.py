@@ -1,4 +1,4 @@
-"""Gemma 3's eye: a SigLIP tower, its patches averaged down to a fixed number of tokens, one
+"""Gemma 3's vision tower: SigLIP, its patches averaged down to a fixed number of tokens, one
 projection (arXiv:2503.19786).
 """
 
@@ -13,10 +13,10 @@ import torch
 
 from mtmd.clip.blocks import (
     VitParams,
-    anywhere,
+    checkpoint_names,
     gguf_vit,
     read_vit,
-    tower,
+    tower_names,
     vit_block,
     vit_parameters,
 )
@@ -56,29 +56,33 @@ class Gemma3Vision:
 
     def parameters(self) -> Mapping[str, Parameter]:
         width = self.vit.width
-        found = vit_parameters(self.vit, tower)
-        found["v.patch_embd.weight"] = Parameter(
-            (width, 3, self.patch, self.patch), tower("embeddings.patch_embedding.weight")
+        parameters = vit_parameters(self.vit, tower_names)
+        parameters["v.patch_embd.weight"] = Parameter(
+            (width, 3, self.patch, self.patch), tower_names("embeddings.patch_embedding.weight")
         )
-        found["v.patch_embd.bias"] = Parameter((width,), tower("embeddings.patch_embedding.bias"))
-        found["v.position_embd.weight"] = Parameter(
-            (self.grid**2, width), tower("embeddings.position_embedding.weight")
+        parameters["v.patch_embd.bias"] = Parameter(
+            (width,), tower_names("embeddings.patch_embedding.bias")
         )
-        found["v.post_ln.weight"] = Parameter((width,), tower("post_layernorm.weight"))
-        found["v.post_ln.bias"] = Parameter((width,), tower("post_layernorm.bias"))
-        found["mm.soft_emb_norm.weight"] = Parameter(
-            (width,), anywhere("multi_modal_projector.mm_soft_emb_norm.weight"), convert=plus_one
+        parameters["v.position_embd.weight"] = Parameter(
+            (self.grid**2, width), tower_names("embeddings.position_embedding.weight")
         )
-        found["mm.input_projection.weight"] = Parameter(
+        parameters["v.post_ln.weight"] = Parameter((width,), tower_names("post_layernorm.weight"))
+        parameters["v.post_ln.bias"] = Parameter((width,), tower_names("post_layernorm.bias"))
+        parameters["mm.soft_emb_norm.weight"] = Parameter(
+            (width,),
+            checkpoint_names("multi_modal_projector.mm_soft_emb_norm.weight"),
+            convert=plus_one,
+        )
+        parameters["mm.input_projection.weight"] = Parameter(
             shape=(self.text_width, width),
-            sources=anywhere("multi_modal_projector.mm_input_projection_weight"),
+            sources=checkpoint_names("multi_modal_projector.mm_input_projection_weight"),
             stored=(width, self.text_width),
             convert=torch.Tensor.t,
             gguf=(
                 Stored(("mm.input_projection.weight",), (width, self.text_width), torch.Tensor.t),
             ),
         )
-        return found
+        return parameters
 
     def prompt(self, plan: ImagePlan) -> str:
         return f"\n\n<start_of_image>{self.image_token * plan.tokens}<end_of_image>\n\n"

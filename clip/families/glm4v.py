@@ -1,6 +1,6 @@
-"""GLM-4.1V's eye: pictures of any size, RMS norms, SwiGLU, patches turned by their row and column
-and told apart by a table of positions scaled to their grid; a convolution and a gated layer make
-tokens of them (arXiv:2507.01006).
+"""GLM-4.1V's vision tower: pictures of any size, RMS norms, SwiGLU, patches turned by their row and
+column and told apart by a table of positions scaled to their grid; a convolution and a gated layer
+make tokens of them (arXiv:2507.01006).
 """
 
 from __future__ import annotations
@@ -91,16 +91,20 @@ class Glm4Vision:
                     f"blocks.{layer}.attn.qkv.bias",
                     (3 * width,),
                 )
-        found = {name: Parameter(shape, _names(theirs)) for name, (theirs, shape) in shapes.items()}
+        parameters = {
+            name: Parameter(shape, _names(theirs)) for name, (theirs, shape) in shapes.items()
+        }
         kernels, merger = (text, width, merge, merge), "mm.patch_merger.weight"
-        found[merger] = Parameter(
+        parameters[merger] = Parameter(
             shape=(text, width * merge**2),
             sources=_names("downsample.weight"),
             stored=kernels,
             convert=_flat,
             gguf=(Stored((merger,), kernels, _flat),),
         )
-        return found | two_frames(width, self.resolution.patch, _names("patch_embed.proj.weight"))
+        return parameters | two_frames(
+            width, self.resolution.patch, _names("patch_embed.proj.weight")
+        )
 
     def prompt(self, plan: ImagePlan) -> str:
         return self.image_token * plan.tokens

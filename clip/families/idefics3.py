@@ -52,15 +52,17 @@ class Idefics3Vision:
             "v.patch_embd": ("embeddings.patch_embedding", patches),
             "v.post_ln": ("post_layernorm", (width,)),
         }
-        found = blocks.vit_parameters(self.vit, _tower) | blocks.biased_parameters(ends, _tower)
-        found["v.position_embd.weight"] = Parameter(
+        parameters = blocks.vit_parameters(self.vit, _tower) | blocks.biased_parameters(
+            ends, _tower
+        )
+        parameters["v.position_embd.weight"] = Parameter(
             (self.positions**2, width), _tower("embeddings.position_embedding.weight")
         )
-        found["mm.model.fc.weight"] = Parameter(
+        parameters["mm.model.fc.weight"] = Parameter(
             (self.text_width, width * self.factor**2),
             ("model.connector.modality_projection.proj.weight",),
         )
-        return found
+        return parameters
 
     def prompt(self, plan: ImagePlan) -> str:
         """Tiles line by line, each behind its row and column, and the whole picture."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from mtmd.clip import blocks
-from mtmd.clip.blocks import ACTIVATIONS, VitParams, anywhere
+from mtmd.clip.blocks import ACTIVATIONS, VitParams, checkpoint_names
 from mtmd.clip.image.pixels import gguf_image
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.resolution.stretched import StretchedTiling, read_stretched_tiling
@@ -65,7 +65,7 @@ class InternVision:
             self.vit.width * self.factor**2,
             self.text_width,
         )
-        found = {
+        parameters = {
             "v.class_embd": _row_of_one((width,), 2, "v.class_embd", "cls_token"),
             "v.position_embd.weight": _row_of_one(
                 (self.grid**2 + 1, width), 1, "v.position_embd.weight", "position_embeddings"
@@ -98,8 +98,8 @@ class InternVision:
                 f"{at}.{part}": (f"{block}.{name}", shapes.get(part, (width, width)))
                 for part, name in LAYER.items()
             }
-            found |= {
-                f"{at}.{part}.weight": Parameter((width,), anywhere(f"{block}.{name}"))
+            parameters |= {
+                f"{at}.{part}.weight": Parameter((width,), checkpoint_names(f"{block}.{name}"))
                 for part, name in vectors.items()
             }
         without = (".ln1.bias", ".ln2.bias") * self.rms + (
@@ -107,9 +107,9 @@ class InternVision:
             ".attn_k.bias",
             ".attn_v.bias",
         ) * (not self.qkv_bias)
-        return found | {
+        return parameters | {
             name: p
-            for name, p in blocks.biased_parameters(tensors, anywhere).items()
+            for name, p in blocks.biased_parameters(tensors, checkpoint_names).items()
             if not name.endswith(without)
         }
 
@@ -244,7 +244,7 @@ def _row_of_one(shape: tuple[int, ...], ones: int, name: str, theirs: str) -> Pa
     stored, convert = (1,) * ones + shape, partial(torch.reshape, shape=shape)
     return Parameter(
         shape=shape,
-        sources=anywhere(f"vision_tower.embeddings.{theirs}"),
+        sources=checkpoint_names(f"vision_tower.embeddings.{theirs}"),
         stored=stored,
         convert=convert,
         gguf=(Stored((name,), shape), Stored((name,), stored, convert)),

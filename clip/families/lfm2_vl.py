@@ -1,5 +1,5 @@
-"""LFM2-VL's eye (arXiv:2511.23404): SigLIP 2 at any resolution (arXiv:2502.14786), pixel unshuffle,
-tiles told apart by tokens of their row and column, a thumbnail last.
+"""LFM2-VL's vision tower (arXiv:2511.23404): SigLIP 2 at any resolution (arXiv:2502.14786), pixel
+unshuffle, tiles told apart by tokens of their row and column, a thumbnail last.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 from mtmd.clip.blocks import (
     ACTIVATIONS,
     VitParams,
-    anywhere,
     biased_parameters,
+    checkpoint_names,
     gguf_vit,
     read_vit,
-    tower,
+    tower_names,
     vit_block,
     vit_parameters,
 )
@@ -55,18 +55,20 @@ class Lfm2Vision:
             self.resolution.patch,
             self.vit.width * self.resolution.shuffle**2,
         )
-        found = vit_parameters(self.vit, tower) | biased_parameters(
-            {"v.post_ln": ("post_layernorm", (width,))}, tower
+        parameters = vit_parameters(self.vit, tower_names) | biased_parameters(
+            {"v.post_ln": ("post_layernorm", (width,))}, tower_names
         )
-        found["v.patch_embd.weight"] = Parameter(
+        parameters["v.patch_embd.weight"] = Parameter(
             (width, 3, patch, patch),
-            tower("embeddings.patch_embedding.weight"),
+            tower_names("embeddings.patch_embedding.weight"),
             (width, patch * patch * 3),
             lambda w: w.unflatten(1, (patch, patch, 3)).permute(0, 3, 1, 2),
         )
-        found["v.patch_embd.bias"] = Parameter((width,), tower("embeddings.patch_embedding.bias"))
-        found["v.position_embd.weight"] = Parameter(
-            (self.positions**2, width), tower("embeddings.position_embedding.weight")
+        parameters["v.patch_embd.bias"] = Parameter(
+            (width,), tower_names("embeddings.patch_embedding.bias")
+        )
+        parameters["v.position_embd.weight"] = Parameter(
+            (self.positions**2, width), tower_names("embeddings.position_embedding.weight")
         )
         projector = {
             "mm.1": ("linear_1", (self.inner, wide)),
@@ -74,9 +76,9 @@ class Lfm2Vision:
         }
         norm = {"mm.input_norm": ("layer_norm", (wide,))} if self.normed else {}
         layers = biased_parameters(
-            {**norm, **projector}, lambda name: anywhere(f"multi_modal_projector.{name}")
+            {**norm, **projector}, lambda name: checkpoint_names(f"multi_modal_projector.{name}")
         )
-        return found | {
+        return parameters | {
             name: p
             for name, p in layers.items()
             if self.bias or "norm" in name or not name.endswith("bias")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from mtmd.clip import blocks
-from mtmd.clip.blocks import ACTIVATIONS, anywhere
+from mtmd.clip.blocks import ACTIVATIONS, checkpoint_names
 from mtmd.clip.image.pixels import gguf_image
 from mtmd.clip.resolution.native import NativeResolution, read_native
 from mtmd.clip.resolution.resolution import ImagePlan
@@ -69,23 +69,24 @@ class PixtralVision:
             "ffn_down": (width, ffn),
         }
         turned = dict.fromkeys(("attn_q", "attn_k"), adjacent_pairs(self.heads))
-        found = {
+        parameters = {
             "v.patch_embd.weight": Parameter(
-                (width, 3, self.patch, self.patch), anywhere("vision_tower.patch_conv.weight")
+                (width, 3, self.patch, self.patch),
+                checkpoint_names("vision_tower.patch_conv.weight"),
             ),
-            "v.pre_ln.weight": Parameter((width,), anywhere("vision_tower.ln_pre.weight")),
+            "v.pre_ln.weight": Parameter((width,), checkpoint_names("vision_tower.ln_pre.weight")),
         }
         for layer in range(self.layers):
             for part, name in LAYER.items():
-                sources = anywhere(f"vision_tower.transformer.layers.{layer}.{name}.weight")
-                found[f"v.blk.{layer}.{part}.weight"] = Parameter(
+                sources = checkpoint_names(f"vision_tower.transformer.layers.{layer}.{name}.weight")
+                parameters[f"v.blk.{layer}.{part}.weight"] = Parameter(
                     shapes.get(part, (width, width)), sources, convert=turned.get(part)
                 )
         ends: dict[str, tuple[str, tuple[int, ...]]] = {
             "mm.1": ("linear_1", (text, width)),
             "mm.2": ("linear_2", (text, text)),
         }
-        found |= {
+        parameters |= {
             name: p
             for name, p in blocks.biased_parameters(ends, _projector).items()
             if self.bias or name.endswith("weight")
@@ -94,11 +95,11 @@ class PixtralVision:
             merger = Parameter(
                 (width, width * self.merge**2), _projector("patch_merger.merging_layer.weight")
             )
-            found |= {
+            parameters |= {
                 "mm.input_norm.weight": Parameter((width,), _projector("norm.weight")),
                 "mm.patch_merger.weight": merger,
             }
-        return found
+        return parameters
 
     def prompt(self, plan: ImagePlan) -> str:
         width, height = plan.sizes[0]
@@ -239,4 +240,4 @@ def _read_rotary(c: Settings, width: int, heads: int) -> Rotary:
 
 
 def _projector(name: str) -> tuple[str, ...]:
-    return anywhere(f"multi_modal_projector.{name}")
+    return checkpoint_names(f"multi_modal_projector.{name}")

@@ -1,5 +1,5 @@
-"""Qwen2.5-VL's eye: Qwen2-VL's with RMS norms, gated SiLU, and windows in which most layers attend
-(arXiv:2502.13923).
+"""Qwen2.5-VL's vision tower: Qwen2-VL's with RMS norms, gated SiLU, and windows in which most
+layers attend (arXiv:2502.13923).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Qwen25Vision:
 
     def parameters(self) -> Mapping[str, Parameter]:
         width, ffn, merged = self.width, self.ffn, self.width * self.resolution.merge**2
-        found = two_frames(width, self.resolution.patch, _names("patch_embed.proj.weight"))
+        parameters = two_frames(width, self.resolution.patch, _names("patch_embed.proj.weight"))
         norms = {"v.post_ln": "merger.ln_q"}
         matrices = {
             "mm.0": ("merger.mlp.0", (merged, merged)),
@@ -63,7 +63,7 @@ class Qwen25Vision:
         }
         for layer in range(self.layers):
             at, block = f"v.blk.{layer}", f"blocks.{layer}"
-            found |= qkv_parameters(at, width, f"{block}.attn.qkv", _names)
+            parameters |= qkv_parameters(at, width, f"{block}.attn.qkv", _names)
             norms |= {f"{at}.ln1": f"{block}.norm1", f"{at}.ln2": f"{block}.norm2"}
             matrices |= {
                 f"{at}.attn_out": (f"{block}.attn.proj", (width, width)),
@@ -73,11 +73,11 @@ class Qwen25Vision:
                 },
                 f"{at}.ffn_down": (f"{block}.mlp.down_proj", (width, ffn)),
             }
-        found |= {
+        parameters |= {
             f"{name}.weight": Parameter((width,), _names(f"{source}.weight"))
             for name, source in norms.items()
         }
-        return found | biased_parameters(matrices, _names)
+        return parameters | biased_parameters(matrices, _names)
 
     def prompt(self, plan: ImagePlan) -> str:
         return self.image_token * plan.tokens
@@ -169,13 +169,13 @@ def layout(rows: int, columns: int, merge: int, window: int) -> Layout:
         ),
         1,
     )
-    found = (
+    arrays = (
         order,
         np.stack((row[order], column[order])),
         bounds.astype(np.int32),
         np.argsort(token[order][:: merge**2]),
     )
-    return Layout(*map(torch.from_numpy, found))
+    return Layout(*map(torch.from_numpy, arrays))
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:  # noqa: ARG001

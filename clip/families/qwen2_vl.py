@@ -1,5 +1,5 @@
-"""Qwen2-VL's eye: pictures of any size, patches turned by their row and column, 2 x 2 of them
-merged into a token (arXiv:2409.12191).
+"""Qwen2-VL's vision tower: pictures of any size, patches turned by their row and column, 2 x 2 of
+them merged into a token (arXiv:2409.12191).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Qwen2Vision:
 
     def parameters(self) -> Mapping[str, Parameter]:
         width, ffn, merged = self.width, self.ffn, self.width * self.resolution.merge**2
-        found = two_frames(width, self.resolution.patch, _names("patch_embed.proj.weight"))
+        parameters = two_frames(width, self.resolution.patch, _names("patch_embed.proj.weight"))
         tensors: dict[str, tuple[str, tuple[int, ...]]] = {
             "v.post_ln": ("merger.ln_q", (width,)),
             "mm.0": ("merger.mlp.0", (merged, merged)),
@@ -60,7 +60,7 @@ class Qwen2Vision:
         }
         for layer in range(self.layers):
             at, block = f"v.blk.{layer}", f"blocks.{layer}"
-            found |= qkv_parameters(at, width, f"{block}.attn.qkv", _names)
+            parameters |= qkv_parameters(at, width, f"{block}.attn.qkv", _names)
             tensors |= {
                 f"{at}.ln1": (f"{block}.norm1", (width,)),
                 f"{at}.ln2": (f"{block}.norm2", (width,)),
@@ -68,7 +68,7 @@ class Qwen2Vision:
                 f"{at}.ffn_up": (f"{block}.mlp.fc1", (ffn, width)),
                 f"{at}.ffn_down": (f"{block}.mlp.fc2", (width, ffn)),
             }
-        return found | biased_parameters(tensors, _names)
+        return parameters | biased_parameters(tensors, _names)
 
     def prompt(self, plan: ImagePlan) -> str:
         return self.image_token * plan.tokens

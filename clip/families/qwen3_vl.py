@@ -1,6 +1,6 @@
-"""Qwen3-VL's and Qwen3.5's eye: pictures of any size, a table of positions scaled to their grid,
-patches turned by their row and column, 2 x 2 of them merged into a token, and in Qwen3-VL features
-of several layers side by side (arXiv:2511.21631).
+"""Qwen3-VL's and Qwen3.5's vision tower: pictures of any size, a table of positions scaled to their
+grid, patches turned by their row and column, 2 x 2 of them merged into a token, and in Qwen3-VL
+features of several layers side by side (arXiv:2511.21631).
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class Qwen3Vision:
             self.width * self.resolution.merge**2,
             self.text_width,
         )
-        found = two_frames(width, self.resolution.patch, _names("patch_embed.proj.weight"))
-        found["v.patch_embd.bias"] = Parameter((width,), _names("patch_embed.proj.bias"))
-        found["v.position_embd.weight"] = Parameter(
+        parameters = two_frames(width, self.resolution.patch, _names("patch_embed.proj.weight"))
+        parameters["v.patch_embd.bias"] = Parameter((width,), _names("patch_embed.proj.bias"))
+        parameters["v.position_embd.weight"] = Parameter(
             (self.side**2, width), _names("pos_embed.weight")
         )
         one, square = (width,), (merged, merged)
@@ -98,7 +98,7 @@ class Qwen3Vision:
                 f"v.deepstack.{layer}.{part}": (f"deepstack_merger_list.{index}.{name}", shape)
                 for part, (name, shape) in merger.items()
             }
-        return found | biased_parameters(tensors, _names)
+        return parameters | biased_parameters(tensors, _names)
 
     def prompt(self, plan: ImagePlan) -> str:
         return self.image_token * plan.tokens

@@ -119,9 +119,9 @@ def open_picture(
         return _open_array(source, limits, name)
     if isinstance(source, (bytes, bytearray, memoryview)):
         return _open_bytes(source, limits, name)
-    found = type(source).__name__  # type: ignore[unreachable]  # callers need not be type-checked
+    kind = type(source).__name__  # type: ignore[unreachable]  # callers need not be type-checked
     raise ImageError(
-        f"{name}: found an object of type {found}, expected bytes, a Pillow image or a uint8 "
+        f"{name}: found an object of type {kind}, expected bytes, a Pillow image or a uint8 "
         "array; open it first"
     )
 
@@ -310,9 +310,9 @@ def _rgb_from_grey16(image: Image.Image, notes: list[str], name: str) -> Pixels:
     values = np.asarray(image).astype(np.int64)
     low, high, white = int(values.min()), int(values.max()), (1 << bits) - 1
     if bits > 16 or signed or low < 0 or high > white:
-        found = f"{bits}-bit signed" if signed else f"{max(bits, 17)}-bit or signed"
+        depth = f"{bits}-bit signed" if signed else f"{max(bits, 17)}-bit or signed"
         raise ImageError(
-            f"{name}: found {found} grey with values from {low} to {high}, expected 8 or 16 bits "
+            f"{name}: found {depth} grey with values from {low} to {high}, expected 8 or 16 bits "
             f"without sign; {CONVERT}"
         )
     key = image.info.get("transparency")

@@ -18,9 +18,18 @@ from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash import AttentionForm
-from mtmd.llm.blocks import by_sections, heads, logits, read_heads, remember, token_embeddings
+from mtmd.llm.blocks import (
+    attend,
+    by_sections,
+    cache_keys_values,
+    logits,
+    queries_keys_values,
+    read_heads,
+    token_embeddings,
+)
 from mtmd.llm.engine.inputs import TextInputs
 from mtmd.llm.engine.state import KV
+from mtmd.llm.parameters import QKV, attention_tensors, decoder_parameters, prefixed
 
 PREFIXES = ("model.language_model.", "language_model.model.", "model.")
 SECTIONS = [8, 12, 12]  # where a config.json has none
@@ -53,88 +62,52 @@ class Glm4Text:
         return self.width
 
     def parameters(self) -> Mapping[str, Parameter]:
-        width, q, kv = self.width, self.heads * self.head, self.groups * self.head
-        names: dict[str, tuple[str, tuple[int, ...]]] = {
-            "attn_norm": ("input_layernorm", (width,)),
-            "post_attention_norm": ("post_self_attn_layernorm", (width,)),
-            "ffn_norm": ("post_attention_layernorm", (width,)),
-            "post_ffw_norm": ("post_mlp_layernorm", (width,)),
-            "attn_q": ("self_attn.q_proj", (q, width)),
-            "attn_k": ("self_attn.k_proj", (kv, width)),
-            "attn_v": ("self_attn.v_proj", (kv, width)),
-            "attn_output": ("self_attn.o_proj", (width, q)),
-            "ffn_up": ("mlp.gate_up_proj", (2 * self.ffn, width)),
-            "ffn_down": ("mlp.down_proj", (width, self.ffn)),
-        }
         dims = 2 * len(self.rotary.frequencies)
-        converts = {"attn_q": _halves(self.heads, dims), "attn_k": _halves(self.groups, dims)}
-        found = {
-            "token_embd.weight": Parameter((self.vocabulary, width), _names("embed_tokens.weight")),
-            "output_norm.weight": Parameter((width,), _names("norm.weight")),
+        layer = {
+            "attn_norm": ("input_layernorm", (self.width,)),
+            **attention_tensors(self.width, self.heads, self.groups, self.head),
+            "post_attention_norm": ("post_self_attn_layernorm", (self.width,)),
+            "ffn_norm": ("post_attention_layernorm", (self.width,)),
+            "ffn_up": ("mlp.gate_up_proj", (2 * self.ffn, self.width)),
+            "ffn_down": ("mlp.down_proj", (self.width, self.ffn)),
+            "post_ffw_norm": ("post_mlp_layernorm", (self.width,)),
         }
-        if not self.tied:
-            found["output.weight"] = Parameter(
-                (self.vocabulary, width), ("lm_head.weight", "language_model.lm_head.weight")
-            )
-        for layer in range(self.depth):
-            for part, (name, shape) in names.items():
-                at, source, convert = (
-                    f"blk.{layer}.{part}",
-                    f"layers.{layer}.{name}",
-                    converts.get(part),
-                )
-                found[f"{at}.weight"] = Parameter(
-                    shape, _names(f"{source}.weight"), convert=convert
-                )
-                if part in ("attn_q", "attn_k", "attn_v"):
-                    found[f"{at}.bias"] = Parameter(
-                        shape[:1], _names(f"{source}.bias"), convert=convert
-                    )
-        return found
+        return decoder_parameters(
+            prefixed(PREFIXES),
+            [layer] * self.depth,
+            vocabulary=self.vocabulary,
+            width=self.width,
+            tied=self.tied,
+            biased=QKV,
+            converts={"attn_q": _halves(self.heads, dims), "attn_k": _halves(self.groups, dims)},
+        )
 
     def graph(self, inputs: TextInputs, weights: WeightSource, attention: AttentionForm) -> Node:
         w = Weights(weights, inputs.dtype)
+        angles, bounds = inputs.angles(self.rotary), inputs.bounds()
         x = token_embeddings(inputs, w)
         for layer in range(self.depth):
-            x = self._layer(x, layer, inputs, w, attention)
-        return logits(x, inputs, w, self.eps, self.tied)
+            at = f"blk.{layer}"
+            y = w.rms_norm(x, f"{at}.attn_norm", self.eps)
+            q, k, v = queries_keys_values(y, at, w, heads=self.heads, groups=self.groups, bias=True)
+            q = ops.rope(q, angles, name=f"{at}.attn_q.rope")
+            k = ops.rope(k, angles, name=f"{at}.attn_k.rope")
+            y = attend(q, cache_keys_values(k, v, layer, inputs), at, attention, bounds=bounds)
+            y = w.rms_norm(w.linear(y, f"{at}.attn_output"), f"{at}.post_attention_norm", self.eps)
+            x = ops.add(y, x, name=f"{at}.attn_residual")
+            y = self._feed_forward(w.rms_norm(x, f"{at}.ffn_norm", self.eps), at, w)
+            y = w.rms_norm(y, f"{at}.post_ffw_norm", self.eps)
+            x = ops.add(y, x, name=f"{at}.ffn_residual")
+        return logits(x, inputs, w, eps=self.eps, tied=self.tied)
 
-    def _layer(
-        self, x: Node, layer: int, inputs: TextInputs, w: Weights, attention: AttentionForm
-    ) -> Node:
-        at, rows, angles = f"blk.{layer}", x.shape[0], inputs.angles(self.rotary)
-        y = w.rms_norm(x, f"{at}.attn_norm", self.eps)
-        q, k, v = (
-            heads(w.linear(y, f"{at}.{part}", bias=True), count, f"{at}.{part}")
-            for part, count in (
-                ("attn_q", self.heads),
-                ("attn_k", self.groups),
-                ("attn_v", self.groups),
-            )
-        )
-        q, k = (
-            ops.rope(q, angles, name=f"{at}.attn_q.rope"),
-            ops.rope(k, angles, name=f"{at}.attn_k.rope"),
-        )
-        keys, values = remember(k, v, layer, inputs)
-        q = ops.reshape(q, shape=(1, rows, self.heads, self.head), name=f"{at}.attn_q.batch")
-        mixed = attention(
-            q, keys, values, None, inputs.bounds(), scale=self.head**-0.5, name=f"{at}.attn"
-        )
-        y = w.linear(
-            ops.reshape(mixed, shape=(rows, self.heads * self.head), name=f"{at}.attn.flat"),
-            f"{at}.attn_output",
-        )
-        x = ops.add(
-            w.rms_norm(y, f"{at}.post_attention_norm", self.eps), x, name=f"{at}.attn_residual"
-        )
-        both = w.linear(w.rms_norm(x, f"{at}.ffn_norm", self.eps), f"{at}.ffn_up")
+    def _feed_forward(self, x: Node, at: str, w: Weights) -> Node:
+        """SwiGLU whose gate and way up are one matrix          [T, D] -> [T, D]"""
+        both = w.linear(x, f"{at}.ffn_up")
         gate, up = (
             ops.columns(both, start=i * self.ffn, stop=(i + 1) * self.ffn, name=f"{at}.ffn_{part}")
             for i, part in enumerate(("gate", "way_up"))
         )
-        y = w.linear(ops.silu_mul(gate, up, name=f"{at}.ffn_gated"), f"{at}.ffn_down")
-        return ops.add(w.rms_norm(y, f"{at}.post_ffw_norm", self.eps), x, name=f"{at}.ffn_residual")
+        return w.linear(ops.silu_mul(gate, up, name=f"{at}.ffn_gated"), f"{at}.ffn_down")
 
 
 def _halves(heads: int, dims: int) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -197,19 +170,15 @@ def read(c: Settings) -> Glm4Text:
         interleaved=False,
     )
     return Glm4Text(
-        c.count("num_hidden_layers", 40, most=MAX_LAYERS),
-        width,
-        c.count("intermediate_size", 13696, most=MAX_WIDTH),
-        count,
-        groups,
-        head,
-        c.count("vocab_size", 151552),
-        context,
-        c.number("rms_norm_eps", 1e-5),
-        c.flag("tie_word_embeddings", False),
-        rotary,
+        depth=c.count("num_hidden_layers", 40, most=MAX_LAYERS),
+        width=width,
+        ffn=c.count("intermediate_size", 13696, most=MAX_WIDTH),
+        heads=count,
+        groups=groups,
+        head=head,
+        vocabulary=c.count("vocab_size", 151552),
+        context=context,
+        eps=c.number("rms_norm_eps", 1e-5),
+        tied=c.flag("tie_word_embeddings", False),
+        rotary=rotary,
     )
-
-
-def _names(name: str) -> tuple[str, ...]:
-    return tuple(prefix + name for prefix in PREFIXES)

@@ -16,11 +16,22 @@ from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash import AttentionForm
-from mtmd.llm.blocks import attend, heads, logits, read_heads, swiglu, token_embeddings
+from mtmd.llm.blocks import (
+    attend,
+    cache_keys_values,
+    logits,
+    normed_rope,
+    queries_keys_values,
+    read_heads,
+    swiglu,
+    token_embeddings,
+)
 from mtmd.llm.engine.inputs import TextInputs
 from mtmd.llm.engine.state import KV, ConvWindow, State
+from mtmd.llm.parameters import Tensors, attention_tensors, decoder_parameters, prefixed
 
-KINDS = ("conv", "full_attention")
+KINDS = CONV, _ = ("conv", "full_attention")
+SOURCE = prefixed(("model.language_model.", "language_model.model.", "model."))
 
 
 @dataclass(frozen=True)
@@ -46,73 +57,54 @@ class Lfm2Text:
     def layers(self) -> list[tuple[State]]:
         return [
             (ConvWindow(self.taps - 1, self.width),)
-            if kind == "conv"
+            if kind == CONV
             else (KV(self.groups, self.head),)
             for kind in self.kinds
         ]
 
     def parameters(self) -> Mapping[str, Parameter]:
-        q, kv, width, ffn, norm = (
-            self.heads * self.head,
-            self.groups * self.head,
-            self.width,
-            self.ffn,
-            (self.width,),
-        )
-        always: dict[str, tuple[str, tuple[int, ...]]] = {
+        width, norm, taps = self.width, (self.width,), self.taps
+        always: Tensors = {
             "attn_norm": ("operator_norm", norm),
             "ffn_norm": ("ffn_norm", norm),
-            "ffn_gate": ("feed_forward.w1", (ffn, width)),
-            "ffn_up": ("feed_forward.w3", (ffn, width)),
-            "ffn_down": ("feed_forward.w2", (width, ffn)),
+            "ffn_gate": ("feed_forward.w1", (self.ffn, width)),
+            "ffn_up": ("feed_forward.w3", (self.ffn, width)),
+            "ffn_down": ("feed_forward.w2", (width, self.ffn)),
         }
-        own: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {
-            "conv": {
-                "shortconv.in_proj": ("conv.in_proj", (3 * width, width)),
-                "shortconv.conv": ("conv.conv", (width, self.taps)),
-                "shortconv.out_proj": ("conv.out_proj", (width, width)),
-            },
-            "full_attention": {
-                "attn_q": ("self_attn.q_proj", (q, width)),
-                "attn_k": ("self_attn.k_proj", (kv, width)),
-                "attn_v": ("self_attn.v_proj", (kv, width)),
-                "attn_output": ("self_attn.out_proj", (width, q)),
-                "attn_q_norm": ("self_attn.q_layernorm", (self.head,)),
-                "attn_k_norm": ("self_attn.k_layernorm", (self.head,)),
-            },
+        conv: Tensors = {
+            "shortconv.in_proj": ("conv.in_proj", (3 * width, width)),
+            "shortconv.conv": ("conv.conv", (width, taps)),
+            "shortconv.out_proj": ("conv.out_proj", (width, width)),
         }
-        found = {
-            "token_embd.weight": Parameter(
-                (self.vocabulary, width), _sources("embed_tokens.weight")
-            ),
-            # llama.cpp's converter names the last norm after the first tensor.
-            "output_norm.weight": Parameter(
-                norm,
-                _sources("embedding_norm.weight"),
-                gguf=(
-                    Stored(("token_embd_norm.weight",), norm),
-                    Stored(("output_norm.weight",), norm),
-                ),
-            ),
+        full: Tensors = {
+            **attention_tensors(width, self.heads, self.groups, self.head),
+            "attn_output": ("self_attn.out_proj", (width, self.heads * self.head)),
+            "attn_q_norm": ("self_attn.q_layernorm", (self.head,)),
+            "attn_k_norm": ("self_attn.k_layernorm", (self.head,)),
         }
-        if not self.tied:
-            found["output.weight"] = Parameter(
-                (self.vocabulary, width), ("lm_head.weight", "language_model.lm_head.weight")
-            )
+        parameters = decoder_parameters(
+            SOURCE,
+            [{**always, **(conv if kind == CONV else full)} for kind in self.kinds],
+            vocabulary=self.vocabulary,
+            width=width,
+            tied=self.tied,
+            biased=tuple(conv) * self.conv_bias,
+        )
+        # llama.cpp's converter names the last norm after the first tensor.
+        parameters["output_norm.weight"] = Parameter(
+            norm,
+            SOURCE("embedding_norm.weight"),
+            gguf=(Stored(("token_embd_norm.weight",), norm), Stored(("output_norm.weight",), norm)),
+        )
         for layer, kind in enumerate(self.kinds):
-            for part, (name, shape) in (always | own[kind]).items():
-                at, source = f"blk.{layer}.{part}", f"layers.{layer}.{name}"
-                stored, convert = (
-                    ((width, 1, self.taps), lambda w: w.squeeze(1))
-                    if part == "shortconv.conv"
-                    else (None, None)
+            if kind == CONV:
+                parameters[f"blk.{layer}.shortconv.conv.weight"] = Parameter(
+                    (width, taps),
+                    SOURCE(f"layers.{layer}.conv.conv.weight"),
+                    stored=(width, 1, taps),
+                    convert=lambda kernels: kernels.squeeze(1),
                 )
-                found[f"{at}.weight"] = Parameter(
-                    shape, _sources(f"{source}.weight"), stored, convert
-                )
-                if self.conv_bias and part.startswith("shortconv"):
-                    found[f"{at}.bias"] = Parameter(shape[:1], _sources(f"{source}.bias"))
-        return found
+        return parameters
 
     def graph(self, inputs: TextInputs, weights: WeightSource, attention: AttentionForm) -> Node:
         w = Weights(weights, inputs.dtype)
@@ -122,8 +114,8 @@ class Lfm2Text:
             y = w.rms_norm(x, f"{at}.attn_norm", self.eps)
             y = (
                 self._conv(y, layer, inputs, w)
-                if kind == "conv"
-                else self._attention(y, layer, inputs, w, attention)
+                if kind == CONV
+                else self._attention(y, layer, inputs, w, attention=attention)
             )
             x = ops.add(y, x, name=f"{at}.attn_residual")
             x = ops.add(
@@ -131,7 +123,7 @@ class Lfm2Text:
                 x,
                 name=f"{at}.ffn_residual",
             )
-        return logits(x, inputs, w, self.eps, self.tied)
+        return logits(x, inputs, w, eps=self.eps, tied=self.tied)
 
     def _conv(self, x: Node, layer: int, inputs: TextInputs, w: Weights) -> Node:
         """c * conv(b * x') of three projections, and the window of b * x' that the next tokens
@@ -167,22 +159,15 @@ class Lfm2Text:
         )
 
     def _attention(
-        self, x: Node, layer: int, inputs: TextInputs, w: Weights, attention: AttentionForm
+        self, x: Node, layer: int, inputs: TextInputs, w: Weights, *, attention: AttentionForm
     ) -> Node:
         at, angles = f"blk.{layer}", inputs.angles(self.rotary)
-        q, k, v = (
-            heads(w.linear(x, f"{at}.{part}"), count, f"{at}.{part}")
-            for part, count in (
-                ("attn_q", self.heads),
-                ("attn_k", self.groups),
-                ("attn_v", self.groups),
-            )
-        )
-        q = ops.rope(w.rms_norm(q, f"{at}.attn_q_norm", self.eps), angles, name=f"{at}.attn_q.rope")
-        k = ops.rope(w.rms_norm(k, f"{at}.attn_k_norm", self.eps), angles, name=f"{at}.attn_k.rope")
-        return w.linear(
-            attend(q, k, v, layer, inputs, attention, inputs.bounds()), f"{at}.attn_output"
-        )
+        q, k, v = queries_keys_values(x, at, w, heads=self.heads, groups=self.groups)
+        q = normed_rope(q, f"{at}.attn_q", angles, w, eps=self.eps)
+        k = normed_rope(k, f"{at}.attn_k", angles, w, eps=self.eps)
+        keys_values = cache_keys_values(k, v, layer, inputs)
+        y = attend(q, keys_values, at, attention, bounds=inputs.bounds())
+        return w.linear(y, f"{at}.attn_output")
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:
@@ -235,19 +220,19 @@ def read(c: Settings) -> Lfm2Text:
     )
     rope = c.part("rope_scaling" if c.get("rope_parameters", None) is None else "rope_parameters")
     return Lfm2Text(
-        _kinds(c),
-        width,
-        _ffn(c),
-        count,
-        groups,
-        head,
-        taps,
-        c.flag("conv_bias", False),
-        c.count("vocab_size", 65536),
-        context,
-        c.number("norm_eps", 1e-5),
-        read_rotary(rope, head, c.number("rope_theta", 1e6), context),
-        tied,
+        kinds=_kinds(c),
+        width=width,
+        ffn=_ffn(c),
+        heads=count,
+        groups=groups,
+        head=head,
+        taps=taps,
+        conv_bias=c.flag("conv_bias", False),
+        vocabulary=c.count("vocab_size", 65536),
+        context=context,
+        eps=c.number("norm_eps", 1e-5),
+        rotary=read_rotary(rope, head, c.number("rope_theta", 1e6), context),
+        tied=tied,
     )
 
 
@@ -282,7 +267,3 @@ def _ffn(c: Settings) -> int:
         -(-int(c.number("block_ffn_dim_multiplier", 1.0) * int(2 * ffn / 3)) // multiple) * multiple
         or multiple
     )
-
-
-def _sources(name: str) -> tuple[str, ...]:
-    return tuple(f"{at}.{name}" for at in ("model.language_model", "language_model.model", "model"))

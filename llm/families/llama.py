@@ -18,22 +18,27 @@ from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, WeightSource, graph_input
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash import AttentionForm
-from mtmd.llm.blocks import heads, logits, read_heads, remember, swiglu, token_embeddings
+from mtmd.llm.blocks import (
+    attend,
+    cache_keys_values,
+    logits,
+    queries_keys_values,
+    read_heads,
+    swiglu,
+    token_embeddings,
+)
 from mtmd.llm.engine.inputs import TextInputs
 from mtmd.llm.engine.state import KV
+from mtmd.llm.parameters import (
+    ATTENTION,
+    MLP,
+    attention_tensors,
+    decoder_parameters,
+    mlp_tensors,
+    prefixed,
+)
 
 PREFIXES = ("language_model.model.", "model.language_model.", "model.text_model.", "model.")
-NAMES = {
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 # What transformers takes for keys that a config.json leaves out, by model_type.
 LLAMA: dict[str, Any] = {
     "layers": 32,
@@ -95,55 +100,46 @@ class LlamaText:
         return self.width
 
     def parameters(self) -> Mapping[str, Parameter]:
-        width, q, kv = self.width, self.heads * self.head, self.groups * self.head
-        shapes: dict[str, tuple[int, ...]] = {
-            "attn_norm": (width,),
-            "ffn_norm": (width,),
-            "attn_q": (q, width),
-            "attn_k": (kv, width),
-            "attn_v": (kv, width),
-            "attn_output": (width, q),
-            "ffn_gate": (self.ffn, width),
-            "ffn_up": (self.ffn, width),
-            "ffn_down": (width, self.ffn),
+        layer = {
+            "attn_norm": ("input_layernorm", (self.width,)),
+            **attention_tensors(self.width, self.heads, self.groups, self.head),
+            "ffn_norm": ("post_attention_layernorm", (self.width,)),
+            **mlp_tensors(self.width, self.ffn),
         }
-        converts = {"attn_q": adjacent_pairs(self.heads), "attn_k": adjacent_pairs(self.groups)}
-        found = {
-            "token_embd.weight": Parameter(
-                (self.vocabulary, width), _sources("embed_tokens.weight")
-            ),
-            "output_norm.weight": Parameter((width,), _sources("norm.weight")),
-        }
-        if not self.tied:
-            found["output.weight"] = Parameter(
-                (self.vocabulary, width), ("lm_head.weight", "language_model.lm_head.weight")
-            )
+        parameters = decoder_parameters(
+            prefixed(PREFIXES),
+            [layer] * self.depth,
+            vocabulary=self.vocabulary,
+            width=self.width,
+            tied=self.tied,
+            biased=ATTENTION * self.attention_bias + MLP * self.mlp_bias,
+            converts={"attn_q": adjacent_pairs(self.heads), "attn_k": adjacent_pairs(self.groups)},
+        )
         if self.divided:
-            found["rope_freqs.weight"] = Parameter((self.head // 2,), ("rope_freqs.weight",))
-        for layer in range(self.depth):
-            for part, shape in shapes.items():
-                at, source, convert = (
-                    f"blk.{layer}.{part}",
-                    f"layers.{layer}.{NAMES[part]}",
-                    converts.get(part),
-                )
-                found[f"{at}.weight"] = Parameter(
-                    shape, _sources(f"{source}.weight"), convert=convert
-                )
-                if len(shape) == 2 and (
-                    self.attention_bias if part.startswith("attn") else self.mlp_bias
-                ):
-                    found[f"{at}.bias"] = Parameter(
-                        shape[:1], _sources(f"{source}.bias"), convert=convert
-                    )
-        return found
+            parameters["rope_freqs.weight"] = Parameter((self.head // 2,), ("rope_freqs.weight",))
+        return parameters
 
     def graph(self, inputs: TextInputs, weights: WeightSource, attention: AttentionForm) -> Node:
         w = Weights(weights, inputs.dtype)
-        x, temper = token_embeddings(inputs, w), self._temper(inputs)
+        divisors = w.tensor("rope_freqs.weight", torch.float32) if self.divided else None
+        angles, temper = inputs.angles(self.rotary, divisors=divisors), self._temper(inputs)
+        bounds = inputs.bounds(self.window)
+        x = token_embeddings(inputs, w)
         for layer in range(self.depth):
-            x = self._layer(x, layer, temper, inputs, w, attention)
-        return logits(x, inputs, w, self.eps, self.tied)
+            at = f"blk.{layer}"
+            y = w.rms_norm(x, f"{at}.attn_norm", self.eps)
+            q, k, v = queries_keys_values(
+                y, at, w, heads=self.heads, groups=self.groups, bias=self.attention_bias
+            )
+            q = ops.rope(q, angles, pairs="adjacent", name=f"{at}.attn_q.rope")
+            k = ops.rope(k, angles, pairs="adjacent", name=f"{at}.attn_k.rope")
+            q = q if temper is None else ops.mul(q, temper, name=f"{at}.attn_q.tempered")
+            y = attend(q, cache_keys_values(k, v, layer, inputs), at, attention, bounds=bounds)
+            y = w.linear(y, f"{at}.attn_output", bias=self.attention_bias)
+            x = ops.add(y, x, name=f"{at}.attn_residual")
+            y = swiglu(w.rms_norm(x, f"{at}.ffn_norm", self.eps), at, w, bias=self.mlp_bias)
+            x = ops.add(y, x, name=f"{at}.ffn_residual")
+        return logits(x, inputs, w, eps=self.eps, tied=self.tied)
 
     def _temper(self, inputs: TextInputs) -> Node | None:
         """What each query is multiplied by, [T, 1, 1]: 1 + beta log(1 + floor(position /
@@ -158,54 +154,6 @@ class LlamaText:
             inputs.dtype,
             lambda b: (1 + beta * (1 + (b.positions[0] / period).floor()).log()).view(-1, 1, 1),
         )
-
-    def _layer(
-        self,
-        x: Node,
-        layer: int,
-        temper: Node | None,
-        inputs: TextInputs,
-        w: Weights,
-        attention: AttentionForm,
-    ) -> Node:
-        at, rows = f"blk.{layer}", x.shape[0]
-        angles = inputs.angles(
-            self.rotary,
-            divisors=w.tensor("rope_freqs.weight", torch.float32) if self.divided else None,
-        )
-        y = w.rms_norm(x, f"{at}.attn_norm", self.eps)
-        q, k, v = (
-            heads(w.linear(y, f"{at}.{part}", bias=self.attention_bias), count, f"{at}.{part}")
-            for part, count in (
-                ("attn_q", self.heads),
-                ("attn_k", self.groups),
-                ("attn_v", self.groups),
-            )
-        )
-        q, k = (
-            ops.rope(part, angles, pairs="adjacent", name=f"{at}.{name}.rope")
-            for part, name in ((q, "attn_q"), (k, "attn_k"))
-        )
-        q = q if temper is None else ops.mul(q, temper, name=f"{at}.attn_q.tempered")
-        keys, values = remember(k, v, layer, inputs)
-        q = ops.reshape(q, shape=(1, rows, self.heads, self.head), name=f"{at}.attn_q.batch")
-        mixed = attention(
-            q,
-            keys,
-            values,
-            None,
-            inputs.bounds(self.window),
-            scale=self.head**-0.5,
-            name=f"{at}.attn",
-        )
-        mixed = ops.reshape(mixed, shape=(rows, self.heads * self.head), name=f"{at}.attn.flat")
-        x = ops.add(
-            w.linear(mixed, f"{at}.attn_output", bias=self.attention_bias),
-            x,
-            name=f"{at}.attn_residual",
-        )
-        y = swiglu(w.rms_norm(x, f"{at}.ffn_norm", self.eps), at, w, bias=self.mlp_bias)
-        return ops.add(y, x, name=f"{at}.ffn_residual")
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:
@@ -254,24 +202,20 @@ def read(c: Settings) -> LlamaText:
     growth = rope if rope.get("llama_4_scaling_beta", None) is not None else c
     temper = (growth.number("llama_4_scaling_beta"), period) if kind == "ministral3" else None
     return LlamaText(
-        c.count("num_hidden_layers", known["layers"], most=MAX_LAYERS),
-        width,
-        c.count("intermediate_size", known["ffn"], most=MAX_WIDTH),
-        count,
-        groups,
-        head,
-        c.count("vocab_size", known["vocabulary"]),
-        context,
-        c.number("rms_norm_eps", known["eps"]),
-        read_rotary(rope, head, c.number("rope_theta", 1e4), context),
-        c.count("sliding_window", known["window"]) if has_window else None,
-        kind == "llama" and c.flag("attention_bias", False),
-        kind == "llama" and c.flag("mlp_bias", False),
-        c.flag("tie_word_embeddings", False),
-        c.flag("rope_freqs", False),
-        temper,
+        depth=c.count("num_hidden_layers", known["layers"], most=MAX_LAYERS),
+        width=width,
+        ffn=c.count("intermediate_size", known["ffn"], most=MAX_WIDTH),
+        heads=count,
+        groups=groups,
+        head=head,
+        vocabulary=c.count("vocab_size", known["vocabulary"]),
+        context=context,
+        eps=c.number("rms_norm_eps", known["eps"]),
+        rotary=read_rotary(rope, head, c.number("rope_theta", 1e4), context),
+        window=c.count("sliding_window", known["window"]) if has_window else None,
+        attention_bias=kind == "llama" and c.flag("attention_bias", False),
+        mlp_bias=kind == "llama" and c.flag("mlp_bias", False),
+        tied=c.flag("tie_word_embeddings", False),
+        divided=c.flag("rope_freqs", False),
+        temper=temper,
     )
-
-
-def _sources(name: str) -> tuple[str, ...]:
-    return tuple(prefix + name for prefix in PREFIXES)

@@ -17,16 +17,18 @@ from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash import AttentionForm
 from mtmd.llm.blocks import (
+    attend,
     by_sections,
-    heads,
+    cache_keys_values,
     logits,
+    queries_keys_values,
     read_heads,
-    remember,
     swiglu,
     token_embeddings,
 )
 from mtmd.llm.engine.inputs import TextInputs
 from mtmd.llm.engine.state import KV
+from mtmd.llm.parameters import QKV, attention_tensors, decoder_parameters, mlp_tensors, prefixed
 
 KINDS = ("full_attention", "sliding_attention")
 PREFIXES = ("model.", "model.language_model.", "language_model.model.")
@@ -86,74 +88,35 @@ class Qwen2Text:
         return self.width
 
     def parameters(self) -> Mapping[str, Parameter]:
-        width, q, kv = self.width, self.heads * self.head, self.groups * self.head
-        names: dict[str, tuple[str, tuple[int, ...]]] = {
-            "attn_norm": ("input_layernorm", (width,)),
-            "ffn_norm": ("post_attention_layernorm", (width,)),
-            "attn_q": ("self_attn.q_proj", (q, width)),
-            "attn_k": ("self_attn.k_proj", (kv, width)),
-            "attn_v": ("self_attn.v_proj", (kv, width)),
-            "attn_output": ("self_attn.o_proj", (width, q)),
-            "ffn_gate": ("mlp.gate_proj", (self.ffn, width)),
-            "ffn_up": ("mlp.up_proj", (self.ffn, width)),
-            "ffn_down": ("mlp.down_proj", (width, self.ffn)),
+        layer = {
+            "attn_norm": ("input_layernorm", (self.width,)),
+            **attention_tensors(self.width, self.heads, self.groups, self.head),
+            "ffn_norm": ("post_attention_layernorm", (self.width,)),
+            **mlp_tensors(self.width, self.ffn),
         }
-        found = {
-            "token_embd.weight": Parameter((self.vocabulary, width), _names("embed_tokens.weight")),
-            "output_norm.weight": Parameter((width,), _names("norm.weight")),
-        }
-        if not self.tied:
-            found["output.weight"] = Parameter(
-                (self.vocabulary, width), ("lm_head.weight", "language_model.lm_head.weight")
-            )
-        for layer in range(len(self.windows)):
-            for part, (name, shape) in names.items():
-                at, source = f"blk.{layer}.{part}", f"layers.{layer}.{name}"
-                found[f"{at}.weight"] = Parameter(shape, _names(f"{source}.weight"))
-                if part in ("attn_q", "attn_k", "attn_v"):
-                    found[f"{at}.bias"] = Parameter(shape[:1], _names(f"{source}.bias"))
-        return found
+        return decoder_parameters(
+            prefixed(PREFIXES),
+            [layer] * len(self.windows),
+            vocabulary=self.vocabulary,
+            width=self.width,
+            tied=self.tied,
+            biased=QKV,
+        )
 
     def graph(self, inputs: TextInputs, weights: WeightSource, attention: AttentionForm) -> Node:
-        w = Weights(weights, inputs.dtype)
+        w, angles = Weights(weights, inputs.dtype), inputs.angles(self.rotary)
         x = token_embeddings(inputs, w)
-        for layer in range(len(self.windows)):
-            x = self._layer(x, layer, inputs, w, attention)
-        return logits(x, inputs, w, self.eps, self.tied)
-
-    def _layer(
-        self, x: Node, layer: int, inputs: TextInputs, w: Weights, attention: AttentionForm
-    ) -> Node:
-        at, rows, angles = f"blk.{layer}", x.shape[0], inputs.angles(self.rotary)
-        y = w.rms_norm(x, f"{at}.attn_norm", self.eps)
-        q = heads(w.linear(y, f"{at}.attn_q", bias=True), self.heads, f"{at}.attn_q")
-        k, v = (
-            heads(w.linear(y, f"{at}.{part}", bias=True), self.groups, f"{at}.{part}")
-            for part in ("attn_k", "attn_v")
-        )
-        q, k = (
-            ops.rope(q, angles, name=f"{at}.attn_q.rope"),
-            ops.rope(k, angles, name=f"{at}.attn_k.rope"),
-        )
-        keys, values = remember(k, v, layer, inputs)
-        q = ops.reshape(q, shape=(1, rows, self.heads, self.head), name=f"{at}.attn_q.batch")
-        mixed = attention(
-            q,
-            keys,
-            values,
-            None,
-            inputs.bounds(self.windows[layer]),
-            scale=self.head**-0.5,
-            name=f"{at}.attn",
-        )
-        y = w.linear(
-            ops.reshape(mixed, shape=(rows, self.heads * self.head), name=f"{at}.attn.flat"),
-            f"{at}.attn_output",
-        )
-        x = ops.add(y, x, name=f"{at}.attn_residual")
-        return ops.add(
-            swiglu(w.rms_norm(x, f"{at}.ffn_norm", self.eps), at, w), x, name=f"{at}.ffn_residual"
-        )
+        for layer, window in enumerate(self.windows):
+            at, bounds = f"blk.{layer}", inputs.bounds(window)
+            y = w.rms_norm(x, f"{at}.attn_norm", self.eps)
+            q, k, v = queries_keys_values(y, at, w, heads=self.heads, groups=self.groups, bias=True)
+            q = ops.rope(q, angles, name=f"{at}.attn_q.rope")
+            k = ops.rope(k, angles, name=f"{at}.attn_k.rope")
+            y = attend(q, cache_keys_values(k, v, layer, inputs), at, attention, bounds=bounds)
+            x = ops.add(w.linear(y, f"{at}.attn_output"), x, name=f"{at}.attn_residual")
+            y = swiglu(w.rms_norm(x, f"{at}.ffn_norm", self.eps), at, w)
+            x = ops.add(y, x, name=f"{at}.ffn_residual")
+        return logits(x, inputs, w, eps=self.eps, tied=self.tied)
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:  # noqa: ARG001
@@ -192,17 +155,17 @@ def read(c: Settings) -> Qwen2Text:
     )
     rotary = read_rotary(rope, head, c.number("rope_theta", known["base"]), context)
     return Qwen2Text(
-        width,
-        c.count("intermediate_size", known["ffn"], most=MAX_WIDTH),
-        count,
-        groups,
-        head,
-        c.count("vocab_size", known["vocabulary"]),
-        context,
-        c.number("rms_norm_eps", known["eps"]),
-        c.flag("tie_word_embeddings", False),
-        _windows(c, known["layers"], known["full"]),
-        by_sections(rotary, rope, head, known["sections"], interleaved=False),
+        width=width,
+        ffn=c.count("intermediate_size", known["ffn"], most=MAX_WIDTH),
+        heads=count,
+        groups=groups,
+        head=head,
+        vocabulary=c.count("vocab_size", known["vocabulary"]),
+        context=context,
+        eps=c.number("rms_norm_eps", known["eps"]),
+        tied=c.flag("tie_word_embeddings", False),
+        windows=_windows(c, known["layers"], known["full"]),
+        rotary=by_sections(rotary, rope, head, known["sections"], interleaved=False),
     )
 
 
@@ -233,7 +196,3 @@ def _windows(c: Settings, layers: int, full: int) -> tuple[int | None, ...]:
             "use_sliding_window to true"
         )
     return tuple(window if kind == KINDS[1] else None for kind in kinds)
-
-
-def _names(name: str) -> tuple[str, ...]:
-    return tuple(prefix + name for prefix in PREFIXES)

@@ -17,19 +17,28 @@ from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash import AttentionForm
 from mtmd.llm.blocks import (
+    attend,
     by_sections,
-    deepstack,
-    heads,
+    cache_keys_values,
+    image_features,
     logits,
     moe_ffn,
+    normed_rope,
+    queries_keys_values,
     read_heads,
-    remember,
     swiglu,
     token_embeddings,
 )
 from mtmd.llm.engine.inputs import TextInputs
 from mtmd.llm.engine.state import KV
 from mtmd.llm.experts import Experts, expert_parameters, read_experts
+from mtmd.llm.parameters import (
+    ATTENTION,
+    attention_tensors,
+    decoder_parameters,
+    mlp_tensors,
+    prefixed,
+)
 
 PREFIXES = ("model.language_model.", "model.")
 # What transformers takes for keys that a config.json leaves out, by model_type.
@@ -110,81 +119,73 @@ class Qwen3Text:
         return self.width * (1 + self.stacked)
 
     def parameters(self) -> Mapping[str, Parameter]:
-        q, kv, width = self.heads * self.head, self.groups * self.head, self.width
-        found = {
-            "token_embd.weight": _parameter("embed_tokens.weight", (self.vocabulary, width)),
-            "output_norm.weight": _parameter("norm.weight", (width,)),
+        norm = (self.head,)
+        attention = {
+            "attn_norm": ("input_layernorm", (self.width,)),
+            **attention_tensors(self.width, self.heads, self.groups, self.head),
+            "attn_q_norm": ("self_attn.q_norm", norm),
+            "attn_k_norm": ("self_attn.k_norm", norm),
+            "ffn_norm": ("post_attention_layernorm", (self.width,)),
         }
-        if not self.tied:
-            found["output.weight"] = Parameter((self.vocabulary, width), ("lm_head.weight",))
-        shapes: dict[str, tuple[str, tuple[int, ...]]] = {
-            "attn_norm": ("input_layernorm", (width,)),
-            "ffn_norm": ("post_attention_layernorm", (width,)),
-            "attn_q_norm": ("self_attn.q_norm", (self.head,)),
-            "attn_k_norm": ("self_attn.k_norm", (self.head,)),
-            "attn_q": ("self_attn.q_proj", (q, width)),
-            "attn_k": ("self_attn.k_proj", (kv, width)),
-            "attn_v": ("self_attn.v_proj", (kv, width)),
-            "attn_output": ("self_attn.o_proj", (width, q)),
-        }
-        dense = {
-            "ffn_gate": ("mlp.gate_proj", (self.ffn, width)),
-            "ffn_up": ("mlp.up_proj", (self.ffn, width)),
-            "ffn_down": ("mlp.down_proj", (width, self.ffn)),
-        }
-        for layer in range(self.depth):
-            at, source, sparse = (
+        dense, sparse = mlp_tensors(self.width, self.ffn), self.experts.at if self.experts else ()
+        parameters = decoder_parameters(
+            prefixed(PREFIXES),
+            [attention if i in sparse else {**attention, **dense} for i in range(self.depth)],
+            vocabulary=self.vocabulary,
+            width=self.width,
+            tied=self.tied,
+            lm_head=("lm_head.weight",),
+            biased=ATTENTION * self.bias,
+        )
+        for layer in sparse:
+            assert self.experts
+            parameters |= expert_parameters(
                 f"blk.{layer}",
-                f"layers.{layer}.",
-                self.experts and layer in self.experts.at,
+                prefixed(PREFIXES)(f"layers.{layer}.mlp."),
+                self.experts,
+                self.width,
+                turned=self.turned,
             )
-            for part, (name, shape) in (shapes if sparse else shapes | dense).items():
-                found[f"{at}.{part}.weight"] = _parameter(f"{source}{name}.weight", shape)
-                if self.bias and name.endswith("_proj") and part.startswith("attn"):
-                    found[f"{at}.{part}.bias"] = _parameter(f"{source}{name}.bias", shape[:1])
-            if self.experts and sparse:
-                mlps = tuple(f"{prefix}{source}mlp." for prefix in PREFIXES)
-                found |= expert_parameters(at, mlps, self.experts, width, turned=self.turned)
-        return found
+        return parameters
 
     def graph(self, inputs: TextInputs, weights: WeightSource, attention: AttentionForm) -> Node:
-        w = Weights(weights, inputs.dtype)
+        w, experts = Weights(weights, inputs.dtype), self.experts
+        angles, bounds = inputs.angles(self.rotary), inputs.bounds()
         x = token_embeddings(inputs, w)
         for layer in range(self.depth):
-            x = deepstack(self._layer(x, layer, inputs, w, attention), layer, inputs)
-        return logits(x, inputs, w, self.eps, self.tied)
-
-    def _layer(
-        self, x: Node, layer: int, inputs: TextInputs, w: Weights, attention: AttentionForm
-    ) -> Node:
-        at, rows, angles = f"blk.{layer}", x.shape[0], inputs.angles(self.rotary)
-        y = w.rms_norm(x, f"{at}.attn_norm", self.eps)
-        q, k, v = (
-            heads(w.linear(y, f"{at}.{part}", bias=self.bias), count, f"{at}.{part}")
-            for part, count in (
-                ("attn_q", self.heads),
-                ("attn_k", self.groups),
-                ("attn_v", self.groups),
+            at = f"blk.{layer}"
+            y = w.rms_norm(x, f"{at}.attn_norm", self.eps)
+            q, k, v = queries_keys_values(
+                y, at, w, heads=self.heads, groups=self.groups, bias=self.bias
             )
-        )
-        q = ops.rope(w.rms_norm(q, f"{at}.attn_q_norm", self.eps), angles, name=f"{at}.attn_q.rope")
-        k = ops.rope(w.rms_norm(k, f"{at}.attn_k_norm", self.eps), angles, name=f"{at}.attn_k.rope")
-        keys, values = remember(k, v, layer, inputs)
-        q = ops.reshape(q, shape=(1, rows, self.heads, self.head), name=f"{at}.attn_q.batch")
-        mixed = attention(
-            q, keys, values, None, inputs.bounds(), scale=self.head**-0.5, name=f"{at}.attn"
-        )
-        mixed = ops.reshape(mixed, shape=(rows, self.heads * self.head), name=f"{at}.attn.flat")
-        x = ops.add(
-            w.linear(mixed, f"{at}.attn_output", bias=self.bias), x, name=f"{at}.attn_residual"
-        )
-        y, e = w.rms_norm(x, f"{at}.ffn_norm", self.eps), self.experts
-        y = (
-            moe_ffn(y, at, w, top_k=e.top_k, normalize=e.normalize)
-            if e and layer in e.at
-            else swiglu(y, at, w)
-        )
-        return ops.add(y, x, name=f"{at}.ffn_residual")
+            q = normed_rope(q, f"{at}.attn_q", angles, w, eps=self.eps)
+            k = normed_rope(k, f"{at}.attn_k", angles, w, eps=self.eps)
+            y = attend(q, cache_keys_values(k, v, layer, inputs), at, attention, bounds=bounds)
+            y = w.linear(y, f"{at}.attn_output", bias=self.bias)
+            x = ops.add(y, x, name=f"{at}.attn_residual")
+            y = w.rms_norm(x, f"{at}.ffn_norm", self.eps)
+            if experts and layer in experts.at:
+                y = moe_ffn(y, at, w, top_k=experts.top_k, normalize=experts.normalize)
+            else:
+                y = swiglu(y, at, w)
+            x = deepstack(ops.add(y, x, name=f"{at}.ffn_residual"), layer, inputs)
+        return logits(x, inputs, w, eps=self.eps, tied=self.tied)
+
+
+def deepstack(x: Node, layer: int, inputs: TextInputs) -> Node:
+    """What an image's rows hold for a layer of their own, behind their embeddings, is added to what
+    the layer gives (arXiv:2406.04334).
+
+    x [T, D], image rows [M, D (1 + layers that get some)] -> [T, D]
+    """
+    if not inputs.images or inputs.image_width < (layer + 2) * x.shape[1]:
+        return x
+    return ops.add_rows(
+        x,
+        image_features(inputs, layer + 1, x.shape[1]),
+        inputs.image_at(),
+        name=f"blk.{layer}.deepstack",
+    )
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:
@@ -226,7 +227,7 @@ def read(given: Settings) -> Qwen3Text:
     c.choice("hidden_act", ("silu",), "silu")
     if c.flag("use_sliding_window", False):
         raise ModelError(f"{c.where}: use_sliding_window true is not supported")
-    heads_of, depth, pictured = (
+    (count, groups, head), depth, pictured = (
         read_heads(c, 32, None, None),
         c.count("num_hidden_layers", most=MAX_LAYERS),
         "_vl" in kind,
@@ -241,19 +242,21 @@ def read(given: Settings) -> Qwen3Text:
         read_experts(c, depth, True if pictured else None) if c.get("num_experts", 0) else None
     )
     return Qwen3Text(
-        c.count("hidden_size", most=MAX_WIDTH),
-        c.count("intermediate_size", most=MAX_WIDTH),
-        *heads_of,
-        depth,
-        c.count("vocab_size"),
-        c.count("max_position_embeddings"),
-        c.number("rms_norm_eps", 1e-6),
-        _rotary(c, heads_of[2], pictured),
-        c.flag("attention_bias", False),
-        c.flag("tie_word_embeddings", False),
-        len(stacked),
-        experts,
-        pictured,
+        width=c.count("hidden_size", most=MAX_WIDTH),
+        ffn=c.count("intermediate_size", most=MAX_WIDTH),
+        heads=count,
+        groups=groups,
+        head=head,
+        depth=depth,
+        vocabulary=c.count("vocab_size"),
+        context=c.count("max_position_embeddings"),
+        eps=c.number("rms_norm_eps", 1e-6),
+        rotary=_rotary(c, head, pictured),
+        bias=c.flag("attention_bias", False),
+        tied=c.flag("tie_word_embeddings", False),
+        stacked=len(stacked),
+        experts=experts,
+        turned=pictured,
     )
 
 
@@ -265,9 +268,5 @@ def _rotary(c: Settings, head: int, pictured: bool) -> Rotary:
         {**c.part("rope_scaling").values, **c.part("rope_parameters").values},
         f"{c.where}: rope_parameters",
     )
-    found = read_rotary(rope, head, c.number("rope_theta"), c.count("max_position_embeddings"))
-    return by_sections(found, rope, head, [24, 20, 20] if pictured else None, interleaved=True)
-
-
-def _parameter(name: str, shape: tuple[int, ...]) -> Parameter:
-    return Parameter(shape, tuple(f"{prefix}{name}" for prefix in PREFIXES))
+    rotary = read_rotary(rope, head, c.number("rope_theta"), c.count("max_position_embeddings"))
+    return by_sections(rotary, rope, head, [24, 20, 20] if pictured else None, interleaved=True)

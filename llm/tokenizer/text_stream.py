@@ -130,19 +130,19 @@ def token_bytes(inner: tokenizers.Tokenizer, skipped: frozenset[int]) -> list[by
     `skipped` ids and those without a token.
     """
     kinds, spelled = decoder_kinds(inner), inner.get_vocab(with_added_tokens=True)
-    found = [b""] * (max(spelled.values(), default=-1) + 1)
+    pieces = [b""] * (max(spelled.values(), default=-1) + 1)
     for spelling, i in spelled.items():
         if i in skipped:
             continue
         if kinds == ["ByteLevel"]:
-            found[i] = _byte_level(spelling)
+            pieces[i] = _byte_level(spelling)
         elif "ByteFallback" in kinds and _BYTE_TOKEN.fullmatch(spelling):
-            found[i] = bytes([int(spelling[3:5], 16)])
+            pieces[i] = bytes([int(spelling[3:5], 16)])
         else:  # after another token: some decoders take a blank off the beginning of a text
-            found[i] = (
+            pieces[i] = (
                 inner.decoder.decode(["a", spelling])[1:] if inner.decoder else spelling
             ).encode()
-    return found
+    return pieces
 
 
 def decoder_kinds(inner: tokenizers.Tokenizer) -> list[str]:

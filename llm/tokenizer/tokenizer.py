@@ -129,13 +129,13 @@ class Tokenizer:
 
     def id(self, text: str) -> int:
         """The id of the one token spelled `text`. Raises ModelError if there is none."""
-        found = self._inner.token_to_id(text)
-        if found is None:
+        token_id = self._inner.token_to_id(text)
+        if token_id is None:
             raise ModelError(
                 f"the tokenizer has no token {text!r}; expected it in tokenizer.json (is this the "
                 "checkpoint's own file?)"
             )
-        return found
+        return token_id
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a rendered prompt. Spellings of special tokens become those tokens, except
@@ -264,7 +264,7 @@ class _Guard:
     def seal(self, text: str) -> str:
         text = text.replace(SEAL, "")
         if self._pattern is not None:
-            text = self._pattern.sub(lambda found: found[0] + SEAL, text)
+            text = self._pattern.sub(lambda match: match[0] + SEAL, text)
         # A template may put two texts side by side: "<end_of_" must not wait for a "turn>". It may
         # also trim the blanks between them.
         stem = text.rstrip()

@@ -59,7 +59,7 @@ class GatedTower:
             "ffn_up": ("mlp.up_proj", (self.ffn, width)),
             "ffn_down": ("mlp.down_proj", (width, self.ffn)),
         }
-        found = {}
+        parameters = {}
         for layer in range(self.layers):
             for part, (name, shape) in tensors.items():
                 at, theirs, linear = (
@@ -67,18 +67,18 @@ class GatedTower:
                     f"encoder.layers.{layer}.{name}",
                     len(shape) == 2,
                 )
-                found[f"{at}.weight"] = Parameter(
+                parameters[f"{at}.weight"] = Parameter(
                     shape, source(f"{theirs}.linear.weight" if linear else f"{theirs}.weight")
                 )
                 for end in ENDS if linear and self.clipped else ():
-                    found[f"{at}.{end}"] = Parameter(
+                    parameters[f"{at}.{end}"] = Parameter(
                         shape=(1,),
                         sources=source(f"{theirs}.{end}"),
                         stored=(),
                         convert=torch.atleast_1d,
                         gguf=(Stored((f"{at}.{end}",), (1,)),),
                     )
-        return found
+        return parameters
 
     def block(
         self, x: Node, layer: int, angles: Node, w: Weights, attention: AttentionForm

@@ -1,6 +1,6 @@
-"""Gemma 4's eye: pictures of any shape in a number of tokens, patches told by their column and
-their row, a gated tower whose linear layers are clipped in the small models, neighbours averaged,
-one projection (transformers' models/gemma4; there is no paper).
+"""Gemma 4's vision tower: pictures of any shape in a number of tokens, patches embedded by their
+column and their row, a gated tower whose linear layers are clipped in the small models, neighbours
+averaged, one projection (transformers' models/gemma4; there is no paper).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from mtmd.clip.blocks import anywhere, gguf_vit, grid_positions
+from mtmd.clip.blocks import checkpoint_names, gguf_vit, grid_positions
 from mtmd.clip.families.gemma4.tower import GatedTower, read_gated_tower
 from mtmd.clip.image.pixels import gguf_image
 from mtmd.clip.resolution.fixed_area import FixedArea, read_fixed_area
@@ -46,7 +46,7 @@ class Gemma4Vision:
 
     marker = image_token = "<|image|>"
     separator = None
-    unused = (r"(model\.)?(audio_tower|embed_audio)\..*", r"(a|mm\.a)\..*")  # the ear
+    unused = (r"(model\.)?(audio_tower|embed_audio)\..*", r"(a|mm\.a)\..*")  # audio
 
     def parameters(self) -> Mapping[str, Parameter]:
         width, patch, tables = self.tower.width, self.patch, (2, self.places, self.tower.width)
@@ -71,7 +71,8 @@ class Gemma4Vision:
                 if self.standardized
             },
             "mm.input_projection.weight": Parameter(
-                (self.text_width, width), anywhere("embed_vision.embedding_projection.weight")
+                (self.text_width, width),
+                checkpoint_names("embed_vision.embedding_projection.weight"),
             ),
         }
 
@@ -217,7 +218,7 @@ def _sizes(pool: int, places: int) -> tuple[int, ...]:
 
 
 def _names(name: str) -> tuple[str, ...]:
-    return anywhere(f"vision_tower.{name}")
+    return checkpoint_names(f"vision_tower.{name}")
 
 
 def _joined(tables: torch.Tensor) -> torch.Tensor:

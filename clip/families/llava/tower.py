@@ -11,9 +11,9 @@ import torch
 
 from mtmd.clip.blocks import (
     VitParams,
-    anywhere,
     biased_parameters,
-    tower,
+    checkpoint_names,
+    tower_names,
     vit_block,
     vit_parameters,
 )
@@ -72,29 +72,33 @@ class FeatureTower:
 
     def parameters(self) -> Mapping[str, Parameter]:
         width, text = self.vit.width, self.text_width
-        found = vit_parameters(self.vit, tower)
-        found["v.patch_embd.weight"] = Parameter(
-            (width, 3, self.patch, self.patch), tower("embeddings.patch_embedding.weight")
+        parameters = vit_parameters(self.vit, tower_names)
+        parameters["v.patch_embd.weight"] = Parameter(
+            (width, 3, self.patch, self.patch), tower_names("embeddings.patch_embedding.weight")
         )
         rows = self.grid**2 + self.class_token
-        found["v.position_embd.weight"] = Parameter(
-            (rows, width), tower("embeddings.position_embedding.weight")
+        parameters["v.position_embd.weight"] = Parameter(
+            (rows, width), tower_names("embeddings.position_embedding.weight")
         )
         if self.class_token:
-            found["v.class_embd"] = Parameter((width,), tower("embeddings.class_embedding"))
-            found |= biased_parameters(
-                {"v.pre_ln": ("pre_layrnorm", (width,))}, tower
+            parameters["v.class_embd"] = Parameter(
+                (width,), tower_names("embeddings.class_embedding")
+            )
+            parameters |= biased_parameters(
+                {"v.pre_ln": ("pre_layrnorm", (width,))}, tower_names
             )  # spelled so
         else:
-            found["v.patch_embd.bias"] = Parameter(
-                (width,), tower("embeddings.patch_embedding.bias")
+            parameters["v.patch_embd.bias"] = Parameter(
+                (width,), tower_names("embeddings.patch_embedding.bias")
             )
         ends = {
             "mm.0": ("linear_1", (text, width * len(self.features))),
             "mm.2": ("linear_2", (text, text)),
         }
-        projection = biased_parameters(ends, lambda name: anywhere(f"multi_modal_projector.{name}"))
-        return found | {
+        projection = biased_parameters(
+            ends, lambda name: checkpoint_names(f"multi_modal_projector.{name}")
+        )
+        return parameters | {
             name: parameter
             for name, parameter in projection.items()
             if self.bias or name.endswith("weight")

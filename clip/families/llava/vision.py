@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mtmd.clip.blocks import ACTIVATIONS, anywhere, gguf_vit, read_vit
+from mtmd.clip.blocks import ACTIVATIONS, checkpoint_names, gguf_vit, read_vit
 from mtmd.clip.families.llava.tower import FeatureTower, read_features
 from mtmd.clip.image.pixels import CLIP_MEAN, CLIP_STD, gguf_image, read_normalize
 from mtmd.clip.resolution.any_resolution import AnyResolution, read_canvases
@@ -47,7 +47,7 @@ class LlavaVision:
         shape = (self.tower.text_width,)
         newline = Parameter(
             shape,
-            anywhere("image_newline"),
+            checkpoint_names("image_newline"),
             gguf=tuple(Stored((name,), shape) for name in NEWLINES),
         )
         return {**self.tower.parameters(), NEWLINES[0]: newline}

@@ -21,7 +21,8 @@ from mtmd.llm.engine.engine import Engine, Generation, Request
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.sequence import Span
 from mtmd.llm.engine.state import PAGE
-from mtmd.llm.families import lfm2, qwen3_next
+from mtmd.llm.families import lfm2
+from mtmd.llm.families.qwen3_next import text as qwen3_next
 from mtmd.llm.sampling.sampler import Sampler, Sampling
 
 HYBRID = {

@@ -23,9 +23,9 @@ from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.sequence import Span
 from mtmd.llm.engine.state import KV
 from mtmd.llm.experts import Experts
-from mtmd.llm.families import gemma4
+from mtmd.llm.families.gemma4 import text as gemma4
+from mtmd.llm.families.gemma4.layers import FULL, SLIDING
 from mtmd.llm.family import gguf_text_family, text_family
-from mtmd.llm.layer_kinds import FULL, SLIDING
 
 TINY = {
     "hidden_size": 48,

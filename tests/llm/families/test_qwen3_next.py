@@ -21,12 +21,12 @@ from mtmd.kernels.checkpoint.open import GgufFile, open_weights
 from mtmd.kernels.checkpoint.rotary import rotary, sections
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ModelError
-from mtmd.llm.delta_net import DeltaNet
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.sequence import Span, make_batch
 from mtmd.llm.engine.state import KV, ConvWindow, DeltaState
 from mtmd.llm.experts import Experts
-from mtmd.llm.families import qwen3_next
+from mtmd.llm.families.qwen3_next import text as qwen3_next
+from mtmd.llm.families.qwen3_next.delta_net import DeltaNet
 from mtmd.llm.family import gguf_text_family, text_family
 
 GOLDEN = Path(__file__).parents[4] / "shared" / "golden"

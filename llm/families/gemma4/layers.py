@@ -96,13 +96,15 @@ def read_layer_kinds(c: Settings) -> LayerKinds:
         kind: Settings(ropes.get(kind, ROPES[kind]), f"{ropes.where}: {kind}") for kind in sizes
     }
     return LayerKinds(
-        kinds,
-        heads,
-        sizes,
-        {kind: read_rotary(part, sizes[kind].head, 1e4, context) for kind, part in parts.items()},
-        c.count("sliding_window", 512),
-        shared,
-        same,
+        kinds=kinds,
+        heads=heads,
+        sizes=sizes,
+        ropes={
+            kind: read_rotary(part, sizes[kind].head, 1e4, context) for kind, part in parts.items()
+        },
+        window=c.count("sliding_window", 512),
+        shared=shared,
+        keys_are_values=same,
     )
 
 
@@ -189,10 +191,10 @@ def gguf_layer_kinds(keys: Settings, names: Collection[str]) -> dict[str, Any]:
 
 def _each(keys: Settings, key: str, depth: int) -> list[Any]:
     value = keys.get(key, None)
-    found = list(value) if isinstance(value, (list, tuple)) else [value] * depth
-    if len(found) != depth:
+    values = list(value) if isinstance(value, (list, tuple)) else [value] * depth
+    if len(values) != depth:
         raise ModelError(
-            f"{keys.where}: {key} has {len(found)} entries, expected one for each of the {depth} "
+            f"{keys.where}: {key} has {len(values)} entries, expected one for each of the {depth} "
             "layers"
         )
-    return found
+    return values

@@ -32,7 +32,7 @@ class PerLayer:
     def parameters(self, source: Callable[[str], tuple[str, ...]]) -> Mapping[str, Parameter]:
         """`source("embed_tokens_per_layer.weight")` lists the names it may have in a checkpoint."""
         packed, width, size = self.layers * self.size, self.width, self.size
-        found = {
+        parameters = {
             "per_layer_token_embd.weight": Parameter(
                 (self.rows, packed), source("embed_tokens_per_layer.weight")
             ),
@@ -45,16 +45,16 @@ class PerLayer:
         }
         for layer in range(self.layers):
             at, theirs = f"blk.{layer}", f"layers.{layer}"
-            found[f"{at}.inp_gate.weight"] = Parameter(
+            parameters[f"{at}.inp_gate.weight"] = Parameter(
                 (size, width), source(f"{theirs}.per_layer_input_gate.weight")
             )
-            found[f"{at}.proj.weight"] = Parameter(
+            parameters[f"{at}.proj.weight"] = Parameter(
                 (width, size), source(f"{theirs}.per_layer_projection.weight")
             )
-            found[f"{at}.post_norm.weight"] = Parameter(
+            parameters[f"{at}.post_norm.weight"] = Parameter(
                 (width,), source(f"{theirs}.post_per_layer_input_norm.weight")
             )
-        return found
+        return parameters
 
     def inputs(self, x: Node, inputs: TextInputs, w: Weights) -> Node:
         """Of all layers, side by side          x [T, D], the embeddings -> [T, L P]"""
@@ -110,5 +110,10 @@ def read_per_layer(
             f"{vocabulary} tokens, and the pad token among them"
         )
     return PerLayer(
-        layers, width, c.count("hidden_size_per_layer_input", 256, most=MAX_WIDTH), rows, pad, eps
+        layers=layers,
+        width=width,
+        size=c.count("hidden_size_per_layer_input", 256, most=MAX_WIDTH),
+        rows=rows,
+        pad=pad,
+        eps=eps,
     )

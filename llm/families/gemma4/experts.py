@@ -35,7 +35,7 @@ class ExpertBranch:
         checkpoint.
         """
         count, width = self.experts.count, self.width
-        found = expert_parameters(at, source(prefix), self.experts, width)
+        parameters = expert_parameters(at, source(prefix), self.experts, width)
         for ours, theirs, shape in (
             ("ffn_gate_inp.weight", "router.proj.weight", (count, width)),
             ("ffn_gate_inp.scale", "router.scale", (width,)),
@@ -44,28 +44,30 @@ class ExpertBranch:
             ("post_ffw_norm_1.weight", "post_feedforward_layernorm_1.weight", (width,)),
             ("post_ffw_norm_2.weight", "post_feedforward_layernorm_2.weight", (width,)),
         ):
-            found[f"{at}.{ours}"] = Parameter(shape, source(prefix + theirs))
-        return found
+            parameters[f"{at}.{ours}"] = Parameter(shape, source(prefix + theirs))
+        return parameters
 
     def add(self, dense: Node, x: Node, at: str, w: Weights) -> Node:
         """What the dense layer makes of x, and what the experts make of it
 
         dense, x [T, D] -> [T, D]
         """
-        rated = ops.rms_norm(
+        router_input = ops.rms_norm(
             x,
             w.tensor(f"{at}.ffn_gate_inp.scale", torch.float32),
             eps=self.eps,
             name=f"{at}.ffn_gate_norm",
         )
-        rated = ops.scale(rated, factor=self.width**-0.5, name=f"{at}.ffn_gate_norm.scaled")
+        router_input = ops.scale(
+            router_input, factor=self.width**-0.5, name=f"{at}.ffn_gate_norm.scaled"
+        )
         y = moe_ffn(
             w.rms_norm(x, f"{at}.pre_ffw_norm_2", self.eps),
             at,
             w,
             top_k=self.experts.top_k,
             normalize=True,
-            rated=rated,
+            router_input=router_input,
             shares=w.tensor(f"{at}.ffn_down_exps.scale", torch.float32),
             act="gelu_tanh",
         )
@@ -82,10 +84,10 @@ def read_expert_branch(c: Settings, layers: int, width: int, eps: float) -> Expe
         return None
     count = c.count("num_experts", most=MAX_EXPERTS)
     experts = Experts(
-        count,
-        c.count("moe_intermediate_size", most=MAX_WIDTH),
-        c.count("top_k_experts", most=count),
-        True,
-        frozenset(range(layers)),
+        count=count,
+        ffn=c.count("moe_intermediate_size", most=MAX_WIDTH),
+        top_k=c.count("top_k_experts", most=count),
+        normalize=True,
+        at=frozenset(range(layers)),
     )
     return ExpertBranch(experts, width, eps)

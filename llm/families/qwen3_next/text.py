@@ -21,19 +21,34 @@ from mtmd.kernels.plan.flash import AttentionForm
 from mtmd.llm.blocks import (
     attend,
     by_sections,
-    heads,
+    cache_keys_values,
     logits,
     moe_ffn,
+    normed_rope,
     read_heads,
+    split_heads,
     swiglu,
     token_embeddings,
 )
-from mtmd.llm.delta_net import FULL, LINEAR, DeltaNet, gguf_delta_net, read_delta_net, read_kinds
 from mtmd.llm.engine.inputs import TextInputs
 from mtmd.llm.engine.state import KV, State
 from mtmd.llm.experts import Experts, expert_parameters, read_experts
+from mtmd.llm.families.qwen3_next.delta_net import (
+    FULL,
+    LINEAR,
+    DeltaNet,
+    gguf_delta_net,
+    read_delta_net,
+    read_kinds,
+)
+from mtmd.llm.parameters import (
+    Tensors,
+    attention_tensors,
+    decoder_parameters,
+    mlp_tensors,
+    prefixed,
+)
 
-Tensors = dict[str, tuple[str, tuple[int, ...]]]  # names in a checkpoint and shapes, by our names
 PREFIXES = ("model.language_model.", "model.")
 # What transformers takes for keys that a config.json leaves out, by model_type.
 COMMON: dict[str, Any] = {
@@ -107,55 +122,38 @@ class Qwen3NextText:
         ]
 
     def parameters(self) -> Mapping[str, Parameter]:
-        q, kv, width, one = (
-            self.heads * self.head,
-            self.groups * self.head,
-            self.width,
-            (self.width,),
+        source, width, norm, experts = prefixed(PREFIXES), self.width, (self.head,), self.experts
+        norms: Tensors = {
+            "attn_norm": ("input_layernorm", (width,)),
+            "post_attention_norm": ("post_attention_layernorm", (width,)),
+        }
+        full: Tensors = {
+            **attention_tensors(width, self.heads, self.groups, self.head),
+            "attn_q": ("self_attn.q_proj", (2 * self.heads * self.head, width)),  # and gates
+            "attn_q_norm": ("self_attn.q_norm", norm),
+            "attn_k_norm": ("self_attn.k_norm", norm),
+        }
+        dense, sparse = mlp_tensors(width, self.ffn), experts.at if experts else ()
+        layers = [
+            {**norms, **(full if kind == FULL else {}), **({} if layer in sparse else dense)}
+            for layer, kind in enumerate(self.kinds)
+        ]
+        parameters = decoder_parameters(
+            source,
+            layers,
+            vocabulary=self.vocabulary,
+            width=width,
+            tied=self.tied,
+            lm_head=("lm_head.weight",),
+            norms=plus_one,
         )
-        found = {
-            "token_embd.weight": _parameter("embed_tokens", (self.vocabulary, width)),
-            "output_norm.weight": _parameter("norm", one),
-        }
-        if not self.tied:
-            found["output.weight"] = Parameter((self.vocabulary, width), ("lm_head.weight",))
-        always: Tensors = {
-            "attn_norm": ("input_layernorm", one),
-            "post_attention_norm": ("post_attention_layernorm", one),
-        }
-        attention: Tensors = {
-            "attn_output": ("self_attn.o_proj", (width, q)),
-            **{
-                f"attn_{part}": (f"self_attn.{part}_proj", (rows, width))
-                for part, rows in (("q", 2 * q), ("k", kv), ("v", kv))
-            },
-            **{f"attn_{part}_norm": (f"self_attn.{part}_norm", (self.head,)) for part in "qk"},
-        }
-        dense: Tensors = {
-            "ffn_gate": ("mlp.gate_proj", (self.ffn, width)),
-            "ffn_up": ("mlp.up_proj", (self.ffn, width)),
-            "ffn_down": ("mlp.down_proj", (width, self.ffn)),
-        }
         for layer, kind in enumerate(self.kinds):
-            at, source, sparse = (
-                f"blk.{layer}",
-                f"layers.{layer}.",
-                self.experts is not None and layer in self.experts.at,
-            )
-            parts = always | (attention if kind == FULL else {}) | ({} if sparse else dense)
-            found |= {
-                f"{at}.{part}.weight": _parameter(f"{source}{name}", shape)
-                for part, (name, shape) in parts.items()
-            }
+            at, theirs = f"blk.{layer}", f"layers.{layer}."
             if kind == LINEAR:
-                found |= self.delta.parameters(
-                    at, tuple(f"{prefix}{source}linear_attn." for prefix in PREFIXES), width
-                )
-            if self.experts and sparse:
-                found |= expert_parameters(
-                    at, tuple(f"{prefix}{source}mlp." for prefix in PREFIXES), self.experts, width
-                )
-        return found
+                parameters |= self.delta.parameters(at, source(f"{theirs}linear_attn."), width)
+            if experts and layer in sparse:
+                parameters |= expert_parameters(at, source(f"{theirs}mlp."), experts, width)
+        return parameters
 
     def graph(self, inputs: TextInputs, weights: WeightSource, attention: AttentionForm) -> Node:
         w = Weights(weights, inputs.dtype)
@@ -164,9 +162,9 @@ class Qwen3NextText:
             at, e = f"blk.{layer}", self.experts
             y = w.rms_norm(x, f"{at}.attn_norm", self.eps)
             y = (
-                self._attention(y, layer, inputs, w, attention)
+                self._attention(y, layer, inputs, w, attention=attention)
                 if kind == FULL
-                else self.delta.graph(y, layer, inputs, w, self.eps)
+                else self.delta.graph(y, layer, inputs, w, eps=self.eps)
             )
             x = ops.add(y, x, name=f"{at}.attn_residual")
             y = w.rms_norm(x, f"{at}.post_attention_norm", self.eps)
@@ -176,10 +174,10 @@ class Qwen3NextText:
                 else swiglu(y, at, w)
             )
             x = ops.add(y, x, name=f"{at}.ffn_residual")
-        return logits(x, inputs, w, self.eps, self.tied)
+        return logits(x, inputs, w, eps=self.eps, tied=self.tied)
 
     def _attention(
-        self, x: Node, layer: int, inputs: TextInputs, w: Weights, attention: AttentionForm
+        self, x: Node, layer: int, inputs: TextInputs, w: Weights, *, attention: AttentionForm
     ) -> Node:
         """Attention whose result is let through by a gate; each head has its query and, behind
         it, its gate
@@ -187,22 +185,17 @@ class Qwen3NextText:
         [T, D] -> [T, D]
         """
         at, angles, turns = f"blk.{layer}", inputs.angles(self.rotary), torch.arange(2 * self.heads)
-        both = heads(w.linear(x, f"{at}.attn_q"), 2 * self.heads, f"{at}.attn_q")
+        both = split_heads(w.linear(x, f"{at}.attn_q"), 2 * self.heads, f"{at}.attn_q")
         q = ops.take_rows(both, inputs.constant("inp.queries", turns[::2]), name=f"{at}.queries")
         gate = ops.take_rows(both, inputs.constant("inp.gates", turns[1::2]), name=f"{at}.gates")
         k, v = (
-            heads(w.linear(x, f"{at}.attn_{part}"), self.groups, f"{at}.attn_{part}")
+            split_heads(w.linear(x, f"{at}.attn_{part}"), self.groups, f"{at}.attn_{part}")
             for part in "kv"
         )
-        q, k = (
-            ops.rope(
-                w.rms_norm(y, f"{at}.attn_{part}_norm", self.eps),
-                angles,
-                name=f"{at}.attn_{part}.rope",
-            )
-            for y, part in ((q, "q"), (k, "k"))
-        )
-        mixed = attend(q, k, v, layer, inputs, attention, inputs.bounds())
+        q = normed_rope(q, f"{at}.attn_q", angles, w, eps=self.eps)
+        k = normed_rope(k, f"{at}.attn_k", angles, w, eps=self.eps)
+        keys_values = cache_keys_values(k, v, layer, inputs)
+        mixed = attend(q, keys_values, at, attention, bounds=inputs.bounds())
         gate = ops.sigmoid(
             ops.reshape(gate, shape=mixed.shape, name=f"{at}.gates.flat"),
             name=f"{at}.gates.sigmoid",
@@ -260,20 +253,24 @@ def read(given: Settings) -> Qwen3NextText:
     c.choice("hidden_act", ("silu",), "silu")
     if c.flag("attention_bias", False):
         raise ModelError(f"{c.where}: attention_bias true is not supported")
-    kinds, heads_of = read_kinds(c), read_heads(c, 16, None, None)
+    kinds, (count, groups, head) = read_kinds(c), read_heads(c, 16, None, None)
     return Qwen3NextText(
-        kinds,
-        c.count("hidden_size", most=MAX_WIDTH),
-        c.count("intermediate_size", most=MAX_WIDTH),
-        *heads_of,
-        read_delta_net(c, tiled=later),
-        read_experts(c, len(kinds), True if later else None) if c.get("num_experts", 0) else None,
-        c.count("vocab_size"),
-        c.count("max_position_embeddings"),
-        c.number("rms_norm_eps", 1e-6),
-        _rotary(c, heads_of[2], later),
-        c.flag("tie_word_embeddings", False),
-        c.count("mtp_num_hidden_layers", most=MAX_LAYERS)
+        kinds=kinds,
+        width=c.count("hidden_size", most=MAX_WIDTH),
+        ffn=c.count("intermediate_size", most=MAX_WIDTH),
+        heads=count,
+        groups=groups,
+        head=head,
+        delta=read_delta_net(c, tiled=later),
+        experts=read_experts(c, len(kinds), True if later else None)
+        if c.get("num_experts", 0)
+        else None,
+        vocabulary=c.count("vocab_size"),
+        context=c.count("max_position_embeddings"),
+        eps=c.number("rms_norm_eps", 1e-6),
+        rotary=_rotary(c, head, later),
+        tied=c.flag("tie_word_embeddings", False),
+        ahead=c.count("mtp_num_hidden_layers", most=MAX_LAYERS)
         if c.get("mtp_num_hidden_layers", 0)
         else 0,
     )
@@ -288,13 +285,7 @@ def _rotary(c: Settings, head: int, pictured: bool) -> Rotary:
         f"{c.where}: rope_parameters",
     )
     dims = int(head * rope.number("partial_rotary_factor", c.number("partial_rotary_factor", 0.25)))
-    found = read_rotary(rope, dims, c.number("rope_theta", 1e4), c.count("max_position_embeddings"))
-    return by_sections(found, rope, dims, [11, 11, 10], interleaved=True) if pictured else found
-
-
-def _parameter(name: str, shape: tuple[int, ...]) -> Parameter:
-    return Parameter(
-        shape,
-        tuple(f"{prefix}{name}.weight" for prefix in PREFIXES),
-        convert=plus_one if len(shape) == 1 else None,
+    rotary = read_rotary(
+        rope, dims, c.number("rope_theta", 1e4), c.count("max_position_embeddings")
     )
+    return by_sections(rotary, rope, dims, [11, 11, 10], interleaved=True) if pictured else rotary

@@ -18,7 +18,7 @@ from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, Settings
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, Shape
 from mtmd.kernels.layers import Weights
-from mtmd.llm.blocks import heads
+from mtmd.llm.blocks import split_heads
 from mtmd.llm.engine.inputs import TextInputs
 from mtmd.llm.engine.state import ConvWindow, DeltaState
 
@@ -75,7 +75,7 @@ class DeltaNet:
         ) -> Parameter:
             return Parameter(shape, tuple(source + name for source in sources), stored, convert)
 
-        found = {
+        parameters = {
             f"{at}.ssm_conv1d.weight": named(
                 "conv1d.weight", (channels, taps), self._conv_layout, (channels, 1, taps)
             ),
@@ -87,7 +87,7 @@ class DeltaNet:
             ),
         }
         if not self.tiled:
-            return found | self._fused_parameters(at, sources, width)
+            return parameters | self._fused_parameters(at, sources, width)
         for part, name, rows in (
             ("attn_qkv", "qkv", channels),
             ("attn_gate", "z", self._values),
@@ -95,8 +95,10 @@ class DeltaNet:
             ("ssm_alpha", "a", self.heads),
         ):
             convert = self._qkv_layout if name == "qkv" else self._layout
-            found[f"{at}.{part}.weight"] = named(f"in_proj_{name}.weight", (rows, width), convert)
-        return found
+            parameters[f"{at}.{part}.weight"] = named(
+                f"in_proj_{name}.weight", (rows, width), convert
+            )
+        return parameters
 
     def _fused_parameters(
         self, at: str, sources: tuple[str, ...], width: int
@@ -104,7 +106,7 @@ class DeltaNet:
         """One projection has queries, keys, values and gates of each head of keys in turn, another
         strengths and decays. GGUF files may have them so too.
         """
-        each, found = self.heads // self.groups, {}
+        each, parameters = self.heads // self.groups, {}
         wide, narrow = (self.key, self.key, each * self.value, each * self.value), (each, each)
         for part, name, old, sizes, which in (
             ("attn_qkv", "in_proj_qkvz", "ssm_in", wide, (0, 1, 2)),
@@ -117,7 +119,7 @@ class DeltaNet:
                 partial(_pick, self.groups, sizes, which),
             )
             shape = self.groups * sum(sizes[i] for i in which), width
-            found[f"{at}.{part}.weight"] = Parameter(
+            parameters[f"{at}.{part}.weight"] = Parameter(
                 shape,
                 (),
                 others=tuple(
@@ -128,7 +130,7 @@ class DeltaNet:
                     Stored((f"{at}.{old}.weight",), whole, pick, picks_rows=True),
                 ),
             )
-        return found
+        return parameters
 
     def _layout(self, x: Tensor, axis: int = 0) -> Tensor:
         """An axis of all heads of values from a checkpoint's order into ours."""
@@ -143,7 +145,7 @@ class DeltaNet:
     def _conv_layout(self, x: Tensor) -> Tensor:
         return self._qkv_layout(x.squeeze(1))
 
-    def graph(self, x: Node, layer: int, inputs: TextInputs, w: Weights, eps: float) -> Node:
+    def graph(self, x: Node, layer: int, inputs: TextInputs, w: Weights, *, eps: float) -> Node:
         """What the rule gives, RMS-normed, gated and projected; the states it leaves are stored
 
         [T, D] -> [T, D]
@@ -166,7 +168,7 @@ class DeltaNet:
             self._heads_of_keys(mixed, start, f"{at}.{part}", inputs)
             for part, start in (("q", 0), ("k", self._keys))
         )
-        v = heads(
+        v = split_heads(
             ops.columns(mixed, start=2 * self._keys, stop=self._channels, name=f"{at}.v"),
             self.heads,
             f"{at}.v",
@@ -192,7 +194,7 @@ class DeltaNet:
             w.dtype,
         )
         y = ops.silu_mul(
-            heads(w.linear(x, f"{at}.attn_gate"), self.heads, f"{at}.attn_gate"),
+            split_heads(w.linear(x, f"{at}.attn_gate"), self.heads, f"{at}.attn_gate"),
             y,
             name=f"{at}.gated",
         )
@@ -207,7 +209,7 @@ class DeltaNet:
         mixed [T, C] -> [T, G, K]; tiled, [T, H, K], repeated for the values that lie apart
         """
         x = ops.columns(mixed, start=start, stop=start + self._keys, name=name)
-        x = ops.l2_norm(heads(x, self.groups, name), eps=L2_EPS, name=f"{name}.normed")
+        x = ops.l2_norm(split_heads(x, self.groups, name), eps=L2_EPS, name=f"{name}.normed")
         if not self.tiled or self.groups == self.heads:
             return x
         return ops.take_rows(
@@ -250,7 +252,7 @@ def read_delta_net(c: Settings, tiled: bool) -> DeltaNet:
     key, value = (
         c.count(f"linear_{part}_head_dim", 128, most=MAX_HEADS) for part in ("key", "value")
     )
-    return DeltaNet(groups, count, key, value, taps, tiled)
+    return DeltaNet(groups=groups, heads=count, key=key, value=value, taps=taps, tiled=tiled)
 
 
 def read_kinds(c: Settings) -> tuple[str, ...]:
@@ -288,7 +290,7 @@ def gguf_delta_net(keys: Settings, layers: int) -> dict[str, Any]:
         "linear_value_head_dim": keys.count("ssm.inner_size") // count,
         "linear_conv_kernel_dim": keys.count("ssm.conv_kernel"),
         "full_attention_interval": keys.get("full_attention_interval", None),
-        "layer_types": [KINDS[not found] for found in recurrent[:layers]]
+        "layer_types": [KINDS[not recurs] for recurs in recurrent[:layers]]
         if isinstance(recurrent, (list, tuple))
         else None,
     }

@@ -1,0 +1,221 @@
+"""Gemma 4 (transformers' models/gemma4; there is no paper): sliding and full layers with heads of
+two sizes, keys that are values, last layers that read earlier ones' keys, an input of its own for
+each layer, experts beside the dense FFN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mtmd.kernels import ops
+from mtmd.kernels.checkpoint.canonical import Parameter
+from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
+from mtmd.kernels.errors import ModelError
+from mtmd.kernels.graph import Node, Shape, WeightSource
+from mtmd.kernels.layers import Weights
+from mtmd.kernels.plan.flash import AttentionForm
+from mtmd.llm.blocks import (
+    KeysValues,
+    attend,
+    cache_keys_values,
+    geglu,
+    logits,
+    normed_rope,
+    split_heads,
+    token_embeddings,
+)
+from mtmd.llm.engine.inputs import TextInputs
+from mtmd.llm.engine.state import KV
+from mtmd.llm.families.gemma4.experts import ExpertBranch, read_expert_branch
+from mtmd.llm.families.gemma4.layers import FULL, LayerKinds, gguf_layer_kinds, read_layer_kinds
+from mtmd.llm.families.gemma4.per_layer import PerLayer, read_per_layer
+from mtmd.llm.parameters import (
+    Tensors,
+    attention_tensors,
+    decoder_parameters,
+    mlp_tensors,
+    prefixed,
+)
+
+SOURCE = prefixed(("model.language_model.", "model."))
+
+
+@dataclass(frozen=True)
+class Gemma4Text:
+    width: int
+    ffn: int
+    double_wide: bool  # the FFN of layers without keys of their own
+    stack: LayerKinds
+    vocabulary: int
+    context: int
+    eps: float
+    blocks: bool  # whether pictures see themselves in both directions, in sliding layers
+    divided: bool  # the rotary frequencies of full layers, by a tensor, as GGUF has them
+    per_layer: PerLayer | None
+    experts: ExpertBranch | None
+    softcap: float | None
+
+    image_width = property(lambda self: self.width)
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        return (r"(.*\.)?lm_head\.weight", *self.stack.unused)  # a copy of the tied token table
+
+    @property
+    def layers(self) -> list[tuple[KV, ...]]:
+        return self.stack.states
+
+    def parameters(self) -> Mapping[str, Parameter]:
+        depth = len(self.stack.kinds)
+        parameters = decoder_parameters(
+            SOURCE,
+            [self._tensors(layer) for layer in range(depth)],
+            vocabulary=self.vocabulary,
+            width=self.width,
+            tied=True,
+        )
+        for layer in range(depth):
+            at, theirs = f"blk.{layer}", f"layers.{layer}."
+            parameters[f"{at}.layer_output_scale.weight"] = Parameter(
+                (1,), SOURCE(f"{theirs}layer_scalar")
+            )
+            if self.experts:
+                parameters |= self.experts.parameters(at, theirs, SOURCE)
+        if self.per_layer:
+            parameters |= self.per_layer.parameters(SOURCE)
+        if self.divided:
+            parameters["rope_freqs.weight"] = Parameter(
+                (self.stack.sizes[FULL].head // 2,), ("rope_freqs.weight",)
+            )
+        return parameters
+
+    def _tensors(self, layer: int) -> Tensors:
+        """Names and shapes of a layer's matrices and norms."""
+        stack, width, size = self.stack, self.width, self.stack.sizes[self.stack.kinds[layer]]
+        ffn = self.ffn * 2 if self.double_wide and not stack.has_keys(layer) else self.ffn
+        attention = attention_tensors(width, stack.heads, size.groups, size.head)
+        tensors: dict[str, tuple[str, Shape]] = {
+            "attn_norm": ("input_layernorm", (width,)),
+            "post_attention_norm": ("post_attention_layernorm", (width,)),
+            "ffn_norm": ("pre_feedforward_layernorm", (width,)),
+            "post_ffw_norm": ("post_feedforward_layernorm", (width,)),
+            **{part: attention[part] for part in ("attn_q", "attn_output")},
+            "attn_q_norm": ("self_attn.q_norm", (size.head,)),
+            **mlp_tensors(width, ffn),
+        }
+        if stack.has_keys(layer):
+            tensors["attn_k"] = attention["attn_k"]
+            tensors["attn_k_norm"] = ("self_attn.k_norm", (size.head,))
+        if stack.has_values(layer):
+            tensors["attn_v"] = attention["attn_v"]
+        return tensors
+
+    def graph(self, inputs: TextInputs, weights: WeightSource, attention: AttentionForm) -> Node:
+        w, cached = Weights(weights, inputs.dtype), dict[str, KeysValues]()
+        x = token_embeddings(inputs, w, self.width**0.5)
+        layer_inputs = self.per_layer.inputs(x, inputs, w) if self.per_layer else None
+        for layer, kind in enumerate(self.stack.kinds):
+            at = f"blk.{layer}"
+            y = w.rms_norm(x, f"{at}.attn_norm", self.eps)
+            q, own = self._queries_keys_values(y, layer, inputs, w)
+            if own:
+                cached[kind] = cache_keys_values(*own, layer, inputs)
+            y = attend(q, cached[kind], at, attention, bounds=self._bounds(kind, inputs), scale=1.0)
+            y = w.rms_norm(w.linear(y, f"{at}.attn_output"), f"{at}.post_attention_norm", self.eps)
+            x = ops.add(y, x, name=f"{at}.attn_residual")
+            y = geglu(w.rms_norm(x, f"{at}.ffn_norm", self.eps), at, w)
+            y = self.experts.add(y, x, at, w) if self.experts else y
+            y = w.rms_norm(y, f"{at}.post_ffw_norm", self.eps)
+            x = ops.add(y, x, name=f"{at}.ffn_residual")
+            if self.per_layer and layer_inputs:
+                x = self.per_layer.add(x, layer, layer_inputs, w)
+            x = ops.mul(x, w.tensor(f"{at}.layer_output_scale.weight"), name=f"{at}.scaled")
+        y = logits(x, inputs, w, eps=self.eps, tied=True)
+        return ops.softcap(y, cap=self.softcap, name="logits.capped") if self.softcap else y
+
+    def _queries_keys_values(
+        self, x: Node, layer: int, inputs: TextInputs, w: Weights
+    ) -> tuple[Node, KeysValues | None]:
+        """Queries [T, H, K], and keys and values [T, G, K], None in a layer that reads those of the
+        last one before it of its kind that has some.
+        """
+        at, stack, kind = f"blk.{layer}", self.stack, self.stack.kinds[layer]
+        groups, divided = stack.sizes[kind].groups, self.divided and kind == FULL
+        divisors = w.tensor("rope_freqs.weight", torch.float32) if divided else None
+        angles = inputs.angles(stack.ropes[kind], f"inp.angles.{kind}", divisors)
+
+        def heads(part: str, count: int) -> Node:
+            return split_heads(w.linear(x, f"{at}.{part}"), count, f"{at}.{part}")
+
+        q = normed_rope(heads("attn_q", stack.heads), f"{at}.attn_q", angles, w, eps=self.eps)
+        if not stack.has_keys(layer):
+            return q, None
+        k = heads("attn_k", groups)
+        v = heads("attn_v", groups) if stack.has_values(layer) else k
+        v = ops.rms_norm(v, eps=self.eps, name=f"{at}.attn_v_norm")
+        return q, (normed_rope(k, f"{at}.attn_k", angles, w, eps=self.eps), v)
+
+    def _bounds(self, kind: str, inputs: TextInputs) -> Node:
+        """What each token sees; the tokens of a picture each other in sliding layers alone."""
+        if kind == FULL:
+            return inputs.bounds(blocks=False)
+        return inputs.bounds(self.stack.window, blocks=self.blocks)
+
+
+def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:
+    """What config.json would say beyond the common keys. Models with inputs for layers read
+    pictures in one direction, others in both, as llama.cpp knows by their width.
+    """
+    ffn, own = (
+        keys.get("feed_forward_length", None),
+        keys.get("embedding_length_per_layer_input", 0),
+    )
+    ffn = ffn if isinstance(ffn, (list, tuple)) and ffn else [ffn]
+    return {
+        **gguf_layer_kinds(keys, names),
+        "intermediate_size": ffn[0],
+        "use_double_wide_mlp": ffn[-1] != ffn[0],
+        "hidden_size_per_layer_input": own,
+        "use_bidirectional_attention": None if own else "vision",
+        "rope_freqs": "rope_freqs.weight" in names,
+        "enable_moe_block": "blk.0.ffn_gate_inp.weight" in names,
+        "top_k_experts": keys.get("expert_used_count", None),
+        "final_logit_softcapping": keys.get("final_logit_softcapping", None),
+    }
+
+
+def read(c: Settings) -> Gemma4Text:
+    """From config.json's text_config, with transformers' defaults; ModelError where it is
+    impossible.
+    """
+    c.choice("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
+    if not c.flag("tie_word_embeddings", True) or c.flag("attention_bias", False):
+        raise ModelError(
+            f"{c.where}: tie_word_embeddings false and attention_bias true are not supported"
+        )
+    stack, width, eps = (
+        read_layer_kinds(c),
+        c.count("hidden_size", 2304, most=MAX_WIDTH),
+        c.number("rms_norm_eps", 1e-6),
+    )
+    vocabulary, depth = c.count("vocab_size", 262144), len(stack.kinds)
+    return Gemma4Text(
+        width=width,
+        ffn=c.count("intermediate_size", 9216, most=MAX_WIDTH),
+        double_wide=c.flag("use_double_wide_mlp", False),
+        stack=stack,
+        vocabulary=vocabulary,
+        context=c.count("max_position_embeddings", 131072),
+        eps=eps,
+        blocks=c.choice("use_bidirectional_attention", ("vision", None), None) == "vision",
+        divided=c.flag("rope_freqs", False),
+        per_layer=read_per_layer(c, depth, width, eps, vocabulary),
+        experts=read_expert_branch(c, depth, width, eps),
+        softcap=None
+        if c.get("final_logit_softcapping", None) is None
+        else c.number("final_logit_softcapping"),
+    )
