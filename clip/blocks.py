@@ -94,8 +94,8 @@ def attend(
     k: Node,
     v: Node,
     attention: AttentionForm,
-    at: str,
     *,
+    at: str,
     bounds: Node | None = None,
     scale: float | None = None,
 ) -> Node:
@@ -107,15 +107,14 @@ def attend(
         q,
         k,
         v,
-        None,
-        bounds,
+        bounds=bounds,
         scale=q.shape[3] ** -0.5 if scale is None else scale,
         name=f"{at}.attn",
     )
     return ops.reshape(mixed, shape=(*q.shape[:2], q.shape[2] * v.shape[3]), name=f"{at}.attn.flat")
 
 
-def vit_block(x: Node, index: int, p: VitParams, w: Weights, attention: AttentionForm) -> Node:
+def vit_block(x: Node, index: int, p: VitParams, w: Weights, *, attention: AttentionForm) -> Node:
     """Pre-norm attention and MLP          x [B, P, C] -> [B, P, C]; arXiv:2010.11929"""
     at = f"v.blk.{index}"
     y = w.layer_norm(x, f"{at}.ln1", p.eps)
@@ -124,7 +123,7 @@ def vit_block(x: Node, index: int, p: VitParams, w: Weights, attention: Attentio
         for part in ("attn_q", "attn_k", "attn_v")
     )
     x = ops.add(
-        w.linear(attend(q, k, v, attention, at), f"{at}.attn_out", bias=True),
+        w.linear(attend(q, k, v, attention, at=at), f"{at}.attn_out", bias=True),
         x,
         name=f"{at}.attn_residual",
     )
@@ -215,12 +214,12 @@ def grid_positions(rows: int, columns: int) -> torch.Tensor:
 def rotary_attention(
     x: Node,
     at: str,
-    heads: int,
-    angles: Node,
     w: Weights,
     attention: AttentionForm,
-    bounds: Node | None = None,
     *,
+    heads: int,
+    angles: Node,
+    bounds: Node | None = None,
     fused: bool = False,
     bias: bool = True,
     out_bias: bool = True,
@@ -240,7 +239,9 @@ def rotary_attention(
         parts = [w.linear(x, name, bias=bias) for name in names]
     q, k, v = (split_heads(part, heads, name) for part, name in zip(parts, names, strict=True))
     q, k = (ops.rope(part, angles, name=f"{part.name}.rope") for part in (q, k))
-    return w.linear(attend(q, k, v, attention, at, bounds=bounds), f"{at}.attn_out", bias=out_bias)
+    return w.linear(
+        attend(q, k, v, attention, at=at, bounds=bounds), f"{at}.attn_out", bias=out_bias
+    )
 
 
 def biased_parameters(

@@ -97,7 +97,7 @@ class Gemma3Vision:
         )
         x = ops.add(x, w.tensor("v.position_embd.weight"), name="v.position_embd")
         for index in range(self.vit.layers):
-            x = vit_block(x, index, self.vit, w, attention)
+            x = vit_block(x, index, self.vit, w, attention=attention)
         x = w.layer_norm(x, "v.post_ln", self.vit.eps)
         x = ops.pool2d(x, grid=(self.grid, self.grid), kernel=self.pool, name="mm.pool")
         return w.linear(w.rms_norm(x, "mm.soft_emb_norm", self.vit.eps), "mm.input_projection")

@@ -141,10 +141,10 @@ class Glm4Vision:
             y = rotary_attention(
                 w.rms_norm(x, f"{at}.ln1", self.eps),
                 at,
-                self.heads,
-                angles,
                 w,
                 attention,
+                heads=self.heads,
+                angles=angles,
                 fused=True,
                 bias=self.bias,
                 out_bias=False,

@@ -93,7 +93,7 @@ class Idefics3Vision:
             name="v.position_embd",
         )
         for index in range(self.vit.layers):
-            x = blocks.vit_block(x, index, self.vit, w, attention)
+            x = blocks.vit_block(x, index, self.vit, w, attention=attention)
         x = w.layer_norm(x, "v.post_ln", self.vit.eps)
         return w.linear(
             ops.unshuffle(x, grid=(self.grid, self.grid), factor=self.factor, name="mm.unshuffle"),

@@ -151,7 +151,7 @@ class InternVision:
                 w.rms_norm(k, f"{at}.attn_k_norm", QK_EPS),
             )
         q, k, v = (blocks.split_heads(part, self.vit.heads, part.name) for part in (q, k, v))
-        y = w.linear(blocks.attend(q, k, v, attention, at), f"{at}.attn_out", bias=True)
+        y = w.linear(blocks.attend(q, k, v, attention, at=at), f"{at}.attn_out", bias=True)
         x = ops.add(
             ops.mul(y, w.tensor(f"{at}.ls1.weight"), name=f"{at}.ls1"),
             x,

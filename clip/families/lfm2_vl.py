@@ -117,7 +117,7 @@ class Lfm2Vision:
         )
         x = ops.add(x, table, name="v.position_embd")
         for index in range(self.vit.layers):
-            x = vit_block(x, index, self.vit, w, attention)
+            x = vit_block(x, index, self.vit, w, attention=attention)
         x = w.layer_norm(x, "v.post_ln", self.vit.eps)
         x = ops.unshuffle(
             x, grid=(rows, columns), factor=self.resolution.shuffle, name="mm.unshuffle"

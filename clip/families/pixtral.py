@@ -122,7 +122,7 @@ class PixtralVision:
             EPS,
         )
         for layer in range(self.layers):
-            x = self._layer(x, f"v.blk.{layer}", angles, w, attention)
+            x = self._layer(x, f"v.blk.{layer}", angles, w, attention=attention)
         if self.merge:
             x = w.rms_norm(x, "mm.input_norm", self.merge_eps)
             x = ops.unshuffle(
@@ -132,7 +132,9 @@ class PixtralVision:
         x = ops.gelu(w.linear(x, "mm.1", bias=self.bias), approximate=self.gelu, name="mm.gelu")
         return w.linear(x, "mm.2", bias=self.bias)
 
-    def _layer(self, x: Node, at: str, angles: Node, w: Weights, attention: AttentionForm) -> Node:
+    def _layer(
+        self, x: Node, at: str, angles: Node, w: Weights, *, attention: AttentionForm
+    ) -> Node:
         y = w.rms_norm(x, f"{at}.ln1", EPS)
         q, k, v = (
             blocks.split_heads(w.linear(y, f"{at}.{part}"), self.heads, f"{at}.{part}")
@@ -142,7 +144,7 @@ class PixtralVision:
             ops.rope(part, angles, pairs="adjacent", name=f"{part.name}.rope") for part in (q, k)
         )
         x = ops.add(
-            w.linear(blocks.attend(q, k, v, attention, at), f"{at}.attn_out"),
+            w.linear(blocks.attend(q, k, v, attention, at=at), f"{at}.attn_out"),
             x,
             name=f"{at}.attn_residual",
         )

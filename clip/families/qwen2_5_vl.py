@@ -108,7 +108,7 @@ class Qwen25Vision:
             name="v.ordered",
         )
         for layer in range(self.layers):
-            x = self._block(x, layer, angles, bounds, w, attention)
+            x = self._block(x, layer, w, attention, angles=angles, bounds=bounds)
         x = ops.reshape(
             w.rms_norm(x, "v.post_ln", EPS),
             shape=(x.shape[0], tokens, self.width * merge**2),
@@ -122,12 +122,25 @@ class Qwen25Vision:
         return ops.take_rows(x, back, name="mm.ordered")
 
     def _block(
-        self, x: Node, layer: int, angles: Node, bounds: Node, w: Weights, attention: AttentionForm
+        self,
+        x: Node,
+        layer: int,
+        w: Weights,
+        attention: AttentionForm,
+        *,
+        angles: Node,
+        bounds: Node,
     ) -> Node:
         at = f"v.blk.{layer}"
         y = w.rms_norm(x, f"{at}.ln1", EPS)
         y = rotary_attention(
-            y, at, self.heads, angles, w, attention, None if layer in self.full else bounds
+            y,
+            at,
+            w,
+            attention,
+            heads=self.heads,
+            angles=angles,
+            bounds=None if layer in self.full else bounds,
         )
         x = ops.add(y, x, name=f"{at}.attn_residual")
         y = w.rms_norm(x, f"{at}.ln2", EPS)

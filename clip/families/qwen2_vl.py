@@ -87,7 +87,7 @@ class Qwen2Vision:
         for layer in range(self.layers):
             at = f"v.blk.{layer}"
             y = rotary_attention(
-                w.layer_norm(x, f"{at}.ln1", EPS), at, self.heads, angles, w, attention
+                w.layer_norm(x, f"{at}.ln1", EPS), at, w, attention, heads=self.heads, angles=angles
             )
             x = ops.add(y, x, name=f"{at}.attn_residual")
             x = ops.add(

@@ -97,7 +97,7 @@ def largest_grid(height: int, width: int, cell: int, tokens: int) -> tuple[int, 
 
 
 def read_fixed_area(
-    image: Settings, patch: int, pool: int, sizes: tuple[int, ...], usual: int
+    image: Settings, *, patch: int, pool: int, sizes: tuple[int, ...], usual: int
 ) -> FixedArea:
     """From an image processor's settings; `patch` and `pool` are config.json's, `usual` the size
     where none is set. Raises ModelError where the two do not fit together.

@@ -1,5 +1,5 @@
-"""Token ids that arrive one at a time, as text: whole characters only, and an eye on stop
-strings.
+"""Token ids that arrive one at a time, as text: whole characters only, and stop strings
+watched for.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class Gemma4Vision:
         x = ops.patch_embed(x, w.tensor("v.patch_embd.weight"), name="v.patch_embd")
         x = ops.add(x, self._embedded_places(grid, w), name="v.patch_embd.placed")
         for layer in range(self.tower.layers):
-            x = self.tower.block(x, layer, angles, w, attention)
+            x = self.tower.block(x, layer, angles, w, attention=attention)
         x = ops.rms_norm(self._pooled(x, grid, w), eps=self.tower.eps, name="mm.norm")
         return w.linear(x, "mm.input_projection")
 
@@ -206,7 +206,9 @@ def read(top: Settings, image: Settings) -> Gemma4Vision:
         standardized=c.flag("standardize", False),
         text_width=text.count("hidden_size", 2304, most=MAX_WIDTH),
         bidirectional=text.get("use_bidirectional_attention", None) == "vision",
-        resolution=read_fixed_area(image, patch, pool, _sizes(pool, places), USUAL),
+        resolution=read_fixed_area(
+            image, patch=patch, pool=pool, sizes=_sizes(pool, places), usual=USUAL
+        ),
     )
 
 

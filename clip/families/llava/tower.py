@@ -114,7 +114,7 @@ class FeatureTower:
         x = ops.add(x, w.tensor("v.position_embd.weight"), name="v.position_embd")
         states = [w.layer_norm(x, "v.pre_ln", self.vit.eps) if self.class_token else x]
         for index in range(self.vit.layers):
-            states.append(vit_block(states[-1], index, self.vit, w, attention))
+            states.append(vit_block(states[-1], index, self.vit, w, attention=attention))
         x = states[self.features[0]]
         for part, layers in enumerate(self.features[1:], 1):
             x = ops.concat(x, states[layers], axis=2, name=f"v.features.{part}")

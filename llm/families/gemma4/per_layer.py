@@ -95,7 +95,7 @@ class PerLayer:
 
 
 def read_per_layer(
-    c: Settings, layers: int, width: int, eps: float, vocabulary: int
+    c: Settings, *, layers: int, width: int, eps: float, vocabulary: int
 ) -> PerLayer | None:
     """From a text_config with transformers' keys, None where layers have no inputs of their own.
     Raises ModelError for a table that does not have all tokens.

@@ -213,7 +213,7 @@ def read(c: Settings) -> Gemma4Text:
         eps=eps,
         blocks=c.choice("use_bidirectional_attention", ("vision", None), None) == "vision",
         divided=c.flag("rope_freqs", False),
-        per_layer=read_per_layer(c, depth, width, eps, vocabulary),
+        per_layer=read_per_layer(c, layers=depth, width=width, eps=eps, vocabulary=vocabulary),
         experts=read_expert_branch(c, depth, width, eps),
         softcap=None
         if c.get("final_logit_softcapping", None) is None
