@@ -19,7 +19,6 @@ from torch import Tensor
 
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.config import LoadOptions
-from mtmd.device import device_name
 from mtmd.inspect.comparison import (
     KEPT,
     ImageDifference,
@@ -41,8 +40,10 @@ from mtmd.kernels.graph import Node
 from mtmd.kernels.plan.executor import Observer
 from mtmd.kernels.quantization.blocks import BLOCKS
 from mtmd.llm.engine.sequence import Span, make_batch
+from mtmd.loaded.device import device_name
+from mtmd.loaded.loaded_model import DEFAULT_CONTEXT
 from mtmd.loading import find_checkpoint
-from mtmd.model import DEFAULT_CONTEXT, Model
+from mtmd.model import Model
 from mtmd.prompt.conversation import Message
 
 GRAPHS = ("pixels", "encoder", "decoder")
@@ -94,7 +95,7 @@ def compare_models(
     MtmdError; for a conversation that either cannot read before anything is run.
     """
     for index in range(2):
-        models[index].read(messages)
+        models[index].prompts.read(messages)
     facts = _facts(models[0]), _facts(models[1])
     watch = _Watch(
         fitting_tolerance(*facts) if tolerance is None else dict.fromkeys(GRAPHS, tolerance)
@@ -159,6 +160,10 @@ See: TypeAlias = Callable[[Key, Node, Tensor], None]
 
 
 def _run(model: Model, messages: Sequence[Message], tokens: int, see: See) -> _Run:
+    return model.exclusively(lambda: _run_on_device(model, messages, tokens, see))
+
+
+def _run_on_device(model: Model, messages: Sequence[Message], tokens: int, see: See) -> _Run:
     prompt, runner = model.prompt(messages, _observer("encoder", see)), model.runner
     cache = runner.new_cache()
     running = runner.begin(cache, 0)
@@ -170,7 +175,7 @@ def _run(model: Model, messages: Sequence[Message], tokens: int, see: See) -> _R
         )
         chosen.append(int(logits[-1].argmax()))
     text = model.checkpoint.tokenizer.decode(chosen, skip_special=False)
-    images = [(p.plan, to_fp32(e)) for p, e in zip(prompt.prepared, prompt.embeddings, strict=True)]
+    images = [(p.plan, to_fp32(e)) for p, e in zip(prompt.pictures, prompt.embeddings, strict=True)]
     return _Run(prompt.tokens, images, logits, tuple(chosen), text)
 
 

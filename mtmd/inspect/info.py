@@ -15,7 +15,6 @@ import torch
 
 from mtmd.clip.budget import Budget
 from mtmd.clip.family import VisionFamily
-from mtmd.device import device_name
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights
 from mtmd.kernels.checkpoint.open import is_gguf
 from mtmd.kernels.dtype import name_of
@@ -23,6 +22,7 @@ from mtmd.kernels.errors import ImageError, OptionError
 from mtmd.kernels.quantization.blocks import BLOCKS, row_bytes
 from mtmd.kernels.report.facts import DequantizedTensor, GraphFacts
 from mtmd.llm.engine.sequence import BatchShape
+from mtmd.loaded.device import device_name
 from mtmd.model import Model
 
 SIZES = (

@@ -23,10 +23,9 @@ from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.kernels.errors import PromptError
 from mtmd.llm.engine.sequence import Span
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
+from mtmd.loaded.admission import CACHE_BYTES, Admission
 from mtmd.receipt import ImageReceipt
-from mtmd.service.admission import Admission
 
-CACHE_BYTES = 256 << 20
 Key: TypeAlias = "tuple[str, Budget]"
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -20,21 +20,22 @@ from torch import Tensor
 from mtmd.config import AnswerOptions, options
 from mtmd.events import Answer, Finished, Progress, TextPiece, TokenInfo
 from mtmd.kernels.errors import BusyError, DeviceMemoryError, MtmdError
+from mtmd.kernels.report.facts import WarmupReport
 from mtmd.llm.engine.engine import Constraint, Engine, Generation, Request, Token
 from mtmd.llm.sampling.sampler import Sampler
 from mtmd.llm.tokenizer.text_stream import StopChecker, TextStream
-from mtmd.prompt.bridge import Piece, Prepared
+from mtmd.loaded.device_thread import DeviceUser
+from mtmd.loaded.loaded_model import LoadedModel
+from mtmd.loaded.report import warmup_report
 from mtmd.prompt.conversation import Message
-from mtmd.service.device_thread import DeviceThread
+from mtmd.prompt.prompts import PreparedPrompt, Prompts
 from mtmd.service.encoding import EncodeQueue, Job
+from mtmd.service.receipts import make_receipt
 from mtmd.service.seen import SeenPictures
 from mtmd.service.stats import ServiceStats, TokenCount
 from mtmd.service.ticket import Ticket
 
 __all__ = ["Service", "ServiceStats", "Ticket", "TokenCount"]
-
-if TYPE_CHECKING:
-    from mtmd.model import Model
 
 SLICE_S = 0.02  # of encoding between two batches of the decoder
 RETRY_S = 0.05  # until memory is looked for again, with nothing else to do
@@ -46,8 +47,7 @@ class _Work:
     """One request on its way through the device thread."""
 
     ticket: Ticket
-    pieces: list[Piece]
-    prepared: list[Prepared]
+    prompt: PreparedPrompt
     settings: AnswerOptions
     sampler: Sampler
     preprocess_ms: float
@@ -63,19 +63,52 @@ class _Work:
     tokens_out: list[int] = field(default_factory=list)
 
 
+class Servable(Protocol):
+    """What a service answers from; a `Model` is one."""
+
+    @property
+    def loaded(self) -> LoadedModel: ...
+
+    @property
+    def prompts(self) -> Prompts: ...
+
+
 class Service:
     """`queue`: requests that may wait for a place in the batch."""
 
-    def __init__(self, model: Model, *, queue: int = 64):
-        self.model = model
-        self.engine = Engine(model.runner, queue=queue, may_run=model.admission.may_decode)
-        self.encoding = EncodeQueue(model.bridge) if model.encoder else None
-        self._stats = ServiceStats(slots=model.runner.sequences, pages=self.engine.cache.pages - 1)
+    def __init__(self, model: Servable, *, queue: int = 64):
+        loaded = self._loaded = model.loaded
+        self._prompts = model.prompts
+        self.engine = Engine(loaded.runner, queue=queue, may_run=loaded.admission.may_decode)
+        self.encoding = EncodeQueue(self._prompts.bridge) if loaded.encoder else None
+        self._stats = ServiceStats(slots=loaded.runner.sequences, pages=self.engine.cache.pages - 1)
         self._work: dict[Ticket, _Work] = {}
         self._by_generation: dict[Generation, _Work] = {}
         self._batch_s = 0.0
         self._seen = SeenPictures()
-        self._device = DeviceThread(self._turn, self._pause, self._defect, self._end_all)
+        self._device = DeviceUser(
+            loaded.device_thread, self._turn, self._pause, self._defect, self._end_all
+        )
+
+    @property
+    def name(self) -> str:
+        """Of the model, for people."""
+        return self._loaded.name
+
+    @property
+    def context(self) -> int:
+        """The most tokens of a prompt and its answer together."""
+        return self._loaded.runner.context
+
+    @property
+    def sees(self) -> bool:
+        """Whether it takes pictures."""
+        return self._loaded.encoder is not None
+
+    @property
+    def warmup_report(self) -> WarmupReport:
+        """As `Model.warmup_report`: nothing is run for it."""
+        return warmup_report(self._loaded, check=False)
 
     def submit(self, messages: Sequence[Message], **chosen: Any) -> Ticket:
         """Take a conversation to be answered; `chosen` are the fields of `AnswerOptions`. Pictures
@@ -90,54 +123,50 @@ class Service:
     def submit_checked(self, messages: Sequence[Message], settings: AnswerOptions) -> Ticket:
         """As `submit`, with the options made."""
         if len(self._work) >= self.engine.queue + self._stats.slots:
-            self._stats.rejected += 1
+            self._count("rejected")
             raise BusyError(
                 f"{len(self._work)} requests are being answered or wait, the most that may; try "
                 "again later"
             )
         clock = time.perf_counter()
         try:
-            pieces, prepared = self.model.prepare(messages, settings.detail)
+            prompt = self._prompts.prepare(messages, settings.detail)
         except DeviceMemoryError:
-            self._stats.images_refused += 1
+            self._count("images_refused")
             raise
-        self.model.runner.check_tokens(
-            [t for piece in pieces if piece.picture is None for t in piece.tokens],
-            sum(len(piece.tokens) for piece in pieces),
+        self._loaded.runner.check_tokens(
+            [t for piece in prompt.pieces if piece.picture is None for t in piece.tokens],
+            len(prompt.tokens),
         )
         preprocess_ms = (time.perf_counter() - clock) * 1e3
-        stop = frozenset() if settings.ignore_eos else self.model.checkpoint.stop_tokens
+        stop = frozenset() if settings.ignore_eos else self._loaded.checkpoint.stop_tokens
         ticket = Ticket(self._give_up)
         work = _Work(
             ticket,
-            pieces,
-            prepared,
+            prompt,
             settings,
             Sampler(settings),
             preprocess_ms,
-            self.model.checkpoint.tokenizer.stream(),
+            self._loaded.checkpoint.tokenizer.stream(),
             StopChecker(settings.stop),
             stop,
-            self.model.constraint(settings, stop),
+            self._constraint(settings, stop),
         )
-        self._seen.add(prepared)
+        self._seen.add(prompt.pictures)
         self._device.post(lambda: self._take(work))
         return ticket
 
     def count(self, messages: Sequence[Message], detail: str = "auto") -> TokenCount:
         """What a conversation would take. Nothing is encoded."""
-        pieces, prepared = self.model.prepare(messages, detail)
-        return TokenCount(
-            sum(len(p.tokens) for p in pieces),
-            tuple(p.plan.tokens for p in prepared),
-            self.model.runner.context,
-        )
+        prompt = self._prompts.prepare(messages, detail)
+        images = tuple(picture.plan.tokens for picture in prompt.pictures)
+        return TokenCount(len(prompt.tokens), images, self.context)
 
     def stats(self) -> ServiceStats:
-        if self._device.is_running:
+        if self._device.thread.is_running:
             with suppress(MtmdError):  # the service is closed
-                return self.exclusively(self._count)
-        return self._count()
+                return self.exclusively(self._current_stats)
+        return self._current_stats()
 
     def processed(self, sha256: str) -> tuple[np.ndarray, ...] | None:
         """The tiles that the encoder got of a picture, uint8 [Y, X, 3] each, if it was seen
@@ -154,6 +183,26 @@ class Service:
         later is refused.
         """
         self._device.close()
+
+    def _constraint(self, settings: AnswerOptions, stop: frozenset[int]) -> Constraint | None:
+        """What an answer has to look like, None for anything. Raises OptionError. The first call
+        reads the vocabulary, which takes time.
+        """
+        if settings.json_schema is None:
+            return None
+        assert isinstance(settings.json_schema, str)  # the options made it so
+        return self._loaded.grammars.constraint(settings.json_schema, stop)
+
+    def _count(self, statistic: str) -> None:
+        """One more of it. On the device thread like all counting: callers' threads would lose some
+        of each other's.
+        """
+
+        def count() -> None:
+            setattr(self._stats, statistic, getattr(self._stats, statistic) + 1)
+
+        with suppress(MtmdError):  # the service is closed, and nobody counts any more
+            self._device.post(count)
 
     def _give_up(self, ticket: Ticket) -> None:
         with suppress(MtmdError):  # the service is closed, and the request with it
@@ -202,11 +251,13 @@ class Service:
         self._work[work.ticket] = work
         self._stats.requests += 1
         self._stats.preprocess_ms += work.preprocess_ms
-        self._stats.images += len(work.prepared)
-        self._stats.images_shrunk += sum(p.plan.shrunk_from is not None for p in work.prepared)
-        self._stats.image_cache_hits += sum(p.receipt.cached for p in work.prepared)
-        assert self.encoding or not work.prepared
-        for index, prepared in enumerate(work.prepared):
+        self._stats.images += len(work.prompt.pictures)
+        self._stats.images_shrunk += sum(
+            p.plan.shrunk_from is not None for p in work.prompt.pictures
+        )
+        self._stats.image_cache_hits += sum(p.receipt.cached for p in work.prompt.pictures)
+        assert self.encoding or not work.prompt.pictures
+        for index, prepared in enumerate(work.prompt.pictures):
             if prepared.embeddings is None and self.encoding:
                 work.jobs[index] = self.encoding.add(prepared)
         self._encode_progress(work)
@@ -237,13 +288,13 @@ class Service:
         self._stats.encode_ms += work.encode_ms
         embeddings = [
             work.jobs[i].embeddings if i in work.jobs else p.embeddings
-            for i, p in enumerate(work.prepared)
+            for i, p in enumerate(work.prompt.pictures)
         ]
         self._start(work, [e for e in embeddings if e is not None])
 
     def _start(self, work: _Work, embeddings: list[Tensor]) -> None:
-        model, settings = self.model, work.settings
-        spans = model.bridge.spans(work.pieces, work.prepared, embeddings)
+        settings, prompt = work.settings, work.prompt
+        spans = self._prompts.bridge.spans(prompt.pieces, prompt.pictures, embeddings)
         try:
             request = Request(
                 spans,
@@ -285,7 +336,7 @@ class Service:
             work.ticket.put(TextPiece(text, told))
 
     def _info(self, token: Token) -> TokenInfo:
-        decode = self.model.checkpoint.tokenizer.decode
+        decode = self._loaded.checkpoint.tokenizer.decode
         top = tuple((decode([i], skip_special=False), p) for i, p in token.top)
         return TokenInfo(
             token.id, decode([token.id], skip_special=False), token.logprob or 0.0, top
@@ -305,18 +356,19 @@ class Service:
             stats.prefill_ms += generation.prefill_ms
             stats.decode_ms += generation.decode_ms
         stats.output_tokens += len(work.tokens_out)
-        stats.image_tokens += sum(p.plan.tokens for p in work.prepared)
-        receipt = self.model.receipt(
-            [p.receipt for p in work.prepared],
-            sum(len(p.tokens) for p in work.pieces),
-            len(work.tokens_out),
-            finish,
-            work.preprocess_ms,
-            work.encode_ms,
+        stats.image_tokens += sum(p.plan.tokens for p in work.prompt.pictures)
+        prompt = work.prompt.tokens
+        receipt = make_receipt(
+            self._loaded,
+            [picture.receipt for picture in work.prompt.pictures],
             generation,
-            work.sampler.seed if work.settings.temperature else None,
+            prompt_tokens=len(prompt),
+            output_tokens=len(work.tokens_out),
+            finish=finish,
+            preprocess_ms=work.preprocess_ms,
+            encode_ms=work.encode_ms,
+            seed=work.sampler.seed if work.settings.temperature else None,
         )
-        prompt = tuple(t for piece in work.pieces for t in piece.tokens)
         work.ticket.put(
             Finished(Answer("".join(work.pieces_out), prompt, tuple(work.tokens_out), receipt))
         )
@@ -346,7 +398,7 @@ class Service:
                 self.encoding.leave(job)
         work.jobs = {}
 
-    def _count(self) -> ServiceStats:
+    def _current_stats(self) -> ServiceStats:
         stats, engine = self._stats, self.engine
         stats.running, stats.waiting = len(engine.batcher.running), len(engine.batcher.waiting)
         stats.pages_used, stats.batches, stats.batch_rows = (

@@ -563,3 +563,31 @@ def test_a_text_model_says_that_it_sees_nothing(tmp_path: Path, one: Path) -> No
         PromptError, match="text has no image encoder and was given 1 images; use a vision model"
     ):
         model.describe(one, COUNT)
+
+
+def test_a_warm_up_beside_the_first_stream_takes_its_turn() -> None:
+    """Nothing has been asked of the model yet; while the warm-up runs the decoder, an answer is
+    asked for: it waits.
+    """
+    model = load(device="cpu")
+    forward, inside, overlap = model.runner.forward, threading.Event(), threading.Event()
+
+    def watched(*arguments: Any) -> torch.Tensor:
+        if inside.is_set():
+            overlap.set()
+            return forward(*arguments)
+        inside.set()
+        overlap.wait(1)  # long enough for the other to come here, if nothing keeps it away
+        try:
+            return forward(*arguments)
+        finally:
+            inside.clear()
+
+    model.runner.forward = watched  # type: ignore[method-assign]
+    warming = threading.Thread(target=model.warm_up)
+    warming.start()
+    assert inside.wait(60)
+    *_, last = model.stream([{"role": "user", "content": COUNT}], max_tokens=1)
+    warming.join()
+    model.close()
+    assert isinstance(last, Finished) and not overlap.is_set()

@@ -96,13 +96,7 @@ class FakeService:
     def __init__(self, pace_s=0.0):
         self.pace_s, self.fails, self.refuses, self.waiting = pace_s, None, None, 0
         self.tickets, self.ended, self.words = [], [], None
-        self.model = SimpleNamespace(
-            name="fake",
-            encoder=object(),
-            runner=SimpleNamespace(context=CONTEXT),
-            warmup_report=Report(),
-            warm_up=Report,
-        )
+        self.name, self.context, self.sees, self.warmup_report = "fake", CONTEXT, True, Report()
 
     def submit(self, messages, **chosen):
         if self.refuses:

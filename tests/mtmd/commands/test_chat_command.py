@@ -231,7 +231,7 @@ def test_what_fails_was_not_asked(
         and subject.last is not None
         and subject.attached == []
     )
-    monkeypatch.setattr(demo, "encoder", None)
+    monkeypatch.setattr(demo.loaded, "encoder", None)
     subject.enter(f"/image {one}")
     assert "no image encoder" in capsys.readouterr().err
 

@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,7 +29,7 @@ from mtmd.kernels.errors import (
 from mtmd.loading import load
 from mtmd.model import Model
 from mtmd.prompt.conversation import user_message
-from mtmd.service.service import Service, Ticket
+from mtmd.service.service import Service, ServiceStats, Ticket
 
 COUNT = "How many shapes are there?"
 T = TypeVar("T")
@@ -248,8 +249,8 @@ def test_an_encoder_that_fails_on_one_picture(
     service: Service, demo: Model, world: dict[int, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The batch is tried again picture by picture: the bad one fails alone."""
-    bad = service.model.bridge.prepare([open_picture(noise(1))])[0].plan.tiles[0]
-    encoder = service.model.encoder
+    bad = service._prompts.bridge.prepare([open_picture(noise(1))])[0].plan.tiles[0]
+    encoder = service._loaded.encoder
     assert encoder
     steps = encoder.steps
 
@@ -273,7 +274,7 @@ def test_a_defect_ends_requests_and_not_the_service(
     service: Service, demo: Model, world: dict[int, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr(service.model.runner, "forward", lambda *_: 1 / 0)
+        broken.setattr(service._loaded.runner, "forward", lambda *_: 1 / 0)
         with pytest.raises(MtmdError, match="internal error: ZeroDivisionError"):
             answer(service.submit(asked(world[1])))
     assert answer(service.submit(asked(world[1]))).text == demo.describe(world[1], COUNT)
@@ -292,11 +293,13 @@ def test_a_defect_between_batches_ends_requests_and_not_the_service(
     ]  # nothing to encode: it goes to the engine when it is taken
     with monkeypatch.context() as broken:
         if where == "taking":
-            broken.setattr(service.model.bridge, "spans", lambda *_: 1 / 0)
+            broken.setattr(service._prompts.bridge, "spans", lambda *_: 1 / 0)
             ticket = service.submit(text)
         else:
             ticket = service.submit(text, max_tokens=4000, ignore_eos=True)
-            service.exclusively(lambda: broken.setattr(service.model, "receipt", lambda *_: 1 / 0))
+            service.exclusively(
+                lambda: broken.setattr("mtmd.service.service.make_receipt", lambda *_, **__: 1 / 0)
+            )
             ticket.cancel()
         with pytest.raises(MtmdError, match="internal error: ZeroDivisionError"):
             within(20, lambda: answer(ticket))
@@ -320,7 +323,7 @@ def test_what_is_asked_while_the_service_closes_is_answered_or_refused(
     entered.wait(20)
     before = service.submit(asked(world[1]))
     closing.start()
-    while not (service._device._closed or len(service._device._inbox) > 1):
+    while not (service._device._closed or len(service._device.thread._inbox) > 1):
         time.sleep(0.001)
     with pytest.raises(MtmdError, match="the service is closed"):
         late = service.submit(asked(world[1]))
@@ -335,7 +338,7 @@ def test_what_is_asked_while_the_service_closes_is_answered_or_refused(
 def test_one_who_comes_just_when_the_thread_has_waited_long_enough(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    came, device = threading.Event(), service._device
+    came, device = threading.Event(), service._device.thread
     wait = device._wake.wait
 
     def come_late(timeout: float | None = None) -> bool:
@@ -407,7 +410,7 @@ def test_a_large_picture_keeps_nobody_waiting(
     """While one picture is encoded, which takes a hundred slices, another request gets its
     tokens.
     """
-    encoder = service.model.encoder
+    encoder = service._loaded.encoder
     assert encoder
     steps, batches = encoder.steps, []
 
@@ -433,3 +436,38 @@ def test_the_device_can_be_had_for_something_else(service: Service) -> None:
     with pytest.raises(ZeroDivisionError):
         service.exclusively(lambda: 1 / 0)
     assert service.exclusively(torch.get_num_threads) >= 1
+
+
+class ReadTogether(ServiceStats):
+    """Statistics whose `rejected` two threads read before either of them writes, if they can."""
+
+    meeting = threading.Barrier(2)
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if name == "rejected":
+            with suppress(threading.BrokenBarrierError):
+                self.meeting.wait(1)
+        return value
+
+
+def test_every_request_that_is_turned_away_is_counted(world: dict[int, Path]) -> None:
+    service = Service(load(device="cpu", parallel=1), queue=0)
+    ticket = service.submit(asked(world[1]), max_tokens=4000, ignore_eos=True)
+    events = iter(ticket)
+    next(events)
+    service._stats = ReadTogether(**vars(service._stats))
+
+    def turned_away() -> None:
+        with pytest.raises(BusyError):
+            service.submit(asked(world[1]))
+
+    threads = [threading.Thread(target=turned_away) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stats = service.stats()
+    ticket.cancel()
+    service.close()
+    assert stats.rejected == 2

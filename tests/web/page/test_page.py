@@ -63,7 +63,7 @@ class Slow(FakeService):
 
     def __init__(self):
         super().__init__(pace_s=0.0)
-        self.model.warmup_report = WarmupReport("fake", "cpu", "fake device", "fp32", (), (), ())
+        self.warmup_report = WarmupReport("fake", "cpu", "fake device", "fp32", (), (), ())
 
     def processed(self, _sha256):
         return (np.full((8, 8, 3), 127, np.uint8),)
@@ -633,7 +633,7 @@ def test_a_key_is_asked_for_once_and_kept(browser, fake):
 
 
 def test_a_model_without_eyes_says_so(visit, fake):
-    fake.model.encoder = None
+    fake.sees = False
     person = visit()
     assert not person.page.is_visible("#pick")
     person.page.set_input_files(

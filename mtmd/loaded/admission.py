@@ -26,6 +26,7 @@ from mtmd.kernels.plan.scheduler import Plan
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.sequence import BatchShape
 
+CACHE_BYTES = 256 << 20  # the most that encoded pictures are kept in, where there is memory for it
 SPARE = 16  # a part in so many of what is free at the start is left to others
 MARGIN = 8  # and a part in so many is added to a prediction
 # the part of what is there to compute with that encoded pictures may be remembered in

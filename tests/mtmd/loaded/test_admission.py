@@ -24,12 +24,12 @@ from mtmd.events import Answer, Finished
 from mtmd.kernels.dtype import mib
 from mtmd.kernels.errors import DeviceMemoryError, OptionError
 from mtmd.kernels.plan.scheduler import Plan
+from mtmd.loaded import admission as module
+from mtmd.loaded.admission import Admission
 from mtmd.loading import load
 from mtmd.model import Model
 from mtmd.prompt.bridge import Bridge
 from mtmd.prompt.conversation import user_message
-from mtmd.service import admission as module
-from mtmd.service.admission import Admission
 from mtmd.service.encoding import EncodeQueue, Job
 from mtmd.service.service import Service, Ticket
 
@@ -110,7 +110,7 @@ def free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
 
 def queued(model: Model, *pictures: Picture) -> tuple[EncodeQueue, list[Job]]:
     """In a queue that knows none of them."""
-    bridge = Bridge(model.encoder, model.checkpoint.tokenizer, model.admission)
+    bridge = Bridge(model.encoder, model.checkpoint.tokenizer, model.loaded.admission)
     queue = EncodeQueue(bridge)
     return queue, [queue.add(p) for p in bridge.prepare(pictures)]
 
@@ -163,7 +163,7 @@ def test_a_picture_is_shrunk_to_what_fits(folder: Path, plenty: Model) -> None:
     """To the most tokens that fit, said with the numbers, the same for counting, asking, and asking
     again.
     """
-    whole = plenty.bridge.prepare([open_picture(noise())])[0]
+    whole = plenty.prompts.bridge.prepare([open_picture(noise())])[0]
     assert whole.plan.shrunk_from is None and whole.receipt.notes == ()
     needed, room = (
         needs(plenty.encoder.plan(1, whole.plan.tiles[0].shape)),
@@ -279,7 +279,7 @@ def test_the_least_limit_that_is_told_will_do(folder: Path) -> None:
     with pytest.raises(OptionError) as caught:
         dynamic(folder, memory_limit="1KiB")
     least = float(re.findall(r"at least ([\d.]+) MiB", str(caught.value))[0])
-    assert dynamic(folder, memory_limit=f"{least + 0.01:.2f}MiB").admission.room["cpu"] > 0
+    assert dynamic(folder, memory_limit=f"{least + 0.01:.2f}MiB").loaded.admission.room["cpu"] > 0
     with pytest.raises(OptionError, match="memory_limit"):
         dynamic(folder, memory_limit=f"{least - 0.1:.2f}MiB")
 
@@ -287,11 +287,12 @@ def test_the_least_limit_that_is_told_will_do(folder: Path) -> None:
 def test_a_limit_is_no_more_than_there_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "free_bytes", lambda _: 160 << 20)
     for asked, limit in ((None, 150 << 20), ("1TiB", 150 << 20), ("100MiB", 100 << 20)):
-        assert dynamic(folder, memory_limit=asked).admission.limits == {"cpu": limit}
+        assert dynamic(folder, memory_limit=asked).loaded.admission.limits == {"cpu": limit}
     with_all, alone = dynamic(folder, memory_limit="100MiB"), dynamic(folder)
     cache = alone.runner.cache_bytes()["cpu"]
     used = [
-        m.admission.limits["cpu"] - m.admission._beside_weights["cpu"] for m in (with_all, alone)
+        m.loaded.admission.limits["cpu"] - m.loaded.admission._beside_weights["cpu"]
+        for m in (with_all, alone)
     ]
     assert used[0] - used[1] == cache - cache // 2, (
         "without a limit, memory of the second sequence's cache is not set aside"
@@ -301,7 +302,9 @@ def test_a_limit_is_no_more_than_there_is(folder: Path, monkeypatch: pytest.Monk
 def test_where_nobody_knows_everything_goes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "free_bytes", lambda _: None)
     model = dynamic(folder)
-    assert model.admission.limits == {} and model.admission.may_encode(4, (3, 28 * 80, 28 * 80))
+    assert model.loaded.admission.limits == {} and model.loaded.admission.may_encode(
+        4, (3, 28 * 80, 28 * 80)
+    )
     assert model.answer(noise(), max_tokens=2).receipt.images[0].notes == ()
     model.close()
 
@@ -309,24 +312,29 @@ def test_where_nobody_knows_everything_goes(folder: Path, monkeypatch: pytest.Mo
 def test_weights_not_yet_read_are_not_free(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "free_bytes", lambda _: 1 << 30)
     model = dynamic(folder)
-    before = model.admission.free_now()["cpu"]
+    before = model.loaded.admission.free_now()["cpu"]
     model.answer(noise(), max_tokens=1)
     model.close()
     assert (1 << 30) - before == model.runner.residency.bytes[
         "cpu"
-    ] > 0 and model.admission.free_now() == {"cpu": 1 << 30}
+    ] > 0 and model.loaded.admission.free_now() == {"cpu": 1 << 30}
 
 
 def test_encoded_pictures_are_remembered_within_the_limit(folder: Path, plenty: Model) -> None:
     model = dynamic(folder, memory_limit=limit_for(plenty, tile_needs(plenty, 224, 224)))
-    room = model.admission.room["cpu"]
-    assert model.admission.remembered == (room + model.admission.remembered) // 8 < 1 << 28
-    for seed in range(model.admission.remembered // (9 * 72 * 4) + 5):
-        prepared = model.bridge.prepare([open_picture(noise(seed, 84, 84))])[0]
-        model.bridge.remember(prepared, torch.zeros(9, 72))
+    room = model.loaded.admission.room["cpu"]
+    assert (
+        model.loaded.admission.remembered
+        == (room + model.loaded.admission.remembered) // 8
+        < 1 << 28
+    )
+    for seed in range(model.loaded.admission.remembered // (9 * 72 * 4) + 5):
+        prepared = model.prompts.bridge.prepare([open_picture(noise(seed, 84, 84))])[0]
+        model.prompts.bridge.remember(prepared, torch.zeros(9, 72))
     assert (
         0
-        <= model.admission.remembered - sum(e.nbytes for _, e in model.bridge._cache.values())
+        <= model.loaded.admission.remembered
+        - sum(e.nbytes for _, e in model.prompts.bridge._cache.values())
         < 9 * 72 * 4
     )
 
@@ -338,7 +346,7 @@ def test_a_prediction_allocates_nothing(folder: Path) -> None:
     shape = (3, 28 * 120, 28 * 120)
     model.encoder.plan(4, (3, 56, 56)).compute_bytes  # noqa: B018 (what is made once is not counted)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        model.admission.may_encode(4, shape)
+        model.loaded.admission.may_encode(4, shape)
         predicted = model.encoder.plan(4, shape).compute_bytes["cpu"]
     taken = sum(
         max(e.nbytes(), 0) for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"
@@ -412,15 +420,15 @@ def test_no_memory_is_held_for_an_encode_that_was_given_up(plenty: Model) -> Non
     queue.step(0.0)
     assert queue._running is not None
     next(queue._running)
-    assert plenty.admission.encoding is not None
+    assert plenty.loaded.admission.encoding is not None
     queue.leave(job)
-    assert plenty.admission.encoding is None and not queue.busy
+    assert plenty.loaded.admission.encoding is None and not queue.busy
 
 
 def test_the_decoder_leaves_what_an_encode_was_promised(
     plenty: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    admission, encoder = plenty.admission, plenty.encoder
+    admission, encoder = plenty.loaded.admission, plenty.encoder
     assert encoder
     plan, beside = (
         plenty.runner.plan(plenty.runner.sizes()["prefill"]),

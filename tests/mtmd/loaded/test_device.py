@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mtmd import device
 from mtmd.kernels.backends import Cpu
+from mtmd.loaded import device
 
 
 @pytest.mark.parametrize(

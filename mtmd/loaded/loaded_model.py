@@ -1,0 +1,144 @@
+"""What was loaded: encoder and decoder on their backends, tokenizer, template, and the limits that
+answers are computed within. Prompts, services and `mtmd.model.Model` stand on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from mtmd.checkpoint.checkpoint import Checkpoint
+from mtmd.clip.budget import Budget
+from mtmd.clip.encoder import Encoder
+from mtmd.clip.family import VisionFamily
+from mtmd.clip.warmup import encoder_placement
+from mtmd.config import LoadOptions
+from mtmd.kernels.backends import Backend, backends_for
+from mtmd.kernels.errors import ModelError, OptionError
+from mtmd.kernels.plan.executor import Residency
+from mtmd.kernels.plan.scheduler import Override
+from mtmd.kernels.report.facts import Placement
+from mtmd.llm.engine.runner import PREFILL, Runner
+from mtmd.llm.engine.sequence import BatchShape
+from mtmd.llm.sampling.constraint import Grammars
+from mtmd.llm.warmup import decoder_placement
+from mtmd.loaded.admission import CACHE_BYTES, Admission
+from mtmd.loaded.device import choose_dtype, set_threads
+from mtmd.loaded.device_thread import DeviceThread
+
+DEFAULT_CONTEXT = 8192
+T = TypeVar("T")
+
+
+class LoadedModel:
+    """`backends` in order of preference replaces what `chosen.device` and `chosen.refuse` ask for;
+    `name` is for people. Raises MtmdError.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        chosen: LoadOptions,
+        backends: Sequence[Backend] | None = None,
+        name: str | None = None,
+    ):
+        self.checkpoint, self.options = checkpoint, chosen
+        self.name = name or checkpoint.folder.resolve().name
+        if chosen.threads:
+            set_threads(chosen.threads)
+        self.backends = list(backends) if backends else backends_for(chosen.device, chosen.refuse)
+        self.dtype = choose_dtype(chosen.dtype, self.backends[0], checkpoint.weight_bytes)
+        overrides = [Override.parse(o) for o in chosen.override_tensor]
+        placement: dict[str, Any] = {
+            "dtype": self.dtype,
+            "flash_attn": chosen.flash_attn,
+            "overrides": overrides,
+            "residency": Residency(),
+        }
+        context = chosen.context or min(DEFAULT_CONTEXT, checkpoint.text.context)
+        if context > checkpoint.text.context:
+            raise OptionError(
+                f"context: found {context}, expected at most {checkpoint.text.context}, which "
+                f"{self.name} was made for"
+            )
+        self.limits = Budget(chosen.image_min_tokens, chosen.image_max_tokens)
+        self.runner = Runner(
+            checkpoint.text,
+            checkpoint.text_weights,
+            self.backends,
+            context=context,
+            sequences=chosen.parallel,
+            image_tokens=_longest_image(checkpoint.vision, self.limits),
+            **placement,
+        )
+        self.encoder = None
+        if checkpoint.vision and checkpoint.vision_weights:
+            self.encoder = Encoder(
+                checkpoint.vision, checkpoint.vision_weights, self.backends, **placement
+            )
+            _check_fit(self.encoder, checkpoint)
+        assert not isinstance(chosen.memory_limit, str)  # the options made it a number
+        self.admission = Admission(self.encoder, self.runner, chosen.memory_limit, CACHE_BYTES)
+        self.grammars = Grammars(checkpoint.tokenizer)
+        self.device_thread = DeviceThread()
+        self._placements: dict[Any, tuple[Placement, ...]] = {}
+        self._check_overrides(overrides)
+        self.admission.check()
+
+    def exclusively(self, work: Callable[[], T]) -> T:
+        """Use the device while nobody else does. Raises what `work` raises."""
+        return self.device_thread.exclusively(work)
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """Where the nodes of each graph run. Made anew when a shape has come up that the device
+        does not take as a whole. Nothing is run.
+        """
+        key = (
+            len(self.runner.fallbacks),
+            tuple(self.runner.fallbacks)[-1:],
+            len(self.encoder.fallbacks) if self.encoder else 0,
+        )
+        cached = self._placements.get(key)
+        if cached is None:
+            parts = [encoder_placement(self.encoder)] if self.encoder else []
+            cached = (*parts, decoder_placement(self.runner))
+            self._placements = {key: cached}  # replaced whole: other threads may be reading
+        return cached
+
+    def _check_overrides(self, overrides: Sequence[Override]) -> None:
+        """An override that names nothing is a mistake, not a wish."""
+        plans = [self.runner.plan(BatchShape(1, images=1 if self.encoder else 0))]
+        if self.encoder:
+            plans.append(self.encoder.plan(1, self.encoder.family.resolution.tile_type().shape))
+        for override in overrides:
+            if not any(
+                override.matches(s.node) for p in plans for s in p.steps if s.node.op != "copy"
+            ):
+                raise OptionError(
+                    f"override {override.pattern.pattern!r} matches no node or weight; `mtmd dump` "
+                    "lists the names"
+                )
+
+
+def _longest_image(vision: VisionFamily | None, limits: Budget) -> int:
+    """Tokens of a picture that one batch has to take: all of them where they see each other in both
+    directions.
+    """
+    if vision is None:
+        return 0
+    most = vision.resolution.most_tokens(limits)
+    return most if vision.bidirectional else min(most, PREFILL)
+
+
+def _check_fit(encoder: Encoder, checkpoint: Checkpoint) -> None:
+    """Raises ModelError where a projector gives embeddings of another width than the decoder reads:
+    they are of different models.
+    """
+    width = encoder.graph(1, encoder.family.resolution.tile_type().shape).shape[2]
+    if width != checkpoint.text.image_width:
+        raise ModelError(
+            f"the projector gives {width} numbers per image token, the decoder reads "
+            f"{checkpoint.text.image_width}; "
+            "they belong to different models, fetch the projector of this one"
+        )

@@ -1,0 +1,74 @@
+"""What is told about a loaded model: the warm-up report, and the lines about placement that every
+receipt has.
+"""
+
+from __future__ import annotations
+
+from mtmd.clip.warmup import check_encoder, encoder_graphs
+from mtmd.kernels.dtype import name_of
+from mtmd.kernels.report.facts import DequantizedTensor, FlashFacts, WarmupReport
+from mtmd.llm.warmup import check_decoder, decoder_graphs
+from mtmd.loaded.device import device_name
+from mtmd.loaded.loaded_model import LoadedModel
+
+
+def warmup_report(loaded: LoadedModel, check: bool) -> WarmupReport:
+    """Where everything runs and what it will take. With `check`, which needs the device, an encode
+    and a step of decode are run: times, and every op against its reference.
+    """
+    encoder, runner = loaded.encoder, loaded.runner
+    graphs = [*(encoder_graphs(encoder) if encoder else []), *decoder_graphs(runner)]
+    checks = (
+        [*([check_encoder(encoder)] if encoder else []), check_decoder(runner)] if check else []
+    )
+    placements = loaded.placements  # after the checks, which may bring shapes of their own
+    return WarmupReport(
+        loaded.name,
+        loaded.backends[0].name,
+        device_name(loaded.backends[0]),
+        name_of(loaded.dtype),
+        tuple(p.flash for p in placements),
+        tuple(r for p in placements for r in p.refused),
+        tuple(graphs),
+        checks=tuple(checks),
+        dequantized=_dequantized(loaded),
+    )
+
+
+def attention_kernels(loaded: LoadedModel) -> dict[str, str]:
+    """By graph, the kernel that attention runs by, and how much of it runs elsewhere than on the
+    device.
+    """
+    return {p.flash.graph: _attention(p.flash) for p in loaded.placements}
+
+
+def refusal_warnings(loaded: LoadedModel) -> tuple[str, ...]:
+    """One line for each kind of node that the preferred backend refused."""
+    return tuple(
+        f"{r.count} {r.op} node{'s' if r.count > 1 else ''} of the {r.graph} refused by "
+        f"{r.backend}: {r.reason}; "
+        f"runs on {r.runs_on}"
+        for p in loaded.placements
+        for r in p.refused
+    )
+
+
+def _attention(flash: FlashFacts) -> str:
+    kernel = (
+        "explicit" if flash.state == "off" else "flash and explicit" if flash.rebuilt else "flash"
+    )
+    return (
+        f"{kernel}, {len(flash.on_fallback)} of {flash.nodes} nodes on another backend"
+        if flash.on_fallback
+        else kernel
+    )
+
+
+def _dequantized(loaded: LoadedModel) -> tuple[DequantizedTensor, ...]:
+    weights = loaded.checkpoint.text_weights, loaded.checkpoint.vision_weights
+    return tuple(
+        DequantizedTensor(d.name, d.kind, d.stored_bytes, d.values * loaded.dtype.itemsize)
+        for part in weights
+        if part
+        for d in part.dequantized
+    )
