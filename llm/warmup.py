@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from mtmd.kernels.report.check import run_check
 from mtmd.kernels.report.facts import Check, GraphFacts, Placement, graph_facts, placement
+from mtmd.llm.engine.batch import make_batch
 from mtmd.llm.engine.runner import Runner
-from mtmd.llm.engine.sequence import Span, make_batch
+from mtmd.llm.engine.spans import Span
 
 CHECKED = 16  # tokens read before the step that is looked at
 
@@ -47,9 +48,9 @@ def check_decoder(runner: Runner) -> Check:
         i * 7919 % runner.family.vocabulary for i in range(min(CHECKED, runner.context - 1))
     )
     cache = runner.new_cache()
-    running = runner.begin(cache, 0)
-    runner.prefill([Span(tokens)], cache, running)
-    batch = make_batch([(running, [Span(tokens[:1])])], cache)
+    sequence = runner.begin(cache, 0)
+    runner.prefill([Span(tokens)], cache, sequence)
+    batch = make_batch([(sequence, [Span(tokens[:1])])], cache)
     one = batch.shape
     return run_check(
         "decoder",

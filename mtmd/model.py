@@ -16,7 +16,7 @@ from mtmd.kernels.backends import Backend
 from mtmd.kernels.plan.executor import Observer
 from mtmd.kernels.report.facts import WarmupReport
 from mtmd.llm.engine.runner import Runner
-from mtmd.llm.engine.sequence import Span
+from mtmd.llm.engine.spans import Span
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.loaded.report import warmup_report
 from mtmd.prompt.conversation import Images, Message, user_message

@@ -37,6 +37,7 @@ ONLY_IN = {  # library -> the files, or folders, that may import it
 WITHOUT_TORCH = (
     "llm/engine/pages.py",
     "llm/engine/batcher.py",
+    "llm/engine/sequence.py",
     "web/",
     "mtmd/__init__.py",
     "mtmd/cli.py",

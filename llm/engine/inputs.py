@@ -11,7 +11,7 @@ import torch
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.rotary import Rotary
 from mtmd.kernels.graph import Node, Type, graph_input
-from mtmd.llm.engine.sequence import Batch, BatchShape
+from mtmd.llm.engine.batch import Batch, BatchShape
 from mtmd.llm.engine.state import State, state_dtype
 
 

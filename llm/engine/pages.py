@@ -23,15 +23,13 @@ class Pages:
         if count < 2 or size < 1:
             raise ValueError(f"{count} pages of {size} tokens; expected at least 2 of at least 1")
         self.count, self.size = count, size
-        self._free = list(
-            range(1, count)
-        )  # a heap: low numbers first, so that neighbours stay together
+        # a heap: low numbers first, so that neighbours stay together
+        self._free = list(range(1, count))
         self._holders: dict[int, int] = {}
         self._key_of: dict[int, bytes] = {}
         self._by_key: dict[bytes, int] = {}
-        self._idle: OrderedDict[int, None] = (
-            OrderedDict()
-        )  # known, held by nobody, the least recently used first
+        # known, held by nobody, the least recently used first
+        self._idle: OrderedDict[int, None] = OrderedDict()
 
     @property
     def available(self) -> int:
@@ -58,20 +56,20 @@ class Pages:
 
     def find(self, keys: Sequence[bytes]) -> list[int]:
         """The pages of the longest run of leading `keys` that are known, held for the caller."""
-        found: list[int] = []
+        pages: list[int] = []
         for key in keys:
             page = self._by_key.get(key)
             if page is None:
                 break
             self._idle.pop(page, None)
             self._holders[page] = self._holders.get(page, 0) + 1
-            found.append(page)
-        return found
+            pages.append(page)
+        return pages
 
     def knows(self, key: bytes) -> bool:
         return key in self._by_key
 
-    def remember(self, page: int, key: bytes) -> None:
+    def register(self, page: int, key: bytes) -> None:
         """The page is full, and `key` tells what is in it. The first page known by a key stays the
         one.
         """
@@ -99,13 +97,12 @@ class Pages:
         del self._by_key[self._key_of.pop(page)]
 
 
-def page_keys(identities: Sequence[bytes], size: int, salt: bytes = b"") -> list[bytes]:
-    """A key for every full page of tokens: a digest of all identities up to its end. `salt` parts
-    what must not be shared.
+def page_keys(identities: Sequence[bytes], size: int) -> list[bytes]:
+    """A key for every full page of tokens: a digest of all identities up to its end.
 
     identities: what makes a token what it is: its id, or the picture it shows and its place in it.
     """
-    keys, last = [], blake2b(salt, digest_size=16).digest()
+    keys, last = [], blake2b(digest_size=16).digest()
     for start in range(0, len(identities) - size + 1, size):
         digest = blake2b(last, digest_size=16)
         for identity in identities[start : start + size]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import abc
 from functools import lru_cache
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,14 +15,26 @@ from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.plan.executor import Executor, Observer, Residency, memory_for
 from mtmd.kernels.plan.flash import AttentionForm, FlashChoice, choose
 from mtmd.kernels.plan.scheduler import Override, Plan, make_plan
+from mtmd.llm.engine.batch import Batch, BatchShape, make_batch
 from mtmd.llm.engine.inputs import TextInputs
-from mtmd.llm.engine.sequence import Batch, BatchShape, Running, Span, cut, lay_out, make_batch
+from mtmd.llm.engine.sequence import Sequence
+from mtmd.llm.engine.spans import Span, cut, lay_out
 from mtmd.llm.engine.state import PAGE, Cache, state_dtype, states_by_name
 from mtmd.llm.family import TextFamily
 
 PREFILL = 512  # tokens of a prefill batch
 PLANS = 64  # kept for shapes that come again; some MiB each, of a large model
 FALLBACKS = 16  # every length of prompt has a plan of its own; what they refuse is much the same
+
+
+class Readable(Protocol):
+    """Part of a prompt: a span, or what is yet to become one."""
+
+    @property
+    def tokens(self) -> tuple[int, ...]: ...
+
+    @property
+    def is_text(self) -> bool: ...
 
 
 class Runner:
@@ -34,14 +47,14 @@ class Runner:
         self,
         family: TextFamily,
         weights: WeightSource,
-        backends: Sequence[Backend],
+        backends: abc.Sequence[Backend],
         *,
         dtype: torch.dtype,
         context: int,
         sequences: int = 1,
         image_tokens: int = 0,
         flash_attn: str = "auto",
-        overrides: Sequence[Override] = (),
+        overrides: abc.Sequence[Override] = (),
         residency: Residency | None = None,
     ):
         self.family, self.weights, self.backends, self.overrides = (
@@ -150,52 +163,67 @@ class Runner:
         """
         return self._executor(batch.shape).run(batch, observe)[-1][: batch.answers]
 
+    def read(
+        self,
+        parts: abc.Sequence[tuple[Sequence, abc.Sequence[Span]]],
+        cache: Cache,
+        observe: Observer | None = None,
+        *,
+        wants_logits: bool = True,
+    ) -> Tensor:
+        """The next spans of sequences, in one batch; the sequences move on by them. Logits [S, V]
+        after each, of none without `wants_logits`.
+        """
+        laid_out = [(sequence, *lay_out(spans, sequence.position)) for sequence, spans in parts]
+        batch = make_batch([(s, spans) for s, spans, _ in laid_out], cache, wants_logits)
+        logits = self.forward(batch, observe)
+        for sequence, spans, position in laid_out:
+            sequence.done = sequence.total = sequence.done + sum(map(len, spans))
+            sequence.position = position
+        return logits
+
     def prefill(
         self,
-        spans: Sequence[Span],
+        spans: abc.Sequence[Span],
         cache: Cache,
-        running: Running | None = None,
+        sequence: Sequence | None = None,
         observe: Observer | None = None,
     ) -> Tensor:
-        """Logits [V] after the last token of the spans, which go on where `running` is; without it,
-        a sequence begins in slot 0.
+        """Logits [V] after the last token of the spans, which go on where `sequence` is; without
+        it, one begins in slot 0.
 
-        Raises PromptError where there is nothing to read or it does not fit, with the numbers;
-        ModelError for a token without an embedding.
+        Raises what `check` does.
         """
-        running = running or self.begin(cache, 0)
-        self.check(spans, running.length)
-        *before, last = cut(lay_out(spans, running.position)[0], PREFILL)
+        sequence = sequence or self.begin(cache, 0)
+        self.check(spans, sequence.done)
+        *before, last = cut(lay_out(spans, sequence.position)[0], PREFILL)
         for part in before:
-            self.forward(make_batch([(running, part)], cache, wants_logits=False), observe)
-        return self.forward(make_batch([(running, last)], cache), observe)[0]
+            self.read([(sequence, part)], cache, observe, wants_logits=False)
+        return self.read([(sequence, last)], cache, observe)[0]
 
-    def begin(self, cache: Cache, slot: int) -> Running:
-        """A new sequence in a slot of the cache, with a context of pages of its own."""
+    def begin(self, cache: Cache, slot: int) -> Sequence:
+        """A new sequence in a slot of the cache, with a context of pages of its own: for those who
+        drive the runner by hand, without an engine.
+        """
         cache.clear(slot)
         count = self.pages_for(self.context)
-        return Running(slot, range(1 + slot * count, 1 + (slot + 1) * count))
+        return Sequence(0, slot=slot, pages=list(range(1 + slot * count, 1 + (slot + 1) * count)))
 
-    def check(self, spans: Sequence[Span], length: int = 0) -> None:
-        """As `check_tokens`, for spans that come after the first `length` tokens."""
-        self.check_tokens(
-            [t for s in spans if s.embeddings is None for t in s.tokens],
-            length + sum(map(len, spans)),
-            length,
-        )
+    def check(self, prompt: abc.Sequence[Readable], length: int = 0) -> None:
+        """Whether a prompt can be read after the first `length` tokens of a sequence; it need not
+        be encoded yet.
 
-    def check_tokens(self, text: Sequence[int], total: int, length: int = 0) -> None:
-        """Raises PromptError where there is nothing to read after the first `length` of `total`
-        tokens or they do not fit, with the numbers, and ModelError for a token of `text` without an
-        embedding.
+        Raises PromptError where there is nothing to read or it does not fit, with the numbers;
+        ModelError for a token of its text without an embedding.
         """
+        total = length + sum(len(part.tokens) for part in prompt)
         if not length < total < self.context:
             raise PromptError(
                 f"the prompt takes {total} tokens, images included, and the context holds "
                 f"{self.context}, answer included; "
                 "shorten the prompt, use fewer images or raise the context"
             )
-        highest = max(text, default=0)
+        highest = max((max(p.tokens, default=0) for p in prompt if p.is_text), default=0)
         if highest >= self.family.vocabulary:
             raise ModelError(
                 f"the prompt has token {highest}, and the model's table ends at "

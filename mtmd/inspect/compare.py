@@ -39,7 +39,7 @@ from mtmd.kernels.dtype import name_of
 from mtmd.kernels.graph import Node
 from mtmd.kernels.plan.executor import Observer
 from mtmd.kernels.quantization.blocks import BLOCKS
-from mtmd.llm.engine.sequence import Span, make_batch
+from mtmd.llm.engine.spans import Span
 from mtmd.loaded.device import device_name
 from mtmd.loaded.loaded_model import DEFAULT_CONTEXT
 from mtmd.loading import find_checkpoint
@@ -166,13 +166,11 @@ def _run(model: Model, messages: Sequence[Message], tokens: int, see: See) -> _R
 def _run_on_device(model: Model, messages: Sequence[Message], tokens: int, see: See) -> _Run:
     prompt, runner = model.prompt(messages, _observer("encoder", see)), model.runner
     cache = runner.new_cache()
-    running = runner.begin(cache, 0)
-    logits = [to_fp32(runner.prefill(prompt.spans, cache, running, _observer("decoder", see)))]
+    sequence = runner.begin(cache, 0)
+    logits = [to_fp32(runner.prefill(prompt.spans, cache, sequence, _observer("decoder", see)))]
     chosen = [int(logits[0].argmax())]
-    while len(chosen) < tokens and running.length + 1 < runner.context:
-        logits.append(
-            to_fp32(runner.forward(make_batch([(running, [Span((chosen[-1],))])], cache))[0])
-        )
+    while len(chosen) < tokens and sequence.done + 1 < runner.context:
+        logits.append(to_fp32(runner.read([(sequence, [Span((chosen[-1],))])], cache)[0]))
         chosen.append(int(logits[-1].argmax()))
     text = model.checkpoint.tokenizer.decode(chosen, skip_special=False)
     images = [(p.plan, to_fp32(e)) for p, e in zip(prompt.pictures, prompt.embeddings, strict=True)]

@@ -23,8 +23,8 @@ from mtmd.kernels.errors import DeviceMemoryError, OptionError, PlacementError
 from mtmd.kernels.graph import Shape
 from mtmd.kernels.plan.memory import free_bytes
 from mtmd.kernels.plan.scheduler import Plan
+from mtmd.llm.engine.batch import BatchShape
 from mtmd.llm.engine.runner import Runner
-from mtmd.llm.engine.sequence import BatchShape
 
 CACHE_BYTES = 256 << 20  # the most that encoded pictures are kept in, where there is memory for it
 SPARE = 16  # a part in so many of what is free at the start is left to others

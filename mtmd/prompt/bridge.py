@@ -21,7 +21,7 @@ from mtmd.clip.encoder import Encoder
 from mtmd.clip.image.decode import Picture
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.kernels.errors import PromptError
-from mtmd.llm.engine.sequence import Span
+from mtmd.llm.engine.spans import Span
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
 from mtmd.loaded.admission import CACHE_BYTES, Admission
 from mtmd.receipt import ImageReceipt
@@ -54,6 +54,10 @@ class Piece:
     picture: int | None = None
     start: int = 0
     grid: tuple[int, int] | None = None
+
+    @property
+    def is_text(self) -> bool:
+        return self.picture is None
 
 
 class Bridge:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mtmd.kernels.errors import PromptError
 from mtmd.kernels.plan.executor import Observer
-from mtmd.llm.engine.sequence import Span
+from mtmd.llm.engine.spans import Span
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.prompt.bridge import Bridge, Piece, Prepared
 from mtmd.prompt.conversation import Conversation, Message, read_conversation

@@ -8,10 +8,10 @@ is given up, between two nodes of the graph.
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import abc
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -21,16 +21,18 @@ from mtmd.config import AnswerOptions, options
 from mtmd.events import Answer, Finished, Progress, TextPiece, TokenInfo
 from mtmd.kernels.errors import BusyError, DeviceMemoryError, MtmdError
 from mtmd.kernels.report.facts import WarmupReport
-from mtmd.llm.engine.engine import Constraint, Engine, Generation, Request, Token
+from mtmd.llm.engine.engine import Constraint, Engine, Prompt
+from mtmd.llm.engine.sequence import Sequence, Token
 from mtmd.llm.sampling.sampler import Sampler
-from mtmd.llm.tokenizer.text_stream import StopChecker, TextStream
+from mtmd.llm.tokenizer.text_stream import StopChecker
 from mtmd.loaded.device_thread import DeviceUser
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.loaded.report import warmup_report
 from mtmd.prompt.conversation import Message
-from mtmd.prompt.prompts import PreparedPrompt, Prompts
+from mtmd.prompt.prompts import Prompts
 from mtmd.service.encoding import EncodeQueue, Job
 from mtmd.service.receipts import make_receipt
+from mtmd.service.request import Request
 from mtmd.service.seen import SeenPictures
 from mtmd.service.stats import ServiceStats, TokenCount
 from mtmd.service.ticket import Ticket
@@ -40,27 +42,6 @@ __all__ = ["Service", "ServiceStats", "Ticket", "TokenCount"]
 SLICE_S = 0.02  # of encoding between two batches of the decoder
 RETRY_S = 0.05  # until memory is looked for again, with nothing else to do
 T = TypeVar("T")
-
-
-@dataclass(eq=False)
-class _Work:
-    """One request on its way through the device thread."""
-
-    ticket: Ticket
-    prompt: PreparedPrompt
-    settings: AnswerOptions
-    sampler: Sampler
-    preprocess_ms: float
-    stream: TextStream
-    checker: StopChecker
-    stop: frozenset[int]
-    constraint: Constraint | None
-    jobs: dict[int, Job] = field(default_factory=dict)
-    generation: Generation | None = None
-    encode_ms: float = 0.0
-    told_tiles: int = -1
-    pieces_out: list[str] = field(default_factory=list)
-    tokens_out: list[int] = field(default_factory=list)
 
 
 class Servable(Protocol):
@@ -79,11 +60,14 @@ class Service:
     def __init__(self, model: Servable, *, queue: int = 64):
         loaded = self._loaded = model.loaded
         self._prompts = model.prompts
-        self.engine = Engine(loaded.runner, queue=queue, may_run=loaded.admission.may_decode)
+        self.engine = Engine(loaded.runner, may_run=loaded.admission.may_decode)
         self.encoding = EncodeQueue(self._prompts.bridge) if loaded.encoder else None
         self._stats = ServiceStats(slots=loaded.runner.sequences, pages=self.engine.cache.pages - 1)
-        self._work: dict[Ticket, _Work] = {}
-        self._by_generation: dict[Generation, _Work] = {}
+        self._most = queue + loaded.runner.sequences
+        self._places = threading.Semaphore(self._most)
+        """One for each request from `submit` to its end: the only gate."""
+        self._requests: dict[Ticket, Request] = {}
+        self._by_sequence: dict[Sequence, Request] = {}
         self._batch_s = 0.0
         self._seen = SeenPictures()
         self._device = DeviceUser(
@@ -110,7 +94,7 @@ class Service:
         """As `Model.warmup_report`: nothing is run for it."""
         return warmup_report(self._loaded, check=False)
 
-    def submit(self, messages: Sequence[Message], **chosen: Any) -> Ticket:
+    def submit(self, messages: abc.Sequence[Message], **chosen: Any) -> Ticket:
         """Take a conversation to be answered; `chosen` are the fields of `AnswerOptions`. Pictures
         are loaded and prepared here.
 
@@ -120,43 +104,47 @@ class Service:
         """
         return self.submit_checked(messages, options(AnswerOptions, chosen))
 
-    def submit_checked(self, messages: Sequence[Message], settings: AnswerOptions) -> Ticket:
+    def submit_checked(self, messages: abc.Sequence[Message], settings: AnswerOptions) -> Ticket:
         """As `submit`, with the options made."""
-        if len(self._work) >= self.engine.queue + self._stats.slots:
+        if not self._places.acquire(blocking=False):
             self._count("rejected")
             raise BusyError(
-                f"{len(self._work)} requests are being answered or wait, the most that may; try "
-                "again later"
+                f"{self._most} requests are being answered or wait, the most that may; try again "
+                "later"
             )
-        clock = time.perf_counter()
+        try:
+            request = self._prepare(messages, settings)
+            self._device.post(lambda: self._take(request))
+        except BaseException:
+            self._places.release()
+            raise
+        self._seen.add(request.prompt.pictures)
+        return request.ticket
+
+    def _prepare(self, messages: abc.Sequence[Message], settings: AnswerOptions) -> Request:
+        """All that can be done, and go wrong, on the caller's thread."""
+        clock, loaded = time.perf_counter(), self._loaded
         try:
             prompt = self._prompts.prepare(messages, settings.detail)
         except DeviceMemoryError:
             self._count("images_refused")
             raise
-        self._loaded.runner.check_tokens(
-            [t for piece in prompt.pieces if piece.picture is None for t in piece.tokens],
-            len(prompt.tokens),
-        )
+        loaded.runner.check(prompt.pieces)
         preprocess_ms = (time.perf_counter() - clock) * 1e3
-        stop = frozenset() if settings.ignore_eos else self._loaded.checkpoint.stop_tokens
-        ticket = Ticket(self._give_up)
-        work = _Work(
-            ticket,
+        stop = frozenset() if settings.ignore_eos else loaded.checkpoint.stop_tokens
+        return Request(
+            Ticket(self._give_up),
             prompt,
             settings,
             Sampler(settings),
             preprocess_ms,
-            self._loaded.checkpoint.tokenizer.stream(),
+            loaded.checkpoint.tokenizer.stream(),
             StopChecker(settings.stop),
             stop,
             self._constraint(settings, stop),
         )
-        self._seen.add(prompt.pictures)
-        self._device.post(lambda: self._take(work))
-        return ticket
 
-    def count(self, messages: Sequence[Message], detail: str = "auto") -> TokenCount:
+    def count(self, messages: abc.Sequence[Message], detail: str = "auto") -> TokenCount:
         """What a conversation would take. Nothing is encoded."""
         prompt = self._prompts.prepare(messages, detail)
         images = tuple(picture.plan.tokens for picture in prompt.pictures)
@@ -174,7 +162,7 @@ class Service:
         """
         return self._seen.get(sha256)
 
-    def exclusively(self, work: Callable[[], T]) -> T:
+    def exclusively(self, work: abc.Callable[[], T]) -> T:
         """Do something with the device while nobody else does. Raises what it raises."""
         return self._device.exclusively(work)
 
@@ -219,19 +207,20 @@ class Service:
         return 0 if self.engine.busy or (self.encoding and self.encoding.busy) else None
 
     def _end_all(self) -> None:
-        for ticket in list(self._work):
+        for ticket in list(self._requests):
             self._cancel(ticket)
 
     def _defect(self, error: BaseException) -> None:
         """Those under way are told, and the service lives on."""
         failure = MtmdError(f"internal error: {type(error).__name__}")
         failure.__cause__ = error
-        self._stats.failed += len(self._work)
-        tickets, self._work, self._by_generation = list(self._work), {}, {}
+        self._stats.failed += len(self._requests)
+        tickets, self._requests, self._by_sequence = list(self._requests), {}, {}
         self.engine.reset()
         if self.encoding:
             self.encoding.reset()
         for ticket in tickets:
+            self._places.release()
             ticket.put(failure)
 
     def _turn(self) -> None:
@@ -243,97 +232,101 @@ class Service:
                 self._encoded(job)
         start, self._batch_s = time.perf_counter(), 0.0
         if self.engine.busy:
-            for generation in self.engine.step():
-                self._hand_out(self._by_generation[generation])
+            for sequence in self.engine.step():
+                self._hand_out(self._by_sequence[sequence])
             self._batch_s = time.perf_counter() - start
 
-    def _take(self, work: _Work) -> None:
-        self._work[work.ticket] = work
+    def _take(self, request: Request) -> None:
+        self._requests[request.ticket] = request
         self._stats.requests += 1
-        self._stats.preprocess_ms += work.preprocess_ms
-        self._stats.images += len(work.prompt.pictures)
+        self._stats.preprocess_ms += request.preprocess_ms
+        self._stats.images += len(request.prompt.pictures)
         self._stats.images_shrunk += sum(
-            p.plan.shrunk_from is not None for p in work.prompt.pictures
+            p.plan.shrunk_from is not None for p in request.prompt.pictures
         )
-        self._stats.image_cache_hits += sum(p.receipt.cached for p in work.prompt.pictures)
-        assert self.encoding or not work.prompt.pictures
-        for index, prepared in enumerate(work.prompt.pictures):
+        self._stats.image_cache_hits += sum(p.receipt.cached for p in request.prompt.pictures)
+        assert self.encoding or not request.prompt.pictures
+        for index, prepared in enumerate(request.prompt.pictures):
             if prepared.embeddings is None and self.encoding:
-                work.jobs[index] = self.encoding.add(prepared)
-        self._encode_progress(work)
+                request.jobs[index] = self.encoding.add(prepared)
+        self._encode_progress(request)
 
     def _encoded(self, job: Job) -> None:
         self._stats.images_refused += isinstance(job.error, DeviceMemoryError)
-        for work in [
-            w for w in self._work.values() if w.generation is None and job in w.jobs.values()
+        for request in [
+            r for r in self._requests.values() if r.sequence is None and job in r.jobs.values()
         ]:
             if job.error is not None:
-                self._fail(work, job.error)
+                self._fail(request, job.error)
             else:
-                self._encode_progress(work)
+                self._encode_progress(request)
 
-    def _encode_progress(self, work: _Work) -> None:
+    def _encode_progress(self, request: Request) -> None:
         """Tell how far its pictures are; when all are there, the decoder has its turn."""
-        jobs = dict.fromkeys(work.jobs.values())
+        jobs = dict.fromkeys(request.jobs.values())
         done, total = (
             sum(j.total if j.is_over else len(j.tiles) for j in jobs),
             sum(j.total for j in jobs),
         )
-        if total and done != work.told_tiles:
-            work.told_tiles = done
-            work.ticket.put(Progress("encode", done, total))
+        if total and done != request.tiles_reported:
+            request.tiles_reported = done
+            request.ticket.put(Progress("encode", done, total))
         if any(job.embeddings is None for job in jobs):
             return
-        work.encode_ms = sum(job.encode_ms for job in jobs)
-        self._stats.encode_ms += work.encode_ms
+        request.encode_ms = sum(job.encode_ms for job in jobs)
+        self._stats.encode_ms += request.encode_ms
         embeddings = [
-            work.jobs[i].embeddings if i in work.jobs else p.embeddings
-            for i, p in enumerate(work.prompt.pictures)
+            request.jobs[i].embeddings if i in request.jobs else p.embeddings
+            for i, p in enumerate(request.prompt.pictures)
         ]
-        self._start(work, [e for e in embeddings if e is not None])
+        self._start(request, [e for e in embeddings if e is not None])
 
-    def _start(self, work: _Work, embeddings: list[Tensor]) -> None:
-        settings, prompt = work.settings, work.prompt
-        spans = self._prompts.bridge.spans(prompt.pieces, prompt.pictures, embeddings)
+    def _start(self, request: Request, embeddings: list[Tensor]) -> None:
+        settings, prepared = request.settings, request.prompt
+        spans = self._prompts.bridge.spans(prepared.pieces, prepared.pictures, embeddings)
         try:
-            request = Request(
+            prompt = Prompt(
                 spans,
-                work.sampler,
-                work.stop,
+                request.sampler,
+                request.stop,
                 settings.max_tokens,
                 settings.logprobs,
-                work.constraint,
+                request.constraint,
             )
-            work.generation = self.engine.submit(request)
+            request.sequence = self.engine.submit(prompt)
         except MtmdError as error:
-            self._fail(work, error)
+            self._fail(request, error)
             return
-        self._by_generation[work.generation] = work
-        work.ticket.put(Progress("prefill", 0, work.generation.prompt_tokens))
+        self._by_sequence[request.sequence] = request
+        request.ticket.put(Progress("prefill", 0, request.sequence.prompt_tokens))
 
-    def _hand_out(self, work: _Work) -> None:
+    def _hand_out(self, request: Request) -> None:
         """New tokens as text, and the end."""
-        generation = work.generation
-        assert generation is not None
-        for token in generation.take():
-            work.tokens_out.append(token.id)
-            self._say(work, work.checker.push(work.stream.push(token.id)), token)
-            if work.checker.found is not None:
-                if generation.finish is None:
-                    self.engine.end(generation, "stop")
-                self._finish(work, "stop")
+        sequence = request.sequence
+        assert sequence is not None
+        for token in sequence.take():
+            request.tokens.append(token.id)
+            self._write(request, request.checker.push(request.stream.push(token.id)), token)
+            if request.checker.found is not None:
+                if sequence.finish is None:
+                    self.engine.end(sequence, "stop")
+                self._finish(request, "stop")
                 return
-        if generation.error is not None:
-            self._fail(work, generation.error)
-        elif generation.finish is not None:
-            self._say(work, work.checker.push(work.stream.finish()) + work.checker.finish(), None)
-            self._finish(work, generation.finish)
+        if sequence.error is not None:
+            self._fail(request, sequence.error)
+        elif sequence.finish is not None:
+            self._write(
+                request,
+                request.checker.push(request.stream.finish()) + request.checker.finish(),
+                None,
+            )
+            self._finish(request, sequence.finish)
 
-    def _say(self, work: _Work, text: str, token: Token | None) -> None:
-        told = () if token is None or token.logprob is None else (self._info(token),)
-        if text or told:
-            work.pieces_out.append(text)
-            work.ticket.put(TextPiece(text, told))
+    def _write(self, request: Request, text: str, token: Token | None) -> None:
+        infos = () if token is None or token.logprob is None else (self._info(token),)
+        if text or infos:
+            request.texts.append(text)
+            request.ticket.put(TextPiece(text, infos))
 
     def _info(self, token: Token) -> TokenInfo:
         decode = self._loaded.checkpoint.tokenizer.decode
@@ -342,61 +335,53 @@ class Service:
             token.id, decode([token.id], skip_special=False), token.logprob or 0.0, top
         )
 
-    def _finish(self, work: _Work, finish: str) -> None:
-        stats, generation = self._stats, work.generation
+    def _finish(self, request: Request, finish: str) -> None:
+        stats, sequence = self._stats, request.sequence
         if finish == "cancelled":
             stats.cancelled += 1
         else:
             stats.finished += 1
-        if generation is not None:
-            stats.prompt_tokens += generation.prompt_tokens
-            stats.reused_tokens += generation.reused
-            stats.preemptions += generation.preemptions
-            stats.queued_ms += generation.queued_ms
-            stats.prefill_ms += generation.prefill_ms
-            stats.decode_ms += generation.decode_ms
-        stats.output_tokens += len(work.tokens_out)
-        stats.image_tokens += sum(p.plan.tokens for p in work.prompt.pictures)
-        prompt = work.prompt.tokens
-        receipt = make_receipt(
-            self._loaded,
-            [picture.receipt for picture in work.prompt.pictures],
-            generation,
-            prompt_tokens=len(prompt),
-            output_tokens=len(work.tokens_out),
-            finish=finish,
-            preprocess_ms=work.preprocess_ms,
-            encode_ms=work.encode_ms,
-            seed=work.sampler.seed if work.settings.temperature else None,
+        if sequence is not None:
+            stats.prompt_tokens += sequence.prompt_tokens
+            stats.reused_tokens += sequence.reused
+            stats.preemptions += sequence.preemptions
+            stats.queued_ms += sequence.queued_ms
+            stats.prefill_ms += sequence.prefill_ms
+            stats.decode_ms += sequence.decode_ms
+        stats.output_tokens += len(request.tokens)
+        stats.image_tokens += sum(p.plan.tokens for p in request.prompt.pictures)
+        receipt = make_receipt(self._loaded, request, finish)
+        answer = Answer(
+            "".join(request.texts), request.prompt.tokens, tuple(request.tokens), receipt
         )
-        work.ticket.put(
-            Finished(Answer("".join(work.pieces_out), prompt, tuple(work.tokens_out), receipt))
-        )
-        self._forget(work)
+        self._let_go(request)
+        request.ticket.put(Finished(answer))
 
-    def _fail(self, work: _Work, error: MtmdError) -> None:
+    def _fail(self, request: Request, error: MtmdError) -> None:
         self._stats.failed += 1
-        if work.generation is not None:
-            self.engine.cancel(work.generation)
-        self._forget(work)
-        work.ticket.put(error)
+        if request.sequence is not None:
+            self.engine.cancel(request.sequence)
+        self._let_go(request)
+        request.ticket.put(error)
 
     def _cancel(self, ticket: Ticket) -> None:
-        work = self._work.get(ticket)
-        if work is None:
+        request = self._requests.get(ticket)
+        if request is None:
             return
-        if work.generation is not None:
-            self.engine.cancel(work.generation)
-        self._finish(work, "cancelled")
+        if request.sequence is not None:
+            self.engine.cancel(request.sequence)
+        self._finish(request, "cancelled")
 
-    def _forget(self, work: _Work) -> None:
-        self._work.pop(work.ticket, None)
-        if work.generation is not None:
-            self._by_generation.pop(work.generation, None)
+    def _let_go(self, request: Request) -> None:
+        """It is over. Before its caller hears of it, who may ask for the next at once."""
+        if request.sequence is not None:
+            self._by_sequence.pop(request.sequence, None)
         if self.encoding:
-            for job in work.jobs.values():
+            for job in request.jobs.values():
                 self.encoding.leave(job)
-        work.jobs = {}
+        request.jobs = {}
+        del self._requests[request.ticket]
+        self._places.release()
 
     def _current_stats(self) -> ServiceStats:
         stats, engine = self._stats, self.engine

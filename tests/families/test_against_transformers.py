@@ -18,7 +18,8 @@ from mtmd.config import LoadOptions
 from mtmd.events import Finished
 from mtmd.kernels.plan.flash import SETTINGS
 from mtmd.llm.engine.runner import Runner
-from mtmd.llm.engine.sequence import Running, Span, make_batch
+from mtmd.llm.engine.sequence import Sequence
+from mtmd.llm.engine.spans import Span
 from mtmd.model import Model
 
 Build = Callable[[str, str], Oracle]
@@ -206,9 +207,7 @@ def test_three_sequences_in_one_batch(subject: Subject) -> None:
     engine = subject.engine(3)
     cache = engine.new_cache()
     running = [engine.begin(cache, slot) for slot in (1, 2, 0)]
-    logits = engine.forward(
-        make_batch([(r, subject.spans(i)) for i, r in enumerate(running)], cache)
-    )
+    logits = engine.read([(r, subject.spans(i)) for i, r in enumerate(running)], cache)
     assert decode(engine, cache, running, logits) == subject.greedy
 
 
@@ -224,7 +223,7 @@ def test_prefill_in_chunks_of_seven(subject: Subject, monkeypatch: pytest.Monkey
 
 
 def decode(
-    engine: Runner, cache: Any, running: list[Running], logits: torch.Tensor
+    engine: Runner, cache: Any, running: list[Sequence], logits: torch.Tensor
 ) -> list[list[int]]:
     """Greedy tokens of sequences that are decoded together."""
     tokens: list[list[int]] = [[] for _ in running]
@@ -232,9 +231,7 @@ def decode(
         for mine, row in zip(tokens, logits, strict=True):
             mine.append(int(row.argmax()))
         if step < TOKENS - 1:
-            logits = engine.forward(
-                make_batch(
-                    [(r, [Span((t[-1],))]) for r, t in zip(running, tokens, strict=True)], cache
-                )
+            logits = engine.read(
+                [(r, [Span((t[-1],))]) for r, t in zip(running, tokens, strict=True)], cache
             )
     return tokens

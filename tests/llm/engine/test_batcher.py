@@ -8,8 +8,9 @@ from random import Random
 
 import pytest
 
-from mtmd.llm.engine.batcher import Batcher, Item, Step
+from mtmd.llm.engine.batcher import Batcher, Step
 from mtmd.llm.engine.pages import Pages
+from mtmd.llm.engine.sequence import Sequence
 
 
 def batcher(
@@ -30,11 +31,11 @@ def counts(step: Step) -> list[int]:
 
 def test_decoding_goes_first_and_prompts_share_the_rest() -> None:
     subject = batcher(tokens=72)
-    first = Item(3)
+    first = Sequence(3)
     subject.add(first)
     assert counts(run(subject)) == [3] and first.done == 3
     first.total += 1  # it has got its first token
-    long, short = Item(90), Item(20)
+    long, short = Sequence(90), Sequence(20)
     subject.add(long)
     subject.add(short)
     step = run(subject)
@@ -43,17 +44,17 @@ def test_decoding_goes_first_and_prompts_share_the_rest() -> None:
 
 def test_prompts_are_read_in_small_batches_while_somebody_decodes() -> None:
     subject = batcher(pages=400, tokens=512)
-    first = Item(3)
+    first = Sequence(3)
     subject.add(first)
     run(subject)
     first.total += 1
-    subject.add(Item(1000))
+    subject.add(Sequence(1000))
     assert counts(run(subject)) == [1, 127] and counts(run(subject)) == [512]
 
 
 def test_a_small_share_is_not_cut_smaller() -> None:
     subject = batcher(tokens=40, slots=3)
-    items = [Item(30) for _ in range(3)]
+    items = [Sequence(30) for _ in range(3)]
     for item in items:
         subject.add(item)
     assert counts(run(subject)) == [30, 10]  # shares of 13 would keep all three waiting
@@ -71,7 +72,7 @@ def test_a_small_share_is_not_cut_smaller() -> None:
 )
 def test_blocks_are_not_cut(blocks: tuple[tuple[int, int], ...], expected: list[int]) -> None:
     subject = batcher(tokens=10)
-    item = Item(25, blocks)
+    item = Sequence(25, blocks)
     subject.add(item)
     assert [counts(run(subject))[0] for _ in expected] == expected and item.done == 25
     assert not any(
@@ -81,7 +82,7 @@ def test_blocks_are_not_cut(blocks: tuple[tuple[int, int], ...], expected: list[
 
 def test_a_batch_grows_for_one_block_beside_those_who_decode() -> None:
     subject = batcher(tokens=12)
-    decoding, image, other = Item(1), Item(20, ((0, 20),)), Item(20, ((0, 20),))
+    decoding, image, other = Sequence(1), Sequence(20, ((0, 20),)), Sequence(20, ((0, 20),))
     subject.add(decoding)
     assert run(subject).parts == ((decoding, 1),)
     decoding.total += 1
@@ -95,7 +96,7 @@ def test_a_batch_grows_for_one_block_beside_those_who_decode() -> None:
 def test_equal_beginnings_are_read_once() -> None:
     keys = [b"a", b"b", b"c"]
     subject = batcher()
-    first, second = Item(13, keys=keys), Item(12, keys=keys)
+    first, second = Sequence(13, keys=keys), Sequence(12, keys=keys)
     subject.add(first)
     run(subject)
     subject.remove(first)
@@ -108,13 +109,13 @@ def test_equal_beginnings_are_read_once() -> None:
 
 def test_recurrent_states_are_taken_up_at_snapshots_only() -> None:
     subject, keys = batcher(recurrent=True), [b"a", b"b", b"c"]
-    first = Item(13, keys=keys)
+    first = Sequence(13, keys=keys)
     subject.add(first)
     assert first.snapshot_at == 12 and [counts(run(subject)) for _ in range(2)] == [[12], [1]]
     subject.remove(first)
     for snapshots, read in ((set(), 13), ({b"x"}, 13), ({b"b"}, 5), ({b"a", b"c"}, 1)):
         subject.snapshots = snapshots
-        item = Item(13, keys=keys)
+        item = Sequence(13, keys=keys)
         subject.add(item)
         step = subject.step()
         assert item.left == read and counts(step)[0] <= read
@@ -124,7 +125,7 @@ def test_recurrent_states_are_taken_up_at_snapshots_only() -> None:
 def test_a_snapshot_without_its_pages_is_of_no_use() -> None:
     subject = batcher(recurrent=True)
     subject.snapshots = {b"a"}
-    item = Item(9, keys=[b"a", b"b"])
+    item = Sequence(9, keys=[b"a", b"b"])
     subject.add(item)
     subject.step()
     assert item.left == 9
@@ -132,7 +133,7 @@ def test_a_snapshot_without_its_pages_is_of_no_use() -> None:
 
 def test_restarting_reads_all_again() -> None:
     subject = batcher(size=4)
-    item = Item(9)
+    item = Sequence(9)
     subject.add(item)
     run(subject)
     slot = item.slot
@@ -143,7 +144,7 @@ def test_restarting_reads_all_again() -> None:
 
 def test_the_youngest_gives_way_and_comes_back() -> None:
     subject = batcher(pages=6, size=2)  # five pages in use: ten tokens
-    old, young = Item(4), Item(4)
+    old, young = Sequence(4), Sequence(4)
     subject.add(old)
     subject.add(young)
     run(subject)
@@ -162,7 +163,7 @@ def test_the_youngest_gives_way_and_comes_back() -> None:
 
 def test_nobody_overtakes_one_who_waits_for_memory() -> None:
     subject = batcher(pages=6, size=4)
-    running, large, small = Item(9), Item(16), Item(1)
+    running, large, small = Sequence(9), Sequence(16), Sequence(1)
     subject.add(running)
     run(subject)
     subject.add(large)
@@ -174,7 +175,7 @@ def test_nobody_overtakes_one_who_waits_for_memory() -> None:
 
 def test_removing_one_who_waits() -> None:
     subject = batcher(slots=1)
-    first, second = Item(3), Item(3)
+    first, second = Sequence(3), Sequence(3)
     subject.add(first)
     subject.add(second)
     run(subject)
@@ -188,12 +189,12 @@ def test_a_snapshot_behind_a_page_that_is_gone_is_of_no_use() -> None:
     pages = subject.pages
     mine = pages.take(3)
     for page, key in zip(mine, keys, strict=True):
-        pages.remember(page, key)
+        pages.register(page, key)
     for page in (mine[1], mine[0], mine[2]):
         pages.release([page])
     pages.release(pages.take(pages.available - 2))  # the page let go first is needed for others
     assert [pages.knows(key) for key in keys] == [True, False, True]
-    subject.snapshots, item = {b"c"}, Item(13, keys=keys)
+    subject.snapshots, item = {b"c"}, Sequence(13, keys=keys)
     subject.add(item)
     subject.step()
     assert item.done == 0, "there is no snapshot at the end of the pages found"
@@ -204,10 +205,10 @@ def test_an_old_reader_and_a_young_decoder_do_not_wait_for_each_other() -> None:
     left, it gives way.
     """
     subject = batcher(pages=52)
-    old, young = Item(200), Item(4)
+    old, young = Sequence(200), Sequence(4)
     subject.add(old)
     subject.add(young)
-    preempted: set[Item] = set()
+    preempted: set[Sequence] = set()
     for _ in range(60):
         step = run(subject)
         preempted |= set(step.preempted)
@@ -230,7 +231,7 @@ def play(rng: Random, subject: Batcher, most: int, count: int = 40) -> None:
         if len(goals) < 6 and rng.random() < 0.3 and made < count:
             total, beginning, made = rng.randint(1, most), rng.randint(0, 2), made + 1
             start = rng.randint(0, total - 1)
-            item = Item(
+            item = Sequence(
                 total,
                 ((start, rng.randint(start + 1, total)),) if rng.random() < 0.5 else (),
                 [b"%d" % i + b"-%d" % beginning * (i > 1) for i in range(total // size)],

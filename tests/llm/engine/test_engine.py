@@ -12,32 +12,31 @@ import pytest
 import test_runner as small
 import torch
 
-from mtmd.kernels.errors import BusyError, DeviceMemoryError, MtmdError, PromptError
+from mtmd.kernels.errors import DeviceMemoryError, MtmdError, PromptError
 from mtmd.kernels.plan.scheduler import Plan
-from mtmd.llm.engine.batcher import LEAST_SHARE, Item, Step
-from mtmd.llm.engine.engine import Engine, Generation, Request, identities
-from mtmd.llm.engine.sequence import Span
+from mtmd.llm.engine.batcher import LEAST_SHARE, Step
+from mtmd.llm.engine.engine import Engine, Prompt
+from mtmd.llm.engine.sequence import Sequence
+from mtmd.llm.engine.spans import Span, identities
 from mtmd.llm.engine.state import PAGE
 from mtmd.llm.sampling.sampler import Sampler, Sampling
 
 
-def engine(
-    sequences: int = 4, context: int = 128, queue: int = 64, pages: int | None = None
-) -> Engine:
+def engine(sequences: int = 4, context: int = 128, pages: int | None = None) -> Engine:
     runner = small.runner(context, sequences=sequences)
     if pages is not None:
         runner.pages = pages
-    return Engine(runner, queue=queue)
+    return Engine(runner)
 
 
-def request(length: int = 11, first: int = 5, count: int = 12, **chosen: Any) -> Request:
+def request(length: int = 11, first: int = 5, count: int = 12, **chosen: Any) -> Prompt:
     sampling = {
         name: chosen.pop(name)
         for name in ("temperature", "seed", "repetition_penalty")
         if name in chosen
     }
     spans = chosen.pop("spans", None) or [Span(tuple(first + i % 50 for i in range(length)))]
-    return Request(spans, Sampler(Sampling(**sampling)), max_tokens=count, **chosen)
+    return Prompt(spans, Sampler(Sampling(**sampling)), max_tokens=count, **chosen)
 
 
 def run(subject: Engine) -> None:
@@ -50,10 +49,10 @@ def run(subject: Engine) -> None:
 
 def alone(**chosen: Any) -> list[int]:
     subject = engine()
-    generation = subject.submit(request(**chosen))
+    sequence = subject.submit(request(**chosen))
     run(subject)
-    assert generation.finish == "length"
-    return generation.tokens
+    assert sequence.finish == "length"
+    return sequence.tokens
 
 
 def test_one_request_is_what_the_runner_generates() -> None:
@@ -68,24 +67,24 @@ def test_requests_that_come_and_go_are_each_as_alone() -> None:
         for _ in range(10)
     ]
     expected = [alone(**a) for a in asked]
-    generations: list[Generation] = []
+    answers: list[Sequence] = []
     for chosen in asked:
-        generations.append(subject.submit(request(**chosen)))
+        answers.append(subject.submit(request(**chosen)))
         for _ in range(rng.randint(0, 6)):
             subject.step()
     run(subject)
-    assert [g.tokens for g in generations] == expected
-    assert all(g.finish == "length" and g.prefill_ms > 0 for g in generations)
+    assert [g.tokens for g in answers] == expected
+    assert all(g.finish == "length" and g.prefill_ms > 0 for g in answers)
 
 
-def test_little_memory_makes_sequences_give_way_and_changes_nothing() -> None:
+def test_little_memory_makes_answersgive_way_and_changes_nothing() -> None:
     asked = [{"length": 20 + i, "first": i, "count": 60} for i in range(4)]
     expected = [alone(**a) for a in asked]
     subject = engine(pages=7)  # six pages for four sequences that grow to three each
-    generations = [subject.submit(request(**a)) for a in asked]
+    answers = [subject.submit(request(**a)) for a in asked]
     run(subject)
-    assert [g.tokens for g in generations] == expected
-    assert sum(g.preemptions for g in generations) > 0
+    assert [g.tokens for g in answers] == expected
+    assert sum(g.preemptions for g in answers) > 0
 
 
 def test_a_prompt_read_before_is_not_read_again() -> None:
@@ -99,9 +98,10 @@ def test_a_prompt_read_before_is_not_read_again() -> None:
 
 def test_the_next_turn_goes_on_where_the_last_answer_ended() -> None:
     subject = engine()
-    first = subject.submit(request(length=20, count=40))
+    asked = request(length=20, count=40)
+    first = subject.submit(asked)
     run(subject)
-    turn = [*first.spans, Span(tuple(first.tokens)), Span((7, 8, 9))]
+    turn = [*asked.spans, Span(tuple(first.tokens)), Span((7, 8, 9))]
     spans = [Span(s.tokens) for s in turn]
     second = subject.submit(request(spans=spans))
     run(subject)
@@ -139,9 +139,9 @@ def test_draws_do_not_depend_on_the_others() -> None:
     asked = [{"temperature": 1.0, "seed": s, "length": 9 + s} for s in range(4)]
     expected = [alone(**a) for a in asked]
     subject = engine()
-    generations = [subject.submit(request(**a)) for a in asked]
+    answers = [subject.submit(request(**a)) for a in asked]
     run(subject)
-    assert [g.tokens for g in generations] == expected
+    assert [g.tokens for g in answers] == expected
 
 
 def test_stop_tokens_and_penalties() -> None:
@@ -178,12 +178,12 @@ def test_a_constraint_decides_what_may_come() -> None:
             self.taken.append(token)
 
     subject = engine()
-    generation = subject.submit(request(constraint=Odd()))
+    sequence = subject.submit(request(constraint=Odd()))
     run(subject)
     assert (
-        generation.tokens == Odd.taken
-        and all(t % 2 for t in generation.tokens)
-        and len(generation.tokens) == 12
+        sequence.tokens == Odd.taken
+        and all(t % 2 for t in sequence.tokens)
+        and len(sequence.tokens) == 12
     )
 
 
@@ -209,14 +209,6 @@ def test_one_who_waits_can_be_cancelled() -> None:
     assert (first.finish, second.finish, second.tokens) == ("length", "cancelled", [])
 
 
-def test_the_queue_is_bounded() -> None:
-    subject = engine(sequences=1, queue=2)
-    for _ in range(3):
-        subject.submit(request())
-    with pytest.raises(BusyError, match="3 requests run or wait already, the most that may"):
-        subject.submit(request())
-
-
 def test_what_does_not_fit_is_refused_at_once() -> None:
     subject = engine()
     with pytest.raises(PromptError, match="takes 128 tokens"):
@@ -226,9 +218,9 @@ def test_what_does_not_fit_is_refused_at_once() -> None:
 
 def test_the_context_ends_an_answer() -> None:
     subject = engine(context=64)
-    generation = subject.submit(request(length=60, count=100))
+    sequence = subject.submit(request(length=60, count=100))
     run(subject)
-    assert generation.finish == "length" and len(generation.tokens) == 4
+    assert sequence.finish == "length" and len(sequence.tokens) == 4
 
 
 class Faulty:
@@ -253,17 +245,17 @@ def test_one_that_fails_fails_alone() -> None:
     with patch.object(
         subject.runner, "forward", Faulty(subject, token, DeviceMemoryError("no memory for this"))
     ):
-        generations = [subject.submit(request(**a)) for a in asked]
+        answers = [subject.submit(request(**a)) for a in asked]
         run(subject)
-    assert [g.finish for g in generations] == ["length", "error", "length"]
-    assert generations[1].error is not None and "no memory for this" in str(generations[1].error)
-    assert [generations[i].tokens for i in (0, 2)] == [expected[0], expected[2]]
+    assert [g.finish for g in answers] == ["length", "error", "length"]
+    assert answers[1].error is not None and "no memory for this" in str(answers[1].error)
+    assert [answers[i].tokens for i in (0, 2)] == [expected[0], expected[2]]
     assert subject.batcher.pages.held == 0
 
 
 def test_a_fault_that_passes_is_got_over() -> None:
     subject, expected = engine(), [alone(length=9), alone(length=30)]
-    generations = [subject.submit(request(length=n)) for n in (9, 30)]
+    answers = [subject.submit(request(length=n)) for n in (9, 30)]
     forward, calls = subject.runner.forward, 0
 
     def sometimes(batch: Any, observe: Any = None) -> torch.Tensor:
@@ -275,7 +267,7 @@ def test_a_fault_that_passes_is_got_over() -> None:
 
     with patch.object(subject.runner, "forward", sometimes):
         run(subject)
-    assert [g.tokens for g in generations] == expected and calls > 6
+    assert [g.tokens for g in answers] == expected and calls > 6
 
 
 @pytest.mark.parametrize("most", [100, 40, 16, 0])
@@ -294,16 +286,20 @@ def test_batches_that_memory_is_short_for_are_smaller(most: int) -> None:
         patch.object(subject, "_may_run", may_run),
         patch.object(subject.runner, "forward", wraps=subject.runner.forward) as forward,
     ):
-        generations = [subject.submit(request(**a)) for a in asked]
+        answers = [subject.submit(request(**a)) for a in asked]
         run(subject)
         seen = [len(call.args[0].tokens) for call in forward.call_args_list]
-    assert [g.tokens for g in generations] == expected
+    assert [g.tokens for g in answers] == expected
     assert max(seen) <= max(most, LEAST_SHARE)
     assert subject.rows >= sum(a["length"] for a in asked)
 
 
 def test_a_step_made_smaller() -> None:
-    reading, decoding, block = Item(500), Item(30, done=29), Item(100, blocks=((0, 100),))
+    reading, decoding, block = (
+        Sequence(500),
+        Sequence(30, done=29),
+        Sequence(100, blocks=((0, 100),)),
+    )
     sizes, step = [], Step(((decoding, 1), (reading, 400), (block, 100)), (reading,), ())
     while (smaller := step.smaller()) is not None:
         assert smaller.admitted == (reading,)

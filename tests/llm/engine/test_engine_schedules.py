@@ -17,9 +17,10 @@ from mtmd.kernels.backends import Cpu
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.graph import Type
 from mtmd.llm.engine import engine as engines
-from mtmd.llm.engine.engine import Engine, Generation, Request
+from mtmd.llm.engine.engine import Engine, Prompt
 from mtmd.llm.engine.runner import Runner
-from mtmd.llm.engine.sequence import Span
+from mtmd.llm.engine.sequence import Sequence
+from mtmd.llm.engine.spans import Span
 from mtmd.llm.engine.state import PAGE
 from mtmd.llm.families import lfm2
 from mtmd.llm.families.qwen3_next import text as qwen3_next
@@ -99,7 +100,7 @@ def engine(name: str, pages: int | None = None) -> Engine:
     return Engine(runner)
 
 
-def request(name: str, seed: int) -> Request:
+def request(name: str, seed: int) -> Prompt:
     """A prompt of one of few beginnings, with a picture perhaps, and something of its own."""
     rng, width = Random(seed), FAMILIES[name].width
     beginning, picture, content = rng.randint(0, 1), rng.choice((0, 1, 1)), rng.randint(0, 2)
@@ -112,16 +113,16 @@ def request(name: str, seed: int) -> Request:
         )
         spans.append(Span((9,) * 48, values, block, grid, content=b"picture %d" % content))
     spans.append(Span(tuple(rng.choice(((1, 2, 3), (1, 2, 4), tuple(range(30, 63)))))))
-    return Request(spans, Sampler(Sampling()), max_tokens=rng.choice((1, 5, 40)))
+    return Prompt(spans, Sampler(Sampling()), max_tokens=rng.choice((1, 5, 40)))
 
 
 @cache
 def alone(name: str, seed: int) -> list[int]:
     subject = engine(name)
-    generation = subject.submit(request(name, seed))
+    sequence = subject.submit(request(name, seed))
     while subject.busy:
         subject.step()
-    return generation.tokens
+    return sequence.tokens
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -133,7 +134,7 @@ def test_each_is_answered_as_if_it_were_alone(
     rng = Random(seed)
     subject = engine(name, pages=rng.choice((9, 14, None)))
     subject.batcher.tokens = rng.choice((20, 64, 512))
-    asked: list[tuple[int, Generation]] = []
+    asked: list[tuple[int, Sequence]] = []
     for _ in range(14):
         number = rng.randint(0, 11)
         asked.append((number, subject.submit(request(name, number))))
@@ -144,11 +145,11 @@ def test_each_is_answered_as_if_it_were_alone(
     for _ in range(3000):
         if subject.busy:
             subject.step()
-    for number, generation in asked:
-        assert generation.finish in ("length", "cancelled")
+    for number, sequence in asked:
+        assert sequence.finish in ("length", "cancelled")
         expected = alone(name, number)
-        assert generation.tokens == (
-            expected if generation.finish == "length" else expected[: len(generation.tokens)]
+        assert sequence.tokens == (
+            expected if sequence.finish == "length" else expected[: len(sequence.tokens)]
         )
     assert subject.batcher.pages.held == 0 and len(subject._snapshots) <= 4
     assert sum(g.reused for _, g in asked) >= PAGE, "beginnings were known"
@@ -163,7 +164,7 @@ def test_snapshots_take_a_bounded_memory(
     monkeypatch.setattr(engines, "SNAPSHOT_BYTES", room if room > 2 else room * each)
     for first in range(3):
         subject.submit(
-            Request([Span(tuple(range(first, first + 40)))], Sampler(Sampling()), max_tokens=1)
+            Prompt([Span(tuple(range(first, first + 40)))], Sampler(Sampling()), max_tokens=1)
         )
     while subject.busy:
         subject.step()

@@ -13,7 +13,7 @@ from mtmd.kernels.checkpoint.rotary import rotary
 from mtmd.kernels.errors import DeviceMemoryError, ModelError, PromptError
 from mtmd.kernels.graph import Type
 from mtmd.llm.engine.runner import Runner
-from mtmd.llm.engine.sequence import Span, make_batch
+from mtmd.llm.engine.spans import Span
 from mtmd.llm.engine.state import PAGE
 from mtmd.llm.families.gemma3 import Gemma3Text
 
@@ -66,9 +66,7 @@ def answer(subject: Runner, spans: list[Span] = PROMPT, count: int = 12) -> list
     running = subject.begin(cache, 0)
     tokens = [int(subject.prefill(spans, cache, running).argmax())]
     while len(tokens) < count:
-        tokens.append(
-            int(subject.forward(make_batch([(running, [Span((tokens[-1],))])], cache))[0].argmax())
-        )
+        tokens.append(int(subject.read([(running, [Span((tokens[-1],))])], cache)[0].argmax()))
     return tokens
 
 
@@ -155,13 +153,13 @@ def test_three_sequences_in_one_batch_are_each_as_alone() -> None:
     cache = subject.new_cache()
     slots = [2, 0, 1]
     running = [subject.begin(cache, slot) for slot in slots]
-    logits = subject.forward(make_batch(list(zip(running, prompts, strict=True)), cache))
+    logits = subject.read(list(zip(running, prompts, strict=True)), cache)
     tokens: list[list[int]] = [[], [], []]
     for _ in range(12):
         for mine, row in zip(tokens, logits, strict=True):
             mine.append(int(row.argmax()))
-        logits = subject.forward(
-            make_batch([(r, [Span((t[-1],))]) for r, t in zip(running, tokens, strict=True)], cache)
+        logits = subject.read(
+            [(r, [Span((t[-1],))]) for r, t in zip(running, tokens, strict=True)], cache
         )
     assert tokens == alone
 
@@ -173,7 +171,7 @@ def test_a_sequence_joins_while_another_decodes() -> None:
     cache = subject.new_cache()
     a, b = subject.begin(cache, 0), subject.begin(cache, 1)
     token = int(subject.prefill(first, cache, a).argmax())
-    logits = subject.forward(make_batch([(a, [Span((token,))]), (b, second)], cache))
+    logits = subject.read([(a, [Span((token,))]), (b, second)], cache)
     assert [token, int(logits[0].argmax())] == alone[0][:2]
     assert int(logits[1].argmax()) == alone[1][0]
 

@@ -20,7 +20,7 @@ from mtmd.kernels.checkpoint.open import GgufFile, open_weights
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ModelError
 from mtmd.llm.engine.runner import Runner
-from mtmd.llm.engine.sequence import Span
+from mtmd.llm.engine.spans import Span
 from mtmd.llm.engine.state import KV
 from mtmd.llm.experts import Experts
 from mtmd.llm.families.gemma4 import text as gemma4

@@ -17,7 +17,7 @@ from mtmd.kernels.checkpoint.rotary import rotary
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ModelError
 from mtmd.llm.engine.runner import Runner
-from mtmd.llm.engine.sequence import Span, make_batch
+from mtmd.llm.engine.spans import Span
 from mtmd.llm.engine.state import KV, ConvWindow
 from mtmd.llm.families import lfm2
 from mtmd.llm.family import gguf_text_family
@@ -184,15 +184,10 @@ def test_a_window_is_taken_up_wherever_the_text_is_cut(
     expected = ours.prefill([Span(tokens)], cache)
     one, other = ours.begin(cache, 1), ours.begin(cache, 0)
     for start, stop in ((0, 1), (1, 3), (3, 4), (4, 9)):
-        ours.forward(
-            make_batch(
-                [(one, [Span(tokens[start:stop])]), (other, [Span(tokens[::-1][start:stop])])],
-                cache,
-            )
+        ours.read(
+            [(one, [Span(tokens[start:stop])]), (other, [Span(tokens[::-1][start:stop])])], cache
         )
-    assert torch.allclose(
-        ours.forward(make_batch([(one, [Span(tokens[9:])])], cache))[0], expected, atol=1e-5
-    )
+    assert torch.allclose(ours.read([(one, [Span(tokens[9:])])], cache)[0], expected, atol=1e-5)
     assert torch.allclose(ours.prefill([Span(tokens)], cache), expected, atol=1e-5), (
         "slot 0 is begun anew"
     )

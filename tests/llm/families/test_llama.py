@@ -15,7 +15,7 @@ from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ModelError
 from mtmd.llm.engine.runner import Runner
-from mtmd.llm.engine.sequence import Span
+from mtmd.llm.engine.spans import Span
 from mtmd.llm.families.llama import LlamaText, read
 from mtmd.llm.family import gguf_text_family, text_family
 

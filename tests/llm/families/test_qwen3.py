@@ -19,7 +19,7 @@ from mtmd.kernels.checkpoint.rotary import rotary, sections
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ModelError
 from mtmd.llm.engine.runner import Runner
-from mtmd.llm.engine.sequence import Span
+from mtmd.llm.engine.spans import Span
 from mtmd.llm.experts import Experts
 from mtmd.llm.families import qwen3
 from mtmd.llm.family import gguf_text_family, text_family

@@ -22,7 +22,7 @@ from mtmd.kernels.checkpoint.rotary import rotary, sections
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ModelError
 from mtmd.llm.engine.runner import Runner
-from mtmd.llm.engine.sequence import Span, make_batch
+from mtmd.llm.engine.spans import Span
 from mtmd.llm.engine.state import KV, ConvWindow, DeltaState
 from mtmd.llm.experts import Experts
 from mtmd.llm.families.qwen3_next import text as qwen3_next
@@ -132,9 +132,7 @@ def test_a_text_may_be_cut_anywhere(text: Text, pieces: int) -> None:
     expected, cache = ours.prefill([Span(TOKENS)], ours.new_cache()), ours.new_cache()
     running = ours.begin(cache, 0)
     for start in range(0, len(TOKENS), pieces):
-        found = ours.forward(
-            make_batch([(running, [Span(TOKENS[start : start + pieces])])], cache)
-        )[0]
+        found = ours.read([(running, [Span(TOKENS[start : start + pieces])])], cache)[0]
     assert near(found, expected)
 
 
@@ -149,20 +147,18 @@ def test_sequences_of_a_batch_do_not_mix(text: Text) -> None:
     cache = ours.new_cache()
     ours.prefill([Span(TOKENS)], cache, ours.begin(cache, 1))
     first, last = ours.begin(cache, 2), ours.begin(cache, 0)
-    ours.forward(make_batch([(first, [Span(texts[0][:30])]), (last, [Span(texts[2][:64])])], cache))
+    ours.read([(first, [Span(texts[0][:30])]), (last, [Span(texts[2][:64])])], cache)
     middle = ours.begin(cache, 1)
-    found = ours.forward(
-        make_batch(
-            [
-                (last, [Span(texts[2][64:69])]),
-                (first, [Span(texts[0][30:])]),
-                (middle, [Span(texts[1])]),
-            ],
-            cache,
-        )
+    found = ours.read(
+        [
+            (last, [Span(texts[2][64:69])]),
+            (first, [Span(texts[0][30:])]),
+            (middle, [Span(texts[1])]),
+        ],
+        cache,
     )
     assert near(found[1], expected[0]) and near(found[2], expected[1])
-    assert near(ours.forward(make_batch([(last, [Span(texts[2][69:])])], cache))[0], expected[2])
+    assert near(ours.read([(last, [Span(texts[2][69:])])], cache)[0], expected[2])
 
 
 def test_a_snapshot_is_taken_up_exactly(text: Text) -> None:

@@ -20,8 +20,8 @@ from tokenizer_samples import metadata, original
 
 from mtmd.config import AnswerOptions
 from mtmd.kernels.errors import MtmdError, OptionError
-from mtmd.llm.engine.engine import Engine, Request
-from mtmd.llm.engine.sequence import Span
+from mtmd.llm.engine.engine import Engine, Prompt
+from mtmd.llm.engine.spans import Span
 from mtmd.llm.sampling.constraint import Grammars, JsonConstraint
 from mtmd.llm.sampling.json_schema import MULTIPLE_MAX, SCHEMA_BYTES_MAX, schema_text
 from mtmd.llm.sampling.sampler import Sampler, Sampling
@@ -363,7 +363,7 @@ def engine_answer(
     constraint = Grammars(tokenizer).constraint(str(schema_text(schema)), stop)
     sampling = Sampling(temperature=temperature, seed=seed)
     generation, other = (
-        engine.submit(Request([Span((5, 6, 7))], Sampler(sampling), stop, max_tokens, constraint=c))
+        engine.submit(Prompt([Span((5, 6, 7))], Sampler(sampling), stop, max_tokens, constraint=c))
         for c in (constraint, None)
     )
     while engine.busy:

@@ -471,3 +471,29 @@ def test_every_request_that_is_turned_away_is_counted(world: dict[int, Path]) ->
     ticket.cancel()
     service.close()
     assert stats.rejected == 2
+
+
+def test_a_request_has_its_place_before_its_pictures_are_prepared(world: dict[int, Path]) -> None:
+    """So that as many as come at once cannot all pass the gate."""
+    service = Service(load(device="cpu", parallel=1), queue=0)
+    prepare, entered, gate = service._prompts.prepare, threading.Event(), threading.Event()
+
+    def slow(*arguments: Any) -> Any:
+        entered.set()
+        gate.wait(20)
+        return prepare(*arguments)
+
+    service._prompts.prepare = slow  # type: ignore[method-assign]
+    first: list[Ticket] = []
+    caller = threading.Thread(target=lambda: first.append(service.submit(asked(world[1]))))
+    caller.start()
+    assert entered.wait(20)
+    with pytest.raises(BusyError, match="1 requests are being answered or wait"):
+        service.submit(asked(world[1]))
+    gate.set()
+    caller.join()
+    assert answer(first[0]).receipt.finish == "stop"
+    with pytest.raises(ImageError):
+        service.submit(asked("no such.png"))
+    assert answer(service.submit(asked(world[1]))).receipt.finish == "stop", "its place is free"
+    service.close()

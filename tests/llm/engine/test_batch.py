@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mtmd.llm.engine.sequence import BatchShape, Running, Span, cut, lay_out, make_batch
+from mtmd.llm.engine.batch import BatchShape, make_batch
+from mtmd.llm.engine.sequence import Sequence
+from mtmd.llm.engine.spans import Span, cut, lay_out
 from mtmd.llm.engine.state import KV, PAGE, Cache, ConvWindow, DeltaState
 
 
@@ -59,8 +61,9 @@ def cache(sequences: int = 1) -> Cache:
     )
 
 
-def running(slot: int = 0, length: int = 0, position: int = 0) -> Running:
-    return Running(slot, range(1 + 2 * slot, 3 + 2 * slot), length, position)
+def running(slot: int = 0, length: int = 0, position: int = 0) -> Sequence:
+    pages = [1 + 2 * slot, 2 + 2 * slot]
+    return Sequence(length, done=length, pages=pages, slot=slot, position=position)
 
 
 def test_batch_places_images_and_counts_slots_on() -> None:
@@ -72,11 +75,11 @@ def test_batch_places_images_and_counts_slots_on() -> None:
     assert batch.image_places().tolist() == [2, 3, 4, 6]
     assert batch.image_rows()[:, 0].tolist() == [5.0, 5.0, 5.0, 7.0]
     assert batch.wanted.tolist() == [6] and batch.pages.tolist() == [1]
-    assert (mine.length, mine.position) == (17, 17)
+    assert (mine.done, mine.position) == (10, 10), "it moves on when the batch has been run"
 
 
 def test_slots_follow_the_pages() -> None:
-    mine = Running(pages=[3, 1], length=PAGE - 2, position=40)
+    mine = Sequence(PAGE - 2, done=PAGE - 2, pages=[3, 1], slot=0, position=40)
     batch = make_batch([(mine, [text(1, 2, 3)])], cache(2))
     assert batch.slots.tolist() == [4 * PAGE - 2, 4 * PAGE - 1, PAGE]
     assert batch.pages.tolist() == [3, 1] and batch.positions[0].tolist() == [40, 41, 42]
@@ -118,9 +121,7 @@ def test_rows_that_only_fill_up() -> None:
     """
     mine = running()
     batch = make_batch([(mine, [text(*range(1, 8)), image(9, 5.0), text(3)])], cache())
-    assert mine.length == 17 and batch.shape == BatchShape(17, 9, 1, 1, 1).rounded() == BatchShape(
-        18, 9, 2, 2, 1
-    )
+    assert batch.shape == BatchShape(17, 9, 1, 1, 1).rounded() == BatchShape(18, 9, 2, 2, 1)
     assert (
         batch.slots[17:].tolist() == [0]
         and batch.starts.tolist() == [0, 17, 18]
@@ -166,10 +167,13 @@ def test_positions_of_a_grid() -> None:
 def test_a_grid_keeps_its_positions_when_it_is_cut() -> None:
     placed, _ = lay_out([text(1), grid(2, 3), text(3, 4)], 0)
     whole, mine = make_batch([(running(), placed)], cache()), running()
-    parts = [make_batch([(mine, part)], cache()) for part in cut(placed, 2)]
+    parts = []
+    for part in cut(placed, 2):
+        parts.append(make_batch([(mine, part)], cache()))
+        mine.done += sum(map(len, part))
     assert torch.equal(torch.cat([p.positions for p in parts], 1), whole.positions[:, :9])
     assert torch.equal(torch.cat([p.slots for p in parts]), whole.slots[:9])
-    assert mine.position == int(whole.positions[:, :9].max()) + 1 == 6 and mine.length == 9
+    assert int(whole.positions[:, :9].max()) + 1 == 6 and mine.done == 9
 
 
 def test_snapshots_hold_the_recurrent_states_of_one_slot() -> None:

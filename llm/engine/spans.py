@@ -1,0 +1,129 @@
+"""What a prompt is made of: spans of tokens or of embeddings, the positions of their tokens, and
+the stretches of them that batches read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Span:
+    """A run of tokens, or of embeddings [T, D] that take the place of tokens.
+
+    `block`: its tokens see each other in both directions, and it is never cut across batches.
+    `grid` (rows, columns): its tokens lie on a grid and have a row and a column of their own as
+    positions, beside a time that they share. `positions` int64 [3, T] (time, row, column) are set
+    by `lay_out`. `content` names what the embeddings show, and `offset` the place of the first
+    among all of it, so that what was read once is known again; empty where nobody knows.
+    """
+
+    tokens: tuple[int, ...]
+    embeddings: Tensor | None = None
+    block: bool = False
+    grid: tuple[int, int] | None = None
+    positions: Tensor | None = None
+    content: bytes = b""
+    offset: int = 0
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether its tokens are looked up in the model's table."""
+        return self.embeddings is None
+
+    def cut(self, start: int, stop: int) -> Span:
+        """A part of it, laid out as the whole was."""
+        assert self.grid is None or self.positions is not None, (
+            "a grid is laid out before it is cut"
+        )
+        return Span(
+            self.tokens[start:stop],
+            None if self.embeddings is None else self.embeddings[start:stop],
+            self.block,
+            None,
+            None if self.positions is None else self.positions[:, start:stop],
+            self.content,
+            self.offset + start,
+        )
+
+
+def lay_out(spans: Sequence[Span], position: int) -> tuple[list[Span], int]:
+    """Spans with the positions of their tokens, the first of them at `position`, and the position
+    that comes next (arXiv:2409.12191). Those that are laid out already stay where they are.
+    """
+    placed = []
+    for span in spans:
+        if span.positions is not None:
+            positions = span.positions
+        elif span.grid is None:
+            positions = torch.arange(position, position + len(span)).expand(3, -1)
+        else:
+            rows, columns = span.grid
+            cell = torch.arange(rows * columns)
+            positions = position + torch.stack(
+                (torch.zeros_like(cell), cell // columns, cell % columns)
+            )
+        placed.append(replace(span, grid=None, positions=positions))
+        position = max(position, int(positions.max()) + 1) if len(span) else position
+    return placed, position
+
+
+def cut(spans: Sequence[Span], limit: int) -> list[list[Span]]:
+    """Spans in batches of at most `limit` tokens. Causal spans are cut where a batch is full; a
+    block is not, its batch grows for it.
+    """
+    batches: list[list[Span]] = [[]]
+    room = limit
+    for span in spans:
+        rest = span
+        while len(rest):
+            if room <= 0 or (rest.block and batches[-1] and len(rest) > room):
+                batches.append([])
+                room = limit
+            taken = len(rest) if rest.block else min(room, len(rest))
+            batches[-1].append(rest.cut(0, taken))
+            rest, room = rest.cut(taken, len(rest)), room - taken
+    return [b for b in batches if b]
+
+
+def identities(spans: Sequence[Span]) -> Iterator[bytes]:
+    """What makes each token what it is: its id, or the picture it shows and its place in it.
+    Embeddings of unknown contents are like no others.
+    """
+    for span in spans:
+        if span.embeddings is None:
+            yield from (b"t%d" % token for token in span.tokens)
+        else:
+            content = span.content or b"%d" % next(_UNKNOWN)
+            yield from (b"i%s/%d" % (content, span.offset + i) for i in range(len(span)))
+
+
+_UNKNOWN = count()
+
+
+def blocks(spans: Sequence[Span]) -> Iterator[tuple[int, int]]:
+    """Where blocks begin and end (start, stop), counted over all the spans."""
+    start = 0
+    for span in spans:
+        if span.block:
+            yield start, start + len(span)
+        start += len(span)
+
+
+def stretch(spans: Sequence[Span], start: int, stop: int) -> Iterator[Span]:
+    """Tokens start..stop of all spans together."""
+    at = 0
+    for span in spans:
+        first, last = max(start - at, 0), min(stop - at, len(span))
+        if first < last:
+            # A span that is wanted whole is passed on: cutting copies views of its embeddings.
+            yield span if (first, last) == (0, len(span)) else span.cut(first, last)
+        at += len(span)

@@ -1,0 +1,38 @@
+"""One request on its way through the service: what was asked, how far it is, what was written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mtmd.config import AnswerOptions
+from mtmd.llm.engine.engine import Constraint
+from mtmd.llm.engine.sequence import Sequence
+from mtmd.llm.sampling.sampler import Sampler
+from mtmd.llm.tokenizer.text_stream import StopChecker, TextStream
+from mtmd.prompt.prompts import PreparedPrompt
+from mtmd.service.encoding import Job
+from mtmd.service.ticket import Ticket
+
+
+@dataclass(eq=False)
+class Request:
+    """The caller holds its `ticket`; the engine knows it as `sequence`, once its pictures are
+    encoded. `jobs` are those of its pictures, by their place, that were not known.
+    """
+
+    ticket: Ticket
+    prompt: PreparedPrompt
+    settings: AnswerOptions
+    sampler: Sampler
+    preprocess_ms: float
+    stream: TextStream
+    checker: StopChecker
+    stop: frozenset[int]
+    constraint: Constraint | None
+
+    jobs: dict[int, Job] = field(default_factory=dict)
+    encode_ms: float = 0.0
+    tiles_reported: int = -1
+    sequence: Sequence | None = None
+    texts: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
