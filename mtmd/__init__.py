@@ -11,25 +11,33 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from mtmd.clip.image.decode import Picture
-    from mtmd.events import Answer, Event, Finished, Progress, TextPiece
-    from mtmd.inspect.predict import predict
-    from mtmd.kernels.errors import (
-        BusyError,
-        DeviceMemoryError,
-        ImageError,
-        ModelError,
-        MtmdError,
-        OptionError,
-        PlacementError,
-        PromptError,
-    )
-    from mtmd.kernels.report.facts import WarmupReport
-    from mtmd.loading import describe, load
-    from mtmd.model import Model
-    from mtmd.receipt import ImageReceipt, Receipt
-    from mtmd.service.service import Service, ServiceStats, Ticket, TokenCount
+if TYPE_CHECKING:  # what type checkers see of the table below; a test keeps the two alike
+    from mtmd.clip.image.decode import Picture as Picture
+    from mtmd.events import Answer as Answer
+    from mtmd.events import Event as Event
+    from mtmd.events import Finished as Finished
+    from mtmd.events import Progress as Progress
+    from mtmd.events import TextPiece as TextPiece
+    from mtmd.events import TokenInfo as TokenInfo
+    from mtmd.inspect.predict import predict as predict
+    from mtmd.kernels.errors import BusyError as BusyError
+    from mtmd.kernels.errors import DeviceMemoryError as DeviceMemoryError
+    from mtmd.kernels.errors import ImageError as ImageError
+    from mtmd.kernels.errors import ModelError as ModelError
+    from mtmd.kernels.errors import MtmdError as MtmdError
+    from mtmd.kernels.errors import OptionError as OptionError
+    from mtmd.kernels.errors import PlacementError as PlacementError
+    from mtmd.kernels.errors import PromptError as PromptError
+    from mtmd.kernels.report.facts import WarmupReport as WarmupReport
+    from mtmd.loading import describe as describe
+    from mtmd.loading import load as load
+    from mtmd.model import Model as Model
+    from mtmd.receipt import ImageReceipt as ImageReceipt
+    from mtmd.receipt import Receipt as Receipt
+    from mtmd.service.service import Service as Service
+    from mtmd.service.stats import ServiceStats as ServiceStats
+    from mtmd.service.stats import TokenCount as TokenCount
+    from mtmd.service.ticket import Ticket as Ticket
 
 __version__ = "0.1.0"
 
@@ -57,34 +65,7 @@ _PLACES = {
 }
 _PLACE_OF = {name: module for module, names in _PLACES.items() for name in names}
 
-__all__ = [
-    "Answer",
-    "BusyError",
-    "DeviceMemoryError",
-    "Event",
-    "Finished",
-    "ImageError",
-    "ImageReceipt",
-    "Model",
-    "ModelError",
-    "MtmdError",
-    "OptionError",
-    "Picture",
-    "PlacementError",
-    "Progress",
-    "PromptError",
-    "Receipt",
-    "Service",
-    "ServiceStats",
-    "TextPiece",
-    "Ticket",
-    "TokenCount",
-    "TokenInfo",
-    "WarmupReport",
-    "describe",
-    "load",
-    "predict",
-]
+__all__ = sorted(_PLACE_OF)
 
 
 def __getattr__(name: str) -> Any:

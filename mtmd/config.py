@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mtmd.clip.budget import DETAILS
 from mtmd.kernels.errors import OptionError
 from mtmd.kernels.options import integer, integer_or_none, refuse, size_or_none
 from mtmd.llm.sampling.json_schema import schema_text
@@ -19,7 +20,9 @@ from mtmd.llm.sampling.options import Sampling
 
 DTYPES = ("auto", "bf16", "fp32")
 FLASH = ("auto", "on", "off")
-DETAILS = ("auto", "low", "high")
+# Of files that are taken for pictures where none is named: in folders, and dropped on a terminal.
+# One that is named may have any.
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 T = TypeVar("T")
 
 

@@ -6,7 +6,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from mtmd.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from mtmd.checkpoint.checkpoint import Checkpoint
+from mtmd.checkpoint.open import open_checkpoint
 from mtmd.config import LoadOptions, options, split_options
 from mtmd.kernels.errors import ModelError, OptionError
 from mtmd.model import DEFAULT_PROMPT, Model

@@ -30,7 +30,7 @@ ONLY_IN = {  # library -> the files, or folders, that may import it
     "numba": ("kernels/cpu/",),
     "flask": ("web/",),
     "PIL": ("clip/image/decode.py", "clip/image/resize.py", "mtmd/prompt/media.py"),
-    "jinja2": ("mtmd/prompt/sandbox.py",),
+    "jinja2": ("mtmd/chat_template/jinja_sandbox.py",),
     "transformers": (),
     "gguf": (),
 }
@@ -299,3 +299,17 @@ def test_naming_a_family_is_found():
         )
         == []
     )
+
+
+def test_the_types_of_public_names_are_those_of_the_table():
+    """mtmd/__init__.py has them twice: for type checkers, and to be imported when asked for."""
+    import mtmd
+
+    tree = ast.parse((ROOT / "mtmd" / "__init__.py").read_text())
+    typed = {
+        name.rpartition(".")[::2]
+        for statement in tree.body
+        if isinstance(statement, ast.If)
+        for name, _ in imports(statement)
+    }
+    assert typed == {(module, name) for name, module in mtmd._PLACE_OF.items()}

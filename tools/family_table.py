@@ -16,7 +16,8 @@ README = ROOT / "README.md"
 BEGIN, END = "<!-- families: made by tools/family_table.py -->", "<!-- end of families -->"
 sys.path.insert(0, str(ROOT / "tests" / "families"))
 
-from mtmd.checkpoint.checkpoint import Checkpoint, open_checkpoint  # noqa: E402
+from mtmd.checkpoint.checkpoint import Checkpoint  # noqa: E402
+from mtmd.checkpoint.open import open_checkpoint  # noqa: E402
 from mtmd.clip.family import FAMILIES as VISION  # noqa: E402
 from mtmd.llm.family import FAMILIES as TEXT  # noqa: E402
 

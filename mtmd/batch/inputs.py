@@ -9,18 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mtmd.config import IMAGE_SUFFIXES
 from mtmd.kernels.errors import OptionError
-
-SUFFIXES = (
-    ".jpg",
-    ".jpeg",
-    ".png",
-    ".webp",
-    ".gif",
-    ".bmp",
-    ".tif",
-    ".tiff",
-)  # looked for in folders; a file that is named may have any
 
 
 @dataclass(frozen=True)
@@ -57,7 +47,7 @@ def _expand(word: str) -> list[str]:
         if not found:
             raise OptionError(
                 f"{word}: found a folder without pictures, expected files ending in "
-                f"{', '.join(SUFFIXES)}"
+                f"{', '.join(IMAGE_SUFFIXES)}"
             )
         return found
     if glob.has_magic(word) and not Path(word).exists():
@@ -78,7 +68,7 @@ def _pictures_in(folder: Path) -> Iterator[str]:
         yield from (
             str(Path(place) / name)
             for name in files
-            if name.lower().endswith(SUFFIXES) and not name.startswith(".")
+            if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
         )
 
 

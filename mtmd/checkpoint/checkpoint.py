@@ -1,20 +1,17 @@
-"""A checkpoint opened: families, weights, tokenizer, template, stop tokens. No weight is read
-yet.
+"""What a checkpoint holds, whatever its format: families, weights, tokenizer, template, stop tokens
+and the rest that a model is made of.
 """
-
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from mtmd.chat_template.template import ChatTemplate
 from mtmd.clip.family import VisionFamily
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights
-from mtmd.kernels.checkpoint.open import is_gguf
 from mtmd.kernels.errors import ModelError
 from mtmd.llm.family import TextFamily
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
-from mtmd.prompt.template import ChatTemplate
 
 
 @dataclass(frozen=True)
@@ -31,49 +28,6 @@ class Checkpoint:
     template: ChatTemplate
     stop_tokens: frozenset[int]
     without_vision: str = "use a vision model"
-
-
-def open_checkpoint(
-    path: Path, projector: Path | None = None, template: Path | None = None
-) -> Checkpoint:
-    """A folder in the Hugging Face layout, or a GGUF file, or a folder of one, with its `projector`
-    (mmproj).
-
-    `template` is a file with a chat template to use in place of the checkpoint's. Everything is
-    checked that can be without reading weights. Raises ModelError saying which file is wrong and
-    how.
-    """
-    if path.is_dir() and not any(path.glob("*.safetensors*")) and any(path.glob("*.gguf")):
-        path = _decoder_in(path)
-    if is_gguf(path):
-        from mtmd.checkpoint.gguf import open_gguf
-
-        return open_gguf(path, projector, template)
-    if projector is not None:
-        raise ModelError(
-            f"projector {projector}: {path} is a checkpoint folder, which has its own; give it "
-            "with a GGUF file only"
-        )
-    from mtmd.checkpoint.folder import open_folder
-
-    return open_folder(path, template)
-
-
-def _decoder_in(folder: Path) -> Path:
-    """The one decoder among the GGUF files of a folder; of its parts the first."""
-    later_part = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf")
-    files = sorted(
-        p
-        for p in folder.glob("*.gguf")
-        if "mmproj" not in p.name.lower() and not later_part.search(p.name)
-    )
-    if len(files) != 1:
-        names = ", ".join(p.name for p in files[:6]) or "none but projectors"
-        raise ModelError(
-            f"{folder} holds several GGUF models ({names}); expected one, or the file itself as "
-            "the model"
-        )
-    return files[0]
 
 
 def check_vocabulary(tokenizer: Tokenizer, text: TextFamily, where: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mtmd.chat_template.template import ChatTemplate
 from mtmd.checkpoint.checkpoint import Checkpoint, check_vocabulary
 from mtmd.clip.family import VisionFamily, vision_family
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
@@ -12,7 +13,6 @@ from mtmd.kernels.checkpoint.settings import Settings, read_json
 from mtmd.kernels.errors import ModelError
 from mtmd.llm.family import TextFamily, text_family
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
-from mtmd.prompt.template import ChatTemplate
 
 
 def open_folder(folder: Path, template: Path | None = None) -> Checkpoint:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mtmd.chat_template.template import ChatTemplate
 from mtmd.checkpoint.checkpoint import Checkpoint, check_vocabulary
 from mtmd.clip.family import VisionFamily, gguf_vision_family
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
@@ -12,7 +13,6 @@ from mtmd.kernels.errors import ModelError
 from mtmd.llm.family import gguf_text_family
 from mtmd.llm.tokenizer.gguf import stop_tokens
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
-from mtmd.prompt.template import ChatTemplate
 
 PROJECTOR = "clip"  # general.architecture of projector files
 TEMPLATE = "tokenizer.chat_template"

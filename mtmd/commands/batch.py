@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     model = load_from(args)
     from tqdm import tqdm
 
-    from mtmd.batch.run import Batch
+    from mtmd.batch.answering import Batch
 
     told.start = time.perf_counter()
     rows = Batch(model.service, args.prompt, settings, args.parallel).rows(left, not args.unordered)

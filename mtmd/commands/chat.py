@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     from pathlib import Path
 
     from mtmd.config import data_folder
-    from mtmd.terminal.lines import history, is_interactive, texts
+    from mtmd.terminal.line_input import history, is_interactive, texts
 
     chosen = answer_options(args)
     model, interactive = load_from(args), is_interactive()

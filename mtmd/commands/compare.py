@@ -74,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
         raise OptionError(f"tolerance: found {args.tolerance!r}, expected a number from 0")
     chosen = [_options(args, side) for side in "ab"]
     from mtmd.inspect.compare import Source, compare_models, open_both
+    from mtmd.inspect.comparison_text import render
     from mtmd.prompt.conversation import user_message
 
     message = (
@@ -83,9 +84,9 @@ def run(args: argparse.Namespace) -> int:
     )
     models = open_both(Source(args.a, chosen[0]), Source(args.b, chosen[1]))
     settle_threads(args.threads, models)
-    told = compare_models(models, [message], tokens=tokens, tolerance=args.tolerance)
-    print(json.dumps(told.asdict()) if args.json else told)
-    return 1 if told.differences else 0
+    comparison = compare_models(models, [message], tokens=tokens, tolerance=args.tolerance)
+    print(json.dumps(comparison.asdict()) if args.json else render(comparison))
+    return 1 if comparison.differences else 0
 
 
 def _options(args: argparse.Namespace, side: str) -> Any:

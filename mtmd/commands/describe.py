@@ -7,12 +7,12 @@ import json
 import sys
 
 from mtmd.commands.shared import (
-    Status,
     add_answer_arguments,
     add_model_arguments,
     answer_options,
     load_from,
 )
+from mtmd.terminal.status_line import Status
 
 HELP = "Answer a prompt about one or several images."
 

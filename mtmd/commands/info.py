@@ -24,7 +24,8 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     model = load_from(args)
     from mtmd.inspect.info import model_info
+    from mtmd.inspect.info_text import render
 
     info = model_info(model)
-    print(json.dumps(info.asdict()) if args.json else info)
+    print(json.dumps(info.asdict()) if args.json else render(info))
     return 0

@@ -206,28 +206,3 @@ def settle_threads(asked: int | None, models: Sequence[Any]) -> None:
 
     if asked is None and all(model.checkpoint.weight_bytes < SMALL_BYTES for model in models):
         set_threads(1)
-
-
-class Status:
-    """What the model is busy with: a line on stderr that is overwritten and goes before anything
-    else is written. On a terminal only.
-    """
-
-    def __init__(self) -> None:
-        self.shown = False
-
-    def show(self, event: Any) -> None:
-        if sys.stderr.isatty():
-            told = (
-                f"encoded {event.done} of {event.total} tiles"
-                if event.stage == "encode"
-                else f"reading {event.total} tokens"
-            )
-            print(f"\r\x1b[K{told}", end="", file=sys.stderr, flush=True)
-            self.shown = True
-
-    def clear(self) -> None:
-        """Only if it is there: the answer may stand on the same line of the same terminal."""
-        if self.shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-            self.shown = False

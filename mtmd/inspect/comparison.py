@@ -155,11 +155,6 @@ class ModelComparison:
         )
         return found
 
-    def __str__(self) -> str:
-        from mtmd.inspect.comparison_text import render
-
-        return render(self)
-
 
 def kept(value: Tensor) -> Tensor:
     """At most `KEPT` values, evenly spread in row-major order, in fp32 on the CPU."""

@@ -123,11 +123,6 @@ class ModelInfo:
     def asdict(self) -> dict[str, Any]:
         return asdict(self)
 
-    def __str__(self) -> str:
-        from mtmd.inspect.info_text import render
-
-        return render(self)
-
 
 def model_info(model: Model) -> ModelInfo:
     """Raises OptionError where the budget of image tokens is one that the model cannot keep for any

@@ -31,9 +31,9 @@ from mtmd.loaded.report import warmup_report
 from mtmd.prompt.conversation import Message
 from mtmd.prompt.prompts import Prompts
 from mtmd.service.encoding import EncodeQueue, Job
+from mtmd.service.processed_pictures import SeenPictures
 from mtmd.service.receipts import make_receipt
 from mtmd.service.request import Request
-from mtmd.service.seen import SeenPictures
 from mtmd.service.stats import ServiceStats, TokenCount
 from mtmd.service.ticket import Ticket
 

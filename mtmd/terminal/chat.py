@@ -10,14 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mtmd.batch.inputs import SUFFIXES
-from mtmd.commands.shared import Status
-from mtmd.config import AnswerOptions, options
+from mtmd.config import IMAGE_SUFFIXES, AnswerOptions, options
 from mtmd.events import Answer, Finished, Progress, TextPiece
 from mtmd.kernels.errors import MtmdError, OptionError
 from mtmd.model import Model
 from mtmd.receipt import Receipt
-from mtmd.terminal.lines import interruptible, leading_paths, path_of, words_of
+from mtmd.terminal.line_input import interruptible, leading_paths, path_of, words_of
+from mtmd.terminal.status_line import Status
 from mtmd.terminal.transcript import (
     Attachment,
     Transcript,
@@ -90,7 +89,7 @@ class Chat:
         print(f"mtmd chat: {' '.join(text.split())}", file=sys.stderr, flush=True)
 
     def _do(self, text: str) -> bool:
-        paths, rest = leading_paths(text, SUFFIXES)
+        paths, rest = leading_paths(text, IMAGE_SUFFIXES)
         if paths:
             self._attach(paths)
         elif text.startswith("/"):

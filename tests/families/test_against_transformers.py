@@ -13,7 +13,7 @@ import torch
 from common import Oracle, picture
 from table import CASES, ROWS
 
-from mtmd.checkpoint.checkpoint import open_checkpoint
+from mtmd.checkpoint.open import open_checkpoint
 from mtmd.config import LoadOptions
 from mtmd.events import Finished
 from mtmd.kernels.plan.flash import SETTINGS

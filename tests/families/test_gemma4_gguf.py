@@ -17,7 +17,7 @@ from gemma4 import ROW
 from gguf_files import Tensors, named, read_json, vocabulary, write_gguf
 from safetensors.numpy import load_file
 
-from mtmd.checkpoint.checkpoint import open_checkpoint
+from mtmd.checkpoint.open import open_checkpoint
 from mtmd.config import LoadOptions
 from mtmd.model import Model
 

@@ -14,7 +14,7 @@ from common import Oracle, picture
 from gguf_files import decoder, glm4v_projector, internvl_projector, pixtral_projector, read_json
 from table import ROWS
 
-from mtmd.checkpoint.checkpoint import open_checkpoint
+from mtmd.checkpoint.open import open_checkpoint
 from mtmd.config import LoadOptions
 from mtmd.model import Model
 

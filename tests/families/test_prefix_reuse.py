@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from common import Oracle, picture
 
-from mtmd.checkpoint.checkpoint import open_checkpoint
+from mtmd.checkpoint.open import open_checkpoint
 from mtmd.config import LoadOptions
 from mtmd.events import Answer, Finished
 from mtmd.llm.engine.state import PAGE

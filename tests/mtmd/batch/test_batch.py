@@ -25,9 +25,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from mtmd.batch.answering import Batch
 from mtmd.batch.inputs import find_inputs
 from mtmd.batch.output import COLUMNS, GROUP, KINDS, Row, open_output
-from mtmd.batch.run import Batch
 from mtmd.config import AnswerOptions
 from mtmd.kernels.errors import MtmdError, OptionError
 from mtmd.model import Model

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mtmd.checkpoint.checkpoint import open_checkpoint
+from mtmd.checkpoint.open import open_checkpoint
 from mtmd.events import Finished
 from mtmd.kernels.errors import ModelError, MtmdError, PromptError
 from mtmd.loading import DEMO_MODEL, load

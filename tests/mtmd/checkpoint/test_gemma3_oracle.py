@@ -11,7 +11,7 @@ import checkpoints as make
 import pytest
 import torch
 
-from mtmd.checkpoint.checkpoint import open_checkpoint
+from mtmd.checkpoint.open import open_checkpoint
 from mtmd.config import LoadOptions
 from mtmd.events import Finished
 from mtmd.model import Model

@@ -18,7 +18,7 @@ import torch
 from checkpoints import nmse
 
 from mtmd import Finished, load
-from mtmd.checkpoint.checkpoint import open_checkpoint
+from mtmd.checkpoint.open import open_checkpoint
 from mtmd.config import LoadOptions
 from mtmd.model import Model
 from mtmd.prompt.conversation import user_message

@@ -21,7 +21,7 @@ import mutations_gguf
 import pytest
 from table import ROWS
 
-from mtmd.checkpoint.checkpoint import open_checkpoint
+from mtmd.checkpoint.open import open_checkpoint
 from mtmd.kernels.errors import ModelError
 
 TESTS = Path(__file__).parents[2]

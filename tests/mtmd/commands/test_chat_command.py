@@ -24,7 +24,7 @@ from PIL import Image
 from mtmd.kernels.errors import ImageError
 from mtmd.model import Model
 from mtmd.terminal.chat import HELP, Chat
-from mtmd.terminal.lines import _completion, leading_paths, texts, words_of
+from mtmd.terminal.line_input import _completion, leading_paths, texts, words_of
 from mtmd.terminal.transcript import (
     Transcript,
     TranscriptError,

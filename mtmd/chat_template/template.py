@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mtmd.chat_template.jinja_sandbox import SafeTemplate
+from mtmd.chat_template.render_limits import one_line
 from mtmd.kernels.errors import ModelError, PromptError
-from mtmd.prompt.meter import one_line
-from mtmd.prompt.sandbox import SafeTemplate
 
 FILE_BYTES_MAX = 16 << 20
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from mtmd.chat_template.template import ChatTemplate
 from mtmd.kernels.errors import ModelError, PromptError
-from mtmd.prompt.template import ChatTemplate
 
 GEMMA = """{{ bos_token }}
 {%- if messages[0]['role'] == 'system' -%}
@@ -398,9 +398,9 @@ def harm_outcomes() -> Iterator[dict[str, list[object]]]:
     program = f"""
 import json, resource, sys, time
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
-import mtmd.prompt.meter
-from mtmd.prompt.template import ChatTemplate
-mtmd.prompt.meter.SECONDS_MAX = 0.4
+import mtmd.chat_template.render_limits
+from mtmd.chat_template.template import ChatTemplate
+mtmd.chat_template.render_limits.SECONDS_MAX = 0.4
 for name, source in json.load(sys.stdin).items():
     try:
         outcome = "rendered " + ChatTemplate(source, {{}}, "t").render({TEXT!r})[:50]

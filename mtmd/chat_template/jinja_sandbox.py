@@ -23,8 +23,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, pass_context
 from jinja2.visitor import NodeTransformer
 
+from mtmd.chat_template.render_limits import Meter, one_line
 from mtmd.kernels.errors import ModelError, MtmdError, PromptError
-from mtmd.prompt.meter import Meter, one_line
 
 TEMPLATE_CHARS_MAX = 256 << 10  # the longest in use have about 30 thousand
 RENDERED_CHARS_MAX = 16 << 20  # several times the longest context of any model

@@ -1,0 +1,31 @@
+"""What goes on before the first word of an answer, on a line that goes away."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+class Status:
+    """What the model is busy with: a line on stderr that is overwritten and goes before anything
+    else is written. On a terminal only.
+    """
+
+    def __init__(self) -> None:
+        self.shown = False
+
+    def show(self, event: Any) -> None:
+        if sys.stderr.isatty():
+            text = (
+                f"encoded {event.done} of {event.total} tiles"
+                if event.stage == "encode"
+                else f"reading {event.total} tokens"
+            )
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+            self.shown = True
+
+    def clear(self) -> None:
+        """Only if it is there: the answer may stand on the same line of the same terminal."""
+        if self.shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            self.shown = False
