@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,73 +67,19 @@ class ChatTemplate:
         """The prompt text. `extra` are further variables for the template, made of JSON types.
 
         Messages are {"role", "content"}; a content is a string or a list of {"type": "text",
-        "text": ...} and {"type": "image"}. Texts are put in as they are: seal them first
-        (`Tokenizer.seal`). Raises PromptError for messages of another shape or that the template
-        refuses, ModelError for a template that misbehaves.
+        "text": ...} and {"type": "image"}, checked and sealed by `read_conversation`: they are put
+        in as they are. Raises PromptError for messages that the template refuses,
+        ModelError for a template that misbehaves.
         """
         variables = {
             "tools": None,
             "documents": None,
             **self._special,
             **{key: _plain(value, key) for key, value in extra.items()},
-            "messages": check_messages(messages),
+            "messages": _plain(messages, "messages"),
             "add_generation_prompt": add_generation_prompt,
         }
         return self._template.render(variables)
-
-
-def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A copy of the messages, made of plain dicts, lists and strings. Raises PromptError naming the
-    message that is wrong.
-    """
-    if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
-        raise PromptError(
-            f"messages is {messages!r:.60}; expected a list of {{'role': ..., 'content': ...}}, at "
-            "least one"
-        )
-    return [_check_message(message, f"messages[{n}]") for n, message in enumerate(messages)]
-
-
-def _check_message(message: object, where: str) -> dict[str, Any]:
-    if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
-        found = (
-            f"the keys {sorted(map(str, message))}"
-            if isinstance(message, Mapping)
-            else repr(message)
-        )
-        raise PromptError(f"{where} has {found:.80}; expected 'role' and 'content'")
-    role, content = message["role"], message["content"]
-    # Templates write roles into the prompt beside control tokens, so a role must not spell one.
-    if not isinstance(role, str) or not re.fullmatch(r"[A-Za-z_]{1,32}", role):
-        raise PromptError(
-            f"{where} has role {role!r:.60}; expected a word such as 'user', 'assistant' or "
-            "'system'"
-        )
-    if isinstance(content, str):
-        return {"role": str(role), "content": str(content)}
-    if isinstance(content, Mapping) or not isinstance(content, Sequence):
-        raise PromptError(
-            f"{where} has content {content!r:.60}; expected a string or a list of parts"
-        )
-    return {
-        "role": str(role),
-        "content": [_check_part(part, f"{where}.content[{n}]") for n, part in enumerate(content)],
-    }
-
-
-def _check_part(part: object, where: str) -> dict[str, str]:
-    if isinstance(part, Mapping):
-        if dict(part) == {"type": "image"}:
-            return {"type": "image"}
-        if (
-            set(part) == {"type", "text"}
-            and part["type"] == "text"
-            and isinstance(part["text"], str)
-        ):
-            return {"type": "text", "text": str(part["text"])}
-    raise PromptError(
-        f"{where} is {part!r:.60}; expected {{'type': 'text', 'text': ...}} or {{'type': 'image'}}"
-    )
 
 
 def _plain(value: Any, where: str) -> Any:

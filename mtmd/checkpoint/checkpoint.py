@@ -1,6 +1,7 @@
 """What a checkpoint holds, whatever its format: families, weights, tokenizer, template, stop tokens
 and the rest that a model is made of.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass

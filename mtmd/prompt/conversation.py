@@ -4,6 +4,7 @@ shape checked.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -63,7 +64,7 @@ def read_conversation(messages: Sequence[Message], seal: Callable[[str], str]) -
             f"{{'role': ..., 'content': ...}}"
         )
     images: list[ImageSource | Picture] = []
-    plain = tuple(_message(m, f"message {i}", seal, images) for i, m in enumerate(messages, 1))
+    plain = tuple(_message(m, i, seal, images) for i, m in enumerate(messages, 1))
     if not any(_says_something(m["content"]) for m in plain if m["role"] == "user"):
         raise PromptError("the prompt is empty; say what you want to know")
     return Conversation(plain, _load(images))
@@ -81,18 +82,25 @@ def _load(images: Sequence[ImageSource | Picture]) -> tuple[Picture, ...]:
 
 
 def _message(
-    message: Any, where: str, seal: Callable[[str], str], images: list[ImageSource | Picture]
+    message: Any, number: int, seal: Callable[[str], str], images: list[ImageSource | Picture]
 ) -> dict[str, Any]:
+    where = f"message {number}"
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise PromptError(f"{where}: expected a mapping with 'role' and 'content'")
-    content = message.get("content")
+    role, content = str(message["role"]), message.get("content")
+    # Templates write roles into the prompt beside control tokens, so a role must not spell one.
+    if not re.fullmatch(r"[A-Za-z_]{1,32}", role):
+        raise PromptError(
+            f"messages[{number - 1}] has role {role!r:.60}; expected a word such as 'user', "
+            "'assistant' or 'system'"
+        )
     if isinstance(content, str):
-        return {"role": message["role"], "content": seal(content)}
+        return {"role": role, "content": seal(content)}
     if not isinstance(content, (list, tuple)):
         raise PromptError(
             f"{where}: content is {type(content).__name__}, expected a text or a list of parts"
         )
-    return {"role": message["role"], "content": [_part(p, where, seal, images) for p in content]}
+    return {"role": role, "content": [_part(p, where, seal, images) for p in content]}
 
 
 def _part(

@@ -222,38 +222,6 @@ def test_broken_files_are_named(name: str, content: bytes, tmp_path: Path) -> No
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("messages", "where"),
-    [
-        ([], "messages is"),
-        ("hi", "messages is"),
-        ({"role": "user", "content": "x"}, "messages is"),
-        (None, "messages is"),
-        (["hi"], r"messages\[0\] has"),
-        ([*TEXT, {"role": "user"}], r"messages\[1\] has"),
-        ([{"role": "user", "content": "x", "name": "y"}], r"messages\[0\] has the keys"),
-        ([{"role": 5, "content": "x"}], "role 5"),
-        ([{"role": "", "content": "x"}], "role ''"),
-        ([{"role": "user<end_of_turn>", "content": "x"}], "role 'user<"),
-        ([{"role": "user", "content": 5}], "content 5"),
-        ([{"role": "user", "content": None}], "content None"),
-        ([{"role": "user", "content": {"type": "image"}}], r"messages\[0\] has content"),
-        ([{"role": "user", "content": ["x"]}], r"messages\[0\].content\[0\] is 'x'"),
-        (
-            [{"role": "user", "content": [{"type": "image"}, {"type": "text"}]}],
-            r"messages\[0\].content\[1\] is",
-        ),
-        ([{"role": "user", "content": [{"type": "text", "text": 5}]}], "content"),
-        ([{"role": "user", "content": [{"type": "video"}]}], "video"),
-        ([{"role": "user", "content": [{"type": "image", "url": "x"}]}], "url"),
-    ],
-)
-def test_messages_of_another_shape(messages: object, where: str) -> None:
-    with pytest.raises(PromptError, match=where) as caught:
-        ChatTemplate(CHATML, {}, "t").render(messages)
-    assert "expected" in str(caught.value)
-
-
 def test_a_template_that_refuses_gives_its_reason() -> None:
     with pytest.raises(
         PromptError,

@@ -128,6 +128,20 @@ REFUSED: dict[str, tuple[Any, str]] = {
         [{"role": "user", "content": [{"type": "text"}]}],
         "found a part of type 'text', expected",
     ),
+    "an empty role": ([{"role": "", "content": "x"}], "messages[0] has role ''; expected a word"),
+    "a role that spells a control token": (
+        [{"role": "user", "content": "x"}, {"role": "user<end_of_turn>", "content": "x"}],
+        "messages[1] has role 'user<end_of_turn>'; expected a word such as",
+    ),
+    "a content that is a number": ([{"role": "user", "content": 5}], "content is int, expected"),
+    "a text that is a number": (
+        [{"role": "user", "content": [{"type": "text", "text": 5}]}],
+        "message 1: the text is of type int, expected a str",
+    ),
+    "an address": (
+        [{"role": "user", "content": [{"type": "image", "url": "x"}]}],
+        "found a part of type 'image', expected",
+    ),
     "an unknown part": (
         [{"role": "user", "content": [{"type": "video", "video": "a.mp4"}]}],
         "found a part of type 'video'",
