@@ -9,10 +9,9 @@ from __future__ import annotations
 import dataclasses
 import gc
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -35,9 +34,9 @@ from mtmd.inspect.comparison import (
     to_fp32,
 )
 from mtmd.inspect.info import stored_bytes, weights_of
+from mtmd.inspect.observing import Key, See, observer
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.graph import Node
-from mtmd.kernels.plan.executor import Observer
 from mtmd.kernels.quantization.blocks import BLOCKS
 from mtmd.llm.engine.spans import Span
 from mtmd.loaded.device import device_name
@@ -53,7 +52,6 @@ ROUNDING = {"fp32": 1e-8, "bf16": 1e-2}
 # A matrix stored with b bits a value is off by about 4 * 4^-b of its power; layers add theirs up.
 # Seen: 20 to 190 times 4^-b.
 LOSS = 200.0
-Key: TypeAlias = "tuple[str, str, int]"
 
 
 @dataclass(frozen=True)
@@ -156,18 +154,15 @@ class _Run:
     text: str
 
 
-See: TypeAlias = Callable[[Key, Node, Tensor], None]
-
-
 def _run(model: Model, messages: Sequence[Message], tokens: int, see: See) -> _Run:
     return model.exclusively(lambda: _run_on_device(model, messages, tokens, see))
 
 
 def _run_on_device(model: Model, messages: Sequence[Message], tokens: int, see: See) -> _Run:
-    prompt, runner = model.prompt(messages, _observer("encoder", see)), model.runner
+    prompt, runner = model.prompt(messages, observer("encoder", see)), model.runner
     cache = runner.new_cache()
     sequence = runner.begin(cache, 0)
-    logits = [to_fp32(runner.prefill(prompt.spans, cache, sequence, _observer("decoder", see)))]
+    logits = [to_fp32(runner.prefill(prompt.spans, cache, sequence, observer("decoder", see)))]
     chosen = [int(logits[0].argmax())]
     while len(chosen) < tokens and sequence.done + 1 < runner.context:
         logits.append(to_fp32(runner.read([(sequence, [Span((chosen[-1],))])], cache)[0]))
@@ -175,17 +170,6 @@ def _run_on_device(model: Model, messages: Sequence[Message], tokens: int, see: 
     text = model.checkpoint.tokenizer.decode(chosen, skip_special=False)
     images = [(p.plan, to_fp32(e)) for p, e in zip(prompt.pictures, prompt.embeddings, strict=True)]
     return _Run(prompt.tokens, images, logits, tuple(chosen), text)
-
-
-def _observer(graph: str, see: See) -> Observer:
-    """Batches repeat names: nodes are told apart by how many of the name came before."""
-    counts: Counter[str] = Counter()
-
-    def observe(node: Node, value: Tensor, inputs: list[Tensor | None]) -> None:  # noqa: ARG001
-        see((graph, node.name, counts[node.name]), node, value)
-        counts[node.name] += 1
-
-    return observe
 
 
 @dataclass

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
+from mtmd.inspect.observing import Key, Occurrences, observer
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import OptionError
 from mtmd.kernels.graph import Node
-from mtmd.kernels.plan.executor import Observer
 from mtmd.model import Model
 from mtmd.prompt.conversation import Message
 
@@ -105,14 +105,11 @@ def record(model: Model, messages: Sequence[Message], wanted: re.Pattern[str]) -
     """
     rows: list[Row] = []
 
-    def observer(graph: str) -> Observer:
-        def observe(node: Node, value: torch.Tensor, inputs: list[torch.Tensor | None]) -> None:  # noqa: ARG001
-            if wanted.search(node.name):
-                rows.append(_row(graph, node, value))
+    def see(key: Key, node: Node, value: torch.Tensor) -> None:
+        if wanted.search(node.name):
+            rows.append(_row(key[0], node, value))
 
-        return observe
-
-    model.observe(messages, observer("encoder"), observer("decoder"))
+    model.observe(messages, observer("encoder", see), observer("decoder", see))
     return rows
 
 
@@ -129,7 +126,7 @@ def compare(rows: Sequence[Row], others: Sequence[Row], tolerance: float) -> Com
     Raises OptionError for a tolerance that is no number or below 0.
     """
     check_tolerance(tolerance)
-    known: dict[tuple[str, str, int], Row] = _numbered(others)
+    known: dict[Key, Row] = _numbered(others)
     both = [(row, known[key]) for key, row in _numbered(rows).items() if key in known]
     if not both:
         return Comparison(
@@ -139,10 +136,10 @@ def compare(rows: Sequence[Row], others: Sequence[Row], tolerance: float) -> Com
     for row, other in both:
         difference = _difference(row, other)
         if difference > tolerance:
-            told = "other shape" if row.shape != other.shape else f"relative {difference:.3g}"
+            what = "other shape" if row.shape != other.shape else f"relative {difference:.3g}"
             return Comparison(
                 False,
-                f"first difference at {row.graph} {row.name} ({row.op}), {told}\n  here  {row}\n  "
+                f"first difference at {row.graph} {row.name} ({row.op}), {what}\n  here  {row}\n  "
                 f"other {other}",
             )
     return Comparison(
@@ -166,15 +163,9 @@ def _row(graph: str, node: Node, value: torch.Tensor) -> Row:
     )
 
 
-def _numbered(rows: Sequence[Row]) -> dict[tuple[str, str, int], Row]:
-    """By graph, name and how many of that name came before: batches repeat names."""
-    counts: dict[tuple[str, str], int] = {}
-    found = {}
-    for row in rows:
-        key = row.graph, row.name
-        counts[key] = counts.get(key, -1) + 1
-        found[row.graph, row.name, counts[key]] = row
-    return found
+def _numbered(rows: Sequence[Row]) -> dict[Key, Row]:
+    occurrences = Occurrences()
+    return {occurrences.key(row.graph, row.name): row for row in rows}
 
 
 def _difference(a: Row, b: Row) -> float:
