@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from mtmd import __version__
 from mtmd.commands import batch, chat, compare, describe, dump, info, serve, warmup
 from mtmd.kernels.errors import MtmdError
+from mtmd.kernels.text import one_line
 
 VERBS = {
     "describe": describe,
@@ -33,7 +34,7 @@ class Parser(argparse.ArgumentParser):
     """One line on stderr for a wrong call, in place of argparse's usage text."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {_one_line(message)}; see '{self.prog} --help'\n")
+        self.exit(2, f"{self.prog}: {_terminal_line(message)}; see '{self.prog} --help'\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As in the base class, but what is left over is an error of the command it was given to,
@@ -96,15 +97,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _refuse(verb: str, message: str) -> int:
-    print(f"mtmd {verb}: {_one_line(message)}", file=sys.stderr)
+    print(f"mtmd {verb}: {_terminal_line(message)}", file=sys.stderr)
     return 2
 
 
-def _one_line(text: str) -> str:
+def _terminal_line(text: str) -> str:
     """`text` fit for one line of a terminal: what users and files bring may hold line breaks and
     escape sequences, and be long.
     """
-    plain = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+    plain = "".join(c if c.isprintable() else "?" for c in one_line(text))
     return plain if len(plain) <= LONGEST else f"{plain[:LONGEST]}..."
 
 

@@ -16,6 +16,7 @@ from math import prod
 from typing import Any
 
 from mtmd.kernels.errors import OptionError
+from mtmd.kernels.text import one_line
 
 SCHEMA_BYTES_MAX = 64 << 10
 # A grammar for multiples of N has N states, for several at once as many as their common multiple:
@@ -79,19 +80,18 @@ def grammar_text(schema: str) -> str:
     """
     from llguidance import LLMatcher
 
-    found = json.loads(schema)
-    _check_promises(found)
+    parsed = json.loads(schema)
+    _check_promises(parsed)
     # Without forcing, every way to cut a text into tokens stays open: the model is asked, not the
     # library's tokenizer.
     grammar = LLMatcher.grammar_from_lark(
-        f'%llguidance {{"no_forcing": true}}\nstart: %json {json.dumps(found | GRAMMAR_OPTIONS)}'
+        f'%llguidance {{"no_forcing": true}}\nstart: %json {json.dumps(parsed | GRAMMAR_OPTIONS)}'
     )
     problem = LLMatcher.validate_grammar(grammar)
     if problem:
-        told = re.split(r"\n\s*1 \| ", problem)[0].split("JSON schema: ")[
-            -1
-        ]  # without the grammar's own text, and where in it
-        raise _wrong(f"a schema that cannot be followed ({_short(told)})", "one without that")
+        # without the grammar's own text, and where in it
+        reason = re.split(r"\n\s*1 \| ", problem)[0].split("JSON schema: ")[-1]
+        raise _wrong(f"a schema that cannot be followed ({_short(reason)})", "one without that")
     return grammar
 
 
@@ -147,7 +147,7 @@ def _read(value: object) -> object:
 
 
 def _short(value: object) -> str:
-    text = " ".join(str(value).split())
+    text = one_line(value)
     return text if len(text) <= 160 else f"{text[:160]}..."
 
 

@@ -14,6 +14,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from mtmd.kernels.errors import ModelError
+from mtmd.kernels.text import one_line
 from mtmd.llm.tokenizer import pretokenizers
 from mtmd.llm.tokenizer.gguf_vocabulary import (
     CONTROL,
@@ -73,7 +74,7 @@ def build(metadata: Mapping[str, Any], where: str) -> tuple[tokenizers.Tokenizer
     except (ModelError, KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:  # the library's Rust panics do not derive from Exception
-        message = " ".join(str(error).split())[:200]
+        message = one_line(error, 200)
         raise ModelError(
             f"{where}: its vocabulary and merges make no tokenizer: {message}; convert the model "
             "again"

@@ -8,7 +8,6 @@ text harmless before it enters a chat template: it puts an invisible mark inside
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -18,6 +17,7 @@ from typing import Any
 import tokenizers
 
 from mtmd.kernels.errors import ModelError, PromptError
+from mtmd.kernels.text import json_object, one_line
 from mtmd.llm.tokenizer import gguf as gguf_tokenizer
 from mtmd.llm.tokenizer.text_stream import TextStream, token_bytes
 
@@ -93,7 +93,7 @@ class Tokenizer:
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 raise
             raise ModelError(
-                f"{path} is not a tokenizer file: {_one_line(error)}; expected the tokenizers "
+                f"{path} is not a tokenizer file: {one_line(error, 200)}; expected the tokenizers "
                 "library's JSON"
             ) from error
         special_map = _read_object(folder / "special_tokens_map.json")
@@ -331,7 +331,7 @@ def _add_listed(inner: tokenizers.Tokenizer, config: Mapping[str, Any], folder: 
         )
     except (TypeError, ValueError, AttributeError, KeyError) as error:
         raise ModelError(
-            f"{path} has a broken 'added_tokens_decoder' ({_one_line(error)}); expected "
+            f"{path} has a broken 'added_tokens_decoder' ({one_line(error, 200)}); expected "
             f"{{id: token}}"
         ) from error
     for i, token in tokens:
@@ -375,16 +375,4 @@ def _read_object(path: Path) -> dict[str, Any]:
     """A JSON object, or {} if there is no such file."""
     if not path.exists():
         return {}
-    try:
-        value = json.loads(_read_file(path, CONFIG_BYTES_MAX))
-    except (ValueError, RecursionError) as error:
-        raise ModelError(
-            f"{path} is not JSON: {_one_line(error)}; download the file again"
-        ) from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} holds a JSON {type(value).__name__}; expected an object")
-    return value
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
+    return json_object(_read_file(path, CONFIG_BYTES_MAX), path)

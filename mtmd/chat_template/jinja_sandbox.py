@@ -23,10 +23,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, pass_context
 from jinja2.visitor import NodeTransformer
 
-from mtmd.chat_template.render_limits import Meter, one_line
+from mtmd.chat_template.render_limits import Meter
 from mtmd.kernels.errors import ModelError, MtmdError, PromptError
+from mtmd.kernels.text import one_line
 
 TEMPLATE_CHARS_MAX = 256 << 10  # the longest in use have about 30 thousand
+CAUSE_CHARS = 300  # of a message of jinja2, or of a template
 RENDERED_CHARS_MAX = 16 << 20  # several times the longest context of any model
 
 # Filters whose result is at most about as large as what goes in; format, indent, join, replace and
@@ -88,7 +90,7 @@ class SafeTemplate:
             self._template = _Sandbox().from_string(source)
         # besides syntax errors the compiler runs out of stack or memory on purposely deep ones
         except Exception as error:
-            raise ModelError(f"{name} is not a usable chat template: {one_line(error)}") from error
+            raise ModelError(f"{name} is not a usable chat template: {_cause(error)}") from error
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """The text. `variables` hold JSON types.
@@ -102,13 +104,13 @@ class SafeTemplate:
         except MtmdError:
             raise
         except SecurityError as error:
-            meter.refuse(f"what chat templates may not have ({one_line(error)})", error)
+            meter.refuse(f"what chat templates may not have ({_cause(error)})", error)
         except (RecursionError, MemoryError, OverflowError) as error:
-            meter.refuse(f"too much ({type(error).__name__}: {one_line(error)})", error)
+            meter.refuse(f"too much ({type(error).__name__}: {_cause(error)})", error)
         except Exception as error:
             raise PromptError(
                 f"{self._name} cannot render these messages: {type(error).__name__}: "
-                f"{one_line(error)}"
+                f"{_cause(error)}"
             ) from error
 
     def _collect(self, variables: dict[str, Any], meter: Meter) -> str:
@@ -350,10 +352,14 @@ def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
 
 
 def _raise_exception(message: object) -> NoReturn:
-    raise PromptError(f"the chat template refuses these messages: {one_line(message)}")
+    raise PromptError(f"the chat template refuses these messages: {_cause(message)}")
 
 
 def _strftime_now(layout: str) -> str:
     if len(layout) > 200 or re.search(r"\d{3}", layout):
         raise SecurityError(f"strftime_now({layout!r:.60}): expected a short date format")
     return datetime.now().strftime(layout)
+
+
+def _cause(message: object) -> str:
+    return one_line(message, CAUSE_CHARS)

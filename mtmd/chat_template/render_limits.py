@@ -174,7 +174,3 @@ class Meter:
         before = self.made
         self.hold(values)
         self.check(len(text) + text.count(sign) * (_FIELD_CHARS + self.made - before))
-
-
-def one_line(error: object) -> str:
-    return " ".join(str(error).split())[:300]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mtmd.chat_template.jinja_sandbox import SafeTemplate
-from mtmd.chat_template.render_limits import one_line
 from mtmd.kernels.errors import ModelError, PromptError
+from mtmd.kernels.text import json_object, one_line
 
 FILE_BYTES_MAX = 16 << 20
 
@@ -39,7 +38,9 @@ class ChatTemplate:
             return cls(_read_text(path), special, str(path))
         for file in ("chat_template.json", "tokenizer_config.json"):
             path = folder / file
-            source = _read_object(path).get("chat_template") if path.exists() else None
+            source = (
+                json_object(_read_text(path), path).get("chat_template") if path.exists() else None
+            )
             if isinstance(source, list):
                 source = next(
                     (
@@ -110,17 +111,5 @@ def _read_text(path: Path) -> str:
         return data.decode("utf-8")
     except (OSError, UnicodeError) as error:
         raise ModelError(
-            f"{path} cannot be read: {one_line(error)}; expected UTF-8 text"
+            f"{path} cannot be read: {one_line(error, 300)}; expected UTF-8 text"
         ) from error
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(_read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise ModelError(
-            f"{path} is not JSON: {one_line(error)}; download the file again"
-        ) from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} holds a JSON {type(value).__name__}; expected an object")
-    return value

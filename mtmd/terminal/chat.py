@@ -13,6 +13,7 @@ from typing import Any
 from mtmd.config import IMAGE_SUFFIXES, AnswerOptions, options
 from mtmd.events import Answer, Finished, Progress, TextPiece
 from mtmd.kernels.errors import MtmdError, OptionError
+from mtmd.kernels.text import one_line
 from mtmd.model import Model
 from mtmd.receipt import Receipt
 from mtmd.terminal.line_input import interruptible, leading_paths, path_of, words_of
@@ -86,7 +87,7 @@ class Chat:
 
     def complain(self, text: str) -> None:
         self.failed = True
-        print(f"mtmd chat: {' '.join(text.split())}", file=sys.stderr, flush=True)
+        print(f"mtmd chat: {one_line(text)}", file=sys.stderr, flush=True)
 
     def _do(self, text: str) -> bool:
         paths, rest = leading_paths(text, IMAGE_SUFFIXES)
