@@ -11,7 +11,7 @@ from torch import Tensor
 from mtmd.kernels.cpu import matmul, quant_matmul
 from mtmd.kernels.graph import Type
 from mtmd.kernels.ops.moe import activate, route
-from mtmd.kernels.ops.quantized import dequantized
+from mtmd.kernels.quantization.blocks import dequantize
 
 
 def moe(
@@ -85,7 +85,7 @@ def _product(x: Tensor, w: Tensor, quant: str | None) -> Tensor:
         return F.linear(x, w)
     if quant_matmul.takes(Type.of(x), quant):
         return quant_matmul.quant_matmul(x, w, quant=quant)
-    return F.linear(x, dequantized(w, quant, x.dtype))
+    return F.linear(x, dequantize(w, quant).to(x.dtype))
 
 
 def _held(x: Type, w: Type, quant: str | None) -> int:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from mtmd.kernels.dtype import DTYPES
 from mtmd.kernels.graph import Node, Type
-from mtmd.kernels.ops.op import need, need_floats, need_places, op
-from mtmd.kernels.ops.quantized import dequantized, values_in
+from mtmd.kernels.ops.op import need, need_floats, need_places, op, values_in
+from mtmd.kernels.quantization.blocks import dequantize
 
 FLOATS = ("fp32", "bf16", "fp16")
 
@@ -74,7 +74,7 @@ def embed(
     """
     rows = F.embedding(tokens, table)
     if quant is not None:
-        rows = dequantized(rows, quant, DTYPES[str(dtype)])
+        rows = dequantize(rows, quant).to(DTYPES[str(dtype)])
     return rows if scale == 1.0 else rows * torch.tensor(scale, dtype=rows.dtype).item()
 
 

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtmd.kernels.graph import Node, Type
-from mtmd.kernels.ops.op import need, need_floats, op
-from mtmd.kernels.ops.quantized import dequantized, values_in
+from mtmd.kernels.ops.op import need, need_floats, op, values_in
+from mtmd.kernels.quantization.blocks import dequantize
 
 
 def _flops(node: Node) -> int:
@@ -39,4 +39,4 @@ def matmul(x: Tensor, w: Tensor, bias: Tensor | None = None, *, quant: str | Non
 
     `quant` names the GGUF block type of w, which then is u8 [N, bytes of K values].
     """
-    return F.linear(x, w if quant is None else dequantized(w, quant, x.dtype), bias)
+    return F.linear(x, w if quant is None else dequantize(w, quant).to(x.dtype), bias)

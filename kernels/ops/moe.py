@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtmd.kernels.graph import Node, Type
-from mtmd.kernels.ops.op import need, need_floats, op
-from mtmd.kernels.ops.quantized import dequantized, values_in
+from mtmd.kernels.ops.op import need, need_floats, op, values_in
+from mtmd.kernels.quantization.blocks import dequantize
 
 ACTIVATIONS = ("silu", "gelu_tanh")
 
@@ -165,4 +165,4 @@ def activate(x: Tensor, act: str) -> Tensor:
 
 
 def _matrix(w: Tensor, expert: int, quant: str | None, x: Tensor) -> Tensor:
-    return w[expert] if quant is None else dequantized(w[expert], quant, x.dtype)
+    return w[expert] if quant is None else dequantize(w[expert], quant).to(x.dtype)

@@ -18,6 +18,7 @@ import torch
 
 from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.graph import Node, Type
+from mtmd.kernels.quantization.blocks import BLOCKS
 
 OPS: dict[str, Op] = {}
 ShapeRule = Callable[..., Type | None]
@@ -159,6 +160,24 @@ def need_places(at: Type) -> None:
         len(at.shape) == 1 and at.dtype == torch.int64,
         f"{at} for places, expected i64 of one dimension",
     )
+
+
+def values_in(table: Type, quant: str) -> int:
+    """How many values a row of a block-quantized table holds: u8, of the GGUF block type that the
+    attribute `quant` names. Refuses what cannot be rows of blocks of that type.
+    """
+    need(quant in BLOCKS, f"quant {quant!r}; expected one of {', '.join(BLOCKS)}")
+    need(
+        table.dtype == torch.uint8 and len(table.shape) >= 2 and table.is_contiguous,
+        f"{table} for rows of {quant} blocks",
+    )
+    block = BLOCKS[quant]
+    size = table.shape[-1]
+    need(
+        size > 0 and size % block.bytes == 0,
+        f"rows of {size} bytes; {quant} has blocks of {block.bytes}",
+    )
+    return size // block.bytes * block.values
 
 
 def need(ok: bool, message: str) -> None:

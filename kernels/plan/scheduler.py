@@ -19,7 +19,7 @@ from mtmd.kernels.graph import Node, toposort
 from mtmd.kernels.ops import OPS
 
 # times its operands: no op's own tensors take more than half of that
-# (tests/kernels/plan/test_memory.py)
+# (tests/kernels/plan/test_device_memory.py)
 ROUGH = 8
 
 

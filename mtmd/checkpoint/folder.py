@@ -8,7 +8,7 @@ from mtmd.chat_template.template import ChatTemplate
 from mtmd.checkpoint.checkpoint import Checkpoint, check_vocabulary
 from mtmd.clip.family import VisionFamily, vision_family
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
-from mtmd.kernels.checkpoint.open import open_weights
+from mtmd.kernels.checkpoint.open_weights import open_weights
 from mtmd.kernels.checkpoint.settings import Settings, read_json
 from mtmd.kernels.errors import ModelError
 from mtmd.llm.family import TextFamily, text_family

@@ -8,7 +8,7 @@ from mtmd.chat_template.template import ChatTemplate
 from mtmd.checkpoint.checkpoint import Checkpoint, check_vocabulary
 from mtmd.clip.family import VisionFamily, gguf_vision_family
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
-from mtmd.kernels.checkpoint.open import GgufFile
+from mtmd.kernels.checkpoint.open_weights import GgufFile
 from mtmd.kernels.errors import ModelError
 from mtmd.llm.family import gguf_text_family
 from mtmd.llm.tokenizer.gguf import stop_tokens

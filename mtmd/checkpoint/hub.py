@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from mtmd.kernels.checkpoint.open import is_gguf
+from mtmd.kernels.checkpoint.open_weights import is_gguf
 from mtmd.kernels.errors import ModelError
 
 TIMEOUT_S = 10.0

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from mtmd.checkpoint.checkpoint import Checkpoint
-from mtmd.kernels.checkpoint.open import is_gguf
+from mtmd.kernels.checkpoint.open_weights import is_gguf
 from mtmd.kernels.errors import ModelError
 
 

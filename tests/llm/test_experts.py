@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mtmd.kernels.backends import Cpu
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, Parameter
-from mtmd.kernels.checkpoint.open import GgufFile
+from mtmd.kernels.checkpoint.open_weights import GgufFile
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Type, graph_input, toposort
 from mtmd.kernels.layers import Weights

@@ -19,7 +19,7 @@ from mtmd.clip.family import gguf_vision_family, vision_family
 from mtmd.clip.resolution.fixed_area import largest_grid
 from mtmd.kernels.backends import Cpu
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
-from mtmd.kernels.checkpoint.open import open_weights
+from mtmd.kernels.checkpoint.open_weights import open_weights
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ModelError, OptionError
 

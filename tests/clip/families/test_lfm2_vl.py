@@ -17,7 +17,7 @@ from mtmd.clip.family import gguf_vision_family, vision_family
 from mtmd.clip.resolution.resolution import tile_of
 from mtmd.clip.warmup import encoder_graphs, encoder_placement
 from mtmd.kernels.backends import Cpu, Limited, Reference
-from mtmd.kernels.checkpoint.open import GgufFile
+from mtmd.kernels.checkpoint.open_weights import GgufFile
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Type

@@ -21,7 +21,7 @@ from mtmd.clip.family import FAMILIES, Entry, gguf_vision_family, vision_family
 from mtmd.clip.resolution.any_resolution import AnyResolution
 from mtmd.kernels.backends.cpu import Cpu
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
-from mtmd.kernels.checkpoint.open import GgufFile
+from mtmd.kernels.checkpoint.open_weights import GgufFile
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ImageError, ModelError, OptionError
 

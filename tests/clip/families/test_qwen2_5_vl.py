@@ -16,7 +16,7 @@ from mtmd.clip.families import qwen2_5_vl
 from mtmd.clip.families.qwen2_5_vl import layout
 from mtmd.clip.family import gguf_vision_family
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights
-from mtmd.kernels.checkpoint.open import GgufFile
+from mtmd.kernels.checkpoint.open_weights import GgufFile
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ModelError
 

@@ -20,7 +20,7 @@ from mtmd.clip.family import gguf_vision_family, vision_family
 from mtmd.kernels import ops
 from mtmd.kernels.backends import Cpu
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
-from mtmd.kernels.checkpoint.open import GgufFile, open_weights
+from mtmd.kernels.checkpoint.open_weights import GgufFile, open_weights
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ModelError
 

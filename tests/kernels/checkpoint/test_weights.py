@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mtmd.kernels.checkpoint.open import open_weights
+from mtmd.kernels.checkpoint.open_weights import open_weights
 from mtmd.kernels.checkpoint.safetensors_file import DTYPES, INDEX, SINGLE
 from mtmd.kernels.errors import ModelError
 

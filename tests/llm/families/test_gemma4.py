@@ -16,7 +16,7 @@ from common import randomize
 
 from mtmd.kernels.backends import Cpu
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
-from mtmd.kernels.checkpoint.open import GgufFile, open_weights
+from mtmd.kernels.checkpoint.open_weights import GgufFile, open_weights
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ModelError
 from mtmd.llm.engine.runner import Runner

@@ -12,7 +12,7 @@ import torch
 
 from mtmd.kernels.backends import Reference
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights
-from mtmd.kernels.checkpoint.open import GgufFile, open_weights
+from mtmd.kernels.checkpoint.open_weights import GgufFile, open_weights
 from mtmd.kernels.checkpoint.rotary import rotary
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ModelError

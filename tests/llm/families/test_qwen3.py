@@ -14,7 +14,7 @@ from common import randomize
 
 from mtmd.kernels.backends import Cpu
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
-from mtmd.kernels.checkpoint.open import GgufFile, open_weights
+from mtmd.kernels.checkpoint.open_weights import GgufFile, open_weights
 from mtmd.kernels.checkpoint.rotary import rotary, sections
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ModelError

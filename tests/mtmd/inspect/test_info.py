@@ -18,7 +18,7 @@ from mtmd import load
 from mtmd.clip.resolution.dynamic import DynamicResolution
 from mtmd.inspect.info import SIZES, model_info
 from mtmd.inspect.info_text import COLUMNS, count
-from mtmd.kernels.checkpoint.open import GgufFile, SafetensorsWeights
+from mtmd.kernels.checkpoint.open_weights import GgufFile, SafetensorsWeights
 from mtmd.kernels.errors import ImageError
 from mtmd.kernels.plan.executor import Executor
 from mtmd.loading import DEMO_MODEL
