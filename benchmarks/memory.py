@@ -72,9 +72,8 @@ def tower(layers: int, image_size: int = 896) -> Gemma3Vision:
 
 def measure(form: str, layers: int, dtype: torch.dtype) -> dict[str, float]:
     """Bytes, predicted and measured, of one encode beyond weights."""
-    prepare(form, tower(1, 112), dtype)[1].run(
-        torch.zeros(1, 3, 112, 112, dtype=dtype)
-    )  # loads the code that the run needs
+    # A small run first, which loads the code that the measured one needs.
+    prepare(form, tower(1, 112), dtype)[1].run(torch.zeros(1, 3, 112, 112, dtype=dtype))
     family = tower(layers)
     plan, executor = prepare(form, family, dtype)
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
@@ -103,8 +102,8 @@ def run(form: str, layers: int = 2, dtype: str = "fp32") -> dict[str, float]:
     result = subprocess.run(
         command, env=os.environ | ENVIRONMENT, check=True, capture_output=True, text=True
     )
-    found: dict[str, float] = json.loads(result.stdout)
-    return found
+    sizes: dict[str, float] = json.loads(result.stdout)
+    return sizes
 
 
 def _status(key: str) -> int:

@@ -47,14 +47,14 @@ def size_or_none(name: str, value: object) -> int | None:
     if value is None:
         return None
     if isinstance(value, str):
-        found = re.fullmatch(
+        match = re.fullmatch(
             r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([kmgt]i?)?b?",
             value.strip(),
             re.ASCII | re.IGNORECASE,
         )
-        if found is None:
+        if match is None:
             refuse(name, value, "bytes, as a number or like 8GiB or 500MB")
-        value = int(float(found[1]) * UNITS[(found[2] or "").lower()])
+        value = int(float(match[1]) * UNITS[(match[2] or "").lower()])
     return integer(name, value, 1, 1 << 50)
 
 
@@ -80,7 +80,7 @@ def as_float(value: object) -> float:
 def refuse(name: str, value: object, expected: str) -> NoReturn:
     """Raises OptionError naming the option, what was found and what is expected."""
     try:
-        found = f"{value!r:.60}"
+        text = f"{value!r:.60}"
     except ValueError:  # an integer of thousands of digits, which Python does not print
-        found = f"a huge {type(value).__name__}"
-    raise OptionError(f"{name}: found {found}, expected {expected}")
+        text = f"a huge {type(value).__name__}"
+    raise OptionError(f"{name}: found {text}, expected {expected}")

@@ -18,12 +18,8 @@ from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Shape, Type
 from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE, dequantize, row_bytes
 
-PLAIN = (
-    torch.float32,
-    torch.bfloat16,
-    torch.float16,
-    torch.float64,
-)  # types whose values mean what they say
+# Types whose values mean what they say, as those of block types do not.
+PLAIN = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class WeightFile(Protocol):
@@ -114,8 +110,8 @@ class CanonicalWeights:
         present = set(file.names())
         for name, parameter in parameters.items():
             ways = list(parameter.ways(name, file.canonical))
-            found = [w for w in ways if present.issuperset(w.names)]
-            if not found:
+            present_ways = [w for w in ways if present.issuperset(w.names)]
+            if not present_ways:
                 raise ModelError(
                     f"{where}: tensor {ways[0].names[0]} is missing; the checkpoint is incomplete, "
                     "fetch it again"
@@ -124,7 +120,7 @@ class CanonicalWeights:
             # tells.
             fitting = [
                 w
-                for w in found
+                for w in present_ways
                 if all(tuple(file.meta(source)[0]) == w.shape for source in w.names)
             ]
             if len(fitting) > 1 and fitting[0].names == fitting[1].names:
@@ -133,15 +129,15 @@ class CanonicalWeights:
                     "be read in two ways; "
                     "use a GGUF of this model, which has one"
                 )
-            self._stored[name] = (fitting or found)[0]
+            self._stored[name] = (fitting or present_ways)[0]
             for source in self._stored[name].names:
                 self._check(source, self._stored[name].shape)
 
     def _check(self, source: str, expected: Shape) -> None:
-        found, dtype = self._file.meta(source)
-        if tuple(found) != expected:
+        shape, dtype = self._file.meta(source)
+        if tuple(shape) != expected:
             raise ModelError(
-                f"{self._where}: tensor {source} has shape {list(found)}, expected "
+                f"{self._where}: tensor {source} has shape {list(shape)}, expected "
                 f"{list(expected)} from the configuration"
             )
         if dtype not in PLAIN and self._file.kind(source) not in BLOCKS:
@@ -170,7 +166,7 @@ class CanonicalWeights:
         """Tensors of block types that are not used as they are, each once, whatever the number of
         parameters it holds.
         """
-        found = {
+        tensors = {
             source: Dequantized(
                 source, kind, prod(shape[:-1]) * row_bytes(kind, shape[-1]), prod(shape)
             )
@@ -180,7 +176,7 @@ class CanonicalWeights:
             if (kind := self._file.kind(source)) in BLOCKS
             for shape in (stored.shape,)
         }
-        return list(found.values())
+        return list(tensors.values())
 
     def quant(self, name: str) -> str | None:
         stored = self._stored[name]

@@ -111,10 +111,6 @@ class GgufFile:
         entry = self._find(name)[1]
         return entry.shape, DTYPES.get(entry.kind, torch.uint8)
 
-    def bytes_of(self, name: str) -> int:
-        """Size of a tensor as it is stored."""
-        return self._find(name)[1].bytes
-
     def read(self, name: str) -> torch.Tensor:
         """The tensor on the CPU, a view of the mapped file where its alignment allows it: blocks as
         uint8 [*shape[:-1], row_bytes].
@@ -157,10 +153,10 @@ def _open_parts(path: Path) -> list[_Part]:
                 "in one folder; download it"
             )
         parts.append(part if other.name == path.name else _open(other))
-        found = _split_key(parts[-1], "split.no", -1), _split_key(parts[-1], "split.count", 1)
-        if found != (number - 1, count):
+        part_of = _split_key(parts[-1], "split.no", -1), _split_key(parts[-1], "split.count", 1)
+        if part_of != (number - 1, count):
             raise ModelError(
-                f"{other} says it is part {found[0] + 1} of {found[1]}; expected {number} of "
+                f"{other} says it is part {part_of[0] + 1} of {part_of[1]}; expected {number} of "
                 f"{count}; download it again"
             )
     return parts

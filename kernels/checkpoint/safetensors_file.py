@@ -291,7 +291,7 @@ def _parse_json(data: bytes, limit: int) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    values = dict(pairs)
+    if len(values) != len(pairs):
         raise ValueError("a name appears twice")
-    return found
+    return values

@@ -1,4 +1,4 @@
-"""How much memory is free: of a GPU as its driver tells, of the system within the limits that are
+"""How much memory is free: of a GPU as its driver says, of the system within the limits that are
 set for this process.
 """
 
@@ -19,7 +19,7 @@ _known: dict[torch.device, tuple[float, int | None]] = {}
 
 def free_bytes(backend: Backend) -> int | None:
     """Bytes that can be taken of the backend's memory right now, as of the last `KEPT_S`; None
-    where nobody tells.
+    where it is not known.
     """
     known = _known.get(backend.device)
     now = time.monotonic()
@@ -33,9 +33,8 @@ def _measure(device: torch.device) -> int | None:
         return system_bytes(PROC, CGROUP)
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return (
-            free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        )  # torch keeps what it has let go
+        # torch keeps what it has let go, to hand it out again.
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return None
 
 
@@ -68,13 +67,11 @@ def _group_bytes(proc: Path, cgroup: Path, enough: int) -> Iterator[int]:
         else:
             continue
         inner = Path(path.lstrip("/"))
-        for folder in (
-            root / part for part in (inner, *inner.parents)
-        ):  # a limit further up holds too; inside a container, "/" is its own
+        # A limit further up holds too; inside a container, "/" is its own.
+        for folder in (root / part for part in (inner, *inner.parents)):
             limit, taken = _number(folder / most), _number(folder / used)
-            if (
-                limit is not None and taken is not None and limit - taken < enough
-            ):  # files that it has in memory can be dropped
+            if limit is not None and taken is not None and limit - taken < enough:
+                # The files that the group has in memory can be dropped.
                 dropped = (
                     _number(folder / "memory.stat", f"{total}{kind}") or 0
                     for kind in ("inactive_file", "active_file")

@@ -41,9 +41,8 @@ def fields(packed: Tensor, bits: int, group: int) -> Tensor:
     n, m = packed.shape
     if group == 1:
         return lookup(_spread(bits, packed.device), packed).view(torch.uint8)
-    groups = packed.contiguous().view(
-        n, m // group, group
-    )  # short strided rows would make every step below slow
+    # Short strided rows would make every step below slow.
+    groups = packed.contiguous().view(n, m // group, group)
     parts = torch.stack([groups, *(groups >> shift for shift in range(bits, 8, bits))], dim=2)
     return parts.bitwise_and_((1 << bits) - 1).view(n, m * 8 // bits)
 
@@ -53,8 +52,8 @@ def lookup(values: Tensor, index: Tensor) -> Tensor:
     [*index.shape, *width].
     """
     # index_select takes int32; indexing would need int64, twice the memory.
-    found = values.index_select(0, index.reshape(-1).to(torch.int32))
-    return found.view(*index.shape, *values.shape[1:])
+    rows = values.index_select(0, index.reshape(-1).to(torch.int32))
+    return rows.view(*index.shape, *values.shape[1:])
 
 
 @lru_cache(maxsize=64)

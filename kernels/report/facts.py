@@ -258,7 +258,7 @@ def refused_ops(
     """Attention nodes that were rebuilt, then every other node that the preferred backend refused;
     alike ones counted together.
 
-    A node that several plans have is told of once for each reason, with the shapes of the first.
+    A node that several plans have is listed once for each reason, with the shapes of the first.
     """
     groups: dict[tuple[Any, ...], list[tuple[Refusal, str]]] = {}
     seen: set[tuple[str, str]] = set()
@@ -274,9 +274,9 @@ def refused_ops(
                     (refusal, plan.backend_of[refusal.node.name].name)
                 )
     rows = []
-    for found in groups.values():
-        refusal, runs_on = found[0]
-        names = {r.node.name for r, _ in found}
+    for refusals in groups.values():
+        refusal, runs_on = refusals[0]
+        names = {r.node.name for r, _ in refusals}
         rows.append(
             RefusedOp(
                 graph,

@@ -35,20 +35,20 @@ def _flash(report: WarmupReport) -> Iterator[str]:
 
 
 def _flash_reason(flash: FlashFacts) -> str:
-    told = f"asked for {flash.setting}"
+    setting = f"asked for {flash.setting}"
     if not flash.nodes:
-        return f"{told}; the graph has no attention"
+        return f"{setting}; the graph has no attention"
     if flash.on_fallback:
-        return f"{told}; {len(flash.on_fallback)} of {flash.nodes} nodes run on another backend"
+        return f"{setting}; {len(flash.on_fallback)} of {flash.nodes} nodes run on another backend"
     if flash.rebuilt:
         return (
-            f"{told}; {len(flash.rebuilt)} of {flash.nodes} nodes were refused and rebuilt as "
+            f"{setting}; {len(flash.rebuilt)} of {flash.nodes} nodes were refused and rebuilt as "
             "explicit attention"
         )
     return (
-        f"{told}; {flash.nodes} nodes"
+        f"{setting}; {flash.nodes} nodes"
         if flash.setting == "off"
-        else f"{told}; all {flash.nodes} nodes taken"
+        else f"{setting}; all {flash.nodes} nodes taken"
     )
 
 
@@ -147,12 +147,12 @@ def _memory(facts: GraphFacts) -> Iterator[str]:
             ("cache", facts.cache_bytes),
             ("compute (predicted peak)", facts.compute_bytes),
         ]
-        told = ", ".join(
+        sizes_by_kind = ", ".join(
             f"{name} {mib(sizes.get(space, 0))}"
             for name, sizes in parts
             if name != "cache" or facts.cache_bytes
         )
-        yield f"    {space:<8} {told}"
+        yield f"    {space:<8} {sizes_by_kind}"
 
 
 def _compiled(report: WarmupReport) -> Iterator[str]:

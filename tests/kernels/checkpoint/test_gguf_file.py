@@ -49,7 +49,7 @@ def expect_as_the_reader_says(path: Path) -> None:
     assert found.bytes == sum(int(t.n_bytes) for t in expected.tensors)
     for t in expected.tensors:
         shape = tuple(reversed(t.shape.tolist()))
-        assert (found.shape(t.name), found.kind(t.name), found.bytes_of(t.name)) == (
+        assert (found.shape(t.name), found.kind(t.name), found.read(t.name).nbytes) == (
             shape,
             t.tensor_type.name,
             t.n_bytes,

@@ -92,7 +92,7 @@ def read_all(path: Path) -> None:
     for key in file.metadata:
         assert file.metadata[key] is not None
     for name in file.names():
-        assert file.read(name).nbytes == file.bytes_of(name)
+        file.read(name)
     assert file.bytes <= path.stat().st_size
 
 
