@@ -1,10 +1,10 @@
 """Check and time the Triton kernels on this machine's GPU: `python benchmarks/gpu.py [--only
-KERNEL] [--out] [--tune]`.
+OP] [--out] [--tune]`.
 
-1. Every case of the kernels and every timed shape is compared with the reference on the GPU. If
-one differs, nothing is timed.
-2. Each kernel is timed against torch's own way (`gpu_kernels/`: one file for each kernel, and
-one for decoding from a paged cache).
+1. Every case of the kernels (`kernels/gpu/table.py`) and every timed shape is compared with the
+reference on the GPU. If one differs, nothing is timed.
+2. Attention, decoding from a paged cache and products with quantized weights are timed against
+torch's own way (`gpu_kernels/`: a file each), every other kernel against its op's reference.
 
 Times are medians of runs replayed from a CUDA graph, with the L2 cache flushed before each
 (triton.testing.do_bench). Exit code 1: a check failed; 2: no GPU.
@@ -17,20 +17,22 @@ import datetime
 import platform
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 
-from gpu_kernels import attention, matmul, paged, recurrent
+from gpu_kernels import attention, matmul, paged, reference
 
 RESULTS = Path(__file__).parent / "results"
-KERNELS = {"attention": attention, "paged": paged, "matmul": matmul, "recurrent": recurrent}
+# Those with more to compare than a kernel and its op's reference.
+SPECIAL = {"attention": attention, "paged": paged, "matmul": matmul}
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="benchmarks/gpu.py", description=(__doc__ or "").split("\n\n")[0]
     )
-    parser.add_argument("--only", choices=KERNELS, help="check and time only these kernels")
+    parser.add_argument(
+        "--only", metavar="OP", help="check and time only the kernels of this op, or paged"
+    )
     parser.add_argument(
         "--out",
         nargs="?",
@@ -53,8 +55,12 @@ def main(arguments: list[str] | None = None) -> int:
         )
         return 2
     torch.cuda.set_device(options.device)
-    names = [options.only] if options.only else list(KERNELS)
-    failures = [told for told in checks(options.device, names) if told]
+    names = sections()
+    if options.only:
+        if options.only not in names:
+            parser.error(f"--only {options.only}: expected one of {', '.join(names)}")
+        names = [options.only]
+    failures = [failure for failure in checks(options.device, names) if failure]
     if failures:
         print(
             "\n".join(["results differ from the reference; nothing was timed:", *failures]),
@@ -73,9 +79,18 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def sections() -> list[str]:
+    """The parts of the report: the special ones, and every other op of the table."""
+    from mtmd.kernels.gpu.table import KERNELS
+
+    return [*SPECIAL, *(op for op in KERNELS if op not in SPECIAL)]
+
+
 def checks(device: str, names: Sequence[str]) -> Iterator[str | None]:
     """For every case and shape, None or how it failed."""
-    return chain.from_iterable(KERNELS[name].checks(device) for name in names)
+    for name in names:
+        yield from reference.checks(device, name) if name != "paged" else ()
+        yield from SPECIAL[name].checks(device) if name in SPECIAL else ()
 
 
 def report(device: str, names: Sequence[str], tune: bool) -> str:
@@ -90,9 +105,12 @@ def report(device: str, names: Sequence[str], tune: bool) -> str:
         "medians of `python benchmarks/gpu.py`. A ratio above 1 means that the kernel is faster.",
     ]
     for name in names:
-        lines += (
-            attention.report(device, tune) if name == "attention" else KERNELS[name].report(device)
-        )
+        if name == "attention":
+            lines += attention.report(device, tune)
+        elif name in SPECIAL:
+            lines += SPECIAL[name].report(device)
+        else:
+            lines += reference.report(device, name)
     return "\n".join(lines)
 
 

@@ -26,7 +26,7 @@ MAY_IMPORT = {  # folder -> folders beside it that it may import
 }
 UPWARD = {"mtmd/commands/serve.py": "web"}  # inside its function
 ONLY_IN = {  # library -> the files, or folders, that may import it
-    "triton": ("kernels/gpu/", "kernels/backends/gpu.py"),
+    "triton": ("kernels/gpu/",),
     "numba": ("kernels/cpu/",),
     "flask": ("web/",),
     "PIL": ("clip/image/decode.py", "clip/image/resize.py", "mtmd/prompt/media.py"),

@@ -11,27 +11,19 @@ from gpu_kernels.measure import judged, milliseconds, table
 KINDS = ("Q4_0", "Q4_K", "Q6_K", "Q8_0")
 WEIGHTS = ((4096, 4096), (14336, 4096))  # rows, columns; the second is the FFN of Mistral 7B
 ROWS = (1, 8, 64, 512, 4096)
-FEW = 64  # rows up to which reading weights takes the time, and its rate is told
+FEW = 64  # rows up to which reading weights takes the time, and its rate is shown
 
 
 def checks(device: str) -> Iterator[str | None]:
-    """For every case and timed product, None or how it failed."""
-    import torch
+    """For every timed product, None or how it failed."""
+    from mtmd.kernels.gpu.quant_matmul.cases import NMSE, product_error
+    from mtmd.kernels.gpu.quant_matmul.kernel import quant_matmul
 
-    from mtmd.kernels.gpu.quant_cases import CASES, NMSE, error_of
-    from mtmd.kernels.gpu.quant_matmul import quant_matmul
-
-    for case in CASES:
-        x, w, bias = case.inputs(device)
-        yield judged(
-            str(case),
-            error_of(quant_matmul(x, w, bias, quant=case.quant), x, w, bias, case.quant),
-            NMSE[case.dtype],
-        )
     for (outer, width), kind in product(WEIGHTS, KINDS):
         given, w = problem(outer, width, kind, device)
         for x in given:
-            error = error_of(quant_matmul(x, w, quant=kind), x, w, None, kind, torch.float32)
+            result = quant_matmul(x, w, quant=kind)
+            error = product_error("matmul", result, (x, w), {"quant": kind})
             yield judged(f"{kind} bf16 M{len(x)} N{outer} K{width}", error, NMSE[x.dtype])
 
 
@@ -39,7 +31,7 @@ def problem(outer: int, width: int, kind: str, device: str) -> tuple[list[Any], 
     """x, bf16 [M, width] for each number of rows, and w, u8 [outer, bytes of width values]."""
     import torch
 
-    from mtmd.kernels.gpu.quant_cases import random_blocks
+    from mtmd.kernels.gpu.quant_matmul.cases import random_blocks
 
     rng = torch.Generator().manual_seed(0)
     return [
@@ -71,7 +63,7 @@ def measured(outer: int, width: int, kind: str, device: str) -> Iterator[list[st
     import torch
     import torch.nn.functional as F
 
-    from mtmd.kernels.gpu.quant_matmul import quant_matmul
+    from mtmd.kernels.gpu.quant_matmul.kernel import quant_matmul
     from mtmd.kernels.quantization.blocks import dequantize
 
     given, w = problem(outer, width, kind, device)

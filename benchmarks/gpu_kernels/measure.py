@@ -25,9 +25,8 @@ def _capture(run: Callable[[], Any]) -> Callable[[], None]:
 
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(
-        aside
-    ):  # compiles, and lets libraries choose their algorithms, neither of which can be captured
+    # Compiling, and libraries' choosing of algorithms, cannot be captured: both happen here.
+    with torch.cuda.stream(aside):
         for _ in range(2):
             run()
     torch.cuda.current_stream().wait_stream(aside)
@@ -35,13 +34,6 @@ def _capture(run: Callable[[], Any]) -> Callable[[], None]:
     with torch.cuda.graph(graph):
         run()
     return graph.replay
-
-
-def nmse(found: Any, expected: Any) -> float:
-    """Mean square error relative to the mean square of what was expected."""
-    return float(
-        (found.float() - expected.float()).square().sum() / expected.float().square().sum()
-    )
 
 
 def judged(label: str, error: float, allowed: float) -> str | None:

@@ -70,7 +70,7 @@ def gathered(cache: Any, pages: Any) -> tuple[Any, Any]:
 
 
 def decode(q: Any, cache: Any, pages: Any, bounds: Any) -> Any:
-    from mtmd.kernels.gpu.flash_attention import flash_attention
+    from mtmd.kernels.gpu.flash_attention.kernel import flash_attention
 
     return flash_attention(q, *gathered(cache, pages), None, bounds, scale=q.shape[-1] ** -0.5)
 

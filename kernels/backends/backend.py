@@ -9,7 +9,7 @@ import torch
 
 from mtmd.kernels.graph import Node
 
-Kernel = Callable[..., torch.Tensor]
+Run = Callable[..., torch.Tensor]
 
 
 class Backend(Protocol):
@@ -26,13 +26,15 @@ class Backend(Protocol):
         that types alone can tell.
         """
 
-    def lower(self, node: Node, in_place: bool = False) -> Kernel:
+    def lower(self, node: Node, in_place: bool = False) -> Run:
         """A function of the node's input tensors, resolved once per plan. `in_place`: it may
         overwrite input 0.
         """
 
-    def workspace(self, node: Node) -> int:
-        """Bytes the kernel holds at its peak beyond its inputs and its result."""
+    def workspace(self, node: Node, exact: bool = True) -> int:
+        """Bytes held at the peak beyond the node's inputs and its result. Not `exact`: no less than
+        that, and known at once.
+        """
 
     def synchronize(self) -> None:
         """Wait until everything asked of the device is done."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from mtmd.kernels.backends.backend import Backend, Kernel
+from mtmd.kernels.backends.backend import Backend, Run
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import OptionError
 from mtmd.kernels.graph import Node
@@ -110,10 +110,8 @@ def _fact(node: Node, fact: str) -> int | None:
         return first.shape[-1]
     if len(first.shape) < 3 or node.op in NO_BATCH:
         return None
-    if fact == "rows" and node.op in (
-        "attn_softmax",
-        "attn_mix",
-    ):  # [B, H, T, S], the others are [B, T, ...]
+    # Scores are [B, H, T, S], other operands [B, T, ...].
+    if fact == "rows" and node.op in ("attn_softmax", "attn_mix"):
         return first.shape[2]
     return first.shape[0] if fact == "batch" else first.shape[1]
 
@@ -130,11 +128,11 @@ class Limited:
         refused = (rule.refuses(node) for rule in self.rules)
         return next((reason for reason in refused if reason), None) or self.inner.rejects(node)
 
-    def lower(self, node: Node, in_place: bool = False) -> Kernel:
+    def lower(self, node: Node, in_place: bool = False) -> Run:
         return self.inner.lower(node, in_place)
 
-    def workspace(self, node: Node) -> int:
-        return self.inner.workspace(node)
+    def workspace(self, node: Node, exact: bool = True) -> int:
+        return self.inner.workspace(node, exact)
 
     def synchronize(self) -> None:
         self.inner.synchronize()

@@ -16,10 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtmd.kernels.graph import Type
+from mtmd.kernels.kernel import Kernel
 from mtmd.kernels.ops.attention import attn_mix, attn_scores, attn_softmax, visible
 
 Limits: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.int32]]"  # bounds [1 or B, T, 2]
-ROWS = 256  # rows of a block; a mask of 256 x 16,384 keys is 16 MiB in fp32
+# Rows of a block: a mask of 256 x 16,384 keys is 16 MiB in fp32.
+ROWS = 256
 
 
 def flash_attention(
@@ -43,9 +45,8 @@ def flash_attention(
     if bounds is None and not causal and window is None and softcap is None and width == v.shape[3]:
         return _sdpa(q, k, v, mask, scale).contiguous()
     out = q.new_empty(batch, rows, heads, v.shape[3])
-    limits = (
-        None if bounds is None else bounds.view(-1, rows, 2).numpy()
-    )  # numpy's calls on few numbers are cheaper than torch's
+    # numpy's calls on few numbers are cheaper than torch's.
+    limits = None if bounds is None else bounds.view(-1, rows, 2).numpy()
     for start, stop in _blocks(rows, limits):
         out[:, start:stop] = _block(
             q, k, v, mask, limits, start, stop, scale, causal, window, softcap
@@ -75,6 +76,7 @@ def workspace(
     mask: Type | None = None,
     bounds: Type | None = None,
     *,
+    scale: float,  # noqa: ARG001
     causal: bool = False,
     window: int | None = None,
     softcap: float | None = None,
@@ -125,6 +127,10 @@ def _kernel_bytes(q: Type, k: Type, rows: int) -> int:
     """What torch's kernel takes for itself (aten/src/ATen/native/cpu/FlashAttentionKernel.cpp of
     torch 2.13): scores and results of a tile per thread, a sum per row, and in 16 bits a packed
     copy of keys and values.
+
+    Its conditions are torch's, as one bound would be too high: the largest tile in place of the
+    right one by some 15 % for a limited block of rows, packing of all rows by the whole cache for
+    each token that is decoded.
     """
     batch, _, heads, width = q.shape
     half = q.dtype.itemsize == 2
@@ -233,3 +239,6 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) ->
         enable_gqa=grouped,
     )
     return out.transpose(1, 2)
+
+
+KERNEL = Kernel(flash_attention, workspace=workspace)

@@ -10,10 +10,13 @@ other into the rows of `rows`, fp32 [R, K], round and round, and out[:, n] = x @
 product whose weights never leave the first cache, with M = 0 and R = last - first plain decoding.
 The values are, bit for bit, those of `blocks.dequantize`; the layouts are ggml's (ggml-common.h).
 
-`half` holds all fp16 numbers as fp32. `lanes` is 16, said at run time: loops of a constant length
+`half` holds all fp16 numbers as fp32. `lanes` is 16, given at run time: loops of a constant length
 are unrolled before they can be vectorized, and then are four times slower. The interpreter lock is
 not held, so that threads can share the rows of a weight.
 """
+
+# numba's language is not Python's: its functions carry no types.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from __future__ import annotations
 
@@ -226,9 +229,8 @@ def q3_k(x, w, half, rows, out, first, last, lanes):
         for b in range(w.shape[1] // 110):
             block = w[n, b * 110 : b * 110 + 110]
             d = _half(half, block, 108)
-            for part in range(
-                8
-            ):  # four parts of 32 values share 32 bytes of codes, all share 32 of third bits
+            # Four parts of 32 values share 32 bytes of codes, all share 32 of third bits.
+            for part in range(8):
                 first_scale, second_scale = (
                     d * _factor3(block, 2 * part),
                     d * _factor3(block, 2 * part + 1),
@@ -322,12 +324,9 @@ def q6_k(x, w, half, rows, out, first, last, lanes):
         for b in range(w.shape[1] // 210):
             block = w[n, b * 210 : b * 210 + 210]
             d = _half(half, block, 208)
-            for side in range(
-                2
-                # four groups of 32 values share 64 bytes of codes and 32 of upper bits; each has
-                # two
-                # scales
-            ):
+            # Four groups of 32 values share 64 bytes of codes and 32 of upper bits; each has two
+            # scales.
+            for side in range(2):
                 c0, c1 = block[side * 64 : side * 64 + 32], block[side * 64 + 32 : side * 64 + 64]
                 upper, at = block[128 + side * 32 : 160 + side * 32], b * 256 + side * 128
                 to0, to1, to2, to3 = (

@@ -3,21 +3,49 @@
 from __future__ import annotations
 
 from mtmd.kernels.graph import Type
+from mtmd.kernels.kernel import Kernel
+from mtmd.kernels.ops.matmul import matmul
 
 # Measured with benchmarks/memory.py's method on AVX-512 (MKL, one thread; a second thread adds 0.5
-# MiB): fp32 packs the weight in
-# blocks of 384 columns and the rows in one panel.
+# MiB): fp32 packs the weight in blocks of 384 columns and the rows in one panel.
 BLOCK = 384
 PANEL_BYTES = 5 << 18
 
 
-def workspace(x: Type, w: Type) -> int:
-    """Bytes of packed operands          x [..., K], w [N, K]"""
+def rejects(
+    x: Type,  # noqa: ARG001
+    w: Type,  # noqa: ARG001
+    bias: Type | None = None,  # noqa: ARG001
+    *,
+    quant: str | None = None,
+) -> str | None:
+    return f"weights are {quant}; torch multiplies plain ones" if quant else None
+
+
+def workspace(
+    x: Type,
+    w: Type,
+    bias: Type | None = None,  # noqa: ARG001
+    *,
+    quant: None = None,  # noqa: ARG001
+) -> int:
+    """Bytes beyond the result."""
+    return packed_bytes(x, w)
+
+
+def packed_bytes(x: Type, w: Type) -> int:
+    """Bytes of packed operands          x [..., K], w [N, K]
+
+    Blocks and not the whole weight as a bound: that would put a 120 MiB encode 10 % too high, and
+    a table of 262,144 tokens by gigabytes.
+    """
     rows = x.count // max(x.shape[-1], 1)
     if rows <= 1:
         return 0
-    if (
-        w.dtype.itemsize == 2
-    ):  # oneDNN: a copy of the weight where it is longer than wide, next to nothing else
+    if w.dtype.itemsize == 2:
+        # oneDNN: a copy of the weight where it is longer than wide, next to nothing else.
         return w.bytes if w.shape[1] > w.shape[0] else 0
     return min(w.shape[0] * min(w.shape[1], BLOCK) * 4 + PANEL_BYTES, x.bytes + w.bytes)
+
+
+KERNEL = Kernel(matmul.reference, rejects, workspace)

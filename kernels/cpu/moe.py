@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mtmd.kernels.cpu import matmul, quant_matmul
 from mtmd.kernels.graph import Type
+from mtmd.kernels.kernel import Kernel
 from mtmd.kernels.ops.moe import activate, route
 from mtmd.kernels.quantization.blocks import dequantize
 
@@ -57,8 +58,11 @@ def workspace(
     gate: Type,
     up: Type,
     down: Type,
+    shares: Type | None = None,  # noqa: ARG001
     *,
     top_k: int,
+    normalize: bool,  # noqa: ARG001
+    act: str = "silu",  # noqa: ARG001
     gate_quant: str | None = None,
     up_quant: str | None = None,
     down_quant: str | None = None,
@@ -83,7 +87,7 @@ def workspace(
 def _product(x: Tensor, w: Tensor, quant: str | None) -> Tensor:
     if quant is None:
         return F.linear(x, w)
-    if quant_matmul.takes(Type.of(x), quant):
+    if quant_matmul.rejects(Type.of(x), Type.of(w), quant=quant) is None:
         return quant_matmul.quant_matmul(x, w, quant=quant)
     return F.linear(x, dequantize(w, quant).to(x.dtype))
 
@@ -91,7 +95,10 @@ def _product(x: Tensor, w: Tensor, quant: str | None) -> Tensor:
 def _held(x: Type, w: Type, quant: str | None) -> int:
     one = Type.contiguous(w.shape[1:], w.dtype)
     if quant is None:
-        return matmul.workspace(x, one)
-    if quant_matmul.takes(x, quant):
-        return quant_matmul.workspace(x, one)
+        return matmul.packed_bytes(x, one)
+    if quant_matmul.rejects(x, one, quant=quant) is None:
+        return quant_matmul.workspace(x, one, quant=quant)
     return (4 + x.dtype.itemsize) * w.shape[1] * x.shape[1]
+
+
+KERNEL = Kernel(moe, workspace=workspace)

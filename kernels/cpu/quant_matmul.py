@@ -14,24 +14,35 @@ import torch
 from torch import Tensor
 
 from mtmd.kernels.cpu import matmul
+from mtmd.kernels.dtype import name_of
 from mtmd.kernels.graph import Type
+from mtmd.kernels.kernel import Kernel
 from mtmd.kernels.quantization.blocks import NATIVE
 
 TYPES = (torch.float32, torch.bfloat16)
-# rows of x up to which decoding a weight row costs more than multiplying it; measured on AVX-512,
+# Rows of x up to which decoding a weight row costs more than multiplying it; measured on AVX-512,
 # fp32 and bf16 alike
 FEW = 8
-BUFFER_VALUES = (
-    1 << 20
-    # 4 MiB in fp32: large enough for torch's product to run at full speed, small enough for the
-    # second
-    # cache
-)
-SHARE_VALUES = 1 << 18  # what a thread needs to have to decode to be worth waking up, about 50 us
+# 4 MiB in fp32: large enough for torch's product to run at full speed, small enough for the second
+# cache.
+BUFFER_VALUES = 1 << 20
+# What a thread has to have to decode to be worth waking up: about 50 us.
+SHARE_VALUES = 1 << 18
 
 
-def takes(x: Type, quant: str) -> bool:
-    return quant in NATIVE and x.dtype in TYPES
+def rejects(
+    x: Type,
+    w: Type,  # noqa: ARG001
+    bias: Type | None = None,  # noqa: ARG001
+    *,
+    quant: str | None = None,
+) -> str | None:
+    """None if the kernel multiplies tensors of these types, else why not."""
+    if quant not in NATIVE:
+        return f"weights are {quant or 'plain'}; the kernel takes {', '.join(sorted(NATIVE))}"
+    if x.dtype not in TYPES:
+        return f"x is {name_of(x.dtype)}; the kernel takes {', '.join(map(name_of, TYPES))}"
+    return None
 
 
 def quant_matmul(x: Tensor, w: Tensor, bias: Tensor | None = None, *, quant: str) -> Tensor:
@@ -44,7 +55,13 @@ def quant_matmul(x: Tensor, w: Tensor, bias: Tensor | None = None, *, quant: str
     return product(flat, w, bias, quant).view(*x.shape[:-1], len(w))
 
 
-def workspace(x: Type, w: Type) -> int:
+def workspace(
+    x: Type,
+    w: Type,
+    bias: Type | None = None,  # noqa: ARG001
+    *,
+    quant: str,  # noqa: ARG001
+) -> int:
     """Bytes beyond the result."""
     width = x.shape[-1]
     rows, outer, item = x.count // max(width, 1), w.shape[0], x.dtype.itemsize
@@ -53,7 +70,7 @@ def workspace(x: Type, w: Type) -> int:
         widened = 0 if item == 4 else 4 * (x.count + rows * outer)
         return copied + widened + 4 * width * _shares(outer * width)
     step = _step(outer, width)
-    packed = matmul.workspace(
+    packed = matmul.packed_bytes(
         Type.contiguous((rows, width), x.dtype), Type.contiguous((step, width), x.dtype)
     )
     return copied + step * width * (4 if item == 4 else 4 + item) + packed
@@ -92,11 +109,8 @@ def _decode(
     """Rows first..last of w into `rows`, split over threads. Where they are multiplied at once, a
     thread has one row of `rows`.
     """
-    from mtmd.kernels.cpu.block_rows import (
-        HALF,
-        KERNELS,
-        LANES,
-    )  # numba is imported by models with such weights only
+    # Here and not above: numba is imported by models with such weights only.
+    from mtmd.kernels.cpu.block_rows import HALF, KERNELS, LANES
 
     kernel = KERNELS[quant]
     arrays = x.numpy(), w.numpy(), rows.numpy(), out.numpy()
@@ -125,3 +139,6 @@ def _step(outer: int, width: int) -> int:
 @lru_cache(maxsize=4)
 def _threads(count: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(count, "quant_matmul")
+
+
+KERNEL = Kernel(quant_matmul, rejects, workspace)

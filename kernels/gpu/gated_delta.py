@@ -34,6 +34,9 @@ into two bf16 numbers, 16 bits of mantissa, for two products. What is small, c x
 is multiplied in fp32.
 """
 
+# Triton's language is not Python's: its functions carry no types.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -48,8 +51,8 @@ from torch import Tensor
 
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import PlacementError
-from mtmd.kernels.gpu.launch import Call, power_of_two
-from mtmd.kernels.gpu.run import run_call
+from mtmd.kernels.gpu.launch import Call, power_of_two, run_call
+from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel
 from mtmd.kernels.graph import Type
 
 TOKENS = 16  # of a chunk: the fewest that a matrix instruction takes
@@ -99,6 +102,7 @@ def gated_delta_kernel(
     sequence = (tl.program_id(0) // blocks // H).to(tl.int64)
     r = tl.arange(0, ROWS)
     inside = (c < V)[:, None] & (r < K)[None, :]
+    # The state lies as [K, H, V] and is held as [V, K]: its columns are this program's rows.
     cells = r[None, :] * (H * V) + c[:, None]
     S = tl.load(
         state + (tl.load(slots + sequence) * K * H + head) * V + cells, mask=inside, other=0
@@ -184,6 +188,8 @@ def _chunk(
     d = tl.cumsum(g, 0)
     total = tl.sum(g, 0)
 
+    # Differences above the diagonal are positive, and exp of them may overflow: 0 goes in, 0 comes
+    # out.
     past = i[:, None] >= i[None, :]
     near = tl.where(past, tl.exp(tl.where(past, d[:, None] - d[None, :], 0.0)), 0.0)
     A = tl.where(i[:, None] > i[None, :], b[:, None] * near * tl.dot(keys, tl.trans(keys)), 0.0)
@@ -193,6 +199,7 @@ def _chunk(
     seen = (c < V)[:, None] & there[None, :]
     values = tl.load(v + i[None, :] * v_step + c[:, None], mask=seen, other=0).to(tl.float32)
     since = tl.exp(d)[None, :]
+    # S in two bf16 numbers, so that both products run on matrix instructions with 16 bits.
     high = S.to(keys.dtype)
     low = (S - high.to(tl.float32)).to(keys.dtype)
     missing = b[None, :] * (
@@ -296,8 +303,11 @@ def plan_call(
     chunk = TOKENS if tokens > slots.shape[0] and q.dtype == torch.bfloat16 else 1
     rows, columns = power_of_two(size), power_of_two(value)
     if chunk == 1:
+        # One warp and 2,048 cells of the state (64 registers a thread of 32): its reductions over
+        # a token's keys then wait for no other warp.
         columns, warps = min(columns, max(2048 // rows, 1)), 1
-    else:  # the largest that do not spill on cuda:80 and cuda:90
+    else:
+        # The largest that do not spill on cuda:80 and cuda:90.
         rows, columns, warps = max(rows, 16), max(16, min(columns, 32 if rows <= 128 else 16)), 4
     scalars: dict[str, int | float] = {"scale": float(scale), "T": tokens, "H": heads}
     for name, type_ in (("q", q), ("k", k), ("v", v), ("decay", decay), ("beta", beta)):
@@ -346,6 +356,25 @@ def gated_delta(
     return out
 
 
+def program(
+    q: Type,
+    k: Type,
+    v: Type,
+    decay: Type,
+    beta: Type,
+    state: Type,
+    starts: Type,
+    slots: Type,
+    *,
+    scale: float,
+) -> Program:
+    """What a run on these types launches."""
+    types = {"q": q, "k": k, "v": v, "decay": decay, "beta": beta, "state": state}
+    types |= {"starts": starts, "slots": slots, "out": state}
+    call = plan_call(q, k, v, decay, beta, state, starts, slots, scale=scale)
+    return Program(gated_delta_kernel, call, types, ("TOKENS", "COLUMNS"), head=v.shape[2])
+
+
 @dataclass(frozen=True)
 class Case:
     """One problem: the tokens of each sequence, and sizes. `fused`: q, k and v are columns of one
@@ -361,11 +390,11 @@ class Case:
     fused: bool = False
 
     def __str__(self) -> str:
-        told = (
+        text = (
             f"K{self.key}/V{self.value} {name_of(self.dtype)} H{self.heads} G{self.groups} "
             f"T{'+'.join(map(str, self.lengths))}"
         )
-        return told + " fused" * self.fused
+        return text + " fused" * self.fused
 
     @property
     def options(self) -> dict[str, Any]:
@@ -417,4 +446,19 @@ CASES = (
     Case((40, 40), 128, 128, 2, 1, torch.bfloat16),
     Case((20,), 256, 24, dtype=torch.bfloat16),
     Case((9, 20), 3, 5, 3, 3, torch.bfloat16),
+)
+
+_DECODING, _PREFILL, _BF16 = (1,) * 16, (2048,), torch.bfloat16
+USES = {
+    f"delta rule, decoding, K = V = {size}, bf16": Case(_DECODING, size, size, 32, 16, _BF16)
+    for size in (64, 128, 256)
+}
+USES |= {
+    f"delta rule, prefill, K = V = {size}, bf16": Case(_PREFILL, size, size, 32, 16, _BF16)
+    for size in (64, 128, 256)
+}
+USES["delta rule, prefill, K = V = 128, fp32"] = Case(_PREFILL, 128, 128, 32, 16)
+
+KERNEL = TritonKernel(
+    run=gated_delta, rejects=rejects, program=program, cases=CASES, uses=USES, limits=NMSE
 )

@@ -12,6 +12,9 @@ a binary search in `starts`, so that nothing has to be known on the host; neighb
 same inputs, which the cache holds. Sums are fp32.
 """
 
+# Triton's language is not Python's: its functions carry no types.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -24,8 +27,8 @@ from torch import Tensor
 
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import PlacementError
-from mtmd.kernels.gpu.launch import Call, power_of_two
-from mtmd.kernels.gpu.run import run_call
+from mtmd.kernels.gpu.launch import Call, power_of_two, run_call
+from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel
 from mtmd.kernels.graph import Type
 
 # Largest mean square error against the reference in fp32, relative to the result's: one rounding of
@@ -62,6 +65,8 @@ def short_conv_kernel(
     blocks = tl.cdiv(C, CHANNELS)
     c = tl.program_id(0) % blocks * CHANNELS + tl.arange(0, CHANNELS)
     block = (tl.program_id(0) // blocks).to(tl.int64)
+    # Blocks of outputs first, then blocks of states: one launch writes both, and no program has
+    # rows of both kinds.
     outputs = tl.cdiv(T, ROWS)
     if block < outputs:
         t = block * ROWS + tl.arange(0, ROWS)
@@ -113,13 +118,13 @@ def _sequence_of(t, starts, S, SEARCH: tl.constexpr):
     """The last sequence that starts at t or before: those without tokens start where the next one
     does.
     """
-    found = t * 0
+    result = t * 0
     for step in tl.static_range(SEARCH):
-        further = found + (1 << (SEARCH - 1 - step))
+        further = result + (1 << (SEARCH - 1 - step))
         inside = further < S
         begin = tl.load(starts + further, mask=inside, other=0)
-        found = tl.where(inside & (begin <= t), further, found)
-    return found
+        result = tl.where(inside & (begin <= t), further, result)
+    return result
 
 
 @triton.jit
@@ -128,6 +133,8 @@ def _inputs(x, state, t, wanted, start, slot, c, C, x_step, x_channel, W: tl.con
     lies before.
     """
     inside = (c < C)[None, :]
+    # Both places are loaded under masks that exclude each other: a row's inputs may lie partly in
+    # the state and partly in x.
     own = t >= start
     here = tl.load(
         x + t[:, None] * x_step + c[None, :] * x_channel,
@@ -181,10 +188,9 @@ def plan_call(
 ) -> Call:
     del state, starts
     (tokens, channels), width, count = x.shape, w.shape[1], slots.shape[0]
-    rows, search = (
-        4 if tokens <= 16 else 16,
-        -(-max(count - 1, 0).bit_length() // 4) * 4,
-    )  # few of each: each is compiled for itself
+    # Few different numbers of rows and of search steps, as each is compiled for itself: 4 rows when
+    # decoding, and steps rounded up to multiples of 4.
+    rows, search = 4 if tokens <= 16 else 16, -(-max(count - 1, 0).bit_length() // 4) * 4
     block = min(256, max(16, power_of_two(channels)))
     scalars: dict[str, int | float] = {
         "T": tokens,
@@ -237,6 +243,24 @@ def short_conv(
     return out
 
 
+def program(
+    x: Type,
+    w: Type,
+    state: Type,
+    starts: Type,
+    slots: Type,
+    bias: Type | None = None,
+    *,
+    activation: str,
+) -> Program:
+    """What a run on these types launches."""
+    call = plan_call(x, w, state, starts, slots, bias, activation=activation)
+    operands = {"x": x, "w": w, "state": state, "starts": starts, "slots": slots}
+    return Program(
+        short_conv_kernel, call, operands | {"bias": bias or x, "out": x}, ("ROWS", "CHANNELS")
+    )
+
+
 @dataclass(frozen=True)
 class Case:
     """One problem: the tokens of each sequence, and sizes. `columns`: x is some columns of a wider
@@ -252,11 +276,11 @@ class Case:
     columns: bool = False
 
     def __str__(self) -> str:
-        told = (
+        text = (
             f"C{self.channels} W{self.width} {name_of(self.dtype)} {self.activation} "
             f"T{'+'.join(map(str, self.lengths))}"
         )
-        return told + " bias" * self.bias + " columns" * self.columns
+        return text + " bias" * self.bias + " columns" * self.columns
 
     @property
     def options(self) -> dict[str, Any]:
@@ -305,4 +329,13 @@ CASES = (
     Case((3, 30), 64, 3, columns=True),
     Case((1,) * 17, 16, 3, torch.bfloat16, columns=True),
     Case((16, 16), 1, 4, bias=True),
+)
+
+USES = {
+    "short convolution, decoding": Case((1,) * 16, 8192, 4, torch.bfloat16, "silu"),
+    "short convolution, prefill": Case((1024, 512, 512), 8192, 4, torch.bfloat16, "silu"),
+}
+
+KERNEL = TritonKernel(
+    run=short_conv, rejects=rejects, program=program, cases=CASES, uses=USES, limits=NMSE
 )

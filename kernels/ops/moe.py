@@ -158,10 +158,9 @@ def route(
 
 def activate(x: Tensor, act: str) -> Tensor:
     """act(x), in place of x"""
-    found: Tensor = (
-        F.silu(x, inplace=True) if act == "silu" else torch.ops.aten.gelu_(x, approximate="tanh")
-    )
-    return found
+    if act == "silu":
+        return F.silu(x, inplace=True)
+    return torch.ops.aten.gelu_(x, approximate="tanh")  # type: ignore[no-any-return]
 
 
 def _matrix(w: Tensor, expert: int, quant: str | None, x: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 fallback.
 
 Calling an op on nodes builds a node; `op.reference` computes. What type the result has, the
-reference says by being run on meta tensors, remembered per types and attributes. Meta tensors make
+reference says by being run on meta tensors, cached per types and attributes. Meta tensors make
 torch load its compiler, which takes longer than a cold answer may: so an op can have a shape rule
 for the usual case, and a test holds each rule to its reference.
 """

@@ -18,8 +18,6 @@ from torch import Tensor
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops.op import need, need_floats, need_places, op
 
-CHUNK = 64  # tokens of a chunk, as in flash-linear-attention
-
 
 def _need_sequences(starts: Type, slots: Type) -> int:
     need_places(starts)
@@ -227,82 +225,6 @@ def gated_delta(
             out[t] = scale * (now * q[t][..., None]).sum(0)
         states[i] = now
     return out
-
-
-def gated_delta_chunked(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor,
-    beta: Tensor,
-    state: Tensor,
-    starts: Tensor,
-    slots: Tensor,
-    *,
-    scale: float,
-) -> Tensor:
-    """`gated_delta` by chunks of tokens: matrix products in place of one step per token."""
-    out = v.new_empty((v.shape[0] + slots.shape[0] * k.shape[2], *v.shape[1:]), dtype=torch.float32)
-    states = out[v.shape[0] :].view(slots.shape[0], *state.shape[1:])
-    states.copy_(state[slots])
-    for now, (start, stop) in zip(states, spans(starts), strict=True):
-        for at in range(start, stop, CHUNK):
-            part = slice(at, min(at + CHUNK, stop))
-            out[part] = delta_chunk_(now, q[part], k[part], v[part], decay[part], beta[part], scale)
-    return out
-
-
-def delta_chunk_(
-    state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, scale: float
-) -> Tensor:
-    """One chunk of c tokens of one sequence: o [c, H, V] in fp32; the state [K, H, V] is
-    overwritten by that after the chunk
-
-    With d_i the sum of decays up to token i and D_ij = exp(d_i - d_j) for j <= i, what token i adds
-    to the state is k_i u_i^T, and the u_i solve a lower triangular system with ones on its diagonal
-    (arXiv:2412.06464, section 3.3):
-
-        u_i + beta_i sum_{j < i} D_ij (k_i.k_j) u_j = beta_i (v_i - exp(d_i) S^T k_i)
-        o_i = scale (exp(d_i) S^T q_i + sum_{j <= i} D_ij (q_i.k_j) u_j)
-
-        S <- exp(d_c) S + sum_j exp(d_c - d_j) k_j u_j^T
-    """
-    (count, groups, size), (heads, value) = q.shape, v.shape[1:]
-    each = heads // groups
-    both = torch.cat([k, q]).float().transpose(0, 1)  # [G, 2 c, K]
-    keys = both[:, :count]
-    dots = both @ keys.transpose(1, 2)  # [G, 2 c, c]
-    grouped = state.view(size, groups, each * value).transpose(
-        0, 1
-    )  # [G, K, H / G V]: the heads of a group lie side by side
-    read = (
-        (both @ grouped).view(groups, 2, count, each, value).transpose(2, 3)
-    )  # [G, 2, H / G, c, V]
-    d = (
-        decay.t().double().cumsum(1).view(groups, each, count)
-    )  # differences of large sums would lose fp32's digits
-    near = (
-        (d[..., None] - d[..., None, :]).float().tril().exp_().tril_()
-    )  # D; above the diagonal 0 before exp, which could overflow
-    since, rest, whole = (
-        d.float().exp()[..., None],
-        (d[..., -1:] - d).float().exp()[..., None],
-        d[..., -1].float().exp(),
-    )
-    b = beta.t().reshape(groups, each, count, 1)
-    values = v.float().view(count, groups, each, value).permute(1, 2, 0, 3)  # [G, H / G, c, V]
-    u = torch.linalg.solve_triangular(
-        b * near * dots[:, None, :count],
-        b * (values - since * read[:, 0]),
-        upper=False,
-        unitriangular=True,
-    )
-    out: Tensor = scale * (since * read[:, 1] + (near * dots[:, None, count:]) @ u)
-    state.mul_(whole.view(heads, 1))
-    grouped.baddbmm_(
-        keys.transpose(1, 2), (rest * u).transpose(1, 2).reshape(groups, count, each * value)
-    )
-    return out.permute(2, 0, 1, 3).reshape(count, heads, value)
 
 
 def _store_shape(state: Type, rows: Type, slots: Type) -> Type:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from mtmd.kernels.backends.backend import Backend, Kernel
+from mtmd.kernels.backends.backend import Backend, Run
 from mtmd.kernels.dtype import mib
 from mtmd.kernels.errors import DeviceMemoryError, PlacementError
 from mtmd.kernels.graph import Node, Type
@@ -90,8 +90,10 @@ class Executor:
                     (len(self._template), node, backend.device, (node, space) in written)
                 )
             self._template.append(residency.get(node, backend) if node.op == "weight" else None)
-        self._program: list[tuple[Kernel, tuple[int, ...], int, tuple[int, ...], Node]] = []
-        nothing = len(self._template)
+        # One list of slots holds every value of a run, so that a run is a loop over tuples of
+        # numbers with nothing to look up.
+        self._program: list[tuple[Run, tuple[int, ...], int, tuple[int, ...], Node]] = []
+        nothing = len(self._template)  # the slot of an absent input, always None
         self._template.append(None)
         for step in plan.steps:
             slots[step.node] = len(self._template)
@@ -179,7 +181,7 @@ def _placed(node: Node, value: Tensor, device: torch.device, written: bool) -> T
     return placed
 
 
-def _kernel(node: Node, backend: Backend, in_place: bool) -> Kernel:
+def _kernel(node: Node, backend: Backend, in_place: bool) -> Run:
     if node.op == "copy":
         return lambda value: value.to(backend.device, copy=True)
     return backend.lower(node, in_place)

@@ -18,10 +18,6 @@ from mtmd.kernels.errors import OptionError, PlacementError
 from mtmd.kernels.graph import Node, toposort
 from mtmd.kernels.ops import OPS
 
-# times its operands: no op's own tensors take more than half of that
-# (tests/kernels/plan/test_device_memory.py)
-ROUGH = 8
-
 
 @dataclass(frozen=True)
 class Override:
@@ -163,11 +159,13 @@ class Plan:
         take on the way is found by running them on meta tensors, for which torch loads its
         compiler.
         """
-        return self._peak(_rough_workspace)
+        return self._peak(lambda step: step.backend.workspace(step.node, exact=False))
 
     def _peak(self, workspace: Callable[[Step], int]) -> dict[str, int]:
         live: Counter[str] = Counter()
         peak: Counter[str] = Counter()
+        # Inputs are live from the start. Caches (`state`) outlive the run and are counted by
+        # whoever keeps them.
         for node, space in self.leaves:
             if node.op == "input" and not node.attrs.get("state"):
                 live[space] += node.type.bytes
@@ -175,6 +173,7 @@ class Plan:
         held = _Storages(self)
         for index, step in enumerate(self.steps):
             space = step.backend.space
+            # A view, or a step that overwrites its input, takes no memory of its own.
             if held.owner[step.node] is step.node:
                 live[space] += step.node.type.bytes
             extra = 0 if step.node.op == "copy" else workspace(step)
@@ -186,20 +185,6 @@ class Plan:
     @property
     def flops(self) -> int:
         return sum(OPS[s.node.op].flops(s.node) for s in self.steps if s.node.op != "copy")
-
-
-def _rough_workspace(step: Step) -> int:
-    """More than a kernel takes: `ROUGH` times what it reads and writes, and where it counts for
-    itself, as it counts.
-    """
-    node = step.node
-    if (
-        node.op == "attention"
-        or (node.op == "matmul" and node.attrs.get("quant") is not None)
-        or OPS[node.op].workspace is not None
-    ):
-        return step.backend.workspace(node)
-    return ROUGH * (node.type.bytes + sum(i.type.bytes for i in step.inputs if i is not None))
 
 
 class _Storages:
@@ -262,6 +247,7 @@ def _assign(
             )
     where: dict[Node, Backend] = {}
     refusals: list[Refusal] = []
+    # In topological order: a view finds its source placed.
     for node in nodes:
         forced = next((by_name[o.target] for o in overrides if o.matches(node)), None)
         source = node.inputs[0] if OPS[node.op].is_view else None
@@ -275,9 +261,9 @@ def _assign(
                 break
             refusals.append(Refusal(node, backend.name, reason))
         else:
-            told = f"{forced.name}, as the override asks, does not" if forced else "no backend does"
+            who = f"{forced.name}, as the override asks, does not" if forced else "no backend does"
             reasons = "; ".join(f"{r.backend}: {r.reason}" for r in refusals if r.node is node)
-            raise PlacementError(f"{told} take {node} ({reasons or 'there is none'})")
+            raise PlacementError(f"{who} take {node} ({reasons or 'there is none'})")
     return where, refusals
 
 
@@ -291,6 +277,7 @@ def _with_copies(
     reads: dict[Node, tuple[Node | None, ...]] = {}
     brought: dict[tuple[Node, str], Node] = {}
 
+    # Leaves need no copy: the executor puts weights and inputs into each memory they are read in.
     def bring(value: Node, backend: Backend) -> Node:
         if value.is_leaf or where[value].space == backend.space:
             return value

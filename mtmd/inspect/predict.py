@@ -10,6 +10,7 @@ from mtmd.config import LoadOptions, options
 from mtmd.kernels.backends import Cpu, Reference
 from mtmd.kernels.backends.target import Target
 from mtmd.kernels.errors import OptionError
+from mtmd.kernels.report.compiled import compiled_kernels
 from mtmd.kernels.report.facts import WarmupReport
 from mtmd.loading import find_checkpoint
 from mtmd.model import Model
@@ -39,5 +40,5 @@ def predict(target: str, model: str | PathLike[str] | None = None, **chosen: Any
         if encoder
     ]
     plans += [(f"decoder, {label}", runner.plan(batch)) for label, batch in runner.sizes().items()]
-    kernels = tuple(kernel for graph, plan in plans for kernel in device.compile(graph, plan))
+    kernels = tuple(k for graph, plan in plans for k in compiled_kernels(graph, plan, device))
     return replace(subject.warmup_report, device_name="not here: predicted", compiled=kernels)

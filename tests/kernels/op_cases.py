@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mtmd.kernels.checkpoint.rotary import Rotary, rotary
 from mtmd.kernels.dtype import name_of
-from mtmd.kernels.gpu.quant_cases import KINDS, random_blocks
+from mtmd.kernels.gpu.quant_matmul.cases import KINDS, random_blocks
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS, rope_table
 from mtmd.kernels.quantization.blocks import BLOCKS

@@ -14,7 +14,7 @@ from random_graphs import Source, evaluate, transformer
 from torch import Tensor
 
 from mtmd.kernels.backends import Backend, Cpu, Limited, Reference
-from mtmd.kernels.backends.backend import Kernel
+from mtmd.kernels.backends.backend import Run
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.executor import Executor, Residency
@@ -103,7 +103,7 @@ class Forgetful(Limited):
     def rejects(self, node: Node) -> str | None:
         return self.inner.rejects(node)
 
-    def lower(self, node: Node, in_place: bool = False) -> Kernel:
+    def lower(self, node: Node, in_place: bool = False) -> Run:
         kernel = super().lower(node, in_place)
 
         def run(*inputs: Tensor | None) -> Tensor:

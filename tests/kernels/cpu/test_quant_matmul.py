@@ -18,7 +18,7 @@ from mtmd.kernels.backends import Cpu
 from mtmd.kernels.cpu import block_rows, matmul, quant_matmul
 from mtmd.kernels.cpu.block_rows import HALF, KERNELS, LANES
 from mtmd.kernels.errors import PlacementError
-from mtmd.kernels.gpu.quant_cases import KINDS, random_blocks
+from mtmd.kernels.gpu.quant_matmul.cases import KINDS, random_blocks
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE, dequantize, row_bytes
@@ -106,10 +106,10 @@ def test_threads_and_buffers_share_a_weight_without_changing_its_product(rows, m
 @pytest.mark.parametrize("rows", [1, 8, 300])
 def test_the_workspace_is_the_measured_one(rows, dtype, peak_bytes, monkeypatch):
     counted = (
-        matmul.workspace
+        matmul.packed_bytes
     )  # MKL packs fp32 operands in memory of its own, which torch's allocator does not see
     monkeypatch.setattr(
-        matmul, "workspace", lambda x, w: 0 if w.dtype == torch.float32 else counted(x, w)
+        matmul, "packed_bytes", lambda x, w: 0 if w.dtype == torch.float32 else counted(x, w)
     )
     monkeypatch.setattr(quant_matmul, "BUFFER_VALUES", 1 << 17)
     x, w = values(rows, 2048, dtype=dtype), random_blocks("Q8_0", 700, 2048)

@@ -10,7 +10,7 @@ import torch
 from mtmd.kernels.backends import gpu
 from mtmd.kernels.backends.gpu import Gpu
 from mtmd.kernels.backends.target import Target
-from mtmd.kernels.gpu.launch import plan_launch
+from mtmd.kernels.gpu.flash_attention.tiles import plan_launch
 from mtmd.kernels.graph import Node, graph_input
 from mtmd.kernels.ops import attention, gelu, matmul
 

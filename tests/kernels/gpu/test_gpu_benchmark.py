@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -14,13 +15,15 @@ import pytest
 import torch
 
 from mtmd.kernels.gpu import gated_delta, short_conv
-from mtmd.kernels.gpu.cases import Case
-from mtmd.kernels.gpu.quant_cases import Case as Product
+from mtmd.kernels.gpu.flash_attention.cases import Case
+from mtmd.kernels.gpu.quant_matmul.cases import Case as Product
+from mtmd.kernels.gpu.table import KERNELS, Entry
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.ops.attention import attention
 
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "gpu.py"
-KERNELS = ("attention", "paged", "matmul", "recurrent")
+SPECIAL = ("attention", "paged", "matmul")
+SECTIONS = (*SPECIAL, "gated_delta", "short_conv")
 pytestmark = pytest.mark.usefixtures("exact_bf16")
 
 
@@ -50,37 +53,49 @@ def test_it_imports_nothing_that_a_machine_with_torch_and_triton_may_lack():
 import runpy, sys
 sys.modules.update(dict.fromkeys({lacking!r}))
 sys.path.insert(0, {str(SCRIPT.parent)!r})
-names = runpy.run_path({str(SCRIPT)!r})["KERNELS"]
-import mtmd.kernels.gpu.quant_cases, mtmd.kernels.gpu.cases, mtmd.kernels.gpu.quant_matmul, mtmd.kernels.ops
-import mtmd.kernels.gpu.flash_attention, mtmd.kernels.gpu.gated_delta, mtmd.kernels.gpu.short_conv
+names = runpy.run_path({str(SCRIPT)!r})["sections"]()
+from mtmd.kernels.gpu.table import KERNELS
+[entry.load() for entries in KERNELS.values() for entry in entries]
 print(*names)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == list(KERNELS)
+    assert done.stdout.split() == list(SECTIONS)
 
 
 def test_without_a_gpu_one_clear_line(gpu_benchmark, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu_benchmark.main([]) == 2
-    told = capsys.readouterr()
-    assert told.out == "" and "no CUDA device" in told.err and told.err.count("\n") == 1
+    printed = capsys.readouterr()
+    assert printed.out == "" and "no CUDA device" in printed.err
+    assert printed.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", SECTIONS)
 def test_nothing_is_timed_when_a_check_fails(gpu_benchmark, capsys, monkeypatch, name):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
-    for other, module in gpu_benchmark.KERNELS.items():
+    for module in (gpu_benchmark.reference, *gpu_benchmark.SPECIAL.values()):
+        own = next((n for n, m in gpu_benchmark.SPECIAL.items() if m is module), None)
         monkeypatch.setattr(
             module,
             "checks",
-            lambda _, own=other: iter([None, "a case: error 1"] if own == name else [None]),
+            lambda _, op=None, own=own: iter(
+                [None, "a case: error 1"] if (op or own) == name else [None]
+            ),
         )
         monkeypatch.setattr(module, "report", lambda *_: pytest.fail("timed over a failed check"))
-    assert gpu_benchmark.main([]) == 1
-    told = capsys.readouterr()
-    assert told.out == "" and "a case: error 1" in told.err
+    assert gpu_benchmark.main(["--only", name]) == 1 == gpu_benchmark.main([])
+    printed = capsys.readouterr()
+    assert printed.out == "" and "a case: error 1" in printed.err
+
+
+def test_an_unknown_op_is_refused(gpu_benchmark, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    with pytest.raises(SystemExit):
+        gpu_benchmark.main(["--only", "gelu"])
+    assert "attention, paged, matmul, gated_delta" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -112,7 +127,7 @@ def small(part, monkeypatch):
     """Every file of gpu_kernels with problems that the interpreter can run, and a clock that runs
     what it times once.
     """
-    modules = {name: part(f"gpu_kernels.{name}") for name in KERNELS}
+    modules = {name: part(f"gpu_kernels.{name}") for name in (*SPECIAL, "reference")}
     ran = []
     for module in modules.values():
         monkeypatch.setattr(module, "milliseconds", lambda run, **_: ran.append(run()) or 0.5)
@@ -123,46 +138,56 @@ def small(part, monkeypatch):
         (shape("a", 20, 20, 4, 2, 72), shape("b", 1, 600, 4, 2, 16), shape("c", 9, 9, 2, 2, 16)),
     )
     monkeypatch.setattr(modules["attention"], "TILES", ((16, 16, 4, 2),))
-    monkeypatch.setattr("mtmd.kernels.gpu.cases.CASES", [Case(16, rows=3)])
     batch = modules["paged"].Batch
     monkeypatch.setattr(
         modules["paged"], "BATCHES", (batch(1, 64, 4, 2, 16), batch(3, 544, 4, 2, 16))
     )
     monkeypatch.setattr(modules["matmul"], "WEIGHTS", ((33, 256),))
     monkeypatch.setattr(modules["matmul"], "ROWS", (1, 3, 65))
-    monkeypatch.setattr("mtmd.kernels.gpu.quant_cases.CASES", [Product("Q8_0", 3, 5, 2, bias=True)])
     bf16 = torch.bfloat16
-    monkeypatch.setattr(
-        modules["recurrent"],
-        "uses",
-        lambda: {
-            "delta": ("gated_delta", gated_delta.Case((18,), 16, 16, 2, 1, bf16)),
-            "conv": ("short_conv", short_conv.Case((1, 1), 24, 4, bf16)),
-        },
-    )
-    for kernel in (gated_delta, short_conv):
-        monkeypatch.setattr(kernel, "CASES", kernel.CASES[:1])
+    uses = {
+        "attention": {},
+        "gated_delta": {"delta": gated_delta.Case((18,), 16, 16, 2, 1, bf16)},
+        "matmul": {"product": Product("Q8_0", 3, 5, 2, bias=True)},
+        "short_conv": {"conv": short_conv.Case((1, 1), 24, 4, bf16)},
+    }
+    load = Entry.load
+
+    def small_load(entry):
+        kernel, op = load(entry), next(op for op, entries in KERNELS.items() if entry in entries)
+        return replace(kernel, cases=kernel.cases[:1], uses=uses[op])
+
+    monkeypatch.setattr(Entry, "load", small_load)
     return modules, ran
 
 
-def test_every_check_passes_and_notices_a_wrong_kernel(small, monkeypatch):
-    modules, _ = small
-    counts = {
-        name: len(told)
-        for name, module in modules.items()
-        if (told := list(module.checks("cpu"))) and not any(told)
+@pytest.mark.usefixtures("small")
+def test_every_check_passes_and_notices_a_wrong_kernel(gpu_benchmark, monkeypatch):
+    results = {name: list(gpu_benchmark.checks("cpu", [name])) for name in SECTIONS}
+    assert not any(any(failures) for failures in results.values()), results
+    counts = {name: len(failures) for name, failures in results.items()}
+    assert counts == {
+        "attention": 1 + 3,
+        "paged": 2,
+        "matmul": 2 + 4 * 3,
+        "gated_delta": 2,
+        "short_conv": 2,
     }
-    assert counts == {"attention": 4, "paged": 2, "matmul": 1 + 4 * 3, "recurrent": 4}
-    for name, kernel in (
-        ("flash_attention.flash_attention", attention.reference),
-        ("quant_matmul.quant_matmul", OPS["matmul"].reference),
-        ("gated_delta.gated_delta", OPS["gated_delta"].reference),
-        ("short_conv.short_conv", OPS["short_conv"].reference),
+    load = Entry.load
+
+    def wrong_load(entry):
+        kernel = load(entry)
+        return replace(kernel, run=lambda *a, **k: kernel.run(*a, **k) * 1.05)
+
+    monkeypatch.setattr(Entry, "load", wrong_load)
+    for name, reference in (
+        ("flash_attention.kernel.flash_attention", attention.reference),
+        ("quant_matmul.kernel.quant_matmul", OPS["matmul"].reference),
     ):
         monkeypatch.setattr(
-            f"mtmd.kernels.gpu.{name}", lambda *a, right=kernel, **k: right(*a, **k) * 1.05
+            f"mtmd.kernels.gpu.{name}", lambda *a, right=reference, **k: right(*a, **k) * 1.05
         )
-    assert all(all(module.checks("cpu")) for module in modules.values())
+    assert all(all(gpu_benchmark.checks("cpu", [name])) for name in SECTIONS)
 
 
 def test_reports_are_whole_tables(small):
@@ -170,14 +195,15 @@ def test_reports_are_whole_tables(small):
     lines = list(
         chain(
             modules["attention"].report("cpu", True),
-            *(modules[name].report("cpu") for name in KERNELS[1:]),
+            *(modules[name].report("cpu") for name in SPECIAL[1:]),
+            *(modules["reference"].report("cpu", op) for op in ("gated_delta", "short_conv")),
         )
     )
     sections = "\n".join(lines).split("\n## ")[1:]
     tables = [
         [line for line in section.splitlines() if line.startswith("|")] for section in sections
     ]
-    assert [len(table) - 2 for table in tables] == [3, 3, 2, 4 * 3, 2]
+    assert [len(table) - 2 for table in tables] == [3, 3, 2, 4 * 3, 1, 1]
     assert all(len({row.count("|") for row in table}) == 1 for table in tables)
     assert ran and all(
         torch.isfinite(x).all()

@@ -11,30 +11,34 @@ import sys
 from pathlib import Path
 
 import pytest
+from kernel_table import VISION, resources
 
 from mtmd.kernels.errors import OptionError, PlacementError
 from mtmd.kernels.gpu import compile as aot
-from mtmd.kernels.gpu.resources import VISION, resources
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = """
 import json
 from dataclasses import asdict
-from mtmd.kernels.gpu.compile import SHARED_LIMIT, compile_combine
-from mtmd.kernels.gpu.resources import DECODE, PREFILL, VISION, quantized_row, resources, row
+from kernel_table import DECODE, PREFILL, PRODUCTS, VISION, product_row, resources, row
+from mtmd.kernels.gpu.compile import SHARED_LIMIT, compile_program
+from mtmd.kernels.gpu.flash_attention.kernel import combine_program
 out = {f"{t} {w} {s}": asdict(resources(VISION, w, t, split=s)) for t in SHARED_LIMIT for w in (72, 80) for s in (True, False)}
 out |= {f"{t} bounds": asdict(resources(PREFILL, 72, t)) for t in SHARED_LIMIT}
 out |= {f"{t} 512": asdict(resources(PREFILL, 512, t)) for t in SHARED_LIMIT}
 out |= {f"{t} decoding {w}": asdict(resources(DECODE, w, t)) for t in SHARED_LIMIT for w in (128, 512)}
-types = {name: t for name, t in DECODE.types(512).items() if name in ("q", "k", "v")}
-out |= {f"{t} combine": asdict(compile_combine(t, **types, scale=1.0)) for t in SHARED_LIMIT}
-print(json.dumps({"resources": out, "rows": [row(VISION, 72), row(PREFILL, 512), row(DECODE, 512), quantized_row("Q4_K", 512)]}))
+combine = combine_program(**DECODE.types(512), scale=1.0)
+out |= {f"{t} combine": asdict(compile_program(t, combine)) for t in SHARED_LIMIT}
+product = next(case for case in PRODUCTS.values() if (case.quant, case.rows) == ("Q4_K", 512))
+rows = [row(VISION, 72), row(PREFILL, 512), row(DECODE, 512), f"| {' | '.join(product_row(product))} |"]
+print(json.dumps({"resources": out, "rows": rows}))
 """
 
 
 @pytest.fixture(scope="module")
 def compiled():
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    env["PYTHONPATH"] = str(ROOT / "tools")
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", SCRIPT],
         capture_output=True,
@@ -83,7 +87,7 @@ def test_split_head_takes_less_than_padding(compiled, target, width):
 def test_documented_table_is_current(compiled):
     lines = (ROOT / "docs" / "kernels.md").read_text().splitlines()
     assert all(row in lines for row in compiled["rows"]), (
-        "docs/kernels.md: run python -m mtmd.kernels.gpu.resources > docs/kernels.md"
+        "docs/kernels.md: run python tools/kernel_table.py > docs/kernels.md"
     )
 
 

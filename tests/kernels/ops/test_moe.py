@@ -15,7 +15,7 @@ from mtmd.kernels import ops
 from mtmd.kernels.backends import Cpu
 from mtmd.kernels.backends.reference import _Allocations
 from mtmd.kernels.errors import PlacementError
-from mtmd.kernels.gpu.quant_cases import random_blocks
+from mtmd.kernels.gpu.quant_matmul.cases import random_blocks
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.quantization.blocks import dequantize

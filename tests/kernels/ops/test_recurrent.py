@@ -14,21 +14,16 @@ from torch import Tensor
 
 from mtmd.kernels import ops
 from mtmd.kernels.backends import Backend, Cpu, Reference
-from mtmd.kernels.cpu import recurrent
+from mtmd.kernels.cpu import gated_delta, short_conv
 from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.graph import Node, Type, graph_input
 from mtmd.kernels.ops import OPS
-from mtmd.kernels.ops.recurrent import gated_delta_chunked
 from mtmd.kernels.plan.executor import Executor, Residency
 from mtmd.kernels.plan.scheduler import make_plan
 
 pytestmark = pytest.mark.usefixtures("poisoned")
-FORMS = {
-    "reference": OPS["gated_delta"].reference,
-    "chunked": gated_delta_chunked,
-    "cpu": recurrent.gated_delta,
-}
-CONVOLUTIONS = {"reference": OPS["short_conv"].reference, "cpu": recurrent.short_conv}
+FORMS = {"reference": OPS["gated_delta"].reference, "cpu": gated_delta.gated_delta}
+CONVOLUTIONS = {"reference": OPS["short_conv"].reference, "cpu": short_conv.short_conv}
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -134,12 +129,12 @@ def test_l2_norm_is_transformers():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_chunks_are_the_reference_on_random_cases(dtype):
+def test_the_cpu_is_the_reference_on_random_cases(dtype):
     for seed in range(25):
         inputs, attrs = draw("gated_delta", seed, dtype, strided=bool(seed % 2))
         assert (
             nmse(
-                gated_delta_chunked(*inputs, **attrs),
+                gated_delta.gated_delta(*inputs, **attrs),
                 OPS["gated_delta"].reference(*inputs, **attrs),
             )
             < 1e-10
@@ -250,9 +245,9 @@ def test_a_pool_that_is_only_read_may_lie_apart_one_that_is_written_may_not():
 
 def test_sequences_that_decode_go_together_as_far_as_their_states_fit_the_cache(monkeypatch):
     calls = []
-    step = recurrent._step_
+    step = gated_delta._step_
     monkeypatch.setattr(
-        recurrent,
+        gated_delta,
         "_step_",
         lambda states, *rest: calls.append(states.shape[0]) or step(states, *rest),
     )
@@ -265,7 +260,7 @@ def test_sequences_that_decode_go_together_as_far_as_their_states_fit_the_cache(
         (0, [1] * 3, [1, 1, 1]),
         (9, mixed, [2, 1, 1]),
     ):
-        monkeypatch.setattr(recurrent, "CACHE_BYTES", fit * state_bytes)
+        monkeypatch.setattr(gated_delta, "CACHE_BYTES", fit * state_bytes)
         calls.clear()
         count = sum(lengths)
         given = [
@@ -276,7 +271,7 @@ def test_sequences_that_decode_go_together_as_far_as_their_states_fit_the_cache(
         ]
         assert (
             nmse(
-                recurrent.gated_delta(*given, scale=1.0),
+                gated_delta.gated_delta(*given, scale=1.0),
                 OPS["gated_delta"].reference(*given, scale=1.0),
             )
             < 1e-10

@@ -14,11 +14,12 @@ from op_cases import MAKERS, draw, node_of
 from random_graphs import Source, transformer
 
 from mtmd.kernels.backends import Cpu, Reference
+from mtmd.kernels.backends.reference import ROUGH
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan import device_memory
 from mtmd.kernels.plan.flash import AttentionForm
-from mtmd.kernels.plan.scheduler import ROUGH, make_plan
+from mtmd.kernels.plan.scheduler import make_plan
 
 GB = 10**9
 MEMINFO = (

@@ -81,9 +81,9 @@ def no_packing(monkeypatch: pytest.MonkeyPatch) -> None:
     """MKL packs fp32 operands in memory of its own, which torch's allocator does not see:
     benchmarks/memory.py measures the process.
     """
-    counted = matmul.workspace
+    counted = matmul.packed_bytes
     monkeypatch.setattr(
-        matmul, "workspace", lambda x, w: 0 if w.dtype == torch.float32 else counted(x, w)
+        matmul, "packed_bytes", lambda x, w: 0 if w.dtype == torch.float32 else counted(x, w)
     )
 
 

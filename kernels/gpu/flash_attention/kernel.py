@@ -34,9 +34,11 @@ rows sees. Each writes its own m, z and o, and `combine_kernel` adds them:
     M = max_i m_i          result = sum_i exp(m_i - M) o_i / sum_i exp(m_i - M) z_i
 """
 
+# Triton's language is not Python's: its functions carry no types.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
 from __future__ import annotations
 
-import contextlib
 from math import isfinite
 from typing import Any
 
@@ -47,7 +49,16 @@ from torch import Tensor
 
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import PlacementError
-from mtmd.kernels.gpu.launch import MAX_HEAD, Launch, plan_combine, plan_launch
+from mtmd.kernels.gpu.flash_attention.cases import CASES, TOLERANCE, USES, largest_error
+from mtmd.kernels.gpu.flash_attention.tiles import (
+    MAX_HEAD,
+    Launch,
+    plan_combine,
+    plan_launch,
+    workspace,
+)
+from mtmd.kernels.gpu.launch import on_device_of
+from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel
 from mtmd.kernels.graph import Type
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -92,6 +103,7 @@ def _fold(
     """
     s = start + tl.arange(0, KEYS)
     there = s < end
+    # 64 bits: a long cache of many heads has more elements than 32 bits count.
     k_rows = k_from + s.to(tl.int64) * k_step
     v_rows = v_from + s.to(tl.int64) * v_step
     x = tl.dot(
@@ -119,6 +131,7 @@ def _fold(
         to_log2 = scale * LOG2E
     if COMPARE:
         x = tl.where((s[None, :] >= lo[:, None]) & (s[None, :] <= hi[:, None]), x, float("-inf"))
+    # `larger` is what the next block sees; `top` is what is subtracted in this one.
     larger = tl.maximum(m, tl.max(x, 1))
     top = larger
     if COMPARE or MASK:
@@ -132,6 +145,8 @@ def _fold(
     )
     a = tl.exp2((m - top) * to_log2)
     z = z * a + tl.sum(p, 1)
+    # Weights are rounded to the values' type: matrix instructions want both alike. Their sum z is
+    # of the exact ones.
     p = p.to(q1.dtype)
     o1 = tl.dot(
         p,
@@ -268,9 +283,8 @@ def attention_kernel(
     batch = (tl.program_id(0) // blocks // (H // GROUP)).to(tl.int64)
     row = block * ROWS + tl.arange(0, ROWS)
     real = row < T * GROUP
-    row = tl.minimum(
-        row, T * GROUP - 1
-    )  # surplus rows repeat the last one: its loads and its interval are valid
+    # Surplus rows repeat the last one: its loads and its interval are valid.
+    row = tl.minimum(row, T * GROUP - 1)
     t = row // GROUP
     h = head * GROUP + row % GROUP
     lo, hi = _intervals(
@@ -287,6 +301,7 @@ def attention_kernel(
     v_from = batch * v_batch + head.to(tl.int64) * v_head
     mask_rows = mask + batch * mask_batch + h.to(tl.int64) * mask_head + t.to(tl.int64) * mask_row
 
+    # Running maximum, sum of weights and weighted sum of values, all fp32 whatever the inputs are.
     m = tl.full([ROWS], float("-inf"), tl.float32)
     z = tl.zeros([ROWS], tl.float32)
     o1 = tl.zeros([ROWS, V1], tl.float32)
@@ -311,6 +326,9 @@ def attention_kernel(
         inner_begin, inner_end = S * 0, S
         if SPLITS > 1:
             inner_begin, inner_end = begin, end
+    # The blocks that need no comparison first, in a loop of their own that the compiler can
+    # pipeline; then those before and after them, in one loop, so that `_fold` is compiled twice and
+    # not three times.
     for start in range(inner_begin, inner_end, KEYS):
         start = tl.multiple_of(start, KEYS)
         m, z, o1, o2 = _fold(
@@ -393,7 +411,7 @@ def attention_kernel(
         tl.store(sums + out_row * 2, m, mask=real)
         tl.store(sums + out_row * 2 + 1, z, mask=real)
         z = tl.full([ROWS], 1.0, tl.float32)
-    z = tl.where(z == 0, 1.0, z)
+    z = tl.where(z == 0, 1.0, z)  # a row that sees nothing gives zeros
     out_rows = out + out_row * V
     c = tl.arange(0, V1)
     tl.store(
@@ -521,6 +539,7 @@ def run_launch(
     out = torch.empty((*q.shape[:3], v.shape[3]), dtype=v.dtype, device=q.device)
     if not out.numel():
         return out
+    # Absent tensors are not read; the launch needs some pointer in their place.
     given = q, k, v, q if mask is None else mask, q if bounds is None else bounds
     options = {
         **launch.scalars,
@@ -529,10 +548,7 @@ def run_launch(
         "num_stages": launch.tile.stages,
         "enable_fp_fusion": True,
     }
-    device = (
-        torch.cuda.device(q.device) if q.is_cuda else contextlib.nullcontext()
-    )  # Triton launches on the current device
-    with device:
+    with on_device_of(q):
         if launch.splits == 1:
             attention_kernel[(launch.programs,)](*given, out, out, **options)
             return out
@@ -552,3 +568,43 @@ def run_launch(
             num_stages=call.stages,
         )
     return out
+
+
+def program(
+    q: Type, k: Type, v: Type, mask: Type | None = None, bounds: Type | None = None, **options: Any
+) -> Program:
+    """What a run on these types launches; the options are those of `plan_launch`. The parts of
+    shared-out keys are added by a second program, `combine_program`.
+    """
+    launch = plan_launch(q, k, v, mask, bounds, **options)
+    out = v if launch.splits == 1 else Type.contiguous((1,), torch.float32)
+    operands = {"q": q, "k": k, "v": v, "mask": mask or q, "bounds": bounds or q}
+    return Program(
+        attention_kernel,
+        launch.call,
+        operands | {"out": out, "sums": out},
+        ("ROWS", "KEYS"),
+        head=v.shape[3],
+    )
+
+
+def combine_program(
+    q: Type, k: Type, v: Type, mask: Type | None = None, bounds: Type | None = None, **options: Any
+) -> Program:
+    """What adds the parts of a launch over shared-out keys."""
+    part = Type.contiguous((1,), torch.float32)
+    call = plan_combine(plan_launch(q, k, v, mask, bounds, **options))
+    operands = {"parts": part, "sums": part, "out": v}
+    return Program(combine_kernel, call, operands, ("SPLITS", "COLUMNS"), head=v.shape[3])
+
+
+KERNEL = TritonKernel(
+    run=flash_attention,
+    rejects=rejects,
+    workspace=workspace,
+    program=program,
+    cases=CASES,
+    uses=USES,
+    error=largest_error,
+    limits=TOLERANCE,
+)

@@ -11,6 +11,9 @@ Weights stay as they are in memory; each program decodes the blocks it needs in 
   is fed; every program multiplies a few rows of w in fp32 as it decodes them.
 """
 
+# Triton's language is not Python's: its functions carry no types.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
 from __future__ import annotations
 
 import torch
@@ -20,9 +23,10 @@ from torch import Tensor
 
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import PlacementError
-from mtmd.kernels.gpu.launch import Call
-from mtmd.kernels.gpu.quant_blocks import decode
-from mtmd.kernels.gpu.run import run_call
+from mtmd.kernels.gpu.launch import Call, run_call
+from mtmd.kernels.gpu.quant_matmul.blocks import decode
+from mtmd.kernels.gpu.quant_matmul.cases import CASES, NMSE, USES, product_error
+from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel
 from mtmd.kernels.graph import Type
 from mtmd.kernels.quantization.blocks import NATIVE
 
@@ -54,6 +58,7 @@ def tile_kernel(
     n = tl.program_id(0) // blocks * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.minimum(n, N - 1).to(tl.int64) * row_bytes  # surplus rows repeat the last one
     x_row = x + tl.minimum(m, M - 1).to(tl.int64)[:, None] * K
+    # The sum stays in fp32 over all of K; only decoded values are rounded, once, to x's type.
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in range(0, K, 32 * COUNT):
         k = start + tl.arange(0, 32 * COUNT)
@@ -63,6 +68,8 @@ def tile_kernel(
             value = decode(w, row, group, QUANT)
         else:
             part = tl.load(x_row + k[None, :], mask=k[None, :] < K, other=0)
+            # Groups past the end decode the first one again, which is there, and count as zero:
+            # behind a row lies another row, or memory that is not ours.
             there = group < K // 32
             value = tl.where(
                 there[None, :, None], decode(w, row, tl.where(there, group, 0), QUANT), 0.0
@@ -93,6 +100,7 @@ def row_kernel(
     """M = 1. The sums of a row's 32 COUNT lanes are added at the end."""
     n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.minimum(n, N - 1).to(tl.int64) * row_bytes
+    # A sum for each lane: lanes are added up, which takes shuffles, once and not in every step.
     total = tl.zeros([COLUMNS, COUNT, 32], tl.float32)
     for start in range(0, K // 32, COUNT):
         group = start + tl.arange(0, COUNT)
@@ -149,18 +157,17 @@ def plan_call(x: Type, w: Type, bias: Type | None = None, *, quant: str) -> Call
 
 def _tile(rows: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
     """Rows of x, rows of w, groups of 32 values, warps."""
-    if (
-        dtype == torch.float32
-    ):  # exact fp32 runs on plain multiply-adds on NVIDIA, whose operands take many registers
+    if dtype == torch.float32:
+        # Exact fp32 runs on plain multiply-adds on NVIDIA, whose operands take many registers.
         return (16, 32, 1, 4) if rows <= 16 else (32, 32, 1, 4)
     if rows <= 16:
         return 16, 32, 2, 4
     return (64, 64, 2, 4) if rows <= 64 else (128, 64, 2, 8)
 
 
-def kernel_of(call: Call) -> tuple[object, tuple[str, ...]]:
-    """The kernel a call is for, and the names of its tensors."""
-    return (tile_kernel if "ROWS" in call.constants else row_kernel), ("x", "w", "bias", "out")
+def kernel_of(call: Call) -> object:
+    """The kernel that a call is for."""
+    return tile_kernel if "ROWS" in call.constants else row_kernel
 
 
 def quant_matmul(x: Tensor, w: Tensor, bias: Tensor | None = None, *, quant: str) -> Tensor:
@@ -179,5 +186,24 @@ def quant_matmul(x: Tensor, w: Tensor, bias: Tensor | None = None, *, quant: str
     out = torch.empty((*x.shape[:-1], len(w)), dtype=x.dtype, device=x.device)
     if out.numel():
         call = plan_call(*types, quant=quant)  # type: ignore[arg-type]
-        run_call(kernel_of(call)[0], call, (x, w, x if bias is None else bias, out))
+        run_call(kernel_of(call), call, (x, w, x if bias is None else bias, out))
     return out
+
+
+def program(x: Type, w: Type, bias: Type | None = None, *, quant: str) -> Program:
+    """What a run on these types launches."""
+    call = plan_call(x, w, bias, quant=quant)
+    tile = ("ROWS", "COLUMNS", "COUNT") if "ROWS" in call.constants else ("COLUMNS", "COUNT")
+    operands = {"x": x, "w": w, "bias": bias or x, "out": x}
+    return Program(kernel_of(call), call, operands, tile, title=f"{quant} matmul")
+
+
+KERNEL = TritonKernel(
+    run=quant_matmul,
+    rejects=rejects,
+    program=program,
+    cases=CASES,
+    uses=USES,
+    error=product_error,
+    limits=NMSE,
+)

@@ -1,9 +1,8 @@
-"""What the flash-attention kernel is tested, measured and listed with: one list for the tests,
-benchmarks/gpu.py and docs/kernels.md.
-"""
+"""What the flash-attention kernel is tested, measured and listed with. No Triton."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mtmd.kernels.dtype import name_of
+from mtmd.kernels.ops import OPS
 
 HEAD_SIZES = (16, 32, 40, 64, 72, 80, 88, 96, 112, 128, 256, 512)
 
@@ -44,20 +44,20 @@ class Case:
     layout: str = "plain"
 
     def __str__(self) -> str:
-        told = [
+        words = [
             f"K{self.width}" + (f"/V{self.value}" if self.value else ""),
             name_of(self.dtype),
             f"B{self.batch} T{self.rows} S{self.keys} H{self.heads} G{self.groups}",
         ]
-        told += (
+        words += (
             ["causal"] * self.causal
             + [f"window {self.window}"] * (self.window is not None)
             + ["softcap"] * (self.softcap is not None)
         )
-        told += [f"mask {self.mask} {name_of(self.mask_dtype)}"] * bool(self.mask) + [
+        words += [f"mask {self.mask} {name_of(self.mask_dtype)}"] * bool(self.mask) + [
             f"bounds {self.bounds}"
         ] * bool(self.bounds)
-        return " ".join([*told, self.layout] if self.layout != "plain" else told)
+        return " ".join([*words, self.layout] if self.layout != "plain" else words)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -99,8 +99,8 @@ class Case:
         shape = (
             (self.batch, rows, heads + 1, width + 5) if fused else (self.batch, heads, rows, width)
         )
-        held = torch.full(shape, torch.nan, dtype=self.dtype, device=device)
-        view = held[:, :, :heads, 3 : 3 + width] if fused else held.transpose(1, 2)
+        buffer = torch.full(shape, torch.nan, dtype=self.dtype, device=device)
+        view = buffer[:, :, :heads, 3 : 3 + width] if fused else buffer.transpose(1, 2)
         return view.copy_(values)
 
     def _mask(self, rng: torch.Generator, device: str | torch.device) -> Tensor | None:
@@ -188,3 +188,39 @@ def _cases() -> list[Case]:
 
 
 CASES = _cases()
+
+USES = {
+    "4096 patches, head 72": Case(72, 4096, 4096, 16, 16, dtype=torch.bfloat16, layout="fused"),
+    "prefill 2048, 32 heads over 8, head 128": Case(
+        128, 2048, 2048, 32, 8, dtype=torch.bfloat16, causal=True
+    ),
+    "decoding over 8192 keys, 32 heads over 8, head 128": Case(
+        128, 1, 8192, 32, 8, dtype=torch.bfloat16
+    ),
+}
+
+
+def largest_error(
+    op: str, result: Tensor, inputs: Sequence[Tensor | None], options: Mapping[str, Any]
+) -> float:
+    """Largest error against the op's reference, relative to max(1, |expected|); NaN where either
+    is. The reference is fp64 for small problems, for large ones fp32, a batch entry at a time.
+    """
+    q, k, v, mask, bounds = (*inputs, None, None)[:5]
+    assert q is not None and k is not None and v is not None
+    scores = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[1]
+    exact = torch.float64 if scores < 2**24 else torch.float32
+    worst = 0.0
+    for b in range(q.shape[0]):
+        one = [x[b : b + 1].to(exact) for x in (q, k, v)]
+        # A mask of four dimensions and bounds of three have a batch of their own, or of 1.
+        limits = [
+            x if x is None or x.ndim < full or x.shape[0] == 1 else x[b : b + 1]
+            for x, full in ((mask, 4), (bounds, 3))
+        ]
+        expected = OPS[op].reference(*one, *limits, **options)
+        error = ((result[b : b + 1] - expected).abs() / expected.abs().clamp(min=1)).max().item()
+        worst = error if error != error else max(worst, error)
+        if worst != worst:
+            break
+    return worst

@@ -4,6 +4,7 @@ blocks. No Triton.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,27 +34,27 @@ HALVES = {
 }
 
 # Largest mean square error, relative to that of the result: fp32 sums in another order; in 16 bits
-# the result is rounded, and in tiles
-# the weights are, each by half a unit in the last place at most.
+# the result is rounded, and in tiles the weights are, each by half a unit in the last place at
+# most.
 NMSE = {torch.float32: 1e-11, torch.float16: 2.0**-21, torch.bfloat16: 2.0**-15}
 
 
-def error_of(
-    found: Tensor,
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
-    quant: str,
-    exact: torch.dtype = torch.float64,
+def product_error(
+    op: str, result: Tensor, inputs: Sequence[Tensor | None], options: Mapping[str, Any]
 ) -> float:
-    """Mean square error of a product against that with dequantized weights, computed in `exact`."""
-    wide = dequantize(w, quant).to(exact)
+    """Mean square error against the product with dequantized weights, which is what the op means,
+    relative to the typical result: a single product may be next to nothing. Exact in fp64 where
+    that is quick, else in fp32.
+    """
+    del op
+    x, w, bias = (*inputs, None)[:3]
+    assert x is not None and w is not None
+    exact = torch.float64 if len(w) * x.numel() < 2**24 else torch.float32
+    wide = dequantize(w, options["quant"]).to(exact)
     expected = F.linear(x.to(exact), wide, None if bias is None else bias.to(exact))
-    typical = (
-        x.to(exact).square().mean() * wide.square().mean() * x.shape[-1]
-    )  # a single product may be next to nothing
+    typical = x.to(exact).square().mean() * wide.square().mean() * x.shape[-1]
     return float(
-        (found.to(exact) - expected).square().mean()
+        (result.to(exact) - expected).square().mean()
         / torch.maximum(typical, expected.square().mean())
     )
 
@@ -131,3 +132,11 @@ def _cases() -> list[Case]:
 
 
 CASES = _cases()
+
+USES = {
+    f"{kind} 4096 x 4096, {rows} rows of x": Case(
+        kind, rows, 4096, 4096 // BLOCKS[kind].values, torch.bfloat16
+    )
+    for kind in KINDS
+    for rows in (1, 8, 512)
+}

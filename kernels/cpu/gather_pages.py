@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mtmd.kernels.kernel import Kernel
 from mtmd.kernels.ops.gather import gather_pages as copied
 
 
@@ -20,3 +21,6 @@ def gather_pages(cache: Tensor, pages: Tensor, *, which: int, size: int) -> Tens
     ):
         return cache[which, first * size : (first + count) * size].unsqueeze(0)
     return copied.reference(cache, pages, which=which, size=size)
+
+
+KERNEL = Kernel(gather_pages)

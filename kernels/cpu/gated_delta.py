@@ -1,25 +1,21 @@
-"""Short convolution and gated delta rule on the CPU: neighbours that decode one token go together,
-longer parts run in blocks.
-
-The longer parts of the delta rule run by chunks (see `delta_chunk_`), those of the convolution by
-blocks of rows: what is held beyond the result does not grow with their length.
+"""Gated delta rule on the CPU: neighbours that decode one token go together, longer parts run by
+chunks (see `_chunk_`), so that what is held beyond the result does not grow with their length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from mtmd.kernels.graph import Type
-from mtmd.kernels.ops.recurrent import CHUNK, delta_chunk_, spans
+from mtmd.kernels.kernel import Kernel
+from mtmd.kernels.ops.recurrent import spans
 
-# rows of a block of the convolution: with 4,096 channels in fp32 2 MiB, what a core's cache holds
-ROWS = 128
-CACHE_BYTES = 1 << 20
+CHUNK = 64  # tokens of a chunk, as in flash-linear-attention
+CACHE_BYTES = 1 << 20  # of a core's second cache, for the states of sequences that decode together
 
 
 def gated_delta(
@@ -50,7 +46,7 @@ def gated_delta(
         else:
             for first in range(start, stop, CHUNK):
                 part = slice(first, min(first + CHUNK, stop))
-                out[part] = delta_chunk_(
+                out[part] = _chunk_(
                     states[i], q[part], k[part], v[part], decay[part], beta[part], scale
                 )
     return out
@@ -103,64 +99,56 @@ def _step_(
     return (scale * (kept * read[:, :, 1] + dots * u)).reshape(count, heads, value)
 
 
-def short_conv(
-    x: Tensor,
-    w: Tensor,
-    state: Tensor,
-    starts: Tensor,
-    slots: Tensor,
-    bias: Tensor | None = None,
-    *,
-    activation: str,
+def _chunk_(
+    state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, scale: float
 ) -> Tensor:
-    """The `short_conv` op: x [T, C], w [C, W], state [N, W - 1, C] -> [T + S (W - 1), C] in x's
-    type
+    """One chunk of c tokens of one sequence: o [c, H, V] in fp32; the state [K, H, V] is
+    overwritten by that after the chunk
+
+    With d_i the sum of decays up to token i and D_ij = exp(d_i - d_j) for j <= i, what token i adds
+    to the state is k_i u_i^T, and the u_i solve a lower triangular system with ones on its diagonal
+    (arXiv:2412.06464, section 3.3):
+
+        u_i + beta_i sum_{j < i} D_ij (k_i.k_j) u_j = beta_i (v_i - exp(d_i) S^T k_i)
+        o_i = scale (exp(d_i) S^T q_i + sum_{j <= i} D_ij (q_i.k_j) u_j)
+
+        S <- exp(d_c) S + sum_j exp(d_c - d_j) k_j u_j^T
     """
-    tokens, before, taps = x.shape[0], w.shape[1] - 1, w.t().float().contiguous()
-    out = x.new_empty(tokens + slots.shape[0] * before, x.shape[1])
-    states = out[tokens:].view(slots.shape[0], before, x.shape[1])
-    parts = spans(starts)
-    single = torch.tensor(
-        [i for i, (start, stop) in enumerate(parts) if stop - start == 1], dtype=torch.int64
+    (count, groups, size), (heads, value) = q.shape, v.shape[1:]
+    each = heads // groups
+    both = torch.cat([k, q]).float().transpose(0, 1)  # [G, 2 c, K]
+    keys = both[:, :count]
+    dots = both @ keys.transpose(1, 2)  # [G, 2 c, c]
+    # The heads of a group lie side by side, so one product reads the states of them all.
+    grouped = state.view(size, groups, each * value).transpose(0, 1)  # [G, K, H / G V]
+    read = both @ grouped
+    read = read.view(groups, 2, count, each, value).transpose(2, 3)  # [G, 2, H / G, c, V]
+    # Decays are summed in fp64: differences of large sums would lose fp32's digits.
+    d = decay.t().double().cumsum(1).view(groups, each, count)
+    # D: 0 above the diagonal before exp, which could overflow there, and after it.
+    near = (d[..., None] - d[..., None, :]).float().tril().exp_().tril_()
+    since, rest, whole = (
+        d.float().exp()[..., None],
+        (d[..., -1:] - d).float().exp()[..., None],
+        d[..., -1].float().exp(),
     )
-    if single.numel():
-        at = starts[single]
-        windows = torch.cat([state[slots[single]].to(x.dtype), x[at][:, None]], 1)  # [S, W, C]
-        out[at] = _weighted(list(windows.unbind(1)), taps, bias, activation).to(x.dtype)
-        states[single] = windows[:, 1:]
-    for slot, now, (start, stop) in zip(slots.tolist(), states, parts, strict=True):
-        if stop - start != 1:
-            last = state[slot].to(x.dtype)
-            for first in range(start, stop, ROWS):
-                end = min(first + ROWS, stop)
-                rows = (
-                    x[first - before : end]
-                    if first - start >= before
-                    else torch.cat([last, x[start:end]])[first - start :]
-                )
-                rows = rows.float()
-                out[first:end] = _weighted(
-                    [rows[j : j + end - first] for j in range(before + 1)], taps, bias, activation
-                )
-            now.copy_(
-                x[stop - before : stop]
-                if stop - start >= before
-                else torch.cat([last, x[start:stop]])[-before:]
-            )
-    return out
+    b = beta.t().reshape(groups, each, count, 1)
+    values = v.float().view(count, groups, each, value).permute(1, 2, 0, 3)  # [G, H / G, c, V]
+    u = torch.linalg.solve_triangular(
+        b * near * dots[:, None, :count],
+        b * (values - since * read[:, 0]),
+        upper=False,
+        unitriangular=True,
+    )
+    out: Tensor = scale * (since * read[:, 1] + (near * dots[:, None, count:]) @ u)
+    state.mul_(whole.view(heads, 1))
+    grouped.baddbmm_(
+        keys.transpose(1, 2), (rest * u).transpose(1, 2).reshape(groups, count, each * value)
+    )
+    return out.permute(2, 0, 1, 3).reshape(count, heads, value)
 
 
-def _weighted(rows: list[Tensor], taps: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-    """act(sum_j taps[j] rows[j] + bias) in fp32          rows W of [R, C], taps [W, C]"""
-    y = rows[0] * taps[0]
-    for row, tap in zip(rows[1:], taps[1:], strict=True):
-        y.addcmul_(row.float(), tap)
-    if bias is not None:
-        y += bias.float()
-    return F.silu(y, inplace=True) if activation == "silu" else y
-
-
-def delta_workspace(
+def workspace(
     q: Type,
     k: Type,  # noqa: ARG001
     v: Type,
@@ -169,6 +157,8 @@ def delta_workspace(
     state: Type,
     starts: Type,  # noqa: ARG001
     slots: Type,
+    *,
+    scale: float,  # noqa: ARG001
 ) -> int:
     """Most bytes beyond the result; with several sequences, for the parts that take most."""
     (tokens, groups, size), (heads, value), count = q.shape, v.shape[1:], slots.shape[0]
@@ -194,31 +184,4 @@ def delta_workspace(
     return chunk if count == 1 else max(chunk, step)
 
 
-def conv_workspace(
-    x: Type,
-    w: Type,
-    state: Type,
-    starts: Type,  # noqa: ARG001
-    slots: Type,
-    bias: Type | None = None,  # noqa: ARG001
-) -> int:
-    """Most bytes beyond the result; with several sequences, for the parts that take most."""
-    (tokens, channels), width, count = x.shape, w.shape[1], slots.shape[0]
-    item, half = x.dtype.itemsize, x.dtype.itemsize != 4
-    taps = channels * width * 4
-    windows = count * channels * width * item
-    gathered = count * channels * max(item + (width - 1) * state.dtype.itemsize, 8 if half else 4)
-    if tokens == count:
-        return taps + windows + gathered
-    block = min(tokens, ROWS)
-    rows = channels * (
-        (block + width - 1) * 4 + max(block * 4, (block + width - 1) * item if half else 0)
-    )
-    return taps + (rows if count == 1 else windows + max(rows, gathered))
-
-
-KERNELS: dict[str, Callable[..., Tensor]] = {"gated_delta": gated_delta, "short_conv": short_conv}
-WORKSPACES: dict[str, Callable[..., int]] = {
-    "gated_delta": delta_workspace,
-    "short_conv": conv_workspace,
-}
+KERNEL = Kernel(gated_delta, workspace=workspace)

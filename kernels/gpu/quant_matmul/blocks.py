@@ -8,6 +8,9 @@ so that its 16-bit numbers are aligned. A byte that several lanes need is loaded
 the first cache serves all but one.
 """
 
+# Triton's language is not Python's: its functions carry no types.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
 from __future__ import annotations
 
 import triton

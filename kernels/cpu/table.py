@@ -1,0 +1,34 @@
+"""The CPU kernels: which file runs which op. This and that file are all that a kernel touches."""
+
+from __future__ import annotations
+
+from mtmd.kernels.cpu import (
+    attention,
+    gated_delta,
+    gather_pages,
+    matmul,
+    moe,
+    quant_matmul,
+    short_conv,
+)
+from mtmd.kernels.graph import Node
+from mtmd.kernels.kernel import Kernel, types_of
+
+# By op, in order of preference: the first that does not reject runs the node; without one, the op's
+# reference does.
+KERNELS: dict[str, tuple[Kernel, ...]] = {
+    "attention": (attention.KERNEL,),
+    "gated_delta": (gated_delta.KERNEL,),
+    "gather_pages": (gather_pages.KERNEL,),
+    "matmul": (quant_matmul.KERNEL, matmul.KERNEL),
+    "moe": (moe.KERNEL,),
+    "short_conv": (short_conv.KERNEL,),
+}
+
+
+def choose(node: Node) -> Kernel | None:
+    """The first kernel in the table that takes the node."""
+    types = types_of(node)
+    return next(
+        (k for k in KERNELS.get(node.op, ()) if k.rejects(*types, **node.attrs) is None), None
+    )

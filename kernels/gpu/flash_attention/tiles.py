@@ -1,0 +1,227 @@
+"""How flash attention is launched for given types: the split of the head, the tile, strides, who
+shares out the keys. Plain arithmetic, no Triton.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import e, gcd, log2
+from typing import Any
+
+import torch
+
+from mtmd.kernels.gpu.launch import Call, power_of_two
+from mtmd.kernels.graph import Type
+
+MAX_HEAD = 512
+# The keys of a launch are shared out if it has at most so many tokens, as decoding a batch does;
+# then so many programs are wanted (two for each processor of an A100, H100 or MI300, about) and
+# each gets at least so many blocks of keys. Not measured.
+FEW_TOKENS, WANTED, LEAST_BLOCKS = 16, 256, 4
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The work of one program: `rows` (tokens x query heads of a group) by blocks of `keys`, on
+    `warps` warps, with loads running `stages` - 1 blocks ahead.
+    """
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How the kernel is called on tensors of given types: everything but the tensors. `splits`:
+    programs that share out the keys of a block of rows, of which there are `programs`.
+    """
+
+    scalars: dict[str, int | float]
+    constants: dict[str, int | bool]
+    tile: Tile
+    programs: int
+    splits: int
+
+    @property
+    def call(self) -> Call:
+        constants: dict[str, int | bool | str] = {**self.constants}
+        return Call(self.scalars, constants, self.programs, self.tile.warps, self.tile.stages)
+
+
+def parts(size: int) -> tuple[int, int]:
+    """A head size as two powers of two that cover it, the second 0 or at least 16: 72 = 64 + 16, 80
+    = 64 + 16, 88 = 64 + 32.
+
+    Above 256 the first is 256. Elsewhere, where both would be equal they are one (112 = 64 + 64 =
+    128): a third part would cover 112 exactly, for 12 % less arithmetic at the price of a third
+    accumulator and a third kind of load.
+    """
+    if size > 256:
+        return 256, max(16, power_of_two(size - 256))
+    first = max(16, 1 << (size.bit_length() - 1))
+    if first >= size:
+        return first, 0
+    second = max(16, power_of_two(size - first))
+    return (2 * first, 0) if second == first else (first, second)
+
+
+def choose_tile(width: int, dtype: torch.dtype, rows: int, masked: bool) -> Tile:
+    """The tile for a head size and a number of rows (tokens x query heads of a group).
+
+    Chosen from the compiler's report alone, not by a GPU's clock: the largest tile that spills at
+    most a few registers on cuda:80 and cuda:90 (none without limits in 16-bit types) and fits
+    gfx942's 64 KiB and, compiled as for cuda:80, the 99 KiB of consumer cards. See docs/kernels.md.
+    """
+    if dtype == torch.float32:
+        # Exact fp32 runs on plain multiply-adds on NVIDIA, whose operands take many registers.
+        if width > 256:
+            # They spill, hundreds of bytes a thread; what does not spill does not fit gfx942.
+            return Tile(16, 16, 8, 1)
+        if rows <= 16:
+            return Tile(16, 16, 4, 2)
+        if width <= 96:
+            return Tile(64, 32, 8, 2)
+        return Tile(32, 32, 8, 2) if width <= 128 else Tile(32, 16, 8, 2)
+    if rows <= 16:
+        # Decoding: 16 rows, the smallest block that a matrix instruction takes.
+        if width <= 128:
+            return Tile(16, 64, 4, 2)
+        return Tile(16, 32, 4, 2) if width <= 256 else Tile(16, 16, 4, 2)
+    if width > 128:
+        return Tile(64, 32, 8, 2) if width <= 256 else Tile(32, 16, 8, 2)
+    if rows <= 64:
+        return Tile(64, 64, 4, 2) if width <= 96 else Tile(64, 32, 4, 2)
+    # A mask is loaded ahead as well: 32 KiB for each stage.
+    return Tile(128, 64, 8, 2 if masked or width > 96 else 3)
+
+
+def plan_launch(
+    q: Type,
+    k: Type,
+    v: Type,
+    mask: Type | None = None,
+    bounds: Type | None = None,
+    *,
+    scale: float,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+    tile: Tile | None = None,
+    split: bool = True,
+    splits: int | None = None,
+) -> Launch:
+    """`tile`, `split=False` to pad the head to a power of two and `splits` are for measurements;
+    the defaults are what runs use.
+    """
+    batch, rows, heads, width = q.shape
+    keys, groups, value = k.shape[1], k.shape[2], v.shape[3]
+    per_key = heads // groups
+    tile = tile or choose_tile(max(width, value), q.dtype, rows * per_key, mask is not None)
+    (k1, k2), (v1, v2) = (
+        parts(n) if split else (max(16, power_of_two(n)), 0) for n in (width, value)
+    )
+    # A window of this size hides nothing, one of minus this size everything; larger numbers could
+    # overflow.
+    reach = keys + rows
+    scalars: dict[str, int | float] = {
+        "scale": float(scale),
+        "cap": float(softcap or 1.0),
+        "window": 0 if window is None else max(-reach, min(window, reach)),
+        "T": rows,
+        "S": keys,
+        "H": heads,
+    }
+    steps = {name: _broadcast(t, t.shape)[:3] for name, t in (("q", q), ("k", k), ("v", v))}
+    # Strides are passed divided by what all of them share, up to 16: multiplied by that constant in
+    # the kernel, they tell the compiler how wide it may load (`_load`).
+    align = gcd(16, *(s for strides in steps.values() for s in strides))
+    for name, strides in steps.items():
+        scalars |= {
+            f"{name}_{axis}": stride // align
+            for axis, stride in zip(("batch", "step", "head"), strides, strict=True)
+        }
+    mask_strides = _broadcast(mask, (batch, heads, rows, keys))
+    scalars |= dict(
+        zip(("mask_batch", "mask_head", "mask_row", "mask_step"), mask_strides, strict=True)
+    )
+    bound_strides = _broadcast(bounds, (batch, rows, 2))
+    scalars |= dict(zip(("bound_batch", "bound_step", "bound_end"), bound_strides, strict=True))
+    limited = causal or window is not None or bounds is not None
+    constants: dict[str, int | bool] = {
+        "GROUP": per_key,
+        "K": width,
+        "V": value,
+        "K1": k1,
+        "K2": k2,
+        "V1": v1,
+        "V2": v2,
+        "CAUSAL": causal,
+        "WINDOW": window is not None,
+        "BOUNDS": bounds is not None,
+        "CAP": softcap is not None,
+        "MASK": mask is not None,
+        "WHOLE": not limited and keys % tile.keys == 0,
+        "ROWS": tile.rows,
+        "KEYS": tile.keys,
+        "ALIGN": align,
+    }
+    programs = batch * groups * -(-rows * per_key // tile.rows)
+    splits = splits or choose_splits(rows, -(-keys // tile.keys), programs)
+    return Launch(scalars, constants | {"SPLITS": splits}, tile, programs, splits)
+
+
+def choose_splits(rows: int, blocks: int, programs: int) -> int:
+    """Programs that share out the `blocks` of keys of each of `programs` blocks of rows, for `rows`
+    tokens: a power of two.
+    """
+    if rows > FEW_TOKENS or not programs:
+        return 1
+    most = min(WANTED // programs, blocks // LEAST_BLOCKS)
+    return 1 << (most.bit_length() - 1) if most > 1 else 1
+
+
+def plan_combine(launch: Launch) -> Call:
+    """How the parts that a launch over shared-out keys leaves are added. `programs` for each
+    row.
+    """
+    # With a cap or a mask the kernel's scores are what the softmax takes, else they are not scaled.
+    scaled = launch.constants["CAP"] or launch.constants["MASK"]
+    value = launch.constants["V"]
+    columns = min(128, power_of_two(value), max(16, 8192 // launch.splits))
+    constants: dict[str, int | bool | str] = {
+        "V": value,
+        "SPLITS": launch.splits,
+        "COLUMNS": columns,
+    }
+    return Call(
+        {"to_log2": (1.0 if scaled else launch.scalars["scale"]) * log2(e)},
+        constants,
+        -(-value // columns),
+        4,
+        1,
+    )
+
+
+def workspace(
+    q: Type, k: Type, v: Type, mask: Type | None = None, bounds: Type | None = None, **options: Any
+) -> int:
+    """Bytes that a launch takes for the parts of its result and their sums; the options are the
+    op's.
+    """
+    splits = plan_launch(q, k, v, mask, bounds, **options).splits
+    return 4 * splits * q.count // q.shape[3] * (v.shape[3] + 2) if splits > 1 else 0
+
+
+def _broadcast(given: Type | None, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides that read `given` as if it had the wanted shape: 0 along what it lacks, and where
+    there is nothing to step over.
+    """
+    if given is None:
+        return (0,) * len(shape)
+    missing = len(shape) - len(given.shape)
+    held = zip(shape[missing:], given.shape, given.strides, strict=True)
+    return (0,) * missing + tuple(
+        stride if size == wanted != 1 else 0 for wanted, size, stride in held
+    )

@@ -1,0 +1,73 @@
+"""The Triton kernels: which file runs which op. This and that file are all that a kernel touches.
+
+Triton is imported when a node asks for a kernel, and not before: it takes a second, and a machine
+without it gets a reason in place of an ImportError. So a line says what has to be known without
+it; the rest is the file's `KERNEL`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import NamedTuple
+
+from mtmd.kernels.gpu.triton_kernel import TritonKernel
+from mtmd.kernels.graph import Node
+from mtmd.kernels.kernel import types_of
+
+
+@dataclass(frozen=True)
+class Entry:
+    """name: what reports call the kernel. module: the file in this folder that has its `KERNEL`.
+    applies: the nodes of the op that it is for. optional: torch's own kernels run what it rejects;
+    else the node is refused, as the op's reference would take memory or time that nobody expects
+    (all scores of an attention, a launch for each token).
+    """
+
+    name: str
+    module: str
+    applies: Callable[[Node], bool] = lambda node: True  # noqa: ARG005
+    optional: bool = False
+
+    def load(self) -> TritonKernel:
+        """Imports Triton."""
+        kernel: TritonKernel = import_module(f"mtmd.kernels.gpu.{self.module}").KERNEL
+        return kernel
+
+
+def has_quantized_weight(node: Node) -> bool:
+    return node.attrs.get("quant") is not None
+
+
+# By op, in order of preference: the first that applies and does not reject runs the node.
+KERNELS: dict[str, tuple[Entry, ...]] = {
+    "attention": (Entry("attention", "flash_attention.kernel"),),
+    "gated_delta": (Entry("gated delta rule", "gated_delta"),),
+    "matmul": (Entry("quantized matmul", "quant_matmul.kernel", applies=has_quantized_weight),),
+    "short_conv": (Entry("short convolution", "short_conv"),),
+}
+
+
+class Choice(NamedTuple):
+    """Which kernel runs a node. Without one, and without a reason, torch's own run it."""
+
+    name: str = ""
+    kernel: TritonKernel | None = None
+    reason: str | None = None
+
+
+def choose(node: Node, lacks: Callable[[str], str | None]) -> Choice:
+    """The first kernel in the table that takes the node. `lacks(name)`: what a kernel of that name
+    would need, and the device does not have; it is asked before Triton is imported.
+    """
+    reason = None
+    for entry in KERNELS.get(node.op, ()):
+        if not entry.applies(node):
+            continue
+        refusal = lacks(entry.name) or entry.load().rejects(*types_of(node), **node.attrs)
+        if refusal is None:
+            return Choice(entry.name, entry.load())
+        if not entry.optional:
+            reason = reason or refusal
+    return Choice(reason=reason)

@@ -1,0 +1,89 @@
+"""What a file with a Triton kernel says of it: one `KERNEL` serves the backend, the ahead-of-time
+compiler, the tests, the benchmark and the tables of docs/kernels.md. No Triton is imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from mtmd.kernels.gpu.launch import Call
+from mtmd.kernels.graph import Node, Type
+from mtmd.kernels.kernel import Kernel
+from mtmd.kernels.ops import OPS
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is compiled for a node: a `@triton.jit` function, how it is called, and the type of what
+    each of its pointers points at, by the name of the argument (of absent ones, of whatever the
+    launcher passes in their place).
+
+    tile: the constants that are the sizes of a program's work, for docs/kernels.md. title: what a
+    report calls it, where the kernel's name does not say enough. head: the head size, if any.
+    """
+
+    function: Any
+    call: Call
+    operands: Mapping[str, Type]
+    tile: Sequence[str] = ()
+    title: str | None = None
+    head: int | None = None
+
+
+class Case(Protocol):
+    """A problem for a kernel. `str()` of it is its name in tests and tables."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The op's attributes."""
+
+    def inputs(
+        self, device: str | torch.device = "cpu", seed: int = 0
+    ) -> tuple[Tensor | None, ...]:
+        """The op's inputs, the same for the same seed. What the kernel may not read is NaN."""
+
+
+def relative_error(
+    op: str, result: Tensor, inputs: Sequence[Tensor | None], options: Mapping[str, Any]
+) -> float:
+    """Mean square error against the op's reference in fp32, relative to the result's own."""
+    wide = [t.float() if t is not None and t.is_floating_point() else t for t in inputs]
+    expected = OPS[op].reference(*wide, **options)
+    return float((result.float() - expected).square().sum() / expected.square().sum())
+
+
+@dataclass(frozen=True)
+class TritonKernel(Kernel):
+    """A kernel of `kernels/gpu/table.py`.
+
+    program: what a run on these types launches, for compiling it ahead of time; from the same
+        `Call` as the launcher's, so that what is compiled is what runs.
+    cases: small problems, each run in Triton's interpreter (a block and a bit of everything: sizes
+        of 1, primes, just over a block, every layout that `rejects` lets through).
+    uses: problems of real sizes by what they are, compiled for docs/kernels.md and timed by
+        benchmarks/gpu.py.
+    error, limits: how far a result is from the op's reference, as `relative_error` is called, and
+        the most that is right, by the type of the inputs.
+    """
+
+    program: Callable[..., Program] = field(kw_only=True)
+    cases: Sequence[Case] = field(kw_only=True)
+    limits: Mapping[torch.dtype, float] = field(kw_only=True)
+    uses: Mapping[str, Case] = field(kw_only=True)
+    error: Callable[[str, Tensor, Sequence[Tensor | None], Mapping[str, Any]], float] = (
+        relative_error
+    )
+
+
+def node_of(op: str, case: Case) -> Node:
+    """The node that a case is a run of."""
+    leaves = [t if t is None else Node("input", (), Type.of(t)) for t in case.inputs()]
+    return OPS[op](*leaves, name=str(case), **case.options)

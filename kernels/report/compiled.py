@@ -1,0 +1,50 @@
+"""The kernels of a plan compiled for a GPU that is not here, as the warm-up report lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from mtmd.kernels.backends.target import Target
+from mtmd.kernels.gpu.triton_kernel import Program
+from mtmd.kernels.graph import Node
+from mtmd.kernels.kernel import types_of
+from mtmd.kernels.plan.scheduler import Plan
+from mtmd.kernels.report.facts import CompiledKernel
+
+
+def compiled_kernels(graph: str, plan: Plan, target: Target) -> list[CompiledKernel]:
+    """Each different program that the plan launches on the target, compiled, and what it uses.
+
+    Raises PlacementError where the compiler refuses.
+    """
+    from mtmd.kernels.gpu.compile import SHARED_LIMIT, compile_program, specialisation
+
+    alike: dict[Hashable, list[tuple[Node, str, Program]]] = {}
+    for step in plan.steps:
+        if step.node.op == "copy" or step.backend is not target:
+            continue
+        choice = target.choose(step.node)
+        if choice.kernel is not None:
+            program = choice.kernel.program(*types_of(step.node), **step.node.attrs)
+            row = step.node, program.title or choice.name, program
+            alike.setdefault(specialisation(program), []).append(row)
+    kernels = []
+    for rows in alike.values():
+        node, name, program = rows[0]
+        used = compile_program(target.name, program)
+        kernels.append(
+            CompiledKernel(
+                graph,
+                name,
+                node.name,
+                len(rows),
+                program.head,
+                target.name,
+                used.shared_bytes,
+                SHARED_LIMIT.get(target.name),
+                used.registers,
+                used.spill_bytes,
+                used.instruction,
+            )
+        )
+    return kernels

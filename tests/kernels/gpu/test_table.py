@@ -1,0 +1,177 @@
+"""Every Triton kernel of the table, by its `KERNEL`: its cases in Triton's interpreter against the
+op's reference, the backend that looks it up, and its uses compiled for GPUs that are not here.
+
+    pytest tests/kernels/gpu/test_table.py -k OP
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from mtmd.kernels.backends import gpu
+from mtmd.kernels.backends.gpu import Gpu
+from mtmd.kernels.backends.target import Target
+from mtmd.kernels.gpu import table
+from mtmd.kernels.gpu.compile import SHARED_LIMIT
+from mtmd.kernels.gpu.table import KERNELS, Entry
+from mtmd.kernels.gpu.triton_kernel import node_of
+from mtmd.kernels.graph import Type
+from mtmd.kernels.kernel import types_of
+from mtmd.kernels.ops import OPS
+
+pytestmark = pytest.mark.usefixtures("exact_bf16", "poisoned")
+ROOT = Path(__file__).parents[3]
+ENTRIES = [
+    pytest.param(op, entry, id=f"{op} {entry.module}")
+    for op, entries in KERNELS.items()
+    for entry in entries
+]
+CASES = [
+    pytest.param(op, entry, case, id=f"{op} {case}")
+    for op, entries in KERNELS.items()
+    for entry in entries
+    for case in entry.load().cases
+]
+
+
+@pytest.fixture
+def ampere(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a card")
+
+
+@pytest.mark.parametrize(("op", "entry", "case"), CASES)
+def test_a_case_is_taken_and_right(op, entry, case):
+    kernel, node, inputs = entry.load(), node_of(op, case), case.inputs()
+    assert entry.applies(node)
+    assert kernel.rejects(*types_of(node), **node.attrs) is None
+    result = kernel.run(*inputs, **case.options)
+    assert Type.of(result) == node.type
+    error = kernel.error(op, result, inputs, case.options)
+    assert error <= kernel.limits[case.dtype], f"error {error:.1e}"
+
+
+@pytest.mark.parametrize(("op", "entry"), ENTRIES)
+def test_a_wrong_result_is_noticed(op, entry):
+    kernel = entry.load()
+    case = kernel.cases[0]
+    inputs = case.inputs()
+    right = OPS[op].reference(*inputs, **case.options)
+    for wrong in (right * 1.05, torch.full_like(right, torch.nan)):
+        assert not kernel.error(op, wrong, inputs, case.options) <= kernel.limits[case.dtype]
+
+
+@pytest.mark.usefixtures("ampere")
+@pytest.mark.parametrize(("op", "entry"), ENTRIES)
+def test_the_backend_runs_it_and_says_what_it_lacks(op, entry, monkeypatch):
+    kernel = entry.load()
+    case = kernel.cases[0]
+    node = node_of(op, case)
+    assert Gpu().rejects(node) is None and Gpu().lower(node).func is kernel.run
+    bytes_beyond = kernel.workspace(*types_of(node), **node.attrs)
+    assert Gpu().workspace(node) == Target("cuda:90").workspace(node) == bytes_beyond
+    lacking = (
+        lambda: monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5)),
+        lambda: monkeypatch.setattr(gpu, "find_spec", lambda _: None),
+    )
+    for lack, words in zip(lacking, ("found 7.5", "pip install 'mtmd[gpu]'"), strict=True):
+        lack()
+        reason = Gpu().rejects(node)
+        if entry.optional:  # torch's own kernels run it
+            assert reason is None and Gpu().lower(node).func is OPS[op].reference
+        else:
+            assert reason and f"the {entry.name} kernel needs" in reason and words in reason
+
+
+class Never:
+    """A kernel that takes nothing."""
+
+    @staticmethod
+    def rejects(*types: Type | None, **attrs: object) -> str:  # noqa: ARG004
+        return "never"
+
+
+def test_the_first_kernel_that_takes_a_node_runs_it(monkeypatch):
+    """And of those that take none, an optional one leaves the node to torch."""
+    node = node_of("short_conv", KERNELS["short_conv"][0].load().cases[0])
+    entries = {optional: Entry("never", "", optional=optional) for optional in (False, True)}
+    load = Entry.load
+    monkeypatch.setattr(Entry, "load", lambda self: load(self) if self.module else Never)
+    for first in entries.values():
+        monkeypatch.setitem(table.KERNELS, "short_conv", (first, *KERNELS["short_conv"][-1:]))
+        assert table.choose(node, lambda _: None).name == "short convolution"
+    monkeypatch.setitem(table.KERNELS, "short_conv", (entries[True],))
+    assert table.choose(node, lambda _: None) == table.Choice()
+    monkeypatch.setitem(table.KERNELS, "short_conv", (entries[True], entries[False]))
+    assert table.choose(node, lambda _: None).reason == "never"
+
+
+def test_triton_is_not_imported_before_a_node_asks_for_it():
+    code = (
+        "import sys, mtmd.kernels.backends.gpu, mtmd.kernels.backends.target, "
+        "mtmd.kernels.report.compiled; sys.exit('triton' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
+FEW_REGISTERS = 16  # bytes a thread that may spill: four registers cost next to nothing
+SCRIPT = """
+import json, sys
+from dataclasses import asdict
+from mtmd.kernels.gpu.compile import SHARED_LIMIT, compile_program
+from mtmd.kernels.gpu.table import KERNELS
+from mtmd.kernels.gpu.triton_kernel import node_of
+from mtmd.kernels.kernel import types_of
+out = {}
+for op in sys.argv[1:]:
+    for kernel in (entry.load() for entry in KERNELS[op]):
+        for title, case in kernel.uses.items():
+            node = node_of(op, case)
+            program = kernel.program(*types_of(node), **node.attrs)
+            out[title] = [asdict(compile_program(target, program)) for target in SHARED_LIMIT]
+print(json.dumps(out))
+"""
+
+
+# The products' many block types are compiled in test_gpu_quant_matmul.py, at fewer sizes.
+@pytest.fixture(scope="module", params=[op for op in KERNELS if op != "matmul"])
+def compiled(request):
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    command = [sys.executable, "-W", "error", "-c", SCRIPT, request.param]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return request.param, json.loads(done.stdout)
+
+
+def test_every_use_compiles_fits_and_hardly_spills(compiled):
+    op, uses = compiled
+    assert uses, f"{op}: no USES"
+    for title, rows in uses.items():
+        for used in rows:
+            assert used["shared_bytes"] <= SHARED_LIMIT[used["target"]], title
+            assert used["spill_bytes"] <= FEW_REGISTERS, f"{title}: {used}"
+
+
+def test_the_documented_table_is_current(compiled):
+    op, uses = compiled
+    if op == "attention":
+        return  # has sections of its own, see test_gpu_compile.py
+    lines = (ROOT / "docs" / "kernels.md").read_text().splitlines()
+    for title, rows in uses.items():
+        cells = [
+            f"{r['shared_bytes'] / 1024:.0f} / {r['registers']} / {r['spill_bytes']} / "
+            f"{r['instruction']}"
+            for r in rows
+        ]
+        line = next((x for x in lines if x.startswith(f"| {title} |")), "")
+        assert line.split(" | ")[2:] == [*cells[:-1], cells[-1] + " |"], (
+            f"docs/kernels.md, {title}: run python tools/kernel_table.py > docs/kernels.md"
+        )
