@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2] / "kernels"
 # Each imports from those before it; files that lie in kernels/ itself count by their names.
 ORDER = (
     ("errors", "dtype"),
-    ("options", "graph", "quantization"),
+    ("options", "graph", "quantization", "text"),
     ("checkpoint", "kernel"),
     ("ops",),
     ("layers", "cpu", "gpu"),
