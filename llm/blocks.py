@@ -9,8 +9,8 @@ from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash import AttentionForm
-from mtmd.llm.engine.inputs import TextInputs
-from mtmd.llm.engine.state import KV, PAGE
+from mtmd.llm.inputs import TextInputs
+from mtmd.llm.state import KV, PAGE
 
 KeysValues = tuple[Node, Node]
 

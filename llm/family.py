@@ -12,8 +12,8 @@ from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.plan.flash import AttentionForm
-from mtmd.llm.engine.inputs import TextInputs
-from mtmd.llm.engine.state import State
+from mtmd.llm.inputs import TextInputs
+from mtmd.llm.state import State
 
 
 @dataclass(frozen=True)

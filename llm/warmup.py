@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from mtmd.kernels.report.check import run_check
 from mtmd.kernels.report.facts import Check, GraphFacts, Placement, graph_facts, placement
-from mtmd.llm.engine.batch import make_batch
+from mtmd.llm.engine.make_batch import make_batch
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.spans import Span
 

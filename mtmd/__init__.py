@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # what type checkers see of the table below; a test keeps the
     from mtmd.kernels.errors import OptionError as OptionError
     from mtmd.kernels.errors import PlacementError as PlacementError
     from mtmd.kernels.errors import PromptError as PromptError
-    from mtmd.kernels.report.facts import WarmupReport as WarmupReport
+    from mtmd.kernels.report.warmup_report import WarmupReport as WarmupReport
     from mtmd.loading import describe as describe
     from mtmd.loading import load as load
     from mtmd.model import Model as Model
@@ -51,7 +51,7 @@ _PLACES = {
     "mtmd.inspect.predict": ("predict",),
     "mtmd.receipt": ("ImageReceipt", "Receipt"),
     "mtmd.clip.image.decode": ("Picture",),
-    "mtmd.kernels.report.facts": ("WarmupReport",),
+    "mtmd.kernels.report.warmup_report": ("WarmupReport",),
     "mtmd.kernels.errors": (
         "BusyError",
         "DeviceMemoryError",

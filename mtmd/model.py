@@ -14,7 +14,7 @@ from mtmd.config import AnswerOptions, LoadOptions, options
 from mtmd.events import Answer, Event, Finished
 from mtmd.kernels.backends import Backend
 from mtmd.kernels.plan.executor import Observer
-from mtmd.kernels.report.facts import WarmupReport
+from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.spans import Span
 from mtmd.loaded.loaded_model import LoadedModel

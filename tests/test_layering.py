@@ -1,5 +1,5 @@
-"""Who may import what, by reading the imports: the folders' arrows, libraries in their places, no
-family outside its file.
+"""Who may import what, by reading the imports: the rooms' arrows and those of the folders inside
+them, libraries in their places, no family outside its file.
 """
 
 from __future__ import annotations
@@ -8,8 +8,10 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +27,55 @@ MAY_IMPORT = {  # folder -> folders beside it that it may import
     "web": {"mtmd"},
 }
 UPWARD = {"mtmd/commands/serve.py": "web"}  # inside its function
+# Inside a room: what is more general stands first, and imports nothing that stands after it. A file
+# that lies flat in its room counts by its name; names in one row do not import each other.
+ORDER = {
+    "kernels": (
+        ("errors", "dtype"),  # words that everybody uses
+        ("options", "graph", "quantization", "text"),  # what a value is
+        ("checkpoint", "kernel"),  # where weights come from; what a kernel says of itself
+        ("ops",),  # what can be computed
+        ("layers", "cpu", "gpu"),  # what families call; how ops are computed quickly
+        ("backends",),  # where
+        ("plan",),  # in which order, and run
+        ("report",),  # and what came of it
+    ),
+    "clip": (
+        ("budget", "image", "blocks"),
+        ("resolution",),  # from pixels to tiles
+        ("family", "families"),  # the table loads a family's file by its name
+        ("encoder",),
+        ("warmup",),
+    ),
+    "llm": (
+        ("experts", "parameters", "state", "tokenizer"),
+        ("batch", "sampling"),  # what one forward reads, how its logits are read
+        ("inputs",),
+        ("blocks", "family"),
+        ("engine", "families"),  # neither knows the other: a family builds, the engine runs
+        ("warmup",),
+    ),
+    "mtmd": (
+        ("chat_template", "config", "receipt"),
+        ("checkpoint", "events"),
+        ("loaded",),  # a model in memory, without anybody to ask it
+        ("prompt",),  # messages into spans
+        ("service",),  # requests into answers
+        ("batch", "model"),
+        ("loading", "terminal"),
+        ("inspect",),
+        ("commands", "__init__"),
+        ("cli",),
+        ("__main__",),
+    ),
+    "web": (
+        ("errors", "settings", "sse", "store", "served_model", "metrics"),
+        ("auth", "headers", "intake"),  # what may come in
+        ("api", "page", "server", "status"),  # two products that do not know each other
+        ("app",),
+    ),
+}
+MOST_FILES = 12  # flat in a folder: a list that can be read at a glance
 ONLY_IN = {  # library -> the files, or folders, that may import it
     "triton": ("kernels/gpu/",),
     "numba": ("kernels/cpu/",),
@@ -153,6 +204,108 @@ def family_words(source: str) -> list[str]:
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_imports_follow_the_arrows_and_libraries_stay_in_their_places(path):
     assert broken_arrows(name_of(path), path.read_text()) == []
+
+
+def part_of(path: Path) -> tuple[str, str]:
+    """The room a file lies in, and its folder there, or its own name where it lies flat."""
+    room, *rest = path.relative_to(ROOT).parts
+    return room, rest[0].removesuffix(".py")
+
+
+def module_name(path: Path) -> str:
+    """As it is imported."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts if parts[0] == "mtmd" else ("mtmd", *parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def dependencies(files: list[Path]) -> dict[Path, set[Path]]:
+    """Which of `files` each imports, also inside functions and for types alone."""
+    modules = {module_name(p): p for p in files}
+
+    def file_of(name: str) -> Path | None:
+        while name and name not in modules:
+            name = name.rpartition(".")[0]
+        return modules.get(name)
+
+    result = {}
+    for path in files:
+        targets = {file_of(name) for name, _ in imports(ast.parse(path.read_text()))}
+        # The package itself offers public names only: who imports one imports where it lies.
+        result[path] = {t for t in targets if t and t != path and module_name(t) != "mtmd"}
+    return result
+
+
+def circle(graph: dict[Any, set[Any]]) -> list[Any]:
+    """The nodes of one circle, none where there is none."""
+    state: dict[Any, str] = {}
+    way: list[Any] = []
+
+    def visit(node: Any) -> list[Any]:
+        state[node] = "open"
+        way.append(node)
+        for other in graph.get(node, ()):
+            if state.get(other) == "open":
+                return way[way.index(other) :]
+            if other not in state and (result := visit(other)):
+                return result
+        state[node] = "closed"
+        way.pop()
+        return []
+
+    return next((result for node in graph if node not in state and (result := visit(node))), [])
+
+
+@pytest.mark.parametrize("room", ORDER)
+def test_inside_a_room_imports_run_down(room):
+    level = {name: i for i, names in enumerate(ORDER[room]) for name in names}
+    files = [p for p in FILES if part_of(p)[0] == room and not empty(p)]
+    assert {part_of(p)[1] for p in files} <= set(level), "a new folder or file needs its place"
+    upward = [
+        f"{name_of(path)} -> {name_of(target)}"
+        for path, targets in dependencies(FILES).items()
+        for target in targets
+        if part_of(path)[0] == part_of(target)[0] == room
+        and part_of(path) != part_of(target)
+        and level[part_of(target)[1]] >= level[part_of(path)[1]]
+    ]
+    assert upward == []
+
+
+def empty(path: Path) -> bool:
+    return path.name == "__init__.py" and not path.read_text().strip()
+
+
+def test_no_imports_run_in_a_circle():
+    graph = dependencies(FILES)
+    assert [name_of(p) for p in circle(graph)] == []
+    folders: dict[tuple[str, str], set[tuple[str, str]]] = {}
+    for path, targets in graph.items():
+        others = {part_of(t) for t in targets} - {part_of(path)}
+        folders.setdefault(part_of(path), set()).update(others)
+    del folders["mtmd", "commands"]  # whose one upward import is in UPWARD
+    assert circle(folders) == []
+
+
+def test_a_circle_is_seen():
+    assert circle({1: {2}, 2: {3}, 3: {2}}) == [2, 3]
+    assert circle({1: {2, 3}, 2: {3}, 3: set()}) == []
+
+
+def test_folders_can_be_read_at_a_glance():
+    counts = Counter(p.parent for p in FILES if p.name != "__init__.py")
+    assert {name_of(f): n for f, n in counts.items() if n > MOST_FILES} == {}
+
+
+def test_every_folder_is_installed():
+    """The package's folders are listed in pyproject.toml; a wheel holds nothing else."""
+    table = re.search(
+        r"^packages = \[\n(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.M | re.S
+    )
+    assert table
+    assert set(re.findall(r'"([\w.]+)"', table[1])) == {
+        module_name(p) for p in FILES if p.name == "__init__.py"
+    } | {"mtmd.demo_model"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from gpu_kernels.attention import compare
 from gpu_kernels.measure import milliseconds, table
 
-PAGE = 32  # slots of a page in llm/engine/state.py
+PAGE = 32  # slots of a page in llm/state.py
 
 
 class Batch(NamedTuple):

@@ -1,5 +1,5 @@
-"""The warm-up report: what runs where, what does not and why, what it costs. One dataclass; `str()`
-for people, `asdict()` for JSON.
+"""What a warm-up finds out, as plain data: what runs where, what does not and why, what it costs.
+The functions below the classes read it off plans.
 """
 
 from __future__ import annotations
@@ -152,9 +152,9 @@ class DequantizedTensor:
 
 
 @dataclass(frozen=True)
-class WarmupReport:
-    """What `mtmd warmup` tells. `checks` is empty where nothing was run, `compiled` is empty where
-    the device is here.
+class WarmupFacts:
+    """All that `mtmd warmup` reports. `checks` is empty where nothing was run, `compiled` is empty
+    where the device is here.
     """
 
     model: str
@@ -195,11 +195,6 @@ class WarmupReport:
 
     def asdict(self) -> dict[str, Any]:
         return asdict(self) | {"fully_accelerated": self.fully_accelerated}
-
-    def __str__(self) -> str:
-        from mtmd.kernels.report.text import render
-
-        return render(self)
 
 
 @dataclass(frozen=True)

@@ -11,24 +11,24 @@ from mtmd.kernels.report.facts import (
     FlashFacts,
     GraphFacts,
     RefusedOp,
-    WarmupReport,
+    WarmupFacts,
 )
 
 RULE = "*" * 100
 SHOWN = 12  # copies of one graph that are listed by name
 
 
-def render(report: WarmupReport) -> str:
+def render(report: WarmupFacts) -> str:
     parts = _head, _flash, _warnings, _dequantized, _graphs, _compiled, _checks, _verdict
     return "\n".join(line.rstrip() for part in parts for line in part(report))
 
 
-def _head(report: WarmupReport) -> Iterator[str]:
+def _head(report: WarmupFacts) -> Iterator[str]:
     yield f"mtmd warm-up: {report.model} on {report.device} ({report.device_name}), {report.dtype}"
     yield ""
 
 
-def _flash(report: WarmupReport) -> Iterator[str]:
+def _flash(report: WarmupFacts) -> Iterator[str]:
     for flash in report.flash:
         yield f"flash attention, {flash.graph}: {flash.state.upper()} ({_flash_reason(flash)})"
     yield ""
@@ -52,7 +52,7 @@ def _flash_reason(flash: FlashFacts) -> str:
     )
 
 
-def _warnings(report: WarmupReport) -> Iterator[str]:
+def _warnings(report: WarmupFacts) -> Iterator[str]:
     if not report.refused:
         yield f"every op is taken by {report.device}"
         yield ""
@@ -94,7 +94,7 @@ def _warnings(report: WarmupReport) -> Iterator[str]:
     yield ""
 
 
-def _dequantized(report: WarmupReport) -> Iterator[str]:
+def _dequantized(report: WarmupFacts) -> Iterator[str]:
     """Per type, most memory first."""
     if not report.dequantized:
         return
@@ -121,7 +121,7 @@ def _nodes(refused: RefusedOp) -> str:
     return refused.name if refused.count == 1 else f"{refused.count} nodes, first {refused.name}"
 
 
-def _graphs(report: WarmupReport) -> Iterator[str]:
+def _graphs(report: WarmupFacts) -> Iterator[str]:
     for facts in report.graphs:
         backends = ", ".join(f"{name} {count}" for name, count in facts.ops_by_backend.items())
         yield (
@@ -155,7 +155,7 @@ def _memory(facts: GraphFacts) -> Iterator[str]:
         yield f"    {space:<8} {sizes_by_kind}"
 
 
-def _compiled(report: WarmupReport) -> Iterator[str]:
+def _compiled(report: WarmupFacts) -> Iterator[str]:
     for kernel in report.compiled:
         limit = f" of {kernel.shared_limit}" if kernel.shared_limit else ""
         spills = f"{kernel.spill_bytes} bytes spilled" if kernel.spill_bytes else "no spills"
@@ -170,7 +170,7 @@ def _compiled(report: WarmupReport) -> Iterator[str]:
         yield ""
 
 
-def _checks(report: WarmupReport) -> Iterator[str]:
+def _checks(report: WarmupFacts) -> Iterator[str]:
     if not report.checks:
         yield "nothing was run: this is a prediction"
         yield ""
@@ -201,7 +201,7 @@ def _times(check: Check) -> Iterator[str]:
         )
 
 
-def _verdict(report: WarmupReport) -> Iterator[str]:
+def _verdict(report: WarmupFacts) -> Iterator[str]:
     if report.fully_accelerated:
         yield f"result: everything runs on {report.device} as intended"
         return

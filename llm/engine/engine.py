@@ -17,14 +17,15 @@ from torch import Tensor
 
 from mtmd.kernels.errors import MtmdError
 from mtmd.kernels.plan.scheduler import Plan
-from mtmd.llm.engine.batch import Batch, make_batch
+from mtmd.llm.batch import Batch
 from mtmd.llm.engine.batcher import Batcher, Step
+from mtmd.llm.engine.make_batch import make_batch
 from mtmd.llm.engine.pages import Pages, page_keys
 from mtmd.llm.engine.runner import PREFILL, Runner
 from mtmd.llm.engine.sequence import Sequence, Token
 from mtmd.llm.engine.spans import Span, blocks, identities, lay_out, stretch
-from mtmd.llm.engine.state import PAGE, Cache
 from mtmd.llm.sampling.sampler import Sampler
+from mtmd.llm.state import PAGE, Cache
 
 # recurrent states kept for prompts that begin alike, as far as they do not take more than
 SNAPSHOTS = 32

@@ -15,12 +15,13 @@ from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.plan.executor import Executor, Observer, Residency, memory_for
 from mtmd.kernels.plan.flash import AttentionForm, FlashChoice, choose
 from mtmd.kernels.plan.scheduler import Override, Plan, make_plan
-from mtmd.llm.engine.batch import Batch, BatchShape, make_batch
-from mtmd.llm.engine.inputs import TextInputs
+from mtmd.llm.batch import Batch, BatchShape
+from mtmd.llm.engine.make_batch import make_batch
 from mtmd.llm.engine.sequence import Sequence
 from mtmd.llm.engine.spans import Span, cut, lay_out
-from mtmd.llm.engine.state import PAGE, Cache, state_dtype, states_by_name
 from mtmd.llm.family import TextFamily
+from mtmd.llm.inputs import TextInputs
+from mtmd.llm.state import PAGE, Cache, state_dtype, states_by_name
 
 PREFILL = 512  # tokens of a prefill batch
 PLANS = 64  # kept for shapes that come again; some MiB each, of a large model

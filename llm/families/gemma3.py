@@ -26,9 +26,9 @@ from mtmd.llm.blocks import (
     read_heads,
     token_embeddings,
 )
-from mtmd.llm.engine.inputs import TextInputs
-from mtmd.llm.engine.state import KV
+from mtmd.llm.inputs import TextInputs
 from mtmd.llm.parameters import attention_tensors, decoder_parameters, mlp_tensors, prefixed
+from mtmd.llm.state import KV
 
 KINDS = SLIDING, FULL = ("sliding_attention", "full_attention")
 PREFIXES = ("language_model.model.", "model.language_model.", "model.")

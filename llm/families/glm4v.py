@@ -27,9 +27,9 @@ from mtmd.llm.blocks import (
     read_heads,
     token_embeddings,
 )
-from mtmd.llm.engine.inputs import TextInputs
-from mtmd.llm.engine.state import KV
+from mtmd.llm.inputs import TextInputs
 from mtmd.llm.parameters import QKV, attention_tensors, decoder_parameters, prefixed
+from mtmd.llm.state import KV
 
 PREFIXES = ("model.language_model.", "language_model.model.", "model.")
 SECTIONS = [8, 12, 12]  # where a config.json has none

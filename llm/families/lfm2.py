@@ -26,9 +26,9 @@ from mtmd.llm.blocks import (
     swiglu,
     token_embeddings,
 )
-from mtmd.llm.engine.inputs import TextInputs
-from mtmd.llm.engine.state import KV, ConvWindow, State
+from mtmd.llm.inputs import TextInputs
 from mtmd.llm.parameters import Tensors, attention_tensors, decoder_parameters, prefixed
+from mtmd.llm.state import KV, ConvWindow, State
 
 KINDS = CONV, _ = ("conv", "full_attention")
 SOURCE = prefixed(("model.language_model.", "language_model.model.", "model."))

@@ -27,8 +27,7 @@ from mtmd.llm.blocks import (
     swiglu,
     token_embeddings,
 )
-from mtmd.llm.engine.inputs import TextInputs
-from mtmd.llm.engine.state import KV
+from mtmd.llm.inputs import TextInputs
 from mtmd.llm.parameters import (
     ATTENTION,
     MLP,
@@ -37,6 +36,7 @@ from mtmd.llm.parameters import (
     mlp_tensors,
     prefixed,
 )
+from mtmd.llm.state import KV
 
 PREFIXES = ("language_model.model.", "model.language_model.", "model.text_model.", "model.")
 # What transformers takes for keys that a config.json leaves out, by model_type.

@@ -26,9 +26,9 @@ from mtmd.llm.blocks import (
     swiglu,
     token_embeddings,
 )
-from mtmd.llm.engine.inputs import TextInputs
-from mtmd.llm.engine.state import KV
+from mtmd.llm.inputs import TextInputs
 from mtmd.llm.parameters import QKV, attention_tensors, decoder_parameters, mlp_tensors, prefixed
+from mtmd.llm.state import KV
 
 KINDS = ("full_attention", "sliding_attention")
 PREFIXES = ("model.", "model.language_model.", "language_model.model.")

@@ -29,9 +29,8 @@ from mtmd.llm.blocks import (
     swiglu,
     token_embeddings,
 )
-from mtmd.llm.engine.inputs import TextInputs
-from mtmd.llm.engine.state import KV
 from mtmd.llm.experts import Experts, expert_parameters, read_experts
+from mtmd.llm.inputs import TextInputs
 from mtmd.llm.parameters import (
     ATTENTION,
     attention_tensors,
@@ -39,6 +38,7 @@ from mtmd.llm.parameters import (
     mlp_tensors,
     prefixed,
 )
+from mtmd.llm.state import KV
 
 PREFIXES = ("model.language_model.", "model.")
 # What transformers takes for keys that a config.json leaves out, by model_type.

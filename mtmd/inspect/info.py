@@ -21,7 +21,7 @@ from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import ImageError, OptionError
 from mtmd.kernels.quantization.blocks import BLOCKS, row_bytes
 from mtmd.kernels.report.facts import DequantizedTensor, GraphFacts
-from mtmd.llm.engine.batch import BatchShape
+from mtmd.llm.batch import BatchShape
 from mtmd.loaded.device import device_name
 from mtmd.model import Model
 

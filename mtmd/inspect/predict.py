@@ -11,7 +11,7 @@ from mtmd.kernels.backends import Cpu, Reference
 from mtmd.kernels.backends.target import Target
 from mtmd.kernels.errors import OptionError
 from mtmd.kernels.report.compiled import compiled_kernels
-from mtmd.kernels.report.facts import WarmupReport
+from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.loading import find_checkpoint
 from mtmd.model import Model
 

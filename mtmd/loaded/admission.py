@@ -23,7 +23,7 @@ from mtmd.kernels.errors import DeviceMemoryError, OptionError, PlacementError
 from mtmd.kernels.graph import Shape
 from mtmd.kernels.plan.device_memory import free_bytes
 from mtmd.kernels.plan.scheduler import Plan
-from mtmd.llm.engine.batch import BatchShape
+from mtmd.llm.batch import BatchShape
 from mtmd.llm.engine.runner import Runner
 
 CACHE_BYTES = 256 << 20  # the most that encoded pictures are kept in, where there is memory for it

@@ -18,7 +18,7 @@ from mtmd.kernels.errors import ModelError, OptionError
 from mtmd.kernels.plan.executor import Residency
 from mtmd.kernels.plan.scheduler import Override
 from mtmd.kernels.report.facts import Placement
-from mtmd.llm.engine.batch import BatchShape
+from mtmd.llm.batch import BatchShape
 from mtmd.llm.engine.runner import PREFILL, Runner
 from mtmd.llm.sampling.constraint import Grammars
 from mtmd.llm.warmup import decoder_placement

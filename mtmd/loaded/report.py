@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from mtmd.clip.warmup import check_encoder, encoder_graphs
 from mtmd.kernels.dtype import name_of
-from mtmd.kernels.report.facts import DequantizedTensor, FlashFacts, WarmupReport
+from mtmd.kernels.report.facts import DequantizedTensor, FlashFacts
+from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.llm.warmup import check_decoder, decoder_graphs
 from mtmd.loaded.device import device_name
 from mtmd.loaded.loaded_model import LoadedModel

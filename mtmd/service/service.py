@@ -20,7 +20,7 @@ from torch import Tensor
 from mtmd.config import AnswerOptions, options
 from mtmd.events import Answer, Finished, Progress, TextPiece, TokenInfo
 from mtmd.kernels.errors import BusyError, DeviceMemoryError, MtmdError
-from mtmd.kernels.report.facts import WarmupReport
+from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.llm.engine.engine import Constraint, Engine, Prompt
 from mtmd.llm.engine.sequence import Sequence, Token
 from mtmd.llm.sampling.sampler import Sampler

@@ -22,7 +22,7 @@ from mtmd.clip.warmup import check_encoder, encoder_graphs, encoder_placement
 from mtmd.kernels.backends import Backend, Cpu, Limited, Reference
 from mtmd.kernels.graph import Type
 from mtmd.kernels.plan.scheduler import Override
-from mtmd.kernels.report.facts import WarmupReport
+from mtmd.kernels.report.warmup_report import WarmupReport
 
 GOLDEN = Path(__file__).parent / "golden"
 FAMILY = Gemma3Vision(

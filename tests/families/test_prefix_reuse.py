@@ -13,7 +13,7 @@ from common import Oracle, picture
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.config import LoadOptions
 from mtmd.events import Answer, Finished
-from mtmd.llm.engine.state import PAGE
+from mtmd.llm.state import PAGE
 from mtmd.model import Model
 
 Build = Callable[[str, str], Oracle]

@@ -11,7 +11,7 @@ from typing import Any
 from mtmd.kernels.checkpoint.rotary import Rotary, read_rotary
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, Settings
 from mtmd.kernels.errors import ModelError
-from mtmd.llm.engine.state import KV
+from mtmd.llm.state import KV
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 ROPES = {

@@ -13,7 +13,7 @@ from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node
 from mtmd.kernels.layers import Weights
-from mtmd.llm.engine.inputs import TextInputs
+from mtmd.llm.inputs import TextInputs
 
 
 @dataclass(frozen=True)

@@ -28,11 +28,10 @@ from mtmd.llm.blocks import (
     split_heads,
     token_embeddings,
 )
-from mtmd.llm.engine.inputs import TextInputs
-from mtmd.llm.engine.state import KV
 from mtmd.llm.families.gemma4.experts import ExpertBranch, read_expert_branch
 from mtmd.llm.families.gemma4.layers import FULL, LayerKinds, gguf_layer_kinds, read_layer_kinds
 from mtmd.llm.families.gemma4.per_layer import PerLayer, read_per_layer
+from mtmd.llm.inputs import TextInputs
 from mtmd.llm.parameters import (
     Tensors,
     attention_tensors,
@@ -40,6 +39,7 @@ from mtmd.llm.parameters import (
     mlp_tensors,
     prefixed,
 )
+from mtmd.llm.state import KV
 
 SOURCE = prefixed(("model.language_model.", "model."))
 

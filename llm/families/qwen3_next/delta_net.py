@@ -19,8 +19,8 @@ from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, Shape
 from mtmd.kernels.layers import Weights
 from mtmd.llm.blocks import split_heads
-from mtmd.llm.engine.inputs import TextInputs
-from mtmd.llm.engine.state import ConvWindow, DeltaState
+from mtmd.llm.inputs import TextInputs
+from mtmd.llm.state import ConvWindow, DeltaState
 
 LINEAR, FULL = KINDS = ("linear_attention", "full_attention")
 L2_EPS = 1e-6  # as in flash-linear-attention

@@ -30,8 +30,6 @@ from mtmd.llm.blocks import (
     swiglu,
     token_embeddings,
 )
-from mtmd.llm.engine.inputs import TextInputs
-from mtmd.llm.engine.state import KV, State
 from mtmd.llm.experts import Experts, expert_parameters, read_experts
 from mtmd.llm.families.qwen3_next.delta_net import (
     FULL,
@@ -41,6 +39,7 @@ from mtmd.llm.families.qwen3_next.delta_net import (
     read_delta_net,
     read_kinds,
 )
+from mtmd.llm.inputs import TextInputs
 from mtmd.llm.parameters import (
     Tensors,
     attention_tensors,
@@ -48,6 +47,7 @@ from mtmd.llm.parameters import (
     mlp_tensors,
     prefixed,
 )
+from mtmd.llm.state import KV, State
 
 PREFIXES = ("model.language_model.", "model.")
 # What transformers takes for keys that a config.json leaves out, by model_type.

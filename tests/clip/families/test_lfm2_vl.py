@@ -21,7 +21,7 @@ from mtmd.kernels.checkpoint.open_weights import GgufFile
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Type
-from mtmd.kernels.report.facts import WarmupReport
+from mtmd.kernels.report.warmup_report import WarmupReport
 
 GOLDEN = Path(__file__).parents[4] / "shared" / "golden" / "lfm2_vl"
 CONFIG = {

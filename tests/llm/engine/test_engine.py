@@ -18,8 +18,8 @@ from mtmd.llm.engine.batcher import LEAST_SHARE, Step
 from mtmd.llm.engine.engine import Engine, Prompt
 from mtmd.llm.engine.sequence import Sequence
 from mtmd.llm.engine.spans import Span, identities
-from mtmd.llm.engine.state import PAGE
 from mtmd.llm.sampling.sampler import Sampler, Sampling
+from mtmd.llm.state import PAGE
 
 
 def engine(sequences: int = 4, context: int = 128, pages: int | None = None) -> Engine:

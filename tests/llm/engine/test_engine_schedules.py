@@ -21,10 +21,10 @@ from mtmd.llm.engine.engine import Engine, Prompt
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.sequence import Sequence
 from mtmd.llm.engine.spans import Span
-from mtmd.llm.engine.state import PAGE
 from mtmd.llm.families import lfm2
 from mtmd.llm.families.qwen3_next import text as qwen3_next
 from mtmd.llm.sampling.sampler import Sampler, Sampling
+from mtmd.llm.state import PAGE
 
 HYBRID = {
     "model_type": "qwen3_5_text",

@@ -14,8 +14,8 @@ from mtmd.kernels.errors import DeviceMemoryError, ModelError, PromptError
 from mtmd.kernels.graph import Type
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.spans import Span
-from mtmd.llm.engine.state import PAGE
 from mtmd.llm.families.gemma3 import Gemma3Text
+from mtmd.llm.state import PAGE
 
 FAMILY = Gemma3Text(
     width=32,
@@ -121,7 +121,7 @@ def test_an_empty_prompt() -> None:
 
 
 def test_no_memory_for_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mtmd.llm.engine.state.np.zeros", Mock(side_effect=MemoryError))
+    monkeypatch.setattr("mtmd.llm.state.np.zeros", Mock(side_effect=MemoryError))
     with pytest.raises(
         DeviceMemoryError, match=r"the cache of 1 x 64 tokens needs 24.0 KiB.*--context"
     ):

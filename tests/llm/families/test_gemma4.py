@@ -21,11 +21,11 @@ from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ModelError
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.spans import Span
-from mtmd.llm.engine.state import KV
 from mtmd.llm.experts import Experts
 from mtmd.llm.families.gemma4 import text as gemma4
 from mtmd.llm.families.gemma4.layers import FULL, SLIDING
 from mtmd.llm.family import gguf_text_family, text_family
+from mtmd.llm.state import KV
 
 TINY = {
     "hidden_size": 48,

@@ -18,9 +18,9 @@ from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ModelError
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.spans import Span
-from mtmd.llm.engine.state import KV, ConvWindow
 from mtmd.llm.families import lfm2
 from mtmd.llm.family import gguf_text_family
+from mtmd.llm.state import KV, ConvWindow
 
 GOLDEN = Path(__file__).parents[4] / "shared" / "golden" / "lfm2_vl"
 TINY = {

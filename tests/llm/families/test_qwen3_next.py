@@ -23,11 +23,11 @@ from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ModelError
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.spans import Span
-from mtmd.llm.engine.state import KV, ConvWindow, DeltaState
 from mtmd.llm.experts import Experts
 from mtmd.llm.families.qwen3_next import text as qwen3_next
 from mtmd.llm.families.qwen3_next.delta_net import DeltaNet
 from mtmd.llm.family import gguf_text_family, text_family
+from mtmd.llm.state import KV, ConvWindow, DeltaState
 
 GOLDEN = Path(__file__).parents[4] / "shared" / "golden"
 needs_golden = pytest.mark.skipif(

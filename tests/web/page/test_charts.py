@@ -10,8 +10,8 @@ from mtmd.kernels.report.facts import (
     OpTime,
     RefusedOp,
     TensorFact,
-    WarmupReport,
 )
+from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.web.app import create_app
 from mtmd.web.page import charts
 from mtmd.web.settings import ServerSettings

@@ -13,7 +13,7 @@ from PIL import Image
 from serving import running
 
 from mtmd import BusyError, Progress, PromptError, load
-from mtmd.kernels.report.facts import WarmupReport
+from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.web.app import create_app
 from mtmd.web.settings import ServerSettings
 from mtmd.web.store.store import Store

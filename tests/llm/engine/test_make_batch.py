@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mtmd.llm.engine.batch import BatchShape, make_batch
+from mtmd.llm.batch import BatchShape
+from mtmd.llm.engine.make_batch import make_batch
 from mtmd.llm.engine.sequence import Sequence
 from mtmd.llm.engine.spans import Span, cut, lay_out
-from mtmd.llm.engine.state import KV, PAGE, Cache, ConvWindow, DeltaState
+from mtmd.llm.state import KV, PAGE, Cache, ConvWindow, DeltaState
 
 
 def text(*tokens: int) -> Span:

@@ -1,6 +1,4 @@
-"""What one forward of the decoder reads: the next spans of several sequences, as tensors, in one of
-few shapes.
-"""
+"""From the next spans of several sequences to a batch."""
 
 from __future__ import annotations
 
@@ -10,101 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from mtmd.llm.batch import Batch, BatchShape
 from mtmd.llm.engine.sequence import Sequence
 from mtmd.llm.engine.spans import Span, lay_out
-from mtmd.llm.engine.state import PAGE, Cache
-
-
-@dataclass(frozen=True)
-class BatchShape:
-    """What a plan is made for: T tokens of S sequences, M of them given as embeddings, R rows of
-    logits, P pages of the past.
-    """
-
-    tokens: int
-    images: int = 0
-    wanted: int = 1
-    sequences: int = 1
-    pages: int = 1
-
-    def rounded(self) -> BatchShape:
-        """A shape that holds this one. There are few such shapes, so that few plans are made: rows
-        that are too many run for nothing.
-        """
-        images, sequences = _rounded(self.images), self.sequences
-        tokens = _rounded(self.tokens)
-        if (
-            tokens - self.tokens < images - self.images
-        ):  # rows too many of images lie on tokens too many
-            tokens = _rounded(self.tokens + images - self.images)
-        if tokens > self.tokens or sequences > 4:
-            sequences = _rounded(sequences + (tokens > self.tokens))
-        return BatchShape(
-            tokens, images, min(self.wanted, 1) and sequences, sequences, _rounded(self.pages, 4)
-        )
-
-
-def _rounded(count: int, parts: int = 8) -> int:
-    """The next of 0 to 8, then in steps of about an eighth, or of one of other `parts`, a power of
-    two.
-    """
-    if count <= 8:
-        return count
-    step = 1 << max(count.bit_length() - parts.bit_length(), 0)
-    return -(-count // step) * step
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One forward: T tokens of S sequences, one after another.
-
-    int64 [T]: tokens; slots, where in the cache each goes; and, as rows of the gathered pages,
-    where its own sequence begins (first), where it is itself (own), and where the block it belongs
-    to ends (a block of its own for a causal one). positions int64 [3, T]; starts int64 [S + 1],
-    where each sequence begins among the tokens; sequence_slots int64 [S]; pages int64 [P], those of
-    all sequences' pasts. images [M, D] are put at rows image_at; logits are computed for `wanted`,
-    and `answers` of them mean something.
-    """
-
-    tokens: Tensor
-    positions: Tensor
-    slots: Tensor
-    first: Tensor
-    own: Tensor
-    block_last: Tensor
-    starts: Tensor
-    sequence_slots: Tensor
-    pages: Tensor
-    images: Tensor | None
-    image_at: Tensor | None
-    wanted: Tensor
-    answers: int
-    cache: Cache
-
-    @property
-    def shape(self) -> BatchShape:
-        return BatchShape(
-            len(self.tokens),
-            0 if self.images is None else len(self.images),
-            len(self.wanted),
-            len(self.sequence_slots),
-            len(self.pages),
-        )
-
-    def image_rows(self) -> Tensor:
-        assert self.images is not None
-        return self.images
-
-    def image_places(self) -> Tensor:
-        assert self.image_at is not None
-        return self.image_at
-
-    def bounds(self, window: int | None, blocks: bool) -> Tensor:
-        """int32 [T, 2], the first and last row each token sees: `window` tokens back, itself
-        counted, and, with `blocks`, on to the end of its block.
-        """
-        first = self.first if window is None else torch.maximum(self.first, self.own - (window - 1))
-        return torch.stack((first, self.block_last if blocks else self.own), 1).int()
+from mtmd.llm.state import PAGE, Cache
 
 
 def make_batch(

@@ -11,8 +11,8 @@ import torch
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.rotary import Rotary
 from mtmd.kernels.graph import Node, Type, graph_input
-from mtmd.llm.engine.batch import Batch, BatchShape
-from mtmd.llm.engine.state import State, state_dtype
+from mtmd.llm.batch import Batch, BatchShape
+from mtmd.llm.state import State, state_dtype
 
 
 @dataclass(frozen=True)

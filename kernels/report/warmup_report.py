@@ -1,0 +1,13 @@
+"""The warm-up report: one dataclass, `str()` for people, `asdict()` for JSON."""
+
+from __future__ import annotations
+
+from mtmd.kernels.report.facts import WarmupFacts
+from mtmd.kernels.report.text import render
+
+
+class WarmupReport(WarmupFacts):
+    """What `mtmd warmup` shows: the facts, and `str()` of them as text for a terminal."""
+
+    def __str__(self) -> str:
+        return render(self)
