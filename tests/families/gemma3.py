@@ -1,5 +1,5 @@
 """Gemma 3: SigLIP, average pooling, sliding windows, images seen in both directions. Built by
-tests/checkpoints.py.
+tests/support/checkpoints.py.
 """
 
 from __future__ import annotations

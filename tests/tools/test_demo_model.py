@@ -8,17 +8,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import checkpoints as make
 import numpy as np
 import pytest
 import torch
+from world import COLORS, COUNTS, KINDS, PLACES, SHAPES, WORDS, Facts, Question, ask, describe, draw
 
 from mtmd import Model, load
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "mtmd" / "demo_model"
-sys.path[:0] = [str(ROOT / "tools" / "demo_model"), str(ROOT / "tests")]
-import checkpoints as make  # noqa: E402
-from world import COLORS, COUNTS, KINDS, PLACES, SHAPES, WORDS, Facts, Question, ask, describe, draw  # noqa: E402
 
 
 @pytest.fixture(scope="module")

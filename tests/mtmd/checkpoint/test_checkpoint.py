@@ -355,7 +355,7 @@ def test_a_model_that_is_nowhere(name: str, mtmd: Any, one: Path) -> None:
     assert "is no folder here" in mtmd("describe", one, "-m", name).refused()
 
 
-@pytest.mark.parametrize("model", [5, b"demo", ["a"], object()], ids=str)
+@pytest.mark.parametrize("model", [5, b"demo", ["a"], object()], ids=lambda m: type(m).__name__)
 def test_a_model_of_another_type(model: Any) -> None:
     with pytest.raises(
         ModelError, match=f"object of type {type(model).__name__}; expected a checkpoint folder"

@@ -1,9 +1,9 @@
 """2,000 mutated model files: each is refused with an error of ours, in one line, or loads and
 answers, within 5 s and 1 GiB.
 
-The cases run in processes of their own (tests/mutated_worker.py). A failure names its kind and
+The cases run in processes of their own (tests/support/mutated_worker.py). A failure names its kind and
 seed; to see one again:
-    python tests/mutated_worker.py KIND SEED SEED+1 SEEDS SCRATCH
+    python tests/support/mutated_worker.py KIND SEED SEED+1 SEEDS SCRATCH
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def run(kind: str, first: int, count: int, seeds: Path, scratch: Path) -> list[d
         at = scratch / str(len(found))
         command = [
             sys.executable,
-            TESTS / "mutated_worker.py",
+            TESTS / "support" / "mutated_worker.py",
             kind,
             first + len(found),
             first + count,

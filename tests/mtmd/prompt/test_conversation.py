@@ -59,7 +59,9 @@ def test_all_text_is_sealed_and_pictures_stay_in_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("image", "count"), [(RED, 1), ([RED], 1), ([RED, BLUE], 2), ((RED, BLUE, RED), 3)], ids=str
+    ("image", "count"),
+    [(RED, 1), ([RED], 1), ([RED, BLUE], 2), ((RED, BLUE, RED), 3)],
+    ids=["alone", "a list of one", "a list of two", "a tuple of three"],
 )
 def test_user_message(image: Any, count: int) -> None:
     found = read(user_message(image, "what?"))

@@ -1,7 +1,7 @@
 """Opens mutated checkpoints and asks them something, one after another, and writes a line of JSON
 for each: run by mtmd/test_mutated_files.
 
-    python tests/mutated_worker.py KIND FIRST LAST SEEDS SCRATCH
+    python tests/support/mutated_worker.py KIND FIRST LAST SEEDS SCRATCH
 
 SEEDS has a folder for each sound checkpoint; SCRATCH is an empty folder. A case that takes more
 than `CPU_SECONDS` of the processor ends this process with a traceback, as one that crashes does;
