@@ -1,11 +1,13 @@
 """Opens mutated checkpoints and asks them something, one after another, and writes a line of JSON
 for each: run by mtmd/test_mutated_files.
 
-    python tests/support/mutated_worker.py KIND FIRST LAST SEEDS SCRATCH
+    python tests/support/mutated_worker.py SEEDS SCRATCH [KIND FIRST LAST]
 
-SEEDS has a folder for each sound checkpoint; SCRATCH is an empty folder. A case that takes more
-than `CPU_SECONDS` of the processor ends this process with a traceback, as one that crashes does;
-whoever reads the lines sees where it happened.
+SEEDS has a folder for each sound checkpoint; SCRATCH is an empty folder. Without a kind, lines of
+the standard input name one each ("KIND FIRST LAST"): importing and compiling what a first answer
+needs takes longer than a hundred cases. A case that takes more than `CPU_SECONDS` of the processor
+ends this process with a traceback, as one that crashes does; whoever reads the lines sees where it
+happened.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ NEEDED = {
 Mutation = Callable[[Path, random.Random], str]
 
 
-def main(kind: str, first: str, last: str, seeds: str, scratch: str) -> None:
+def main(seeds: str, scratch: str, *cases: str) -> None:
     from mtmd.model import Model  # everything imported before the first case is timed
 
     faulthandler.register(signal.SIGPROF, chain=True)
@@ -65,16 +67,22 @@ def main(kind: str, first: str, last: str, seeds: str, scratch: str) -> None:
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + SPACE, used + SPACE))
     warnings.simplefilter("ignore")  # of overflows, say: no more than a line on stderr
-    for sound in fitting(kind, Path(seeds)):
+    for sound in fitting(cases[0] if cases else "none", Path(seeds)):
         attempt(sound, Model)  # kernels are compiled at first use: no file's doing
-    for seed in range(int(first), int(last)):
-        folder = Path(scratch) / "model"
-        what = make(kind, seed, Path(seeds), folder)
+    for kind, first, last in [cases] if cases else map(str.split, sys.stdin):
+        run(kind, range(int(first), int(last)), Path(seeds), Path(scratch), Model)
+
+
+def run(kind: str, numbers: range, seeds: Path, scratch: Path, model_of: Any) -> None:
+    """One case for each number."""
+    for seed in numbers:
+        folder = scratch / "model"
+        what = make(kind, seed, seeds, folder)
         Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
         begin = time.process_time()
         signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
         signal.alarm(WAIT_SECONDS)
-        outcome, message = attempt(folder, Model)
+        outcome, message = attempt(folder, model_of)
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.alarm(0)
         line = {

@@ -3,17 +3,19 @@ answers, within 5 s and 1 GiB.
 
 The cases run in processes of their own (tests/support/mutated_worker.py). A failure names its kind and
 seed; to see one again:
-    python tests/support/mutated_worker.py KIND SEED SEED+1 SEEDS SCRATCH
+    python tests/support/mutated_worker.py SEEDS SCRATCH KIND SEED SEED+1
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -148,41 +150,69 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(kind: str, first: int, count: int, seeds: Path, scratch: Path) -> list[dict[str, Any]]:
-    """What became of each case. After one that ended its process, another goes on."""
-    found: list[dict[str, Any]] = []
-    while len(found) < count:
-        at = scratch / str(len(found))
-        command = [
-            sys.executable,
-            TESTS / "support" / "mutated_worker.py",
-            kind,
-            first + len(found),
-            first + count,
-            seeds,
-            at,
-        ]
-        worker = subprocess.run(
-            list(map(str, command)),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=1800,
-            env={"OMP_NUM_THREADS": "1", "PATH": ""},
-        )
-        found += map(json.loads, worker.stdout.splitlines())
-        if len(found) < count:
-            found.append(
-                {
-                    "seed": first + len(found),
-                    "what": f"a {kind} file that ended the process",
-                    "message": worker.stderr[-3000:],
-                    "cpu": 0.0,
-                    "peak": 0,
-                    "outcome": f"exit code {worker.returncode}",
-                }
+class Worker:
+    """A process that runs cases; after one that ended it, another goes on."""
+
+    def __init__(self, seeds: Path, scratch: Path):
+        self.seeds, self.scratch, self.started = seeds, scratch, 0
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self) -> subprocess.Popen[str]:
+        self.started += 1
+        self.errors = self.scratch / f"{self.started}.txt"
+        folder = self.scratch / str(self.started)
+        command = [sys.executable, TESTS / "support" / "mutated_worker.py", self.seeds, folder]
+        with self.errors.open("wb") as errors:
+            return subprocess.Popen(
+                list(map(str, command)),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env={"OMP_NUM_THREADS": "1", "PATH": ""},
             )
-    return found
+
+    def run(self, kind: str, first: int, count: int) -> list[dict[str, Any]]:
+        """What became of each case."""
+        results: list[dict[str, Any]] = []
+        while len(results) < count:
+            if self.process is None:
+                self.process = self.start()
+            assert self.process.stdin and self.process.stdout
+            self.process.stdin.write(f"{kind} {first + len(results)} {first + count}\n")
+            self.process.stdin.flush()
+            lines = itertools.islice(self.process.stdout, count - len(results))
+            results += map(json.loads, lines)
+            if len(results) < count:
+                code = self.close()
+                results.append(
+                    {
+                        "seed": first + len(results),
+                        "what": f"a {kind} file that ended the process",
+                        "message": self.errors.read_text(errors="replace")[-3000:],
+                        "cpu": 0.0,
+                        "peak": 0,
+                        "outcome": f"exit code {code}",
+                    }
+                )
+        return results
+
+    def close(self) -> int | None:
+        """Ends the process; its exit code."""
+        process, self.process = self.process, None
+        if process is None:
+            return None
+        with process, contextlib.suppress(BrokenPipeError):
+            assert process.stdin
+            process.stdin.close()
+        return process.returncode
+
+
+@pytest.fixture(scope="module")
+def worker(seeds: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    worker = Worker(seeds, tmp_path_factory.mktemp("worker"))
+    yield worker
+    worker.close()
 
 
 def failures(found: list[dict[str, Any]]) -> list[str]:
@@ -193,16 +223,16 @@ def failures(found: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def test_sound_files_load(seeds: Path, tmp_path: Path) -> None:
-    found = run("none", 0, len(list(seeds.iterdir())), seeds, tmp_path)
+def test_sound_files_load(seeds: Path, worker: Worker) -> None:
+    found = worker.run("none", 0, len(list(seeds.iterdir())))
     assert [
         (f["what"], f["outcome"], f["message"]) for f in found if f["outcome"] != "loaded"
     ] == []
 
 
 @pytest.mark.parametrize("kind", COUNTS)
-def test_mutated_files(kind: str, seeds: Path, tmp_path: Path) -> None:
-    found = run(kind, 0, COUNTS[kind], seeds, tmp_path)
+def test_mutated_files(kind: str, worker: Worker) -> None:
+    found = worker.run(kind, 0, COUNTS[kind])
     wrong = failures(found)
     assert not wrong, "\n".join([f"{len(wrong)} of {len(found)} {kind} files", *wrong])
     outcomes = Counter(f["outcome"] for f in found)
