@@ -297,6 +297,18 @@ def test_folders_can_be_read_at_a_glance():
     assert {name_of(f): n for f, n in counts.items() if n > MOST_FILES} == {}
 
 
+def test_the_guide_names_what_is_there():
+    """Every folder has a line in CONTRIBUTING.md, and every path there is a file or a folder."""
+    guide = (ROOT / "CONTRIBUTING.md").read_text()
+    folders = {name_of(p.parent) + "/" for p in FILES if p.name != "__init__.py"}
+    alone = {f for f in folders if not re.search(r"(families|gpu)/.+/$", f)}  # not inside those
+    table = set(re.findall(r"`([\w/]+/)`", guide))
+    assert alone <= table
+    tree = (*MAY_IMPORT, "tests", "tools", "docs", "benchmarks")
+    named = re.findall(rf"(?<![\w/.])(?:{'|'.join(tree)})/[\w/]*(?:\.\w+)?", guide)
+    assert [n for n in named if "NAME" not in n and not (ROOT / n).exists()] == []
+
+
 def test_every_folder_is_installed():
     """The package's folders are listed in pyproject.toml; a wheel holds nothing else."""
     table = re.search(
