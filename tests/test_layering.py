@@ -63,7 +63,7 @@ ORDER = {
         ("service",),  # requests into answers
         ("batch", "model"),
         ("loading", "terminal"),
-        ("inspect",),
+        ("bench", "inspect"),
         ("commands", "__init__"),
         ("cli",),
         ("__main__",),

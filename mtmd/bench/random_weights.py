@@ -1,0 +1,210 @@
+"""Random weights in the shape of a model: made tensor by tensor as they are asked for, in plain
+types or as valid blocks of a quantized type. Nothing is written.
+
+Values are drawn once for each type and repeated: the speed of an op does not depend on them, and a
+model of eight billion parameters is there in seconds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from math import prod
+from pathlib import Path
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from mtmd.kernels.checkpoint.canonical import Parameter
+from mtmd.kernels.errors import OptionError
+from mtmd.kernels.graph import Shape
+from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE, row_bytes
+
+PLAIN = {"BF16": torch.bfloat16, "F32": torch.float32}
+# Where a block type keeps its scale, and what is added to or taken from its values, both fp16:
+# byte offsets in a block (ggml-common.h).
+SCALES: dict[str, tuple[int, int | None]] = {
+    "Q4_0": (0, None),
+    "Q4_1": (0, 2),
+    "Q5_0": (0, None),
+    "Q5_1": (0, 2),
+    "Q8_0": (0, None),
+    "Q2_K": (80, 82),
+    "Q3_K": (108, None),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208, None),
+    "IQ4_NL": (0, None),
+    "IQ4_XS": (0, None),
+}
+# What llama-quantize takes where a row is no whole number of super-blocks (llama-quant.cpp).
+NARROW = {
+    "Q2_K": "IQ4_NL",
+    "Q3_K": "IQ4_NL",
+    "IQ4_XS": "IQ4_NL",
+    "Q4_K": "Q5_0",
+    "Q5_K": "Q5_1",
+    "Q6_K": "Q8_0",
+}
+MIXTURES = {"Q4_K_M": "Q4_K", "Q5_K_M": "Q5_K"}
+KINDS = (*PLAIN, *sorted(NATIVE), *MIXTURES)
+UNQUANTIZED = re.compile(r"ffn_gate_inp|conv|norm")  # as in llama-quantize
+NOISE = (1 << 20) + 7  # values drawn; a row's length does not divide it, so that rows differ
+BANK = (1 << 13) + 1  # blocks drawn
+BIAS = 0.02
+
+
+class RandomFile:
+    """A `WeightFile` that holds what `parameters` ask for, under GGUF's names."""
+
+    canonical = True
+    files: Sequence[Path] = ()
+
+    def __init__(
+        self, parameters: Mapping[str, Parameter], kind_of: Callable[[str, Shape], str]
+    ) -> None:
+        """`kind_of(name, shape)` is one of `PLAIN` or a block type."""
+        self._tensors: dict[str, tuple[Shape, str]] = {}
+        for name, parameter in parameters.items():
+            stored = next(parameter.ways(name, canonical=True))
+            for source in stored.names:
+                self._tensors[source] = stored.shape, kind_of(source, stored.shape)
+
+    @property
+    def bytes(self) -> int:
+        return sum(_bytes(shape, kind) for shape, kind in self._tensors.values())
+
+    @property
+    def count(self) -> int:
+        """Parameters of the model."""
+        return sum(prod(shape) for shape, _ in self._tensors.values())
+
+    def names(self) -> Iterable[str]:
+        return self._tensors
+
+    def meta(self, name: str) -> tuple[Shape, torch.dtype]:
+        shape, kind = self._tensors[name]
+        return shape, PLAIN.get(kind, torch.uint8)
+
+    def kind(self, name: str) -> str:
+        return self._tensors[name][1]
+
+    def read(self, name: str) -> Tensor:
+        shape, kind = self._tensors[name]
+        start = crc32(name.encode())
+        if kind in PLAIN:
+            return _values(name, shape, start).to(PLAIN[kind])
+        rows = prod(shape[:-1])
+        blocks = _repeat(
+            _blocks(kind, _spread(shape)), rows * shape[-1] // BLOCKS[kind].values, start
+        )
+        return blocks.view(*shape[:-1], row_bytes(kind, shape[-1]))
+
+
+def text_kinds(weights: str, parameters: Mapping[str, Parameter]) -> Callable[[str, Shape], str]:
+    """Which type each tensor of a decoder has, as llama-quantize chooses. Raises OptionError for a
+    type that is not known.
+    """
+    if weights not in KINDS:
+        raise OptionError(f"weights {weights!r:.40}: expected one of {', '.join(KINDS)}")
+    if weights in PLAIN:
+        return plain_kinds(weights)
+    layers = 1 + max((int(n.split(".")[1]) for n in parameters if n.startswith("blk.")), default=0)
+    table = "output.weight" if "output.weight" in parameters else "token_embd.weight"
+
+    def kind_of(name: str, shape: Shape) -> str:
+        if len(shape) < 2:
+            return "F32"
+        if UNQUANTIZED.search(name) or not name.endswith(".weight"):
+            return "BF16"
+        kind = MIXTURES.get(weights, weights)
+        better = weights in MIXTURES and _needs_more_bits(name, layers)
+        if better or (name == table and kind != "Q8_0"):
+            kind = "Q6_K"
+        if shape[-1] % BLOCKS[kind].values:
+            kind = NARROW.get(kind, kind)
+        return "BF16" if shape[-1] % BLOCKS[kind].values else kind
+
+    return kind_of
+
+
+def plain_kinds(weights: str) -> Callable[[str, Shape], str]:
+    """For an encoder, which is not quantized."""
+    wide = "F32" if weights == "F32" else "BF16"
+    return lambda name, shape: wide if len(shape) > 1 else "F32"  # noqa: ARG005
+
+
+def _needs_more_bits(name: str, layers: int) -> bool:
+    """Of the tensors that suffer most, those of the first and last eighth of the layers and of
+    every third between.
+    """
+    found = re.fullmatch(r"blk\.(\d+)\.(attn_v|ffn_down(_exps)?)\.weight", name)
+    if found is None:
+        return False
+    layer = int(found[1])
+    return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
+
+
+def _bytes(shape: Shape, kind: str) -> int:
+    if kind in PLAIN:
+        return prod(shape) * PLAIN[kind].itemsize
+    return prod(shape[:-1]) * row_bytes(kind, shape[-1])
+
+
+def _spread(shape: Shape) -> float:
+    """The standard deviation with which a product keeps the size of its input."""
+    inputs = prod(shape[1:]) if len(shape) == 4 else shape[-1]
+    return float(inputs**-0.5)
+
+
+def _values(name: str, shape: Shape, start: int) -> Tensor:
+    """fp32, of a size that keeps activations near one through any number of layers."""
+    noise = _repeat(_noise(), prod(shape), start).view(shape)
+    if name.endswith(".ssm_a"):  # a decay, the logarithm of which is stored
+        return -0.1 - noise.abs()
+    if name.endswith(".bias"):
+        return noise * BIAS
+    if len(shape) == 1:
+        return 1 + 0.1 * noise
+    return noise * _spread(shape)
+
+
+def _repeat(bank: Tensor, count: int, start: int) -> Tensor:
+    """`count` rows of the bank, from `start` on, round and round."""
+    turned = torch.roll(bank, -(start % len(bank)), 0)
+    out = turned.new_empty((count, *bank.shape[1:]))
+    for begin in range(0, count, len(bank)):
+        part = out[begin : begin + len(bank)]
+        part.copy_(turned[: len(part)])
+    return out
+
+
+@lru_cache(maxsize=1)
+def _noise() -> Tensor:
+    return torch.randn(NOISE, generator=torch.Generator().manual_seed(0))
+
+
+@lru_cache(maxsize=32)
+def _blocks(kind: str, spread: float) -> Tensor:
+    """Random blocks [n, bytes] whose values have a mean of about 0 and the deviation `spread`."""
+    block, (scale_at, least_at) = BLOCKS[kind], SCALES[kind]
+    random = torch.Generator().manual_seed(block.id)
+    blocks = torch.randint(0, 256, (BANK, block.bytes), dtype=torch.uint8, generator=random)
+
+    def decoded(scale: float, least: float) -> Tensor:
+        for at, value in ((scale_at, scale), (least_at, least)):
+            if at is not None:
+                blocks[:, at : at + 2] = torch.tensor([value], dtype=torch.float16).view(
+                    torch.uint8
+                )
+        return block.decode(blocks)
+
+    # Values are linear in both numbers: decode with each alone, then choose them.
+    least = 0.0
+    if least_at is not None:
+        least = -float(decoded(1, 0).mean()) / float(decoded(0, 1).mean())
+    scale = spread / float(decoded(1, least).std())
+    decoded(scale, least * scale)
+    return blocks
