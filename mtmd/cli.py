@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from mtmd import __version__
-from mtmd.commands import batch, chat, compare, describe, dump, info, serve, warmup
+from mtmd.commands import batch, bench, chat, compare, describe, dump, info, serve, warmup
 from mtmd.kernels.errors import MtmdError
 from mtmd.kernels.text import one_line
 
@@ -24,6 +24,7 @@ VERBS = {
     "serve": serve,
     "info": info,
     "warmup": warmup,
+    "bench": bench,
     "compare": compare,
     "dump": dump,
 }

@@ -1,0 +1,86 @@
+"""What the machine can do at best, measured on the spot: reading memory, multiplying matrices."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+
+READ_BYTES = {"cpu": 512 << 20, "cuda": 2 << 30}  # far beyond any cache
+SIDE = {"cpu": 2048, "cuda": 8192}
+RUNS = 5
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Rates at best of several runs: bytes/s read with all threads, and flop/s of square matrix
+    products in each type.
+    """
+
+    read_bytes_per_s: float
+    bf16_flops_per_s: float
+    fp32_flops_per_s: float
+
+    def flops_per_s(self, dtype: torch.dtype) -> float:
+        return self.fp32_flops_per_s if dtype == torch.float32 else self.bf16_flops_per_s
+
+    def best(self, other: Ceilings) -> Ceilings:
+        """The higher of each: another process can only take away."""
+        return Ceilings(
+            max(self.read_bytes_per_s, other.read_bytes_per_s),
+            max(self.bf16_flops_per_s, other.bf16_flops_per_s),
+            max(self.fp32_flops_per_s, other.fp32_flops_per_s),
+        )
+
+    def floor_ms(self, work: Iterable[tuple[int, int]], dtype: torch.dtype) -> float:
+        """Of nodes given as (flops, bytes read): each at the matmul rate or at the read rate,
+        whichever takes longer.
+        """
+        rate = self.flops_per_s(dtype)
+        seconds = sum(max(flops / rate, read / self.read_bytes_per_s) for flops, read in work)
+        return seconds * 1e3
+
+
+def measure_ceilings(device: torch.device, runs: int) -> Ceilings:
+    return Ceilings(
+        _read_rate(device, runs),
+        _matmul_rate(device, torch.bfloat16, runs),
+        _matmul_rate(device, torch.float32, runs),
+    )
+
+
+def _read_rate(device: torch.device, runs: int) -> float:
+    """The fastest of torch's reductions: none of them is at the memory's speed on every machine."""
+    values = torch.ones(READ_BYTES[device.type] // 4, device=device)
+    ways: tuple[Callable[[], torch.Tensor], ...] = (
+        values.sum,
+        values.amax,
+        lambda: torch.dot(values, values),
+    )
+    return values.nbytes / min(_best(way, device, runs) for way in ways)
+
+
+def _matmul_rate(device: torch.device, dtype: torch.dtype, runs: int) -> float:
+    side = SIDE[device.type]
+    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    return 2 * side**3 / _best(lambda: a @ b, device, runs)
+
+
+def _best(work: Callable[[], torch.Tensor], device: torch.device, runs: int) -> float:
+    """Seconds of the fastest run, after one that is not counted."""
+    times = []
+    with torch.inference_mode():
+        for _ in range(runs + 1):
+            _wait(device)
+            start = time.perf_counter()
+            work()
+            _wait(device)
+            times.append(time.perf_counter() - start)
+    return min(times[1:])
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

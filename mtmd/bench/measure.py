@@ -1,0 +1,96 @@
+"""How measurements are taken: samples, the peak of memory, and processes that keep cores busy."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc/self")
+# A busy process ends by itself when the one that started it is gone.
+BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n sum(range(1000000))"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Values of one quantity, in the order they were measured."""
+
+    values: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def least(self) -> float:
+        return min(self.values)
+
+    @property
+    def most(self) -> float:
+        return max(self.values)
+
+    @property
+    def spread(self) -> float:
+        """Half the distance between the quartiles, as a share of the median."""
+        if len(self.values) < 2 or not self.median:
+            return 0.0
+        first, _, third = statistics.quantiles(self.values, n=4, method="inclusive")
+        return (third - first) / 2 / self.median
+
+
+class HostPeak:
+    """The most memory this process holds, in bytes, from `restart` on. None where the system does
+    not tell (Linux does).
+    """
+
+    def restart(self) -> None:
+        try:
+            (PROC / "clear_refs").write_text("5")  # proc(5): VmHWM starts anew at what is held
+        except OSError:
+            return
+
+    def read(self) -> int | None:
+        return _status("VmHWM:")
+
+
+def resident_bytes() -> int | None:
+    return _status("VmRSS:")
+
+
+def _status(key: str) -> int | None:
+    try:
+        lines = (PROC / "status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(key)), None)
+
+
+@contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """So many processes beside this one that never rest."""
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        for _ in range(processes):
+            started.append(subprocess.Popen([sys.executable, "-S", "-c", BUSY]))
+        yield
+    finally:
+        for process in started:
+            process.kill()
+        for process in started:
+            process.wait()
+
+
+def exponent(points: list[tuple[float, float]]) -> float | None:
+    """The slope of log y over log x by least squares: 1 is linear growth, 2 quadratic. None for
+    fewer than three points.
+    """
+    if len(points) < 3 or min(min(p) for p in points) <= 0:
+        return None
+    from math import log
+
+    line = statistics.linear_regression([log(x) for x, _ in points], [log(y) for _, y in points])
+    return float(line.slope)

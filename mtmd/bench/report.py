@@ -1,0 +1,182 @@
+"""What a benchmark found. One dataclass, for the table, JSON and the page."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mtmd.bench.measure import Sample, exponent
+
+# In the order of a request.
+STAGES = ("preprocess", "encode", "prefill", "decode", "first token")
+STAGE_MEANING = {
+    "preprocess": "pictures to tiles",
+    "encode": "tiles to embeddings",
+    "prefill": "prompt read",
+    "decode": "one step of all sequences",
+    "first token": "of the service",
+}
+AXES = ("resolution", "images", "context", "batch", "threads", "load")
+AXIS_MEANING = {
+    "resolution": "pixels a side",
+    "images": "pictures",
+    "context": "tokens of text",
+    "batch": "sequences",
+    "threads": "threads",
+    "load": "busy processes beside it",
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where something is measured: one value of each axis. `threads` None is torch's choice."""
+
+    resolution: int
+    images: int
+    context: int
+    batch: int
+    threads: int | None
+    load: int
+
+    def value(self, axis: str) -> int | None:
+        found: int | None = getattr(self, axis)
+        return found
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage at one point. `tokens` are those that one run reads or makes, 0 where none;
+    `floor_ms` is what it takes at the machine's ceilings, None where nobody reckons it;
+    `peak_bytes` the most memory held meanwhile, weights included, None where the system does not
+    tell.
+    """
+
+    name: str
+    point: Point
+    ms: Sample
+    tokens: int
+    floor_ms: float | None
+    peak_bytes: int | None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return self.tokens / self.ms.median * 1e3 if self.tokens and self.ms.median else None
+
+    @property
+    def share(self) -> float | None:
+        """Of the roofline: 1 is as fast as the machine's ceilings allow."""
+        return self.floor_ms / self.ms.median if self.floor_ms and self.ms.median else None
+
+
+@dataclass(frozen=True)
+class OpRow:
+    """Nodes of one op and size of one graph; `share` of the roofline, more than 1 where
+    operands are in the processor's caches.
+    """
+
+    graph: str
+    op: str
+    size: str
+    count: int
+    ms: float
+    gflop_per_s: float
+    gb_per_s: float
+    flop_per_byte: float
+    share: float
+
+
+@dataclass(frozen=True)
+class PredictedMemory:
+    """Peak bytes beyond weights of encoding a picture, as the plans say; nothing was run."""
+
+    resolution: int
+    tiles: int
+    tile_pixels: int
+    flash_bytes: int
+    explicit_bytes: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    device: str
+    device_name: str
+    system: str
+    processor: str
+    cores: int
+    torch: str
+    read_gb_per_s: float
+    bf16_gflop_per_s: float
+    fp32_gflop_per_s: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """`open_ms`: until the model could be asked, weights not read; `first_ms`: the first pass
+    through all stages, which reads (or makes) the weights and prepares kernels."""
+
+    model: str
+    command: str
+    version: str
+    dtype: str
+    weight_bytes: int
+    machine: Machine
+    rounds: int
+    decode_tokens: int
+    open_ms: float
+    first_ms: float
+    loaded_bytes: int | None
+    base: Point
+    stages: tuple[Stage, ...]
+    ops: tuple[OpRow, ...]
+    memory: tuple[PredictedMemory, ...]
+
+    def at_base(self) -> list[Stage]:
+        return [s for s in self.stages if s.point == self.base]
+
+    def sweep(self, axis: str, stage: str) -> list[Stage]:
+        """Along one axis, all else as at the base; empty where it has one value."""
+        found = [
+            s
+            for s in self.stages
+            if s.name == stage
+            and all(s.point.value(a) == self.base.value(a) for a in AXES if a != axis)
+        ]
+        found.sort(key=lambda s: s.point.value(axis) or 0)
+        return found if len(found) > 1 else []
+
+    def sweeps(self) -> list[tuple[str, str, list[Stage]]]:
+        """(axis, stage, measurements), those that have several values."""
+        all_of_them = ((axis, stage, self.sweep(axis, stage)) for axis in AXES for stage in STAGES)
+        return [row for row in all_of_them if row[2]]
+
+    def asdict(self) -> dict[str, Any]:
+        """With the derived figures, under names with units."""
+        found = asdict(self)
+        found["stages"] = [
+            asdict(s)
+            | {
+                "ms": list(s.ms.values),
+                "median_ms": s.ms.median,
+                "least_ms": s.ms.least,
+                "most_ms": s.ms.most,
+                "spread": s.ms.spread,
+                "tokens_per_s": s.tokens_per_s,
+                "roofline_share": s.share,
+            }
+            for s in self.stages
+        ]
+        found["growth"] = [
+            {"axis": axis, "stage": stage, "exponent": growth(axis, rows)}
+            for axis, stage, rows in self.sweeps()
+        ]
+        return found
+
+
+def growth(axis: str, rows: list[Stage]) -> float | None:
+    """How time grows along an axis: time ~ value ** exponent. None for fewer than three values."""
+    return exponent([(float(s.point.value(axis) or 0), s.ms.median) for s in rows])
+
+
+def many(count: int, what: str, ending: str = "s") -> str:
+    """ "1 round", "2 rounds"."""
+    return f"{count} {what}{'' if count == 1 else ending}"

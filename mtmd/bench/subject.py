@@ -1,0 +1,439 @@
+"""What is measured: one model, its stages apart. Everything of the engine that the benchmark uses
+goes through here.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mtmd.bench.ceilings import Ceilings, measure_ceilings
+from mtmd.bench.measure import HostPeak
+from mtmd.bench.shapes import random_checkpoint
+from mtmd.clip.budget import Budget
+from mtmd.clip.encoder import BATCH, Encoder
+from mtmd.clip.resolution.resolution import ImagePlan
+from mtmd.config import LoadOptions
+from mtmd.events import Finished
+from mtmd.kernels.dtype import name_of
+from mtmd.kernels.errors import OptionError
+from mtmd.kernels.graph import Node
+from mtmd.kernels.ops import OPS
+from mtmd.kernels.plan.scheduler import Plan
+from mtmd.llm.batch import Batch
+from mtmd.llm.engine.make_batch import make_batch
+from mtmd.llm.engine.runner import PREFILL
+from mtmd.llm.engine.sequence import Sequence as Running
+from mtmd.llm.engine.spans import Span, cut, lay_out
+from mtmd.loaded.device import device_name, set_threads
+from mtmd.loading import find_checkpoint
+from mtmd.model import Model
+
+SLACK = 256  # tokens that a chat template may put around a prompt
+SEED = 20
+Work = list[tuple[int, int]]  # flops, and bytes of weights and of the past read, of each node
+PASSES = 3  # of a graph that is watched node by node: each node's best counts
+
+
+@dataclass(frozen=True)
+class OpCost:
+    """Nodes of one op and size: how often, how long all of them took, and what they have to do at
+    least.
+    """
+
+    graph: str
+    op: str
+    size: str
+    count: int
+    ms: float
+    flops: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Prefilled:
+    """Sequences that have read their prompts, ready to decode."""
+
+    running: tuple[Running, ...]
+    tokens: tuple[int, ...]
+
+
+class Subject:
+    """A model as the benchmark sees it. It is used from one thread; what takes the device is done
+    on the model's own, as answers are.
+    """
+
+    def __init__(
+        self,
+        model: str | None,
+        random_weights: str | None,
+        weights: str,
+        options: LoadOptions,
+        *,
+        prompt: int,
+        resolution: int,
+        images: int | None,
+        decode: int,
+        detail: str,
+    ):
+        """Loads; the context is made to hold `images` pictures of `resolution` pixels a side (None:
+        one, where the model sees), `prompt` tokens of text and `decode` tokens of an answer.
+        Raises MtmdError.
+        """
+        start = time.perf_counter()
+        if random_weights is not None:
+            checkpoint = random_checkpoint(random_weights, weights)
+            name: str | None = f"{checkpoint.folder.name}, random {weights}"
+        else:
+            checkpoint, name = find_checkpoint(model, options)
+        self.budget = Budget(options.image_min_tokens, options.image_max_tokens, detail)
+        pictured, images = 0, int(checkpoint.vision is not None) if images is None else images
+        if images:
+            if checkpoint.vision is None:
+                raise OptionError(
+                    f"images is {images}, and {name or model} has no image encoder; expected 0"
+                )
+            plan = checkpoint.vision.resolution.prepare(picture(resolution), self.budget)
+            pictured = images * plan.tokens
+        context = pictured + prompt + decode + SLACK
+        self.model = Model(checkpoint, replace(options, context=context), name=name)
+        self.detail = detail
+        self.runner, self.encoder = self.model.runner, self.model.encoder
+        self.backend = self.model.backends[0]
+        self.device, self.dtype = self.backend.device, self.model.dtype
+        self.open_ms = (time.perf_counter() - start) * 1e3
+        self._cache = self.model.exclusively(self.runner.new_cache)
+        self._random = np.random.default_rng(SEED)
+
+    @property
+    def name(self) -> str:
+        return self.model.name
+
+    @property
+    def dtype_name(self) -> str:
+        return name_of(self.dtype)
+
+    @property
+    def device_name(self) -> str:
+        return device_name(self.backend)
+
+    @property
+    def backend_name(self) -> str:
+        return self.backend.name
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.model.checkpoint.weight_bytes
+
+    def threads(self, count: int) -> None:
+        """For what follows: the device's thread has had its own number since it began."""
+        set_threads(count)
+        self.model.exclusively(lambda: set_threads(count))
+
+    def ceilings(self, runs: int) -> Ceilings:
+        """The machine's, measured where the model runs."""
+        return self.model.exclusively(lambda: measure_ceilings(self.device, runs))
+
+    def synchronize(self) -> None:
+        self.backend.synchronize()
+
+    # Stages
+
+    def prepare(self, resolution: int, images: int) -> list[ImagePlan]:
+        assert self.encoder is not None
+        ways, pixels = self.encoder.family.resolution, picture(resolution)
+        return [ways.prepare(pixels, self.budget) for _ in range(images)]
+
+    def encode(self, plans: Sequence[ImagePlan]) -> list[Tensor]:
+        """Embeddings [T, D] of each picture, the tiles of all encoded together."""
+        encoder = self.encoder
+        assert encoder is not None
+
+        def work() -> list[Tensor]:
+            tiles = iter(encoder.encode([tile for plan in plans for tile in plan.tiles]))
+            return [encoder.join(plan, [next(tiles) for _ in plan.tiles]) for plan in plans]
+
+        return self.model.exclusively(work)
+
+    def prompt(
+        self, length: int, plans: Sequence[ImagePlan], pictures: Sequence[Tensor]
+    ) -> list[Span]:
+        """`length` random tokens of text after pictures."""
+        spans: list[Span] = []
+        for plan, rows in zip(plans, pictures, strict=True):
+            spans += self._picture_spans(plan, rows)
+        tokens = self._random.integers(0, self.runner.family.vocabulary, length).tolist()
+        return [*spans, Span(tuple(tokens))] if tokens else spans
+
+    def _picture_spans(self, plan: ImagePlan, rows: Tensor) -> Iterator[Span]:
+        assert self.encoder is not None
+        block, start = self.encoder.family.bidirectional, 0
+        for grid in plan.grids or (None,):
+            count = plan.tokens if grid is None else grid[0] * grid[1]
+            yield Span((0,) * count, rows[start : start + count], block, grid)
+            start += count
+
+    def prefill(self, spans: Sequence[Span], slot: int) -> tuple[Running, int]:
+        """The sequence in `slot`, read, and its first token."""
+
+        def work() -> tuple[Running, int]:
+            running = self.runner.begin(self._cache, slot)
+            return running, int(self.runner.prefill(spans, self._cache, running).argmax())
+
+        return self.model.exclusively(work)
+
+    def decode(self, sequences: Prefilled, steps: int) -> None:
+        """So many tokens for each sequence, the most probable ones; the sequences stay where they
+        were.
+        """
+
+        def work() -> None:
+            running = [replace(r) for r in sequences.running]
+            tokens = list(sequences.tokens)
+            for _ in range(steps):
+                parts = [(r, [Span((t,))]) for r, t in zip(running, tokens, strict=True)]
+                tokens = self.runner.read(parts, self._cache).argmax(-1).tolist()
+
+        self.model.exclusively(work)
+
+    def first_token(self, resolution: int, images: int, length: int) -> None:
+        """From a picture's pixels to the first token of an answer, as an application asks."""
+        text = self._text(length)
+        content = [
+            *({"type": "image", "image": self._new_picture(resolution)} for _ in range(images)),
+            {"type": "text", "text": text},
+        ]
+        *_, last = self.model.stream(
+            [{"role": "user", "content": content}],
+            max_tokens=1,
+            ignore_eos=True,
+            detail=self.detail,
+        )
+        assert isinstance(last, Finished)
+
+    def start_service(self) -> None:
+        """Its caches, before anything is timed."""
+        _ = self.model.service
+
+    def stop_service(self) -> None:
+        self.model.close()
+        gc.collect()
+
+    def _new_picture(self, resolution: int) -> np.ndarray:
+        """One that nobody has seen: what is known is not encoded again."""
+        pixels = np.array(picture(resolution))
+        pixels[0, :8] = self._random.integers(0, 256, (8, 3))
+        return pixels
+
+    def _text(self, length: int) -> str:
+        """About `length` tokens; random from the first letter on, so that no prefix is known."""
+        tokenizer = self.model.checkpoint.tokenizer
+        letters = self._random.integers(97, 123, max(length, 1) * 4).astype(np.uint8)
+        text = letters.tobytes().decode()
+        share = len(tokenizer.encode(text)) / len(text)
+        return text[: max(1, round(length / share))]
+
+    # Costs
+
+    def encode_work(self, plans: Sequence[ImagePlan]) -> Work:
+        """Of encoding these pictures."""
+        assert self.encoder is not None
+        return [
+            cost
+            for count, shape in _batches(plans)
+            for cost in _work(self.encoder.plan(count, shape))
+        ]
+
+    def prefill_work(self, spans: Sequence[Span]) -> Work:
+        """Of reading a prompt in batches as the runner does."""
+        sequence, found = self.runner.begin(self._cache, 0), list[tuple[int, int]]()
+        batches = cut(lay_out(spans, 0)[0], PREFILL)
+        for part in batches:
+            last = part is batches[-1]
+            batch = make_batch([(sequence, part)], self._cache, wants_logits=last)
+            sequence.done += sum(map(len, part))
+            found += _work(self.runner.plan(batch.shape))
+        return found
+
+    def decode_work(self, sequences: Prefilled) -> Work:
+        """Of one step."""
+        return _work(self.runner.plan(self._step(sequences).shape))
+
+    def _step(self, sequences: Prefilled) -> Batch:
+        parts = [
+            (replace(r), [Span((t,))])
+            for r, t in zip(sequences.running, sequences.tokens, strict=True)
+        ]
+        return make_batch(parts, self._cache)
+
+    def watch_encode(self) -> list[OpCost]:
+        """One tile of the usual size, node by node."""
+        encoder = self.encoder
+        if encoder is None:
+            return []
+        tile = np.zeros(encoder.family.resolution.tile_type().shape, np.float32)
+
+        def work() -> list[OpCost]:
+            watch = _Watch(self.backend.synchronize)
+            for _ in range(PASSES):
+                watch.start()
+                encoder.encode([tile], watch)
+            return watch.costs("encode")
+
+        return self.model.exclusively(work)
+
+    def watch_decode(self, sequences: Prefilled) -> list[OpCost]:
+        """One step, node by node."""
+
+        def work() -> list[OpCost]:
+            watch = _Watch(self.backend.synchronize)
+            for _ in range(PASSES):
+                batch = self._step(sequences)
+                watch.start()
+                self.runner.forward(batch, watch)
+            return watch.costs("decode")
+
+        return self.model.exclusively(work)
+
+    def predicted_encode_bytes(self, resolution: int, flash_attn: str) -> tuple[int, int, int]:
+        """Peak bytes on the device while a picture of so many pixels a side is encoded, beyond
+        weights; the patches of its largest tile; its tiles. Nothing is run.
+        """
+        assert self.encoder is not None
+        encoder = self._encoder(flash_attn)
+        batches = _batches(self.prepare(resolution, 1))
+        peak = max(
+            encoder.plan(count, shape).compute_bytes.get(self.backend.space, 0)
+            for count, shape in batches
+        )
+        area = max(shape[-1] * shape[-2] for _, shape in batches)
+        return peak, area, sum(count for count, _ in batches)
+
+    def _encoder(self, flash_attn: str) -> Encoder:
+        assert self.encoder is not None
+        return Encoder(
+            self.encoder.family,
+            self.encoder.weights,
+            self.encoder.backends,
+            dtype=self.dtype,
+            flash_attn=flash_attn,
+            overrides=self.encoder.overrides,
+            residency=self.encoder.residency,
+        )
+
+    @contextmanager
+    def peak(self, into: list[int]) -> Iterator[None]:
+        """Appends the most memory held while its body runs: of the process on a CPU, of the device
+        otherwise; nothing where the system does not tell.
+        """
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+            yield
+            into.append(torch.cuda.max_memory_allocated(self.device))
+            return
+        host = HostPeak()
+        host.restart()
+        yield
+        found = host.read()
+        if found is not None:
+            into.append(found)
+
+
+class _Watch:
+    """An observer that notes how long each node took, at best of several passes."""
+
+    def __init__(self, synchronize: Callable[[], None]) -> None:
+        self._synchronize = synchronize
+        self._passes: list[list[tuple[Node, float]]] = []
+        self._last = 0.0
+
+    def start(self) -> None:
+        self._passes.append([])
+        self._synchronize()
+        self._last = time.perf_counter()
+
+    def __call__(self, node: Node, value: Tensor, inputs: list[Tensor | None]) -> None:  # noqa: ARG002
+        self._synchronize()
+        self._passes[-1].append((node, time.perf_counter() - self._last))
+        self._last = time.perf_counter()
+
+    def costs(self, graph: str) -> list[OpCost]:
+        """By op and size, those that take most time first."""
+        groups: dict[tuple[str, str], list[tuple[Node, float]]] = {}
+        for runs in zip(*self._passes, strict=True):
+            node = runs[0][0]
+            if node.op != "copy":
+                groups.setdefault((node.op, _size(node)), []).append(
+                    (node, min(s for _, s in runs))
+                )
+        rows = [
+            OpCost(
+                graph,
+                op,
+                size,
+                len(found),
+                sum(s for _, s in found) * 1e3,
+                sum(OPS[op].flops(n) for n, _ in found),
+                sum(OPS[op].bytes(n) for n, _ in found),
+            )
+            for (op, size), found in groups.items()
+        ]
+        return sorted(rows, key=lambda row: -row.ms)
+
+
+@lru_cache(maxsize=4)
+def picture(resolution: int) -> np.ndarray:
+    """A square of gradients, uint8 [Y, X, 3], not to be written to."""
+    ramp = np.linspace(0, 255, resolution)
+    planes = np.broadcast_arrays(ramp[:, None], ramp[None, :], ramp[::-1, None])
+    return np.stack(planes, -1).astype(np.uint8)
+
+
+def _batches(plans: Sequence[ImagePlan]) -> list[tuple[int, tuple[int, ...]]]:
+    """How the encoder shares out tiles: (batch, shape of a tile) of each run."""
+    counts: dict[tuple[int, ...], int] = {}
+    for plan in plans:
+        for tile in plan.tiles:
+            counts[tuple(tile.shape)] = counts.get(tuple(tile.shape), 0) + 1
+    return [
+        (min(BATCH, count - start), shape)
+        for shape, count in counts.items()
+        for start in range(0, count, BATCH)
+    ]
+
+
+def _work(plan: Plan) -> Work:
+    """What stays in a processor's caches costs no reading."""
+    nodes = [step.node for step in plan.steps if step.node.op != "copy"]
+    return [
+        (OPS[n.op].flops(n), OPS[n.op].bytes(n) if _reads_memory(n) else 0)
+        for n in nodes
+        if OPS[n.op].flops(n) or _reads_memory(n)
+    ]
+
+
+def _reads_memory(node: Node) -> bool:
+    """Whether it reads weights or the past, which are larger than caches; a table is read by rows
+    alone.
+    """
+    return node.op == "attention" or (
+        node.op != "embed" and any(i.op == "weight" for i in node.operands)
+    )
+
+
+def _size(node: Node) -> str:
+    """What tells nodes of one op apart: the weight's size and type, or the result's."""
+    weight = next((i for i in node.operands if i.op == "weight"), None)
+    if node.op != "matmul" or weight is None:
+        return "×".join(map(str, node.shape))
+    kind = weight.attrs["source"].quant(weight.name) or name_of(weight.dtype)
+    columns = next(node.operands).shape[-1]
+    return f"{weight.shape[-2] if len(weight.shape) > 1 else 1}×{columns} {kind}"

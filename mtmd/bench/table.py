@@ -1,0 +1,105 @@
+"""A report for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mtmd.bench.report import AXIS_MEANING, STAGE_MEANING, Report, Stage, growth, many
+from mtmd.kernels.dtype import mib
+
+OPS_SHOWN = 8  # of each graph, those that take most time
+
+
+def render_table(report: Report) -> str:
+    """Plain text of lines that fit a terminal."""
+    m, base = report.machine, report.base
+    beside = f", beside {many(base.load, 'busy process', 'es')}" if base.load else ""
+    parts = [
+        f"{report.model}: {mib(report.weight_bytes)} of weights, {report.dtype}",
+        f"{m.processor}, {m.cores} cores; {m.device_name}; torch {m.torch}",
+        f"ceilings: read {m.read_gb_per_s:.1f} GB/s, bf16 {m.bf16_gflop_per_s:.0f} GFLOP/s, fp32 "
+        f"{m.fp32_gflop_per_s:.0f} GFLOP/s",
+        f"opened in {report.open_ms:.0f} ms, first pass {report.first_ms:.0f} ms; then "
+        f"{many(report.rounds, 'round')}, decode in runs of {report.decode_tokens}",
+        f"base: {base.images} x {base.resolution} px, {base.context} tokens of text, batch "
+        f"{base.batch}{beside}",
+        "",
+        *_columns(
+            ["stage", "median", "best", "worst", "tokens/s", "of roofline", "peak memory"],
+            [_stage_row(s) for s in report.at_base()],
+        ),
+    ]
+    for axis, stage, rows in report.sweeps():
+        slope = growth(axis, rows)
+        told = f", time ~ {axis}^{slope:.2f}" if slope is not None else ""
+        parts += [
+            "",
+            f"{stage} against {axis} ({AXIS_MEANING[axis]}){told}",
+            *_columns(
+                [axis, "median", "best", "worst", "tokens/s", "of roofline", "peak memory"],
+                [[str(s.point.value(axis)), *_stage_row(s)[1:]] for s in rows],
+            ),
+        ]
+    for graph in dict.fromkeys(row.graph for row in report.ops):
+        costs = [row for row in report.ops if row.graph == graph]
+        total, left = sum(r.ms for r in costs), costs[OPS_SHOWN:]
+        parts += [
+            "",
+            f"{graph}, every op by itself: {total:.2f} ms in {sum(r.count for r in costs)} calls",
+            *_columns(
+                ["op", "size", "calls", "ms", "GFLOP/s", "GB/s", "of roofline"],
+                [
+                    [
+                        r.op,
+                        r.size,
+                        str(r.count),
+                        f"{r.ms:.2f}",
+                        f"{r.gflop_per_s:.1f}",
+                        f"{r.gb_per_s:.1f}",
+                        f"{r.share:.0%}",
+                    ]
+                    for r in costs[:OPS_SHOWN]
+                ],
+            ),
+        ]
+        if left:
+            parts.append(f"and {len(left)} more, {sum(r.ms for r in left):.2f} ms")
+    if report.memory:
+        parts += [
+            "",
+            "memory of an encode beyond weights, predicted",
+            *_columns(
+                ["picture", "tiles", "flash attention", "explicit"],
+                [
+                    [f"{p.resolution} px", str(p.tiles), mib(p.flash_bytes), mib(p.explicit_bytes)]
+                    for p in report.memory
+                ],
+            ),
+        ]
+    return "\n".join(parts)
+
+
+def _stage_row(stage: Stage) -> list[str]:
+    ms, rate = stage.ms, stage.tokens_per_s
+    name = f"{stage.name} ({STAGE_MEANING[stage.name]})"
+    return [
+        name,
+        f"{ms.median:.1f} ms",
+        f"{ms.least:.1f}",
+        f"{ms.most:.1f}",
+        f"{rate:.0f}" if rate and stage.name != "first token" else "",
+        f"{stage.share:.0%}" if stage.share else "",
+        mib(stage.peak_bytes) if stage.peak_bytes else "",
+    ]
+
+
+def _columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The first column to the left, numbers to the right."""
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    return [
+        "  ".join(
+            cell.rjust(width) if i else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (head, *rows)
+    ]

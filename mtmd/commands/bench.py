@@ -1,0 +1,193 @@
+"""`mtmd bench`: how long each stage takes, against what the machine can do, in time and memory."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+from mtmd.commands.shared import MODEL_HELP, settle_threads
+from mtmd.kernels.errors import OptionError
+
+HELP = "Measure the stages of a model apart: time, memory, share of what the machine can do."
+DESCRIPTION = (
+    f"{HELP} Options that take a LIST, like 1,4,16, vary one thing at a time: the first value of "
+    "each is the base from which the others are varied."
+)
+MOST = 1 << 20
+LISTS = ("context", "threads")  # options of loading that are axes here
+
+
+def add_arguments(sub: argparse.ArgumentParser) -> None:
+    sub.description = DESCRIPTION
+    sub.add_argument(
+        "model", nargs="?", metavar="MODEL", help=f"{MODEL_HELP} (default: the demo model)"
+    )
+    sub.add_argument(
+        "--random-weights",
+        metavar="SHAPE",
+        help="in place of MODEL, random weights in the shape of a config.json, or of a published "
+        "model by its name; 'list' prints the names",
+    )
+    sub.add_argument(
+        "--weights",
+        metavar="TYPE",
+        help="of random weights: BF16, F32, or, for the decoder, a GGUF type such as Q4_0, Q8_0 or "
+        "Q4_K_M (default: BF16)",
+    )
+    what = sub.add_argument_group("what is measured")
+    _list(what, "--resolution", "512", "pixels a side of a picture")
+    _list(
+        what,
+        "--images",
+        None,
+        "pictures in the prompt, 0 for text alone (default: 1, or 0 for a model without encoder)",
+    )
+    _list(what, "--context", "256", "tokens of text in the prompt")
+    _list(what, "--batch", "1", "sequences that decode at once")
+    _list(what, "--threads", None, "CPU threads (default: torch's choice)")
+    _list(what, "--load", "0", "busy processes beside it")
+    what.add_argument(
+        "--decode", type=int, default=32, metavar="N", help="tokens decoded (default: 32)"
+    )
+    what.add_argument(
+        "--rounds", type=int, default=5, metavar="N", help="measurements of each (default: 5)"
+    )
+    what.add_argument(
+        "--detail", default="auto", help="of pictures: auto, low (no tiles) or high (default: auto)"
+    )
+    what.add_argument("--no-ops", action="store_true", help="leave out the times of single ops")
+    device = sub.add_argument_group("model and device")
+    for option, metavar, text in (
+        ("--mmproj", "FILE", "the projector of a GGUF (default: the one beside it)"),
+        ("--chat-template", "FILE", "a Jinja chat template in place of the model's own"),
+        ("--device", "DEVICE", "auto, cpu, cuda or cuda:N (default: auto)"),
+        ("--dtype", "TYPE", "auto, bf16 or fp32 (default: auto)"),
+        ("--flash-attn", "WHEN", "auto, on or off (default: auto)"),
+        ("--memory-limit", "SIZE", "most memory of the device to take, like 8GiB"),
+    ):
+        device.add_argument(option, metavar=metavar, default=argparse.SUPPRESS, help=text)
+    for option, text in (("--image-min-tokens", "least"), ("--image-max-tokens", "most")):
+        device.add_argument(
+            option,
+            type=int,
+            metavar="N",
+            default=argparse.SUPPRESS,
+            help=f"{text} tokens of one picture (default: the model's)",
+        )
+    out = sub.add_argument_group("output")
+    out.add_argument("--json", action="store_true", help="print one JSON object, not a table")
+    out.add_argument("--html", metavar="FILE", help="write a page with charts, complete in itself")
+
+
+def _list(group: argparse._ArgumentGroup, option: str, default: str | None, text: str) -> None:
+    told = f" (default: {default})" if default else ""
+    group.add_argument(option, metavar="LIST", default=default, help=f"{text}{told}")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.random_weights == "list":
+        from mtmd.bench.shapes import shape_names
+
+        print("\n".join(shape_names()))
+        return 0
+    if args.random_weights and args.model:
+        raise OptionError(
+            f"found both the model {args.model!r:.60} and --random-weights; expected one of them"
+        )
+    if args.weights and not args.random_weights:
+        raise OptionError("--weights is the type of random weights; give it with --random-weights")
+    page = _writable(args.html) if args.html else None
+    from mtmd.bench.stages import Plan
+    from mtmd.bench.stages import run as measure
+    from mtmd.clip.budget import DETAILS
+    from mtmd.config import LoadOptions, options
+
+    if args.detail not in DETAILS:
+        raise OptionError(
+            f"detail: found {args.detail!r:.40}, expected one of {', '.join(DETAILS)}"
+        )
+    given = (f.name for f in fields(LoadOptions) if f.name not in LISTS and hasattr(args, f.name))
+    chosen = options(LoadOptions, {name: getattr(args, name) for name in given})
+    plan = Plan(
+        args.model,
+        args.random_weights,
+        args.weights or "BF16",
+        _numbers("resolution", args.resolution, 28, 8192),
+        _numbers("images", args.images, 0, 64),
+        _numbers("context", args.context, 1, MOST),
+        _numbers("batch", args.batch, 1, 1024),
+        _numbers("threads", args.threads, 1, 1024),
+        _numbers("load", args.load, 0, 256),
+        _number("decode", args.decode, 1, MOST),
+        _number("rounds", args.rounds, 1, 1000),
+        args.detail,
+        not args.no_ops,
+        f"mtmd {shlex.join(sys.argv[1:])}",
+    )
+    status = _Status()
+    try:
+        report = measure(
+            plan, chosen, status.show, lambda model: settle_threads(plan.base().threads, [model])
+        )
+    finally:
+        status.clear()
+    if page:
+        from mtmd.bench.html import render_page
+
+        page.write_text(render_page(report), encoding="utf-8")
+    if args.json:
+        print(json.dumps(report.asdict()))
+    else:
+        from mtmd.bench.table import render_table
+
+        print(render_table(report))
+    return 0
+
+
+def _numbers(name: str, text: str | None, least: int, most: int) -> tuple[int, ...]:
+    """A list of different numbers between commas; none for no text. Raises OptionError."""
+    if text is None:
+        return ()
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise OptionError(
+            f"{name}: found {text!r:.60}, expected whole numbers between commas, like 1,4,16"
+        ) from None
+    for value in found:
+        _number(name, value, least, most)
+    return tuple(dict.fromkeys(found))
+
+
+def _number(name: str, value: int, least: int, most: int) -> int:
+    if not least <= value <= most:
+        raise OptionError(f"{name}: found {value}, expected {least} to {most}")
+    return value
+
+
+def _writable(text: str) -> Path:
+    """Checked before minutes are spent on measuring. Raises OptionError."""
+    path = Path(text).expanduser()
+    if path.is_dir() or not path.parent.is_dir():
+        raise OptionError(f"html {text!r:.200}: expected a file in a folder that exists")
+    return path
+
+
+class _Status:
+    """What is being measured, on a line of the terminal that is overwritten."""
+
+    def __init__(self) -> None:
+        self.shown = False
+
+    def show(self, text: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+            self.shown = True
+
+    def clear(self) -> None:
+        if self.shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,87 @@
+"""`mtmd bench` as it is typed: what it measures, the page it writes, what it refuses."""
+
+import json
+import re
+
+import pytest
+
+QUICK = ("--rounds", 1, "--decode", 2, "--context", "8", "--threads", "1")
+
+
+@pytest.fixture(autouse=True)
+def small_ceilings(monkeypatch):
+    """Measuring what the machine can do takes longer than the model."""
+    from mtmd.bench import ceilings
+
+    monkeypatch.setattr(ceilings, "READ_BYTES", {"cpu": 1 << 20})
+    monkeypatch.setattr(ceilings, "SIDE", {"cpu": 64})
+
+
+def test_every_stage_is_measured_along_every_axis(mtmd, shape, tmp_path):
+    page = tmp_path / "page.html"
+    axes = ("--resolution", "48,64", "--images", "1,2", "--batch", "1,3", "--load", "0,1")
+    quick = ("--rounds", 2, "--decode", 2, "--context", "8,16,32", "--threads", "1,2")
+    ran = mtmd("bench", "--random-weights", shape, *axes, *quick, "--json", "--html", page)
+    assert ran.code == 0, ran.err
+    report = json.loads(ran.out)
+    assert {s["name"] for s in report["stages"]} == {
+        "preprocess", "encode", "prefill", "decode", "first token",
+    }  # fmt: skip
+    assert all(len(s["ms"]) == 2 and s["least_ms"] > 0 for s in report["stages"])
+    assert {(g["axis"], g["stage"]) for g in report["growth"]} >= {
+        ("resolution", "encode"), ("images", "encode"), ("batch", "decode"),
+        ("context", "prefill"), ("threads", "decode"), ("load", "decode"),
+    }  # fmt: skip
+    at_batch = [s for s in report["stages"] if s["point"]["batch"] == 3]
+    assert [(s["name"], s["tokens"]) for s in at_batch] == [("decode", 3)]
+    assert {op["graph"] for op in report["ops"]} == {"encode", "decode"}
+    assert all(min(m["explicit_bytes"], m["flash_bytes"]) > 0 for m in report["memory"])
+    assert report["machine"]["read_gb_per_s"] > 0 and report["base"]["context"] == 8
+    html = page.read_text()
+    assert "<script" not in html and not re.search(r"(?:src|href|url)\s*[=(]", html)
+    assert html.count("<svg") >= 7 and "nan" not in html.lower()
+
+
+def test_the_table_of_a_model_of_text_alone(mtmd, tmp_path):
+    config = {
+        "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 96, "head_dim": 32,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "vocab_size": 700, "max_position_embeddings": 1024,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ran = mtmd("bench", "--random-weights", tmp_path, "--weights", "Q8_0", *QUICK, "--no-ops")
+    assert ran.code == 0, ran.err
+    assert "random Q8_0" in ran.out and "prefill" in ran.out and "first token" in ran.out
+    assert "encode" not in ran.out and "every op" not in ran.out
+
+
+def test_the_demo_model_is_measured_by_default(mtmd):
+    ran = mtmd("bench", *QUICK, "--no-ops", "--images", "1", "--resolution", "64")
+    assert ran.code == 0 and ran.out.startswith("demo model"), ran.err
+
+
+def test_names_of_shapes_are_printed(mtmd):
+    names = mtmd("bench", "--random-weights", "list").out.split()
+    assert {"gemma-3-4b", "qwen3-vl-8b", "smolvlm-256m"} <= set(names)
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (("--batch", "1,x"), "batch: found '1,x', expected whole numbers between commas"),
+        (("--batch", "0"), "batch: found 0, expected 1 to 1024"),
+        (("--rounds", 0), "rounds: found 0"),
+        (("--detail", "fine"), "detail: found 'fine', expected one of auto, low, high"),
+        (("--weights", "Q4_0"), "give it with --random-weights"),
+        (("--random-weights", "smolvlm-256m", "here"), "expected one of them"),
+        (("--random-weights", "smolvlm-256m", "--weights", "Q9"), "weights 'Q9': expected one of"),
+        (("--random-weights", "nobody"), "expected a config.json"),
+        (("--random-weights", "qwen3-0.6b", "--images", "1"), "has no image encoder"),
+        (("--html", "/nowhere/page.html"), "expected a file in a folder that exists"),
+        (("--context", "999999"), "expected at most"),
+        (("--device", "toaster"), "toaster"),
+        (("--dtype", "fp8"), "dtype"),
+    ],
+)
+def test_a_mistake_is_refused_in_a_line(mtmd, arguments, expected):
+    assert expected in mtmd("bench", *arguments).refused()

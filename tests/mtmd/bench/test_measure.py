@@ -1,0 +1,90 @@
+"""Samples, growth, ceilings, and processes that keep a core busy."""
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from mtmd.bench.ceilings import Ceilings
+from mtmd.bench.measure import HostPeak, Sample, busy, exponent
+from mtmd.bench.report import Point, Stage
+from mtmd.bench.stages import Plan
+
+
+def test_a_sample_tells_middle_ends_and_spread():
+    sample = Sample((4.0, 1.0, 2.0, 3.0, 100.0))
+    assert (sample.median, sample.least, sample.most) == (3.0, 1.0, 100.0)
+    assert sample.spread == pytest.approx(1 / 3) and Sample((5.0,)).spread == 0
+
+
+def test_growth_is_the_exponent_of_a_power():
+    assert exponent([(x, 3 * x**2) for x in (1.0, 2.0, 5.0)]) == pytest.approx(2)
+    assert exponent([(1.0, 1.0), (2.0, 2.0)]) is None
+    assert exponent([(0.0, 1.0), (1.0, 2.0), (2.0, 4.0)]) is None
+
+
+def test_the_floor_of_a_node_is_the_longer_of_products_and_reading():
+    ceilings = Ceilings(10e9, 100e9, 50e9)
+    work = [(int(1e9), 0), (0, int(1e9))]
+    assert ceilings.floor_ms(work, torch.bfloat16) == pytest.approx(110)
+    assert ceilings.floor_ms(work, torch.float32) == pytest.approx(120)
+    assert ceilings.best(Ceilings(5e9, 200e9, 1e9)) == Ceilings(10e9, 200e9, 50e9)
+
+
+def test_busy_processes_run_beside_and_end(monkeypatch):
+    import subprocess
+
+    started = []
+    popen = subprocess.Popen
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1]
+    )
+    with busy(2):
+        assert [p.poll() for p in started] == [None, None]
+        time.sleep(0.05)
+    assert all(p.poll() is not None for p in started) and len(started) == 2
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux tells")
+def test_the_peak_starts_anew():
+    peak = HostPeak()
+    held = torch.ones(256 << 18)  # 256 MiB
+    assert len(held)
+    del held
+    high = peak.read()
+    peak.restart()
+    assert high is not None and high - peak.read() > 200 << 20
+
+
+def point(**changed):
+    return Point(**{
+        "resolution": 512, "images": 1, "context": 256, "batch": 1, "threads": None, "load": 0,
+    } | changed)  # fmt: skip
+
+
+def test_one_axis_is_varied_at_a_time_and_each_point_comes_once():
+    plan = Plan(
+        None,
+        None,
+        "BF16",
+        (512, 1024),
+        (1,),
+        (256, 256),
+        (1, 4),
+        (),
+        (0, 1),
+        8,
+        3,
+        "auto",
+        False,
+        "",
+    )
+    points = dict(plan.points())
+    assert list(points) == [point(), point(resolution=1024), point(batch=4), point(load=1)]
+    assert points[point(batch=4)] == ("decode",) and "encode" in points[point(resolution=1024)]
+
+
+def test_shares_and_rates_are_of_the_median():
+    stage = Stage("decode", point(), Sample((10.0, 20.0, 40.0)), 4, 5.0, None)
+    assert (stage.tokens_per_s, stage.share) == (200.0, 0.25)
