@@ -1,0 +1,401 @@
+"""The same work through this project and through whatever peers are installed, alternating in one
+run: encode one 512 px tile, read 256 tokens, decode 64.
+
+    python benchmarks/peers.py                              all types, two threads
+    python benchmarks/peers.py --types Q4_0 --load 0,1      also beside a busy core
+    python benchmarks/peers.py --llama-dir ~/llama.cpp/build/bin
+
+Peers: llama-bench and llama-mtmd-cli (on PATH or in --llama-dir), the llama-cpp-python package, and
+transformers. The models have SmolVLM-256M's shape and random weights, written here as GGUF by the
+gguf package; --folder keeps them. Every measurement is a process of its own, so that no library's
+threads are in another's way. Ratios above 1 say that this project is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import re
+import shutil
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+SHAPE, TILE, PROMPT, DECODE = "smolvlm-256m", 512, 256, 64
+TYPES = ("BF16", "Q8_0", "Q4_0", "Q4_K_M")
+PROJECTOR = "mmproj-BF16"
+TIMEOUT_S = 900
+Rates = dict[str, float]  # per second, by the name of the work
+Measure = Callable[[str, int], Rates]  # of a type, with so many threads
+
+
+@dataclass(frozen=True)
+class Party:
+    """Somebody who does the work; `types` are those of `TYPES` and `PROJECTOR` that it does."""
+
+    name: str
+    types: tuple[str, ...]
+    measure: Measure
+
+
+def parties(folder: Path, llama: Path | None, more: list[str], dtype: str) -> list[Party]:
+    """Ours first, then the peers that are installed."""
+    found = [Party("mtmd", (*TYPES, PROJECTOR), lambda t, n: ours(folder, t, n, dtype))]
+    if bench := program("llama-bench", llama):
+        found.append(
+            Party("llama-bench", TYPES, lambda t, n: llama_bench([bench, *more], folder, t, n))
+        )
+    if cli := program("llama-mtmd-cli", llama):
+        found.append(
+            Party("llama-mtmd-cli", (PROJECTOR,), lambda _, n: llama_encode(cli, folder, n))
+        )
+    if importlib.util.find_spec("llama_cpp"):
+        found.append(Party("llama-cpp-python", TYPES, lambda t, n: worker("llama", folder, t, n)))
+    if importlib.util.find_spec("transformers"):
+        both = ("BF16", PROJECTOR)
+        found.append(Party("transformers", both, lambda t, n: worker("torch", folder, t, n)))
+    return found
+
+
+def program(name: str, folder: Path | None) -> str | None:
+    return shutil.which(name, path=folder) if folder else shutil.which(name)
+
+
+def ours(folder: Path, kind: str, threads: int, dtype: str) -> Rates:
+    command = [sys.executable, "-m", "mtmd.cli", "bench", "--json", "--no-ops", "--rounds", "1"]
+    command += ["--threads", str(threads), "--dtype", dtype]
+    if kind == PROJECTOR:
+        command += ["--random-weights", SHAPE, "--detail", "low", "--resolution", str(TILE)]
+        command += ["--context", "1", "--decode", "1"]
+    else:
+        command += [str(folder / f"{kind}.gguf"), "--images", "0"]
+        command += ["--context", str(PROMPT), "--decode", str(DECODE)]
+    stages = {s["name"]: s for s in json.loads(output(command))["stages"]}
+    if kind == PROJECTOR:
+        return {"encode": 1e3 / stages["encode"]["median_ms"]}
+    return {name: stages[name]["tokens_per_s"] for name in ("prefill", "decode")}
+
+
+def llama_bench(start: list[str], folder: Path, kind: str, threads: int) -> Rates:
+    command = [*start, "-m", str(folder / f"{kind}.gguf"), "-p", str(PROMPT), "-n", str(DECODE)]
+    rows = json.loads(output([*command, "-t", str(threads), "-r", "1", "-o", "json"]))
+    return {"prefill" if row["n_prompt"] else "decode": row["avg_ts"] for row in rows}
+
+
+def llama_encode(program: str, folder: Path, threads: int) -> Rates:
+    """The least time that it reports of its slices of one picture."""
+    command = [
+        program,
+        "-m",
+        str(folder / "BF16.gguf"),
+        "--mmproj",
+        str(folder / f"{PROJECTOR}.gguf"),
+    ]
+    command += ["--image", str(folder / "tile.png"), "-p", "?", "-n", "1", "-t", str(threads)]
+    text = output(command, stderr=subprocess.STDOUT)
+    times = [float(ms) for ms in re.findall(r"encoded in (\d+(?:\.\d+)?) ms", text)]
+    if not times:
+        raise RuntimeError("llama-mtmd-cli reported no time of encoding")
+    return {"encode": 1e3 / min(times)}
+
+
+def worker(which: str, folder: Path, kind: str, threads: int) -> Rates:
+    command = [sys.executable, __file__, "--worker", which, "--folder", str(folder)]
+    found: Rates = json.loads(
+        output([*command, "--types", kind, "--threads", str(threads)]).splitlines()[-1]
+    )
+    return found
+
+
+def output(command: Sequence[str], stderr: int = subprocess.PIPE) -> str:
+    done = subprocess.run(
+        command, check=False, stdout=subprocess.PIPE, stderr=stderr, text=True, timeout=TIMEOUT_S
+    )
+    if done.returncode:
+        lines = (done.stderr or done.stdout or "").strip().splitlines() or ["it said nothing"]
+        how = f"died of signal {-done.returncode}" if done.returncode < 0 else "failed"
+        raise RuntimeError(f"{Path(command[0]).name} {how}: {lines[-1]}")
+    return done.stdout
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds of the second of two runs."""
+    work()
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def transformers_rates(kind: str, threads: int) -> Rates:
+    import torch
+    import transformers
+
+    from mtmd.bench.shapes import read_shape
+
+    torch.set_num_threads(threads)
+    config = read_shape(SHAPE)[1].values
+    text = transformers.LlamaConfig(**config["text_config"], attn_implementation="sdpa")
+    with torch.inference_mode():
+        if kind == PROJECTOR:
+            settings = {k: config[k] for k in ("scale_factor", "vision_config")}
+            whole = transformers.SmolVLMConfig(
+                text_config={**text.to_dict(), "num_hidden_layers": 1}, **settings
+            )
+            model = transformers.SmolVLMModel(whole).to(torch.bfloat16).eval()
+            pixels = torch.randn(1, 1, 3, TILE, TILE, dtype=torch.bfloat16)
+            return {"encode": 1 / timed(lambda: model.get_image_features(pixels))}
+        model = transformers.LlamaForCausalLM(text).to(torch.bfloat16).eval()
+        tokens = torch.randint(0, text.vocab_size, (1, PROMPT))
+
+        def read() -> object:
+            return model(tokens, use_cache=True, logits_to_keep=1)
+
+        def answer(past: object) -> None:
+            token = tokens[:, :1]
+            for _ in range(DECODE):
+                token = model(token, past_key_values=past, use_cache=True).logits.argmax(-1)
+
+        prefill = PROMPT / timed(read)
+        past = read().past_key_values  # type: ignore[attr-defined]
+        return {"prefill": prefill, "decode": DECODE / timed(lambda: answer(past))}
+
+
+def llama_cpp_rates(folder: Path, kind: str, threads: int) -> Rates:
+    from llama_cpp import Llama
+
+    model = Llama(
+        str(folder / f"{kind}.gguf"),
+        n_ctx=4 * (PROMPT + DECODE),
+        n_threads=threads,
+        n_threads_batch=threads,
+        n_batch=512,
+        verbose=False,
+    )
+    tokens = [i * 7919 % 40_000 for i in range(PROMPT)]
+
+    def read() -> None:
+        model.reset()
+        model.eval(tokens)
+
+    def answer() -> None:
+        for _ in range(DECODE):
+            model.eval([model.sample(temp=0.0)])
+
+    return {"prefill": PROMPT / timed(read), "decode": DECODE / timed(answer)}
+
+
+def write_models(folder: Path, kinds: Sequence[str]) -> None:
+    """GGUF files that are not there yet, and a picture."""
+    from mtmd.bench.shapes import random_checkpoint
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for kind in kinds:
+        if not (path := folder / f"{kind}.gguf").exists():
+            weights = "BF16" if kind == PROJECTOR else kind
+            checkpoint = random_checkpoint(SHAPE, weights)
+            whole = checkpoint.vision_weights if kind == PROJECTOR else checkpoint.text_weights
+            assert whole is not None
+            write_gguf(path.with_suffix(".part"), whole.file, kind == PROJECTOR)
+            path.with_suffix(".part").rename(path)
+    (folder / "tile.png").write_bytes(png(TILE))
+
+
+def write_gguf(path: Path, file, projector: bool) -> None:  # type: ignore[no-untyped-def]
+    import gguf
+    import torch
+
+    from mtmd.bench.shapes import read_shape
+
+    _, config, image = read_shape(SHAPE)
+    writer = gguf.GGUFWriter(path, "clip" if projector else "llama")
+    if projector:
+        add_vision_keys(writer, config.values, image.values)
+    else:
+        add_text_keys(writer, config.values["text_config"])
+    for name in file.names():
+        kind = gguf.GGMLQuantizationType[file.kind(name)]
+        values = file.read(name)
+        if values.dtype == torch.bfloat16:
+            values = values.view(torch.uint8)
+        writer.add_tensor(name, values.numpy(), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def add_text_keys(writer, c: dict) -> None:  # type: ignore[no-untyped-def,type-arg]
+    from mtmd.bench.shapes import TEMPLATE
+
+    heads = c["num_attention_heads"]
+    writer.add_block_count(c["num_hidden_layers"])
+    writer.add_context_length(c["max_position_embeddings"])
+    writer.add_embedding_length(c["hidden_size"])
+    writer.add_feed_forward_length(c["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(c["num_key_value_heads"])
+    writer.add_rope_dimension_count(c["hidden_size"] // heads)
+    writer.add_key_length(c["hidden_size"] // heads)
+    writer.add_value_length(c["hidden_size"] // heads)
+    writer.add_layer_norm_rms_eps(c["rms_norm_eps"])
+    writer.add_rope_freq_base(c["rope_theta"])
+    writer.add_vocab_size(c["vocab_size"])
+    # Bytes as GPT-2 spells them, control tokens, then words that nobody writes.
+    kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in kept]
+    spelled = [chr(b) if b in kept else chr(256 + others.index(b)) for b in range(256)]
+    control = ["<|end|>", "<image>", "<fake_token_around_image>", "<global-img>"]
+    tokens = [*control, *spelled, "ab"]
+    tokens += [f"unused{i}" for i in range(c["vocab_size"] - len(tokens))]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3] * len(control) + [1] * (len(tokens) - len(control)))
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(0)
+    writer.add_chat_template(TEMPLATE.replace("{{ image_marker }}", "<image>"))
+
+
+def add_vision_keys(writer, config: dict, image: dict) -> None:  # type: ignore[no-untyped-def,type-arg]
+    c = config["vision_config"]
+    writer.add_bool("clip.has_vision_encoder", True)
+    writer.add_string("clip.projector_type", "idefics3")
+    writer.add_bool("clip.use_gelu", True)
+    for key, value in {
+        "image_size": c["image_size"],
+        "patch_size": c["patch_size"],
+        "embedding_length": c["hidden_size"],
+        "feed_forward_length": c["intermediate_size"],
+        "block_count": c["num_hidden_layers"],
+        "attention.head_count": c["num_attention_heads"],
+        "projection_dim": config["text_config"]["hidden_size"],
+        "projector.scale_factor": config["scale_factor"],
+        "preproc_image_size": image["size"]["longest_edge"],
+    }.items():
+        writer.add_uint32(f"clip.vision.{key}", value)
+    writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
+    writer.add_array("clip.vision.image_mean", image["image_mean"])
+    writer.add_array("clip.vision.image_std", image["image_std"])
+
+
+def png(side: int) -> bytes:
+    """A grey square, written by hand: one filter byte before each row."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        check = zlib.crc32(name + data)
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", check)
+
+    rows = (b"\0" + b"\x80" * 3 * side) * side
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(name, data) for name, data in parts)
+
+
+Key = tuple[str, str, int, str]  # type, work, busy processes, party
+
+
+def compare(args: argparse.Namespace, folder: Path) -> dict[Key, list[float]]:
+    """Rates by type, work, load and party, of every round; who fails is told of and left out."""
+    from mtmd.bench.measure import busy
+
+    everybody, failed = (
+        parties(folder, args.llama_dir, args.llama_bench_args.split(), args.dtype),
+        set(),
+    )
+    found: dict[Key, list[float]] = {}
+    for number in range(args.rounds):
+        for load in args.load:
+            for kind in args.types:
+                for party in everybody:
+                    if kind not in party.types or (party.name, kind) in failed:
+                        continue
+                    print(f"round {number + 1}: {party.name} {kind}, load {load}", file=sys.stderr)
+                    try:
+                        with busy(load):
+                            rates = party.measure(kind, args.threads)
+                    except (RuntimeError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
+                        failed.add((party.name, kind))
+                        print(f"{party.name} {kind} failed: {error}", file=sys.stderr)
+                        continue
+                    for work, rate in rates.items():
+                        found.setdefault((kind, work, load, party.name), []).append(rate)
+    return found
+
+
+def show(found: dict[Key, list[float]]) -> None:
+    for kind, work, load in dict.fromkeys(key[:3] for key in found):
+        at = {
+            name: found[key] for key in found if key[:3] == (kind, work, load) for name in key[3:]
+        }
+        unit = "tiles/s" if work == "encode" else "tok/s"
+        beside = f", {load} busy processes beside it" if load else ""
+        print(f"\n{work}, {kind}{beside}")
+        mine = at.get("mtmd")
+        for name, rates in at.items():
+            median = statistics.median(rates)
+            line = f"  {name:<17} best {max(rates):9.2f}  median {median:9.2f} {unit}"
+            if mine and name != "mtmd":
+                best, middle = max(mine) / max(rates), statistics.median(mine) / median
+                line += f"   mtmd / it: best {best:.2f}, median {middle:.2f}"
+            print(line)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    known = (*TYPES, PROJECTOR)
+    parser.add_argument("--types", default=",".join(known), help="(default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="(default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="(default: %(default)s)")
+    parser.add_argument("--load", default="0", help="busy processes, like 0,1 (default: 0)")
+    parser.add_argument("--dtype", default="bf16", help="of this project (default: %(default)s)")
+    parser.add_argument("--llama-dir", type=Path, help="where llama.cpp's programs are")
+    parser.add_argument(
+        "--llama-bench-args",
+        default="",
+        metavar="ARGS",
+        help="further arguments for it, such as '--repack 0' where its AMX code crashes",
+    )
+    parser.add_argument("--folder", type=Path, help="keeps the models (default: a temporary one)")
+    parser.add_argument("--json", action="store_true", help="print all rates as JSON")
+    parser.add_argument("--worker", choices=("torch", "llama"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    args.types = args.types.split(",")
+    args.load = [int(n) for n in args.load.split(",")]
+    if wrong := [t for t in args.types if t not in known]:
+        parser.error(f"type {wrong[0]!r}: expected some of {','.join(known)}")
+    if args.worker:
+        kind, threads = args.types[0], args.threads
+        rates = (
+            transformers_rates(kind, threads)
+            if args.worker == "torch"
+            else llama_cpp_rates(args.folder, kind, threads)
+        )
+        print(json.dumps(rates))
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = args.folder or Path(temporary)
+        write_models(folder, dict.fromkeys([*args.types, "BF16"]))
+        found = compare(args, folder)
+    if args.json:
+        rows = [
+            dict(zip(("type", "work", "load", "party"), k, strict=True), rates=r)
+            for k, r in found.items()
+        ]
+        print(json.dumps(rows))
+    else:
+        show(found)
+
+
+if __name__ == "__main__":
+    main()
