@@ -39,7 +39,7 @@ from mtmd.kernels.dtype import name_of
 from mtmd.kernels.graph import Node
 from mtmd.kernels.quantization.blocks import BLOCKS
 from mtmd.llm.engine.spans import Span
-from mtmd.loaded.device import device_name
+from mtmd.loaded.device_and_dtype import device_name
 from mtmd.loaded.loaded_model import DEFAULT_CONTEXT
 from mtmd.loading import find_checkpoint
 from mtmd.model import Model

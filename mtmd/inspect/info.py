@@ -22,7 +22,7 @@ from mtmd.kernels.errors import ImageError, OptionError
 from mtmd.kernels.quantization.blocks import BLOCKS, row_bytes
 from mtmd.kernels.report.facts import DequantizedTensor, GraphFacts
 from mtmd.llm.batch import BatchShape
-from mtmd.loaded.device import device_name
+from mtmd.loaded.device_and_dtype import device_name
 from mtmd.model import Model
 
 SIZES = (

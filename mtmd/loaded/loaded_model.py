@@ -23,7 +23,7 @@ from mtmd.llm.engine.runner import PREFILL, Runner
 from mtmd.llm.sampling.constraint import Grammars
 from mtmd.llm.warmup import decoder_placement
 from mtmd.loaded.admission import CACHE_BYTES, Admission
-from mtmd.loaded.device import choose_dtype, set_threads
+from mtmd.loaded.device_and_dtype import choose_dtype, set_threads
 from mtmd.loaded.device_thread import DeviceThread
 
 DEFAULT_CONTEXT = 8192

@@ -9,7 +9,7 @@ from mtmd.kernels.dtype import name_of
 from mtmd.kernels.report.facts import DequantizedTensor, FlashFacts
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.llm.warmup import check_decoder, decoder_graphs
-from mtmd.loaded.device import device_name
+from mtmd.loaded.device_and_dtype import device_name
 from mtmd.loaded.loaded_model import LoadedModel
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mtmd.kernels.backends import Cpu
-from mtmd.loaded import device
+from mtmd.loaded import device_and_dtype
 
 
 @pytest.mark.parametrize(
@@ -26,9 +26,9 @@ def test_dtype_on_a_cpu(
     chosen: torch.dtype,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(device, "_multiplies_bf16", lambda: has_bf16)
-    assert device.choose_dtype(asked, Cpu(), weight_bytes) == chosen
+    monkeypatch.setattr(device_and_dtype, "_multiplies_bf16", lambda: has_bf16)
+    assert device_and_dtype.choose_dtype(asked, Cpu(), weight_bytes) == chosen
 
 
 def test_this_cpu_can_be_asked() -> None:
-    assert device._multiplies_bf16() in (True, False)
+    assert device_and_dtype._multiplies_bf16() in (True, False)
