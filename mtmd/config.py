@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mtmd.clip.budget import DETAILS
+from mtmd.clip.token_budget import DETAILS
 from mtmd.kernels.errors import OptionError
 from mtmd.kernels.options import integer, integer_or_none, refuse, size_or_none
 from mtmd.llm.sampling.json_schema import schema_text

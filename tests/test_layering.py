@@ -41,7 +41,7 @@ ORDER = {
         ("report",),  # and what came of it
     ),
     "clip": (
-        ("budget", "image", "blocks"),
+        ("token_budget", "image", "blocks"),
         ("resolution",),  # from pixels to tiles
         ("family", "families"),  # the table loads a family's file by its name
         ("encoder",),

@@ -12,7 +12,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from mtmd.clip.budget import DEFAULT_BUDGET, Budget
 from mtmd.clip.image.pixels import Normalize, Pixels, read_normalize
 from mtmd.clip.image.resize import read_resample
 from mtmd.clip.image.tensor_resize import MODES, resize_tensor
@@ -27,6 +26,7 @@ from mtmd.clip.resolution.sizes import (
     too_narrow,
     within,
 )
+from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Type

@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from mtmd.clip.budget import DEFAULT_BUDGET, Budget
 from mtmd.clip.image.pixels import (
     CLIP_MEAN,
     CLIP_STD,
@@ -19,6 +18,7 @@ from mtmd.clip.image.pixels import (
 from mtmd.clip.image.resize import read_resample, resize
 from mtmd.clip.resolution.resolution import USUAL_SIDE, ImagePlan, tile_of
 from mtmd.clip.resolution.sizes import MAX_RATIO, squarest_grid, too_narrow, within
+from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Type

@@ -7,11 +7,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from mtmd.clip.budget import DEFAULT_BUDGET, Budget
 from mtmd.clip.image.pixels import Normalize, Pixels, read_normalize
 from mtmd.clip.image.resize import read_resample, resize
 from mtmd.clip.resolution.resolution import ImagePlan, tile_of
 from mtmd.clip.resolution.sizes import MAX_IN_A_ROW, Size, cut, read_longest
+from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Type

@@ -8,11 +8,11 @@ import math
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
-from mtmd.clip.budget import DEFAULT_BUDGET, Budget
 from mtmd.clip.image.pixels import CLIP_MEAN, CLIP_STD, Normalize, Pixels, read_normalize
 from mtmd.clip.image.resize import read_resample, resize
 from mtmd.clip.resolution.resolution import USUAL_SIDE, ImagePlan, tile_of
 from mtmd.clip.resolution.sizes import read_longest, within
+from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ImageError, ModelError
 from mtmd.kernels.graph import Type

@@ -12,8 +12,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from mtmd.clip.budget import DEFAULT_BUDGET, Budget
 from mtmd.clip.image.pixels import Pixels
+from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
 from mtmd.kernels.graph import Type
 
 USUAL_SIDE = 448  # pixels of the square that the warm-up asks about where any size is taken

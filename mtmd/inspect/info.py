@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from mtmd.clip.budget import Budget
 from mtmd.clip.family import VisionFamily
+from mtmd.clip.token_budget import Budget
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights
 from mtmd.kernels.checkpoint.open_weights import is_gguf
 from mtmd.kernels.dtype import name_of

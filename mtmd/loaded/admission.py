@@ -15,9 +15,9 @@ from functools import cached_property
 
 import numpy as np
 
-from mtmd.clip.budget import Budget
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.resolution.resolution import ImagePlan
+from mtmd.clip.token_budget import Budget
 from mtmd.kernels.dtype import mib
 from mtmd.kernels.errors import DeviceMemoryError, OptionError, PlacementError
 from mtmd.kernels.graph import Shape

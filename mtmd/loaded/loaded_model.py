@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from mtmd.checkpoint.checkpoint import Checkpoint
-from mtmd.clip.budget import Budget
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.family import VisionFamily
+from mtmd.clip.token_budget import Budget
 from mtmd.clip.warmup import encoder_placement
 from mtmd.config import LoadOptions
 from mtmd.kernels.backends import Backend, backends_for

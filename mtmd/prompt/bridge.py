@@ -16,10 +16,10 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from mtmd.clip.budget import DEFAULT_BUDGET, Budget
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.image.decode import Picture
 from mtmd.clip.resolution.resolution import ImagePlan
+from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
 from mtmd.kernels.errors import PromptError
 from mtmd.llm.engine.spans import Span
 from mtmd.llm.tokenizer.tokenizer import Tokenizer

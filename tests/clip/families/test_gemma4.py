@@ -12,11 +12,11 @@ import pytest
 import torch
 from common import picture, randomize
 
-from mtmd.clip.budget import DEFAULT_BUDGET, Budget
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.families.gemma4 import vision as gemma4
 from mtmd.clip.family import gguf_vision_family, vision_family
 from mtmd.clip.resolution.fixed_area import largest_grid
+from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
 from mtmd.kernels.backends import Cpu
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
 from mtmd.kernels.checkpoint.open_weights import open_weights

@@ -14,11 +14,11 @@ import pytest
 import torch
 from tensor_file import TensorFile
 
-from mtmd.clip.budget import Budget
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.families.llava.vision import LlavaVision, read
 from mtmd.clip.family import FAMILIES, Entry, gguf_vision_family, vision_family
 from mtmd.clip.resolution.any_resolution import AnyResolution
+from mtmd.clip.token_budget import Budget
 from mtmd.kernels.backends.cpu import Cpu
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
 from mtmd.kernels.checkpoint.open_weights import GgufFile

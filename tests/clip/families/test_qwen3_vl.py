@@ -13,10 +13,10 @@ import pytest
 import torch
 from common import picture, randomize
 
-from mtmd.clip.budget import Budget
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.families import qwen3_vl
 from mtmd.clip.family import gguf_vision_family, vision_family
+from mtmd.clip.token_budget import Budget
 from mtmd.kernels import ops
 from mtmd.kernels.backends import Cpu
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra

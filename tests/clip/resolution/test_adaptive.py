@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from torchvision_stand_in import torchvision_here
 
-from mtmd.clip.budget import Budget
 from mtmd.clip.resolution.adaptive import WHOLE, AdaptiveTiling, read_adaptive
+from mtmd.clip.token_budget import Budget
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ImageError, ModelError
 

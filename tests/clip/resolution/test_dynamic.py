@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtmd.clip.budget import DEFAULT_BUDGET, LOW_TOKENS, Budget
 from mtmd.clip.image.pixels import CLIP_MEAN, CLIP_STD
 from mtmd.clip.resolution.dynamic import GGUF_TOKENS, DynamicResolution, gguf_dynamic, read_dynamic
+from mtmd.clip.token_budget import DEFAULT_BUDGET, LOW_TOKENS, Budget
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ImageError, ModelError
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtmd.clip.budget import DEFAULT_BUDGET, Budget
 from mtmd.clip.resolution.native import NativeResolution, read_native
+from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ImageError, ModelError, OptionError
 

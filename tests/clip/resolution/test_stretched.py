@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtmd.clip.budget import DEFAULT_BUDGET, Budget
 from mtmd.clip.resolution.stretched import StretchedTiling, read_stretched_tiling
+from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ModelError, OptionError
 

@@ -16,9 +16,9 @@ import torch
 from qwen2_vl import qwen2_vl
 from torch.profiler import ProfilerActivity, profile
 
-from mtmd.clip.budget import Budget
 from mtmd.clip.image.decode import Picture, open_picture
 from mtmd.clip.resolution.resolution import ImagePlan
+from mtmd.clip.token_budget import Budget
 from mtmd.config import LoadOptions
 from mtmd.events import Answer, Finished
 from mtmd.kernels.dtype import mib

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtmd.clip.budget import Budget
 from mtmd.clip.image.decode import Picture, open_picture
 from mtmd.clip.resolution.resolution import ImagePlan
+from mtmd.clip.token_budget import Budget
 from mtmd.kernels.errors import PromptError
 from mtmd.model import Model
 from mtmd.prompt.bridge import Bridge, Prepared, _pieces
