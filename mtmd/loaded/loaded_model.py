@@ -22,9 +22,9 @@ from mtmd.llm.batch import BatchShape
 from mtmd.llm.engine.runner import PREFILL, Runner
 from mtmd.llm.sampling.constraint import Grammars
 from mtmd.llm.warmup import decoder_placement
-from mtmd.loaded.admission import CACHE_BYTES, Admission
 from mtmd.loaded.device_and_dtype import choose_dtype, set_threads
 from mtmd.loaded.device_thread import DeviceThread
+from mtmd.loaded.memory_admission import CACHE_BYTES, Admission
 
 DEFAULT_CONTEXT = 8192
 T = TypeVar("T")

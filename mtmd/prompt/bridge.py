@@ -23,7 +23,7 @@ from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
 from mtmd.kernels.errors import PromptError
 from mtmd.llm.engine.spans import Span
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
-from mtmd.loaded.admission import CACHE_BYTES, Admission
+from mtmd.loaded.memory_admission import CACHE_BYTES, Admission
 from mtmd.receipt import ImageReceipt
 
 Key: TypeAlias = "tuple[str, Budget]"

@@ -223,7 +223,7 @@ def test_every_option_of_describe_is_tried_here() -> None:
         "--help",
         *IN_TEST_GGUF,
         "--memory-limit",
-    }  # tests/mtmd/service/test_admission.py
+    }  # tests/mtmd/loaded/test_memory_admission.py
 
 
 @pytest.fixture(scope="module")

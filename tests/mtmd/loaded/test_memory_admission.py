@@ -24,8 +24,8 @@ from mtmd.events import Answer, Finished
 from mtmd.kernels.dtype import mib
 from mtmd.kernels.errors import DeviceMemoryError, OptionError
 from mtmd.kernels.plan.scheduler import Plan
-from mtmd.loaded import admission as module
-from mtmd.loaded.admission import Admission
+from mtmd.loaded import memory_admission as module
+from mtmd.loaded.memory_admission import Admission
 from mtmd.loading import load
 from mtmd.model import Model
 from mtmd.prompt.bridge import Bridge
