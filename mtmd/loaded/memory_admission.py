@@ -21,7 +21,7 @@ from mtmd.clip.token_budget import Budget
 from mtmd.kernels.dtype import mib
 from mtmd.kernels.errors import DeviceMemoryError, OptionError, PlacementError
 from mtmd.kernels.graph import Shape
-from mtmd.kernels.plan.device_memory import free_bytes
+from mtmd.kernels.plan.free_memory import free_bytes
 from mtmd.kernels.plan.scheduler import Plan
 from mtmd.llm.batch import BatchShape
 from mtmd.llm.engine.runner import Runner

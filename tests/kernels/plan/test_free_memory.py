@@ -17,7 +17,7 @@ from mtmd.kernels.backends import Cpu, Reference
 from mtmd.kernels.backends.reference import ROUGH
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
-from mtmd.kernels.plan import device_memory
+from mtmd.kernels.plan import free_memory
 from mtmd.kernels.plan.flash import AttentionForm
 from mtmd.kernels.plan.scheduler import make_plan
 
@@ -53,7 +53,7 @@ def system(
         (cgroup / name).mkdir(parents=True, exist_ok=True)
         for file, text in texts.items():
             (cgroup / name / file).write_text(text)
-    return device_memory.system_bytes(proc, cgroup)
+    return free_memory.system_bytes(proc, cgroup)
 
 
 SYSTEMS: dict[str, tuple[str, dict[str, dict[str, str]], int]] = {
@@ -97,28 +97,26 @@ def test_what_the_system_and_its_groups_leave(case: str, tmp_path: Path) -> None
 def test_nobody_tells(tmp_path: Path) -> None:
     assert system(tmp_path / "a", "0::/\n", {".": V2}, meminfo="") is None
     assert system(tmp_path / "b", "", {}, meminfo="MemTotal: 5 kB\n") is None
-    assert device_memory.free_bytes(SimpleNamespace(device=torch.device("meta"))) is None  # type: ignore[arg-type]
+    assert free_memory.free_bytes(SimpleNamespace(device=torch.device("meta"))) is None  # type: ignore[arg-type]
 
 
 def test_this_machine() -> None:
-    found = device_memory.free_bytes(Cpu())
+    found = free_memory.free_bytes(Cpu())
     assert found is not None and 1 << 20 < found < 1 << 50
 
 
 def test_an_answer_is_kept_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, asked = [100.0], []
-    monkeypatch.setattr(device_memory, "_known", {})
-    monkeypatch.setattr(device_memory.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(
-        device_memory, "_measure", lambda device: asked.append(device) or len(asked)
-    )
-    assert [device_memory.free_bytes(Cpu()), device_memory.free_bytes(Reference())] == [1, 1]
-    clock[0] += device_memory.KEPT_S * 1.1
-    assert device_memory.free_bytes(Cpu()) == 2 and asked == [torch.device("cpu")] * 2
+    monkeypatch.setattr(free_memory, "_known", {})
+    monkeypatch.setattr(free_memory.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(free_memory, "_measure", lambda device: asked.append(device) or len(asked))
+    assert [free_memory.free_bytes(Cpu()), free_memory.free_bytes(Reference())] == [1, 1]
+    clock[0] += free_memory.KEPT_S * 1.1
+    assert free_memory.free_bytes(Cpu()) == 2 and asked == [torch.device("cpu")] * 2
 
 
 def test_a_gpu_has_what_torch_keeps_unused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_memory, "_known", {})
+    monkeypatch.setattr(free_memory, "_known", {})
     for name, value in {
         "mem_get_info": (5 * GB, 80 * GB),
         "memory_reserved": 3 * GB,
@@ -129,7 +127,7 @@ def test_a_gpu_has_what_torch_keeps_unused(monkeypatch: pytest.MonkeyPatch) -> N
             name,
             lambda device, value=value: value if device == torch.device("cuda:1") else None,
         )
-    assert device_memory.free_bytes(SimpleNamespace(device=torch.device("cuda:1"))) == 7 * GB  # type: ignore[arg-type]
+    assert free_memory.free_bytes(SimpleNamespace(device=torch.device("cuda:1"))) == 7 * GB  # type: ignore[arg-type]
 
 
 def operands(node: Node) -> int:
