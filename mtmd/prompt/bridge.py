@@ -1,8 +1,9 @@
 """The batching bridge: pictures and a rendered prompt become spans that the decoder reads.
 
-Pictures are prepared, encoded in batches of equal tiles (`mtmd.service.encoding`), and put where
-the chat template left their marker. Encoded pictures are remembered by their content: pixels and
-size, and the budget they were given, for this model in this compute type; never by path or name.
+Pictures are prepared, encoded in batches of equal tiles (`mtmd.service.encode_queue`), and put
+where the chat template left their marker. Encoded pictures are remembered by their content: pixels
+and size, and the budget they were given, for this model in this compute type; never by path or
+name.
 """
 
 from __future__ import annotations

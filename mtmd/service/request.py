@@ -10,7 +10,7 @@ from mtmd.llm.engine.sequence import Sequence
 from mtmd.llm.sampling.sampler import Sampler
 from mtmd.llm.tokenizer.text_stream import StopChecker, TextStream
 from mtmd.prompt.prompts import PreparedPrompt
-from mtmd.service.encoding import Job
+from mtmd.service.encode_queue import Job
 from mtmd.service.ticket import Ticket
 
 

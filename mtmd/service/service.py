@@ -30,8 +30,8 @@ from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.loaded.report import warmup_report
 from mtmd.prompt.conversation import Message
 from mtmd.prompt.prompts import Prompts
-from mtmd.service.encoding import EncodeQueue, Job
-from mtmd.service.processed_pictures import SeenPictures
+from mtmd.service.encode_queue import EncodeQueue, Job
+from mtmd.service.processed_tiles import ProcessedTiles
 from mtmd.service.receipts import make_receipt
 from mtmd.service.request import Request
 from mtmd.service.stats import ServiceStats, TokenCount
@@ -69,7 +69,7 @@ class Service:
         self._requests: dict[Ticket, Request] = {}
         self._by_sequence: dict[Sequence, Request] = {}
         self._batch_s = 0.0
-        self._seen = SeenPictures()
+        self._processed = ProcessedTiles()
         self._device = DeviceUser(
             loaded.device_thread, self._turn, self._pause, self._defect, self._end_all
         )
@@ -118,7 +118,7 @@ class Service:
         except BaseException:
             self._places.release()
             raise
-        self._seen.add(request.prompt.pictures)
+        self._processed.add(request.prompt.pictures)
         return request.ticket
 
     def _prepare(self, messages: abc.Sequence[Message], settings: AnswerOptions) -> Request:
@@ -160,7 +160,7 @@ class Service:
         """The tiles that the encoder got of a picture, uint8 [Y, X, 3] each, if it was seen
         lately.
         """
-        return self._seen.get(sha256)
+        return self._processed.get(sha256)
 
     def exclusively(self, work: abc.Callable[[], T]) -> T:
         """Do something with the device while nobody else does. Raises what it raises."""

@@ -30,7 +30,7 @@ from mtmd.loading import load
 from mtmd.model import Model
 from mtmd.prompt.bridge import Bridge
 from mtmd.prompt.conversation import user_message
-from mtmd.service.encoding import EncodeQueue, Job
+from mtmd.service.encode_queue import EncodeQueue, Job
 from mtmd.service.service import Service, Ticket
 
 COUNT = "How many shapes are there?"
@@ -406,7 +406,7 @@ def test_who_waits_in_vain_is_told_the_numbers(
     )
     free(monkeypatch, 5 << 10)
     assert queue.step(None) == [] and job.error is None
-    monkeypatch.setattr("mtmd.service.encoding.WAIT_S", 0.0)
+    monkeypatch.setattr("mtmd.service.encode_queue.WAIT_S", 0.0)
     assert queue.step(None) == [job, other] and not queue.busy
     with pytest.raises(
         DeviceMemoryError,
@@ -459,7 +459,7 @@ def test_a_service_waits_for_memory_and_answers_others(
         )
     assert answer(ticket).text == demo.describe(world[2], COUNT)
     free(monkeypatch, 0)
-    monkeypatch.setattr("mtmd.service.encoding.WAIT_S", 0.0)
+    monkeypatch.setattr("mtmd.service.encode_queue.WAIT_S", 0.0)
     with pytest.raises(DeviceMemoryError, match="are free at the moment"):
         answer(service.submit([user_message(world[3], COUNT)]))
     stats = service.stats()

@@ -19,7 +19,7 @@ from mtmd.clip.token_budget import Budget
 from mtmd.kernels.errors import PromptError
 from mtmd.model import Model
 from mtmd.prompt.bridge import Bridge, Prepared, _pieces
-from mtmd.service.encoding import EncodeQueue
+from mtmd.service.encode_queue import EncodeQueue
 
 
 def fresh(model: Model) -> Bridge:

@@ -376,8 +376,8 @@ def test_pictures_to_look_at_take_a_bounded_memory(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tickets = [service.submit(asked(noise(0)), max_tokens=1)]
-    (tile,) = next(iter(service._seen._tiles.values()))
-    monkeypatch.setattr("mtmd.service.processed_pictures.SEEN_BYTES", 3 * tile.nbytes)
+    (tile,) = next(iter(service._processed._tiles.values()))
+    monkeypatch.setattr("mtmd.service.processed_tiles.KEPT_BYTES", 3 * tile.nbytes)
     tickets += [service.submit(asked(noise(seed)), max_tokens=1) for seed in range(1, 6)]
     shown = [answer(ticket).receipt.images[0].sha256 for ticket in tickets]
     assert [service.processed(sha) is not None for sha in shown] == [False] * 3 + [True] * 3

@@ -1,4 +1,4 @@
-"""The tiles of pictures seen lately, for whoever wants to see what the model saw."""
+"""The tiles of the pictures answered about lately, for whoever wants to see what the model saw."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import numpy as np
 
 from mtmd.prompt.bridge import Prepared
 
-SEEN_BYTES = 64 << 20
+KEPT_BYTES = 64 << 20
 
 
-class SeenPictures:
+class ProcessedTiles:
     def __init__(self) -> None:
         self._tiles: OrderedDict[str, tuple[np.ndarray, ...]] = OrderedDict()
         self._lock = Lock()
 
     def add(self, prepared: Sequence[Prepared]) -> None:
-        """The latest stay, `SEEN_BYTES` of them."""
+        """The latest stay, `KEPT_BYTES` of them."""
         with self._lock:
             for one in prepared:
                 if one.plan.tiles:
                     self._tiles[one.key[0]] = one.plan.tiles
             while (
-                sum(tile.nbytes for tiles in self._tiles.values() for tile in tiles) > SEEN_BYTES
+                sum(tile.nbytes for tiles in self._tiles.values() for tile in tiles) > KEPT_BYTES
                 and len(self._tiles) > 1
             ):
                 self._tiles.popitem(last=False)
@@ -41,5 +41,5 @@ def _as_bytes(tile: np.ndarray) -> np.ndarray:
     """A normalised tile [3, Y, X] with its values spread over 0 to 255."""
     low, high = float(tile.min()), float(tile.max())
     scaled = (tile - low) * (255 / (high - low) if high > low else 0)
-    found: np.ndarray = np.round(scaled.transpose(1, 2, 0)).astype(np.uint8)
-    return found
+    result: np.ndarray = np.round(scaled.transpose(1, 2, 0)).astype(np.uint8)
+    return result
