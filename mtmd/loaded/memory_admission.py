@@ -29,8 +29,8 @@ from mtmd.llm.engine.runner import Runner
 CACHE_BYTES = 256 << 20  # the most that encoded pictures are kept in, where there is memory for it
 SPARE = 16  # a part in so many of what is free at the start is left to others
 MARGIN = 8  # and a part in so many is added to a prediction
-# the part of what is there to compute with that encoded pictures may be remembered in
-REMEMBERED = 8
+# the part of what is there to compute with that the cache of encoded pictures may take
+CACHE_PART = 8
 FINENESS = 64  # a picture is made smaller by steps of such a part of its tokens
 # a picture in fewer shows too little to be asked about, or in fewer than a quarter of its own
 LEAST_TOKENS = 64
@@ -39,7 +39,7 @@ Bytes = Mapping[str, int]
 
 class Admission:
     """`limit`: the most bytes to take of the preferred device's memory for everything, None for
-    what is free when this is made. `cache_bytes`: the most that encoded pictures are remembered in.
+    what is free when this is made. `cache_bytes`: the most that encoded pictures are kept in.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class Admission:
             least = (
                 self.limits[space]
                 - self._beside_weights[space]
-                + step * REMEMBERED // (REMEMBERED - 1)
-                + REMEMBERED
+                + step * CACHE_PART // (CACHE_PART - 1)
+                + CACHE_PART
             )
             raise OptionError(
                 f"memory_limit: found {mib(self.limits[space])}, expected at least {mib(least)} "
@@ -101,13 +101,13 @@ class Admission:
         }
 
     @cached_property
-    def remembered(self) -> int:
-        """The most bytes of encoded pictures to remember."""
+    def embedding_cache_bytes(self) -> int:
+        """The most bytes of encoded pictures to keep."""
         room = self._beside_weights.get(self.backends[0].space)
         return (
             self._cache_bytes
             if room is None
-            else min(self._cache_bytes, max(room, 0) // REMEMBERED)
+            else min(self._cache_bytes, max(room, 0) // CACHE_PART)
         )
 
     @cached_property
@@ -115,7 +115,7 @@ class Admission:
         """What can ever be there to compute with, by memory space."""
         preferred = self.backends[0].space
         return {
-            space: room - (self.remembered if space == preferred else 0)
+            space: room - (self.embedding_cache_bytes if space == preferred else 0)
             for space, room in self._beside_weights.items()
         }
 

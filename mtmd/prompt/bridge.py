@@ -1,19 +1,14 @@
 """The batching bridge: pictures and a rendered prompt become spans that the decoder reads.
 
 Pictures are prepared, encoded in batches of equal tiles (`mtmd.service.encode_queue`), and put
-where the chat template left their marker. Encoded pictures are remembered by their content: pixels
-and size, and the budget they were given, for this model in this compute type; never by path or
-name.
+where the chat template left their marker. Those encoded before are in the bridge's `cache`.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
-from threading import Lock
-from typing import TypeAlias
 
 from torch import Tensor
 
@@ -25,9 +20,8 @@ from mtmd.kernels.errors import PromptError
 from mtmd.llm.engine.spans import Span
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
 from mtmd.loaded.memory_admission import CACHE_BYTES, Admission
+from mtmd.prompt.embedding_cache import EmbeddingCache, Key
 from mtmd.receipt import ImageReceipt
-
-Key: TypeAlias = "tuple[str, Budget]"
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,13 +62,15 @@ class Bridge:
         self, encoder: Encoder | None, tokenizer: Tokenizer, admission: Admission | None = None
     ):
         self.encoder, self.tokenizer, self.admission = encoder, tokenizer, admission
-        self._cache: OrderedDict[Key, tuple[ImagePlan, Tensor]] = OrderedDict()
-        self._lock = Lock()
+        # Admission plans a run to say how much: it is not asked before there is something to keep.
+        self.cache = EmbeddingCache(
+            lambda: admission.embedding_cache_bytes if admission else CACHE_BYTES
+        )
 
     def prepare(
         self, pictures: Sequence[Picture], budget: Budget = DEFAULT_BUDGET, anew: bool = False
     ) -> list[Prepared]:
-        """Pictures cut and normalised, each different one once; those that are known need no more
+        """Pictures cut and normalised, each different one once; those in the cache need no more
         work, unless all is to be done `anew`.
 
         Raises OptionError for a budget that cannot be kept, ImageError for a shape that the family
@@ -84,14 +80,14 @@ class Bridge:
         assert self.encoder is not None
         prepare = self.admission.fit if self.admission else self.encoder.family.resolution.prepare
         made: dict[Key, tuple[ImagePlan, Tensor | None]] = {}
-        found = []
+        result = []
         for picture in pictures:
             key = picture.sha256, budget
             cached = key in made
             if not cached:
-                known = None if anew else self._known(key)
-                cached = known is not None
-                made[key] = known or (prepare(picture.pixels, budget), None)
+                entry = None if anew else self.cache.get(key)
+                cached = entry is not None
+                made[key] = entry or (prepare(picture.pixels, budget), None)
             plan, embeddings = made[key]
             receipt = ImageReceipt(
                 picture.size,
@@ -102,29 +98,8 @@ class Bridge:
                 cached,
                 (*picture.notes, *plan.notes),
             )
-            found.append(Prepared(key, plan, receipt, embeddings))
-        return found
-
-    def known(self, prepared: Prepared) -> Tensor | None:
-        """The embeddings of a picture, if it has been encoded since it was prepared."""
-        found = self._known(prepared.key)
-        return None if found is None else found[1]
-
-    def _known(self, key: Key) -> tuple[ImagePlan, Tensor] | None:
-        with self._lock:
-            if key in self._cache:
-                self._cache.move_to_end(key)
-            return self._cache.get(key)
-
-    def remember(self, prepared: Prepared, embeddings: Tensor) -> None:
-        """The most recently used come last; the oldest go when there is too much."""
-        plan = replace(prepared.plan, tiles=(), order=None)  # pixels are not needed again
-        most = self.admission.remembered if self.admission else CACHE_BYTES
-        with self._lock:
-            self._cache.pop(prepared.key, None)
-            self._cache[prepared.key] = plan, embeddings
-            while len(self._cache) > 1 and sum(e.nbytes for _, e in self._cache.values()) > most:
-                self._cache.popitem(last=False)
+            result.append(Prepared(key, plan, receipt, embeddings))
+        return result
 
     def read(self, rendered: str, prepared: Sequence[Prepared]) -> list[Piece]:
         """The rendered prompt with pictures at their markers, tokenized. Raises PromptError where

@@ -69,7 +69,7 @@ class Prompts:
         self, messages: Sequence[Message], detail: str = "auto", anew: bool = False
     ) -> PreparedPrompt:
         """A conversation ready for the device; nothing of it needs the device yet. `anew`: also
-        pictures that are known are to be encoded. Raises what `read` and `Bridge.prepare` do.
+        pictures in the cache are to be encoded. Raises what `read` and `Bridge.prepare` do.
         """
         conversation = self.read(messages)
         rendered = self._loaded.checkpoint.template.render(conversation.messages)
@@ -93,5 +93,5 @@ class Prompts:
         encoder = self._loaded.encoder
         assert encoder is not None
         embeddings = encoder.join(picture.plan, encoder.encode(picture.plan.tiles, observe))
-        self.bridge.remember(picture, embeddings)
+        self.bridge.cache.put(picture.key, picture.plan, embeddings)
         return embeddings

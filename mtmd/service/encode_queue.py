@@ -18,7 +18,8 @@ from torch import Tensor
 from mtmd.clip.encoder import BATCH
 from mtmd.kernels.errors import MtmdError
 from mtmd.kernels.graph import Shape
-from mtmd.prompt.bridge import Bridge, Key, Prepared
+from mtmd.prompt.bridge import Bridge, Prepared
+from mtmd.prompt.embedding_cache import Key
 
 WAIT_S = 20.0  # for memory that others hold; then a picture is given up
 
@@ -71,7 +72,8 @@ class EncodeQueue:
         if job is not None:
             job.users += 1
             return job
-        job = Job(prepared, embeddings=self.bridge.known(prepared))
+        entry = self.bridge.cache.get(prepared.key)
+        job = Job(prepared, embeddings=None if entry is None else entry[1])
         if not job.is_over:
             self.jobs[prepared.key] = job
         return job
@@ -191,7 +193,7 @@ class EncodeQueue:
                 job.embeddings = self.encoder.join(
                     job.prepared.plan, [job.tiles[i] for i in range(job.total)]
                 )
-                self.bridge.remember(job.prepared, job.embeddings)
+                self.bridge.cache.put(job.prepared.key, job.prepared.plan, job.embeddings)
                 self._drop(job)
         return changed
 

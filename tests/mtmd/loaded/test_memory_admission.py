@@ -320,21 +320,20 @@ def test_weights_not_yet_read_are_not_free(folder: Path, monkeypatch: pytest.Mon
     ] > 0 and model.loaded.admission.free_now() == {"cpu": 1 << 30}
 
 
-def test_encoded_pictures_are_remembered_within_the_limit(folder: Path, plenty: Model) -> None:
+def test_encoded_pictures_are_cached_within_the_limit(folder: Path, plenty: Model) -> None:
     model = dynamic(folder, memory_limit=limit_for(plenty, tile_needs(plenty, 224, 224)))
     room = model.loaded.admission.room["cpu"]
     assert (
-        model.loaded.admission.remembered
-        == (room + model.loaded.admission.remembered) // 8
+        model.loaded.admission.embedding_cache_bytes
+        == (room + model.loaded.admission.embedding_cache_bytes) // 8
         < 1 << 28
     )
-    for seed in range(model.loaded.admission.remembered // (9 * 72 * 4) + 5):
+    for seed in range(model.loaded.admission.embedding_cache_bytes // (9 * 72 * 4) + 5):
         prepared = model.prompts.bridge.prepare([open_picture(noise(seed, 84, 84))])[0]
-        model.prompts.bridge.remember(prepared, torch.zeros(9, 72))
+        model.prompts.bridge.cache.put(prepared.key, prepared.plan, torch.zeros(9, 72))
     assert (
         0
-        <= model.loaded.admission.remembered
-        - sum(e.nbytes for _, e in model.prompts.bridge._cache.values())
+        <= model.loaded.admission.embedding_cache_bytes - model.prompts.bridge.cache._bytes()
         < 9 * 72 * 4
     )
 

@@ -1,0 +1,53 @@
+"""The cache of encoded pictures, by their content: pixels and size, and the budget they were given,
+for one model in one compute type; never by path or name.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+from threading import Lock
+from typing import TypeAlias
+
+from torch import Tensor
+
+from mtmd.clip.resolution.resolution import ImagePlan
+from mtmd.clip.token_budget import Budget
+
+Key: TypeAlias = "tuple[str, Budget]"
+"""SHA-256 of a picture's pixels and size, and its budget of tokens."""
+
+
+class EmbeddingCache:
+    """Least recently used pictures go first. Threads may share it.
+
+    `limit`: bytes of embeddings to hold at most, asked for at each `put`; the picture put last
+    stays, however large it is.
+    """
+
+    def __init__(self, limit: Callable[[], int]):
+        self._limit = limit
+        self._entries: OrderedDict[Key, tuple[ImagePlan, Tensor]] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, key: Key) -> tuple[ImagePlan, Tensor] | None:
+        """The plan of a picture, without its tiles, and its embeddings [T, D]; None if they are not
+        here.
+        """
+        with self._lock:
+            if key in self._entries:
+                self._entries.move_to_end(key)
+            return self._entries.get(key)
+
+    def put(self, key: Key, plan: ImagePlan, embeddings: Tensor) -> None:
+        plan = replace(plan, tiles=(), order=None)  # pixels are not needed again
+        limit = self._limit()
+        with self._lock:
+            self._entries.pop(key, None)
+            self._entries[key] = plan, embeddings
+            while len(self._entries) > 1 and self._bytes() > limit:
+                self._entries.popitem(last=False)
+
+    def _bytes(self) -> int:
+        return sum(embeddings.nbytes for _, embeddings in self._entries.values())
