@@ -37,24 +37,6 @@ NAMED = {
     "unk_token": "unknown_token_id",
 }
 
-# Ends of a turn that files do not name with an id: the control tokens among llama.cpp's list
-# (src/llama-vocab.cpp, special_eog_ids) that chat models write at the end of an answer. Its further
-# ones, of tool calls and of fill-in-the-middle, stop no chat.
-TURN_ENDS = (
-    "<|eot_id|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<end_of_turn>",
-    "<turn|>",
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<|eom_id|>",
-    "<end_of_utterance>",
-    "</s>",
-    "<eos>",
-    "<｜end▁of▁sentence｜>",
-)
-
 
 def build(metadata: Mapping[str, Any], where: str) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
     """The tokenizer, whose post-processor adds what the file says goes around a prompt, and the
@@ -84,20 +66,6 @@ def build(metadata: Mapping[str, Any], where: str) -> tuple[tokenizers.Tokenizer
     if ids["unk_token"] is None and UNKNOWN in vocabulary.types:
         ids["unk_token"] = vocabulary.types.index(UNKNOWN)
     return inner, {name: vocabulary.tokens[i] for name, i in ids.items() if i is not None}
-
-
-def stop_tokens(metadata: Mapping[str, Any], where: str) -> frozenset[int]:
-    """The ids that end an answer: those the file names, and control tokens spelled as ends of a
-    turn. Raises ModelError like `build`.
-    """
-    vocabulary = Vocabulary(metadata, where)
-    named = {vocabulary.id(key) for key in ("eos_token_id", "eot_token_id", "eom_token_id")} - {
-        None
-    }
-    spelled = {vocabulary.ids[text] for text in TURN_ENDS if text in vocabulary.ids}
-    return frozenset(i for i in named if i is not None) | {
-        i for i in spelled if vocabulary.types[i] == CONTROL
-    }
 
 
 def _byte_level(vocabulary: Vocabulary) -> tuple[tokenizers.Tokenizer, bool]:

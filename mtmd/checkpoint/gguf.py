@@ -11,7 +11,7 @@ from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
 from mtmd.kernels.checkpoint.open_weights import GgufFile
 from mtmd.kernels.errors import ModelError
 from mtmd.llm.family import gguf_text_family
-from mtmd.llm.tokenizer.gguf import stop_tokens
+from mtmd.llm.tokenizer.gguf_stop_tokens import stop_tokens
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
 
 PROJECTOR = "clip"  # general.architecture of projector files
