@@ -18,7 +18,7 @@ import tokenizers
 
 from mtmd.kernels.errors import ModelError, PromptError
 from mtmd.kernels.text import json_object, one_line
-from mtmd.llm.tokenizer import gguf as gguf_tokenizer
+from mtmd.llm.tokenizer import gguf_tokenizer
 from mtmd.llm.tokenizer.text_stream import TextStream, token_bytes
 
 # A Unicode noncharacter: reserved for use inside a program, never part of text that is exchanged.

@@ -32,7 +32,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.tokenization_utils_base import generate_merges
 
 from mtmd.kernels.errors import ModelError
-from mtmd.llm.tokenizer import gguf as gguf_tokenizer
+from mtmd.llm.tokenizer import gguf_tokenizer
 from mtmd.llm.tokenizer.gguf_stop_tokens import stop_tokens
 from mtmd.llm.tokenizer.tokenizer import SEAL, Tokenizer
 
