@@ -1,14 +1,9 @@
 """Text to token ids and back, from the `tokenizer.json` of a checkpoint folder or the metadata of a
 GGUF.
-
-User text can hold the spelling of a control token ("<end_of_turn>"). `Tokenizer.seal` makes such
-text harmless before it enters a chat template: it puts an invisible mark inside each spelling, and
-`Tokenizer.encode` cuts the text at the marks.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,13 +11,11 @@ from typing import Any
 
 import tokenizers
 
-from mtmd.kernels.errors import ModelError, PromptError
+from mtmd.kernels.errors import ModelError
 from mtmd.kernels.text import json_object, one_line
 from mtmd.llm.tokenizer import gguf_tokenizer
+from mtmd.llm.tokenizer.control_tokens import SEAL, ControlTokens, encode_piece
 from mtmd.llm.tokenizer.text_stream import TextStream, token_bytes
-
-# A Unicode noncharacter: reserved for use inside a program, never part of text that is exchanged.
-SEAL = "\ufdd0"
 
 TOKENIZER_BYTES_MAX = 256 << 20  # Gemma 3's file, among the largest, has 33 MB
 CONFIG_BYTES_MAX = 16 << 20
@@ -70,12 +63,10 @@ class Tokenizer:
         self.special_strings = frozenset(
             text for text in flagged | set(named.values()) | known if text.strip()
         )
-        self._guard = _Guard(self.special_strings, inner.normalizer)
         # Unknown characters give the unk id by right: alone among the special ids it may come from
         # user text.
-        self._forbidden = frozenset(self.id(text) for text in self.special_strings) - {
-            self.special.get("unk_token")
-        }
+        ids = {self.id(text) for text in self.special_strings} - {self.special.get("unk_token")}
+        self._control_tokens = ControlTokens(inner, self.special_strings, ids)
 
     @classmethod
     def from_folder(cls, folder: Path, reserved: Iterable[str] = ()) -> Tokenizer:
@@ -123,7 +114,7 @@ class Tokenizer:
         the rows of an embedding. -1: none.
         """
         return max(
-            set(self._inner.get_vocab(with_added_tokens=True).values()) - self._forbidden,
+            set(self._inner.get_vocab(with_added_tokens=True).values()) - self._control_tokens.ids,
             default=-1,
         )
 
@@ -143,7 +134,9 @@ class Tokenizer:
 
         Raises PromptError for text that is not valid Unicode.
         """
-        return [i for piece in text.split(SEAL) if piece for i in self._encode_piece(piece).ids]
+        return [
+            i for piece in text.split(SEAL) if piece for i in encode_piece(self._inner, piece).ids
+        ]
 
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a rendered chat, with what the tokenizer puts around a prompt, unless the
@@ -205,84 +198,7 @@ class Tokenizer:
         Raises PromptError if the tokenizer turns a single character of the text into a special
         token.
         """
-        text = self._guard.seal(text)
-        # Normalisers can make a special token out of other characters (NFKC: fullwidth "＜").
-        # Rather than foresee them, look.
-        while True:
-            pieces = [self._split_specials(piece) for piece in text.split(SEAL)]
-            sealed = SEAL.join(pieces)
-            if sealed == text:
-                return text
-            text = sealed
-
-    def _split_specials(self, piece: str) -> str:
-        """`piece` with a seal between all characters that became a special token."""
-        if not piece:
-            return piece
-        encoded = self._encode_piece(piece)
-        out, done = [], 0
-        for token, (start, end) in zip(encoded.ids, encoded.offsets, strict=True):
-            if token not in self._forbidden:
-                continue
-            if end - start < 2:
-                raise PromptError(
-                    f"the text has {piece[start:end]!r}, which this model's tokenizer reads as the "
-                    "control token "
-                    f"{self._inner.id_to_token(token)!r}; remove it"
-                )
-            out += [piece[done:start], SEAL.join(piece[start:end])]
-            done = end
-        return "".join([*out, piece[done:]])
-
-    def _encode_piece(self, piece: str) -> tokenizers.Encoding:
-        try:
-            return self._inner.encode(piece, add_special_tokens=False)
-        except (TypeError, UnicodeError) as error:  # a lone surrogate, which UTF-8 cannot write
-            raise PromptError(
-                "the text is not valid Unicode: it has half of a surrogate pair; send UTF-8 text"
-            ) from error
-
-
-class _Guard:
-    """Seals by spelling: breaks each special string in a text, and a beginning of one at the text's
-    end.
-    """
-
-    def __init__(self, special: Iterable[str], normalizer: Any) -> None:
-        self._normalizer = normalizer
-        spellings = {text for text in special if len(text) > 1}
-        # The look-ahead consumes one character only, so overlapping spellings are all found.
-        self._pattern = (
-            re.compile(f"(?={'|'.join(map(re.escape, sorted(spellings)))}).", re.S)
-            if spellings
-            else None
-        )
-        spellings |= {self._normalize(text) for text in spellings}
-        self._prefixes = {text[:n] for text in spellings for n in range(1, len(text))}
-        self._longest = max(map(len, self._prefixes), default=0)
-
-    def seal(self, text: str) -> str:
-        text = text.replace(SEAL, "")
-        if self._pattern is not None:
-            text = self._pattern.sub(lambda match: match[0] + SEAL, text)
-        # A template may put two texts side by side: "<end_of_" must not wait for a "turn>". It may
-        # also trim the blanks between them.
-        stem = text.rstrip()
-        return stem + SEAL + text[len(stem) :] if self._begins_special(stem) else text
-
-    def _begins_special(self, stem: str) -> bool:
-        tail = stem[-self._longest :] if self._longest else ""
-        return any(
-            view[-n:] in self._prefixes
-            for view in (tail, self._normalize(tail))
-            for n in range(1, len(view) + 1)
-        )
-
-    def _normalize(self, text: str) -> str:
-        try:
-            return self._normalizer.normalize_str(text) if self._normalizer is not None else text
-        except (TypeError, UnicodeError):  # a lone surrogate; `encode` says so to the user
-            return text
+        return self._control_tokens.seal(text)
 
 
 def _named_tokens(config: Mapping[str, Any], folder: Path) -> tuple[dict[str, str], list[str]]:

@@ -33,8 +33,9 @@ from transformers.tokenization_utils_base import generate_merges
 
 from mtmd.kernels.errors import ModelError
 from mtmd.llm.tokenizer import gguf_tokenizer
+from mtmd.llm.tokenizer.control_tokens import SEAL
 from mtmd.llm.tokenizer.gguf_stop_tokens import stop_tokens
-from mtmd.llm.tokenizer.tokenizer import SEAL, Tokenizer
+from mtmd.llm.tokenizer.tokenizer import Tokenizer
 
 GOLDEN = Path(__file__).parents[4] / "shared" / "golden"
 
