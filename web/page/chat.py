@@ -19,10 +19,8 @@ from mtmd.web.page.markdown import render
 from mtmd.web.page.pictures import PictureCache
 from mtmd.web.page.prompt import prompt_of
 from mtmd.web.settings import ServerSettings
-from mtmd.web.store.conversation import COMPLETE, RUNNING, Message, StoredImage, branch
+from mtmd.web.store.conversation import COMPLETE, RUNNING, Message, StoredImage, branch, title_from
 from mtmd.web.store.store import Store
-
-TITLE_LENGTH = 60
 
 
 class Chat:
@@ -59,8 +57,7 @@ class Chat:
         """
         message = self.store.add(conversation, parent, "user", text, images=images)
         if parent is None:
-            first = " ".join(text.split())[:TITLE_LENGTH] or (images[0].name if images else "")
-            self.store.name(conversation, first or "Picture")
+            self.store.name(conversation, title_from(text, images))
         return message
 
     def start_answer(

@@ -4,9 +4,11 @@ plain records.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+TITLE_LENGTH = 60  # of a title made from a message; people may give longer ones
 RUNNING, COMPLETE, STOPPED, FAILED = "running", "complete", "stopped", "failed"
 
 
@@ -65,6 +67,14 @@ class Hit:
 
     conversation: Conversation
     around: str
+
+
+def title_from(text: str, images: Sequence[StoredImage]) -> str:
+    """The title that a conversation gets from its first message: the beginning of its text, else
+    the name of its first picture.
+    """
+    words = " ".join(text.split())[:TITLE_LENGTH]
+    return words or (images[0].name if images else "") or "Picture"
 
 
 def branch(messages: dict[str, Message], last: str | None) -> list[Message]:
