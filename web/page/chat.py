@@ -16,8 +16,8 @@ from mtmd.web.intake.budget import PictureBudget
 from mtmd.web.page.answers import Answer, Answers
 from mtmd.web.page.grounding import find_regions
 from mtmd.web.page.markdown import render
+from mtmd.web.page.model_messages import model_messages
 from mtmd.web.page.pictures import PictureCache
-from mtmd.web.page.prompt import prompt_of
 from mtmd.web.settings import ServerSettings
 from mtmd.web.store.conversation import COMPLETE, RUNNING, Message, StoredImage, branch, title_from
 from mtmd.web.store.store import Store
@@ -151,7 +151,7 @@ class Chat:
         return {m.id: m for m in self.store.messages(conversation)}
 
     def _prompt(self, path: Sequence[Message], system: str) -> list[dict[str, Any]]:
-        return prompt_of(path, system, self.pictures, self.budget)
+        return model_messages(path, system, self.pictures, self.budget)
 
 
 def _regions(answer: Message) -> dict[str, Any] | None:

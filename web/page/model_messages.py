@@ -11,7 +11,7 @@ from mtmd.web.page.pictures import PictureCache
 from mtmd.web.store.conversation import Message, StoredImage
 
 
-def prompt_of(
+def model_messages(
     branch: Sequence[Message], system: str, pictures: PictureCache, budget: PictureBudget
 ) -> list[dict[str, Any]]:
     """Turns alternate: several messages in a row, for want of an answer, are one turn.
