@@ -12,9 +12,9 @@ from mtmd import WarmupReport
 from mtmd.web import auth, errors, headers, status
 from mtmd.web.api import files
 from mtmd.web.api import routes as openai
-from mtmd.web.intake.budget import PictureBudget
 from mtmd.web.intake.fetch import Fetcher
 from mtmd.web.intake.media import Media
+from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.intake.uploads import Uploads
 from mtmd.web.intake.watcher import Watcher
 from mtmd.web.page import diagnostics

@@ -9,7 +9,7 @@ from flask import Blueprint, Response, request
 from mtmd import ImageError
 from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError
-from mtmd.web.intake.budget import PictureBudget
+from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.intake.uploads import Upload, Uploads
 
 PURPOSES = ("vision", "user_data")

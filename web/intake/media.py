@@ -19,8 +19,8 @@ from urllib.parse import unquote, urlsplit
 
 from mtmd import ImageError, Picture
 from mtmd.web.errors import ApiError
-from mtmd.web.intake.budget import PictureBudget
 from mtmd.web.intake.fetch import Fetcher
+from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.intake.uploads import PREFIX, Uploads
 
 _SHOWN = 24  # characters of a URL whose scheme is not known

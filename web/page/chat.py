@@ -12,7 +12,7 @@ from typing import Any
 from mtmd import ImageError, Service, TokenCount
 from mtmd.web.auth import ANYBODY, owner
 from mtmd.web.errors import ApiError
-from mtmd.web.intake.budget import PictureBudget
+from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.page.answers import Answer, Answers
 from mtmd.web.page.grounding import find_regions
 from mtmd.web.page.markdown import render

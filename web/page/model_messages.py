@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mtmd import PromptError
-from mtmd.web.intake.budget import PictureBudget
+from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.page.pictures import PictureCache
 from mtmd.web.store.conversation import Message, StoredImage
 

@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 
 from mtmd import ImageError, Picture
-from mtmd.web.intake.budget import PictureBudget
+from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.store.conversation import StoredImage
 from mtmd.web.store.store import Store
 

@@ -15,10 +15,10 @@ from serving import client_for, data_url, image_part, png, post_chat
 from mtmd import BusyError, ImageError, OptionError
 from mtmd.prompt.media import ImageLimits, picture_size
 from mtmd.web.errors import ApiError
-from mtmd.web.intake import budget as budget_module
 from mtmd.web.intake import media as media_module
-from mtmd.web.intake.budget import PictureBudget
+from mtmd.web.intake import picture_budget as budget_module
 from mtmd.web.intake.media import Media, Reference
+from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.intake.uploads import LIFETIME_S, Uploads
 from mtmd.web.settings import MediaBudget, ServerSettings
 
