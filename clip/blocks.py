@@ -14,7 +14,7 @@ from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, S
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node
 from mtmd.kernels.layers import Weights
-from mtmd.kernels.plan.flash import AttentionForm
+from mtmd.kernels.plan.flash_choice import AttentionForm
 
 ACTIVATIONS = {
     "gelu_pytorch_tanh": "tanh",

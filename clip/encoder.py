@@ -14,7 +14,7 @@ from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.kernels.backends.backend import Backend
 from mtmd.kernels.graph import Node, Shape, Type, WeightSource, graph_input, weight
 from mtmd.kernels.plan.executor import Executor, Observer, Residency, finish
-from mtmd.kernels.plan.flash import AttentionForm, FlashChoice, choose
+from mtmd.kernels.plan.flash_choice import AttentionForm, FlashChoice, choose
 from mtmd.kernels.plan.scheduler import Override, Plan, make_plan
 
 BATCH = 4  # tiles encoded at once

@@ -12,7 +12,7 @@ from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, Shape, WeightSource
-from mtmd.kernels.plan.flash import AttentionForm
+from mtmd.kernels.plan.flash_choice import AttentionForm
 
 
 @dataclass(frozen=True)

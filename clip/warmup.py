@@ -1,8 +1,8 @@
 """The encoder's warm-up: ask the backends, decide flash attention, predict memory, then run once
 and look at every op.
 
-Asking happens when an `Encoder` is made (`mtmd.kernels.plan.flash.choose`); this module reports it,
-and checks it by running.
+Asking happens when an `Encoder` is made (`mtmd.kernels.plan.flash_choice.choose`); this module
+reports it, and checks it by running.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_WIDTH, Settings
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node
 from mtmd.kernels.layers import Weights
-from mtmd.kernels.plan.flash import AttentionForm
+from mtmd.kernels.plan.flash_choice import AttentionForm
 from mtmd.llm.inputs import TextInputs
 from mtmd.llm.state import KV, PAGE
 

@@ -11,7 +11,7 @@ from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, WeightSource
-from mtmd.kernels.plan.flash import AttentionForm
+from mtmd.kernels.plan.flash_choice import AttentionForm
 from mtmd.llm.inputs import TextInputs
 from mtmd.llm.state import State
 

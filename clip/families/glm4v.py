@@ -26,7 +26,7 @@ from mtmd.kernels.checkpoint.rotary import Rotary
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
 from mtmd.kernels.graph import Node, WeightSource, graph_input
 from mtmd.kernels.layers import Weights
-from mtmd.kernels.plan.flash import AttentionForm
+from mtmd.kernels.plan.flash_choice import AttentionForm
 
 MERGER_EPS = 1e-5  # of the only layer norm; the settings do not say
 FRAMES = 2  # a picture counts as that many equal ones against the limits of pixels

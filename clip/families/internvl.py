@@ -22,7 +22,7 @@ from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, Shape, WeightSource, graph_input
 from mtmd.kernels.layers import Weights
-from mtmd.kernels.plan.flash import AttentionForm
+from mtmd.kernels.plan.flash_choice import AttentionForm
 
 QK_EPS, PROJECTOR_EPS = 1e-6, 1e-5  # the settings do not say
 LAYER = {

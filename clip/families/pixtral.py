@@ -22,7 +22,7 @@ from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, S
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, Shape, WeightSource, graph_input
 from mtmd.kernels.layers import Weights
-from mtmd.kernels.plan.flash import AttentionForm
+from mtmd.kernels.plan.flash_choice import AttentionForm
 
 EPS = 1e-5  # of the tower's norms; the settings do not say
 LAYER = {

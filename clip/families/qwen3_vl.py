@@ -31,7 +31,7 @@ from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, S
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, WeightSource, graph_input
 from mtmd.kernels.layers import Weights
-from mtmd.kernels.plan.flash import AttentionForm
+from mtmd.kernels.plan.flash_choice import AttentionForm
 
 EPS = 1e-6  # of every norm; the settings do not say
 GGUF_TOKENS = 64, 16384  # the limits of every published checkpoint; GGUF files do not say

@@ -10,7 +10,7 @@ from typing import Any
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.graph import Node
 from mtmd.kernels.ops import OPS
-from mtmd.kernels.plan.flash import FlashChoice
+from mtmd.kernels.plan.flash_choice import FlashChoice
 from mtmd.kernels.plan.scheduler import Plan, Refusal
 
 OPERANDS = {"attention": ("q", "k", "v", "mask", "bounds")}

@@ -13,7 +13,7 @@ from mtmd.kernels.backends.backend import Backend
 from mtmd.kernels.errors import ModelError, PromptError
 from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.plan.executor import Executor, Observer, Residency, memory_for
-from mtmd.kernels.plan.flash import AttentionForm, FlashChoice, choose
+from mtmd.kernels.plan.flash_choice import AttentionForm, FlashChoice, choose
 from mtmd.kernels.plan.scheduler import Override, Plan, make_plan
 from mtmd.llm.batch import Batch, BatchShape
 from mtmd.llm.engine.make_batch import make_batch

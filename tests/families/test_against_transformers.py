@@ -16,7 +16,7 @@ from table import CASES, ROWS
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.config import LoadOptions
 from mtmd.events import Finished
-from mtmd.kernels.plan.flash import SETTINGS
+from mtmd.kernels.plan.flash_choice import SETTINGS
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.sequence import Sequence
 from mtmd.llm.engine.spans import Span

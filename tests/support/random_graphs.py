@@ -16,7 +16,7 @@ from mtmd.kernels import ops
 from mtmd.kernels.backends import Cpu, Limited
 from mtmd.kernels.graph import Node, Type, graph_input, toposort, weight
 from mtmd.kernels.ops import OPS
-from mtmd.kernels.plan.flash import AttentionForm
+from mtmd.kernels.plan.flash_choice import AttentionForm
 
 Batch = dict[str, Tensor]
 

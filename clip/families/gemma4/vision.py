@@ -21,7 +21,7 @@ from mtmd.kernels.checkpoint.canonical import Parameter, Stored
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_WIDTH, Settings
 from mtmd.kernels.graph import Node, Shape, WeightSource, graph_input
 from mtmd.kernels.layers import Weights
-from mtmd.kernels.plan.flash import AttentionForm
+from mtmd.kernels.plan.flash_choice import AttentionForm
 
 SIZES = (
     70,

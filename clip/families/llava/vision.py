@@ -18,7 +18,7 @@ from mtmd.kernels.checkpoint.canonical import Parameter, Stored
 from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, Shape, WeightSource
-from mtmd.kernels.plan.flash import AttentionForm
+from mtmd.kernels.plan.flash_choice import AttentionForm
 
 TOWERS = ("clip_vision_model", "siglip_vision_model")
 NEWLINES = ("v.image_newline", "model.image_newline")  # as GGUF files have it

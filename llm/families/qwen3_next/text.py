@@ -17,7 +17,7 @@ from mtmd.kernels.checkpoint.settings import MAX_LAYERS, MAX_WIDTH, Settings
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.layers import Weights
-from mtmd.kernels.plan.flash import AttentionForm
+from mtmd.kernels.plan.flash_choice import AttentionForm
 from mtmd.llm.blocks import (
     attend,
     by_sections,

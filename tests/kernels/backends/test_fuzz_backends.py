@@ -18,7 +18,7 @@ from mtmd.kernels.backends.backend import Run
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.executor import Executor, Residency
-from mtmd.kernels.plan.flash import AttentionForm, choose
+from mtmd.kernels.plan.flash_choice import AttentionForm, choose
 from mtmd.kernels.plan.scheduler import make_plan
 
 pytestmark = pytest.mark.usefixtures("poisoned")

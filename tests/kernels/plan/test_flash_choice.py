@@ -15,7 +15,7 @@ from mtmd.kernels.backends import Cpu, Limited, Reference
 from mtmd.kernels.errors import OptionError
 from mtmd.kernels.graph import Node, toposort
 from mtmd.kernels.plan.executor import Executor, Residency
-from mtmd.kernels.plan.flash import AttentionForm, FlashChoice, choose
+from mtmd.kernels.plan.flash_choice import AttentionForm, FlashChoice, choose
 from mtmd.kernels.plan.scheduler import Override, Plan, make_plan
 from mtmd.kernels.report.facts import GraphFacts, graph_facts, placement
 from mtmd.kernels.report.warmup_report import WarmupReport

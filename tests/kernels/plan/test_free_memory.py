@@ -18,7 +18,7 @@ from mtmd.kernels.backends.reference import ROUGH
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan import free_memory
-from mtmd.kernels.plan.flash import AttentionForm
+from mtmd.kernels.plan.flash_choice import AttentionForm
 from mtmd.kernels.plan.scheduler import make_plan
 
 GB = 10**9

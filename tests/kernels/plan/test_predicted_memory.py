@@ -16,7 +16,7 @@ from mtmd.kernels.cpu import matmul
 from mtmd.kernels.graph import Node
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.executor import Executor, Residency
-from mtmd.kernels.plan.flash import AttentionForm
+from mtmd.kernels.plan.flash_choice import AttentionForm
 from mtmd.kernels.plan.scheduler import make_plan
 
 pytestmark = pytest.mark.usefixtures("poisoned")
