@@ -80,7 +80,7 @@ ONLY_IN = {  # library -> the files, or folders, that may import it
     "triton": ("kernels/gpu/",),
     "numba": ("kernels/cpu/",),
     "flask": ("web/",),
-    "PIL": ("clip/image/decode.py", "clip/image/resize.py", "mtmd/prompt/media.py"),
+    "PIL": ("clip/image/decode.py", "clip/image/resize.py", "mtmd/prompt/load_image.py"),
     "jinja2": ("mtmd/chat_template/jinja_sandbox.py",),
     "transformers": (),
     "gguf": (),
@@ -437,7 +437,7 @@ def test_what_is_allowed_is_not_found():
     assert (
         broken_arrows(
             "mtmd/prompt/bridge.py",
-            "import torch\nfrom mtmd.clip.encoder import Encoder\nfrom mtmd.prompt.media import x",
+            "import torch\nfrom mtmd.clip.encoder import Encoder\nfrom mtmd.prompt.load_image import x",
         )
         == []
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mtmd import OptionError
-from mtmd.prompt.media import ImageLimits
+from mtmd.prompt.load_image import ImageLimits
 
 KEY_CHARS = 8  # shorter keys are guessed
 

@@ -15,7 +15,7 @@ from mtmd.config import AnswerOptions
 from mtmd.events import Answer, Finished
 from mtmd.kernels.errors import MtmdError, OptionError
 from mtmd.prompt.conversation import user_message
-from mtmd.prompt.media import load_image, read_picture
+from mtmd.prompt.load_image import load_image, read_picture
 from mtmd.service.service import Service, Ticket
 
 AHEAD = 2  # pictures being read and prepared while the others are answered

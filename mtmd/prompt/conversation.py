@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from mtmd.clip.image.decode import Picture
 from mtmd.kernels.errors import ImageError, PromptError
-from mtmd.prompt.media import ImageSource, load_image
+from mtmd.prompt.load_image import ImageSource, load_image
 
 Images: TypeAlias = "ImageSource | Sequence[ImageSource]"
 Message: TypeAlias = Mapping[str, Any]

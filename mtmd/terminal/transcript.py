@@ -13,7 +13,7 @@ from typing import Any
 from mtmd.clip.image.decode import Picture
 from mtmd.kernels.errors import ImageError, MtmdError
 from mtmd.prompt.conversation import Message
-from mtmd.prompt.media import load_image
+from mtmd.prompt.load_image import load_image
 
 FORMAT = "mtmd chat"
 VERSION = 1

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from mtmd import BusyError, PromptError, Receipt
 from mtmd.config import AnswerOptions, options
 from mtmd.events import Answer, Finished, Progress, TextPiece, TokenInfo
-from mtmd.prompt.media import Picture
+from mtmd.prompt.load_image import Picture
 from mtmd.receipt import ImageReceipt
 
 CONTEXT = 512

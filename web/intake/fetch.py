@@ -22,7 +22,7 @@ from typing import TypeAlias
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from mtmd import ImageError
-from mtmd.prompt.media import picture_format
+from mtmd.prompt.load_image import picture_format
 from mtmd.web.errors import ApiError
 
 Address: TypeAlias = "ipaddress.IPv4Address | ipaddress.IPv6Address"

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from mtmd import BusyError, Picture
-from mtmd.prompt.media import load_image, picture_size
+from mtmd.prompt.load_image import load_image, picture_size
 from mtmd.web.settings import MediaBudget
 
 DECODE_AT_ONCE = max(2, os.cpu_count() or 1)

@@ -13,7 +13,7 @@ from typing import Any
 from flask import Blueprint, Response, jsonify, render_template, request
 
 from mtmd import __version__
-from mtmd.prompt.media import png_bytes
+from mtmd.prompt.load_image import png_bytes
 from mtmd.web import sse
 from mtmd.web.auth import without_key
 from mtmd.web.errors import ApiError, response

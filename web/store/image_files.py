@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from mtmd.prompt.media import picture_format
+from mtmd.prompt.load_image import picture_format
 
 SHOWN_BY_BROWSERS = ("image/jpeg", "image/png", "image/webp", "image/gif", "image/bmp")
 

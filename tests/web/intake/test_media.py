@@ -13,7 +13,7 @@ from fake_service import FakeService
 from serving import client_for, data_url, image_part, png, post_chat
 
 from mtmd import BusyError, ImageError, OptionError
-from mtmd.prompt.media import ImageLimits, picture_size
+from mtmd.prompt.load_image import ImageLimits, picture_size
 from mtmd.web.errors import ApiError
 from mtmd.web.intake import media as media_module
 from mtmd.web.intake import picture_budget as budget_module
