@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # what type checkers see of the table below; a test keeps the
     from mtmd.events import Progress as Progress
     from mtmd.events import TextPiece as TextPiece
     from mtmd.events import TokenInfo as TokenInfo
-    from mtmd.inspect.predict import predict as predict
+    from mtmd.inspect.predict_target import predict as predict
     from mtmd.kernels.errors import BusyError as BusyError
     from mtmd.kernels.errors import DeviceMemoryError as DeviceMemoryError
     from mtmd.kernels.errors import ImageError as ImageError
@@ -48,7 +48,7 @@ _PLACES = {
     "mtmd.service.service": ("Service",),
     "mtmd.service.stats": ("ServiceStats", "TokenCount"),
     "mtmd.service.ticket": ("Ticket",),
-    "mtmd.inspect.predict": ("predict",),
+    "mtmd.inspect.predict_target": ("predict",),
     "mtmd.receipt": ("ImageReceipt", "Receipt"),
     "mtmd.clip.image.decode": ("Picture",),
     "mtmd.kernels.report.warmup_report": ("WarmupReport",),

@@ -28,7 +28,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.target:
-        from mtmd.inspect.predict import predict
+        from mtmd.inspect.predict_target import predict
 
         here = {
             "device": args.device,

@@ -296,7 +296,7 @@ def test_every_option_of_warmup(mtmd: Any, tmp_path: Path) -> None:
         "--refuse",
         "--threads",
         "--context",
-        "--target",  # the last in test_prediction
+        "--target",  # the last in test_predict_target
         "--memory-limit",
         *IN_TEST_GGUF - {"--detail"},
     }
