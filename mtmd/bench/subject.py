@@ -18,9 +18,9 @@ from torch import Tensor
 from mtmd.bench.ceilings import Ceilings, measure_ceilings
 from mtmd.bench.measure import HostPeak
 from mtmd.bench.shapes import random_checkpoint
-from mtmd.clip.budget import Budget
 from mtmd.clip.encoder import BATCH, Encoder
 from mtmd.clip.resolution.resolution import ImagePlan
+from mtmd.clip.token_budget import Budget
 from mtmd.config import LoadOptions
 from mtmd.events import Finished
 from mtmd.kernels.dtype import name_of
@@ -33,7 +33,7 @@ from mtmd.llm.engine.make_batch import make_batch
 from mtmd.llm.engine.runner import PREFILL
 from mtmd.llm.engine.sequence import Sequence as Running
 from mtmd.llm.engine.spans import Span, cut, lay_out
-from mtmd.loaded.device import device_name, set_threads
+from mtmd.loaded.device_and_dtype import device_name, set_threads
 from mtmd.loading import find_checkpoint
 from mtmd.model import Model
 

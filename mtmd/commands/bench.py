@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     page = _writable(args.html) if args.html else None
     from mtmd.bench.stages import Plan
     from mtmd.bench.stages import run as measure
-    from mtmd.clip.budget import DETAILS
+    from mtmd.clip.token_budget import DETAILS
     from mtmd.config import LoadOptions, options
 
     if args.detail not in DETAILS:
