@@ -1,0 +1,73 @@
+"""Threads that carry out programs.
+
+The caller is one of them; the others sleep between runs, are woken once a run and call the same
+native function, which lets go of the interpreter's lock. A run does not wait for threads to wake
+up or to leave: whoever is there does the work (see `program`).
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from threading import Lock, Thread
+
+from mtmd.kernels.cpu.native.program import Frame
+
+
+class Pool:
+    """`threads` that work together, the caller's among them. One run at a time: a second caller
+    works on its own.
+    """
+
+    def __init__(self, threads: int):
+        self.threads = threads
+        self._frame: Frame | None = None
+        self._busy = Lock()
+        self._bells: list[Lock] = []
+        self._process = 0
+
+    def run(self, frame: Frame) -> None:
+        """All of a frame's program."""
+        if self.threads == 1 or not self._busy.acquire(blocking=False):
+            frame.work(0)
+            return
+        try:
+            self._start()
+            self._frame = frame
+            for bell in self._bells:
+                if bell.locked():  # else it has been rung already, and the thread comes anyway
+                    bell.release()
+            frame.work(0)
+        finally:
+            self._frame = None
+            self._busy.release()
+
+    def _start(self) -> None:
+        """The other threads, when they are first needed, and in a child of a process that had
+        some.
+        """
+        if self._process == os.getpid():
+            return
+        self._process, self._bells = os.getpid(), []
+        for index in range(1, self.threads):
+            bell = Lock()
+            bell.acquire()
+            self._bells.append(bell)
+            Thread(
+                target=self._work, args=(index, bell), name=f"mtmd-native-{index}", daemon=True
+            ).start()
+
+    def _work(self, index: int, bell: Lock) -> None:
+        while True:
+            bell.acquire()
+            frame = self._frame
+            if frame is not None and index < frame.threads:
+                frame.work(index)
+            del frame
+
+
+def cores() -> int:
+    """Those that this process may run on."""
+    with suppress(AttributeError):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

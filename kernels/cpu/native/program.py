@@ -1,0 +1,219 @@
+"""A program: instructions that several threads carry out together, one call a thread.
+
+An instruction is a kernel with its arguments, and units of work in at most 64 chunks. `run` below
+is what every thread calls. It goes through the instructions in order; of each, threads claim chunks
+by adding to a counter, and set the chunk's bit in a word when its results are written. The next
+instruction begins when all bits are set. So nobody has a part that only they can do: a thread that
+the system has put aside between two chunks is not waited for, one thread alone finishes all, and
+one that comes late passes over what is done.
+
+Who finds no chunk left waits for the bits of others: a few pauses, then it yields its core. If that
+lasts (a thread was put aside in the middle of a chunk), it does the missing chunks itself: kernels
+write nothing but results that depend on nothing but their inputs, so both write the same. For that
+no memory of a run may be used twice while somebody might still write to it: each run has a `Frame`
+of its own, which lives as long as a thread is in it, and instructions that write to memory beyond
+it (caches, states) are never done again.
+
+Memory order: a chunk's bit is set with release and read with acquire; setting is a
+read-modify-write, so whoever reads the full word has seen what was written before each of the bits.
+Claims need to be atomic only: what a chunk reads was written before the word of an earlier
+instruction was full, and every thread has read that word before it claims.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from llvmlite import ir
+
+from mtmd.kernels.cpu.native.compile import compiler
+from mtmd.kernels.cpu.native.emit import I64, PTR, VOID, Emitter, Value
+
+CHUNKS = 64  # bits of a word
+LINE = 8  # words of a cache line: what threads write to is apart from what others read
+HEADER = 8  # words before the counters
+PAUSES = 64  # before a waiting thread yields: about 2 microseconds
+PATIENCE = 24  # yields before it does the work of others itself
+SIGNATURE = (PTR, I64)
+
+# Words of the header and of an instruction in its table
+COUNT, TABLE, ARGS, SCRATCH, SCRATCH_BYTES, ALONE, YIELD = range(7)
+FUNCTION, AT, UNITS, CHUNK, PARTS, FULL, AGAIN = range(7)
+WORDS = 8
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """`args` are whole numbers, and `Pointer`s that a run puts addresses in the place of. `chunk`
+    units are claimed at once. `again`: it may be done twice, even after the run.
+    """
+
+    address: int
+    args: tuple[int | Pointer, ...]
+    units: int
+    chunk: int = 1
+    again: bool = True
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """A place in the memory that is number `root` of a run, `offset` bytes on."""
+
+    root: int
+    offset: int = 0
+
+
+def emit_run(e: Emitter) -> None:
+    """`void run(i64* frame, i64 thread)`"""
+    frame, thread = e.params
+
+    def head(word: int) -> Value:
+        return e.load(frame, I64, word)
+
+    count, table, args = head(COUNT), head(TABLE).to_ptr(), head(ARGS).to_ptr()
+    scratch = head(SCRATCH).to_ptr().at(thread * head(SCRATCH_BYTES))
+    alone, rest, pauses = head(ALONE), head(YIELD), e.const(I64, PAUSES)
+    with e.loop(0, count) as i:
+        row = table.at(i * WORDS, I64)
+        line = frame.at(i * LINE + HEADER, I64)
+        claimed, done = line, line.at(1, I64)
+        field = [e.load(row, I64, word) for word in range(WORDS)]
+        units, chunk, full = field[UNITS], field[CHUNK], field[FULL]
+        own = args.at(field[AT], I64)
+
+        def work(part: Value) -> None:
+            first = part * chunk  # noqa: B023
+            last = first + chunk  # noqa: B023
+            last = e.select(last < units, last, units)  # noqa: B023
+            e.call_address(field[FUNCTION], own, first, last, scratch)  # noqa: B023
+            e.b.atomic_rmw("or", done.ir, (e.i64(1) << part).ir, "acq_rel")  # noqa: B023
+
+        with e.either(alone.ne(0)) as (yes, no):
+            with yes:
+                e.call_address(field[FUNCTION], own, e.i64(0), units, scratch)
+            with no, e.when(e.atomic_load(done).ne(full)):
+                with e.forever() as leave:
+                    part = e.atomic_add(claimed, 1, "monotonic")
+                    leave(part >= field[PARTS])
+                    work(part)
+                waits = e.var(I64, 0)
+                with e.forever() as leave:
+                    now = e.atomic_load(done)
+                    leave(now.eq(full))
+                    waits.add(1)
+                    with e.either(waits.get() < pauses) as (shortly, long):
+                        with shortly:
+                            _pause(e)
+                        with long:
+                            function = ir.FunctionType(ir.IntType(32), [])
+                            e.b.call(e.b.inttoptr(rest.ir, function.as_pointer()), [])
+                            tired = waits.get() > pauses + PATIENCE
+                            with e.when(tired & field[AGAIN].ne(0)):
+                                missing = full & (now ^ -1)
+                                part = e.call(
+                                    "llvm.cttz.i64", I64, missing, e.const(ir.IntType(1), 0)
+                                )
+                                work(part)
+
+
+def _pause(e: Emitter) -> None:
+    """Tells the core that this thread waits."""
+    machine = platform.machine().lower()
+    if machine in ("x86_64", "amd64"):
+        e.call("llvm.x86.sse2.pause", VOID)
+    elif machine in ("aarch64", "arm64"):
+        e.call("llvm.aarch64.hint", VOID, e.const(ir.IntType(32), 1))
+
+
+@lru_cache(maxsize=1)
+def _runner() -> tuple[ctypes._CFuncPtr, int]:
+    """The compiled `run`, to be called without the interpreter's lock, and the system's function
+    that gives a core to others.
+    """
+    address = compiler().kernel(emit_run, signature=SIGNATURE)
+    run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(address)
+    if sys.platform == "win32":
+        rest = ctypes.windll.kernel32.SwitchToThread
+    else:
+        rest = ctypes.CDLL(None).sched_yield
+    found = ctypes.cast(rest, ctypes.c_void_p).value
+    assert found is not None
+    return run, found
+
+
+class Program:
+    """Instructions for any number of runs. `memory` are the bytes of each root that a run brings
+    along itself (None for those that it is given); `scratch` those that a kernel may write to.
+    """
+
+    def __init__(
+        self, instructions: Sequence[Instruction], roots: int, scratch: int = 0, again: bool = True
+    ):
+        self.instructions = tuple(instructions)
+        self.scratch = -(-scratch // 64) * 64
+        self.roots = roots
+        table = np.zeros((len(self.instructions), WORDS), np.int64)
+        values: list[int] = []
+        places: list[int] = []
+        place_roots: list[int] = []
+        for row, ins in zip(table, self.instructions, strict=True):
+            chunk = max(ins.chunk, -(-ins.units // CHUNKS), 1)
+            parts = max(-(-ins.units // chunk), 1)
+            full = (1 << parts) - 1
+            row[FUNCTION], row[AT] = ins.address, len(values)
+            row[UNITS], row[CHUNK], row[PARTS] = ins.units, chunk, parts
+            row[FULL] = full - (1 << 64) if full >> 63 else full
+            row[AGAIN] = ins.again and again
+            for arg in ins.args:
+                if isinstance(arg, Pointer):
+                    places.append(len(values))
+                    place_roots.append(arg.root)
+                    values.append(arg.offset)
+                else:
+                    values.append(arg)
+        self.table = table
+        self._args = np.array(values or [0], np.int64)
+        self._places = np.array(places, np.int64)
+        self._place_roots = np.array(place_roots, np.int64)
+
+    def frame(self, roots: Sequence[int], threads: int) -> Frame:
+        """One run's counters, arguments and scratch, with the addresses of the program's roots."""
+        return Frame(self, np.array(roots, np.int64), threads)
+
+    def args(self, roots: np.ndarray) -> np.ndarray:
+        found = self._args.copy()
+        found[self._places] += roots[self._place_roots]
+        return found
+
+
+class Frame:
+    """What one run writes to. It is kept by every thread that is in it."""
+
+    def __init__(self, program: Program, roots: np.ndarray, threads: int):
+        count, self.threads = len(program.instructions), threads
+        self.program = program
+        self._args = program.args(roots)
+        self._scratch = np.empty(program.scratch * threads + 64, np.uint8)
+        # Counters begin at 0, each instruction's in a cache line of its own
+        size = HEADER + LINE * count
+        self._words = np.zeros(size + LINE, np.int64)
+        skip = -(self._words.ctypes.data // 8) % LINE
+        words = self._words[skip : skip + size]
+        words[COUNT], words[TABLE] = count, program.table.ctypes.data
+        words[ARGS] = self._args.ctypes.data
+        words[SCRATCH] = -(-self._scratch.ctypes.data // 64) * 64
+        words[SCRATCH_BYTES] = program.scratch
+        self._run, words[YIELD] = _runner()
+        words[ALONE] = threads == 1
+        self.address = words.ctypes.data
+
+    def work(self, thread: int) -> None:
+        """Do what is left to do, together with whoever else does; returns when all is done."""
+        self._run(self.address, thread)
