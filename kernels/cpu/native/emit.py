@@ -20,7 +20,7 @@ from llvmlite import ir
 
 PTR = ir.PointerType()
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
-F32 = ir.FloatType()
+F32, F64 = ir.FloatType(), ir.DoubleType()
 VOID = ir.VoidType()
 DTYPES = ("f32", "bf16")  # how values are stored; kernels compute in float32
 SIZES = {"f32": 4, "bf16": 2}
@@ -36,7 +36,7 @@ def vec(scalar: ir.Type, lanes: int) -> ir.Type:
 def size_of(type_: ir.Type) -> int:
     """Bytes of one element of a type."""
     scalar = scalar_of(type_)
-    if scalar == PTR:
+    if scalar in (PTR, F64):
         return 8
     return 4 if scalar == F32 else max(scalar.width // 8, 1)
 
@@ -67,7 +67,7 @@ class Value:
 
     @property
     def is_float(self) -> bool:
-        return scalar_of(self.type) == F32
+        return scalar_of(self.type) in (F32, F64)
 
     def _with(self, other: Operand) -> tuple[Any, Any, Value]:
         """Both sides with as many lanes as the wider one."""
@@ -217,6 +217,14 @@ class Value:
 
     def fptosi(self, scalar: ir.Type = I32) -> Value:
         return self._cast("fptosi", scalar)
+
+    def widen(self) -> Value:
+        """Float32 to float64."""
+        return self._cast("fpext", F64)
+
+    def narrow(self) -> Value:
+        """Float64 to float32."""
+        return self._cast("fptrunc", F32)
 
     def half_to_f32(self) -> Value:
         """From the bits of an IEEE half."""
@@ -494,7 +502,9 @@ class Emitter:
     def fma(self, a: Value, b: Operand, c: Value) -> Value:
         """a * b + c, rounded once."""
         lanes = max(v.lanes for v in (a, b, c) if isinstance(v, Value))
-        values = [v if isinstance(v, Value) else self.f32(v) for v in (a, b, c)]
+        values = [
+            v if isinstance(v, Value) else self.const(scalar_of(a.type), v) for v in (a, b, c)
+        ]
         values = [v.splat(lanes) if v.lanes < lanes else v for v in values]
         return self.call(f"llvm.fma.{_suffix(values[0].type)}", values[0].type, *values)
 
@@ -568,6 +578,102 @@ class Emitter:
         signed = self.select(x < 0.0, -far, far)
         return self.select(positive < 0.625, near, signed)
 
+    def log(self, x: Value) -> Value:
+        """The natural logarithm of a normal number above 0, relative error below 3e-7 away from 1
+        (Cephes' logf).
+        """
+        whole = vec(I32, x.lanes)
+        bits = x.bits(whole)
+        # x = m 2^n with m from sqrt(1/2) to sqrt(2)
+        shifted = bits - 0x3F3504F3
+        n = shifted.ashr(23)
+        m = (bits - (n << 23)).bits(x.type) - 1.0
+        z, power = m * m, n.sitofp()
+        p = self.f32(7.0376836292e-2, x.lanes)
+        for c in (
+            -1.1514610310e-1,
+            1.1676998740e-1,
+            -1.2420140846e-1,
+            1.4249322787e-1,
+            -1.6668057665e-1,
+            2.0000714765e-1,
+            -2.4999993993e-1,
+            3.3333331174e-1,
+        ):
+            p = self.fma(p, m, self.f32(c, x.lanes))
+        y = self.fma(p * m, z, power * -2.12194440e-4)
+        y = self.fma(z, -0.5, y) + m
+        return self.fma(power, 0.693359375, y)
+
+    def softplus(self, x: Value) -> Value:
+        """log(1 + exp(x)), relative error below 1e-6."""
+        y = self.exp(-self.abs(x))
+        u = y + 1.0  # what log(u) misses by rounding, y / (u - 1) puts back
+        grown = self.select(u.eq(1.0), y, self.log(u) * (y / (u - 1.0)))
+        return self.select(x > 0.0, x + grown, grown)
+
+    def erf(self, x: Value) -> Value:
+        """The error function, error below 2e-7 (Abramowitz and Stegun, 7.1.26)."""
+        size = self.abs(x)
+        t = 1.0 / self.fma(size, 0.3275911, self.f32(1.0, x.lanes))
+        p = self.f32(1.061405429, x.lanes)
+        for c in (-1.453152027, 1.421413741, -0.284496736, 0.254829592):
+            p = self.fma(p, t, self.f32(c, x.lanes))
+        y = 1.0 - p * t * self.exp(-size * size)
+        return self.select(x < 0.0, -y, y)
+
+    def sin_cos(self, x: Value) -> tuple[Value, Value]:
+        """Of float32 angles up to about 1e9, as exact as float32 is: reduced in float64."""
+        wide = x.widen()
+        n = self.floor(wide * 0.6366197723675814 + 0.5)
+        r = self.fma(n, -1.5707963267948966, wide)
+        r = self.fma(n, -6.123233995736766e-17, r)
+        z = r * r
+        sine = self.const(r.type, 1.5897e-10)
+        for c in (-2.5050747762e-8, 2.7557313621e-6, -1.984126982e-4, 8.3333333333e-3, -1 / 6):
+            sine = self.fma(sine, z, self.const(r.type, c))
+        sine = self.fma(sine * z, r, r)
+        cosine = self.const(r.type, 2.0875723e-9)
+        for c in (-2.7557314e-7, 2.480158728947e-5, -1.38888888888e-3, 1 / 24, -0.5):
+            cosine = self.fma(cosine, z, self.const(r.type, c))
+        cosine = self.fma(cosine, z, self.const(r.type, 1.0))
+        quarter = n.fptosi(I64)
+        odd, half = (quarter & 1).ne(0), (quarter & 2).ne(0)
+        s, c = self.select(odd, cosine, sine), self.select(odd, sine, cosine)
+        s, c = self.select(half, -s, s), self.select((quarter + 1 & 2).ne(0), -c, c)
+        return s.narrow(), c.narrow()
+
+    def gelu(self, x: Value, approximate: str) -> Value:
+        """As the op of that name."""
+        if approximate == "quick":
+            return x * self.sigmoid(x * 1.702)
+        if approximate == "tanh":
+            inner = self.fma(x * x * x, 0.044715, x) * 0.7978845608028654
+            return x * 0.5 * (self.tanh(inner) + 1.0)
+        return x * 0.5 * (self.erf(x * 0.7071067811865476) + 1.0)
+
+    def sums(self, vectors: Sequence[Value]) -> Value:
+        """The sum of each vector's lanes, as one vector: by folding two vectors into one, which
+        takes a quarter of what one sum after another does. As many vectors as lanes, or a power of
+        two fewer.
+        """
+        found, lanes = list(vectors), vectors[0].lanes
+        width = lanes  # over which each vector's sum is spread
+        while width > 1:
+            starts = range(0, found[0].lanes, width)
+            low = [start + i for start in starts for i in range(width // 2)]
+            high = [i + width // 2 for i in low]
+            if len(found) > 1:
+                far = [lanes + i for i in low], [lanes + i for i in high]
+                found = [
+                    a.shuffle([*low, *far[0]], b) + a.shuffle([*high, *far[1]], b)
+                    for a, b in zip(found[0::2], found[1::2], strict=True)
+                ]
+            else:
+                found = [found[0].shuffle(low) + found[0].shuffle(high)]
+            width //= 2
+        return found[0]
+
     # Threads ---------------------------------------------------------------------------------
 
     def atomic_add(self, ptr: Value, value: Operand, ordering: str = "acq_rel") -> Value:
@@ -586,11 +692,11 @@ def _fit(scalar: ir.Type, value: Number) -> Number:
     if scalar == F32:
         number = float(value)
         return float(struct.unpack("f", struct.pack("f", number))[0])
-    return int(value)
+    return float(value) if scalar == F64 else int(value)
 
 
 def _suffix(type_: ir.Type) -> str:
     """As the names of LLVM's intrinsics end: v16f32."""
     scalar = scalar_of(type_)
-    name = "f32" if scalar == F32 else f"i{scalar.width}"
+    name = {F32: "f32", F64: "f64"}.get(scalar) or f"i{scalar.width}"
     return f"v{type_.count}{name}" if isinstance(type_, ir.VectorType) else name

@@ -89,11 +89,11 @@ def emit_run(e: Emitter) -> None:
         own = args.at(field[AT], I64)
 
         def work(part: Value) -> None:
-            first = part * chunk  # noqa: B023
-            last = first + chunk  # noqa: B023
-            last = e.select(last < units, last, units)  # noqa: B023
-            e.call_address(field[FUNCTION], own, first, last, scratch)  # noqa: B023
-            e.b.atomic_rmw("or", done.ir, (e.i64(1) << part).ir, "acq_rel")  # noqa: B023
+            first = part * chunk
+            last = first + chunk
+            last = e.select(last < units, last, units)
+            e.call_address(field[FUNCTION], own, first, last, scratch)
+            e.b.atomic_rmw("or", done.ir, (e.i64(1) << part).ir, "acq_rel")
 
         with e.either(alone.ne(0)) as (yes, no):
             with yes:
