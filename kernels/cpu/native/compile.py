@@ -135,7 +135,7 @@ class Compiler:
         signature: Sequence[ir.Type],
         name: str,
     ) -> llvm.ModuleRef:
-        e = Emitter(name, signature)
+        e = Emitter(name, signature, self.cpu.has)
         emit(e, *params)
         module = llvm.parse_assembly(e.finish())
         module.triple = llvm.get_process_triple()

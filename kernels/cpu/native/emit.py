@@ -283,7 +283,13 @@ class Var:
 class Emitter:
     """Writes one function of one module. `args`, `first`, `last`, `scratch` are a kernel's."""
 
-    def __init__(self, name: str, params: Sequence[ir.Type] = (PTR, I64, I64, PTR)):
+    def __init__(
+        self,
+        name: str,
+        params: Sequence[ir.Type] = (PTR, I64, I64, PTR),
+        has: Callable[[str], bool] = lambda feature: False,
+    ):
+        self.has = has  # whether the CPU has a feature, by LLVM's name
         self.module = ir.Module(name)
         self.function = ir.Function(self.module, ir.FunctionType(VOID, params), name)
         self.function.attributes.add("nounwind")
