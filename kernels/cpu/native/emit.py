@@ -348,6 +348,7 @@ class Emitter:
         with self.b.goto_entry_block():
             slot = self.b.alloca(scalar, ir.Constant(I32, count))
             slot.align = align
+            slot.type = PTR  # any type may be stored there
         return Value(self, slot)
 
     def table(self, scalar: ir.Type, values: Sequence[Number]) -> Value:
@@ -357,6 +358,7 @@ class Emitter:
         self._tables += 1
         data = ir.GlobalVariable(self.module, array, name)
         data.linkage, data.global_constant, data.align = "internal", True, 64
+        data.type = PTR
         data.initializer = ir.Constant(
             array, [ir.Constant(scalar, _fit(scalar, v)) for v in values]
         )
