@@ -682,6 +682,25 @@ class Emitter:
             width //= 2
         return found[0]
 
+    def lookup16(self, numbers: Sequence[int], index: Value) -> Value:
+        """Of a table of 16 signed bytes the one that each byte 0 to 15 says."""
+        for lanes, feature, name in (
+            (64, "avx512bw", "llvm.x86.avx512.pshuf.b.512"),
+            (32, "avx2", "llvm.x86.avx2.pshuf.b"),
+            (16, "ssse3", "llvm.x86.ssse3.pshuf.b.128"),
+        ):
+            if index.lanes == lanes and self.has(feature):
+                table = self.const(index.type, list(numbers) * (lanes // 16))
+                return self.call(name, index.type, table, index)
+        if index.lanes > 16 and self.has("ssse3"):
+            half = index.lanes // 2
+            low, high = index.shuffle(range(half)), index.shuffle(range(half, 2 * half))
+            return self.lookup16(numbers, low).concat(self.lookup16(numbers, high))
+        found = self.const(index.type, numbers[0])
+        for at, number in enumerate(numbers[1:], 1):
+            found = self.select(index.eq(at), self.const(index.type, number), found)
+        return found
+
     # Threads ---------------------------------------------------------------------------------
 
     def atomic_add(self, ptr: Value, value: Operand, ordering: str = "acq_rel") -> Value:

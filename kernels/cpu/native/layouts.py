@@ -118,13 +118,7 @@ def prepare(e: Emitter, layout: Layout, x: str) -> None:
 
 
 def _chunk(
-    e: Emitter,
-    layout: Layout,
-    x: str,
-    values: Value,
-    chunk: Value,
-    width: Value | None,
-    to: Value,
+    e: Emitter, layout: Layout, x: str, values: Value, chunk: Value, width: Value | None, to: Value
 ) -> None:
     """Where `width` is given, values from there on are zeros."""
     runs = []
@@ -198,5 +192,3 @@ def _run_sums(e: Emitter, layout: Layout, whole: list[Value]) -> Value:
         totals.append(total)
     totals += [e.const(vec(I32, RUN), 0)] * (SUMS - len(totals))
     return sums_of(totals)
-
-
