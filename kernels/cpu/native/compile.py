@@ -55,7 +55,11 @@ class Cpu:
 
 @lru_cache(maxsize=1)
 def host() -> Cpu:
-    return Cpu(llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
+    cpu = Cpu(llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
+    if cpu.has("avx512vnni") or cpu.has("avxvnni"):
+        # Else LLVM takes vpdpwssd apart again, for latency that loops over several rows hide
+        cpu = Cpu(cpu.name, f"{cpu.features},+fast-dpwssd")
+    return cpu
 
 
 class Compiler:

@@ -1,7 +1,7 @@
 """Blocks of weights as 16-bit integers, each type as its layout has them.
 
-`UNPACK[kind]` has the layout of x and `terms(e, chunk)`, which writes the code for the blocks of one
-chunk: the integers q, vector by vector, a scale and perhaps a minimum, so that with x = s n
+`UNPACK[kind]` has the layout of x and `terms(e, chunk)`, which writes the code for the blocks of
+one chunk: the integers q, vector by vector, a scale and perhaps a minimum, so that with x = s n
 
     w . x = sum over lanes of  scale s (start + sum of q n)  +  minimum extra
 
@@ -57,14 +57,16 @@ _BYTES = tuple(
 
 def _side_by_side(e: Emitter, chunk: Value, stride: int, at: int, count: int = 4) -> Value:
     """16 bytes of every block as int16."""
-    parts = [e.load(chunk, vec(I8, 16), block * stride + at, align=1) for block in range(count)]
+    parts = [e.load(chunk.at(block * stride + at), vec(I64, 2), align=1) for block in range(count)]
     while len(parts) > 1:
         parts = [a.concat(b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
     return parts[0].bits(vec(I16, 8 * count))
 
 
 def _words(e: Emitter, chunk: Value) -> Value:
-    """The first 64 bytes as 16-bit words."""
+    """The first 64 bytes as 16-bit words. To be loaded after the codes: LLVM would take smaller
+    loads that follow out of this vector, by many instructions.
+    """
     return e.load(chunk, vec(I16, LANES), align=1)
 
 
@@ -90,26 +92,23 @@ def _with_fifth(codes: Value, low: Value, high: Value) -> Iterator[Value]:
 
 
 def _q8_0(e: Emitter, chunk: Value) -> Terms:
-    def vectors() -> Iterator[Value]:
-        for half in range(2):
-            codes = _side_by_side(e, chunk, 34, 2 + 16 * half, 2)
-            yield codes.bits(vec(I8, LANES)).sext(I16)
-
-    return Terms(vectors(), _words(e, chunk).shuffle(_each((0, 17))).half_to_f32())
+    codes = [_side_by_side(e, chunk, 34, 2 + 16 * half, 2) for half in range(2)]
+    vectors = (half.bits(vec(I8, LANES)).sext(I16) for half in codes)
+    return Terms(vectors, _words(e, chunk).shuffle(_each((0, 17))).half_to_f32())
 
 
 def _q4_0(e: Emitter, chunk: Value) -> Terms:
-    scale = _words(e, chunk).shuffle(_each((0, 9, 18, 27))).half_to_f32()
-    return Terms(_nibbles(_side_by_side(e, chunk, 18, 2)), scale)
+    codes = _side_by_side(e, chunk, 18, 2)
+    return Terms(_nibbles(codes), _words(e, chunk).shuffle(_each((0, 9, 18, 27))).half_to_f32())
 
 
 def _q4_1(e: Emitter, chunk: Value) -> Terms:
-    words = _words(e, chunk)
+    codes, words = _side_by_side(e, chunk, 20, 4), _words(e, chunk)
     scale, minimum = (
         words.shuffle(_each([10 * block + word for block in range(4)])).half_to_f32()
         for word in range(2)
     )
-    return Terms(_nibbles(_side_by_side(e, chunk, 20, 4)), scale, minimum)
+    return Terms(_nibbles(codes), scale, minimum)
 
 
 def _heads(words: Value, word: int) -> Value:
@@ -143,11 +142,12 @@ def _iq4(e: Emitter, codes: Value) -> Iterator[Value]:
 
 
 def _iq4_nl(e: Emitter, chunk: Value) -> Terms:
+    codes = _side_by_side(e, chunk, 18, 2)
     scale = _words(e, chunk).shuffle(_each((0, 9, 18, 27))).half_to_f32()
-    return Terms(_iq4(e, _side_by_side(e, chunk, 18, 2)), scale)
+    return Terms(_iq4(e, codes), scale)
 
 
-# Blocks of 256 values with a small integer for each group, which is multiplied in ------------------
+# Blocks of 256 values with a small integer for each group, which is multiplied in -----------------
 
 
 def _runs(parts: Sequence[int], odd: int) -> tuple[Piece, ...]:
