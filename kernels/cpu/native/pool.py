@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from functools import lru_cache
 from threading import Lock, Thread
+
+import torch
 
 from mtmd.kernels.cpu.native.program import Frame
 
@@ -71,3 +74,13 @@ def cores() -> int:
     with suppress(AttributeError):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+@lru_cache(maxsize=1)
+def _pool_of(threads: int) -> Pool:
+    return Pool(threads)
+
+
+def shared_pool() -> Pool:
+    """The process's, of as many threads as torch uses."""
+    return _pool_of(torch.get_num_threads())

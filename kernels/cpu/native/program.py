@@ -28,6 +28,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -149,16 +150,11 @@ def _runner() -> tuple[ctypes._CFuncPtr, int]:
 
 
 class Program:
-    """Instructions for any number of runs. `memory` are the bytes of each root that a run brings
-    along itself (None for those that it is given); `scratch` those that a kernel may write to.
-    """
+    """Instructions for any number of runs; `scratch` are bytes that a kernel may write to."""
 
-    def __init__(
-        self, instructions: Sequence[Instruction], roots: int, scratch: int = 0, again: bool = True
-    ):
+    def __init__(self, instructions: Sequence[Instruction], scratch: int = 0, again: bool = True):
         self.instructions = tuple(instructions)
         self.scratch = -(-scratch // 64) * 64
-        self.roots = roots
         table = np.zeros((len(self.instructions), WORDS), np.int64)
         values: list[int] = []
         places: list[int] = []
@@ -183,9 +179,11 @@ class Program:
         self._places = np.array(places, np.int64)
         self._place_roots = np.array(place_roots, np.int64)
 
-    def frame(self, roots: Sequence[int], threads: int) -> Frame:
-        """One run's counters, arguments and scratch, with the addresses of the program's roots."""
-        return Frame(self, np.array(roots, np.int64), threads)
+    def frame(self, roots: Sequence[int] | np.ndarray, threads: int, held: Any = None) -> Frame:
+        """One run's counters, arguments and scratch, with the addresses of the program's roots, and
+        what has to live as long.
+        """
+        return Frame(self, np.asarray(roots, np.int64), threads, held)
 
     def args(self, roots: np.ndarray) -> np.ndarray:
         found = self._args.copy()
@@ -196,9 +194,9 @@ class Program:
 class Frame:
     """What one run writes to. It is kept by every thread that is in it."""
 
-    def __init__(self, program: Program, roots: np.ndarray, threads: int):
+    def __init__(self, program: Program, roots: np.ndarray, threads: int, held: Any):
         count, self.threads = len(program.instructions), threads
-        self.program = program
+        self.program, self._held = program, held
         self._args = program.args(roots)
         self._scratch = np.empty(program.scratch * threads + 64, np.uint8)
         # Counters begin at 0, each instruction's in a cache line of its own

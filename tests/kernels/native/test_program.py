@@ -43,8 +43,7 @@ def mixes(steps: int, seed: int, size: int = SIZE) -> tuple[Program, np.ndarray,
                 again=draw.random() < 0.8,
             )
             for i in range(steps)
-        ],
-        roots=1,
+        ]
     )
     expected = memory[0]
     for _ in range(steps):
@@ -98,7 +97,7 @@ def test_a_thread_that_stops_in_the_middle() -> None:
     program, memory, expected = mixes(5, 3)
     steps = list(program.instructions)
     steps[2] = Instruction(address, steps[2].args, SIZE, 10)
-    frame = Program(steps, 1).frame([memory.ctypes.data], 2)
+    frame = Program(steps).frame([memory.ctypes.data], 2)
     other = threading.Thread(target=frame.work, args=(1,))
     other.start()
     assert entered.wait(20)
@@ -158,7 +157,7 @@ def test_busy_cores() -> None:
 def test_full_words() -> None:
     """64 chunks use the sign bit too."""
     program, memory, expected = mixes(3, 5, size=64)
-    program = Program([Instruction(i.address, i.args, 64, 1) for i in program.instructions], 1)
+    program = Program([Instruction(i.address, i.args, 64, 1) for i in program.instructions])
     for threads in (1, 2):
         memory[1:] = np.nan
         Pool(threads).run(program.frame([memory.ctypes.data], threads))
