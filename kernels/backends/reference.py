@@ -17,6 +17,8 @@ from mtmd.kernels.ops import OPS
 
 
 class Reference:
+    native = False
+
     def __init__(self, device: str | torch.device = "cpu"):
         self.device = torch.device(device)
         self.name = "reference"

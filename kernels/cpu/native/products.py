@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from mtmd.kernels.cpu.native.compile import compile_kernel
-from mtmd.kernels.cpu.native.emit import F32, I8, I16, I32, SIZES, Emitter, Value, vec
+from mtmd.kernels.cpu.native.emit import F32, I8, I16, I32, VOID, SIZES, Emitter, Value, vec
 from mtmd.kernels.cpu.native.layouts import LANES, SUMS, Layout, madd, prepare, sums_of
 from mtmd.kernels.cpu.native.unpack import UNPACK, Unpack
 from mtmd.kernels.weights.blocks import BLOCKS
@@ -132,6 +132,12 @@ def multiply_blocks(
         with e.loop(0, chunks) as chunk:
             at = chunk * unpack.chunk_bytes
             x_at = chunk * layout.bytes
+            import os
+            D = int(os.environ.get("PFD", "0"))
+            if D:
+                for w in weights:
+                    for b in range(0, unpack.chunk_bytes, 64):
+                        e.call("llvm.prefetch.p0", VOID, w.at(at + (D + b)), I32(0), I32(int(os.environ.get("PFL", "3"))), I32(1))
             _chunk(e, unpack, [w.at(at) for w in weights], [x.at(x_at) for x in xs], sums)
         _finish(args, sums, first, out, bias, add)
 
