@@ -379,6 +379,11 @@ class Emitter:
         where = ptr.at(index, scalar_of(value.type))
         self.b.store(value.ir, where.ir, align=align or size_of(value.type))
 
+    def prefetch(self, ptr: Value) -> None:
+        """Asks for the cache line at an address, which may be anywhere."""
+        options = [ir.Constant(I32, n) for n in (0, 3, 1)]  # to read, to every cache, data
+        self.call("llvm.prefetch.p0", VOID, ptr, *options)
+
     def masked_load(self, ptr: Value, type_: ir.Type, index: Operand, mask: Value) -> Value:
         """As `load`, zeros where the mask is off; nothing is touched there."""
         where = ptr.at(index, scalar_of(type_))

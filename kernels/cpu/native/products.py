@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from mtmd.kernels.cpu.native.compile import compile_kernel
-from mtmd.kernels.cpu.native.emit import F32, I8, I16, I32, VOID, SIZES, Emitter, Value, vec
+from mtmd.kernels.cpu.native.emit import F32, I8, I16, I32, SIZES, Emitter, Value, vec
 from mtmd.kernels.cpu.native.layouts import LANES, SUMS, Layout, madd, prepare, sums_of
 from mtmd.kernels.cpu.native.unpack import UNPACK, Unpack
 from mtmd.kernels.weights.blocks import BLOCKS
@@ -34,6 +34,7 @@ ROWS = (1, 2, 4, 8, 16)  # of x that kernels are made for; others take the next 
 PLAIN = {"F32": "f32", "BF16": "bf16"}
 KINDS = (*PLAIN, *UNPACK)
 CHUNK_BYTES = 32 << 10  # of weight that a thread takes at a time: a few microseconds
+AHEAD = 8 << 10  # bytes that a weight is asked for before it is read: 5 to 30 % from beyond the L2
 STEP = 16  # values of a floating-point weight at a time
 
 
@@ -130,14 +131,10 @@ def multiply_blocks(
     with _groups(args, together, padded) as (first, weights):
         sums = _Sums(e, rows, together)
         with e.loop(0, chunks) as chunk:
-            at = chunk * unpack.chunk_bytes
-            x_at = chunk * layout.bytes
-            import os
-            D = int(os.environ.get("PFD", "0"))
-            if D:
-                for w in weights:
-                    for b in range(0, unpack.chunk_bytes, 64):
-                        e.call("llvm.prefetch.p0", VOID, w.at(at + (D + b)), I32(0), I32(int(os.environ.get("PFL", "3"))), I32(1))
+            at, x_at = chunk * unpack.chunk_bytes, chunk * layout.bytes
+            for weight in weights:
+                for line in range(unpack.chunk_bytes // 64):
+                    e.prefetch(weight.at(at + (AHEAD + 64 * line)))
             _chunk(e, unpack, [w.at(at) for w in weights], [x.at(x_at) for x in xs], sums)
         _finish(args, sums, first, out, bias, add)
 
