@@ -11,7 +11,7 @@ A kernel's units are the rows of the weight. args:
     0 x, or the prepared rows   1 stride of x's rows: in elements, or in bytes where prepared
     2 w                         3 bytes of a weight row; rows follow each other without gaps
     4 out                       5 stride of out's rows, in elements
-    6 width                     7 rows of x, 1 to those compiled in
+    6 width                     7 rows of x; for kernels of less than 8, no more than those
     8 bias or 0                 9 addend or 0, stored as out        10 stride of the addend's rows
     11 rows of the weight
 A bias is added in fp32; the addend to the result as `out` stores it, so that all is as if each were
@@ -30,7 +30,9 @@ from mtmd.kernels.cpu.native.layouts import LANES, SUMS, Layout, madd, prepare, 
 from mtmd.kernels.cpu.native.unpack import UNPACK, Unpack
 from mtmd.kernels.weights.blocks import BLOCKS
 
-ROWS = (1, 2, 4, 8, 16)  # of x that kernels are made for; others take the next larger
+# Of x that kernels are made for. Others take the next larger; more than 8 rows are multiplied 8 at
+# a time, while the weight's rows of this call are in the second cache and x's in the first.
+ROWS = (1, 2, 4, 8)
 PLAIN = {"F32": "f32", "BF16": "bf16"}
 KINDS = (*PLAIN, *UNPACK)
 CHUNK_BYTES = 32 << 10  # of weight that a thread takes at a time: a few microseconds
@@ -66,7 +68,7 @@ class Kernel:
 
 def rows_for(rows: int) -> int:
     """Those of the smallest kernel that takes so many rows of x."""
-    return next(count for count in ROWS if rows <= count)
+    return next((count for count in ROWS if rows <= count), ROWS[-1])
 
 
 def row_bytes(kind: str, width: int) -> int:
@@ -105,9 +107,9 @@ def multiply_plain(
     """Weights in floating point."""
     args = _Args(e)
     element = F32 if x == "f32" else I16
-    xs = [args.x.at(at * args.x_stride, element) for at in args.x_rows(rows)]
     together = max(1, min(4, 16 // rows))
-    with _groups(args, together) as (first, weights):
+    with args.passes(rows) as begin, _groups(args, together) as (first, weights):
+        xs = [args.x.at(at * args.x_stride, element) for at in args.x_rows(begin, rows)]
         sums = _Sums(e, rows, together)
         for k, mask in e.spans(0, args.width, STEP):
             ws = [e.read(weight, w, k, STEP, mask) for weight in weights]
@@ -115,7 +117,7 @@ def multiply_plain(
                 values = e.read(xs[m], x, k, STEP, mask)
                 for r in range(together):
                     sums.at[m][r].set(e.fma(values, ws[r], sums.at[m][r].get()))
-        _finish(args, sums, first, out, bias, add)
+        _finish(args, sums, begin, first, out, bias, add)
 
 
 def multiply_blocks(
@@ -124,11 +126,11 @@ def multiply_blocks(
     """Weights in blocks of integers, x prepared."""
     args, unpack = _Args(e), UNPACK[kind]
     layout = unpack.layout
-    xs = [args.x.at(at * args.x_stride) for at in args.x_rows(rows)]
     chunks = (args.width + (layout.values - 1)) // layout.values
     together = _together(unpack, rows)
     padded = _padded_row(args, unpack)
-    with _groups(args, together, padded) as (first, weights):
+    with args.passes(rows) as begin, _groups(args, together, padded) as (first, weights):
+        xs = [args.x.at(at * args.x_stride) for at in args.x_rows(begin, rows)]
         sums = _Sums(e, rows, together)
         with e.loop(0, chunks) as chunk:
             at, x_at = chunk * unpack.chunk_bytes, chunk * layout.bytes
@@ -136,7 +138,7 @@ def multiply_blocks(
                 for line in range(unpack.chunk_bytes // 64):
                     e.prefetch(weight.at(at + (AHEAD + 64 * line)))
             _chunk(e, unpack, [w.at(at) for w in weights], [x.at(x_at) for x in xs], sums)
-        _finish(args, sums, first, out, bias, add)
+        _finish(args, sums, begin, first, out, bias, add)
 
 
 def _together(unpack: Unpack, rows: int) -> int:
@@ -145,7 +147,7 @@ def _together(unpack: Unpack, rows: int) -> int:
     """
     if rows <= 2:
         return 4 // rows
-    return 2 if rows == 4 and len(unpack.layout.vectors) <= 4 else 1
+    return 2 if len(unpack.layout.vectors) <= 4 else 1
 
 
 def _chunk(e: Emitter, unpack: Unpack, weights: list[Value], xs: list[Value], sums: _Sums) -> None:
@@ -213,10 +215,19 @@ class _Args:
         self.addend, self.addend_stride = e.arg_ptr(9), e.arg(10)
         self.w_rows = e.arg(11)
 
-    def x_rows(self, rows: int) -> list[Value]:
+    @contextmanager
+    def passes(self, rows: int) -> Iterator[Value]:
+        """A loop over the rows of x, so many at a time: the first of them."""
+        if rows < ROWS[-1]:
+            yield self.e.i64(0)
+            return
+        with self.e.loop(0, self.rows, rows) as begin:
+            yield begin
+
+    def x_rows(self, begin: Value, rows: int) -> list[Value]:
         """The index of each row of x; beyond those there are, the last once more."""
         last = self.rows - 1
-        return [self.e.minimum(self.e.i64(m), last) for m in range(rows)]
+        return [self.e.minimum(begin + m, last) for m in range(rows)]
 
 
 class _Sums:
@@ -276,17 +287,20 @@ def _padded_row(args: _Args, unpack: Unpack) -> Value | None:
     return row.get()
 
 
-def _finish(args: _Args, sums: _Sums, first: Value, out: str, bias: str | None, add: bool) -> None:
+def _finish(
+    args: _Args, sums: _Sums, begin: Value, first: Value, out: str, bias: str | None, add: bool
+) -> None:
     """Sums to results."""
     e, together = args.e, len(sums.at[0])
     mask = e.mask(e.last - first, together) if together > 1 else None
     bias_value = None if bias is None else e.read(args.bias, bias, first, together, mask)
     for m in range(len(sums.at)):
-        with e.when(args.rows > m):
+        row = begin + m
+        with e.when(row < args.rows):
             found = sums.of(m)
             if bias_value is not None:
                 found = found + bias_value
             if add:
-                at = args.addend_stride * m + first
+                at = args.addend_stride * row + first
                 found = e.rounded(found, out) + e.read(args.addend, out, at, together, mask)
-            e.write(args.out, out, args.out_stride * m + first, found, mask)
+            e.write(args.out, out, args.out_stride * row + first, found, mask)

@@ -89,7 +89,7 @@ def test_all_types_that_stay_quantized_have_a_kernel():
     assert set(KINDS) == {"F32", "BF16", *NATIVE}
 
 
-@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("rows", [*ROWS, 5, 16, 19])
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_are_those_of_the_reference(kind, rows):
     for outer, blocks in ((1, 1), (3, 2), (17, 3), (6, 4), (5, 9), (33, 18)):
