@@ -22,6 +22,22 @@ PTR = ir.PointerType()
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F32, F64 = ir.FloatType(), ir.DoubleType()
 VOID = ir.VoidType()
+
+
+class _BFloat(ir.Type):
+    """bfloat, which llvmlite has no name for; only for arguments of intrinsics."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+BF16 = _BFloat()
 DTYPES = ("f32", "bf16")  # how values are stored; kernels compute in float32
 SIZES = {"f32": 4, "bf16": 2}
 
@@ -686,6 +702,23 @@ class Emitter:
                 found = [found[0].shuffle(low) + found[0].shuffle(high)]
             width //= 2
         return found[0]
+
+    def dot_bf16(self, a: Value, b: Value, total: Value) -> Value:
+        """Products of bf16 numbers, whose bits are int16 [32], added in pairs to fp32 [16]."""
+        if self.has("avx512bf16"):
+            kind = vec(BF16, 32)
+            name = "llvm.x86.avx512bf16.dpbf16ps.512"
+            return self.call(name, total.type, total, a.bits(kind), b.bits(kind))
+        even, odd = (
+            [
+                (side.bits(vec(I32, 16)) << 16 if half else side.bits(vec(I32, 16)) & ~0xFFFF)
+                for side in (a, b)
+            ]
+            for half in (True, False)
+        )
+        for x, y in (even, odd):
+            total = self.fma(x.bits(total.type), y.bits(total.type), total)
+        return total
 
     def lookup16(self, numbers: Sequence[int], index: Value) -> Value:
         """Of a table of 16 signed bytes the one that each byte 0 to 15 says."""

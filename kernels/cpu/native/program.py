@@ -7,9 +7,10 @@ instruction begins when all bits are set. So nobody has a part that only they ca
 the system has put aside between two chunks is not waited for, one thread alone finishes all, and
 one that comes late passes over what is done.
 
-Who finds no chunk left waits for the bits of others: a few pauses, then it yields its core. If that
-lasts (a thread was put aside in the middle of a chunk), it does the missing chunks itself: kernels
-write nothing but results that depend on nothing but their inputs, so both write the same. For that
+Who finds no chunk left waits for the bits of others, a few microseconds. If that lasts (a thread
+was put aside in the middle of a chunk), it does the missing chunks itself: kernels write nothing
+but results that depend on nothing but their inputs, so both write the same. It does not yield its
+core before: where others want it, that is to give it away for milliseconds. For that
 no memory of a run may be used twice while somebody might still write to it: each run has a `Frame`
 of its own, which lives as long as a thread is in it, and instructions that write to memory beyond
 it (caches, states) are never done again.
@@ -34,13 +35,12 @@ import numpy as np
 from llvmlite import ir
 
 from mtmd.kernels.cpu.native.compile import compiler
-from mtmd.kernels.cpu.native.emit import I64, PTR, VOID, Emitter, Value
+from mtmd.kernels.cpu.native.emit import I1, I32, I64, PTR, VOID, Emitter, Value
 
 CHUNKS = 64  # bits of a word
 LINE = 8  # words of a cache line: what threads write to is apart from what others read
 HEADER = 8  # words before the counters
-PAUSES = 64  # before a waiting thread yields: about 2 microseconds
-PATIENCE = 24  # yields before it does the work of others itself
+PAUSES = 100  # before a waiting thread does the work of others itself: 3 to 5 microseconds
 SIGNATURE = (PTR, I64)
 
 # Words of the header and of an instruction in its table
@@ -112,16 +112,14 @@ def emit_run(e: Emitter) -> None:
                     with e.either(waits.get() < pauses) as (shortly, long):
                         with shortly:
                             _pause(e)
-                        with long:
-                            function = ir.FunctionType(ir.IntType(32), [])
-                            e.b.call(e.b.inttoptr(rest.ir, function.as_pointer()), [])
-                            tired = waits.get() > pauses + PATIENCE
-                            with e.when(tired & field[AGAIN].ne(0)):
+                        with long, e.either(field[AGAIN].ne(0)) as (again, never):
+                            with again:
                                 missing = full & (now ^ -1)
-                                part = e.call(
-                                    "llvm.cttz.i64", I64, missing, e.const(ir.IntType(1), 0)
-                                )
-                                work(part)
+                                work(e.call("llvm.cttz.i64", I64, missing, e.const(I1, 0)))
+                                waits.set(0)
+                            with never:
+                                function = ir.FunctionType(I32, [])
+                                e.b.call(e.b.inttoptr(rest.ir, function.as_pointer()), [])
 
 
 def _pause(e: Emitter) -> None:
@@ -130,7 +128,7 @@ def _pause(e: Emitter) -> None:
     if machine in ("x86_64", "amd64"):
         e.call("llvm.x86.sse2.pause", VOID)
     elif machine in ("aarch64", "arm64"):
-        e.call("llvm.aarch64.hint", VOID, e.const(ir.IntType(32), 1))
+        e.call("llvm.aarch64.hint", VOID, e.const(I32, 1))
 
 
 @lru_cache(maxsize=1)
