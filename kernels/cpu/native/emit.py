@@ -303,7 +303,7 @@ class Emitter:
         self,
         name: str,
         params: Sequence[ir.Type] = (PTR, I64, I64, PTR),
-        has: Callable[[str], bool] = lambda feature: False,
+        has: Callable[[str], bool] = lambda _: False,
     ):
         self.has = has  # whether the CPU has a feature, by LLVM's name
         self.module = ir.Module(name)
