@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mtmd.kernels.cpu.native import attention, products, rows
+from mtmd.kernels.cpu.native import attention, products, recurrent, rows
+from mtmd.kernels.cpu.native import experts as experts_
 from mtmd.kernels.cpu.native.compile import compile_kernel, compiler
+from mtmd.kernels.cpu.native.decode import rows_of
 from mtmd.kernels.cpu.native.program import Instruction, Pointer, Program
 from mtmd.kernels.graph import Node, Type
 
@@ -262,11 +264,15 @@ class Lowering:
 
     def prepared(self, x: Node, count: int, width: int, how: products.Preparation) -> Place:
         """x as products with quantized weights read it, made once for all that read it alike."""
-        place = self.place(x)
+        return self.prepared_at(self.place(x), count, width, how, x.name)
+
+    def prepared_at(
+        self, place: Place, count: int, width: int, how: products.Preparation, name: str
+    ) -> Place:
         key = place, width, how.name
         if key not in self._prepared:
             self._prepared[key] = to = self.room(count * how.bytes(width))
-            self.add(how.address, [place, width, to, width], count, 1, f"{x.name} prepared")
+            self.add(how.address, [place, width, to, width], count, 1, f"{name} prepared")
         return self._prepared[key]
 
 
@@ -379,6 +385,7 @@ def _each(
     node: Node,
     layout: tuple[list[int], list[list[int]]],
     extra: Sequence[Place] = (0, 0),
+    again: bool = True,
 ) -> None:
     (outer, inner, columns), (sa, sb, so) = layout
     address = compile_kernel(
@@ -393,7 +400,8 @@ def _each(
     blocks = -(-columns // rows.BLOCK)
     args = [low.place(a), *sa[:2], low.place(b or a), *sb[:2], to, *so[:2], inner, columns]
     each = min(columns, rows.BLOCK)
-    low.add(address, [*args, *extra], outer * inner * blocks, max(WORTH // each, 1), node.name)
+    chunk = max(WORTH // each, 1)
+    low.add(address, [*args, *extra], outer * inner * blocks, chunk, node.name, again)
 
 
 def _rejects_norm(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
@@ -470,16 +478,23 @@ def _emit_table(low: Lowering, node: Node, inputs: Operands) -> None:
 
 
 def _rejects_embed(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
-    if node.attrs.get("quant") is not None:
-        return "a quantized table"
-    return None
+    quant = node.attrs.get("quant")
+    return None if quant is None or quant in products.KINDS else f"a table of {quant}"
 
 
 def _emit_embed(low: Lowering, node: Node, inputs: Operands) -> None:
     tokens, table = inputs
     assert tokens is not None and table is not None
     scale = torch.tensor(node.attrs.get("scale", 1.0), dtype=node.dtype).item()
-    _take(low, node, table, tokens, scale)
+    quant = node.attrs.get("quant")
+    if quant is None:
+        _take(low, node, table, tokens, scale)
+        return
+    size = node.shape[1]
+    address = rows_of(quant, name_of(node), scale != 1.0)
+    args: list[Place] = [low.place(table), products.row_bytes(quant, size), low.place(tokens)]
+    args += [low.make(node), size, size, bits(scale)]
+    low.add(address, args, tokens.shape[0], 1, node.name)
 
 
 def _rejects_take(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
@@ -514,7 +529,7 @@ def _emit_put(low: Lowering, node: Node, inputs: Operands) -> None:
     layout = _each_layout(node, (x,))
     assert layout is not None
     to = low.make(node)
-    _each(low, "copy", x, None, to, node, layout)
+    _each(low, "copy", x, None, to, node, layout, again=False)  # what is put must stay
     address = compile_kernel(rows.emit_put, name_of(values), name_of(node), node.op == "add_rows")
     args: list[Place] = [to, x.shape[1], low.place(places), low.place(values)]
     args += [values.type.strides[0], x.shape[1]]
@@ -701,6 +716,155 @@ def _emit_matmul(low: Lowering, node: Node, inputs: Operands) -> None:
     low.add(kernel.address, args, n, products.grain(kind, width), node.name)
 
 
+def _rejects_conv(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
+    x, w, state = inputs[:3]
+    assert x is not None and w is not None and state is not None
+    if state.dtype != x.dtype:
+        return f"a state in {name_of(state)}"
+    if not (_dense_rows(x.type) and w.type.is_contiguous and state.type.is_contiguous):
+        return "rows with gaps"
+    return None if w.shape[1] <= 8 else f"{w.shape[1]} taps"
+
+
+def _emit_conv(low: Lowering, node: Node, inputs: Operands) -> None:
+    x, w, state, starts, slots, bias = (*inputs, None)[:6]
+    assert x is not None and w is not None and state is not None
+    assert starts is not None and slots is not None
+    address = compile_kernel(
+        recurrent.emit_conv,
+        name_of(x),
+        name_of(w),
+        w.shape[1],
+        name_of(bias) if bias is not None else None,
+        node.attrs["activation"] == "silu",
+    )
+    args: list[Place] = [
+        low.place(x),
+        x.type.strides[0],
+        *map(low.place, (w, state, starts, slots)),
+    ]
+    args += [low.place(bias) if bias is not None else 0, low.make(node)]
+    args += [x.shape[0], slots.shape[0], x.shape[1]]
+    blocks = -(-x.shape[1] // recurrent.LANES)
+    chunk = max(WORTH // 64 // x.shape[0], 1)
+    low.add(address, args, blocks, chunk, node.name, again=False)  # its state is written after it
+
+
+def _rejects_delta(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
+    q, k, v, decay, beta, state = inputs[:6]
+    assert q is not None and k is not None and v is not None
+    assert decay is not None and beta is not None and state is not None
+    dense = all(_dense_rows(n.type) for n in (q, k, v))
+    whole = all(n.type.is_contiguous for n in (decay, beta, state))
+    return None if dense and whole else "rows with gaps"
+
+
+def _emit_delta(low: Lowering, node: Node, inputs: Operands) -> None:
+    q, k, v, decay, beta, state, starts, slots = inputs
+    assert q is not None and k is not None and v is not None and slots is not None
+    address = compile_kernel(recurrent.emit_delta, name_of(q), name_of(k), name_of(v))
+    args: list[Place] = []
+    for part in (q, k, v):
+        args += [low.place(part), *part.type.strides[:2]]
+    args += [low.place(n) for n in (decay, beta, state, starts, slots) if n is not None]
+    (tokens, heads, value), (_, groups, size) = v.shape, q.shape
+    args += [low.make(node), tokens, groups, heads, size, value, bits(node.attrs["scale"])]
+    low.add(address, args, slots.shape[0] * heads, 1, node.name, again=False)  # as above
+
+
+def _rejects_state(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
+    state, rows_, _ = inputs
+    assert state is not None and rows_ is not None
+    return None if state.type.is_contiguous and rows_.type.is_contiguous else "rows with gaps"
+
+
+def _emit_state(low: Lowering, node: Node, inputs: Operands) -> None:
+    state, rows_, slots = inputs
+    assert state is not None and rows_ is not None and slots is not None
+    low.found.places[node] = to = low.place(state)
+    size = prod(state.shape[1:])
+    address = compile_kernel(recurrent.emit_state_store, name_of(rows_), name_of(state))
+    args = [to, low.place(rows_), low.place(slots), size, WORTH]
+    low.add(address, args, slots.shape[0] * -(-size // WORTH), 1, node.name, again=False)
+
+
+def _rejects_moe(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
+    x, router, *tables = inputs[:5]
+    assert x is not None and router is not None
+    if x.shape[0] > MOST_ROWS:
+        return f"{x.shape[0]} rows, more than {MOST_ROWS}"
+    if not (x.type.is_contiguous and _dense_rows(router.type)):
+        return "rows with gaps"
+    for part, table in zip(("gate", "up", "down"), tables, strict=True):
+        assert table is not None
+        if table.op != "weight":
+            return "its weights are computed"
+        kind = node.attrs.get(f"{part}_quant") or _kind(node, table)
+        if kind not in products.KINDS:
+            return f"a weight of {kind}"
+    return None
+
+
+def _emit_moe(low: Lowering, node: Node, inputs: Operands) -> None:
+    x, router, gate, up, down, shares = (*inputs, None)[:6]
+    assert x is not None and router is not None
+    assert gate is not None and up is not None and down is not None
+    attrs, (tokens, width), most = node.attrs, x.shape, int(node.attrs["top_k"])
+    pairs, ffn, experts, size = tokens * most, gate.shape[1], router.shape[1], x.dtype.itemsize
+    weights, chosen = low.room(4 * pairs), low.room(8 * pairs)
+    address = compile_kernel(
+        experts_.emit_route, name_of(router), attrs["normalize"], shares is not None
+    )
+    args: list[Place] = [low.place(router), router.type.strides[0], experts, most, weights, chosen]
+    args += [low.place(shares) if shares is not None else 0, low.room(4 * tokens * experts)]
+    low.add(address, args, tokens, 1, f"{node.name} route", again=False)  # it notes what it took
+    halves = [low.room(pairs * ffn * size) for _ in range(2)]
+    for part, table, to in (("gate", gate, halves[0]), ("up", up, halves[1])):
+        _chosen(low, node, part, x, low.place(x), tokens, most, table, width, chosen, to)
+    gated = low.room(pairs * ffn * size)
+    kind, approximate = (
+        ("silu_mul", "") if attrs.get("act", "silu") == "silu" else ("gelu_mul", "tanh")
+    )
+    address = compile_kernel(rows.emit_each, kind, *[name_of(x)] * 3, 1, approximate)
+    row = [0, ffn]
+    args = [halves[0], *row, halves[1], *row, gated, *row, pairs, ffn, 0, 0]
+    low.add(address, args, pairs * -(-ffn // rows.BLOCK), WORTH // rows.BLOCK, f"{node.name} act")
+    mixed = low.room(pairs * width * size)
+    _chosen(low, node, "down", x, gated, pairs, 1, down, ffn, chosen, mixed)
+    address = compile_kernel(experts_.emit_mix, name_of(x), name_of(node))
+    args = [mixed, weights, most, low.make(node), width]
+    low.add(address, args, tokens * -(-width // 256), 4, node.name)
+
+
+def _chosen(
+    low: Lowering,
+    node: Node,
+    part: str,
+    x: Node,
+    here: Place,
+    count: int,
+    each: int,
+    table: Node,
+    width: int,
+    chosen: Place,
+    to: Place,
+) -> None:
+    """One of the three products: `count` rows of x, each for `each` experts."""
+    kind, n = node.attrs.get(f"{part}_quant") or _kind(node, table), table.shape[1]
+    kernel = products.product(kind, 1, name_of(x), name_of(x))
+    low.scratch = max(low.scratch, kernel.scratch(width))
+    step, stride = width * x.dtype.itemsize, width
+    if kernel.prepare is not None:
+        here = low.prepared_at(here, count, width, kernel.prepare, f"{node.name}.{part}")
+        step = stride = kernel.prepare.bytes(width)
+    row = products.row_bytes(kind, width)
+    args: list[Place] = [here, stride, low.place(table), row, to, n, width, 1, 0, 0, 0, n]
+    args += [kernel.address, n, chosen, n * row, step, each, n * x.dtype.itemsize]
+    address = compile_kernel(experts_.emit_chosen)
+    grain = products.grain(kind, width)
+    low.add(address, args, count * each * n, grain, f"{node.name}.{part}")
+
+
 _EACH = Rule(_rejects_each, _emit_each)
 _NORM = Rule(_rejects_norm, _emit_norm)
 _VIEW = Rule(_rejects_view, _emit_view)
@@ -724,4 +888,8 @@ RULES: Mapping[str, Rule] = {
     "columns": _VIEW,
     "kv_half": _VIEW,
     "matmul": Rule(_rejects_matmul, _emit_matmul),
+    "short_conv": Rule(_rejects_conv, _emit_conv),
+    "gated_delta": Rule(_rejects_delta, _emit_delta),
+    "state_store": Rule(_rejects_state, _emit_state),
+    "moe": Rule(_rejects_moe, _emit_moe),
 }

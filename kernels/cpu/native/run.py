@@ -77,7 +77,7 @@ class NativePlan:
         for number, part in enumerate(found.parts):
             if isinstance(part, Program):
                 # what the frame holds must outlive every thread that is in it
-                self._pool.run(part.frame(roots, self._pool.threads, tensors[:]))
+                self._pool.run(part.frame(roots, self._pool.threads, (tensors[:], found)))
             else:
                 self._call(part, tensors, roots)
             for root in self._ends.get(number, ()):
