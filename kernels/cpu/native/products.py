@@ -63,7 +63,7 @@ class Kernel:
 
     def scratch(self, width: int) -> int:
         """Bytes of scratch memory that a call needs, aligned to 64."""
-        return _padded_bytes(UNPACK[self.kind], width) if self.prepare else 0
+        return scratch_bytes(self.kind, width)
 
 
 def rows_for(rows: int) -> int:
@@ -77,6 +77,19 @@ def row_bytes(kind: str, width: int) -> int:
         return width * SIZES[PLAIN[kind]]
     block = BLOCKS[kind]
     return width // block.values * block.bytes
+
+
+def prepared_bytes(kind: str, width: int) -> int:
+    """Of a row of x; none for floating-point weights, which take it as it is."""
+    return 0 if kind in PLAIN else UNPACK[kind].layout.row_bytes(width)
+
+
+def scratch_bytes(kind: str, width: int) -> int:
+    """That a call needs: where rows of the weight are no whole chunks, the last one filled up."""
+    if kind in PLAIN or width % UNPACK[kind].layout.values == 0:
+        return 0
+    unpack = UNPACK[kind]
+    return -(-(width // unpack.layout.values + 1) * unpack.chunk_bytes // 64) * 64
 
 
 def grain(kind: str, width: int) -> int:
@@ -275,12 +288,6 @@ def _groups(
                 weight = e.select(row.eq(args.w_rows - 1), padded, weight)
             weights.append(weight)
         yield first, weights
-
-
-def _padded_bytes(unpack: Unpack, width: int) -> int:
-    """Of a row of whole chunks; none where rows are so anyway."""
-    chunks = -(-width // unpack.layout.values)
-    return chunks * unpack.chunk_bytes if width % unpack.layout.values else 0
 
 
 def _padded_row(args: _Args, unpack: Unpack) -> Value | None:
