@@ -500,7 +500,8 @@ def _emit_embed(low: Lowering, node: Node, inputs: Operands) -> None:
 def _rejects_take(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
     x = inputs[0]
     assert x is not None
-    return None if prod(x.shape[:-2]) == 1 and _dense_rows(x.type) else "rows of several batches"
+    whole = len(leading(x.shape[:-2], x.type.strides[:-2])[0]) <= 1
+    return None if whole and _dense_rows(x.type) else "rows with gaps"
 
 
 def _emit_take(low: Lowering, node: Node, inputs: Operands) -> None:
@@ -513,8 +514,10 @@ def _take(low: Lowering, node: Node, x: Node, places: Node, scale: float) -> Non
     size = x.shape[-1]
     address = compile_kernel(rows.emit_take, name_of(x), name_of(node), scale != 1.0)
     args: list[Place] = [low.place(x), x.type.strides[-2], low.place(places), low.make(node)]
-    args += [size, size, bits(scale)]
-    low.add(address, args, places.shape[0], max(WORTH // size, 1), node.name)
+    _, batches = leading(x.shape[:-2], x.type.strides[:-2])
+    args += [size, size, bits(scale), places.shape[0], *(batches[0] or [0])]
+    units = prod(x.shape[:-2]) * places.shape[0]
+    low.add(address, args, units, max(WORTH // size, 1), node.name)
 
 
 def _rejects_put(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001

@@ -167,17 +167,21 @@ def emit_rope_table(e: Emitter) -> None:
 
 
 def emit_take(e: Emitter, x: str, out: str, scaled: bool) -> None:
-    """out[t] = x[at[t]] (* scale)
+    """out[b, t] = x[b, at[t]] (* scale)
 
-    args: x, x stride, at (int64), out, out stride, D, scale. Units: rows taken.
+    args: x, x stride, at (int64), out, out stride, D, scale, rows taken of each b, x stride of b.
+    Units: rows taken.
     """
     x_ptr, stride, at = e.arg_ptr(0), e.arg(1), e.arg_ptr(2)
     out_ptr, out_stride, count, scale = e.arg_ptr(3), e.arg(4), e.arg(5), e.arg_f32(6)
-    with e.loop(e.first, e.last) as t:
-        source = e.load(at, I64, t) * stride
+    each, batch = e.arg(7), e.arg(8)
+    with e.loop(e.first, e.last) as unit:
+        outer, t = _two(unit, each)
+        source = e.load(at, I64, t) * stride + outer * batch
         for c, mask in e.spans(0, count, LANES):
             value = e.read(x_ptr, x, source + c, LANES, mask)
-            e.write(out_ptr, out, t * out_stride + c, value * scale if scaled else value, mask)
+            value = value * scale if scaled else value
+            e.write(out_ptr, out, unit * out_stride + c, value, mask)
 
 
 def emit_put(e: Emitter, rows: str, x: str, add: bool) -> None:

@@ -175,6 +175,7 @@ def test_rows(dtype: torch.dtype) -> None:
     x, places = rand(7, 37, dtype=dtype), torch.tensor([3, 0, 6])
     check("take_rows", [x, places])
     check("take_rows", [rand(1, 7, 37, dtype=dtype), places])
+    check("take_rows", [rand(5, 7, 37, dtype=dtype), places])
     check("embed", [places, x], [1])
     check("embed", [places, x], [1], scale=24.3)
     check("place_rows", [x, rand(3, 37, dtype=dtype), places])
