@@ -27,7 +27,7 @@ MAY_IMPORT = {  # folder -> folders beside it that it may import
 UPWARD = {"mtmd/commands/serve.py": "web"}  # inside its function
 ONLY_IN = {  # library -> the files, or folders, that may import it
     "triton": ("kernels/gpu/", "kernels/backends/gpu.py"),
-    "numba": ("kernels/cpu/",),
+    "llvmlite": ("kernels/cpu/native/",),
     "flask": ("web/",),
     "PIL": ("clip/image.py", "mtmd/media.py"),
     "jinja2": ("mtmd/chat_sandbox.py",),

@@ -44,7 +44,7 @@ class Cpu:
             assert x is not None and w is not None
             if node.attrs.get("quant") is not None:
                 return (
-                    quant_matmul.workspace(x.type, w.type)
+                    quant_matmul.workspace(x.type, w.type, node.attrs["quant"])
                     if _quantized(node)
                     else reference_workspace(node)
                 )

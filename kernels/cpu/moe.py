@@ -93,5 +93,5 @@ def _held(x: Type, w: Type, quant: str | None) -> int:
     if quant is None:
         return matmul.workspace(x, one)
     if quant_matmul.takes(x, quant):
-        return quant_matmul.workspace(x, one)
+        return quant_matmul.workspace(x, one, quant)
     return (4 + x.dtype.itemsize) * w.shape[1] * x.shape[1]
