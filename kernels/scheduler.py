@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import torch
+
 from mtmd.kernels.backends.backend import Backend
 from mtmd.kernels.errors import OptionError, PlacementError
 from mtmd.kernels.graph import Node, toposort
@@ -164,7 +166,18 @@ class Plan:
         """
         return self._peak(_rough_workspace)
 
+    @cached_property
+    def _native_bytes(self) -> int | None:
+        """What it takes as programs of machine code, None where it does not run so."""
+        if not any(s.backend.native for s in self.steps):
+            return None
+        from mtmd.kernels.cpu.native.lower import needs
+
+        return needs(self.steps, self.outputs, torch.get_num_threads())
+
     def _peak(self, workspace: Callable[[Step], int]) -> dict[str, int]:
+        if self._native_bytes is not None:
+            return {self.steps[0].backend.space: self._native_bytes}
         live: Counter[str] = Counter()
         peak: Counter[str] = Counter()
         for node, space in self.leaves:

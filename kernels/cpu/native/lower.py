@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mtmd.kernels.cpu.native import attention, products, recurrent, rows
 from mtmd.kernels.cpu.native import experts as experts_
-from mtmd.kernels.cpu.native.compile import compile_kernel, compiler
+from mtmd.kernels.cpu.native.compile import compile_kernel, compiler, not_compiling
 from mtmd.kernels.cpu.native.decode import rows_of
 from mtmd.kernels.cpu.native.program import Instruction, Pointer, Program
 from mtmd.kernels.graph import Node, Type
@@ -93,6 +93,22 @@ def worth(steps: Sequence[Step]) -> str | None:
             if count > MOST_ROWS:
                 return f"{count} rows, more than {MOST_ROWS}"
     return None
+
+
+def needs(steps: Sequence[Step], outputs: Sequence[Node], threads: int) -> int | None:
+    """Bytes that a run takes beside weights and caches, None where the plan runs as it is. Nothing
+    is compiled or allocated to find it.
+    """
+    if worth(steps) is not None or not all(s.backend.native for s in steps):
+        return None
+    facts = [StepFacts(s.node, s.inputs, True) for s in steps]
+    with not_compiling():
+        lowered = Lowering(facts, outputs, lambda node: node.type.meta()).run()
+    if not all(isinstance(part, Program) for part in lowered.parts):
+        return None
+    inputs = sum(n.type.bytes for n in lowered.leaves if not n.attrs.get("state"))
+    frames = sum(p.frame_bytes(threads) for p in lowered.parts if isinstance(p, Program))
+    return inputs + lowered.arena + sum(lowered.results.values()) + frames
 
 
 class Lowering:
@@ -469,7 +485,8 @@ def _emit_table(low: Lowering, node: Node, inputs: Operands) -> None:
     rotary = node.attrs["rotary"]
     frequencies = torch.tensor(rotary.frequencies, dtype=torch.float32)
     if divisors is not None:
-        frequencies = frequencies / low.weight(divisors)
+        found = low.weight(divisors)  # without values where memory is counted
+        frequencies = frequencies if found.is_meta else frequencies / found
     tokens, count = positions.shape[1], len(rotary.frequencies)
     axes = torch.tensor(list(rotary.axes) or [0] * count, dtype=torch.int64) * tokens
     args = [low.place(positions), tokens, low.make(node), count]

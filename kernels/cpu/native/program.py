@@ -183,6 +183,11 @@ class Program:
         """
         return Frame(self, np.asarray(roots, np.int64), threads, held)
 
+    def frame_bytes(self, threads: int) -> int:
+        """Of a frame."""
+        counters = 8 * (HEADER + LINE * (len(self.instructions) + 1))
+        return counters + self._args.nbytes + self.scratch * threads + 64
+
     def args(self, roots: np.ndarray) -> np.ndarray:
         found = self._args.copy()
         found[self._places] += roots[self._place_roots]
