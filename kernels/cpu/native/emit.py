@@ -720,6 +720,17 @@ class Emitter:
             total = self.fma(x.bits(total.type), y.bits(total.type), total)
         return total
 
+    def bytes_of_lanes(self, value: Value, index: Sequence[int]) -> Value:
+        """Bytes of each 16 of a vector in another order, the same for all of them where there are
+        16 indices; 0 for -1.
+        """
+        size, each = value.lanes, list(index) * (value.lanes // len(index))
+        if size == 64 and self.has("avx512bw"):
+            order = self.const(value.type, [at if at >= 0 else -128 for at in each])
+            return self.call("llvm.x86.avx512.pshuf.b.512", value.type, value, order)
+        lanes = [at + i // 16 * 16 if at >= 0 else size for i, at in enumerate(each)]
+        return value.shuffle(lanes, self.const(value.type, 0))
+
     def lookup16(self, numbers: Sequence[int], index: Value) -> Value:
         """Of a table of 16 signed bytes the one that each byte 0 to 15 says."""
         for lanes, feature, name in (

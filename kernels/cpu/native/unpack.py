@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from mtmd.kernels.cpu.native.emit import I8, I16, I32, I64, Emitter, Value, vec
+from mtmd.kernels.cpu.native.emit import I8, I16, I32, I64, Emitter, Value, scalar_of, vec
 from mtmd.kernels.cpu.native.layouts import LANES, SUMS, Layout, Piece
 from mtmd.kernels.weights.blocks import BLOCKS
 from mtmd.kernels.weights.blocks_small import IQ4_VALUES
@@ -83,12 +83,11 @@ def _nibbles(codes: Value) -> Iterator[Value]:
 
 
 def _with_fifth(codes: Value, low: Value, high: Value) -> Iterator[Value]:
-    """`low` and `high` are the words of fifth bits, in all lanes of their block."""
+    """`low` and `high` are words of fifth bits as `_spread` gives them."""
     e = codes.e
     for index, nibble in enumerate(_nibbles(codes)):
-        bits = [1 << 2 * lane + index % 2 for lane in range(8)] * 4
-        here = (low if index < 2 else high) & e.const(vec(I16, LANES), bits)
-        yield e.select(here.ne(0), nibble + 16, nibble)
+        bits = e.const(vec(I16, LANES), [4 + (2 * lane + index % 2) % 8 for lane in range(LANES)])
+        yield nibble | (((low if index < 2 else high) >> bits) & 16)
 
 
 def _q8_0(e: Emitter, chunk: Value) -> Terms:
@@ -117,8 +116,11 @@ def _heads(words: Value, word: int) -> Value:
 
 
 def _spread(words: Value, word: int) -> Value:
-    """A word of the 8 of each block in all of its 8 lanes."""
-    return words.shuffle([8 * (lane // 8) + word for lane in range(LANES)])
+    """A word of the 8 of each block, in the upper bytes of its lanes: the first byte for four of
+    them, then the second.
+    """
+    order = [byte for lane in range(8) for byte in (-1, 2 * word + lane // 4)]
+    return words.e.bytes_of_lanes(words.bits(vec(I8, 64)), order).bits(words.type)
 
 
 def _q5_0(e: Emitter, chunk: Value) -> Terms:
@@ -207,10 +209,17 @@ def _filled(numbers: Value) -> Value:
 def _times(
     vectors: Iterator[Value], factors: Value, pieces: Sequence[tuple[Piece, ...]], group: int
 ) -> Iterator[Value]:
-    """Each integer times the one of its group, int16 [groups]."""
+    """Each integer times the one of its group: int16 [groups], or bytes without a sign."""
+    e = factors.e
+    if scalar_of(factors.type) == I8:  # in all four quarters, to be spread by byte shuffles
+        factors = factors.shuffle([i % factors.lanes for i in range(2 * LANES)])
     for vector, parts in zip(vectors, pieces, strict=True):
         lanes = [parts[lane // 8][0] * 16 // group for lane in range(LANES)]
-        yield vector * factors.shuffle(lanes)
+        if factors.lanes == 2 * LANES:
+            order = [at for lane in lanes for at in (lane, -1)]
+            yield vector * e.bytes_of_lanes(factors, order).bits(vector.type)
+        else:
+            yield vector * factors.shuffle(lanes)
 
 
 def _moved(bits: Value, to: int, mask: int, at: Sequence[int]) -> Value:
@@ -258,7 +267,7 @@ def _codes4(e: Emitter, chunk: Value, at: int) -> Iterator[Value]:
 
 def _q4_k(e: Emitter, chunk: Value) -> Terms:
     scales, minima = _factors4(e, chunk)
-    vectors = _times(_codes4(e, chunk, 16), scales.zext(I16), _K4, 32)
+    vectors = _times(_codes4(e, chunk, 16), scales, _K4, 32)
     minimum = _filled(minima.zext(I32)) * -_half(e, chunk, 2)
     return Terms(vectors, _half(e, chunk, 0), minimum)
 
@@ -274,7 +283,7 @@ def _q5_k(e: Emitter, chunk: Value) -> Terms:
             yield codes | _moved(fifth, 4, 1, (group, group + 2))
 
     minimum = _filled(minima.zext(I32)) * -_half(e, chunk, 2)
-    return Terms(_times(vectors(), scales.zext(I16), _K4, 32), _half(e, chunk, 0), minimum)
+    return Terms(_times(vectors(), scales, _K4, 32), _half(e, chunk, 0), minimum)
 
 
 def _q6_k(e: Emitter, chunk: Value) -> Terms:
@@ -301,7 +310,7 @@ def _codes2(e: Emitter, chunk: Value, at: int) -> Iterator[Value]:
 def _q2_k(e: Emitter, chunk: Value) -> Terms:
     factors = e.load(chunk, vec(I8, 16), align=1)
     minimum = (factors >> 4).zext(I32).sitofp() * -_half(e, chunk, 82)
-    vectors = _times(_codes2(e, chunk, 16), (factors & 15).zext(I16), _K2, 16)
+    vectors = _times(_codes2(e, chunk, 16), factors & 15, _K2, 16)
     return Terms(vectors, _half(e, chunk, 80), minimum)
 
 
