@@ -53,7 +53,7 @@ class Lowered:
     arena: int = 0
     leaves: dict[Node, int] = field(default_factory=dict)  # inputs: their roots
     made: dict[Node, int] = field(default_factory=dict)  # by steps: their roots
-    results: dict[int, int] = field(default_factory=dict)  # outputs: root to bytes
+    results: dict[int, Type] = field(default_factory=dict)  # of outputs, by root
     places: dict[Node, Place] = field(default_factory=dict)
     last: dict[int, int] = field(default_factory=dict)  # the last part that reads a root
     weights: dict[Node, Tensor] = field(default_factory=dict)
@@ -108,7 +108,7 @@ def needs(steps: Sequence[Step], outputs: Sequence[Node], threads: int) -> int |
         return None
     inputs = sum(n.type.bytes for n in lowered.leaves if not n.attrs.get("state"))
     frames = sum(p.frame_bytes(threads) for p in lowered.parts if isinstance(p, Program))
-    return inputs + lowered.arena + sum(lowered.results.values()) + frames
+    return inputs + lowered.arena + sum(t.bytes for t in lowered.results.values()) + frames
 
 
 class Lowering:
@@ -151,6 +151,9 @@ class Lowering:
                 found.places[node] = Pointer(found.roots)
                 found.roots += 1
         self._end_program()
+        for part in found.parts:
+            if isinstance(part, Program):
+                part.set_roots(found.roots)
         return found
 
     def _end_program(self) -> None:
@@ -231,7 +234,7 @@ class Lowering:
         if node in self.outputs:
             root = self.found.roots
             self.found.roots += 1
-            self.found.results[root] = node.type.bytes
+            self.found.results[root] = node.type
             place = Pointer(root)
         else:
             place = self.room(node.type.bytes)

@@ -11,6 +11,7 @@ import os
 from contextlib import suppress
 from functools import lru_cache
 from threading import Lock, Thread
+from typing import Any
 
 import torch
 
@@ -28,6 +29,8 @@ class Pool:
         self._busy = Lock()
         self._bells: list[Lock] = []
         self._process = 0
+        self._keeping = Lock()
+        self._spare: tuple[Any, Any] = None, None
 
     def run(self, frame: Frame) -> None:
         """All of a frame's program."""
@@ -44,6 +47,17 @@ class Pool:
         finally:
             self._frame = None
             self._busy.release()
+
+    def take(self, plan: object) -> Any:
+        """The memory of a plan's last run, if it was the last of all and nobody else has it."""
+        with self._keeping:
+            (kept, memory), self._spare = self._spare, (None, None)
+        return memory if kept is plan else None
+
+    def give(self, plan: object, memory: Any) -> None:
+        """Keep memory of a run for the next of the same plan."""
+        with self._keeping:
+            self._spare = plan, memory
 
     def _start(self) -> None:
         """The other threads, when they are first needed, and in a child of a process that had
@@ -65,7 +79,7 @@ class Pool:
             bell.acquire()
             frame = self._frame
             if frame is not None and index < frame.threads:
-                frame.work(index)
+                frame.help(index)
             del frame
 
 

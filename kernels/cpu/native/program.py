@@ -12,7 +12,7 @@ was put aside in the middle of a chunk), it does the missing chunks itself: kern
 but results that depend on nothing but their inputs, so both write the same. It does not yield its
 core before: where others want it, that is to give it away for milliseconds. For that
 no memory of a run may be used twice while somebody might still write to it: each run has a `Frame`
-of its own, which lives as long as a thread is in it, and instructions that write to memory beyond
+that is used again only when every thread has left it, and instructions that write to memory beyond
 it (caches, states) are never done again.
 
 Memory order: a chunk's bit is set with release and read with acquire; setting is a
@@ -29,6 +29,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -174,35 +175,47 @@ class Program:
                     values.append(arg)
         self.table = table
         self._args = np.array(values or [0], np.int64)
-        self._places = np.array(places, np.int64)
-        self._place_roots = np.array(place_roots, np.int64)
+        self.roots = 0
+        self.places: list[np.ndarray] = []
+        """Of each root, where in the arguments its addresses are."""
+        self.set_roots(max(place_roots, default=-1) + 1)
+        for root in set(place_roots):
+            found = [p for p, r in zip(places, place_roots, strict=True) if r == root]
+            self.places[root] = np.array(found, np.int64)
 
-    def frame(self, roots: Sequence[int] | np.ndarray, threads: int, held: Any = None) -> Frame:
-        """One run's counters, arguments and scratch, with the addresses of the program's roots, and
-        what has to live as long.
-        """
-        return Frame(self, np.asarray(roots, np.int64), threads, held)
+    def set_roots(self, count: int) -> None:
+        """There are `count` of them, some of which nothing here may point to."""
+        self.places += [np.array([], np.int64)] * (count - self.roots)
+        self.roots = count
+
+    def frame(self, threads: int) -> Frame:
+        """Counters, arguments and scratch of a run."""
+        return Frame(self, threads)
 
     def frame_bytes(self, threads: int) -> int:
         """Of a frame."""
         counters = 8 * (HEADER + LINE * (len(self.instructions) + 1))
         return counters + self._args.nbytes + self.scratch * threads + 64
 
-    def args(self, roots: np.ndarray) -> np.ndarray:
-        found = self._args.copy()
-        found[self._places] += roots[self._place_roots]
-        return found
+    @property
+    def args(self) -> np.ndarray:
+        """The arguments, with offsets in the place of addresses."""
+        return self._args.copy()
 
 
 class Frame:
-    """What one run writes to. It is kept by every thread that is in it."""
+    """What one run writes to, in which a program may run again when every thread has left it.
 
-    def __init__(self, program: Program, roots: np.ndarray, threads: int, held: Any):
-        count, self.threads = len(program.instructions), threads
-        self.program, self._held = program, held
-        self._args = program.args(roots)
+    Threads that come to help enter and leave; who owns the frame opens it, works and closes it.
+    """
+
+    def __init__(self, program: Program, threads: int):
+        self.program, self.threads = program, threads
+        self._args = program.args
+        self._roots = np.zeros(program.roots, np.int64)
         self._scratch = np.empty(program.scratch * threads + 64, np.uint8)
         # Counters begin at 0, each instruction's in a cache line of its own
+        count = len(program.instructions)
         size = HEADER + LINE * count
         self._words = np.zeros(size + LINE, np.int64)
         skip = -(self._words.ctypes.data // 8) % LINE
@@ -214,7 +227,44 @@ class Frame:
         self._run, words[YIELD] = _runner()
         words[ALONE] = threads == 1
         self.address = words.ctypes.data
+        self._counters = words[HEADER:]
+        self._lock = Lock()
+        self._inside, self._open, self._held = 0, False, None
 
-    def work(self, thread: int) -> None:
-        """Do what is left to do, together with whoever else does; returns when all is done."""
+    def open(self, roots: Sequence[int], held: Any = None) -> None:
+        """Begin a run with these addresses of the program's roots; `held` is what has to live as
+        long as a thread is in it. Nobody may be in the frame.
+        """
+        self._counters.fill(0)
+        for root, (was, now) in enumerate(zip(self._roots.tolist(), roots, strict=True)):
+            if was != now:
+                self._args[self.program.places[root]] += now - was
+                self._roots[root] = now
+        with self._lock:
+            self._open, self._held = True, held
+
+    def close(self) -> bool:
+        """End the run: nobody enters any more. Whether all have left, so that the frame may be
+        opened again; what those write who have not is read by nobody.
+        """
+        with self._lock:
+            self._open = False
+            if self._inside == 0:
+                self._held = None
+            return self._inside == 0
+
+    def help(self, thread: int) -> None:
+        """Work if there is a run."""
+        with self._lock:
+            if not self._open:
+                return
+            self._inside += 1
+        self._run(self.address, thread)
+        with self._lock:
+            self._inside -= 1
+            if not self._open and self._inside == 0:
+                self._held = None
+
+    def work(self, thread: int = 0) -> None:
+        """Do what is left to do, together with whoever helps; returns when all is done."""
         self._run(self.address, thread)

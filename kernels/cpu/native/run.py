@@ -7,13 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from mtmd.kernels.cpu.native.lower import ARENA, Lowered, Lowering, StepFacts, worth
 from mtmd.kernels.cpu.native.pool import Pool, shared_pool
-from mtmd.kernels.cpu.native.program import Pointer, Program
+from mtmd.kernels.cpu.native.program import Frame, Pointer, Program
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
 
@@ -25,11 +24,25 @@ Kernel = Callable[..., Tensor]
 CPU = torch.device("cpu")
 
 
+class Memory:
+    """What a run of a plan writes to: its arena and a frame of each program."""
+
+    def __init__(self, plan: NativePlan, threads: int):
+        self.plan = plan
+        self.arena = torch.empty(plan.lowered.arena, dtype=torch.uint8)
+        self.frames: dict[int, Frame] = {
+            number: part.frame(threads)
+            for number, part in enumerate(plan.lowered.parts)
+            if isinstance(part, Program)
+        }
+        self.sound = True
+
+
 class NativePlan:
     """Ready to run any number of times, from any thread: runs share weights and nothing else.
 
     `calls` are the steps' functions and what they read; `placed` checks what an input is filled
-    with.
+    with. The memory of the last run is kept for the next of the same plan, one in all.
     """
 
     def __init__(
@@ -43,7 +56,10 @@ class NativePlan:
     ):
         self.lowered, self._calls, self._outputs = lowered, calls, outputs
         self._placed, self._written, self._pool = placed, written, pool
-        self._leaves = list(lowered.leaves.items())
+        self._leaves = [
+            (root, node, node.attrs["fill"], bool(node.attrs.get("state")))
+            for node, root in lowered.leaves.items()
+        ]
         self._known: dict[int, tuple[Tensor, int]] = {}
         """States by root, with their addresses: they are the same from run to run."""
         self._ends: dict[int, list[int]] = {}
@@ -58,35 +74,42 @@ class NativePlan:
     def steps(self, batch: Any) -> Generator[None, None, list[Tensor]]:
         """As the executor's: the outputs, a pause after each part."""
         found = self.lowered
+        memory = self._pool.take(self) or Memory(self, self._pool.threads)
         tensors: list[Tensor | None] = [None] * found.roots
-        roots = np.zeros(found.roots, np.int64)
-        arena = tensors[ARENA] = torch.empty(found.arena, dtype=torch.uint8)
-        roots[ARENA] = arena.data_ptr()
-        for node, root in self._leaves:
-            value = node.attrs["fill"](batch)
+        roots = [0] * found.roots
+        tensors[ARENA], roots[ARENA] = memory.arena, memory.arena.data_ptr()
+        for root, node, fill, is_state in self._leaves:
+            value = fill(batch)
             known = self._known.get(root)
             if known is None or known[0] is not value:
                 placed = self._placed(node, value, CPU, node in self._written)
                 known = placed, placed.data_ptr()
-                if node.attrs.get("state"):
+                if is_state:
                     self._known[root] = known
             tensors[root], roots[root] = known
-        for root, size in found.results.items():
-            result = tensors[root] = torch.empty(size, dtype=torch.uint8)
+        for root, kind in found.results.items():
+            result = tensors[root] = torch.empty(kind.shape, dtype=kind.dtype)
             roots[root] = result.data_ptr()
         for number, part in enumerate(found.parts):
             if isinstance(part, Program):
-                # what the frame holds must outlive every thread that is in it
-                self._pool.run(part.frame(roots, self._pool.threads, (tensors[:], found)))
+                frame = memory.frames[number]
+                # what is held must outlive every thread that is in the frame
+                frame.open(roots, (tensors[:], found, memory))
+                try:
+                    self._pool.run(frame)
+                finally:
+                    memory.sound = frame.close() and memory.sound
             else:
                 self._call(part, tensors, roots)
             for root in self._ends.get(number, ()):
                 if root not in self._kept:
                     tensors[root] = None
             yield
+        if memory.sound and ARENA not in self._kept:
+            self._pool.give(self, memory)
         return [self._tensor(o, tensors) for o in self._outputs]
 
-    def _call(self, step: int, tensors: list[Tensor | None], roots: np.ndarray) -> None:
+    def _call(self, step: int, tensors: list[Tensor | None], roots: list[int]) -> None:
         kernel, reads, node = self._calls[step]
         value = kernel(*(None if i is None else self._tensor(i, tensors) for i in reads))
         if Type.of(value).strides != node.type.strides:
@@ -102,12 +125,14 @@ class NativePlan:
             return self.lowered.weights[node]
         base, kind = tensors[place.root], node.type
         assert base is not None, node
-        if place.offset == 0 and base.dtype == kind.dtype and Type.of(base) == kind:
+        if self.lowered.results.get(place.root) == kind:
             return base
-        if base.dtype != kind.dtype:  # bytes
+        if place.root == ARENA:  # bytes
             extent = 1 + sum((n - 1) * s for n, s in zip(kind.shape, kind.strides, strict=True))
             part = base[place.offset : place.offset + extent * kind.dtype.itemsize]
             return part.view(kind.dtype).as_strided(kind.shape, kind.strides)
+        if place.offset == 0 and Type.of(base) == kind:
+            return base
         offset = base.storage_offset() + place.offset // kind.dtype.itemsize
         return base.as_strided(kind.shape, kind.strides, offset)
 

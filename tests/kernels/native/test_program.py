@@ -13,7 +13,7 @@ import pytest
 from mtmd.kernels.cpu.native.compile import compile_kernel
 from mtmd.kernels.cpu.native.emit import F32, Emitter
 from mtmd.kernels.cpu.native.pool import Pool
-from mtmd.kernels.cpu.native.program import Instruction, Pointer, Program
+from mtmd.kernels.cpu.native.program import Frame, Instruction, Pointer, Program
 
 SIZE = 97
 
@@ -51,24 +51,37 @@ def mixes(steps: int, seed: int, size: int = SIZE) -> tuple[Program, np.ndarray,
     return program, memory, expected
 
 
+def opened(program: Program, memory: np.ndarray, threads: int) -> Frame:
+    frame = program.frame(threads)
+    frame.open([memory.ctypes.data], memory)
+    return frame
+
+
+def run(pool: Pool, program: Program, memory: np.ndarray) -> Frame:
+    frame = opened(program, memory, pool.threads)
+    pool.run(frame)
+    frame.close()
+    return frame
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3, 5])
 def test_any_schedule(threads: int) -> None:
     pool = Pool(threads)
     for seed in range(30):
         program, memory, expected = mixes(40, seed)
-        pool.run(program.frame([memory.ctypes.data], threads))
+        run(pool, program, memory)
         np.testing.assert_array_equal(memory[-1], expected)
 
 
 def test_one_thread_finishes_what_it_was_to_share() -> None:
     program, memory, expected = mixes(40, 1)
-    program.frame([memory.ctypes.data], 4).work(2)
+    opened(program, memory, 4).work(2)
     np.testing.assert_array_equal(memory[-1], expected)
 
 
 def test_a_late_thread_changes_nothing() -> None:
     program, memory, _ = mixes(40, 1)
-    frame = program.frame([memory.ctypes.data], 2)
+    frame = opened(program, memory, 2)
     frame.work(0)
     memory[1:] = np.nan
     frame.work(1)
@@ -97,16 +110,31 @@ def test_a_thread_that_stops_in_the_middle() -> None:
     program, memory, expected = mixes(5, 3)
     steps = list(program.instructions)
     steps[2] = Instruction(address, steps[2].args, SIZE, 10)
-    frame = Program(steps).frame([memory.ctypes.data], 2)
-    other = threading.Thread(target=frame.work, args=(1,))
+    frame = opened(Program(steps), memory, 2)
+    other = threading.Thread(target=frame.help, args=(1,))
     other.start()
     assert entered.wait(20)
     frame.work(0)
     np.testing.assert_array_equal(memory[-1], expected)
+    assert not frame.close(), "somebody is in it still"
     go.set()
     other.join(20)
-    assert not other.is_alive()
+    assert not other.is_alive() and frame.close()
     np.testing.assert_array_equal(memory[-1], expected)
+
+
+def test_a_frame_is_used_again_with_other_memory() -> None:
+    pool = Pool(2)
+    program, memory, expected = mixes(40, 1)
+    frame = program.frame(2)
+    for _ in range(50):
+        other = np.full_like(memory, np.nan)
+        other[0] = memory[0]
+        frame.open([other.ctypes.data], other)
+        pool.run(frame)
+        np.testing.assert_array_equal(other[-1], expected)
+        while not frame.close():
+            time.sleep(0.001)
 
 
 def test_two_callers_at_once() -> None:
@@ -116,7 +144,7 @@ def test_two_callers_at_once() -> None:
     def call(seed: int) -> None:
         for i in range(40):
             program, memory, expected = mixes(20, seed * 100 + i)
-            pool.run(program.frame([memory.ctypes.data], 2))
+            run(pool, program, memory)
             found.append(np.array_equal(memory[-1], expected))
 
     callers = [threading.Thread(target=call, args=(seed,)) for seed in range(3)]
@@ -144,7 +172,7 @@ def test_busy_cores() -> None:
         seed = 0
         while time.monotonic() < end:
             program, memory, expected = mixes(100, seed, size=1013)
-            pool.run(program.frame([memory.ctypes.data], 2))
+            run(pool, program, memory)
             np.testing.assert_array_equal(memory[-1], expected)
             seed += 1
         assert seed
@@ -160,5 +188,5 @@ def test_full_words() -> None:
     program = Program([Instruction(i.address, i.args, 64, 1) for i in program.instructions])
     for threads in (1, 2):
         memory[1:] = np.nan
-        Pool(threads).run(program.frame([memory.ctypes.data], threads))
+        run(Pool(threads), program, memory)
         np.testing.assert_array_equal(memory[-1], expected)
