@@ -199,21 +199,17 @@ class Engine:
         parts = []
         for item, number in step.parts:
             assert item.slot is not None
-            parts.append(
-                (
-                    Running(item.slot, item.pages, item.done),
-                    self._next_spans(self.generations[item], number),
-                )
-            )
+            position, spans = self._next_spans(self.generations[item], number)
+            parts.append((Running(item.slot, item.pages, item.done, position), spans))
         wanted = any(item.done + number == item.total for item, number in step.parts)
         return make_batch(parts, self.cache, wanted)
 
-    def _next_spans(self, generation: Generation, number: int) -> list[Span]:
-        """The next tokens of a sequence, laid out."""
+    def _next_spans(self, generation: Generation, number: int) -> tuple[int, list[Span]]:
+        """The next tokens of a sequence, and the position of those that are not laid out."""
         item, tokens = generation.item, generation.tokens
         if number == 1 and tokens and item.done == item.total - 1:
-            return lay_out([Span((tokens[-1],))], generation.position + len(tokens) - 1)[0]
-        return list(_slice(self._all_spans(generation), item.done, item.done + number))
+            return generation.position + len(tokens) - 1, [Span((tokens[-1],))]
+        return 0, list(_slice(self._all_spans(generation), item.done, item.done + number))
 
     def _advance(self, step: Step, logits: Tensor | None) -> list[Generation]:
         self.batcher.ran(step)

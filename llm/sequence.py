@@ -204,7 +204,7 @@ class _Making:
     tokens: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
     marks: list[tuple[int, int, int]] = field(default_factory=list)  # first, own, block_last
-    positions: list[Tensor] = field(default_factory=list)
+    positions: list[Tensor | range] = field(default_factory=list)  # a range: of text
     starts: list[int] = field(default_factory=lambda: [0])
     sequence_slots: list[int] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
@@ -214,12 +214,17 @@ class _Making:
     def add(self, running: Running, spans: Sequence[Span]) -> None:
         base = len(self.pages) * PAGE
         for span in spans:
-            if span.positions is None:
+            if span.positions is None and span.grid is None:
+                after = running.position + len(span)
+                self.positions.append(range(running.position, after))
+                running.position = after
+            elif span.positions is None:
                 (span,), running.position = lay_out([span], running.position)
+                assert span.positions is not None
+                self.positions.append(span.positions)
             else:
                 running.position = max(running.position, int(span.positions.max()) + 1)
-            assert span.positions is not None
-            self.positions.append(span.positions)
+                self.positions.append(span.positions)
             if span.embeddings is not None:
                 self.images.append(span.embeddings)
                 self.image_at += range(len(self.tokens), len(self.tokens) + len(span))
@@ -247,7 +252,7 @@ class _Making:
             self.tokens += [0] * spare
             self.slots += [i % PAGE for i in range(spare)]
             self.marks += [(0, 0, 0)] * spare
-            self.positions.append(torch.zeros((3, spare), dtype=torch.int64))
+            self.positions += [range(1)] * spare
         empty = shape.sequences - sequences
         self.starts += [self.starts[-1]] * (empty - 1) + [shape.tokens] * min(empty, 1)
         self.sequence_slots += [self.cache.sequences] * empty
@@ -257,7 +262,7 @@ class _Making:
         first, own, block_last = torch.tensor(self.marks).unbind(1)
         return Batch(
             torch.tensor(self.tokens),
-            torch.cat(self.positions, 1),
+            self._all_positions(),
             torch.tensor(self.slots),
             first,
             own,
@@ -270,6 +275,16 @@ class _Making:
             torch.tensor(wanted, dtype=torch.int64),
             sequences if wants_logits else 0,
             self.cache,
+        )
+
+    def _all_positions(self) -> Tensor:
+        """[3, T]; of text alone it is made at once, as in most steps of decoding."""
+        if all(isinstance(p, range) for p in self.positions):
+            row = [i for part in self.positions for i in part]
+            return torch.tensor([row, row, row])
+        return torch.cat(
+            [torch.tensor(p).expand(3, -1) if isinstance(p, range) else p for p in self.positions],
+            1,
         )
 
     def _all_pages(self, count: int) -> list[int]:

@@ -212,7 +212,7 @@ class Frame:
     def __init__(self, program: Program, threads: int):
         self.program, self.threads = program, threads
         self._args = program.args
-        self._roots = np.zeros(program.roots, np.int64)
+        self._roots = [0] * program.roots
         self._scratch = np.empty(program.scratch * threads + 64, np.uint8)
         # Counters begin at 0, each instruction's in a cache line of its own
         count = len(program.instructions)
@@ -236,10 +236,11 @@ class Frame:
         long as a thread is in it. Nobody may be in the frame.
         """
         self._counters.fill(0)
-        for root, (was, now) in enumerate(zip(self._roots.tolist(), roots, strict=True)):
-            if was != now:
-                self._args[self.program.places[root]] += now - was
-                self._roots[root] = now
+        if roots != self._roots:
+            for root, (was, now) in enumerate(zip(self._roots, roots, strict=True)):
+                if was != now:
+                    self._args[self.program.places[root]] += now - was
+            self._roots = list(roots)
         with self._lock:
             self._open, self._held = True, held
 
