@@ -72,8 +72,8 @@ def _few(x: Tensor, w: Tensor, bias: Tensor | None, quant: str, out: Tensor) -> 
     assert kernel.prepare
     stride = kernel.prepare.bytes(width)
     prepared = torch.empty(rows * stride, dtype=torch.uint8)
-    args = (x.data_ptr(), width, prepared.data_ptr(), width)
-    _call(kernel.prepare.address, args, 0, rows, 0)
+    first_args = (x.data_ptr(), width, prepared.data_ptr(), width)
+    _call(kernel.prepare.address, first_args, 0, rows, 0)
     shares, size = _shares(outer * width), kernel.scratch(width)
     scratch = torch.empty(shares * size, dtype=torch.uint8)
     args = (
