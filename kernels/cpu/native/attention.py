@@ -137,9 +137,9 @@ class Attention:
                 if whole > 4:
                     with e.loop(0, whole * LANES, LANES) as c:
                         add(c, None)
-                for c, mask in _columns(e, self.size):
+                for column, mask in _columns(e, self.size):
                     if whole <= 4 or mask is not None:
-                        add(c, mask)
+                        add(column, mask)
                 for i, sum_ in zip(heads, sums, strict=True):
                     e.store(self.scores, e.sums([v.get() for v in sum_]), s + i * PAGE)
 

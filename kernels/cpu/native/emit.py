@@ -24,7 +24,7 @@ F32, F64 = ir.FloatType(), ir.DoubleType()
 VOID = ir.VoidType()
 
 
-class _BFloat(ir.Type):
+class _BFloat(ir.Type):  # type: ignore[misc]
     """bfloat, which llvmlite has no name for; only for arguments of intrinsics."""
 
     def _to_string(self) -> str:
@@ -668,9 +668,9 @@ class Emitter:
         cosine = self.fma(cosine, z, self.const(r.type, 1.0))
         quarter = n.fptosi(I64)
         odd, half = (quarter & 1).ne(0), (quarter & 2).ne(0)
-        s, c = self.select(odd, cosine, sine), self.select(odd, sine, cosine)
-        s, c = self.select(half, -s, s), self.select((quarter + 1 & 2).ne(0), -c, c)
-        return s.narrow(), c.narrow()
+        y, x = self.select(odd, cosine, sine), self.select(odd, sine, cosine)
+        y, x = self.select(half, -y, y), self.select((quarter + 1 & 2).ne(0), -x, x)
+        return y.narrow(), x.narrow()
 
     def gelu(self, x: Value, approximate: str) -> Value:
         """As the op of that name."""

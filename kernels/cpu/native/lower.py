@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ WORTH = 4096  # values of a chunk, at least, of a kernel that does little with e
 ALIGN = 64
 ARENA = 0  # the root of a run's own memory
 
-Place = int | Pointer
+Place: TypeAlias = "int | Pointer"
 """An address that is known, or one in a run's memory."""
 
 
@@ -187,9 +187,9 @@ class Lowering:
                 and not all(i in self.vanished for i in gathered)
             ):
                 self._refuse(step.node, "its keys are read by something else too")
-                for node in gathered:
-                    if node in self.vanished:
-                        self._refuse(node, "its attention does not run here")
+                for keys in gathered:
+                    if keys is not None and keys in self.vanished:
+                        self._refuse(keys, "its attention does not run here")
 
     def _refuse(self, node: Node, reason: str) -> None:
         self.taken.discard(node)

@@ -26,7 +26,7 @@ from __future__ import annotations
 import ctypes
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import Lock
@@ -133,7 +133,7 @@ def _pause(e: Emitter) -> None:
 
 
 @lru_cache(maxsize=1)
-def _runner() -> tuple[ctypes._CFuncPtr, int]:
+def _runner() -> tuple[Callable[[int, int], None], int]:
     """The compiled `run`, to be called without the interpreter's lock, and the system's function
     that gives a core to others.
     """
@@ -200,7 +200,8 @@ class Program:
     @property
     def args(self) -> np.ndarray:
         """The arguments, with offsets in the place of addresses."""
-        return self._args.copy()
+        found: np.ndarray = self._args.copy()
+        return found
 
 
 class Frame:
@@ -229,7 +230,8 @@ class Frame:
         self.address = words.ctypes.data
         self._counters = words[HEADER:]
         self._lock = Lock()
-        self._inside, self._open, self._held = 0, False, None
+        self._inside, self._open = 0, False
+        self._held: Any = None
 
     def open(self, roots: Sequence[int], held: Any = None) -> None:
         """Begin a run with these addresses of the program's roots; `held` is what has to live as
@@ -261,9 +263,12 @@ class Frame:
                 return
             self._inside += 1
         self._run(self.address, thread)
+        self._leave()
+
+    def _leave(self) -> None:
         with self._lock:
             self._inside -= 1
-            if not self._open and self._inside == 0:
+            if self._inside == 0 and not self._open:
                 self._held = None
 
     def work(self, thread: int = 0) -> None:
