@@ -12,13 +12,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-
-import torch
+from typing import TYPE_CHECKING
 
 from mtmd.kernels.backends.backend import Backend
 from mtmd.kernels.errors import OptionError, PlacementError
 from mtmd.kernels.graph import Node, toposort
 from mtmd.kernels.ops import OPS
+
+if TYPE_CHECKING:
+    from mtmd.kernels.report import NativeFacts
 
 # times its operands: no op's own tensors take more than half of that (tests/kernels/test_memory.py)
 ROUGH = 8
@@ -167,17 +169,21 @@ class Plan:
         return self._peak(_rough_workspace)
 
     @cached_property
-    def _native_bytes(self) -> int | None:
-        """What it takes as programs of machine code, None where it does not run so."""
+    def native(self) -> NativeFacts | None:
+        """How much of it runs as programs of machine code; None where it runs node by node."""
+        return self._native[0] if self._native is not None else None
+
+    @cached_property
+    def _native(self) -> tuple[NativeFacts, int | None] | None:
         if not any(s.backend.native for s in self.steps):
             return None
-        from mtmd.kernels.cpu.native.lower import needs
+        from mtmd.kernels.cpu.native.lower import foresee
 
-        return needs(self.steps, self.outputs, torch.get_num_threads())
+        return foresee(self.steps, self.outputs)
 
     def _peak(self, workspace: Callable[[Step], int]) -> dict[str, int]:
-        if self._native_bytes is not None:
-            return {self.steps[0].backend.space: self._native_bytes}
+        if self._native is not None and (taken := self._native[1]) is not None:
+            return {self.steps[0].backend.space: taken}
         live: Counter[str] = Counter()
         peak: Counter[str] = Counter()
         for node, space in self.leaves:

@@ -12,6 +12,7 @@ run (`program` says why). Views cost nothing, only other strides. Some nodes van
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -24,10 +25,12 @@ from mtmd.kernels.cpu.native import attention, products, recurrent, rows
 from mtmd.kernels.cpu.native import experts as experts_
 from mtmd.kernels.cpu.native.compile import compile_kernel, compiler, not_compiling
 from mtmd.kernels.cpu.native.decode import rows_of
+from mtmd.kernels.cpu.native.pool import shared_pool
 from mtmd.kernels.cpu.native.program import Instruction, Pointer, Program
 from mtmd.kernels.graph import Node, Type
 
 if TYPE_CHECKING:
+    from mtmd.kernels.report import NativeFacts
     from mtmd.kernels.scheduler import Step
 
 DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
@@ -95,20 +98,35 @@ def worth(steps: Sequence[Step]) -> str | None:
     return None
 
 
-def needs(steps: Sequence[Step], outputs: Sequence[Node], threads: int) -> int | None:
-    """Bytes that a run takes beside weights and caches, None where the plan runs as it is. Nothing
-    is compiled or allocated to find it.
+def foresee(
+    steps: Sequence[Step], outputs: Sequence[Node]
+) -> tuple[NativeFacts, int | None] | None:
+    """How much of a plan runs as programs, and the bytes that a run takes beside weights and
+    caches, None where that is not known: where other steps run between. None where it runs as it
+    is. Nothing is compiled or allocated to find it.
     """
-    if worth(steps) is not None or not all(s.backend.native for s in steps):
+    if worth(steps) is not None or {s.backend.space for s in steps} != {"cpu"}:
         return None
-    facts = [StepFacts(s.node, s.inputs, True) for s in steps]
+    from mtmd.kernels.report import NativeFacts
+
+    facts = [StepFacts(s.node, s.inputs, s.backend.native) for s in steps]
     with not_compiling():
         lowered = Lowering(facts, outputs, lambda node: node.type.meta()).run()
-    if not all(isinstance(part, Program) for part in lowered.parts):
-        return None
+    programs = [part for part in lowered.parts if isinstance(part, Program)]
+    reasons = Counter((node.op, reason) for node, reason in lowered.refused.items())
+    threads = shared_pool().threads
+    told = NativeFacts(
+        lowered.native,
+        len(programs),
+        sum(len(p.instructions) for p in programs),
+        threads,
+        tuple((op, reason, count) for (op, reason), count in reasons.items()),
+    )
+    if len(programs) < len(lowered.parts):
+        return told, None
     inputs = sum(n.type.bytes for n in lowered.leaves if not n.attrs.get("state"))
-    frames = sum(p.frame_bytes(threads) for p in lowered.parts if isinstance(p, Program))
-    return inputs + lowered.arena + sum(t.bytes for t in lowered.results.values()) + frames
+    frames = sum(p.frame_bytes(threads) for p in programs)
+    return told, inputs + lowered.arena + sum(t.bytes for t in lowered.results.values()) + frames
 
 
 class Lowering:
