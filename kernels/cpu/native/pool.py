@@ -7,6 +7,7 @@ up or to leave: whoever is there does the work (see `program`).
 
 from __future__ import annotations
 
+import atexit
 import os
 from contextlib import suppress
 from functools import lru_cache
@@ -28,7 +29,8 @@ class Pool:
         self._frame: Frame | None = None
         self._busy = Lock()
         self._bells: list[Lock] = []
-        self._process = 0
+        self._process = self._closed = 0
+        self._workers: list[Thread] = []
         self._keeping = Lock()
         self._spare: tuple[Any, Any] = None, None
 
@@ -65,18 +67,43 @@ class Pool:
         """
         if self._process == os.getpid():
             return
-        self._process, self._bells = os.getpid(), []
+        self._process, self._bells, self._workers = os.getpid(), [], []
         for index in range(1, self.threads):
             bell = Lock()
             bell.acquire()
             self._bells.append(bell)
-            Thread(
-                target=self._work, args=(index, bell), name=f"mtmd-native-{index}", daemon=True
-            ).start()
+            worker = Thread(
+                target=self._work,
+                args=(index, bell, self._closed),
+                name=f"mtmd-native-{index}",
+                daemon=True,
+            )
+            worker.start()
+            self._workers.append(worker)
+        atexit.register(self.close)
 
-    def _work(self, index: int, bell: Lock) -> None:
+    def close(self) -> None:
+        """Let the other threads end. At exit they have to: one that comes back from native code
+        when the interpreter is gone takes the process down with it.
+        """
+        if self._process != os.getpid():
+            return
+        with self._busy:
+            self._process, bells, self._bells = 0, self._bells, []
+            self._frame = None
+            self._closed += 1
+            for bell in bells:
+                if bell.locked():
+                    bell.release()
+        for worker in self._workers:
+            worker.join(1.0)
+        atexit.unregister(self.close)
+
+    def _work(self, index: int, bell: Lock, closed: int) -> None:
         while True:
             bell.acquire()
+            if self._closed != closed:
+                return
             frame = self._frame
             if frame is not None and index < frame.threads:
                 frame.help(index)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import random
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,7 +34,7 @@ def mixes(steps: int, seed: int, size: int = SIZE) -> tuple[Program, np.ndarray,
     draw = random.Random(seed)
     address = compile_kernel(emit_mix)
     memory = np.full((steps + 1, size), np.nan, np.float32)
-    memory[0] = np.random.default_rng(seed).standard_normal(size, np.float32)
+    memory[0] = np.random.default_rng(seed).standard_normal(size, np.float32) * 0.5**steps
     row = memory.strides[0]
     program = Program(
         [
@@ -190,3 +193,28 @@ def test_full_words() -> None:
         memory[1:] = np.nan
         run(Pool(threads), program, memory)
         np.testing.assert_array_equal(memory[-1], expected)
+
+
+def test_a_pool_is_closed_and_used_again() -> None:
+    pool = Pool(3)
+    for seed in range(3):
+        program, memory, expected = mixes(20, seed)
+        run(pool, program, memory)
+        np.testing.assert_array_equal(memory[-1], expected)
+        before = threading.active_count()
+        pool.close()
+        assert threading.active_count() <= before - 2
+    pool.close()
+
+
+def test_a_process_ends_while_threads_work() -> None:
+    """Whatever they are in when the interpreter goes."""
+    script = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from test_program import *\n"
+        "pool, (program, memory, _) = Pool(4), mixes(200, 1, 5000)\n"
+        "for _ in range(20): run(pool, program, memory)\n"
+    )
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
