@@ -9,6 +9,8 @@ from torch import Tensor
 
 from mtmd.llm.state import Cache
 
+FEW = 16  # tokens of a batch whose attention reads a cache in place, where it can
+
 
 @dataclass(frozen=True)
 class BatchShape:
@@ -22,9 +24,10 @@ class BatchShape:
     sequences: int = 1
     pages: int = 1
 
-    def rounded(self) -> BatchShape:
+    def rounded(self, in_place: bool = False) -> BatchShape:
         """A shape that holds this one. There are few such shapes, so that few plans are made: rows
-        that are too many run for nothing.
+        that are too many run for nothing. `in_place` is the cache's: then there are very few sizes
+        of its table, for a plan costs as much as some steps.
         """
         images, sequences = _rounded(self.images), self.sequences
         tokens = _rounded(self.tokens)
@@ -34,9 +37,12 @@ class BatchShape:
             tokens = _rounded(self.tokens + images - self.images)
         if tokens > self.tokens or sequences > 4:
             sequences = _rounded(sequences + (tokens > self.tokens))
-        return BatchShape(
-            tokens, images, min(self.wanted, 1) and sequences, sequences, _rounded(self.pages, 4)
-        )
+        pages = _rounded(self.pages, 4)
+        if in_place and tokens <= FEW:
+            pages = 4
+            while pages < self.pages:
+                pages *= 4
+        return BatchShape(tokens, images, min(self.wanted, 1) and sequences, sequences, pages)
 
 
 def _rounded(count: int, parts: int = 8) -> int:

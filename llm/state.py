@@ -89,8 +89,12 @@ class Cache:
         pages: int,
         dtype: torch.dtype,
         device_of: Callable[[str], torch.device],
+        in_place: bool = False,
     ):
-        self.sequences, self.pages = sequences, pages
+        """`in_place`: attention to a few tokens reads pages where they lie, and a table of pages
+        that is longer than needed costs nothing.
+        """
+        self.sequences, self.pages, self.in_place = sequences, pages, in_place
         self._states = states_by_name(layers)
         self.tensors: Mapping[str, Tensor] = {
             name: _zeros(

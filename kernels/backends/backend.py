@@ -20,6 +20,7 @@ class Backend(Protocol):
     name: str
     device: torch.device
     space: str
+    native: bool  # steps of few rows become programs of machine code (kernels/cpu/native)
 
     def rejects(self, node: Node) -> str | None:
         """None to take the node, else why not, naming the numbers. It must hold for every shape

@@ -18,6 +18,9 @@ class Cpu:
     space = "cpu"
     device = torch.device("cpu")
 
+    def __init__(self, native: bool = True):
+        self.native = native
+
     def rejects(self, node: Node) -> str | None:
         if any(n.dtype == torch.float16 for n in (node, *node.operands)):
             return "fp16 runs at about 1 GFLOP/s on CPUs; use bf16 or fp32"

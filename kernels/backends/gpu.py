@@ -20,6 +20,8 @@ MIN_CAPABILITY = (8, 0)  # bf16 in matrix instructions, and asynchronous copies
 class Gpu:
     """`name`: cuda:N, also for AMD cards, which torch calls so too."""
 
+    native = False
+
     def __init__(self, name: str = "cuda:0"):
         self.name = self.space = name
         self.device = torch.device(name)

@@ -119,6 +119,8 @@ def _fact(node: Node, fact: str) -> int | None:
 class Limited:
     """Runs what `inner` runs, in a memory space of its own, less what the rules refuse."""
 
+    native = False
+
     def __init__(self, inner: Backend, rules: Iterable[str | Rule]):
         self.inner = inner
         self.rules = tuple(r if isinstance(r, Rule) else Rule.parse(r) for r in rules)

@@ -21,6 +21,8 @@ ROUGH = 8
 
 
 class Reference:
+    native = False
+
     def __init__(self, device: str | torch.device = "cpu"):
         self.device = torch.device(device)
         self.name = "reference"

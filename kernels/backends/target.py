@@ -24,6 +24,8 @@ class Target:
     OptionError for anything else.
     """
 
+    native = False
+
     def __init__(self, name: str):
         if find_spec("triton") is None:
             raise OptionError(

@@ -1,12 +1,14 @@
 """Products with block-quantized weights on the CPU, in memory that does not grow with the weight.
 
-Few rows of x (decoding): each row of the weight is decoded into the first cache and multiplied
-there, in fp32. Many rows (prefill): blocks of weight rows are decoded into a buffer, and torch
-multiplies. Threads, as many as torch has, share the rows of the weight.
+Few rows of x (decoding): the native products, which read each block once. Many rows (prefill):
+blocks of weight rows are decoded into a buffer, and torch multiplies. Threads, as many as torch
+has, share the rows of the weight.
 """
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import lru_cache
 
@@ -19,14 +21,14 @@ from mtmd.kernels.graph import Type
 from mtmd.kernels.kernel import Kernel
 from mtmd.kernels.quantization.blocks import NATIVE
 
-TYPES = (torch.float32, torch.bfloat16)
-# Rows of x up to which decoding a weight row costs more than multiplying it; measured on AVX-512,
-# fp32 and bf16 alike
-FEW = 8
-# 4 MiB in fp32: large enough for torch's product to run at full speed, small enough for the second
-# cache.
+TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+# Rows of x up to which the native products are faster than decoding the weight for torch's;
+# measured on AVX-512
+FEW = 24
+# Values of the buffer: enough for torch's product to run at full speed, and in bf16 it fits in the
+# second cache
 BUFFER_VALUES = 1 << 20
-# What a thread has to have to decode to be worth waking up: about 50 us.
+# Values of a weight that a thread needs to have to be worth waking up, about 50 us
 SHARE_VALUES = 1 << 18
 
 
@@ -50,9 +52,11 @@ def quant_matmul(x: Tensor, w: Tensor, bias: Tensor | None = None, *, quant: str
 
     x [..., K] fp32 or bf16, w u8 [N, bytes of K values], bias [N] -> [..., N]
     """
-    flat = x.reshape(-1, x.shape[-1])
-    product = _few if len(flat) <= FEW else _many
-    return product(flat, w, bias, quant).view(*x.shape[:-1], len(w))
+    flat, w = x.reshape(-1, x.shape[-1]).contiguous(), w.contiguous()
+    out = x.new_empty(len(flat), len(w))
+    if out.numel():
+        (_few if len(flat) <= FEW else _many)(flat, w, bias, quant, out)
+    return out.view(*x.shape[:-1], len(w))
 
 
 def workspace(
@@ -60,68 +64,88 @@ def workspace(
     w: Type,
     bias: Type | None = None,  # noqa: ARG001
     *,
-    quant: str,  # noqa: ARG001
+    quant: str,
 ) -> int:
     """Bytes beyond the result."""
     width = x.shape[-1]
-    rows, outer, item = x.count // max(width, 1), w.shape[0], x.dtype.itemsize
+    rows, outer = x.count // max(width, 1), w.shape[0]
     copied = 0 if x.is_contiguous else x.bytes
     if rows <= FEW:
-        widened = 0 if item == 4 else 4 * (x.count + rows * outer)
-        return copied + widened + 4 * width * _shares(outer * width)
+        from mtmd.kernels.cpu.native.products import prepared_bytes, scratch_bytes
+
+        scratch = _shares(outer * width) * scratch_bytes(quant, width)
+        return copied + rows * prepared_bytes(quant, width) + scratch
     step = _step(outer, width)
     packed = matmul.packed_bytes(
         Type.contiguous((rows, width), x.dtype), Type.contiguous((step, width), x.dtype)
     )
-    return copied + step * width * (4 if item == 4 else 4 + item) + packed
+    return copied + step * width * x.dtype.itemsize + packed
 
 
-def _few(x: Tensor, w: Tensor, bias: Tensor | None, quant: str) -> Tensor:
-    wide = x.float().contiguous()
-    out = torch.empty(len(x), len(w))
-    shares = _shares(len(w) * x.shape[1])
-    _decode(quant, wide, w, torch.empty(shares, x.shape[1]), out, 0, len(w), shares)
-    if bias is not None:
-        out += bias
-    return out.to(x.dtype)
+def _few(x: Tensor, w: Tensor, bias: Tensor | None, quant: str, out: Tensor) -> None:
+    from mtmd.kernels.cpu.native import products  # compiles for models with such weights only
+
+    (rows, width), outer, stored = x.shape, len(w), TYPES[x.dtype]
+    kind = None if bias is None else TYPES[bias.dtype]
+    kernel = products.product(quant, products.rows_for(rows), stored, stored, kind)
+    assert kernel.prepare
+    stride = kernel.prepare.bytes(width)
+    prepared = torch.empty(rows * stride, dtype=torch.uint8)
+    first_args = (x.data_ptr(), width, prepared.data_ptr(), width)
+    _call(kernel.prepare.address, first_args, 0, rows, 0)
+    shares, size = _shares(outer * width), kernel.scratch(width)
+    scratch = torch.empty(shares * size, dtype=torch.uint8)
+    args = (
+        *(prepared.data_ptr(), stride, w.data_ptr(), w.shape[1], out.data_ptr(), outer, width),
+        *(rows, 0 if bias is None else bias.contiguous().data_ptr(), 0, 0, outer),
+    )
+
+    def share(index: int, first: int, last: int) -> None:
+        _call(kernel.address, args, first, last, scratch.data_ptr() + index * size)
+
+    _split(share, 0, outer, shares)
 
 
-def _many(x: Tensor, w: Tensor, bias: Tensor | None, quant: str) -> Tensor:
-    x = x.contiguous()
-    out = x.new_empty(len(x), len(w))
-    step = _step(len(w), x.shape[1])
-    buffer, none = torch.empty(step, x.shape[1]), torch.empty(0, x.shape[1])
+def _many(x: Tensor, w: Tensor, bias: Tensor | None, quant: str, out: Tensor) -> None:
+    from mtmd.kernels.cpu.native.decode import rows_of
+
+    width, address = x.shape[1], rows_of(quant, TYPES[x.dtype], False)
+    step = _step(len(w), width)
+    buffer = x.new_empty(step, width)
     for first in range(0, len(w), step):
         last = min(first + step, len(w))
-        rows = buffer[: last - first]
-        _decode(quant, none, w, rows, none, first, last, _shares(rows.numel()))
-        rows, result = rows.to(x.dtype), out[:, first:last]
+        rows, result = buffer[: last - first], out[:, first:last]
+        part = w[first:last]
+        args = (part.data_ptr(), w.shape[1], 0, rows.data_ptr(), width, width, 0)
+
+        def share(
+            _: int, start: int, stop: int, args: tuple[int, ...] = args
+        ) -> None:  # this turn's arguments
+            _call(address, args, start, stop, 0)
+
+        _split(share, 0, last - first, _shares(rows.numel()))
         if bias is None:
             torch.mm(x, rows.T, out=result)
         else:
             torch.addmm(bias[first:last], x, rows.T, out=result)
-    return out
 
 
-def _decode(
-    quant: str, x: Tensor, w: Tensor, rows: Tensor, out: Tensor, first: int, last: int, shares: int
-) -> None:
-    """Rows first..last of w into `rows`, split over threads. Where they are multiplied at once, a
-    thread has one row of `rows`.
-    """
-    # Here and not above: numba is imported by models with such weights only.
-    from mtmd.kernels.cpu.block_rows import HALF, KERNELS, LANES
+def _call(address: int, args: tuple[int, ...], first: int, last: int, scratch: int) -> None:
+    """The interpreter lock is not held meanwhile."""
+    _KERNEL(address)((ctypes.c_int64 * len(args))(*args), first, last, scratch)
 
-    kernel = KERNELS[quant]
-    arrays = x.numpy(), w.numpy(), rows.numpy(), out.numpy()
 
-    def share(index: int) -> None:
-        start, stop = (first + (last - first) * i // shares for i in (index, index + 1))
-        own = arrays[2][index : index + 1] if len(x) else arrays[2][start - first : stop - first]
-        kernel(arrays[0], arrays[1], HALF, own, arrays[3], start, stop, LANES)
+_KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 
-    others = [_threads(shares - 1).submit(share, index) for index in range(1, shares)]
-    share(0)
+
+def _split(work: Callable[[int, int, int], None], first: int, last: int, shares: int) -> None:
+    """`work(index, start, stop)` for each share, in as many threads."""
+    parts = [
+        (i, first + (last - first) * i // shares, first + (last - first) * (i + 1) // shares)
+        for i in range(shares)
+    ]
+    others = [_threads(shares - 1).submit(work, *part) for part in parts[1:]]
+    work(*parts[0])
     wait(others)
     for done in others:
         done.result()

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from threading import Lock
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from mtmd.kernels.errors import DeviceMemoryError, PlacementError
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.scheduler import Plan
+
+if TYPE_CHECKING:
+    from mtmd.kernels.plan.native_run import NativePlan
 
 T = TypeVar("T")
 Observer = Callable[[Node, Tensor, list[Tensor | None]], None]
@@ -112,6 +115,10 @@ class Executor:
                 )
             )
         self._outputs = [slots[o] for o in plan.outputs]
+        self._residency = residency
+        self._native: NativePlan | None = None
+        self._may_be_native = any(s.backend.native for s in plan.steps)
+        self._lock = Lock()
 
     def run(self, batch: Any, observe: Observer | None = None) -> list[Tensor]:
         """The outputs for one batch, whatever the graph's inputs understand by it.
@@ -133,6 +140,8 @@ class Executor:
 
     def _steps(self, batch: Any, observe: Observer | None) -> Generator[None, None, list[Tensor]]:
         with memory_for("this run", lambda: sum(self.plan.compute_bytes.values())):
+            if observe is None and (native := self._programs()) is not None:
+                return (yield from native.steps(batch))
             values = list(self._template)
             filled: dict[Node, Tensor] = {}
             for slot, node, device, is_written in self._inputs:
@@ -149,6 +158,21 @@ class Executor:
                     values[slot] = None
                 yield
             return [values[i] for i in self._outputs]  # type: ignore[misc]
+
+    def _programs(self) -> NativePlan | None:
+        """The plan as programs, where it is one of few rows on a backend that has them. They are
+        made when they are first needed: looking on goes node by node.
+        """
+        if not self._may_be_native:
+            return None
+        with self._lock:
+            if self._native is None and self._may_be_native:
+                from mtmd.kernels.plan.native_run import native_plan
+
+                kernels = [kernel for kernel, *_ in self._program]
+                self._native = native_plan(self.plan, kernels, self._residency.get, _placed)
+                self._may_be_native = self._native is not None
+            return self._native
 
 
 def finish(steps: Generator[None, None, T]) -> T:

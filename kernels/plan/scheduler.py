@@ -17,6 +17,7 @@ from mtmd.kernels.backends.backend import Backend
 from mtmd.kernels.errors import OptionError, PlacementError
 from mtmd.kernels.graph import Node, toposort
 from mtmd.kernels.ops import OPS
+from mtmd.kernels.plan.steps import NativeFacts, Split, Step
 
 
 @dataclass(frozen=True)
@@ -56,28 +57,6 @@ class Refusal:
     node: Node
     backend: str
     reason: str
-
-
-@dataclass(frozen=True)
-class Step:
-    """One node in the order of the run. `inputs` are the node's, with copies put in; `frees` have
-    no use after it.
-    """
-
-    node: Node
-    backend: Backend
-    inputs: tuple[Node | None, ...]
-    in_place: bool
-    frees: tuple[Node, ...]
-
-
-@dataclass(frozen=True)
-class Split:
-    """A run of steps on one backend, led by the copies it needs."""
-
-    backend: Backend
-    copies: tuple[Node, ...]
-    steps: tuple[Step, ...]
 
 
 @dataclass(frozen=True)
@@ -161,7 +140,22 @@ class Plan:
         """
         return self._peak(lambda step: step.backend.workspace(step.node, exact=False))
 
+    @cached_property
+    def native(self) -> NativeFacts | None:
+        """How much of it runs as programs of machine code; None where it runs node by node."""
+        return self._native[0] if self._native is not None else None
+
+    @cached_property
+    def _native(self) -> tuple[NativeFacts, int | None] | None:
+        if not any(s.backend.native for s in self.steps):
+            return None
+        from mtmd.kernels.plan.lower import foresee
+
+        return foresee(self.steps, self.outputs)
+
     def _peak(self, workspace: Callable[[Step], int]) -> dict[str, int]:
+        if self._native is not None and (taken := self._native[1]) is not None:
+            return {self.steps[0].backend.space: taken}
         live: Counter[str] = Counter()
         peak: Counter[str] = Counter()
         # Inputs are live from the start. Caches (`state`) outlive the run and are counted by

@@ -13,13 +13,14 @@ from mtmd.kernels.graph import Node
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.executor import Executor, Residency
 from mtmd.kernels.plan.scheduler import Plan
-from mtmd.kernels.report.facts import Check, op_times
+from mtmd.kernels.report.facts import Check, NativeRun, op_times
 
 LIMITS = {
     torch.float32: 1e-9,
     torch.bfloat16: 1e-4,
     torch.float16: 1e-5,
 }  # NMSE of one op against fp32, per compute type
+DEPTH = 300  # how much larger the error of a whole graph may be: what a step rounds, all others see
 ROWS = 256  # rows of an attention node that are checked: the reference's scores are rows x keys
 STEADY_RUNS = 3
 
@@ -62,6 +63,34 @@ def run_check(
         first * 1e3,
         steady * 1e3,
         op_times(best),
+        _native(executor, batch, dtype) if plan.native is not None else None,
+    )
+
+
+def _native(executor: Executor, batch: Any, dtype: torch.dtype) -> NativeRun:
+    """One run as programs, and one node by node from the same states."""
+    from mtmd.kernels.cpu.native.compile import compiler
+
+    states = [
+        s.inputs[0].attrs["fill"](batch)
+        for s in executor.plan.steps
+        if s.node.op == "state_store" and s.inputs[0] is not None
+    ]
+    before = [state.clone() for state in states]
+    found = executor.run(batch)[-1].double()
+    for state, value in zip(states, before, strict=True):
+        state.copy_(value)
+    expected = executor.run(batch, lambda *_: None)[-1].double()
+    power = float(expected.square().mean()) or 1.0
+    error, stats = float((found - expected).square().mean()) / power, compiler().stats
+    return NativeRun(
+        error,
+        LIMITS[dtype] * DEPTH,
+        stats.kernels,
+        stats.from_cache,
+        stats.compile_ms,
+        stats.load_ms,
+        stats.folder,
     )
 
 

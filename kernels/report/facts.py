@@ -12,6 +12,7 @@ from mtmd.kernels.graph import Node
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.flash_choice import FlashChoice
 from mtmd.kernels.plan.scheduler import Plan, Refusal
+from mtmd.kernels.plan.steps import NativeFacts
 
 OPERANDS = {"attention": ("q", "k", "v", "mask", "bounds")}
 
@@ -51,6 +52,21 @@ class CopyFact:
 
 
 @dataclass(frozen=True)
+class NativeRun:
+    """A run as programs beside one node by node: NMSE of the results, and what was made ready in
+    this process up to now. `folder`, where machine code is kept, is None where none can be.
+    """
+
+    error: float
+    limit: float
+    kernels: int
+    from_cache: int
+    compile_ms: float
+    load_ms: float
+    folder: str | None
+
+
+@dataclass(frozen=True)
 class GraphFacts:
     """One graph at one size. Bytes are per memory space; `compute_bytes` is the predicted peak,
     `cache_bytes` what a full cache takes.
@@ -67,6 +83,7 @@ class GraphFacts:
     cache_bytes: dict[str, int]
     compute_bytes: dict[str, int]
     gflop: float
+    native: NativeFacts | None = None
 
 
 @dataclass(frozen=True)
@@ -107,6 +124,7 @@ class Check:
     first_ms: float
     steady_ms: float
     ops: tuple[OpTime, ...]
+    native: NativeRun | None = None
 
     @property
     def failed(self) -> tuple[str, ...]:
@@ -116,6 +134,11 @@ class Check:
             for op, node, error in self.worst
             if not error <= self.limit
         ]
+        if self.native is not None and not self.native.error <= self.native.limit:
+            bad.append(
+                f"machine code against node by node: NMSE {self.native.error:.1e}, expected at "
+                f"most {self.native.limit:.0e}"
+            )
         return ((f"NaN first at {self.first_nan}",) if self.first_nan else ()) + tuple(bad)
 
 
@@ -310,6 +333,7 @@ def graph_facts(
         cache_bytes or {},
         plan.compute_bytes,
         plan.flops / 1e9,
+        plan.native,
     )
 
 

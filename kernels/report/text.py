@@ -130,6 +130,7 @@ def _graphs(report: WarmupFacts) -> Iterator[str]:
             f"copies = {len(facts.copies)}, {facts.gflop:.3g} GFLOP"
         )
         yield from _memory(facts)
+        yield from _native(facts)
         for copy in facts.copies[:SHOWN]:
             yield f"    copy {copy.name}: {copy.source} -> {copy.destination}, {mib(copy.bytes)}"
         if len(facts.copies) > SHOWN:
@@ -153,6 +154,19 @@ def _memory(facts: GraphFacts) -> Iterator[str]:
             if name != "cache" or facts.cache_bytes
         )
         yield f"    {space:<8} {sizes_by_kind}"
+
+
+def _native(facts: GraphFacts) -> Iterator[str]:
+    native = facts.native
+    if native is None:
+        return
+    yield (
+        f"    machine code: {native.nodes} of {facts.nodes} nodes, {native.instructions} "
+        f"instructions in {native.programs} program{'s' if native.programs != 1 else ''}, "
+        f"{native.threads} thread{'s' if native.threads != 1 else ''}"
+    )
+    for op, reason, count in native.refused:
+        yield f"    {count:4d} x {op:<12} not as machine code: {reason}"
 
 
 def _compiled(report: WarmupFacts) -> Iterator[str]:
@@ -186,6 +200,12 @@ def _checks(report: WarmupFacts) -> Iterator[str]:
         )
         for op, node, error in check.worst:
             yield f"    {op:<12} {error:8.1e}  worst at {node}"
+        if (native := check.native) is not None:
+            yield (
+                f"    machine code against node by node: {native.error:.1e}; {native.kernels} "
+                f"kernels, {native.from_cache} of them from {native.folder or 'nowhere'}, the "
+                f"others compiled in {native.compile_ms:.0f} ms"
+            )
         for problem in check.failed:
             yield f"WARNING: {problem}"
         yield ""

@@ -161,7 +161,7 @@ class Engine:
         tokens = sequence.tokens
         if number == 1 and tokens and sequence.done == sequence.total - 1:
             # A step of decode, which is most of what is asked: without going through the prompt.
-            return lay_out([Span((tokens[-1],))], sequence.position + len(tokens) - 1)[0]
+            return [Span((tokens[-1],))]  # `make_batch` knows its position
         return list(stretch(self._all_spans(sequence), sequence.done, sequence.done + number))
 
     def _advance(self, step: Step, logits: Tensor | None) -> list[Sequence]:

@@ -40,7 +40,7 @@ class _Making:
     tokens: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
     marks: list[tuple[int, int, int]] = field(default_factory=list)  # first, own, block_last
-    positions: list[Tensor] = field(default_factory=list)
+    positions: list[Tensor | range] = field(default_factory=list)  # a range: of text
     starts: list[int] = field(default_factory=lambda: [0])
     sequence_slots: list[int] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
@@ -50,12 +50,18 @@ class _Making:
     def add(self, sequence: Sequence, spans: abc.Sequence[Span]) -> None:
         assert sequence.slot is not None
         base = len(self.pages) * PAGE  # its first row among the gathered pages of all
-        length, position, pages = sequence.done, sequence.position, sequence.pages
+        length, pages = sequence.done, sequence.pages
+        # Of an answer all tokens but the last have been read when the next is computed.
+        position = sequence.position + max(len(sequence.tokens) - 1, 0)
         for span in spans:
-            if span.positions is None:
-                (span,), position = lay_out([span], position)
-            assert span.positions is not None
-            self.positions.append(span.positions)
+            if span.positions is None and span.grid is None:
+                self.positions.append(range(position, position + len(span)))
+                position += len(span)
+            else:
+                if span.positions is None:
+                    (span,), position = lay_out([span], position)
+                assert span.positions is not None
+                self.positions.append(span.positions)
             if span.embeddings is not None:
                 self.images.append(span.embeddings)
                 self.image_at += range(len(self.tokens), len(self.tokens) + len(span))
@@ -74,7 +80,7 @@ class _Making:
         sequences, images = len(self.sequence_slots), len(self.image_at)
         shape = BatchShape(
             len(self.tokens), images, sequences if wants_logits else 0, sequences, len(self.pages)
-        ).rounded()
+        ).rounded(self.cache.in_place)
         spare = shape.tokens - len(self.tokens)
         wanted = [stop - 1 for stop in self.starts[1:]] if wants_logits else []
         wanted += [0] * (shape.wanted - len(wanted))
@@ -83,7 +89,7 @@ class _Making:
             self.tokens += [0] * spare
             self.slots += [i % PAGE for i in range(spare)]
             self.marks += [(0, 0, 0)] * spare
-            self.positions.append(torch.zeros((3, spare), dtype=torch.int64))
+            self.positions += [range(1)] * spare
         empty = shape.sequences - sequences
         self.starts += [self.starts[-1]] * (empty - 1) + [shape.tokens] * min(empty, 1)
         self.sequence_slots += [self.cache.sequences] * empty
@@ -93,7 +99,7 @@ class _Making:
         first, own, block_last = torch.tensor(self.marks).unbind(1)
         return Batch(
             torch.tensor(self.tokens),
-            torch.cat(self.positions, 1),
+            self._all_positions(),
             torch.tensor(self.slots),
             first,
             own,
@@ -106,6 +112,16 @@ class _Making:
             torch.tensor(wanted, dtype=torch.int64),
             sequences if wants_logits else 0,
             self.cache,
+        )
+
+    def _all_positions(self) -> Tensor:
+        """[3, T]; of text alone it is made at once, as in most steps of decoding."""
+        if all(isinstance(p, range) for p in self.positions):
+            row = [i for part in self.positions for i in part]
+            return torch.tensor([row, row, row])
+        return torch.cat(
+            [torch.tensor(p).expand(3, -1) if isinstance(p, range) else p for p in self.positions],
+            1,
         )
 
     def _all_pages(self, count: int) -> list[int]:

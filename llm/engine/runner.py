@@ -136,6 +136,7 @@ class Runner:
                 self.pages,
                 self.dtype,
                 lambda name: where[name].device,
+                in_place=all(backend.native for backend in where.values()),
             )
 
     def cache_bytes(self) -> dict[str, int]:

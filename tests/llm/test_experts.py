@@ -184,7 +184,8 @@ def test_blocks_are_multiplied_as_they_are(tmp_path: Path) -> None:
         top_k=2,
         normalize=False,
     )
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    # products of few rows take x as integers of 16 bits
+    assert ((found - expected) ** 2).mean() <= 1e-6 * (expected**2).mean()
     assert sorted(held) == sorted(
         str(Type.contiguous(shape, torch.uint8))
         for shape in ((3, 64, 54), (3, 64, 102), (3, 96, 48))

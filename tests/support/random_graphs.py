@@ -50,7 +50,7 @@ class Source:
 
 def device(name: str, *rules: str) -> Limited:
     """A device of its own memory that refuses by `rules`."""
-    limited = Limited(Cpu(), rules)
+    limited = Limited(Cpu(native=False), rules)
     limited.name = limited.space = name
     return limited
 

@@ -65,7 +65,9 @@ def check(backend: Backend, op: str, seed: int, dtype: torch.dtype, strided: boo
         assert torch.equal(found == -torch.inf, hidden)
         power = float(expected[~hidden].square().sum())
         error = float((found.double() - expected)[~hidden].square().sum()) / (power or 1)
-        assert error <= NMSE[dtype], (
+        quantized = any(name.endswith("quant") and kind for name, kind in attrs.items())
+        # products of few rows with blocks take x as integers of 16 bits
+        assert error <= (max(NMSE[dtype], 1e-6) if quantized else NMSE[dtype]), (
             f"{op} seed {seed}: NMSE {error:.1e} for "
             f"{[t if t is None else Type.of(t) for t in inputs]} {attrs}"
         )

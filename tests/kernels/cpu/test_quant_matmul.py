@@ -15,18 +15,17 @@ from torch import Tensor
 
 from mtmd.kernels import ops
 from mtmd.kernels.backends import Cpu
-from mtmd.kernels.cpu import block_rows, matmul, quant_matmul
-from mtmd.kernels.cpu.block_rows import HALF, KERNELS, LANES
+from mtmd.kernels.cpu import matmul, quant_matmul
 from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.gpu.quant_matmul.cases import KINDS, random_blocks
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
-from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE, dequantize, row_bytes
+from mtmd.kernels.quantization.blocks import BLOCKS, dequantize, row_bytes
 
 pytestmark = pytest.mark.usefixtures("poisoned")
-# fp32 sums against fp64; in bf16 the result is rounded, in prefill the weights as well: each by at
-# most 2^-8 of itself, by half mostly.
-NMSE = {torch.float32: 1e-12, torch.bfloat16: 2.0**-16}
+# Sums of x in 16-bit integers against fp64; in bf16 the result is rounded, in prefill the weights as
+# well: each by at most 2^-8 of itself, by half mostly.
+NMSE = {torch.float32: 1e-8, torch.bfloat16: 2.0**-16}
 
 
 def values(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -45,29 +44,21 @@ def nmse(found: Tensor, x: Tensor, w: Tensor, bias: Tensor | None, kind: str) ->
     )
 
 
-def test_every_native_type_has_a_kernel():
-    assert set(KERNELS) == set(NATIVE) == set(KINDS)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_decoded_rows_are_bit_for_bit_the_dequantized_ones(kind):
-    w = random_blocks(kind, 37, 3 * BLOCKS[kind].values)
-    w.view(37, 3, -1)[5] = 0
-    w.view(37, 3, -1)[6] = torch.where(
-        torch.arange(BLOCKS[kind].bytes) % 2 == 1, 0x3B, 0xFF
-    )  # all codes high, scales finite
-    expected = dequantize(w, kind)
-    rows, none = torch.empty(expected.shape), torch.empty(0, expected.shape[1])
-    KERNELS[kind](none.numpy(), w.numpy(), HALF, rows.numpy(), none.numpy(), 0, 37, LANES)
-    assert bool(torch.isfinite(expected).all()) and torch.equal(rows, expected)
-
-
 @pytest.mark.parametrize("dtype", NMSE, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_are_those_of_dequantized_weights(kind, dtype):
     worst = 0.0
     for index, (rows, outer, blocks) in enumerate(
-        [(1, 1, 1), (1, 33, 2), (3, 7, 5), (8, 31, 1), (9, 31, 2), (17, 13, 3), (40, 1, 1)]
+        [
+            (1, 1, 1),
+            (1, 33, 2),
+            (3, 7, 5),
+            (8, 31, 1),
+            (9, 31, 2),
+            (17, 13, 3),
+            (40, 1, 1),
+            (40, 9, 5),
+        ]
     ):
         w = random_blocks(kind, outer, blocks * BLOCKS[kind].values, seed=index)
         x, bias = (
@@ -80,16 +71,16 @@ def test_products_are_those_of_dequantized_weights(kind, dtype):
     assert worst <= NMSE[dtype]
 
 
-@pytest.mark.parametrize("rows", [2, 20])
+@pytest.mark.parametrize("rows", [2, 40])
 def test_leading_dimensions_strides_and_no_rows(rows):
     w = random_blocks("Q4_0", 5, 64)
     x = values(3, rows, 128)[..., ::2]
     found = quant_matmul.quant_matmul(x, w, quant="Q4_0")
-    assert found.shape == (3, rows, 5) and nmse(found, x, w, None, "Q4_0") <= 1e-12
+    assert found.shape == (3, rows, 5) and nmse(found, x, w, None, "Q4_0") <= 1e-8
     assert quant_matmul.quant_matmul(x[:, :0], w, quant="Q4_0").shape == (3, 0, 5)
 
 
-@pytest.mark.parametrize("rows", [1, 20])
+@pytest.mark.parametrize("rows", [1, 40])
 def test_threads_and_buffers_share_a_weight_without_changing_its_product(rows, monkeypatch):
     w, x = random_blocks("Q6_K", 101, 512), values(rows, 512)
     whole = quant_matmul.quant_matmul(x, w, quant="Q6_K")
@@ -193,24 +184,11 @@ def test_embed_wants_a_type_for_quantized_rows_alone(attrs, words):
     assert words in str(error.value)
 
 
-def test_numba_is_imported_by_quantized_weights_alone():
+def test_kernels_are_compiled_for_quantized_weights_alone():
     script = (
-        "import sys, torch\nfrom mtmd.kernels.backends import Cpu\nfrom "
-        "mtmd.kernels.cpu.quant_matmul import quant_matmul\n"
-        "assert 'numba' not in sys.modules\n"
+        "import sys, torch\nfrom mtmd.kernels.cpu.quant_matmul import quant_matmul\n"
+        "assert 'llvmlite' not in sys.modules\n"
         "quant_matmul(torch.ones(1, 32), torch.zeros(1, 34, dtype=torch.uint8), "
-        "quant='Q8_0')\nassert 'numba' in sys.modules"
+        "quant='Q8_0')\nassert 'llvmlite' in sys.modules and 'numba' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
-
-
-def test_where_nothing_can_be_kept_on_disk_kernels_are_compiled_each_time(monkeypatch):
-    compiled = block_rows.numba.njit
-
-    def njit(**options):
-        if options.get("cache"):
-            raise RuntimeError("cannot cache function: no locator available")
-        return compiled(**options)
-
-    monkeypatch.setattr(block_rows.numba, "njit", njit)
-    assert block_rows._compiled(lambda a: a + 1)(2) == 3

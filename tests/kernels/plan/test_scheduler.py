@@ -238,9 +238,9 @@ def placements(graph: RandomGraph, rng: Random) -> list[tuple[list[Backend], lis
     ]
     return [
         ([Reference()], []),
-        ([Cpu()], []),
-        ([device("gpu", *refused), Cpu(), Reference()], []),
-        ([device("gpu"), device("far"), Cpu(), Reference()], scattered),
+        ([Cpu(native=False)], []),
+        ([device("gpu", *refused), Cpu(native=False), Reference()], []),
+        ([device("gpu"), device("far"), Cpu(native=False), Reference()], scattered),
     ]
 
 

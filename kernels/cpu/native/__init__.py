@@ -1,0 +1,1 @@
+"""Machine code for decoding on the CPU: kernels written as LLVM IR, and programs of them."""

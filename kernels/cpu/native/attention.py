@@ -1,0 +1,265 @@
+"""Attention of few rows to many keys, read where they lie: in the pages of a cache.
+
+    out[t, h] = sum_s p_s v_s,  p = softmax over first_t <= s <= last_t of scale q[t, h] . k_s
+
+Row s of the past is row s % 32 of page pages[s / 32]. A unit is one token, one group of heads that
+share keys and values, and one of `splits` runs of pages; a page is read once for all heads of its
+group. Page by page: scores of its keys, the softmax as it goes along (arXiv:1805.02867), values
+added up. With several splits each leaves its sum, its largest score and its total, and
+`emit_combine` puts them together (arXiv:2307.08691, section 3.2).
+"""
+
+from __future__ import annotations
+
+from mtmd.kernels.cpu.native.emit import F32, I32, I64, Emitter, Value, Var, vec
+
+PAGE = 32
+LANES = 16
+FEW = 2  # pages of a split, at least: fewer are not worth the putting together
+ROOM = 16  # float32 before a split's sum, that hold its largest score and its total
+NOTHING = float("-inf")
+
+
+def padded(size: int) -> int:
+    return -(-size // LANES) * LANES
+
+
+def emit_attention(
+    e: Emitter,
+    dtypes: tuple[str, str, str],
+    size: int,
+    value: int,
+    heads: int,
+    capped: bool,
+    tile: int,
+) -> None:
+    """`dtypes` of q, of keys and values, and of the result; K = `size`, V = `value`, `heads` of a
+    group; `tile`: float32 vectors that the CPU holds besides what it reads.
+
+    args: q, q token, q head; keys, values, their token (one stride), keys' group, values' group;
+    pages (int64), bounds (int32 [T, 2]); G, splits; out, out token, out head; parts (float32);
+    scale, softcap. Units: T * G * splits.
+    """
+    Attention(e, dtypes, size, value, heads, capped, tile).write()
+
+
+class Attention:
+    """The kernel's parts. Memory of a call, float32: q [heads, K], scores [heads, 32], sums [heads,
+    V], each row padded to whole vectors.
+    """
+
+    def __init__(
+        self,
+        e: Emitter,
+        dtypes: tuple[str, str, str],
+        size: int,
+        value: int,
+        heads: int,
+        capped: bool,
+        tile: int,
+    ):
+        self.e, self.size, self.value, self.heads, self.capped = e, size, value, heads, capped
+        self.q_type, self.kv_type, self.out_type = dtypes
+        # of a tile of scores: heads by keys; of a tile of sums: heads by vectors of V
+        self.score_heads = 2 if heads > 1 and tile >= 8 else 1
+        self.score_keys = min(tile // self.score_heads, LANES)
+        self.sum_heads = min(heads, 4, tile // 2)
+        self.sum_columns = max(min(tile // self.sum_heads, padded(value) // LANES), 1)
+        self.q = e.local(F32, heads * padded(size))
+        self.scores = e.local(F32, heads * PAGE)
+        self.sums = e.local(F32, heads * padded(value))
+        self.best = [e.var(F32) for _ in range(heads)]
+        self.total = [e.var(F32) for _ in range(heads)]
+        self.shrink = [e.var(F32) for _ in range(heads)]
+
+    def write(self) -> None:
+        e = self.e
+        self.keys, self.values, self.step = e.arg_ptr(3), e.arg_ptr(4), e.arg(5)
+        pages, bounds, groups, splits = e.arg_ptr(8), e.arg_ptr(9), e.arg(10), e.arg(11)
+        with e.loop(e.first, e.last) as unit:
+            row, split = unit // splits, unit % splits
+            t, g = row // groups, row % groups
+            low = e.load(bounds, I32, t * 2).sext(I64)
+            high = e.load(bounds, I32, t * 2 + 1).sext(I64)
+            first, count = low // PAGE, high // PAGE - low // PAGE + 1
+            each = (count + splits - 1) // splits
+            each = e.select(each < FEW, e.i64(FEW), each)
+            begin = split * each
+            end = e.select(begin + each < count, begin + each, count)
+            self._begin(t, g)
+            with e.when(low <= high), e.loop(first + begin, first + end) as page:
+                at = e.load(pages, I64, page) * PAGE * self.step
+                self._scores(at + g * e.arg(6))
+                self._softmax(page * PAGE, low, high)
+                self._add_values(at + g * e.arg(7))
+            self._end(t, g, split, splits, groups)
+
+    def _begin(self, t: Value, g: Value) -> None:
+        e = self.e
+        q, token, head, scale = e.arg_ptr(0), e.arg(1), e.arg(2), e.arg_f32(16)
+        zero = e.f32(0.0, LANES)
+        for h in range(self.heads):
+            at = t * token + (g * self.heads + h) * head
+            for c, mask in _columns(e, self.size):
+                found = e.read(q, self.q_type, at + c, LANES, mask) * scale
+                e.store(self.q, found, h * padded(self.size) + c)
+            for c, _ in _columns(e, self.value):
+                e.store(self.sums, zero, h * padded(self.value) + c)
+            self.best[h].set(NOTHING)
+            self.total[h].set(0.0)
+
+    def _scores(self, at: Value) -> None:
+        """scores[h, s] = q[h] . k[s] for the page whose first key is `at`."""
+        e, many = self.e, self.score_keys
+        with e.loop(0, PAGE, many) as s:
+            for h in range(0, self.heads, self.score_heads):
+                heads = range(h, min(h + self.score_heads, self.heads))
+                sums = [[e.var(vec(F32, LANES), 0.0) for _ in range(many)] for _ in heads]
+
+                def add(
+                    c: Value | int,
+                    mask: Value | None,
+                    heads: range = heads,
+                    sums: list[list[Var]] = sums,
+                    s: Value = s,
+                ) -> None:
+                    rows = [
+                        e.load(self.q, vec(F32, LANES), e.i64(c) + i * padded(self.size))
+                        for i in heads
+                    ]
+                    for i in range(many):
+                        place = at + (s + i) * self.step + c
+                        key = e.read(self.keys, self.kv_type, place, LANES, mask)
+                        for row, sum_ in zip(rows, sums, strict=True):
+                            sum_[i].set(e.fma(row, key, sum_[i].get()))
+
+                whole = self.size // LANES
+                if whole > 4:
+                    with e.loop(0, whole * LANES, LANES) as c:
+                        add(c, None)
+                for column, mask in _columns(e, self.size):
+                    if whole <= 4 or mask is not None:
+                        add(column, mask)
+                for i, sum_ in zip(heads, sums, strict=True):
+                    e.store(self.scores, e.sums([v.get() for v in sum_]), s + i * PAGE)
+
+    def _softmax(self, first: Value, low: Value, high: Value) -> None:
+        """Scores become weights, relative to the largest score so far."""
+        e = self.e
+        steps = e.const(vec(I32, PAGE), list(range(PAGE)))
+        begin, end = ((x - first).trunc(I32).splat(PAGE) for x in (low, high))
+        seen = (steps >= begin) & (steps <= end)
+        for h in range(self.heads):
+            found = e.load(self.scores, vec(F32, PAGE), h * PAGE)
+            if self.capped:
+                cap = e.arg_f32(17)
+                found = e.tanh(found / cap) * cap
+            found = e.select(seen, found, e.f32(NOTHING, PAGE))
+            last = self.best[h].get()
+            best = e.maximum(e.largest(found), last)
+            weights = e.exp(found - best)
+            shrink = e.exp(last - best)
+            e.store(self.scores, weights, h * PAGE)
+            self.total[h].set(e.fma(self.total[h].get(), shrink, e.sum(weights)))
+            self.best[h].set(best)
+            self.shrink[h].set(shrink)
+
+    def _add_values(self, at: Value) -> None:
+        """sums[h] = sums[h] * shrink[h] + weights[h] @ v"""
+        e, width = self.e, padded(self.value)
+        columns = list(_columns(e, self.value))
+        for h in range(0, self.heads, self.sum_heads):
+            heads = range(h, min(h + self.sum_heads, self.heads))
+            for first in range(0, len(columns), self.sum_columns):
+                part = columns[first : first + self.sum_columns]
+                sums = []
+                for i in heads:
+                    shrink = self.shrink[i].get()
+                    sums.append(
+                        [
+                            e.var(
+                                vec(F32, LANES),
+                                e.load(self.sums, vec(F32, LANES), i * width + c) * shrink,
+                            )
+                            for c, _ in part
+                        ]
+                    )
+                with e.loop(0, PAGE) as s:
+                    rows = [
+                        e.read(self.values, self.kv_type, at + s * self.step + c, LANES, mask)
+                        for c, mask in part
+                    ]
+                    for i, sum_ in zip(heads, sums, strict=True):
+                        weight = e.load(self.scores, F32, s + i * PAGE).splat(LANES)
+                        for row, var in zip(rows, sum_, strict=True):
+                            var.set(e.fma(weight, row, var.get()))
+                for i, sum_ in zip(heads, sums, strict=True):
+                    for (c, _), var in zip(part, sum_, strict=True):
+                        e.store(self.sums, var.get(), i * width + c)
+
+    def _end(self, t: Value, g: Value, split: Value, splits: Value, groups: Value) -> None:
+        e, width = self.e, padded(self.value)
+        out, token, head, parts = e.arg_ptr(12), e.arg(13), e.arg(14), e.arg_ptr(15)
+        with e.either(splits.eq(1)) as (whole, shared):
+            with whole:
+                for h in range(self.heads):
+                    factor = _share(e, self.total[h].get())
+                    to = t * token + (g * self.heads + h) * head
+                    for c, mask in _columns(e, self.value):
+                        found = e.load(self.sums, vec(F32, LANES), h * width + c) * factor
+                        e.write(out, self.out_type, to + c, found, mask)
+            with shared:
+                for h in range(self.heads):
+                    number = (t * groups + g) * self.heads + h
+                    to = (number * splits + split) * (ROOM + width)
+                    e.store(parts, self.best[h].get(), to)
+                    e.store(parts, self.total[h].get(), to + 1)
+                    for c, _ in _columns(e, self.value):
+                        found = e.load(self.sums, vec(F32, LANES), h * width + c)
+                        e.store(parts, found, to + ROOM + c)
+
+
+def _columns(e: Emitter, size: int) -> list[tuple[int, Value | None]]:
+    """Where vectors begin in a row of a size that is known, with the last one's mask."""
+    rest = size % LANES
+    found: list[tuple[int, Value | None]] = [(c, None) for c in range(0, size - rest, LANES)]
+    return [*found, (size - rest, e.mask(e.i64(rest), LANES))] if rest else found
+
+
+def _share(e: Emitter, total: Value) -> Value:
+    """1 / total, 0 for a row that saw nothing."""
+    return e.select(total > 0.0, 1.0 / total, e.select(total.eq(0.0), e.f32(0.0), total))
+
+
+def emit_combine(e: Emitter, out: str, value: int) -> None:
+    """What splits left, put together
+
+    args: parts, splits, out, out token, out head, H. Units: T * H.
+    """
+    parts, splits, to_ptr = e.arg_ptr(0), e.arg(1), e.arg_ptr(2)
+    token, head, heads = e.arg(3), e.arg(4), e.arg(5)
+    width = ROOM + padded(value)
+    best, total = e.var(F32), e.var(F32)
+    sums = e.local(F32, padded(value))
+    with e.loop(e.first, e.last) as unit:
+        best.set(NOTHING)
+        total.set(0.0)
+        start = unit * splits
+        with e.loop(start, start + splits) as part:
+            best.set(e.maximum(e.load(parts, F32, part * width), best.get()))
+        for c, _ in _columns(e, value):
+            e.store(sums, e.f32(0.0, LANES), c)
+        with e.loop(start, start + splits) as part:
+            at = part * width
+            found = e.load(parts, F32, at + 1)
+            with e.when(found.ne(0.0)):
+                weight = e.exp(e.load(parts, F32, at) - best.get())
+                total.set(e.fma(found, weight, total.get()))
+                for c, _ in _columns(e, value):
+                    more = e.load(parts, vec(F32, LANES), at + ROOM + c)
+                    e.store(sums, e.fma(more, weight, e.load(sums, vec(F32, LANES), c)), c)
+        t = unit // heads
+        to = t * token + (unit - t * heads) * head
+        factor = _share(e, total.get())
+        for c, mask in _columns(e, value):
+            e.write(to_ptr, out, to + c, e.load(sums, vec(F32, LANES), c) * factor, mask)

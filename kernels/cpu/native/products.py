@@ -1,0 +1,329 @@
+"""Products of a few rows of x with a weight: out[m, n] = sum over k of x[m, k] w[n, k].
+
+The weight is read once, at the speed of memory if all goes well, so that what counts is the number
+of instructions a byte: several rows of the weight are multiplied at once, to share what is loaded
+of x and to have independent sums, and every row of the weight is unpacked once for all rows of x.
+
+Floating-point weights are multiplied in fp32 with x as it is stored. Blocks of small integers are
+multiplied as integers with x as `layouts.prepare` lays it out.
+
+A kernel's units are the rows of the weight. args:
+    0 x, or the prepared rows   1 stride of x's rows: in elements, or in bytes where prepared
+    2 w                         3 bytes of a weight row; rows follow each other without gaps
+    4 out                       5 stride of out's rows, in elements
+    6 width                     7 rows of x; for kernels of less than 8, no more than those
+    8 bias or 0                 9 addend or 0, stored as out        10 stride of the addend's rows
+    11 rows of the weight
+A bias is added in fp32; the addend to the result as `out` stores it, so that all is as if each were
+a node of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from mtmd.kernels.cpu.native.compile import compile_kernel
+from mtmd.kernels.cpu.native.emit import F32, I8, I16, I32, SIZES, Emitter, Value, vec
+from mtmd.kernels.cpu.native.layouts import LANES, SUMS, Layout, madd, prepare, sums_of
+from mtmd.kernels.cpu.native.unpack import UNPACK, Unpack
+from mtmd.kernels.quantization.blocks import BLOCKS
+
+# Of x that kernels are made for. Others take the next larger; more than 8 rows are multiplied 8 at
+# a time, while the weight's rows of this call are in the second cache and x's in the first.
+ROWS = (1, 2, 4, 8)
+PLAIN = {"F32": "f32", "BF16": "bf16"}
+KINDS = (*PLAIN, *UNPACK)
+CHUNK_BYTES = 32 << 10  # of weight that a thread takes at a time: a few microseconds
+AHEAD = 8 << 10  # bytes that a weight is asked for before it is read: 5 to 30 % from beyond the L2
+STEP = 16  # values of a floating-point weight at a time
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """A kernel whose units are rows of x. args: x, its row stride in elements, the prepared rows
+    (aligned to 64), width. Products whose `name` is the same share prepared rows.
+    """
+
+    layout: Layout
+    name: str
+    address: int
+
+    def bytes(self, width: int) -> int:
+        """Of a row."""
+        return self.layout.row_bytes(width)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    kind: str
+    address: int
+    prepare: Preparation | None
+
+    def scratch(self, width: int) -> int:
+        """Bytes of scratch memory that a call needs, aligned to 64."""
+        return scratch_bytes(self.kind, width)
+
+
+def rows_for(rows: int) -> int:
+    """Those of the smallest kernel that takes so many rows of x."""
+    return next((count for count in ROWS if rows <= count), ROWS[-1])
+
+
+def row_bytes(kind: str, width: int) -> int:
+    """Of a weight's row."""
+    if kind in PLAIN:
+        return width * SIZES[PLAIN[kind]]
+    block = BLOCKS[kind]
+    return width // block.values * block.bytes
+
+
+def prepared_bytes(kind: str, width: int) -> int:
+    """Of a row of x; none for floating-point weights, which take it as it is."""
+    return 0 if kind in PLAIN else UNPACK[kind].layout.row_bytes(width)
+
+
+def scratch_bytes(kind: str, width: int) -> int:
+    """That a call needs: where rows of the weight are no whole chunks, the last one filled up."""
+    if kind in PLAIN or width % UNPACK[kind].layout.values == 0:
+        return 0
+    unpack = UNPACK[kind]
+    return -(-(width // unpack.layout.values + 1) * unpack.chunk_bytes // 64) * 64
+
+
+def grain(kind: str, width: int) -> int:
+    """Rows of a weight that a thread should take at a time."""
+    return max(4, CHUNK_BYTES // max(row_bytes(kind, width), 1) // 4 * 4)
+
+
+def product(
+    kind: str, rows: int, x: str, out: str, bias: str | None = None, add: bool = False
+) -> Kernel:
+    """The kernel for a type of weight, so many rows of x (one of ROWS) and types of storage."""
+    if kind in PLAIN:
+        address = compile_kernel(multiply_plain, PLAIN[kind], rows, x, out, bias, add)
+        return Kernel(kind, address, None)
+    layout = UNPACK[kind].layout
+    preparation = Preparation(layout, f"{layout.name} {x}", compile_kernel(prepare_rows, kind, x))
+    address = compile_kernel(multiply_blocks, kind, rows, out, bias, add)
+    return Kernel(kind, address, preparation)
+
+
+def prepare_rows(e: Emitter, kind: str, x: str) -> None:
+    prepare(e, UNPACK[kind].layout, x)
+
+
+def multiply_plain(
+    e: Emitter, w: str, rows: int, x: str, out: str, bias: str | None, add: bool
+) -> None:
+    """Weights in floating point."""
+    args = _Args(e)
+    element = F32 if x == "f32" else I16
+    together = max(1, min(4, 16 // rows))
+    with args.passes(rows) as begin, _groups(args, together) as (first, weights):
+        xs = [args.x.at(at * args.x_stride, element) for at in args.x_rows(begin, rows)]
+        sums = _Sums(e, rows, together)
+        begun = _pairs(e, args, xs, weights, sums) if x == w == "bf16" else 0
+        for k, mask in e.spans(begun, args.width, STEP):
+            ws = [e.read(weight, w, k, STEP, mask) for weight in weights]
+            for m in range(rows):
+                values = e.read(xs[m], x, k, STEP, mask)
+                for r in range(together):
+                    sums.at[m][r].set(e.fma(values, ws[r], sums.at[m][r].get()))
+        _finish(args, sums, begin, first, out, bias, add)
+
+
+def _pairs(e: Emitter, args: _Args, xs: list[Value], weights: list[Value], sums: _Sums) -> Value:
+    """bf16 times bf16, 32 values at a time, without widening them; where that ends."""
+    end = args.width // LANES * LANES
+    kind = vec(I16, LANES)
+    with e.loop(0, end, LANES) as k:
+        ws = [e.load(weight, kind, k) for weight in weights]
+        for weight in weights:
+            e.prefetch(weight.at(k + AHEAD // 2, I16))
+        for m, x in enumerate(xs):
+            values = e.load(x, kind, k)
+            for r, numbers in enumerate(ws):
+                sums.at[m][r].set(e.dot_bf16(values, numbers, sums.at[m][r].get()))
+    return end
+
+
+def multiply_blocks(
+    e: Emitter, kind: str, rows: int, out: str, bias: str | None, add: bool
+) -> None:
+    """Weights in blocks of integers, x prepared."""
+    args, unpack = _Args(e), UNPACK[kind]
+    layout = unpack.layout
+    chunks = (args.width + (layout.values - 1)) // layout.values
+    together = _together(unpack, rows)
+    padded = _padded_row(args, unpack)
+    with args.passes(rows) as begin, _groups(args, together, padded) as (first, weights):
+        xs = [args.x.at(at * args.x_stride) for at in args.x_rows(begin, rows)]
+        sums = _Sums(e, rows, together)
+        with e.loop(0, chunks) as chunk:
+            at, x_at = chunk * unpack.chunk_bytes, chunk * layout.bytes
+            for weight in weights:
+                for line in range(unpack.chunk_bytes // 64):
+                    e.prefetch(weight.at(at + (AHEAD + 64 * line)))
+            _chunk(e, unpack, [w.at(at) for w in weights], [x.at(x_at) for x in xs], sums)
+        _finish(args, sums, begin, first, out, bias, add)
+
+
+def _together(unpack: Unpack, rows: int) -> int:
+    """Rows of the weight to multiply at once: their integers and all sums should fit in the 32
+    registers there are at best.
+    """
+    if rows <= 2:
+        return 4 // rows
+    return 2 if len(unpack.layout.vectors) <= 4 else 1
+
+
+def _chunk(e: Emitter, unpack: Unpack, weights: list[Value], xs: list[Value], sums: _Sums) -> None:
+    """One chunk of some rows of the weight times that of all rows of x."""
+    layout = unpack.layout
+    terms = [unpack.terms(e, weight) for weight in weights]
+    count = len(layout.vectors)
+
+    def start(x: Value) -> Value | None:
+        if not layout.zero:
+            return None
+        return e.load(x.at(2 * layout.values + 64), vec(I32, SUMS), align=64)
+
+    def add(total: Value | None, product: Value) -> Value:
+        return product if total is None else total + product
+
+    def value(x: Value, index: int) -> Value:
+        return e.load(x, vec(I16, LANES), index * LANES, align=64)
+
+    if len(xs) <= 2:  # integers of all rows vector by vector, each used at once
+        totals = [[start(x) for _ in weights] for x in xs]
+        for index in range(count):
+            integers = [next(term.vectors) for term in terms]
+            for m, x in enumerate(xs):
+                here = value(x, index)
+                for r, numbers in enumerate(integers):
+                    totals[m][r] = add(totals[m][r], madd(e, numbers, here))
+    else:  # all integers of a few rows first, then one row of x after the other
+        unpacked = [list(term.vectors) for term in terms]
+        totals = []
+    for m, x in enumerate(xs):
+        if len(xs) <= 2:
+            row = totals[m]
+        else:
+            row = [start(x) for _ in weights]
+            for index in range(count):
+                here = value(x, index)
+                for r, vectors in enumerate(unpacked):
+                    row[r] = add(row[r], madd(e, vectors[index], here))
+        scale = e.load(x.at(2 * layout.values), vec(F32, SUMS), align=64)
+        extra = (
+            e.load(x.at(2 * layout.values + 64), vec(F32, SUMS), align=64)
+            if layout.lane or layout.run
+            else None
+        )
+        for r, term in enumerate(terms):
+            total = row[r]
+            assert total is not None
+            found = e.fma(total.sitofp(), term.scale * scale, sums.at[m][r].get())
+            if extra is not None and term.minimum is not None:
+                found = e.fma(term.minimum, extra, found)
+            sums.at[m][r].set(found)
+
+
+class _Args:
+    """A kernel's arguments by name."""
+
+    def __init__(self, e: Emitter):
+        self.e = e
+        self.x, self.x_stride = e.arg_ptr(0), e.arg(1)
+        self.w, self.w_bytes = e.arg_ptr(2), e.arg(3)
+        self.out, self.out_stride = e.arg_ptr(4), e.arg(5)
+        self.width, self.rows = e.arg(6), e.arg(7)
+        self.bias = e.arg_ptr(8)
+        self.addend, self.addend_stride = e.arg_ptr(9), e.arg(10)
+        self.w_rows = e.arg(11)
+
+    @contextmanager
+    def passes(self, rows: int) -> Iterator[Value]:
+        """A loop over the rows of x, so many at a time: the first of them."""
+        if rows < ROWS[-1]:
+            yield self.e.i64(0)
+            return
+        with self.e.loop(0, self.rows, rows) as begin:
+            yield begin
+
+    def x_rows(self, begin: Value, rows: int) -> list[Value]:
+        """The index of each row of x; beyond those there are, the last once more."""
+        last = self.rows - 1
+        return [self.e.minimum(begin + m, last) for m in range(rows)]
+
+
+class _Sums:
+    """fp32 sums of every row of x with every row of the weight that is at work."""
+
+    def __init__(self, e: Emitter, rows: int, together: int):
+        zero = e.f32(0.0, SUMS)
+        self.at = [[e.var(vec(F32, SUMS), zero) for _ in range(together)] for _ in range(rows)]
+
+    def of(self, m: int) -> Value:
+        """fp32 [together], a scalar for one."""
+        return sums_of([var.get() for var in self.at[m]])
+
+
+@contextmanager
+def _groups(
+    args: _Args, together: int, padded: Value | None = None
+) -> Iterator[tuple[Value, list[Value]]]:
+    """A loop over the units, so many at a time: the first one, and where each one's row begins.
+    Beyond the last unit that one comes again. `padded` stands for the weight's last row.
+    """
+    e = args.e
+    with e.loop(e.first, e.last, together) as first:
+        weights = []
+        for r in range(together):
+            row = e.minimum(first + r, e.last - 1)
+            weight = args.w.at(row * args.w_bytes)
+            if padded is not None:
+                weight = e.select(row.eq(args.w_rows - 1), padded, weight)
+            weights.append(weight)
+        yield first, weights
+
+
+def _padded_row(args: _Args, unpack: Unpack) -> Value | None:
+    """The weight's last row, where need be a copy that is filled up to whole chunks: kernels read
+    whole chunks, of other rows a part of the next one, which x's zeros leave out.
+    """
+    e, size = args.e, unpack.layout.values
+    if BLOCKS[unpack.kind].values == size:
+        return None
+    last = args.w_rows - 1
+    row = e.var(args.w.type, args.w.at(last * args.w_bytes))
+    rest = args.width % size
+    with e.when(rest.ne(0) & e.last.eq(args.w_rows)):
+        whole = (args.width // size + 1) * unpack.chunk_bytes
+        with e.loop(0, args.w_bytes, 2) as i:
+            e.store(e.scratch.at(i), e.load(row.get().at(i), I16, align=1), align=1)
+        with e.loop(args.w_bytes, whole) as i:
+            e.store(e.scratch.at(i), e.const(I8, 0))
+        row.set(e.scratch)
+    return row.get()
+
+
+def _finish(
+    args: _Args, sums: _Sums, begin: Value, first: Value, out: str, bias: str | None, add: bool
+) -> None:
+    """Sums to results."""
+    e, together = args.e, len(sums.at[0])
+    mask = e.mask(e.last - first, together) if together > 1 else None
+    bias_value = None if bias is None else e.read(args.bias, bias, first, together, mask)
+    for m in range(len(sums.at)):
+        row = begin + m
+        with e.when(row < args.rows):
+            found = sums.of(m)
+            if bias_value is not None:
+                found = found + bias_value
+            if add:
+                at = args.addend_stride * row + first
+                found = e.rounded(found, out) + e.read(args.addend, out, at, together, mask)
+            e.write(args.out, out, args.out_stride * row + first, found, mask)

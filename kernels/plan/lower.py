@@ -1,0 +1,932 @@
+"""From a plan to programs: which nodes run as machine code, and where their values lie.
+
+Steps are taken in their order. Those that a rule here takes become instructions of a program; each
+run of them is one, and between programs the other steps are called as ever. Values keep the types
+of their nodes. Every value has memory of its own in the run's arena: nothing is written twice in a
+run (`program` says why). Views cost nothing, only other strides. Some nodes vanish into others:
+
+- `gather_pages` into the attention that reads it: pages are read where they lie
+- an `add` into the product before it
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from mtmd.kernels.cpu.native import attention, products, recurrent, rows
+from mtmd.kernels.cpu.native import experts as experts_
+from mtmd.kernels.cpu.native.compile import compile_kernel, compiler, not_compiling
+from mtmd.kernels.cpu.native.decode import rows_of
+from mtmd.kernels.cpu.native.pool import shared_pool
+from mtmd.kernels.cpu.native.program import Instruction, Pointer, Program
+from mtmd.kernels.graph import Node, Type
+from mtmd.kernels.plan.steps import NativeFacts, Step
+
+DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+MOST_ROWS = 16  # of a product: with more, torch's products are faster
+WORTH = 4096  # values of a chunk, at least, of a kernel that does little with each: about 1 us
+ALIGN = 64
+ARENA = 0  # the root of a run's own memory
+
+Place: TypeAlias = "int | Pointer"
+"""An address that is known, or one in a run's memory."""
+
+
+def bits(number: float) -> int:
+    """A float32 as an argument."""
+    return int(struct.unpack("<I", struct.pack("<f", number))[0])
+
+
+@dataclass
+class Lowered:
+    """What a plan became: programs and steps in order; what a run has to bring."""
+
+    parts: list[Program | int] = field(default_factory=list)  # int: the number of a step
+    arena: int = 0
+    leaves: dict[Node, int] = field(default_factory=dict)  # inputs: their roots
+    made: dict[Node, int] = field(default_factory=dict)  # by steps: their roots
+    results: dict[int, Type] = field(default_factory=dict)  # of outputs, by root
+    places: dict[Node, Place] = field(default_factory=dict)
+    last: dict[int, int] = field(default_factory=dict)  # the last part that reads a root
+    weights: dict[Node, Tensor] = field(default_factory=dict)
+    roots: int = 1
+    native: int = 0
+    refused: dict[Node, str] = field(default_factory=dict)
+    kept: list[Any] = field(default_factory=list)  # whose addresses are in the programs
+
+
+Operands = Sequence[Node | None]
+Rejects = Callable[["Lowering", Node, Operands], str | None]
+Emits = Callable[["Lowering", Node, Operands], None]
+
+
+@dataclass(frozen=True)
+class Rule:
+    rejects: Rejects
+    emit: Emits
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """A step as this file sees it."""
+
+    node: Node
+    inputs: tuple[Node | None, ...]
+    here: bool  # on this backend
+
+
+def worth(steps: Sequence[Step]) -> str | None:
+    """Why a plan is better run as it is; None for one of few rows behind a cache."""
+    if not any(s.node.op in ("kv_store", "state_store") for s in steps):
+        return "no step of decoding"
+    for step in steps:
+        if step.node.op == "matmul" and (x := step.inputs[0]) is not None:
+            count = x.type.count // x.shape[-1]
+            if count > MOST_ROWS:
+                return f"{count} rows, more than {MOST_ROWS}"
+    return None
+
+
+def foresee(
+    steps: Sequence[Step], outputs: Sequence[Node]
+) -> tuple[NativeFacts, int | None] | None:
+    """How much of a plan runs as programs, and the bytes that a run takes beside weights and
+    caches, None where that is not known: where other steps run between. None where it runs as it
+    is. Nothing is compiled or allocated to find it.
+    """
+    if worth(steps) is not None or {s.backend.space for s in steps} != {"cpu"}:
+        return None
+
+    facts = [StepFacts(s.node, s.inputs, s.backend.native) for s in steps]
+    with not_compiling():
+        lowered = Lowering(facts, outputs, lambda node: node.type.meta()).run()
+    programs = [part for part in lowered.parts if isinstance(part, Program)]
+    reasons = Counter((node.op, reason) for node, reason in lowered.refused.items())
+    threads = shared_pool().threads
+    told = NativeFacts(
+        lowered.native,
+        len(programs),
+        sum(len(p.instructions) for p in programs),
+        threads,
+        tuple((op, reason, count) for (op, reason), count in reasons.items()),
+    )
+    if len(programs) < len(lowered.parts):
+        return told, None
+    inputs = sum(n.type.bytes for n in lowered.leaves if not n.attrs.get("state"))
+    frames = sum(p.frame_bytes(threads) for p in programs)
+    return told, inputs + lowered.arena + sum(t.bytes for t in lowered.results.values()) + frames
+
+
+class Lowering:
+    """The work of `lower`. `weight` gives a parameter's tensor."""
+
+    def __init__(
+        self, steps: Sequence[StepFacts], outputs: Sequence[Node], weight: Callable[[Node], Tensor]
+    ):
+        self.steps, self.outputs, self.weight = steps, outputs, weight
+        self.found = Lowered()
+        self.users: dict[Node, list[Node]] = {}
+        self.inputs = {s.node: s.inputs for s in steps}
+        for step in steps:
+            for node in step.inputs:
+                if node is not None:
+                    self.users.setdefault(node, []).append(step.node)
+        self.taken: set[Node] = set()
+        self.vanished: set[Node] = set()
+        self.instructions: list[Instruction] = []
+        self.scratch = 0
+        self._prepared: dict[tuple[Place, int, str], Place] = {}
+
+    def run(self) -> Lowered:
+        self._choose()
+        found = self.found
+        for number, step in enumerate(self.steps):
+            node = step.node
+            if node in self.vanished:
+                found.native += 1
+            elif node in self.taken:
+                found.native += 1
+                RULES[node.op].emit(self, node, step.inputs)
+            else:
+                self._end_program()
+                for i in step.inputs:
+                    if i is not None:
+                        self.place(i)
+                found.parts.append(number)
+                found.made[node] = found.roots
+                found.places[node] = Pointer(found.roots)
+                found.roots += 1
+        self._end_program()
+        for part in found.parts:
+            if isinstance(part, Program):
+                part.set_roots(found.roots)
+        return found
+
+    def _end_program(self) -> None:
+        if self.instructions:
+            self.found.parts.append(Program(self.instructions, self.scratch))
+            self.instructions = []
+
+    def _choose(self) -> None:
+        """Which steps are taken. An attention and what it gathers go together."""
+        for step in self.steps:
+            reason = self._reason(step)
+            if reason is None:
+                self.taken.add(step.node)
+            else:
+                self.found.refused[step.node] = reason
+        for step in self.steps:  # what is gathered for somebody else has to be there
+            node = step.node
+            if node.op == "gather_pages" and node in self.taken:
+                readers = self.users.get(node, [])
+                if node not in self.outputs and all(
+                    u.op == "attention" and u in self.taken for u in readers
+                ):
+                    self.vanished.add(node)
+                else:
+                    self._refuse(node, "read by something other than native attention")
+        for step in self.steps:
+            gathered = step.inputs[1:3]
+            if (
+                step.node.op == "attention"
+                and step.node in self.taken
+                and not all(i in self.vanished for i in gathered)
+            ):
+                self._refuse(step.node, "its keys are read by something else too")
+                for keys in gathered:
+                    if keys is not None and keys in self.vanished:
+                        self._refuse(keys, "its attention does not run here")
+
+    def _refuse(self, node: Node, reason: str) -> None:
+        self.taken.discard(node)
+        self.vanished.discard(node)
+        self.found.refused[node] = reason
+
+    def _reason(self, step: StepFacts) -> str | None:
+        node = step.node
+        if not step.here:
+            return "runs on another backend"
+        rule = RULES.get(node.op)
+        if rule is None:
+            return f"there is no native {node.op}"
+        for n in (node, *(i for i in step.inputs if i is not None)):
+            if n.dtype.is_floating_point and n.dtype not in DTYPES:
+                return f"{n.type} is neither fp32 nor bf16"
+        return rule.rejects(self, node, step.inputs)
+
+    # What rules use ---------------------------------------------------------------------------
+
+    def place(self, node: Node) -> Place:
+        """Where a value lies that is there already."""
+        if node not in self.found.places:
+            assert node.is_leaf, node
+            if node.op == "weight":
+                tensor = self.weight(node)
+                assert tensor.is_contiguous()
+                self.found.weights[node] = tensor
+                self.found.places[node] = tensor.data_ptr()
+            else:
+                self.found.leaves[node] = self.found.roots
+                self.found.places[node] = Pointer(self.found.roots)
+                self.found.roots += 1
+        place = self.found.places[node]
+        if isinstance(place, Pointer):
+            self.found.last[place.root] = len(self.found.parts)
+        return place
+
+    def make(self, node: Node) -> Place:
+        """Memory for a node's value."""
+        assert node.type.is_contiguous, node
+        if node in self.outputs:
+            root = self.found.roots
+            self.found.roots += 1
+            self.found.results[root] = node.type
+            place = Pointer(root)
+        else:
+            place = self.room(node.type.bytes)
+        self.found.places[node] = place
+        return place
+
+    def room(self, size: int) -> Pointer:
+        """Memory of the run."""
+        place = Pointer(ARENA, self.found.arena)
+        self.found.arena += -(-size // ALIGN) * ALIGN
+        return place
+
+    def constant(self, tensor: Tensor) -> int:
+        self.found.kept.append(tensor)
+        return tensor.data_ptr()
+
+    def add(
+        self,
+        address: int,
+        args: Sequence[Place],
+        units: int,
+        chunk: int = 1,
+        name: str = "",
+        again: bool = True,
+    ) -> None:
+        if units:
+            self.instructions.append(Instruction(address, tuple(args), units, chunk, again, name))
+
+    def only_user(self, node: Node) -> Node | None:
+        users = self.users.get(node, [])
+        return users[0] if len(users) == 1 and node not in self.outputs else None
+
+    def addend(self, node: Node) -> tuple[Node | None, Node | None]:
+        """The `add` that alone reads a product, and what it adds; that is done with the product."""
+        user = self.only_user(node)
+        if user is None or user.op != "add" or user not in self.taken:
+            return None, None
+        a, b = self.inputs[user][:2]
+        other = b if a is node else a
+        if other is None or other is node or not (other.type == node.type == user.type):
+            return None, None
+        if other not in self.found.places and not other.is_leaf:
+            return None, None
+        self.vanished.add(user)
+        return user, other
+
+    def prepared(self, x: Node, count: int, width: int, how: products.Preparation) -> Place:
+        """x as products with quantized weights read it, made once for all that read it alike."""
+        return self.prepared_at(self.place(x), count, width, how, x.name)
+
+    def prepared_at(
+        self, place: Place, count: int, width: int, how: products.Preparation, name: str
+    ) -> Place:
+        key = place, width, how.name
+        if key not in self._prepared:
+            self._prepared[key] = to = self.room(count * how.bytes(width))
+            self.add(how.address, [place, width, to, width], count, 1, f"{name} prepared")
+        return self._prepared[key]
+
+
+def at(place: Place, offset: int) -> Place:
+    """A place, some bytes on."""
+    if isinstance(place, Pointer):
+        return Pointer(place.root, place.offset + offset)
+    return place + offset
+
+
+def name_of(node: Node) -> str:
+    return DTYPES[node.dtype]
+
+
+def leading(shape: Sequence[int], *strides: Sequence[int]) -> tuple[list[int], list[list[int]]]:
+    """Dimensions as few as all operands allow: those of size 1 are left out, neighbours that lie
+    one after the other in each are one. Shape and each operand's strides.
+    """
+    sizes: list[int] = []
+    found: list[list[int]] = [[] for _ in strides]
+    for i, size in enumerate(shape):
+        if size == 1:
+            continue
+        if sizes and all(f[-1] == s[i] * size for f, s in zip(found, strides, strict=True)):
+            sizes[-1] *= size
+            for f, s in zip(found, strides, strict=True):
+                f[-1] = s[i]
+            continue
+        sizes.append(size)
+        for f, s in zip(found, strides, strict=True):
+            f.append(s[i])
+    return sizes, found
+
+
+def two_level(
+    shape: Sequence[int], *strides: Sequence[int]
+) -> tuple[int, int, list[tuple[int, int]]] | None:
+    """Rows as outer times inner ones and each operand's strides; None where that is not enough."""
+    sizes, found = leading(shape, *strides)
+    if len(sizes) > 2:
+        return None
+    sizes = [1] * (2 - len(sizes)) + sizes
+    pairs = [(0, 0) if not f else (0, f[0]) if len(f) == 1 else (f[0], f[1]) for f in found]
+    return sizes[0], sizes[1], pairs
+
+
+# Rules ----------------------------------------------------------------------------------------
+
+
+def _dense_rows(type_: Type) -> bool:
+    return not type_.shape or type_.strides[-1] == 1 or type_.shape[-1] == 1
+
+
+def _broadcast(b: Type, shape: Sequence[int]) -> list[int]:
+    """b's strides in a's shape."""
+    extra = len(shape) - len(b.shape)
+    return [0] * extra + [0 if n == 1 else s for n, s in zip(b.shape, b.strides, strict=True)]
+
+
+def _each_layout(node: Node, inputs: Operands) -> tuple[list[int], list[list[int]]] | None:
+    """Sizes (three) and strides of a, b and the result."""
+    a = inputs[0]
+    assert a is not None
+    binary = node.op in rows.BINARY
+    b = inputs[1] if binary else a
+    assert b is not None
+    out = Type.contiguous(a.shape, node.dtype)  # of a reshape: its elements are in a's order
+    sizes, strides = leading(a.shape, a.type.strides, _broadcast(b.type, a.shape), out.strides)
+    if not sizes:
+        sizes, strides = [1], [[1], [1], [1]]
+    if strides[0][-1] != 1 or strides[1][-1] not in (0, 1):
+        # the last dimension of a single value, or apart in memory: rows of one value each
+        if strides[0][-1] != 1 and sizes[-1] > 64:
+            return None
+        sizes, strides = [*sizes, 1], [[*s, 1] for s in strides]
+    if len(sizes) > 3:
+        return None
+    fill = 3 - len(sizes)
+    return [1] * fill + sizes, [[0] * fill + s for s in strides]
+
+
+def _rejects_each(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
+    if not node.type.is_contiguous:
+        return "its result has gaps"
+    return None if _each_layout(node, inputs) else "strides of more than three dimensions"
+
+
+def _emit_each(low: Lowering, node: Node, inputs: Operands) -> None:
+    kind = {"cast": "copy", "reshape": "copy"}.get(node.op, node.op)
+    layout = _each_layout(node, inputs)
+    a, b = inputs[0], inputs[1] if node.op in rows.BINARY else None
+    assert layout is not None and a is not None
+    extra: list[Place] = [0, 0]
+    attrs = node.attrs
+    if kind == "scale":
+        extra = [bits(attrs["factor"]), bits(attrs.get("offset", 0.0))]
+    elif kind == "softcap":
+        extra = [bits(attrs["cap"]), 0]
+    elif kind == "clamp":
+        extra = [low.place(i) for i in inputs[1:3] if i is not None]
+    _each(low, kind, a, b, low.make(node), node, layout, extra)
+
+
+def _each(
+    low: Lowering,
+    kind: str,
+    a: Node,
+    b: Node | None,
+    to: Place,
+    node: Node,
+    layout: tuple[list[int], list[list[int]]],
+    extra: Sequence[Place] = (0, 0),
+    again: bool = True,
+) -> None:
+    (outer, inner, columns), (sa, sb, so) = layout
+    address = compile_kernel(
+        rows.emit_each,
+        kind,
+        name_of(a),
+        name_of(b or a),
+        name_of(node),
+        sb[2],
+        node.attrs.get("approximate", ""),
+    )
+    blocks = -(-columns // rows.BLOCK)
+    args = [low.place(a), *sa[:2], low.place(b or a), *sb[:2], to, *so[:2], inner, columns]
+    each = min(columns, rows.BLOCK)
+    chunk = max(WORTH // each, 1)
+    low.add(address, [*args, *extra], outer * inner * blocks, chunk, node.name, again)
+
+
+def _rejects_norm(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
+    x, w = (*inputs, None)[:2]
+    assert x is not None
+    if w is not None and w.dtype != torch.float32:
+        return f"a weight in {w.type}"
+    if not _dense_rows(x.type) or not node.type.is_contiguous:
+        return "rows with gaps"
+    return None if two_level(x.shape[:-1], x.type.strides[:-1]) else "rows in three dimensions"
+
+
+def _emit_norm(low: Lowering, node: Node, inputs: Operands) -> None:
+    x, w = (*inputs, None)[:2]
+    assert x is not None
+    outer, inner, ((xo, xi), (oo, oi)) = _rows(x, node)
+    kind, size = node.op.removesuffix("_norm"), x.shape[-1]
+    address = compile_kernel(rows.emit_norm, kind, name_of(x), name_of(node), w is not None)
+    args: list[Place] = [low.place(x), xo, xi, low.make(node), oo, oi, inner, size]
+    args += [bits(node.attrs["eps"]), low.place(w) if w is not None else 0]
+    low.add(address, args, outer * inner, max(WORTH // 2 // size, 1), node.name)
+
+
+def _rows(x: Node, node: Node, last: int = 1) -> tuple[int, int, list[tuple[int, int]]]:
+    """Rows of x and of a contiguous result of its shape."""
+    out = Type.contiguous(node.shape, node.dtype)
+    found = two_level(x.shape[:-last], x.type.strides[:-last], out.strides[:-last])
+    assert found is not None
+    return found
+
+
+def _rejects_rope(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
+    x, table = inputs
+    assert x is not None and table is not None
+    if node.attrs.get("parts", 1) != 1:
+        return "heads in several parts"
+    if not _dense_rows(x.type) or not table.type.is_contiguous or table.dtype != torch.float32:
+        return "rows with gaps"
+    return None if prod(x.shape[:-3]) == 1 else "a batch of several"
+
+
+def _emit_rope(low: Lowering, node: Node, inputs: Operands) -> None:
+    x, table = inputs
+    assert x is not None and table is not None
+    tokens, heads, size = x.shape[-3:]
+    out = Type.contiguous(node.shape, node.dtype)
+    address = compile_kernel(
+        rows.emit_rope, name_of(x), name_of(node), node.attrs.get("pairs", "half")
+    )
+    args: list[Place] = [low.place(x), *x.type.strides[-3:-1], low.make(node)]
+    args += [*out.strides[-3:-1], heads, size, table.shape[2], low.place(table)]
+    low.add(address, args, tokens * heads, max(WORTH // 2 // size, 1), node.name)
+
+
+def _rejects_table(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
+    divisors = (*inputs, None)[1]
+    if divisors is not None and divisors.op != "weight":
+        return "frequencies that are computed"
+    return None
+
+
+def _emit_table(low: Lowering, node: Node, inputs: Operands) -> None:
+    positions, divisors = (*inputs, None)[:2]
+    assert positions is not None
+    rotary = node.attrs["rotary"]
+    frequencies = torch.tensor(rotary.frequencies, dtype=torch.float32)
+    if divisors is not None:
+        found = low.weight(divisors)  # without values where memory is counted
+        frequencies = frequencies if found.is_meta else frequencies / found
+    tokens, count = positions.shape[1], len(rotary.frequencies)
+    axes = torch.tensor(list(rotary.axes) or [0] * count, dtype=torch.int64) * tokens
+    args = [low.place(positions), tokens, low.make(node), count]
+    args += [low.constant(frequencies), low.constant(axes), bits(rotary.scale)]
+    low.add(compile_kernel(rows.emit_rope_table), args, tokens, 4, node.name)
+
+
+def _rejects_embed(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
+    quant = node.attrs.get("quant")
+    return None if quant is None or quant in products.KINDS else f"a table of {quant}"
+
+
+def _emit_embed(low: Lowering, node: Node, inputs: Operands) -> None:
+    tokens, table = inputs
+    assert tokens is not None and table is not None
+    scale = torch.tensor(node.attrs.get("scale", 1.0), dtype=node.dtype).item()
+    quant = node.attrs.get("quant")
+    if quant is None:
+        _take(low, node, table, tokens, scale)
+        return
+    size = node.shape[1]
+    address = rows_of(quant, name_of(node), scale != 1.0)
+    args: list[Place] = [low.place(table), products.row_bytes(quant, size), low.place(tokens)]
+    args += [low.make(node), size, size, bits(scale)]
+    low.add(address, args, tokens.shape[0], 1, node.name)
+
+
+def _rejects_take(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
+    x = inputs[0]
+    assert x is not None
+    whole = len(leading(x.shape[:-2], x.type.strides[:-2])[0]) <= 1
+    return None if whole and _dense_rows(x.type) else "rows with gaps"
+
+
+def _emit_take(low: Lowering, node: Node, inputs: Operands) -> None:
+    x, places = inputs
+    assert x is not None and places is not None
+    _take(low, node, x, places, 1.0)
+
+
+def _take(low: Lowering, node: Node, x: Node, places: Node, scale: float) -> None:
+    size = x.shape[-1]
+    address = compile_kernel(rows.emit_take, name_of(x), name_of(node), scale != 1.0)
+    args: list[Place] = [low.place(x), x.type.strides[-2], low.place(places), low.make(node)]
+    _, batches = leading(x.shape[:-2], x.type.strides[:-2])
+    args += [size, size, bits(scale), places.shape[0], *(batches[0] or [0])]
+    units = prod(x.shape[:-2]) * places.shape[0]
+    low.add(address, args, units, max(WORTH // size, 1), node.name)
+
+
+def _rejects_put(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
+    x, values, _ = inputs
+    assert x is not None and values is not None
+    return None if x.type.is_contiguous and _dense_rows(values.type) else "rows with gaps"
+
+
+def _emit_put(low: Lowering, node: Node, inputs: Operands) -> None:
+    x, values, places = inputs
+    assert x is not None and values is not None and places is not None
+    layout = _each_layout(node, (x,))
+    assert layout is not None
+    to = low.make(node)
+    _each(low, "copy", x, None, to, node, layout, again=False)  # what is put must stay
+    address = compile_kernel(rows.emit_put, name_of(values), name_of(node), node.op == "add_rows")
+    args: list[Place] = [to, x.shape[1], low.place(places), low.place(values)]
+    args += [values.type.strides[0], x.shape[1]]
+    low.add(address, args, places.shape[0], places.shape[0], node.name, again=False)
+
+
+def _rejects_concat(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
+    for part in inputs:
+        assert part is not None
+        if len(leading(part.shape, part.type.strides, node.type.strides)[0]) > 3:
+            return "strides of more than three dimensions"
+        if not _dense_rows(part.type):
+            return "rows with gaps"
+    return None
+
+
+def _emit_concat(low: Lowering, node: Node, inputs: Operands) -> None:
+    to, axis = low.make(node), node.attrs["axis"]
+    for part in inputs:
+        assert part is not None
+        sizes, strides = leading(part.shape, part.type.strides, node.type.strides)
+        fill = 3 - len(sizes)
+        sizes = [1] * fill + sizes
+        own, out = ([0] * fill + s for s in strides)
+        _each(low, "copy", part, None, to, node, (sizes, [own, own, out]))
+        to = at(to, part.shape[axis] * node.type.strides[axis] * node.dtype.itemsize)
+
+
+def _rejects_store(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
+    cache, k, v, _ = inputs
+    assert cache is not None and k is not None and v is not None
+    if k.dtype != v.dtype:
+        return "keys and values of two types"
+    return None if _dense_rows(k.type) and _dense_rows(v.type) else "rows with gaps"
+
+
+def _emit_store(low: Lowering, node: Node, inputs: Operands) -> None:
+    cache, k, v, slots = inputs
+    assert cache is not None and k is not None and v is not None and slots is not None
+    tokens, groups, size = k.shape
+    low.found.places[node] = to = low.place(cache)
+    args: list[Place] = [low.place(k), *k.type.strides[:2], low.place(v), *v.type.strides[:2]]
+    args += [low.place(slots), to, cache.type.strides[0], groups, size]
+    address = compile_kernel(rows.emit_store, name_of(k), name_of(cache))
+    low.add(address, args, tokens * groups, max(WORTH // size, 1), node.name, again=False)
+
+
+def _rejects_gather(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
+    cache = inputs[0]
+    assert cache is not None
+    if node.attrs["size"] != attention.PAGE:
+        return f"pages of {node.attrs['size']} tokens"
+    return None if cache.type.is_contiguous else "a cache with gaps"
+
+
+def _emit_nothing(low: Lowering, node: Node, inputs: Operands) -> None:
+    """It vanishes into its reader."""
+
+
+def _rejects_attention(low: Lowering, node: Node, inputs: Operands) -> str | None:
+    q, k, v, mask, bounds = (*inputs, None, None)[:5]
+    assert q is not None and k is not None and v is not None
+    if mask is not None or node.attrs.get("causal") or node.attrs.get("window") is not None:
+        return "a mask, causal or a window besides bounds"
+    if bounds is None or len(bounds.shape) != 2:
+        return "no bounds"
+    if not (k.op == v.op == "gather_pages"):
+        return "its keys are no pages of a cache"
+    if low.inputs[k][1] is not low.inputs[v][1] or k.type.strides != v.type.strides:
+        return "keys and values of different pages"
+    if q.shape[0] != 1 or not _dense_rows(q.type):
+        return "a batch of several"
+    if max(q.shape[3], v.shape[3]) > 512 or q.shape[2] // k.shape[2] > 32:
+        return f"heads of {q.shape[3]}, {q.shape[2] // k.shape[2]} in a group"
+    return None
+
+
+def _emit_attention(low: Lowering, node: Node, inputs: Operands) -> None:
+    q, k, v, _, bounds = (*inputs, None, None)[:5]
+    assert q is not None and k is not None and v is not None and bounds is not None
+    (_, tokens, count, size), groups, value = q.shape, k.shape[2], v.shape[3]
+    keys, pages = low.inputs[k]
+    values, _ = low.inputs[v]
+    assert keys is not None and values is not None and pages is not None
+    softcap, to = node.attrs.get("softcap"), low.make(node)
+    splits = _splits(tokens * groups, pages.shape[0])
+    address = compile_kernel(
+        attention.emit_attention,
+        (name_of(q), name_of(keys), name_of(node)),
+        size,
+        value,
+        count // groups,
+        softcap is not None,
+        16 if compiler().cpu.has("avx512f") else 4,
+    )
+    width = attention.ROOM + attention.padded(value)
+    parts = low.room(4 * tokens * count * splits * width) if splits > 1 else Pointer(ARENA)
+    halves = [
+        at(low.place(c), which.attrs["which"] * c.type.strides[0] * c.dtype.itemsize)
+        for c, which in ((keys, k), (values, v))
+    ]
+    token, head = node.type.strides[1:3]
+    args: list[Place] = [low.place(q), *q.type.strides[1:3], *halves, keys.type.strides[1]]
+    args += [keys.type.strides[2], values.type.strides[2], low.place(pages), low.place(bounds)]
+    args += [groups, splits, to, token, head, parts]
+    args += [bits(node.attrs["scale"]), bits(softcap or 0.0)]
+    low.add(address, args, tokens * groups * splits, 1, node.name)
+    if splits > 1:
+        address = compile_kernel(attention.emit_combine, name_of(node), value)
+        args = [parts, splits, to, token, head, count]
+        chunk = max(WORTH // (splits * width), 1)
+        low.add(address, args, tokens * count, chunk, node.name)
+
+
+def _splits(units: int, pages: int) -> int:
+    """Into how many runs of pages each token's keys are cut: so many that there are parts enough
+    for every thread, and none is of fewer than `FEW` pages.
+    """
+    return max(1, min(-(-16 // units), pages // attention.FEW))
+
+
+def _rejects_view(low: Lowering, node: Node, inputs: Operands) -> str | None:
+    if node.alias:
+        return None
+    return _rejects_each(low, node, inputs)
+
+
+def _emit_view(low: Lowering, node: Node, inputs: Operands) -> None:
+    x = inputs[0]
+    assert x is not None
+    if not node.alias:
+        _emit_each(low, node, inputs)
+        return
+    offset = 0
+    if node.op == "rows":
+        offset = node.attrs["start"] * x.type.strides[0]
+    elif node.op == "columns":
+        offset = node.attrs["start"] * x.type.strides[-1]
+    elif node.op == "kv_half":
+        offset = node.attrs["which"] * x.type.strides[0]
+    low.found.places[node] = at(low.place(x), offset * node.dtype.itemsize)
+
+
+def _kind(node: Node, w: Node) -> str:
+    """The type of a product's weight, as products call it."""
+    quant = node.attrs.get("quant")
+    return {"f32": "F32", "bf16": "BF16"}[name_of(w)] if quant is None else str(quant)
+
+
+def _rejects_matmul(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
+    x, w = inputs[:2]
+    assert x is not None and w is not None
+    m = x.type.count // x.shape[-1]
+    if m > MOST_ROWS:
+        return f"{m} rows, more than {MOST_ROWS}"
+    if w.op != "weight":
+        return "its weight is computed"
+    if (kind := _kind(node, w)) not in products.KINDS:
+        return f"a weight of {kind}"
+    return None if x.type.is_contiguous else "rows with gaps"
+
+
+def _emit_matmul(low: Lowering, node: Node, inputs: Operands) -> None:
+    x, w, bias = (*inputs, None)[:3]
+    assert x is not None and w is not None
+    user, addend = low.addend(node)
+    m, n, width = x.type.count // x.shape[-1], w.shape[0], x.shape[-1]
+    kind = _kind(node, w)
+    kernel = products.product(
+        kind,
+        products.rows_for(m),
+        name_of(x),
+        name_of(node),
+        name_of(bias) if bias is not None else None,
+        addend is not None,
+    )
+    low.scratch = max(low.scratch, kernel.scratch(width))
+    here, stride = low.place(x), width
+    if kernel.prepare is not None:
+        here, stride = low.prepared(x, m, width, kernel.prepare), kernel.prepare.bytes(width)
+    args: list[Place] = [here, stride, low.place(w), products.row_bytes(kind, width)]
+    args += [low.make(user or node), n, width, m, low.place(bias) if bias is not None else 0]
+    args += [low.place(addend) if addend is not None else 0, n, n]
+    low.add(kernel.address, args, n, products.grain(kind, width), node.name)
+
+
+def _rejects_conv(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
+    x, w, state = inputs[:3]
+    assert x is not None and w is not None and state is not None
+    if state.dtype != x.dtype:
+        return f"a state in {name_of(state)}"
+    if not (_dense_rows(x.type) and w.type.is_contiguous and state.type.is_contiguous):
+        return "rows with gaps"
+    return None if w.shape[1] <= 8 else f"{w.shape[1]} taps"
+
+
+def _emit_conv(low: Lowering, node: Node, inputs: Operands) -> None:
+    x, w, state, starts, slots, bias = (*inputs, None)[:6]
+    assert x is not None and w is not None and state is not None
+    assert starts is not None and slots is not None
+    address = compile_kernel(
+        recurrent.emit_conv,
+        name_of(x),
+        name_of(w),
+        w.shape[1],
+        name_of(bias) if bias is not None else None,
+        node.attrs["activation"] == "silu",
+    )
+    args: list[Place] = [
+        low.place(x),
+        x.type.strides[0],
+        *map(low.place, (w, state, starts, slots)),
+    ]
+    args += [low.place(bias) if bias is not None else 0, low.make(node)]
+    args += [x.shape[0], slots.shape[0], x.shape[1]]
+    blocks = -(-x.shape[1] // recurrent.LANES)
+    chunk = max(WORTH // 64 // x.shape[0], 1)
+    low.add(address, args, blocks, chunk, node.name, again=False)  # its state is written after it
+
+
+def _rejects_delta(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
+    q, k, v, decay, beta, state = inputs[:6]
+    assert q is not None and k is not None and v is not None
+    assert decay is not None and beta is not None and state is not None
+    dense = all(_dense_rows(n.type) for n in (q, k, v))
+    whole = all(n.type.is_contiguous for n in (decay, beta, state))
+    return None if dense and whole else "rows with gaps"
+
+
+def _emit_delta(low: Lowering, node: Node, inputs: Operands) -> None:
+    q, k, v, decay, beta, state, starts, slots = inputs
+    assert q is not None and k is not None and v is not None and slots is not None
+    address = compile_kernel(recurrent.emit_delta, name_of(q), name_of(k), name_of(v))
+    args: list[Place] = []
+    for part in (q, k, v):
+        args += [low.place(part), *part.type.strides[:2]]
+    args += [low.place(n) for n in (decay, beta, state, starts, slots) if n is not None]
+    (tokens, heads, value), (_, groups, size) = v.shape, q.shape
+    args += [low.make(node), tokens, groups, heads, size, value, bits(node.attrs["scale"])]
+    low.add(address, args, slots.shape[0] * heads, 1, node.name, again=False)  # as above
+
+
+def _rejects_state(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
+    state, rows_, _ = inputs
+    assert state is not None and rows_ is not None
+    return None if state.type.is_contiguous and rows_.type.is_contiguous else "rows with gaps"
+
+
+def _emit_state(low: Lowering, node: Node, inputs: Operands) -> None:
+    state, rows_, slots = inputs
+    assert state is not None and rows_ is not None and slots is not None
+    low.found.places[node] = to = low.place(state)
+    size = prod(state.shape[1:])
+    address = compile_kernel(recurrent.emit_state_store, name_of(rows_), name_of(state))
+    args = [to, low.place(rows_), low.place(slots), size, WORTH]
+    low.add(address, args, slots.shape[0] * -(-size // WORTH), 1, node.name, again=False)
+
+
+def _rejects_moe(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
+    x, router, *tables = inputs[:5]
+    assert x is not None and router is not None
+    if x.shape[0] > MOST_ROWS:
+        return f"{x.shape[0]} rows, more than {MOST_ROWS}"
+    if not (x.type.is_contiguous and _dense_rows(router.type)):
+        return "rows with gaps"
+    for part, table in zip(("gate", "up", "down"), tables, strict=True):
+        assert table is not None
+        if table.op != "weight":
+            return "its weights are computed"
+        kind = node.attrs.get(f"{part}_quant") or _kind(node, table)
+        if kind not in products.KINDS:
+            return f"a weight of {kind}"
+    return None
+
+
+def _emit_moe(low: Lowering, node: Node, inputs: Operands) -> None:
+    x, router, gate, up, down, shares = (*inputs, None)[:6]
+    assert x is not None and router is not None
+    assert gate is not None and up is not None and down is not None
+    attrs, (tokens, width), most = node.attrs, x.shape, int(node.attrs["top_k"])
+    pairs, ffn, experts, size = tokens * most, gate.shape[1], router.shape[1], x.dtype.itemsize
+    weights, chosen = low.room(4 * pairs), low.room(8 * pairs)
+    address = compile_kernel(
+        experts_.emit_route, name_of(router), attrs["normalize"], shares is not None
+    )
+    args: list[Place] = [low.place(router), router.type.strides[0], experts, most, weights, chosen]
+    args += [low.place(shares) if shares is not None else 0, low.room(4 * tokens * experts)]
+    low.add(address, args, tokens, 1, f"{node.name} route", again=False)  # it notes what it took
+    halves = [low.room(pairs * ffn * size) for _ in range(2)]
+    for part, table, to in (("gate", gate, halves[0]), ("up", up, halves[1])):
+        _chosen(low, node, part, x, low.place(x), tokens, most, table, width, chosen, to)
+    gated = low.room(pairs * ffn * size)
+    kind, approximate = (
+        ("silu_mul", "") if attrs.get("act", "silu") == "silu" else ("gelu_mul", "tanh")
+    )
+    address = compile_kernel(rows.emit_each, kind, *[name_of(x)] * 3, 1, approximate)
+    row = [0, ffn]
+    args = [halves[0], *row, halves[1], *row, gated, *row, pairs, ffn, 0, 0]
+    low.add(address, args, pairs * -(-ffn // rows.BLOCK), WORTH // rows.BLOCK, f"{node.name} act")
+    mixed = low.room(pairs * width * size)
+    _chosen(low, node, "down", x, gated, pairs, 1, down, ffn, chosen, mixed)
+    address = compile_kernel(experts_.emit_mix, name_of(x), name_of(node))
+    args = [mixed, weights, most, low.make(node), width]
+    low.add(address, args, tokens * -(-width // 256), 4, node.name)
+
+
+def _chosen(
+    low: Lowering,
+    node: Node,
+    part: str,
+    x: Node,
+    here: Place,
+    count: int,
+    each: int,
+    table: Node,
+    width: int,
+    chosen: Place,
+    to: Place,
+) -> None:
+    """One of the three products: `count` rows of x, each for `each` experts."""
+    kind, n = node.attrs.get(f"{part}_quant") or _kind(node, table), table.shape[1]
+    kernel = products.product(kind, 1, name_of(x), name_of(x))
+    low.scratch = max(low.scratch, kernel.scratch(width))
+    step, stride = width * x.dtype.itemsize, width
+    if kernel.prepare is not None:
+        here = low.prepared_at(here, count, width, kernel.prepare, f"{node.name}.{part}")
+        step = stride = kernel.prepare.bytes(width)
+    row = products.row_bytes(kind, width)
+    args: list[Place] = [here, stride, low.place(table), row, to, n, width, 1, 0, 0, 0, n]
+    args += [kernel.address, n, chosen, n * row, step, each, n * x.dtype.itemsize]
+    address = compile_kernel(experts_.emit_chosen)
+    grain = products.grain(kind, width)
+    low.add(address, args, count * each * n, grain, f"{node.name}.{part}")
+
+
+_EACH = Rule(_rejects_each, _emit_each)
+_NORM = Rule(_rejects_norm, _emit_norm)
+_VIEW = Rule(_rejects_view, _emit_view)
+_PUT = Rule(_rejects_put, _emit_put)
+RULES: Mapping[str, Rule] = {
+    **dict.fromkeys((*rows.UNARY[1:], *rows.BINARY, "cast"), _EACH),
+    "rms_norm": _NORM,
+    "l2_norm": _NORM,
+    "rope": Rule(_rejects_rope, _emit_rope),
+    "rope_table": Rule(_rejects_table, _emit_table),
+    "embed": Rule(_rejects_embed, _emit_embed),
+    "take_rows": Rule(_rejects_take, _emit_take),
+    "place_rows": _PUT,
+    "add_rows": _PUT,
+    "concat": Rule(_rejects_concat, _emit_concat),
+    "kv_store": Rule(_rejects_store, _emit_store),
+    "gather_pages": Rule(_rejects_gather, _emit_nothing),
+    "attention": Rule(_rejects_attention, _emit_attention),
+    "reshape": _VIEW,
+    "rows": _VIEW,
+    "columns": _VIEW,
+    "kv_half": _VIEW,
+    "matmul": Rule(_rejects_matmul, _emit_matmul),
+    "short_conv": Rule(_rejects_conv, _emit_conv),
+    "gated_delta": Rule(_rejects_delta, _emit_delta),
+    "state_store": Rule(_rejects_state, _emit_state),
+    "moe": Rule(_rejects_moe, _emit_moe),
+}

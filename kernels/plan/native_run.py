@@ -1,0 +1,161 @@
+"""A plan that runs as programs: brings their inputs and their memory, and calls the steps that no
+program has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from mtmd.kernels.cpu.native.pool import Pool, shared_pool
+from mtmd.kernels.cpu.native.program import Frame, Pointer, Program
+from mtmd.kernels.graph import Node, Type
+from mtmd.kernels.ops import OPS
+from mtmd.kernels.plan.lower import ARENA, Lowered, Lowering, StepFacts, worth
+
+if TYPE_CHECKING:
+    from mtmd.kernels.backends.backend import Backend
+    from mtmd.kernels.plan.scheduler import Plan
+
+Kernel = Callable[..., Tensor]
+CPU = torch.device("cpu")
+
+
+class Memory:
+    """What a run of a plan writes to: its arena and a frame of each program."""
+
+    def __init__(self, plan: NativePlan, threads: int):
+        self.plan = plan
+        self.arena = torch.empty(plan.lowered.arena, dtype=torch.uint8)
+        self.frames: dict[int, Frame] = {
+            number: part.frame(threads)
+            for number, part in enumerate(plan.lowered.parts)
+            if isinstance(part, Program)
+        }
+        self.sound = True
+
+
+class NativePlan:
+    """Ready to run any number of times, from any thread: runs share weights and nothing else.
+
+    `calls` are the steps' functions and what they read; `placed` checks what an input is filled
+    with. The memory of the last run is kept for the next of the same plan, one in all.
+    """
+
+    def __init__(
+        self,
+        lowered: Lowered,
+        calls: Sequence[tuple[Kernel, tuple[Node | None, ...], Node]],
+        outputs: Sequence[Node],
+        placed: Callable[[Node, Tensor, torch.device, bool], Tensor],
+        written: Collection[Node],
+        pool: Pool,
+    ):
+        self.lowered, self._calls, self._outputs = lowered, calls, outputs
+        self._placed, self._written, self._pool = placed, written, pool
+        leaves = [(root, node, node.attrs["fill"]) for node, root in lowered.leaves.items()]
+        self._states = [leaf for leaf in leaves if leaf[1].attrs.get("state")]
+        self._fresh = [leaf for leaf in leaves if not leaf[1].attrs.get("state")]
+        self._known: list[tuple[int, Tensor, int]] = []
+        """States by root, with their addresses: those of a cache are the same from run to run."""
+        self._ends: dict[int, list[int]] = {}
+        for root in lowered.made.values():
+            self._ends.setdefault(lowered.last.get(root, 0), []).append(root)
+        self._kept = {
+            place.root
+            for place in (lowered.places[o] for o in outputs)
+            if isinstance(place, Pointer)
+        }
+
+    def steps(self, batch: Any) -> Generator[None, None, list[Tensor]]:
+        """As the executor's: the outputs, a pause after each part."""
+        found = self.lowered
+        memory = self._pool.take(self) or Memory(self, self._pool.threads)
+        tensors: list[Tensor | None] = [None] * found.roots
+        roots = [0] * found.roots
+        tensors[ARENA], roots[ARENA] = memory.arena, memory.arena.data_ptr()
+        known = self._known  # of another thread's run too: a list is never changed
+        if self._states and (not known or self._states[0][2](batch) is not known[0][1]):
+            known = self._known = [self._fill(batch, *leaf) for leaf in self._states]
+        for root, tensor, address in known:
+            tensors[root], roots[root] = tensor, address
+        for leaf in self._fresh:
+            _, tensors[leaf[0]], roots[leaf[0]] = self._fill(batch, *leaf)
+        for root, kind in found.results.items():
+            result = tensors[root] = torch.empty(kind.shape, dtype=kind.dtype)
+            roots[root] = result.data_ptr()
+        for number, part in enumerate(found.parts):
+            if isinstance(part, Program):
+                frame = memory.frames[number]
+                # what is held must outlive every thread that is in the frame
+                frame.open(roots, (tensors[:], found, memory))
+                try:
+                    self._pool.run(frame)
+                finally:
+                    memory.sound = frame.close() and memory.sound
+            else:
+                self._call(part, tensors, roots)
+            for root in self._ends.get(number, ()):
+                if root not in self._kept:
+                    tensors[root] = None
+            yield
+        if memory.sound and ARENA not in self._kept:
+            self._pool.give(self, memory)
+        return [self._tensor(o, tensors) for o in self._outputs]
+
+    def _fill(
+        self, batch: Any, root: int, node: Node, fill: Callable[[Any], Tensor]
+    ) -> tuple[int, Tensor, int]:
+        placed = self._placed(node, fill(batch), CPU, node in self._written)
+        return root, placed, placed.data_ptr()
+
+    def _call(self, step: int, tensors: list[Tensor | None], roots: list[int]) -> None:
+        kernel, reads, node = self._calls[step]
+        value = kernel(*(None if i is None else self._tensor(i, tensors) for i in reads))
+        if Type.of(value).strides != node.type.strides:
+            laid = torch.empty_strided(node.shape, node.type.strides, dtype=node.dtype)
+            value = laid.copy_(value)
+        root = self.lowered.made[node]
+        tensors[root], roots[root] = value, value.data_ptr()
+
+    def _tensor(self, node: Node, tensors: Sequence[Tensor | None]) -> Tensor:
+        """A value of the run as torch sees it."""
+        place = self.lowered.places[node]
+        if not isinstance(place, Pointer):
+            return self.lowered.weights[node]
+        base, kind = tensors[place.root], node.type
+        assert base is not None, node
+        if self.lowered.results.get(place.root) == kind:
+            return base
+        if place.root == ARENA:  # bytes
+            extent = 1 + sum((n - 1) * s for n, s in zip(kind.shape, kind.strides, strict=True))
+            part = base[place.offset : place.offset + extent * kind.dtype.itemsize]
+            return part.view(kind.dtype).as_strided(kind.shape, kind.strides)
+        if place.offset == 0 and Type.of(base) == kind:
+            return base
+        offset = base.storage_offset() + place.offset // kind.dtype.itemsize
+        return base.as_strided(kind.shape, kind.strides, offset)
+
+
+def native_plan(
+    plan: Plan,
+    kernels: Sequence[Kernel],
+    weight: Callable[[Node, Backend], Tensor],
+    placed: Callable[[Node, Tensor, torch.device, bool], Tensor],
+) -> NativePlan | None:
+    """A plan as programs and the calls between them, None where it is not worth it. `kernels` are
+    its steps' functions.
+    """
+    if worth(plan.steps) is not None or {s.backend.space for s in plan.steps} != {"cpu"}:
+        return None
+    steps = [StepFacts(s.node, s.inputs, s.backend.native) for s in plan.steps]
+    backend = plan.steps[0].backend
+    lowered = Lowering(steps, plan.outputs, lambda node: weight(node, backend)).run()
+    calls = [(k, s.inputs, s.node) for k, s in zip(kernels, plan.steps, strict=True)]
+    written = {
+        s.inputs[0] for s in plan.steps if s.inputs and s.inputs[0] and OPS[s.node.op].writes_first
+    }
+    return NativePlan(lowered, calls, plan.outputs, placed, written, shared_pool())

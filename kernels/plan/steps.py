@@ -1,0 +1,43 @@
+"""What a plan consists of: steps, splits of one backend, and how much of them is machine code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mtmd.kernels.backends.backend import Backend
+from mtmd.kernels.graph import Node
+
+
+@dataclass(frozen=True)
+class Step:
+    """One node in the order of the run. `inputs` are the node's, with copies put in; `frees` have
+    no use after it.
+    """
+
+    node: Node
+    backend: Backend
+    inputs: tuple[Node | None, ...]
+    in_place: bool
+    frees: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Split:
+    """A run of steps on one backend, led by the copies it needs."""
+
+    backend: Backend
+    copies: tuple[Node, ...]
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class NativeFacts:
+    """How much of a graph runs as programs of machine code on the CPU: `nodes` of all, in so many
+    `programs`; `refused` are (op, reason, count) of the others.
+    """
+
+    nodes: int
+    programs: int
+    instructions: int
+    threads: int
+    refused: tuple[tuple[str, str, int], ...]

@@ -1,0 +1,74 @@
+"""Every family decodes as machine code what it decodes node by node: same logits, same states; and how much of
+it does is told.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from copy import copy
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from common import Oracle
+from table import CASES
+
+from mtmd.checkpoint import open_checkpoint
+from mtmd.config import LoadOptions
+from mtmd.kernels.plan.executor import Executor
+from mtmd.llm.engine.sequence import Span, make_batch
+from mtmd.model import Model
+
+Build = Callable[[str, str], Oracle]
+PROMPTS = (tuple(range(3, 43)), tuple(range(30, 39)), (5,))
+
+
+@pytest.mark.parametrize(("row", "variant"), CASES)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_decoding(build: Build, row: str, variant: str, dtype: str) -> None:
+    runner = Model(
+        open_checkpoint(build(row, variant).folder),
+        LoadOptions(device="cpu", parallel=3, context=128, dtype=dtype),
+    ).runner
+    cache = runner.new_cache()
+    running = [runner.begin(cache, slot) for slot in range(3)]
+    for one, prompt in zip(running, PROMPTS, strict=True):
+        runner.prefill([Span(prompt)], cache, one)
+    for step in range(3):
+        states = {name: t.clone() for name, t in cache.tensors.items()}
+        chosen = running[: 1 + step % 3]
+        parts = [(copy(one), [Span((7 + step,))]) for one in chosen]
+        batch = make_batch(parts, cache)
+        executor = Executor(runner.plan(batch.shape), runner.residency)
+        expected = executor.run(batch, observe=lambda *_: None)
+        after = {name: t.clone() for name, t in cache.tensors.items()}
+        for name, value in states.items():
+            cache.tensors[name].copy_(value)
+        found = executor.run(batch)
+        native = executor._programs()
+        assert native is not None
+        lowered = native.lowered
+        refused = {f"{n.op}: {why}" for n, why in lowered.refused.items()}
+        if step == 0:
+            print(
+                f"{row}, {variant}, {dtype}: {lowered.native} of {executor.plan.nodes}",
+                *refused,
+                sep="; ",
+            )
+        # a router that wavers between two experts may choose the other one in bf16
+        limit = 1e-9 if dtype == "fp32" else 5e-2
+        for a, b in zip(found, expected, strict=True):
+            assert error(a, b) < limit
+        for name, value in after.items():
+            assert error(cache.tensors[name], value) < limit
+        assert not refused, refused
+        for one, (moved, _) in zip(chosen, parts, strict=True):
+            one.length, one.position = moved.length, moved.position
+
+
+def error(a: torch.Tensor, b: torch.Tensor) -> float:
+    a, b = a.double(), b.double()
+    return float(((a - b) ** 2).mean() / (b**2).mean().clamp(min=1e-30))

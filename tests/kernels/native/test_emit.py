@@ -1,0 +1,122 @@
+"""Functions of the emitter against numpy's in float64, on every kind of number."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from mtmd.kernels.cpu.native.compile import Compiler, Cpu, compile_kernel, compiler
+from mtmd.kernels.cpu.native.emit import F32, Emitter, vec
+
+CALL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
+
+
+def call(address: int, args: list[int], first: int, last: int) -> None:
+    words = np.array(args, np.int64)
+    CALL(address)(words.ctypes.data, first, last, None)
+
+
+def emit_function(e: Emitter, name: str, dtype: str) -> None:
+    x, y = e.arg_ptr(0), e.arg_ptr(1)
+    for i, mask in e.spans(e.first, e.last, 16):
+        value = e.read(x, dtype, i, 16, mask)
+        if name.startswith("gelu"):
+            found = e.gelu(value, name.removeprefix("gelu_"))
+        elif name in ("sin", "cos"):
+            found = e.sin_cos(value)[name == "cos"]
+        else:
+            found = getattr(e, name)(value)
+        e.write(y, dtype, i, found, mask)
+
+
+def erf(x: np.ndarray) -> np.ndarray:
+    return np.array([math.erf(v) for v in x])
+
+
+FUNCTIONS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], float, float, float]] = {
+    "exp": (np.exp, -86.0, 88.0, 2e-7),
+    "tanh": (np.tanh, -20.0, 20.0, 5e-7),
+    "sigmoid": (lambda x: 1 / (1 + np.exp(-x)), -80.0, 80.0, 3e-7),
+    "silu": (lambda x: x / (1 + np.exp(-x)), -80.0, 80.0, 3e-7),
+    "log": (np.log, 1e-30, 1e30, 3e-7),
+    "softplus": (lambda x: np.logaddexp(0, x), -80.0, 80.0, 1e-6),
+    "sin": (np.sin, -3e5, 3e5, 0),
+    "cos": (np.cos, -3e5, 3e5, 0),
+    "erf": (erf, -5.0, 5.0, 0),
+    "gelu_none": (lambda x: x * 0.5 * (1 + erf(x / math.sqrt(2))), -8.0, 8.0, 0),
+    "gelu_quick": (lambda x: x / (1 + np.exp(-1.702 * x)), -8.0, 8.0, 3e-6),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_function(name: str) -> None:
+    function, low, high, relative = FUNCTIONS[name]
+    x = np.linspace(low, high, 100003).astype(np.float32)
+    y = np.full_like(x, np.nan)
+    call(compile_kernel(emit_function, name, "f32"), [x.ctypes.data, y.ctypes.data], 0, len(x))
+    np.testing.assert_allclose(
+        y, function(x.astype(np.float64)), rtol=relative, atol=6e-7 if not relative else 1e-30
+    )
+
+
+@pytest.mark.parametrize("name", ["exp", "tanh", "sigmoid"])
+def test_what_is_no_number(name: str) -> None:
+    x = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-30, -1e30], np.float32)
+    y = np.zeros_like(x)
+    call(compile_kernel(emit_function, name, "f32"), [x.ctypes.data, y.ctypes.data], 0, len(x))
+    np.testing.assert_allclose(y, getattr(torch, name)(torch.from_numpy(x)).numpy(), rtol=1e-6)
+
+
+def test_bf16_rounds_as_torch_does() -> None:
+    x = torch.cat(
+        [torch.randn(1000), torch.tensor([0.0, torch.inf, -torch.inf, torch.nan])]
+    ).bfloat16()
+    y = torch.zeros_like(x)
+    call(compile_kernel(emit_function, "tanh", "bf16"), [x.data_ptr(), y.data_ptr()], 0, len(x))
+    torch.testing.assert_close(y, torch.tanh(x.float()).bfloat16(), rtol=0, atol=0, equal_nan=True)
+
+
+def emit_sums(e: Emitter, count: int, lanes: int) -> None:
+    x, y = e.arg_ptr(0), e.arg_ptr(1)
+    found = e.sums([e.load(x, vec(F32, lanes), i * lanes) for i in range(count)])
+    e.store(y, found)
+
+
+@pytest.mark.parametrize(("count", "lanes"), [(16, 16), (8, 16), (4, 16), (1, 16), (4, 4), (2, 8)])
+def test_sums(count: int, lanes: int) -> None:
+    x = np.arange(count * lanes, dtype=np.float32).reshape(count, lanes) % 37
+    y = np.full(count, np.nan, np.float32)
+    call(compile_kernel(emit_sums, count, lanes), [x.ctypes.data, y.ctypes.data], 0, 1)
+    np.testing.assert_array_equal(y, x.sum(1))
+
+
+def test_code_for_other_cpus(tmp_path) -> None:
+    """A CPU without AVX-512, and one of the oldest, from the same kernel."""
+    for features in ("", "+sse2"):
+        other = Compiler(Cpu("x86-64-v3" if not features else "x86-64", features), tmp_path)
+        x, y = np.linspace(-3, 3, 37).astype(np.float32), np.full(37, np.nan, np.float32)
+        call(other.kernel(emit_function, "exp", "f32"), [x.ctypes.data, y.ctypes.data], 0, 37)
+        np.testing.assert_allclose(y, np.exp(x), rtol=1e-6)
+
+
+def test_kept_on_disk_and_damaged_files(tmp_path) -> None:
+    from mtmd.kernels.cpu.native.rows import emit_store
+
+    def used(compiler: Compiler) -> tuple[int, int]:
+        compiler.kernel(emit_store, "f32", "f32")
+        return compiler.stats.kernels, compiler.stats.from_cache
+
+    assert used(Compiler(folder=tmp_path)) == (1, 0)
+    assert used(Compiler(folder=tmp_path)) == (1, 1)
+    (file,) = tmp_path.glob("*.o")
+    file.write_bytes(file.read_bytes()[:-40])
+    assert used(Compiler(folder=tmp_path)) == (1, 0)
+    assert used(Compiler(folder=tmp_path)) == (1, 1)
+    assert not [f for f in tmp_path.iterdir() if f.suffix != ".o"]
+    assert used(Compiler(folder=tmp_path / "not" / "there")) == (1, 0)
+    assert compiler().stats.kernels

@@ -1,0 +1,260 @@
+"""Every op's native rule against its reference, one node at a time, in memory full of NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mtmd.kernels import ops
+from mtmd.kernels.checkpoint.rotary import Rotary
+from mtmd.kernels.cpu.native.pool import Pool
+from mtmd.kernels.graph import Node, Type, weight
+from mtmd.kernels.ops import OPS
+from mtmd.kernels.plan.lower import RULES, Lowering, StepFacts
+from mtmd.kernels.plan.native_run import NativePlan
+
+F, B = torch.float32, torch.bfloat16
+LIMIT = {F: 1e-11, B: 5e-5}
+
+
+class Held:
+    """Weights that are there."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+
+    def type_of(self, name: str, dtype: torch.dtype) -> Type:  # noqa: ARG002
+        return Type.of(self.tensors[name])
+
+    def read(self, name: str, dtype: torch.dtype) -> Tensor:  # noqa: ARG002
+        return self.tensors[name]
+
+    def quant(self, name: str) -> str | None:  # noqa: ARG002
+        return None
+
+
+def given(name: str, value: Tensor) -> Node:
+    return Node("input", (), Type.of(value), {"fill": lambda b: b[name]}, name)
+
+
+def run_native(
+    build: Any, values: Sequence[Tensor | None], weights: Sequence[int], threads: int
+) -> tuple[Node, Tensor]:
+    """What one node gives, those of its operands that `weights` numbers as weights."""
+    held, nodes = Held(), []
+    for i, value in enumerate(values):
+        if value is None:
+            nodes.append(None)
+        elif i in weights:
+            held.tensors[str(i)] = value
+            nodes.append(weight(str(i), held, value.dtype))
+        else:
+            nodes.append(given(str(i), value))
+    node = build(*nodes)
+    steps = [StepFacts(node, node.inputs, True)]
+    lowered = Lowering(steps, [node], lambda n: held.tensors[n.name]).run()
+    assert not lowered.refused, lowered.refused
+    calls = [(lambda: None, node.inputs, node)]
+    plan = NativePlan(lowered, calls, [node], lambda _, t, *__: t, set(), Pool(threads))
+    run = plan.steps({str(i): v for i, v in enumerate(values)})
+    while True:
+        try:
+            next(run)
+        except StopIteration as done:
+            return node, done.value[0]
+
+
+def check(
+    op: str,
+    values: list[Tensor | None],
+    weights: Sequence[int] = (),
+    threads: int = 2,
+    **attrs: Any,
+) -> None:
+    fresh = [None if v is None else v.clone() if v.is_contiguous() else v for v in values]
+    node, found = run_native(
+        lambda *nodes: OPS[op](*nodes, name=op, **attrs), fresh, weights, threads
+    )
+    expected = OPS[op].reference(*[None if v is None else v.clone() for v in values], **attrs)
+    assert Type.of(found) == node.type == Type.of(expected)
+    if not expected.dtype.is_floating_point:
+        assert torch.equal(found, expected)
+        return
+    a, b = found.double(), expected.double()
+    assert torch.isfinite(a).all()
+    error = ((a - b) ** 2).mean() / (b**2).mean().clamp(min=1e-30)
+    assert error <= LIMIT[found.dtype], float(error)
+
+
+def rand(*shape: int, dtype: torch.dtype = F, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(dtype)
+
+
+SHAPES = [(1, 5), (3, 64), (2, 3, 40), (1, 4, 1037), (16, 7)]
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", [F, B])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_elementwise(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, y = rand(*shape, dtype=dtype), rand(*shape, dtype=dtype, seed=1)
+    for op in ("silu", "relu", "sigmoid", "softplus"):
+        check(op, [x])
+    for how in ("none", "tanh", "quick"):
+        check("gelu", [x], approximate=how)
+        check("gelu_mul", [x, y], approximate=how)
+    check("silu_mul", [x, y])
+    check("add", [x, y])
+    check("mul", [x, y])
+    check("scale", [x], factor=0.37, offset=-1.5)
+    check("softcap", [x], cap=2.5)
+    check("clamp", [x, torch.tensor([-0.4], dtype=dtype), torch.tensor([0.7], dtype=dtype)])
+    check("cast", [x], dtype=B if dtype == F else F)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", [F, B])
+def test_broadcasts(dtype: torch.dtype) -> None:
+    for a, b in (
+        ((3, 4, 40), (3, 1, 1)),
+        ((3, 40), (40,)),
+        ((3, 40), (3, 1)),
+        ((2, 3, 5), (3, 5)),
+        ((4, 7), (1,)),
+    ):
+        for op in ("add", "mul"):
+            check(op, [rand(*a, dtype=dtype), rand(*b, dtype=dtype)])
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", [F, B])
+def test_halves_of_one_projection(dtype: torch.dtype) -> None:
+    x = rand(3, 80, dtype=dtype)
+    check("silu_mul", [x[:, :40], x[:, 40:]])
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", [F, B])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_norms(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = rand(*shape, dtype=dtype)
+    check("rms_norm", [x, rand(shape[-1])], [1], eps=1e-5)
+    check("rms_norm", [x, None], eps=1e-5)
+    check("l2_norm", [x], eps=1e-6)
+    wide = rand(*shape[:-1], 3 * shape[-1], dtype=dtype)
+    check("l2_norm", [wide[..., shape[-1] : 2 * shape[-1]]], eps=1e-6)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", [F, B])
+@pytest.mark.parametrize("pairs", ["half", "adjacent"])
+@pytest.mark.parametrize(("size", "turned"), [(8, 4), (64, 32), (80, 40), (128, 16), (40, 10)])
+def test_rope(size: int, turned: int, pairs: str, dtype: torch.dtype) -> None:
+    rotary = Rotary(tuple(10000 ** (-i / turned) for i in range(turned)))
+    positions = torch.tensor([[0, 3, 131071]] * 3)
+    table = ops.rope_table.reference(positions, rotary=rotary)
+    check("rope", [rand(3, 5, size, dtype=dtype), table], pairs=pairs)
+
+
+@pytest.mark.usefixtures("poisoned")
+def test_rope_table() -> None:
+    for count, axes, scale in ((3, (), 1.0), (32, (), 0.7), (24, (0, 1, 2) * 8, 1.0)):
+        rotary = Rotary(tuple(10000 ** (-i / count) for i in range(count)), axes, scale)
+        positions = torch.tensor([[0, 5, 70001], [2, 9, 4], [0, 11, 12345]])
+        check("rope_table", [positions, None], rotary=rotary)
+        check("rope_table", [positions, rand(count).abs() + 1], [1], rotary=rotary)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", [F, B])
+def test_rows(dtype: torch.dtype) -> None:
+    x, places = rand(7, 37, dtype=dtype), torch.tensor([3, 0, 6])
+    check("take_rows", [x, places])
+    check("take_rows", [rand(1, 7, 37, dtype=dtype), places])
+    check("take_rows", [rand(5, 7, 37, dtype=dtype), places])
+    check("embed", [places, x], [1])
+    check("embed", [places, x], [1], scale=24.3)
+    check("place_rows", [x, rand(3, 37, dtype=dtype), places])
+    check("add_rows", [x, rand(3, 37, dtype=dtype), places])
+    check("place_rows", [x, rand(3, 111, dtype=dtype)[:, 37:74], places])
+    for axis in (0, 1, 2):
+        check(
+            "concat", [rand(2, 3, 17, dtype=dtype), rand(2, 3, 17, dtype=dtype, seed=1)], axis=axis
+        )
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", [F, B])
+@pytest.mark.parametrize("count", [1, 3, 16])
+def test_products(count: int, dtype: torch.dtype) -> None:
+    x, w, bias = rand(count, 70, dtype=dtype), rand(33, 70, dtype=dtype), rand(33, dtype=dtype)
+    check("matmul", [x, w], [1])
+    check("matmul", [x, w, bias], [1, 2])
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", [F, B])
+def test_stores(dtype: torch.dtype) -> None:
+    slots = torch.tensor([5, 0, 63])
+    cache = rand(2, 64, 3, 20, dtype=dtype)
+    check(
+        "kv_store", [cache, rand(3, 3, 20, dtype=dtype), rand(3, 3, 20, dtype=dtype, seed=1), slots]
+    )
+    wide = rand(3, 3, 40, dtype=dtype)
+    check("kv_store", [cache, wide[..., :20], wide[..., 20:], slots])
+    check(
+        "state_store",
+        [rand(5, 3, 7, 1001, dtype=dtype), rand(6, 7, 1001, dtype=F), torch.tensor([4, 1])],
+    )
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", [F, B])
+@pytest.mark.parametrize("starts", [[0, 1], [0, 1, 2, 3], [0, 5], [0, 3, 3, 4]])
+def test_recurrent(starts: list[int], dtype: torch.dtype) -> None:
+    tokens, count = starts[-1], len(starts) - 1
+    at, slots = torch.tensor(starts), torch.randperm(count + 2)[:count]
+    for channels, taps, activation in ((5, 2, "none"), (67, 4, "silu")):
+        x, w = rand(tokens, channels, dtype=dtype), rand(channels, taps, dtype=dtype)
+        state, bias = rand(count + 2, taps - 1, channels, dtype=dtype), rand(channels, dtype=dtype)
+        check("short_conv", [x, w, state, at, slots], [1], activation=activation)
+        check("short_conv", [x, w, state, at, slots, bias], [1, 5], activation=activation)
+    for groups, heads, size, value in ((1, 1, 3, 5), (2, 4, 16, 70), (2, 2, 32, 128)):
+        q, k = (
+            torch.nn.functional.normalize(rand(tokens, groups, size, seed=s), dim=-1).to(dtype)
+            for s in (0, 1)
+        )
+        v, state = rand(tokens, heads, value, dtype=dtype), rand(count + 2, size, heads, value)
+        decay, beta = -rand(tokens, heads).abs(), rand(tokens, heads, seed=2).sigmoid()
+        check("gated_delta", [q, k, v, decay, beta, state, at, slots], scale=0.3)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", [F, B])
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_experts(tokens: int, dtype: torch.dtype) -> None:
+    x, router = rand(tokens, 40, dtype=dtype), rand(tokens, 6, dtype=dtype)
+    gate, up, down = (
+        rand(6, 24, 40, dtype=dtype),
+        rand(6, 24, 40, dtype=dtype, seed=1),
+        rand(6, 40, 24, dtype=dtype),
+    )
+    for act, shares, normalize in (("silu", None, True), ("gelu_tanh", rand(6).abs(), False)):
+        check(
+            "moe",
+            [x, router, gate, up, down, shares],
+            [2, 3, 4, 5],
+            top_k=2,
+            normalize=normalize,
+            act=act,
+        )
+
+
+def test_every_rule_is_tested_here_or_in_programs() -> None:
+    elsewhere = {"attention", "gather_pages", "reshape", "rows", "columns", "kv_half"}
+    text = __import__("pathlib").Path(__file__).read_text()
+    assert [op for op in RULES if op not in elsewhere and f'"{op}"' not in text] == []

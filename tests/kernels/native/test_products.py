@@ -1,0 +1,173 @@
+"""Products of a few rows with weights of every type against fp64, in memory full of NaN."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from calling import call
+from torch import Tensor
+
+from mtmd.kernels.cpu.native import products
+from mtmd.kernels.cpu.native.products import KINDS, PLAIN, ROWS, product, row_bytes
+from mtmd.kernels.gpu.quant_matmul.cases import HALVES, random_blocks
+from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE, dequantize
+
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+
+
+def values(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def weight(kind: str, outer: int, width: int, seed: int = 0) -> Tensor:
+    if kind in PLAIN:
+        return values(outer, width, seed=seed).to(DTYPES[PLAIN[kind]])
+    return random_blocks(kind, outer, width, seed=seed)
+
+
+def wide(kind: str, w: Tensor) -> Tensor:
+    return w.double() if kind in PLAIN else dequantize(w, kind).double()
+
+
+def aligned(size: int) -> Tensor:
+    """Bytes of garbage at an address that 64 divides."""
+    memory = torch.full((size + 64,), 0xFF, dtype=torch.uint8)
+    start = -memory.data_ptr() % 64
+    return memory[start : start + size]
+
+
+def run(
+    kind: str,
+    x: Tensor,
+    w: Tensor,
+    out: Tensor,
+    *,
+    bias: Tensor | None = None,
+    addend: Tensor | None = None,
+    rows: int | None = None,
+    units: tuple[int, int] | None = None,
+) -> Tensor:
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    m, width = x.shape
+    kernel = product(
+        kind,
+        rows or products.rows_for(m),
+        names[x.dtype],
+        names[out.dtype],
+        None if bias is None else names[bias.dtype],
+        addend is not None,
+    )
+    held, at, stride = x, x.data_ptr(), x.stride(0)
+    if kernel.prepare:
+        stride = kernel.prepare.bytes(width)
+        held = aligned(m * stride)
+        at = held.data_ptr()
+        call(kernel.prepare.address, [x.data_ptr(), x.stride(0), at, width], 0, m)
+    scratch = aligned(kernel.scratch(width))
+    args = [at, stride, w.data_ptr(), row_bytes(kind, width), out.data_ptr(), out.stride(0), width]
+    args += [m, bias.data_ptr() if bias is not None else 0]
+    args += [addend.data_ptr(), addend.stride(0)] if addend is not None else [0, 0]
+    first, last = units or (0, len(w))
+    call(kernel.address, [*args, len(w)], first, last, scratch.data_ptr())
+    return out
+
+
+def nmse(found: Tensor, x: Tensor, w: Tensor) -> float:
+    """Relative to the result's power, or to what such products have on average."""
+    expected = F.linear(x.double(), w)
+    power = x.double().square().mean() * w.square().mean() * x.shape[1]
+    error = (found.double() - expected).square().mean()
+    return float(error / torch.maximum(power, expected.square().mean()).clamp(min=1e-30))
+
+
+def width_of(kind: str, blocks: int) -> int:
+    return 37 * blocks if kind in PLAIN else blocks * BLOCKS[kind].values
+
+
+def test_all_types_that_stay_quantized_have_a_kernel():
+    assert set(KINDS) == {"F32", "BF16", *NATIVE}
+
+
+@pytest.mark.parametrize("rows", [*ROWS, 5, 16, 19])
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_are_those_of_the_reference(kind, rows):
+    for outer, blocks in ((1, 1), (3, 2), (17, 3), (6, 4), (5, 9), (33, 18)):
+        width = width_of(kind, blocks)
+        x, w = values(rows, width, seed=blocks), weight(kind, outer, width, seed=outer)
+        found = run(kind, x, w, torch.full((rows, outer), torch.nan))
+        assert nmse(found, x, wide(kind, w)) <= 1e-8, (outer, width)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_types_of_storage_bias_and_addend(kind):
+    width, outer, rows = width_of(kind, 6), 19, 3
+    w = weight(kind, outer, width)
+    for x_type in DTYPES.values():
+        x = values(rows, width).to(x_type)
+        scale = wide(kind, w).square().sum(1).mean().sqrt()
+        bias, addend = (values(count, outer, seed=5) * scale for count in (1, rows))
+        for out in DTYPES.values():
+            plain = F.linear(x.double(), wide(kind, w), bias[0].double()).to(out)
+            found = run(
+                kind,
+                x,
+                w,
+                torch.full((rows, outer), torch.nan, dtype=out),
+                bias=bias[0],
+                addend=addend.to(out),
+            )
+            expected = plain.double() + addend.to(out).double()
+            loss = 1e-8 if out == torch.float32 else 2.0**-15
+            assert float((found.double() - expected).square().mean() / scale**2) <= loss
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fewer_rows_than_compiled_strides_and_a_part_of_the_units(kind):
+    width, outer = width_of(kind, 3), 23
+    w = weight(kind, outer, width)
+    x = values(5, 2 * width)[:, width:]
+    out = torch.full((5, 40), torch.nan)[:, 7:30]
+    run(kind, x, w, out, rows=8, units=(6, 17))
+    assert bool(out[:, :6].isnan().all() and out[:, 17:].isnan().all())
+    assert nmse(out[:, 6:17], x, wide(kind, w)[6:17]) <= 1e-8
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_of_very_different_size(kind):
+    width = width_of(kind, 8)
+    w = weight(kind, 31, width)
+    outlier = values(1, width)
+    outlier[0, width // 3] = 1000.0
+    alone = torch.zeros(1, width)
+    alone[0, 5] = 3e-5
+    for x in (outlier, alone, torch.ones(1, width), torch.zeros(1, width), -outlier * 1e20):
+        found = run(kind, x, w, torch.full((1, 31), torch.nan))
+        assert bool(found.isfinite().all())
+        if x.any():
+            assert nmse(found, x, wide(kind, w)) <= 2e-7
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_number_stays_none(kind, bad):
+    width = width_of(kind, 4)
+    x = values(2, width)
+    x[1, 7] = bad
+    found = run(kind, x, weight(kind, 9, width), torch.full((2, 9), torch.nan))
+    assert bool(found[0].isfinite().all()) and not bool(found[1].isfinite().any())
+
+
+@pytest.mark.parametrize("kind", sorted(NATIVE))
+def test_sums_do_not_overflow_where_all_is_as_large_as_can_be(kind):
+    """All codes and factors at an end of their range, scales 1, x constant."""
+    width = width_of(kind, 4)
+    for codes in (0xFF, 0x80, 0x7F, 0x00):
+        w = random_blocks(kind, 3, width)
+        w.view(3, -1, BLOCKS[kind].bytes)[:] = codes
+        for at in HALVES[kind]:
+            w.view(3, -1, BLOCKS[kind].bytes)[:, :, at] = 0
+            w.view(3, -1, BLOCKS[kind].bytes)[:, :, at + 1] = 0x3C
+        for x in (torch.ones(1, width), -torch.ones(1, width)):
+            found = run(kind, x, w, torch.full((1, 3), torch.nan))
+            assert nmse(found, x, wide(kind, w)) <= 1e-8
