@@ -16,7 +16,7 @@ from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
 
 # Times a node's operands and result: no op's own tensors take more than half of that
-# (tests/kernels/plan/test_device_memory.py).
+# (tests/kernels/plan/test_free_memory.py).
 ROUGH = 8
 
 

@@ -140,7 +140,7 @@ def test_no_memory_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
         Mock(return_value=Mock(side_effect=RuntimeError(told))),
     )
     monkeypatch.setattr(
-        "mtmd.kernels.cpu.native.run.native_plan", Mock(side_effect=RuntimeError(told))
+        "mtmd.kernels.plan.native_run.native_plan", Mock(side_effect=RuntimeError(told))
     )
     with pytest.raises(DeviceMemoryError, match="this run needs"):
         answer(subject)

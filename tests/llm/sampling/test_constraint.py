@@ -12,6 +12,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import small_tokenizers
 import test_runner as small
 import test_tokenizer
 import tokenizers
@@ -287,7 +288,7 @@ def test_special_tokens_never_come_but_other_added_ones_do() -> None:
     )
     constraint.accept(tokenizer.id("<0x22>"))
     finite = constraint.mask(torch.zeros(len(tokenizer))).isfinite()
-    special = [tokenizer.id(text) for text in test_tokenizer.SPECIAL]
+    special = [tokenizer.id(text) for text in small_tokenizers.SPECIAL]
     assert (
         not finite[special].any()
         and finite[tokenizer.id("<table>")]
