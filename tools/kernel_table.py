@@ -58,7 +58,8 @@ OTHERS = """
 Each at the sizes of its `USES`. The gated delta rule (`kernels/gpu/gated_delta.py`) takes bf16,
 fp16 or fp32, keys of 1 to 256 and values of any size: decoding and inputs that are not bf16 go token by token, others by chunks; `tile`
 is tokens of a chunk x columns of a state, and warps. The short convolution (`kernels/gpu/short_conv.py`) is over 2 to 8 tokens; `tile`
-is rows x channels, and warps.
+is rows x channels, and warps. The RMS norm (`kernels/gpu/rms_norm.py`) takes rows of any width under any strides; `tile` is rows x
+values of a row at a time, and warps.
 """
 # These have sections of their own, with what their tiles were chosen against.
 WITH_SECTIONS = ("attention", "matmul")

@@ -45,6 +45,7 @@ KERNELS: dict[str, tuple[Entry, ...]] = {
     "attention": (Entry("attention", "flash_attention.kernel"),),
     "gated_delta": (Entry("gated delta rule", "gated_delta"),),
     "matmul": (Entry("quantized matmul", "quant_matmul.kernel", applies=has_quantized_weight),),
+    "rms_norm": (Entry("RMS norm", "rms_norm", optional=True),),
     "short_conv": (Entry("short convolution", "short_conv"),),
 }
 

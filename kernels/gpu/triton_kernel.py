@@ -54,10 +54,13 @@ class Case(Protocol):
 def relative_error(
     op: str, result: Tensor, inputs: Sequence[Tensor | None], options: Mapping[str, Any]
 ) -> float:
-    """Mean square error against the op's reference in fp32, relative to the result's own."""
+    """Mean square error against the op's reference in fp32, relative to the result's own (0 of
+    an empty result).
+    """
     wide = [t.float() if t is not None and t.is_floating_point() else t for t in inputs]
     expected = OPS[op].reference(*wide, **options)
-    return float((result.float() - expected).square().sum() / expected.square().sum())
+    power = float(expected.square().sum())
+    return float((result.float() - expected).square().sum()) / (power or 1)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from op_cases import copies, draw
+from op_cases import node_of as node_on
 
 from mtmd.kernels.backends import gpu
 from mtmd.kernels.backends.gpu import Gpu
@@ -57,6 +59,25 @@ def test_a_case_is_taken_and_right(op, entry, case):
     assert Type.of(result) == node.type
     error = kernel.error(op, result, inputs, case.options)
     assert error <= kernel.limits[case.dtype], f"error {error:.1e}"
+
+
+@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize(("op", "entry"), ENTRIES)
+def test_whatever_is_let_through_is_right(op, entry, strided):
+    """On the random problems of the op, most of which no case has."""
+    kernel, taken = entry.load(), 0
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for seed in range(4):
+            inputs, attrs = draw(op, seed, dtype, strided)
+            node = node_on(op, inputs, attrs)
+            if not entry.applies(node) or kernel.rejects(*types_of(node), **node.attrs):
+                continue
+            taken += 1
+            result = kernel.run(*copies(inputs), **attrs)
+            assert Type.of(result) == node.type
+            error = kernel.error(op, result, inputs, attrs)
+            assert error <= kernel.limits[dtype], f"seed {seed} {dtype}: error {error:.1e}"
+    assert taken or strided
 
 
 @pytest.mark.parametrize(("op", "entry"), ENTRIES)
