@@ -85,7 +85,7 @@ class WeightSource(Protocol):
         """
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Node:
     """One value of the graph. `inputs` holds None where an op's optional input is absent.
 
@@ -119,6 +119,10 @@ class Node:
 
     def __str__(self) -> str:
         return f"{self.name or '(unnamed)'} = {self.op} -> {self.type}"
+
+    def __repr__(self) -> str:
+        """Itself alone: with its inputs, each with theirs, a graph would take for ever to print."""
+        return f"<{self}>"
 
 
 def graph_input(

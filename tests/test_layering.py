@@ -78,7 +78,7 @@ ORDER = {
 MOST_FILES = 12  # flat in a folder: a list that can be read at a glance
 ONLY_IN = {  # library -> the files, or folders, that may import it
     "triton": ("kernels/gpu/",),
-    "numba": ("kernels/cpu/",),
+    "llvmlite": ("kernels/cpu/native/",),
     "flask": ("web/",),
     "PIL": ("clip/image/decode.py", "clip/image/resize.py", "mtmd/prompt/load_image.py"),
     "jinja2": ("mtmd/chat_template/jinja_sandbox.py",),

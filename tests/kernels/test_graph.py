@@ -150,3 +150,10 @@ def test_a_graph_that_cannot_be_meant_is_refused_with_its_shapes(build, words):
         build()
     assert all(word in str(refused.value) for word in words), str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_node_is_printed_without_its_inputs():
+    node = graph_input("x", (2,), torch.float32, lambda _: torch.zeros(2))
+    for _ in range(60):
+        node = ops.add(node, node, name="doubled")
+    assert repr(node) == "<doubled = add -> fp32 [2]>"
