@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING, Any
 from flask import Flask, Request
 
 from mtmd import WarmupReport
-from mtmd.web import auth, errors, headers, status
+from mtmd.web import access_log, auth, errors, headers, status
 from mtmd.web.api import files
 from mtmd.web.api import routes as openai
 from mtmd.web.intake.fetch import Fetcher
@@ -57,6 +57,7 @@ def create_app(
     )
     app.json.sort_keys = False  # type: ignore[attr-defined]  # of flask's own provider
     headers.register(app, settings)
+    access_log.register(app)
     auth.register(app, settings)
     errors.register(app)
     model, budget = ServedModel(service, warmup), PictureBudget(settings.media)

@@ -4,15 +4,11 @@ other origins it is.
 
 from __future__ import annotations
 
-import logging
 import secrets
-import time
 
 from flask import Flask, Response, g, request
 
 from mtmd.web.settings import ServerSettings
-
-log = logging.getLogger("mtmd.web")
 
 _API_POLICY = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 _PAGE_POLICY = (
@@ -33,7 +29,7 @@ _ALWAYS = {
 def register(app: Flask, settings: ServerSettings) -> None:
     @app.before_request
     def _begin() -> None:
-        g.request_id, g.began = f"req-{secrets.token_hex(12)}", time.monotonic()
+        g.request_id = f"req-{secrets.token_hex(12)}"
 
     @app.after_request
     def _finish(response: Response) -> Response:
@@ -45,16 +41,6 @@ def register(app: Flask, settings: ServerSettings) -> None:
         headers.update(_ALWAYS)
         headers.setdefault("Cache-Control", "no-store")
         _allow_origin(response, settings)
-        # The route and not the path, which a client chooses; nothing of the body.
-        route = request.url_rule.rule if request.url_rule else "no route"
-        log.info(
-            "%s %s %s %d %.0f ms",
-            g.request_id,
-            request.method,
-            route,
-            response.status_code,
-            (time.monotonic() - g.began) * 1e3,
-        )
         return response
 
 

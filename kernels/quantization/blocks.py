@@ -15,9 +15,7 @@ import torch
 from torch import Tensor
 
 from mtmd.kernels.errors import ModelError
-from mtmd.kernels.quantization import iq as blocks_iq
-from mtmd.kernels.quantization import k as blocks_k
-from mtmd.kernels.quantization import small as blocks_small
+from mtmd.kernels.quantization import blocks_of_32, iq_quants, k_quants, ternary
 
 Decode = Callable[[Tensor], Tensor]
 
@@ -40,29 +38,29 @@ class Block:
 
 
 _ALL = (
-    Block("Q4_0", 2, 32, 18, blocks_small.q4_0),
-    Block("Q4_1", 3, 32, 20, blocks_small.q4_1),
-    Block("Q5_0", 6, 32, 22, blocks_small.q5_0),
-    Block("Q5_1", 7, 32, 24, blocks_small.q5_1),
-    Block("Q8_0", 8, 32, 34, blocks_small.q8_0),
-    Block("Q2_K", 10, 256, 84, blocks_k.q2_k),
-    Block("Q3_K", 11, 256, 110, blocks_k.q3_k),
-    Block("Q4_K", 12, 256, 144, blocks_k.q4_k),
-    Block("Q5_K", 13, 256, 176, blocks_k.q5_k),
-    Block("Q6_K", 14, 256, 210, blocks_k.q6_k),
-    Block("IQ2_XXS", 16, 256, 66, blocks_iq.iq2_xxs),
-    Block("IQ2_XS", 17, 256, 74, blocks_iq.iq2_xs),
-    Block("IQ3_XXS", 18, 256, 98, blocks_iq.iq3_xxs),
-    Block("IQ1_S", 19, 256, 50, blocks_iq.iq1_s),
-    Block("IQ4_NL", 20, 32, 18, blocks_small.iq4_nl),
-    Block("IQ3_S", 21, 256, 110, blocks_iq.iq3_s),
-    Block("IQ2_S", 22, 256, 82, blocks_iq.iq2_s),
-    Block("IQ4_XS", 23, 256, 136, blocks_k.iq4_xs),
-    Block("IQ1_M", 29, 256, 56, blocks_iq.iq1_m),
-    Block("TQ1_0", 34, 256, 54, blocks_k.tq1_0),
-    Block("TQ2_0", 35, 256, 66, blocks_k.tq2_0),
-    Block("MXFP4", 39, 32, 17, blocks_small.mxfp4),
-    Block("NVFP4", 40, 64, 36, blocks_small.nvfp4),
+    Block("Q4_0", 2, 32, 18, blocks_of_32.q4_0),
+    Block("Q4_1", 3, 32, 20, blocks_of_32.q4_1),
+    Block("Q5_0", 6, 32, 22, blocks_of_32.q5_0),
+    Block("Q5_1", 7, 32, 24, blocks_of_32.q5_1),
+    Block("Q8_0", 8, 32, 34, blocks_of_32.q8_0),
+    Block("Q2_K", 10, 256, 84, k_quants.q2_k),
+    Block("Q3_K", 11, 256, 110, k_quants.q3_k),
+    Block("Q4_K", 12, 256, 144, k_quants.q4_k),
+    Block("Q5_K", 13, 256, 176, k_quants.q5_k),
+    Block("Q6_K", 14, 256, 210, k_quants.q6_k),
+    Block("IQ2_XXS", 16, 256, 66, iq_quants.iq2_xxs),
+    Block("IQ2_XS", 17, 256, 74, iq_quants.iq2_xs),
+    Block("IQ3_XXS", 18, 256, 98, iq_quants.iq3_xxs),
+    Block("IQ1_S", 19, 256, 50, iq_quants.iq1_s),
+    Block("IQ4_NL", 20, 32, 18, blocks_of_32.iq4_nl),
+    Block("IQ3_S", 21, 256, 110, iq_quants.iq3_s),
+    Block("IQ2_S", 22, 256, 82, iq_quants.iq2_s),
+    Block("IQ4_XS", 23, 256, 136, k_quants.iq4_xs),
+    Block("IQ1_M", 29, 256, 56, iq_quants.iq1_m),
+    Block("TQ1_0", 34, 256, 54, ternary.tq1_0),
+    Block("TQ2_0", 35, 256, 66, ternary.tq2_0),
+    Block("MXFP4", 39, 32, 17, blocks_of_32.mxfp4),
+    Block("NVFP4", 40, 64, 36, blocks_of_32.nvfp4),
 )
 BLOCKS: Mapping[str, Block] = MappingProxyType({block.name: block for block in _ALL})
 

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from mtmd.kernels.cpu.native.emit import I8, I16, I32, I64, Emitter, Value, scalar_of, vec
 from mtmd.kernels.cpu.native.layouts import LANES, SUMS, Layout, Piece
 from mtmd.kernels.quantization.blocks import BLOCKS
-from mtmd.kernels.quantization.small import IQ4_VALUES
+from mtmd.kernels.quantization.blocks_of_32 import IQ4_VALUES
 
 
 @dataclass(frozen=True)

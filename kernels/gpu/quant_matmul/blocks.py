@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mtmd.kernels.quantization.small import IQ4_VALUES
+from mtmd.kernels.quantization.blocks_of_32 import IQ4_VALUES
 
 # The values of IQ4 codes plus 128, eight to a word, first in the lowest byte.
 IQ4_LOW, IQ4_HIGH = (

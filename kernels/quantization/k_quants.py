@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mtmd.kernels.quantization.bits import fields, half, lookup, table, uint16s
-from mtmd.kernels.quantization.small import IQ4_VALUES
+from mtmd.kernels.quantization.blocks_of_32 import IQ4_VALUES
 
 
 def q2_k(blocks: Tensor) -> Tensor:
@@ -60,25 +60,6 @@ def iq4_xs(blocks: Tensor) -> Tensor:
     scales = fields(blocks[:, 4:8], 4, 1).to(torch.int32).bitwise_or_(high << 4).sub_(32)
     codes = fields(blocks[:, 8:], 4, 16)
     return _scaled(lookup(table(IQ4_VALUES, (-1,), blocks.device), codes), half(blocks, 0) * scales)
-
-
-def tq1_0(blocks: Tensor) -> Tensor:
-    """Ternary digits, five to a byte, four in the last bytes: d (digit - 1).
-
-    A byte is a fraction of 256 in base 3: multiplying by a power of three, modulo 256, brings each
-    digit to the front.
-    """
-    runs = ((0, 32, 5), (32, 48, 5), (48, 52, 4))
-    parts = [
-        blocks[:, start:stop] * 3**place for start, stop, places in runs for place in range(places)
-    ]
-    digits = torch.cat(parts, dim=1).to(torch.int16).mul_(3) >> 8
-    return digits.sub_(1).float().mul_(half(blocks, 52))
-
-
-def tq2_0(blocks: Tensor) -> Tensor:
-    """Ternary digits of 2 bits: d (digit - 1)."""
-    return fields(blocks[:, :64], 2, 32).sub_(1).view(torch.int8).float().mul_(half(blocks, 64))
 
 
 def _scale_and_minimum(blocks: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,29 @@
+"""Dequantization of the types whose values are -1, 0 and 1 times a scale: uint8 [n, bytes] -> fp32
+[n, 256].
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mtmd.kernels.quantization.bits import fields, half
+
+
+def tq1_0(blocks: Tensor) -> Tensor:
+    """Ternary digits, five to a byte, four in the last bytes: d (digit - 1).
+
+    A byte is a fraction of 256 in base 3: multiplying by a power of three, modulo 256, brings each
+    digit to the front.
+    """
+    runs = ((0, 32, 5), (32, 48, 5), (48, 52, 4))
+    parts = [
+        blocks[:, start:stop] * 3**place for start, stop, places in runs for place in range(places)
+    ]
+    digits = torch.cat(parts, dim=1).to(torch.int16).mul_(3) >> 8
+    return digits.sub_(1).float().mul_(half(blocks, 52))
+
+
+def tq2_0(blocks: Tensor) -> Tensor:
+    """Ternary digits of 2 bits: d (digit - 1)."""
+    return fields(blocks[:, :64], 2, 32).sub_(1).view(torch.int8).float().mul_(half(blocks, 64))
