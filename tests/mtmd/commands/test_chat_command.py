@@ -460,12 +460,9 @@ def test_at_a_terminal(terminal: Any, one: Path, tmp_path: Path) -> None:
     assert "output tokens (cancelled)" in subject.until("fp32; .*\r\n.*> ")
     subject.type("to be taken back")
     subject.until("taken back")
-    time.sleep(
-        0.5
-        # as long as a hand takes: CPython's readline misses a signal that comes while it echoes a
-        # key,
-        # until the next key
-    )
+    # As long as a hand takes: CPython's readline misses a signal that comes while it echoes a key,
+    # until the next key.
+    time.sleep(0.5)
     subject.type("\x03")
     subject.until("> ")
     subject.type(f"{COUNT}\r")
@@ -473,7 +470,7 @@ def test_at_a_terminal(terminal: Any, one: Path, tmp_path: Path) -> None:
     assert re.search(r"[A-Z].*\.\r\n", subject.until("\r\n.*> "))
     subject.type("/he\t\r")
     assert all(
-        f"/{name} " in told for told in [subject.until("several lines.\r\n")] for name in HELP
+        f"/{name} " in told for told in [subject.until("several lines.\r\n.*> ")] for name in HELP
     )
     subject.type("\x04")
     assert subject.end() == 0
