@@ -171,7 +171,7 @@ SPOILED: dict[str, tuple[Change, str]] = {
     ),
     "an unknown architecture": (
         edit("config.json", model_type="gpt9"),
-        "architecture 'gpt9' is not known; this version reads gemma3",
+        "architecture 'gpt9' is not known; this version reads .*gemma3, gemma4",
     ),
     "an unknown text architecture": (
         edit("config.json", "text_config", model_type="rwkv"),
