@@ -43,6 +43,7 @@ FAMILIES = (
     Entry("mtmd.clip.families.pixtral", ("llava/pixtral", "mistral3"), ("pixtral",)),
     Entry("mtmd.clip.families.internvl", ("internvl",), ("internvl",)),
     Entry("mtmd.clip.families.glm4v", ("glm4v",), ("glm4v",)),
+    Entry("mtmd.clip.families.aya_vision", ("aya_vision",)),
 )
 
 

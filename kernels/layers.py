@@ -44,9 +44,13 @@ class Weights:
     def rms_norm(self, x: Node, at: str, eps: float) -> Node:
         return ops.rms_norm(x, self.tensor(f"{at}.weight", torch.float32), eps=eps, name=at)
 
-    def layer_norm(self, x: Node, at: str, eps: float) -> Node:
+    def layer_norm(self, x: Node, at: str, eps: float, *, bias: bool = True) -> Node:
         return ops.layer_norm(
-            x, self.tensor(f"{at}.weight"), self.tensor(f"{at}.bias"), eps=eps, name=at
+            x,
+            self.tensor(f"{at}.weight"),
+            self.tensor(f"{at}.bias") if bias else None,
+            eps=eps,
+            name=at,
         )
 
     def quant(self, name: str) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.rotary import Rotary, sections
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_WIDTH, Settings
@@ -190,6 +192,20 @@ def read_heads(
             "an even head size"
         )
     return count, groups, head
+
+
+def read_layer_types(
+    c: Settings, layers: int, among: Sequence[str], default: list[str]
+) -> tuple[str, ...]:
+    """The kind of each layer of a text_config, one `among` those known; `default` where it does not
+    say. Raises ModelError for others, and for too few or too many.
+    """
+    kinds = c.get("layer_types", None) or default
+    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in among for k in kinds):
+        raise ModelError(
+            f"{c.where}: layer_types has to name {layers} layers, each {' or '.join(among)}"
+        )
+    return tuple(kinds)
 
 
 def by_sections(

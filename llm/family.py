@@ -60,6 +60,7 @@ FAMILIES = (
     ),
     Entry("mtmd.llm.families.lfm2", ("lfm2",), ("lfm2",)),
     Entry("mtmd.llm.families.glm4v", ("glm4v_text",), ("glm4",)),
+    Entry("mtmd.llm.families.cohere2", ("cohere2",), ("cohere2",)),
 )
 
 

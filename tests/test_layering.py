@@ -99,7 +99,7 @@ ENVIRONMENT = (
     "kernels/cpu/native/compile.py",  # where the user's cache is
 )
 FAMILY_WORDS = re.compile(
-    r"gemma|siglip|smolvlm|idefics|llava|qwen|pixtral|mistral|lfm|internvl|llama|glm|phi-?[34]|minicpm|moondream",
+    r"gemma|siglip|smolvlm|idefics|llava|qwen|pixtral|mistral|lfm|internvl|llama|glm|cohere|aya[-_ ]?vision|phi-?[34]|minicpm|moondream",
     re.I,
 )
 NOT_FAMILIES = ("llama3",)  # the name of a kind of rotary scaling, which many families have

@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 BEGIN, END = "<!-- families: made by tools/family_table.py -->", "<!-- end of families -->"
-sys.path.insert(0, str(ROOT / "tests" / "families"))
+sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("families", "support")]
 
 from mtmd.checkpoint.checkpoint import Checkpoint  # noqa: E402
 from mtmd.checkpoint.open import open_checkpoint  # noqa: E402

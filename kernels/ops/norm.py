@@ -16,8 +16,9 @@ def _norm_shape(x: Type, *weights: Type | None, eps: float) -> Type | None:  # n
     return same_as_first(x, *weights)
 
 
-def _layer_norm_shape(x: Type, w: Type, b: Type, *, eps: float) -> Type | None:
-    need(w.dtype == b.dtype == x.dtype, f"x is {x}, w {w}, b {b}: of several types")
+def _layer_norm_shape(x: Type, w: Type, b: Type | None = None, *, eps: float) -> Type | None:
+    same = w.dtype == x.dtype and (b is None or b.dtype == x.dtype)
+    need(same, f"x is {x}, w {w}, b {b}: of several types")
     return _norm_shape(x, w, b, eps=eps)
 
 
@@ -31,10 +32,10 @@ def rms_norm(x: Tensor, w: Tensor | None = None, *, eps: float) -> Tensor:
 
 
 @op(shape=_layer_norm_shape, flops=lambda n: 6 * n.type.count)
-def layer_norm(x: Tensor, w: Tensor, b: Tensor, *, eps: float) -> Tensor:
+def layer_norm(x: Tensor, w: Tensor, b: Tensor | None = None, *, eps: float) -> Tensor:
     """(x - mean) * rsqrt(var + eps) * w + b
 
-    x [..., D], w, b [D] in x's type; arXiv:1607.06450
+    x [..., D], w, b [D] in x's type, b zeros where it is absent; arXiv:1607.06450
     """
     return F.layer_norm(x, x.shape[-1:], w, b, eps)
 

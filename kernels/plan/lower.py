@@ -440,7 +440,7 @@ def _each(
 def _rejects_norm(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
     x, w = (*inputs, None)[:2]
     assert x is not None
-    if w is not None and w.dtype != torch.float32:
+    if node.op != "layer_norm" and w is not None and w.dtype != torch.float32:
         return f"a weight in {w.type}"
     if not _dense_rows(x.type) or not node.type.is_contiguous:
         return "rows with gaps"
@@ -455,6 +455,17 @@ def _emit_norm(low: Lowering, node: Node, inputs: Operands) -> None:
     address = compile_kernel(rows.emit_norm, kind, name_of(x), name_of(node), w is not None)
     args: list[Place] = [low.place(x), xo, xi, low.make(node), oo, oi, inner, size]
     args += [bits(node.attrs["eps"]), low.place(w) if w is not None else 0]
+    low.add(address, args, outer * inner, max(WORTH // 2 // size, 1), node.name)
+
+
+def _emit_layer_norm(low: Lowering, node: Node, inputs: Operands) -> None:
+    x, w, b = (*inputs, None)[:3]
+    assert x is not None and w is not None
+    outer, inner, ((xo, xi), (oo, oi)) = _rows(x, node)
+    size = x.shape[-1]
+    address = compile_kernel(rows.emit_layer_norm, name_of(x), name_of(node), b is not None)
+    args: list[Place] = [low.place(x), xo, xi, low.make(node), oo, oi, inner, size]
+    args += [bits(node.attrs["eps"]), low.place(w), low.place(b) if b is not None else 0]
     low.add(address, args, outer * inner, max(WORTH // 2 // size, 1), node.name)
 
 
@@ -910,6 +921,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys((*rows.UNARY[1:], *rows.BINARY, "cast"), _EACH),
     "rms_norm": _NORM,
     "l2_norm": _NORM,
+    "layer_norm": Rule(_rejects_norm, _emit_layer_norm),
     "rope": Rule(_rejects_rope, _emit_rope),
     "rope_table": Rule(_rejects_table, _emit_table),
     "embed": Rule(_rejects_embed, _emit_embed),

@@ -24,6 +24,7 @@ from mtmd.llm.blocks import (
     normed_rope,
     queries_keys_values,
     read_heads,
+    read_layer_types,
     token_embeddings,
 )
 from mtmd.llm.inputs import TextInputs
@@ -167,12 +168,7 @@ def read(c: Settings) -> Gemma3Text:
 
 def _kinds(c: Settings, layers: int) -> tuple[str, ...]:
     every = c.count("sliding_window_pattern", c.count("_sliding_window_pattern", 6))
-    kinds = c.get("layer_types", None) or [KINDS[(i + 1) % every == 0] for i in range(layers)]
-    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in KINDS for k in kinds):
-        raise ModelError(
-            f"{c.where}: layer_types has to name {layers} layers, each {' or '.join(KINDS)}"
-        )
-    return tuple(kinds)
+    return read_layer_types(c, layers, KINDS, [KINDS[(i + 1) % every == 0] for i in range(layers)])
 
 
 def _ropes(c: Settings, head: int) -> dict[str, Rotary]:

@@ -23,6 +23,7 @@ from mtmd.llm.blocks import (
     normed_rope,
     queries_keys_values,
     read_heads,
+    read_layer_types,
     swiglu,
     token_embeddings,
 )
@@ -238,19 +239,9 @@ def read(c: Settings) -> Lfm2Text:
 
 def _kinds(c: Settings) -> tuple[str, ...]:
     layers = c.count("num_hidden_layers", 32, most=MAX_LAYERS)
-    named, numbered = c.get("layer_types", None), c.get("full_attn_idxs", list(range(layers)))
-    kinds = named or [
-        KINDS[layer in numbered] for layer in range(layers) if isinstance(numbered, list)
-    ]
-    if (
-        not isinstance(kinds, list)
-        or len(kinds) != layers
-        or any(kind not in KINDS for kind in kinds)
-    ):
-        raise ModelError(
-            f"{c.where}: layer_types has to name {layers} layers, each {' or '.join(KINDS)}"
-        )
-    return tuple(kinds)
+    numbered = c.get("full_attn_idxs", list(range(layers)))
+    default = [KINDS[layer in numbered] for layer in range(layers) if isinstance(numbered, list)]
+    return read_layer_types(c, layers, KINDS, default)
 
 
 def _ffn(c: Settings) -> int:

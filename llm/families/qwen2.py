@@ -23,6 +23,7 @@ from mtmd.llm.blocks import (
     logits,
     queries_keys_values,
     read_heads,
+    read_layer_types,
     swiglu,
     token_embeddings,
 )
@@ -185,11 +186,9 @@ def _windows(c: Settings, layers: int, full: int) -> tuple[int | None, ...]:
         c.flag("use_sliding_window", False) and c.values.get("sliding_window", 4096) is not None
     )
     window = c.count("sliding_window", 4096) if slides else None
-    kinds = c.get("layer_types", None) or [KINDS[slides and i >= first] for i in range(layers)]
-    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in KINDS for k in kinds):
-        raise ModelError(
-            f"{c.where}: layer_types has to name {layers} layers, each {' or '.join(KINDS)}"
-        )
+    kinds = read_layer_types(
+        c, layers, KINDS, [KINDS[slides and i >= first] for i in range(layers)]
+    )
     if window is None and KINDS[1] in kinds:
         raise ModelError(
             f"{c.where}: layer_types names {KINDS[1]}, but there is no sliding_window; set "

@@ -27,7 +27,8 @@ class Tokenizer:
     `special` maps the checkpoint's names (`bos_token`, `eos_token`, `image_token`, ...) to ids,
     `special_text` to spellings; `special_strings` are the spellings that user text must not smuggle
     in: every token flagged special, every named one, and `reserved`. Plain added tokens (Gemma's
-    "<table>", runs of newlines) are ordinary text and not among them.
+    "<table>", runs of newlines) are ordinary text and not among them. What is `reserved` is sealed
+    where it is no token, too: a template may write it for a picture.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Tokenizer:
         self._skipped = frozenset(
             i for i, token in inner.get_added_tokens_decoder().items() if token.special
         )
+        reserved = frozenset(text for text in reserved if text.strip())
         known = {text for text in reserved if inner.token_to_id(text) is not None}
         # Blank tokens stay open: sealing them would change how every indented text is cut.
         self.special_strings = frozenset(
@@ -66,7 +68,7 @@ class Tokenizer:
         # Unknown characters give the unk id by right: alone among the special ids it may come from
         # user text.
         ids = {self.id(text) for text in self.special_strings} - {self.special.get("unk_token")}
-        self._control_tokens = ControlTokens(inner, self.special_strings, ids)
+        self._control_tokens = ControlTokens(inner, self.special_strings | reserved, ids)
 
     @classmethod
     def from_folder(cls, folder: Path, reserved: Iterable[str] = ()) -> Tokenizer:
@@ -91,7 +93,8 @@ class Tokenizer:
         config = _read_object(folder / "tokenizer_config.json")
         special_text, unnamed = _named_tokens({**special_map, **config}, folder)
         _add_listed(inner, config, folder)
-        return cls(inner, special_text, [*unnamed, *reserved])
+        listed = [text for text in unnamed if inner.token_to_id(text) is not None]
+        return cls(inner, special_text, [*listed, *reserved])
 
     @classmethod
     def from_gguf(

@@ -73,7 +73,7 @@ def _families(folder: Path, settings: Settings) -> tuple[VisionFamily | None, Te
 
 def _text_settings(settings: Settings) -> Settings:
     """The decoder's: below text_config, or, in older checkpoints, beside vision_config; with those
-    it shares with the whole model.
+    it shares with the whole model, whose model_type is its `part_of`.
     """
     if settings.get("text_config", None) is None:
         return settings
@@ -85,6 +85,7 @@ def _text_settings(settings: Settings) -> Settings:
         "deepstack_visual_indexes": settings.part("vision_config").get(
             "deepstack_visual_indexes", None
         ),
+        "part_of": settings.get("model_type", None),
     }
     return Settings(
         {**text.values, **{key: value for key, value in shared.items() if value is not None}},

@@ -19,6 +19,7 @@ MODULES = (
     "pixtral",
     "internvl",
     "glm4v",
+    "aya_vision",
 )
 ROWS: dict[str, Row] = {name: import_module(name).ROW for name in MODULES}
 CASES: list[tuple[str, str]] = [

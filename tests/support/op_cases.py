@@ -154,7 +154,11 @@ def _rms_norm(d: Draw) -> Case:
 
 def _layer_norm(d: Draw) -> Case:
     width = d.size(2, 3, 7, 33)
-    return [d.values(d.batch(), d.size(), width), d.values(width), d.values(width)], {"eps": 1e-6}
+    return [
+        d.values(d.batch(), d.size(), width),
+        d.values(width),
+        d.values(width) if d.maybe() else None,
+    ], {"eps": 1e-6}
 
 
 def _heads(d: Draw) -> tuple[int, int, int, int, int]:

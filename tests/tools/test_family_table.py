@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import family_table
@@ -9,6 +11,12 @@ import family_table
 
 def test_the_readme_is_up_to_date() -> None:
     assert family_table.main(["--check"]) == 0, "run `python tools/family_table.py`"
+
+
+def test_it_runs_as_a_script() -> None:
+    """Outside of pytest, which has the tests' folders on its path."""
+    code = "import runpy; runpy.run_path('tools/family_table.py'); import table"
+    subprocess.run([sys.executable, "-c", code], cwd=family_table.ROOT, check=True)
 
 
 def test_another_table_is_found(tmp_path: Path, monkeypatch) -> None:

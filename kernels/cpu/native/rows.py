@@ -112,6 +112,37 @@ def _norm_factor(
     return (1.0 / e.sqrt(squares + eps)).splat(LANES)
 
 
+def emit_layer_norm(e: Emitter, x: str, out: str, bias: bool) -> None:
+    """(x - mean) rsqrt(mean((x - mean)^2) + eps) w + b
+
+    args: x, x outer, x inner, out, out outer, out inner, inner, D, eps, w, b (both of x's type)
+    """
+    x_ptr, xo, xi = e.arg_ptr(0), e.arg(1), e.arg(2)
+    out_ptr, oo, oi = e.arg_ptr(3), e.arg(4), e.arg(5)
+    inner, count, eps = e.arg(6), e.arg(7), e.arg_f32(8)
+    w, b = e.arg_ptr(9), e.arg_ptr(10)
+    width = Value(e, e.b.sitofp(count.ir, F32))
+    nothing = e.const(vec(F32, LANES), [0.0] * LANES)
+    with e.loop(e.first, e.last) as unit:
+        o, i = _two(unit, inner)
+        at, to = o * xo + i * xi, o * oo + i * oi
+        total, squares = (e.var(vec(F32, LANES), 0.0) for _ in range(2))
+        for c, mask in e.spans(0, count, LANES):
+            total.set(total.get() + e.read(x_ptr, x, at + c, LANES, mask))
+        mean = (e.sum(total.get()) / width).splat(LANES)
+        for c, mask in e.spans(0, count, LANES):
+            value = e.read(x_ptr, x, at + c, LANES, mask) - mean
+            value = value if mask is None else e.select(mask, value, nothing)
+            squares.set(e.fma(value, value, squares.get()))
+        factor = (1.0 / e.sqrt(e.sum(squares.get()) / width + eps)).splat(LANES)
+        for c, mask in e.spans(0, count, LANES):
+            value = (e.read(x_ptr, x, at + c, LANES, mask) - mean) * factor
+            value = value * e.read(w, x, c, LANES, mask)
+            if bias:
+                value = value + e.read(b, x, c, LANES, mask)
+            e.write(out_ptr, out, to + c, value, mask)
+
+
 def emit_rope(e: Emitter, x: str, out: str, pairs: str) -> None:
     """The `rope` op in one part
 

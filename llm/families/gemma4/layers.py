@@ -11,6 +11,7 @@ from typing import Any
 from mtmd.kernels.checkpoint.rotary import Rotary, read_rotary
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, Settings
 from mtmd.kernels.errors import ModelError
+from mtmd.llm.blocks import read_layer_types
 from mtmd.llm.state import KV
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -112,17 +113,8 @@ def _kinds(c: Settings, depth: int) -> tuple[str, ...]:
     """Every sixth is full unless `layer_types` says otherwise, and the last one is whatever it
     says, as in the reference.
     """
-    kinds = c.get("layer_types", None) or [
-        FULL if (layer + 1) % 6 == 0 else SLIDING for layer in range(depth)
-    ]
-    if (
-        not isinstance(kinds, list)
-        or len(kinds) != depth
-        or any(kind not in (SLIDING, FULL) for kind in kinds)
-    ):
-        raise ModelError(
-            f"{c.where}: layer_types has to name {depth} layers, each {SLIDING} or {FULL}"
-        )
+    default = [FULL if (layer + 1) % 6 == 0 else SLIDING for layer in range(depth)]
+    kinds = read_layer_types(c, depth, (SLIDING, FULL), default)
     return *kinds[:-1], FULL
 
 

@@ -18,7 +18,7 @@ from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, Settings
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, Shape
 from mtmd.kernels.layers import Weights
-from mtmd.llm.blocks import split_heads
+from mtmd.llm.blocks import read_layer_types, split_heads
 from mtmd.llm.inputs import TextInputs
 from mtmd.llm.state import ConvWindow, DeltaState
 
@@ -263,18 +263,8 @@ def read_kinds(c: Settings) -> tuple[str, ...]:
         c.count("num_hidden_layers", most=MAX_LAYERS),
         c.count("full_attention_interval", 4),
     )
-    kinds = c.get("layer_types", None) or [
-        KINDS[(layer + 1) % every == 0] for layer in range(layers)
-    ]
-    if (
-        not isinstance(kinds, list)
-        or len(kinds) != layers
-        or any(kind not in KINDS for kind in kinds)
-    ):
-        raise ModelError(
-            f"{c.where}: layer_types has to name {layers} layers, each {' or '.join(KINDS)}"
-        )
-    return tuple(kinds)
+    default = [KINDS[(layer + 1) % every == 0] for layer in range(layers)]
+    return read_layer_types(c, layers, KINDS, default)
 
 
 def gguf_delta_net(keys: Settings, layers: int) -> dict[str, Any]:

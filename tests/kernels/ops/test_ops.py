@@ -180,8 +180,9 @@ def test_rms_norm_has_its_statistics_in_fp32():
         close((x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)) * w16, expected, 1)
 
 
+@pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", TYPES)
-def test_layer_norm(dtype):
+def test_layer_norm(dtype, bias):
     x, w, b = (
         random(2, 5, 333, dtype=dtype) * 4 + 7,
         random(333, dtype=dtype, seed=1),
@@ -189,8 +190,10 @@ def test_layer_norm(dtype):
     )
     wide = x.double()
     mean, variance = wide.mean(-1, keepdim=True), wide.var(-1, unbiased=False, keepdim=True)
-    expected = (wide - mean) / torch.sqrt(variance + 1e-5) * w.double() + b.double()
-    found = ops.layer_norm.reference(x, w, b, eps=1e-5)
+    expected = (wide - mean) / torch.sqrt(variance + 1e-5) * w.double()
+    if bias:
+        expected = expected + b.double()
+    found = ops.layer_norm.reference(x, w, b if bias else None, eps=1e-5)
     torch.testing.assert_close(
         found.double(), expected, rtol=2 * ONE_ULP[dtype], atol=8 * ONE_ULP[dtype]
     )

@@ -72,6 +72,18 @@ def test_named_tokens_that_are_not_flagged_are_special_too(tmp_path: Path) -> No
     assert not {tokenizer.id("<image>"), tokenizer.id("<row_1>")} & set(ids)
 
 
+def test_a_picture_place_that_is_no_token_is_sealed_too(tmp_path: Path) -> None:
+    """The template's pictures are found by its text; what a user writes is not one of them."""
+    config = {"additional_special_tokens": ["<gone>"]}
+    tokenizer = Tokenizer.from_folder(save(tmp_path, byte_level(), config), reserved=["<image>"])
+    assert "<image>" not in tokenizer.special_strings
+    for texts in (["a <image> b"], ["a <ima", "ge> b"]):
+        rendered = "".join(map(tokenizer.seal, texts))
+        assert "<image>" not in rendered
+        assert tokenizer.decode(tokenizer.encode(rendered)) == "a <image> b"
+    assert tokenizer.seal("a <gone> b") == "a <gone> b"
+
+
 def test_tokens_listed_in_the_configuration_only(tmp_path: Path) -> None:
     size = byte_level().get_vocab_size()
     entry = {

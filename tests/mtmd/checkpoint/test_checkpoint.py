@@ -18,7 +18,9 @@ from safetensors.torch import load_file, save_file
 
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.events import Finished
+from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ModelError, MtmdError, PromptError
+from mtmd.llm.family import TextFamily, text_family
 from mtmd.loading import DEMO_MODEL, load
 
 Change = Callable[[Path], None]
@@ -169,7 +171,7 @@ SPOILED: dict[str, tuple[Change, str]] = {
     ),
     "an unknown architecture": (
         edit("config.json", model_type="gpt9"),
-        "architecture 'gpt9' is not known; this version reads gemma3",
+        "architecture 'gpt9' is not known; this version reads .*gemma3, gemma4",
     ),
     "an unknown text architecture": (
         edit("config.json", "text_config", model_type="rwkv"),
@@ -390,6 +392,21 @@ def test_image_settings_in_the_newer_file_count_more(folder: Path) -> None:
     assert vision and vision.resolution.normalize.mean == (0.1, 0.2, 0.3)
     drop("preprocessor_config.json")(folder)
     open_checkpoint(folder)
+
+
+def test_a_text_part_knows_the_model_it_is_part_of(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some decoders do something else at their end where they are not alone."""
+    seen: list[Settings] = []
+
+    def look(kind: str, settings: Settings) -> TextFamily:
+        seen.append(settings)
+        return text_family(kind, settings)
+
+    monkeypatch.setattr("mtmd.checkpoint.folder.text_family", look)
+    open_checkpoint(folder)
+    assert [settings.get("part_of", None) for settings in seen] == ["gemma3"]
 
 
 def test_millions_of_layers_are_refused_before_they_are_named(folder: Path) -> None:

@@ -1,0 +1,176 @@
+"""Cohere 2 (arXiv:2504.00698): attention and FFN side by side behind one layer norm without bias,
+rotary positions in sliding layers alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mtmd.kernels import ops
+from mtmd.kernels.checkpoint.canonical import Parameter
+from mtmd.kernels.checkpoint.rotary import Rotary, read_rotary
+from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
+from mtmd.kernels.errors import ModelError
+from mtmd.kernels.graph import Node, WeightSource
+from mtmd.kernels.layers import Weights
+from mtmd.kernels.plan.flash_choice import AttentionForm
+from mtmd.llm.blocks import (
+    attend,
+    cache_keys_values,
+    queries_keys_values,
+    read_heads,
+    read_layer_types,
+    swiglu,
+    token_embeddings,
+)
+from mtmd.llm.inputs import TextInputs
+from mtmd.llm.parameters import (
+    ATTENTION,
+    attention_tensors,
+    decoder_parameters,
+    mlp_tensors,
+    prefixed,
+)
+from mtmd.llm.state import KV
+
+KINDS = SLIDING, FULL = ("sliding_attention", "full_attention")
+PREFIXES = ("language_model.model.", "model.language_model.", "model.")
+UNSCALED = ("aya_vision",)  # models whose reference leaves `logit_scale` out
+
+
+@dataclass(frozen=True)
+class Cohere2Text:
+    width: int
+    ffn: int
+    heads: int
+    groups: int
+    head: int
+    vocabulary: int
+    context: int
+    eps: float
+    rotary: Rotary
+    windows: tuple[int | None, ...]  # of each layer; those without one have no positions
+    bias: bool  # of attention
+    tied: bool
+    logit_scale: float
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        return (r"(language_model\.)?lm_head\.weight",) if self.tied else ()
+
+    @property
+    def layers(self) -> list[tuple[KV]]:
+        return [(KV(self.groups, self.head),)] * len(self.windows)
+
+    @property
+    def image_width(self) -> int:
+        return self.width
+
+    def parameters(self) -> Mapping[str, Parameter]:
+        layer = {
+            "attn_norm": ("input_layernorm", (self.width,)),
+            **attention_tensors(self.width, self.heads, self.groups, self.head),
+            **mlp_tensors(self.width, self.ffn),
+        }
+        return decoder_parameters(
+            prefixed(PREFIXES),
+            [layer] * len(self.windows),
+            vocabulary=self.vocabulary,
+            width=self.width,
+            tied=self.tied,
+            biased=ATTENTION * self.bias,
+        )
+
+    def graph(self, inputs: TextInputs, weights: WeightSource, attention: AttentionForm) -> Node:
+        w = Weights(weights, inputs.dtype)
+        x = token_embeddings(inputs, w)
+        for layer, window in enumerate(self.windows):
+            at = f"blk.{layer}"
+            y = w.layer_norm(x, f"{at}.attn_norm", self.eps, bias=False)
+            q, k, v = queries_keys_values(
+                y, at, w, heads=self.heads, groups=self.groups, bias=self.bias
+            )
+            if window is not None:
+                angles = inputs.angles(self.rotary)
+                q = ops.rope(q, angles, pairs="adjacent", name=f"{at}.attn_q.rope")
+                k = ops.rope(k, angles, pairs="adjacent", name=f"{at}.attn_k.rope")
+            mixed = attend(
+                q,
+                cache_keys_values(k, v, layer, inputs),
+                at,
+                attention,
+                bounds=inputs.bounds(window),
+            )
+            mixed = w.linear(mixed, f"{at}.attn_output", bias=self.bias)
+            x = ops.add(mixed, x, name=f"{at}.attn_residual")
+            x = ops.add(swiglu(y, at, w), x, name=f"{at}.ffn_residual")
+        x = ops.take_rows(x, inputs.wanted_rows(), name="wanted")
+        x = w.layer_norm(x, "output_norm", self.eps, bias=False)
+        x = w.linear(x, "token_embd" if self.tied else "output", name="logits")
+        if self.logit_scale == 1:
+            return x
+        return ops.scale(x, factor=self.logit_scale, name="logits.scaled")
+
+
+def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:
+    """What config.json would say beyond the common keys; every fourth layer is full, as in
+    llama.cpp.
+    """
+    head = keys.count("embedding_length") // keys.count("attention.head_count")
+    head = keys.count("attention.key_length", head)
+    keys.choice("rope.dimension_count", (head,), head)
+    return {
+        "head_dim": head,
+        "layer_norm_eps": keys.number("attention.layer_norm_epsilon"),
+        "logit_scale": keys.number("logit_scale"),
+        "attention_bias": "blk.0.attn_q.bias" in names,
+    }
+
+
+def read(c: Settings) -> Cohere2Text:
+    """From config.json or its text_config, with transformers' defaults; ModelError where it is
+    impossible.
+    """
+    c.choice("hidden_act", ("silu",), "silu")
+    width, context = (
+        c.count("hidden_size", 8192, most=MAX_WIDTH),
+        c.count("max_position_embeddings", 8192),
+    )
+    count, groups, head = read_heads(
+        c, 64, None, width // c.count("num_attention_heads", 64, most=MAX_HEADS)
+    )
+    rope = c.part("rope_scaling" if c.get("rope_parameters", None) is None else "rope_parameters")
+    whole = c.get("part_of", None)
+    return Cohere2Text(
+        width=width,
+        ffn=c.count("intermediate_size", 22528, most=MAX_WIDTH),
+        heads=count,
+        groups=groups,
+        head=head,
+        vocabulary=c.count("vocab_size", 256000),
+        context=context,
+        eps=c.number("layer_norm_eps", 1e-5),
+        rotary=read_rotary(rope, head, c.number("rope_theta", 1e4), context),
+        windows=_windows(c),
+        bias=c.flag("attention_bias", False),
+        tied=c.flag("tie_word_embeddings", True),
+        logit_scale=1.0 if whole in UNSCALED else c.number("logit_scale", 0.0625),
+    )
+
+
+def _windows(c: Settings) -> tuple[int | None, ...]:
+    """Of each layer; older settings say how many layers have one that is full."""
+    layers, every = (
+        c.count("num_hidden_layers", 40, most=MAX_LAYERS),
+        c.count("sliding_window_pattern", 4),
+    )
+    kinds = read_layer_types(c, layers, KINDS, [KINDS[(i + 1) % every == 0] for i in range(layers)])
+    if SLIDING in kinds and c.values.get("sliding_window", 4096) is None:
+        raise ModelError(
+            f"{c.where}: layer_types names {SLIDING}, but sliding_window is null; set it to a "
+            "number of tokens"
+        )
+    window = c.count("sliding_window", 4096)
+    return tuple(window if kind == SLIDING else None for kind in kinds)
