@@ -154,7 +154,10 @@ class Lowering:
                 found.native += 1
             elif node in self.taken:
                 found.native += 1
-                RULES[node.op].emit(self, node, step.inputs)
+                if node.type.count:
+                    RULES[node.op].emit(self, node, step.inputs)
+                else:  # nothing to compute, and no kernel divides by its size
+                    found.places[node] = self.room(0)
             else:
                 self._end_program()
                 for i in step.inputs:
