@@ -103,12 +103,14 @@ class DeviceThread:
                     user.end()
                 elif user in self._users:  # what was posted, or an earlier user, may have ended it
                     user.turn()
+                del user  # not to hold on to it while this thread waits
             if is_over:
                 return
 
     def _wait(self) -> bool:
-        """Until there is something to do. False where nobody has come for long: the thread ends, so
-        that a model nobody holds any more can go; the next request starts another.
+        """Until there is something to do. False where nobody has come for long, or all have left:
+        the thread ends, so that a model nobody holds any more can go; the next request starts
+        another.
         """
         with self._wake:
             if self._inbox or self._closed:
@@ -117,9 +119,11 @@ class DeviceThread:
             pause: float | None = min(pauses, default=None)
             if pause:
                 self._wake.wait(pause)
-            elif (
-                pause is None and not self._wake.wait(IDLE_S) and not (self._inbox or self._closed)
-            ):
+            elif pause is None and not (self._users and self._wake.wait(IDLE_S)):
+                if self._inbox or self._closed:
+                    return True
+                # Nobody has anything under way, or nobody is left: a model that was closed has to
+                # be free before another is loaded.
                 self._users.clear()
                 self._thread = None
                 return False

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import random
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from mtmd.kernels.errors import (
     PlacementError,
     PromptError,
 )
+from mtmd.loaded import device_thread
 from mtmd.loading import describe, load
 from mtmd.model import Model
 from mtmd.prompt.conversation import user_message
@@ -591,3 +594,17 @@ def test_a_warm_up_beside_the_first_stream_takes_its_turn() -> None:
     warming.join()
     model.close()
     assert isinstance(last, Finished) and not overlap.is_set()
+
+
+def test_a_closed_model_is_let_go_at_once(one: Path) -> None:
+    """Not when its thread has waited in vain: the next model may be loading by then."""
+    model = load(context=512)
+    model.answer(one, max_tokens=1)
+    runner, thread = weakref.ref(model.loaded.runner), model.loaded.device_thread._thread
+    model.close()
+    del model
+    if thread is not None:
+        thread.join(device_thread.IDLE_S / 2)
+        assert not thread.is_alive()
+    gc.collect()
+    assert runner() is None

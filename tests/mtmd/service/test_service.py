@@ -350,7 +350,7 @@ def test_one_who_comes_just_when_the_thread_has_waited_long_enough(
         return False
 
     monkeypatch.setattr(device._wake, "wait", come_late)
-    device.post(lambda: None)
+    service._device.post(lambda: None)
     assert came.wait(20)
 
 
