@@ -96,7 +96,7 @@ def main() -> None:
     times: dict[str, dict[str, list[float]]] = {name: {} for name in pythons}
     rates: dict[str, list[float]] = {name: [] for name in pythons}
     with tempfile.TemporaryDirectory() as folder:
-        tests = str(Path(__file__).parents[1] / "tests")
+        tests = str(Path(__file__).parents[1] / "tests" / "support")
         subprocess.run(
             [sys.executable, "-c", TOWER, tests, folder], check=True, capture_output=True
         )
