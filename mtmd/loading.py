@@ -49,10 +49,10 @@ def find_checkpoint(
         )
     from mtmd.checkpoint.hub import resolve_model
 
-    found = resolve_model(model, progress)
+    result = resolve_model(model, progress)
     is_local = Path(model).expanduser().exists()  # else the folder is named by a hash
     return open_checkpoint(
-        found.path, projector or found.projector, template
+        result.path, projector or result.projector, template
     ), None if is_local else str(model)
 
 

@@ -111,7 +111,7 @@ def foresee(
     programs = [part for part in lowered.parts if isinstance(part, Program)]
     reasons = Counter((node.op, reason) for node, reason in lowered.refused.items())
     threads = shared_pool().threads
-    told = NativeFacts(
+    text = NativeFacts(
         lowered.native,
         len(programs),
         sum(len(p.instructions) for p in programs),
@@ -119,10 +119,10 @@ def foresee(
         tuple((op, reason, count) for (op, reason), count in reasons.items()),
     )
     if len(programs) < len(lowered.parts):
-        return told, None
+        return text, None
     inputs = sum(n.type.bytes for n in lowered.leaves if not n.attrs.get("state"))
     frames = sum(p.frame_bytes(threads) for p in programs)
-    return told, inputs + lowered.arena + sum(t.bytes for t in lowered.results.values()) + frames
+    return text, inputs + lowered.arena + sum(t.bytes for t in lowered.results.values()) + frames
 
 
 class Lowering:
@@ -147,31 +147,31 @@ class Lowering:
 
     def run(self) -> Lowered:
         self._choose()
-        found = self.found
+        result = self.found
         for number, step in enumerate(self.steps):
             node = step.node
             if node in self.vanished:
-                found.native += 1
+                result.native += 1
             elif node in self.taken:
-                found.native += 1
+                result.native += 1
                 if node.type.count:
                     RULES[node.op].emit(self, node, step.inputs)
                 else:  # nothing to compute, and no kernel divides by its size
-                    found.places[node] = self.room(0)
+                    result.places[node] = self.room(0)
             else:
                 self._end_program()
                 for i in step.inputs:
                     if i is not None:
                         self.place(i)
-                found.parts.append(number)
-                found.made[node] = found.roots
-                found.places[node] = Pointer(found.roots)
-                found.roots += 1
+                result.parts.append(number)
+                result.made[node] = result.roots
+                result.places[node] = Pointer(result.roots)
+                result.roots += 1
         self._end_program()
-        for part in found.parts:
+        for part in result.parts:
             if isinstance(part, Program):
-                part.set_roots(found.roots)
-        return found
+                part.set_roots(result.roots)
+        return result
 
     def _end_program(self) -> None:
         if self.instructions:
@@ -328,30 +328,30 @@ def leading(shape: Sequence[int], *strides: Sequence[int]) -> tuple[list[int], l
     one after the other in each are one. Shape and each operand's strides.
     """
     sizes: list[int] = []
-    found: list[list[int]] = [[] for _ in strides]
+    result: list[list[int]] = [[] for _ in strides]
     for i, size in enumerate(shape):
         if size == 1:
             continue
-        if sizes and all(f[-1] == s[i] * size for f, s in zip(found, strides, strict=True)):
+        if sizes and all(f[-1] == s[i] * size for f, s in zip(result, strides, strict=True)):
             sizes[-1] *= size
-            for f, s in zip(found, strides, strict=True):
+            for f, s in zip(result, strides, strict=True):
                 f[-1] = s[i]
             continue
         sizes.append(size)
-        for f, s in zip(found, strides, strict=True):
+        for f, s in zip(result, strides, strict=True):
             f.append(s[i])
-    return sizes, found
+    return sizes, result
 
 
 def two_level(
     shape: Sequence[int], *strides: Sequence[int]
 ) -> tuple[int, int, list[tuple[int, int]]] | None:
     """Rows as outer times inner ones and each operand's strides; None where that is not enough."""
-    sizes, found = leading(shape, *strides)
+    sizes, result = leading(shape, *strides)
     if len(sizes) > 2:
         return None
     sizes = [1] * (2 - len(sizes)) + sizes
-    pairs = [(0, 0) if not f else (0, f[0]) if len(f) == 1 else (f[0], f[1]) for f in found]
+    pairs = [(0, 0) if not f else (0, f[0]) if len(f) == 1 else (f[0], f[1]) for f in result]
     return sizes[0], sizes[1], pairs
 
 
@@ -475,9 +475,9 @@ def _emit_layer_norm(low: Lowering, node: Node, inputs: Operands) -> None:
 def _rows(x: Node, node: Node, last: int = 1) -> tuple[int, int, list[tuple[int, int]]]:
     """Rows of x and of a contiguous result of its shape."""
     out = Type.contiguous(node.shape, node.dtype)
-    found = two_level(x.shape[:-last], x.type.strides[:-last], out.strides[:-last])
-    assert found is not None
-    return found
+    result = two_level(x.shape[:-last], x.type.strides[:-last], out.strides[:-last])
+    assert result is not None
+    return result
 
 
 def _rejects_rope(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
@@ -516,8 +516,8 @@ def _emit_table(low: Lowering, node: Node, inputs: Operands) -> None:
     rotary = node.attrs["rotary"]
     frequencies = torch.tensor(rotary.frequencies, dtype=torch.float32)
     if divisors is not None:
-        found = low.weight(divisors)  # without values where memory is counted
-        frequencies = frequencies if found.is_meta else frequencies / found
+        result = low.weight(divisors)  # without values where memory is counted
+        frequencies = frequencies if result.is_meta else frequencies / result
     tokens, count = positions.shape[1], len(rotary.frequencies)
     axes = torch.tensor(list(rotary.axes) or [0] * count, dtype=torch.int64) * tokens
     args = [low.place(positions), tokens, low.make(node), count]

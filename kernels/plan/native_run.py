@@ -72,10 +72,10 @@ class NativePlan:
 
     def steps(self, batch: Any) -> Generator[None, None, list[Tensor]]:
         """As the executor's: the outputs, a pause after each part."""
-        found = self.lowered
+        results = self.lowered
         memory = self._pool.take(self) or Memory(self, self._pool.threads)
-        tensors: list[Tensor | None] = [None] * found.roots
-        roots = [0] * found.roots
+        tensors: list[Tensor | None] = [None] * results.roots
+        roots = [0] * results.roots
         tensors[ARENA], roots[ARENA] = memory.arena, memory.arena.data_ptr()
         known = self._known  # of another thread's run too: a list is never changed
         if self._states and (not known or self._states[0][2](batch) is not known[0][1]):
@@ -84,14 +84,14 @@ class NativePlan:
             tensors[root], roots[root] = tensor, address
         for leaf in self._fresh:
             _, tensors[leaf[0]], roots[leaf[0]] = self._fill(batch, *leaf)
-        for root, kind in found.results.items():
+        for root, kind in results.results.items():
             result = tensors[root] = torch.empty(kind.shape, dtype=kind.dtype)
             roots[root] = result.data_ptr()
-        for number, part in enumerate(found.parts):
+        for number, part in enumerate(results.parts):
             if isinstance(part, Program):
                 frame = memory.frames[number]
                 # what is held must outlive every thread that is in the frame
-                frame.open(roots, (tensors[:], found, memory))
+                frame.open(roots, (tensors[:], results, memory))
                 try:
                     self._pool.run(frame)
                 finally:

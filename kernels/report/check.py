@@ -77,12 +77,12 @@ def _native(executor: Executor, batch: Any, dtype: torch.dtype) -> NativeRun:
         if s.node.op == "state_store" and s.inputs[0] is not None
     ]
     before = [state.clone() for state in states]
-    found = executor.run(batch)[-1].double()
+    result = executor.run(batch)[-1].double()
     for state, value in zip(states, before, strict=True):
         state.copy_(value)
     expected = executor.run(batch, lambda *_: None)[-1].double()
     power = float(expected.square().mean()) or 1.0
-    error, stats = float((found - expected).square().mean()) / power, compiler().stats
+    error, stats = float((result - expected).square().mean()) / power, compiler().stats
     return NativeRun(
         error,
         LIMITS[dtype] * DEPTH,

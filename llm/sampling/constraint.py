@@ -51,13 +51,13 @@ class Grammars:
                 "away"
             )
         with self._lock:
-            found = self._made.get(schema)
-            if found is None:
-                found = self._made[schema] = self._make(schema)
+            result = self._made.get(schema)
+            if result is None:
+                result = self._made[schema] = self._make(schema)
                 if len(self._made) > GRAMMARS:
                     self._made.popitem(last=False)
             self._made.move_to_end(schema)
-            return JsonConstraint(found.deep_copy(), stop)
+            return JsonConstraint(result.deep_copy(), stop)
 
     def _make(self, schema: str) -> LLMatcher:
         from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper

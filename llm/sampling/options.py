@@ -53,18 +53,18 @@ class Sampling:
 
 
 def _temperature(value: object) -> float:
-    found = as_float(value)
-    if not (found == 0 or TEMPERATURE_MIN <= found <= TEMPERATURE_MAX):
+    result = as_float(value)
+    if not (result == 0 or TEMPERATURE_MIN <= result <= TEMPERATURE_MAX):
         refuse(
             "temperature",
             value,
             f"a number from {TEMPERATURE_MIN:g} to {TEMPERATURE_MAX:g}, or 0 (greedy)",
         )
-    return found
+    return result
 
 
 def _top_p(value: object) -> float:
-    found = as_float(value)
-    if not 0 < found <= 1:
+    result = as_float(value)
+    if not 0 < result <= 1:
         refuse("top_p", value, "a number above 0, at most 1 (off)")
-    return found
+    return result

@@ -75,8 +75,8 @@ def penalize(logits: torch.Tensor, seen: Sequence[int], penalty: float) -> torch
             f"{len(logits) - 1}, "
             "the rows of the model's output; is the tokenizer of another checkpoint?"
         )
-    found = logits[tokens]
-    return logits.index_put((tokens,), torch.where(found < 0, found * penalty, found / penalty))
+    result = logits[tokens]
+    return logits.index_put((tokens,), torch.where(result < 0, result * penalty, result / penalty))
 
 
 def candidates(logits: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:

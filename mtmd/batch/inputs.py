@@ -43,21 +43,21 @@ def find_inputs(words: Iterable[str], lists: Sequence[str] = ()) -> list[Input]:
 
 def _expand(word: str) -> list[str]:
     if Path(word).is_dir():
-        found = sorted(_pictures_in(Path(word)))
-        if not found:
+        result = sorted(_pictures_in(Path(word)))
+        if not result:
             raise OptionError(
                 f"{word}: found a folder without pictures, expected files ending in "
                 f"{', '.join(IMAGE_SUFFIXES)}"
             )
-        return found
+        return result
     if glob.has_magic(word) and not Path(word).exists():
-        found = sorted(path for path in glob.glob(word, recursive=True) if Path(path).is_file())  # noqa: PTH207  # Path.glob takes no absolute one
-        if not found:
+        result = sorted(path for path in glob.glob(word, recursive=True) if Path(path).is_file())  # noqa: PTH207  # Path.glob takes no absolute one
+        if not result:
             raise OptionError(
                 f"{word}: found no file that fits the pattern; check it, ** stands for folders at "
                 "any depth"
             )
-        return found
+        return result
     return [word]
 
 
@@ -80,7 +80,7 @@ def _read_list(file: str) -> list[str]:
             f"list {file}: cannot be read ({error.strerror}), expected a file with a path on each "
             "line"
         ) from error
-    found = [os.fsdecode(line) for line in data.splitlines() if line.strip()]
-    if not found:
+    result = [os.fsdecode(line) for line in data.splitlines() if line.strip()]
+    if not result:
         raise OptionError(f"list {file}: found no path in it, expected one on each line")
-    return found
+    return result

@@ -61,8 +61,8 @@ class Scale:
             return [step * i for i in range(first, floor(self.most / step + 1e-9) + 1)]
         low, high = floor(log10(self.least)), ceil(log10(self.most))
         mantissas = (1, 2, 5) if high - low <= 3 else (1,)
-        found = [m * 10.0**e for e in range(low, high + 1) for m in mantissas]
-        return [v for v in found if self.least <= v * 1.0001 and v <= self.most * 1.0001]
+        result = [m * 10.0**e for e in range(low, high + 1) for m in mantissas]
+        return [v for v in result if self.least <= v * 1.0001 and v <= self.most * 1.0001]
 
 
 @dataclass
@@ -243,11 +243,11 @@ class _Exact(Scale):
 
     def ticks(self) -> list[float]:
         """Those that leave each other room."""
-        found: list[float] = []
+        result: list[float] = []
         for value in self.values:
-            if not found or abs(self.at(value) - self.at(found[-1])) >= 34:
-                found.append(value)
-        return found
+            if not result or abs(self.at(value) - self.at(result[-1])) >= 34:
+                result.append(value)
+        return result
 
 
 def _padded(values: Sequence[float], log: bool) -> tuple[float, float]:
@@ -260,10 +260,10 @@ def _padded(values: Sequence[float], log: bool) -> tuple[float, float]:
 def _spread_out(at: Sequence[float], room: float = 15) -> list[float]:
     """Heights of labels, moved so that none lies on another."""
     order = sorted(range(len(at)), key=lambda i: at[i])
-    found = list(at)
+    result = list(at)
     for before, after in pairwise(order):
-        found[after] = max(found[after], found[before] + room)
-    return found
+        result[after] = max(result[after], result[before] + room)
+    return result
 
 
 def _step(rough: float) -> float:

@@ -119,17 +119,17 @@ def _stages(report: Report) -> list[str]:
 def _sweeps(report: Report) -> list[str]:
     parts = []
     for axis in AXES:
-        found = [(stage, rows) for stage in STAGES if (rows := report.sweep(axis, stage))]
-        if not found:
+        result = [(stage, rows) for stage in STAGES if (rows := report.sweep(axis, stage))]
+        if not result:
             continue
         parts.append(f"<h2>Against {escape(axis)}</h2>")
-        slopes = [(stage, growth(axis, rows)) for stage, rows in found]
+        slopes = [(stage, growth(axis, rows)) for stage, rows in result]
         told = [f"{stage} ~ {axis}^{slope:.2f}" for stage, slope in slopes if slope is not None]
         if told:
             parts.append(f"<p>Growth of time: {escape(', '.join(told))}.</p>")
         lines = [
             Line(stage, [_point(axis, s) for s in rows], STAGES.index(stage))
-            for stage, rows in found
+            for stage, rows in result
         ]
         for line in _separate(lines):
             chart = line_chart(
@@ -137,10 +137,10 @@ def _sweeps(report: Report) -> list[str]:
             )
             parts.append(f"<figure>{chart}</figure>")
         if axis == "batch":
-            parts += _throughput(axis, found)
+            parts += _throughput(axis, result)
         cells = [
             [escape(f"{stage}, {axis} {s.point.value(axis)}"), *_figures(s)]
-            for stage, rows in found
+            for stage, rows in result
             for s in rows
         ]
         head = [

@@ -140,10 +140,10 @@ def _needs_more_bits(name: str, layers: int) -> bool:
     """Of the tensors that suffer most, those of the first and last eighth of the layers and of
     every third between.
     """
-    found = re.fullmatch(r"blk\.(\d+)\.(attn_v|ffn_down(_exps)?)\.weight", name)
-    if found is None:
+    result = re.fullmatch(r"blk\.(\d+)\.(attn_v|ffn_down(_exps)?)\.weight", name)
+    if result is None:
         return False
-    layer = int(found[1])
+    layer = int(result[1])
     return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
 
 

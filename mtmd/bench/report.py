@@ -39,8 +39,8 @@ class Point:
     load: int
 
     def value(self, axis: str) -> int | None:
-        found: int | None = getattr(self, axis)
-        return found
+        result: int | None = getattr(self, axis)
+        return result
 
 
 @dataclass(frozen=True)
@@ -135,14 +135,14 @@ class Report:
 
     def sweep(self, axis: str, stage: str) -> list[Stage]:
         """Along one axis, all else as at the base; empty where it has one value."""
-        found = [
+        result = [
             s
             for s in self.stages
             if s.name == stage
             and all(s.point.value(a) == self.base.value(a) for a in AXES if a != axis)
         ]
-        found.sort(key=lambda s: s.point.value(axis) or 0)
-        return found if len(found) > 1 else []
+        result.sort(key=lambda s: s.point.value(axis) or 0)
+        return result if len(result) > 1 else []
 
     def sweeps(self) -> list[tuple[str, str, list[Stage]]]:
         """(axis, stage, measurements), those that have several values."""
@@ -151,8 +151,8 @@ class Report:
 
     def asdict(self) -> dict[str, Any]:
         """With the derived figures, under names with units."""
-        found = asdict(self)
-        found["stages"] = [
+        result = asdict(self)
+        result["stages"] = [
             asdict(s)
             | {
                 "ms": list(s.ms.values),
@@ -165,11 +165,11 @@ class Report:
             }
             for s in self.stages
         ]
-        found["growth"] = [
+        result["growth"] = [
             {"axis": axis, "stage": stage, "exponent": growth(axis, rows)}
             for axis, stage, rows in self.sweeps()
         ]
-        return found
+        return result
 
 
 def growth(axis: str, rows: list[Stage]) -> float | None:

@@ -80,11 +80,11 @@ def read_shape(shape: str) -> tuple[str, Settings, Settings]:
     """A name for people, the configuration and the image processor's settings."""
     known = _table()
     if shape in known:
-        found = known[shape]
+        result = known[shape]
         return (
             shape,
-            Settings(found["config"], shape),
-            Settings(found.get("image", {}), f"{shape}: image processor"),
+            Settings(result["config"], shape),
+            Settings(result.get("image", {}), f"{shape}: image processor"),
         )
     path = Path(shape).expanduser()
     if not path.exists():
@@ -100,16 +100,16 @@ def read_shape(shape: str) -> tuple[str, Settings, Settings]:
 def _image_settings(folder: Path) -> Settings:
     """What lies beside the configuration; without it, the families' defaults."""
     processor = read_json(folder / "processor_config.json", required=False)
-    if isinstance(found := processor.get("image_processor"), Mapping):
-        return Settings(found, "processor_config.json")
+    if isinstance(result := processor.get("image_processor"), Mapping):
+        return Settings(result, "processor_config.json")
     return Settings(
         read_json(folder / "preprocessor_config.json", required=False), "preprocessor_config.json"
     )
 
 
 def _table() -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = json.loads(TABLE.read_text())
-    return found
+    result: dict[str, dict[str, Any]] = json.loads(TABLE.read_text())
+    return result
 
 
 def _tokenizer(vision: VisionFamily | None, vocabulary: int, where: str) -> Tokenizer:

@@ -70,11 +70,11 @@ class Plan:
     def points(self) -> list[tuple[Point, tuple[str, ...]]]:
         """Each once, with its stages; the base comes first."""
         base = self.base()
-        found = {base: STAGES_OF["load"]}
+        result = {base: STAGES_OF["load"]}
         for axis in AXES:
             for value in getattr(self, axis):
-                found.setdefault(replace(base, **{axis: value}), STAGES_OF[axis])
-        return list(found.items())
+                result.setdefault(replace(base, **{axis: value}), STAGES_OF[axis])
+        return list(result.items())
 
 
 @dataclass

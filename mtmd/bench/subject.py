@@ -254,14 +254,14 @@ class Subject:
 
     def prefill_work(self, spans: Sequence[Span]) -> Work:
         """Of reading a prompt in batches as the runner does."""
-        sequence, found = self.runner.begin(self._cache, 0), list[tuple[int, int]]()
+        sequence, result = self.runner.begin(self._cache, 0), list[tuple[int, int]]()
         batches = cut(lay_out(spans, 0)[0], PREFILL)
         for part in batches:
             last = part is batches[-1]
             batch = make_batch([(sequence, part)], self._cache, wants_logits=last)
             sequence.done += sum(map(len, part))
-            found += _work(self.runner.plan(batch.shape))
-        return found
+            result += _work(self.runner.plan(batch.shape))
+        return result
 
     def decode_work(self, sequences: Prefilled) -> Work:
         """Of one step."""
@@ -342,9 +342,9 @@ class Subject:
         host = HostPeak()
         host.restart()
         yield
-        found = host.read()
-        if found is not None:
-            into.append(found)
+        result = host.read()
+        if result is not None:
+            into.append(result)
 
 
 class _Watch:
@@ -379,12 +379,12 @@ class _Watch:
                 graph,
                 op,
                 size,
-                len(found),
-                sum(s for _, s in found) * 1e3,
-                sum(OPS[op].flops(n) for n, _ in found),
-                sum(OPS[op].bytes(n) for n, _ in found),
+                len(result),
+                sum(s for _, s in result) * 1e3,
+                sum(OPS[op].flops(n) for n, _ in result),
+                sum(OPS[op].bytes(n) for n, _ in result),
             )
-            for (op, size), found in groups.items()
+            for (op, size), result in groups.items()
         ]
         return sorted(rows, key=lambda row: -row.ms)
 

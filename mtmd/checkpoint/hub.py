@@ -71,11 +71,11 @@ def resolve_model(
             f"model {text!r} is a file; expected a GGUF, the folder of a checkpoint, or org/name "
             "on the Hugging Face hub"
         )
-    found = _REPO.fullmatch(text)
-    if not found:
+    result = _REPO.fullmatch(text)
+    if not result:
         _refuse_name(text)
     with _progress_bars(progress):
-        return _fetch(text, found["repo"], found["type"], found["revision"], endpoint, cache_dir)
+        return _fetch(text, result["repo"], result["type"], result["revision"], endpoint, cache_dir)
 
 
 def _fetch(

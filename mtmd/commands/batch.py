@@ -75,23 +75,23 @@ def run(args: argparse.Namespace) -> int:
     settings = options(AnswerOptions, answer_options(args))
     inputs, output = find_inputs(args.images, args.list), open_output(args.out, args.resume)
     left = [one for one in inputs if one.name not in output.known]
-    told = _Summary(
+    text = _Summary(
         len(inputs) - len(left), sum(output.known.get(one.name, False) for one in inputs)
     )
     if not left:
-        print(told.line(args.out), file=sys.stderr)
-        return told.code
+        print(text.line(args.out), file=sys.stderr)
+        return text.code
     model = load_from(args)
     from tqdm import tqdm
 
     from mtmd.batch.answering import Batch
 
-    told.start = time.perf_counter()
+    text.start = time.perf_counter()
     rows = Batch(model.service, args.prompt, settings, args.parallel).rows(left, not args.unordered)
     # disable=None: only where stderr is a terminal
     bar = tqdm(
         total=len(inputs),
-        initial=told.known,
+        initial=text.known,
         unit="image",
         disable=None,
         dynamic_ncols=True,
@@ -100,15 +100,15 @@ def run(args: argparse.Namespace) -> int:
     try:
         for row in rows:
             output.append(row)
-            told.count(row)
-            bar.set_postfix(failed=told.failed, refresh=False)
+            text.count(row)
+            bar.set_postfix(failed=text.failed, refresh=False)
             bar.update()
     finally:
         bar.close()
         rows.close()
         output.close()
-        print(told.line(args.out), file=sys.stderr)
-    return told.code
+        print(text.line(args.out), file=sys.stderr)
+    return text.code
 
 
 class _Summary:

@@ -153,14 +153,14 @@ def _numbers(name: str, text: str | None, least: int, most: int) -> tuple[int, .
     if text is None:
         return ()
     try:
-        found = tuple(int(part) for part in text.split(","))
+        result = tuple(int(part) for part in text.split(","))
     except ValueError:
         raise OptionError(
             f"{name}: found {text!r:.60}, expected whole numbers between commas, like 1,4,16"
         ) from None
-    for value in found:
+    for value in result:
         _number(name, value, least, most)
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(result))
 
 
 def _number(name: str, value: int, least: int, most: int) -> int:

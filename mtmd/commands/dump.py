@@ -65,9 +65,9 @@ def run(args: argparse.Namespace) -> int:
     if not rows:
         raise OptionError(f"filter {args.filter!r} matches no node")
     if other is not None:
-        found = compare(rows, other, args.tolerance)
-        print(found.text)
-        return 0 if found.same else 1
+        result = compare(rows, other, args.tolerance)
+        print(result.text)
+        return 0 if result.same else 1
     if args.json:
         print(json.dumps([r.asdict() for r in rows]))
     else:

@@ -66,15 +66,15 @@ def open_both(a: Source, b: Source) -> list[Model]:
     """Both models, no weight of them read yet. They get a cache of the same shape: one sequence,
     and the context of the model that was made for less. Raises MtmdError.
     """
-    found = [(source.options, *find_checkpoint(source.model, source.options)) for source in (a, b)]
-    context = min(DEFAULT_CONTEXT, *(checkpoint.text.context for _, checkpoint, _ in found))
+    result = [(source.options, *find_checkpoint(source.model, source.options)) for source in (a, b)]
+    context = min(DEFAULT_CONTEXT, *(checkpoint.text.context for _, checkpoint, _ in result))
     return [
         Model(
             checkpoint,
             dataclasses.replace(options, context=options.context or context, parallel=1),
             name=name,
         )
-        for options, checkpoint, name in found
+        for options, checkpoint, name in result
     ]
 
 
@@ -111,7 +111,7 @@ def fitting_tolerance(a: SideFacts, b: SideFacts) -> dict[str, float]:
     the compute types; and, where a graph's weights are stored in different block types, what the
     coarser ones lose. The decoder reads what the encoder gives.
     """
-    found = {"pixels": ROUNDING["fp32"], "encoder": 0.0, "decoder": 0.0}
+    result = {"pixels": ROUNDING["fp32"], "encoder": 0.0, "decoder": 0.0}
     for graph in ("encoder", "decoder"):
         kinds = set(a.types.get(graph, ())) ^ set(b.types.get(graph, ()))
         lost = [
@@ -119,8 +119,8 @@ def fitting_tolerance(a: SideFacts, b: SideFacts) -> dict[str, float]:
             for k in kinds
             if k in BLOCKS
         ]
-        found[graph] = max(found["encoder"], ROUNDING[a.dtype], ROUNDING[b.dtype], *lost)
-    return found
+        result[graph] = max(result["encoder"], ROUNDING[a.dtype], ROUNDING[b.dtype], *lost)
+    return result
 
 
 def _facts(model: Model) -> SideFacts:
@@ -202,7 +202,7 @@ class _Watch:
             return
         ours, same_shape = kept(value), tuple(value.shape) == known.shape
         error = nmse(ours, known.values) if same_shape else None
-        found = NodeDifference(
+        result = NodeDifference(
             *key,
             node.op,
             known.dtype,
@@ -218,11 +218,11 @@ class _Watch:
         self.compared += 1
         self.in_part += value.numel() > KEPT
         if self.first is None and beyond(error, self.tolerance[key[0]]):
-            self.first = found
+            self.first = result
         if error is not None and (
             self.largest is None or self.largest.nmse is None or not error <= self.largest.nmse
         ):
-            self.largest = found
+            self.largest = result
 
 
 def _comparison(

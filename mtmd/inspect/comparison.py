@@ -132,28 +132,28 @@ class ModelComparison:
         """What differs beyond the tolerance, in the order of the run. Tokens alone do not count:
         values within it may make a near tie.
         """
-        found = ["prompt token ids"] if self.prompt.first else []
+        result = ["prompt token ids"] if self.prompt.first else []
         for n, image in enumerate(self.images, 1):
-            found += (
+            result += (
                 [f"pixels of image {n}"]
                 if beyond(image.pixel_nmse, self.tolerance["pixels"])
                 else []
             )
-            found += (
+            result += (
                 [f"embeddings of image {n}"]
                 if beyond(image.embedding_nmse, self.tolerance["encoder"])
                 else []
             )
-        found += [f"node {self.first.name}"] if self.first else []
-        found += ["logits"] if beyond(self.logits.worst_nmse, self.tolerance["decoder"]) else []
-        return tuple(found)
+        result += [f"node {self.first.name}"] if self.first else []
+        result += ["logits"] if beyond(self.logits.worst_nmse, self.tolerance["decoder"]) else []
+        return tuple(result)
 
     def asdict(self) -> dict[str, Any]:
         """Numbers that JSON does not have, infinity for one, as None."""
-        found: dict[str, Any] = _plain(
+        result: dict[str, Any] = _plain(
             dataclasses.asdict(self) | {"agreed": self.agreed, "differences": self.differences}
         )
-        return found
+        return result
 
 
 def kept(value: Tensor) -> Tensor:

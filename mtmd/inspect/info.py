@@ -255,26 +255,26 @@ def _numbers(family: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
 
 
 def _pictures(vision: VisionFamily, budget: Budget) -> tuple[PictureCost, ...]:
-    found, errors = [], []
+    result, errors = [], []
     for width, height in SIZES:
         try:
             plan = vision.resolution.prepare(np.zeros((height, width, 3), np.uint8), budget)
-            found.append(PictureCost((width, height), plan.tokens, plan.sizes))
+            result.append(PictureCost((width, height), plan.tokens, plan.sizes))
         except (ImageError, OptionError) as error:
             errors.append(error)
-            found.append(PictureCost((width, height), 0, (), str(error)))
+            result.append(PictureCost((width, height), 0, (), str(error)))
     if len(errors) == len(SIZES):
         raise errors[0]
-    return tuple(found)
+    return tuple(result)
 
 
 def _cache_bytes(model: Model) -> dict[str, int]:
     """Bytes of a full cache by what is kept."""
-    found: Counter[str] = Counter()
+    result: Counter[str] = Counter()
     for node, _ in model.runner.plan(BatchShape(1)).leaves:
         if node.attrs.get("state"):
-            found[STATES[node.name.partition(".")[0]]] += node.type.bytes
-    return dict(found)
+            result[STATES[node.name.partition(".")[0]]] += node.type.bytes
+    return dict(result)
 
 
 def _peak(graphs: Sequence[GraphFacts]) -> dict[str, int]:
@@ -284,7 +284,7 @@ def _peak(graphs: Sequence[GraphFacts]) -> dict[str, int]:
     spaces = dict.fromkeys(
         s for g in graphs for s in (*g.weight_bytes, *g.cache_bytes, *g.compute_bytes)
     )
-    found = {}
+    result = {}
     for space in spaces:
         weights = {
             g.graph: max(o.weight_bytes.get(space, 0) for o in graphs if o.graph == g.graph)
@@ -294,8 +294,8 @@ def _peak(graphs: Sequence[GraphFacts]) -> dict[str, int]:
             max(getattr(g, name).get(space, 0) for g in graphs)
             for name in ("cache_bytes", "compute_bytes")
         )
-        found[space] = sum(weights.values()) + cache + compute
-    return found
+        result[space] = sum(weights.values()) + cache + compute
+    return result
 
 
 def _format(path: Path) -> str:

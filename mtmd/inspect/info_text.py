@@ -61,11 +61,11 @@ def _picture_tokens(info: ModelInfo) -> str:
 
 def _sizes(part: Part) -> str:
     facts = {name.rpartition(".")[2]: number for name, number in reversed(part.facts.items())}
-    told = [f"{facts.get('layers', facts.get('depth', 0))} layers", f"width {facts['width']:,}"]
-    told += [f"FFN {facts['ffn']:,}"] if "ffn" in facts else []
+    text = [f"{facts.get('layers', facts.get('depth', 0))} layers", f"width {facts['width']:,}"]
+    text += [f"FFN {facts['ffn']:,}"] if "ffn" in facts else []
     if "heads" in facts:
         head = facts.get("head", facts["width"] // facts["heads"])
-        told.append(
+        text.append(
             f"{facts['heads']} heads of {head}"
             + (
                 f" on {facts['groups']}"
@@ -74,12 +74,12 @@ def _sizes(part: Part) -> str:
             )
         )
     kinds = {name: number for name, number in facts.items() if name.startswith("layers with ")}
-    told += (
+    text += (
         [f"{number} {name.removeprefix('layers ')}" for name, number in kinds.items()]
         if len(kinds) > 1
         else []
     )
-    return ", ".join(told)
+    return ", ".join(text)
 
 
 def _types(info: ModelInfo) -> Iterator[str]:

@@ -144,19 +144,19 @@ class Admission:
                 "weights and caches, and it cannot be shown small enough; use a smaller context or "
                 "parallel, dtype bf16, or another device"
             )
-        said = (
+        text = (
             f"shrunk from {plan.tokens} to {found.tokens} tokens: encoding it as it is needs "
             f"{mib(needed)}, {mib(free)} are free"
         )
-        return replace(found, notes=(*plan.notes, said), shrunk_from=plan.tokens)
+        return replace(found, notes=(*plan.notes, text), shrunk_from=plan.tokens)
 
     def _shrunk(self, pixels: np.ndarray, budget: Budget, plan: ImagePlan) -> ImagePlan | None:
         """The picture in the most tokens with which it fits, nearly."""
         assert self.encoder is not None
         least = budget.min_tokens or min(LEAST_TOKENS, plan.tokens // 4)
-        low, high, found = least, plan.tokens - 1, None
+        low, high, result = least, plan.tokens - 1, None
         resolution = self.encoder.family.resolution
-        while high - low >= (plan.tokens // FINENESS if found else 0):
+        while high - low >= (plan.tokens // FINENESS if result else 0):
             middle = (low + high) // 2
             tried = None
             with suppress(OptionError):  # too few for this family
@@ -164,10 +164,10 @@ class Admission:
             if tried is None or tried.tokens < least:
                 low = middle + 1
             elif self._fits(tried):
-                found, low = tried, middle + 1
+                result, low = tried, middle + 1
             else:
                 high = min(middle, tried.tokens) - 1
-        return found
+        return result
 
     def _fits(self, plan: ImagePlan) -> bool:
         return all(self._within(self.room, [p, self._step]) for p in self._plans(plan))
@@ -185,14 +185,14 @@ class Admission:
     def _shortage(self, plan: Plan, room: Bytes | None = None) -> tuple[int, int]:
         """What encoding needs and what is free for it, in bytes, of the memory that lacks most."""
         room = self.room if room is None else room
-        found = [
+        result = [
             (
                 _with_margin(plan.compute_bytes.get(space, 0)),
                 max(size - _with_margin(self._step.compute_bytes.get(space, 0)), 0),
             )
             for space, size in room.items()
         ]
-        return max(found, key=lambda pair: pair[0] - pair[1])
+        return max(result, key=lambda pair: pair[0] - pair[1])
 
     def may_encode(self, batch: int, shape: Shape) -> bool:
         """Whether a batch of tiles [3, Y, X] can be encoded now, and answers go on meanwhile."""
@@ -220,14 +220,14 @@ class Admission:
 
     def free_now(self) -> Bytes:
         """What is free, by memory space, less the weights that are yet to be read."""
-        found = {}
+        result = {}
         for backend in self.backends:
             free = free_bytes(backend)
             if free is not None and backend.space in self.limits:
-                found[backend.space] = free - max(
+                result[backend.space] = free - max(
                     self._weights[backend.space] - self.runner.residency.bytes[backend.space], 0
                 )
-        return found
+        return result
 
     @staticmethod
     def _within(room: Bytes, plans: Sequence[Plan]) -> bool:

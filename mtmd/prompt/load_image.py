@@ -94,11 +94,11 @@ def _read_path(path: str | bytes, limits: ImageLimits, name: str) -> bytes:
         )
     _refuse_address(path, name)
     try:
-        found = Path(path).stat()
+        result = Path(path).stat()
         for is_kind, words, advice in _KINDS:
-            if is_kind(found.st_mode):
+            if is_kind(result.st_mode):
                 raise ImageError(f"{name}: found {words}, expected a picture file; {advice}")
-        check_bytes(found.st_size, limits, name)
+        check_bytes(result.st_size, limits, name)
         with Path(path).open("rb") as file:
             return _read_file(file, limits, name)
     except (FileNotFoundError, NotADirectoryError):

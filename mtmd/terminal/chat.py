@@ -112,8 +112,8 @@ class Chat:
         return True
 
     def _help(self, _: str) -> None:
-        for name, (value, told) in HELP.items():
-            _say(f"/{name} {value}".ljust(20) + told)
+        for name, (value, text) in HELP.items():
+            _say(f"/{name} {value}".ljust(20) + text)
         _say(NOTES)
 
     def _image(self, value: str) -> None:

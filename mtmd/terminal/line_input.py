@@ -107,20 +107,20 @@ def _readline() -> ModuleType | None:
 
 def _completion(start: str, n: int, words: Sequence[str]) -> str | None:
     """The `n`th way to go on from `start`."""
-    found = (
+    result = (
         [f"{word} " for word in words if word.startswith(start)] if start.startswith("/") else []
     )
-    if start and not found:
+    if start and not result:
         path = Path(start).expanduser()
         folder, begun = (path, "") if start.endswith("/") else (path.parent, path.name)
         with suppress(OSError):
             shown = start[: len(start) - len(begun)] if begun else start
-            found = sorted(
+            result = sorted(
                 shown + p.name + ("/" if p.is_dir() else " ")
                 for p in folder.iterdir()
                 if p.name.startswith(begun)
             )
-    return found[n] if n < len(found) else None
+    return result[n] if n < len(result) else None
 
 
 class Interrupt:
@@ -161,11 +161,11 @@ def words_of(text: str) -> list[str]:
     """Words as a shell would cut them, but a quotation mark that is not closed is a character like
     others.
     """
-    found, rest = [], text
+    result, rest = [], text
     while rest.strip():
         word, rest = _next_word(rest)
-        found.append(word)
-    return found
+        result.append(word)
+    return result
 
 
 def leading_paths(text: str, suffixes: tuple[str, ...]) -> tuple[list[Path], str]:

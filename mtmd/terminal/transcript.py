@@ -49,10 +49,10 @@ class Transcript:
         """As `Service.submit` takes them. The answer of the last turn, which is to be made, is left
         out.
         """
-        found: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
+        result: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
         for turn in self.turns:
             images = [{"type": "image", "image": i.picture} for i in turn.images]
-            found.append(
+            result.append(
                 {
                     "role": "user",
                     "content": [*images, {"type": "text", "text": turn.question}]
@@ -61,8 +61,8 @@ class Transcript:
                 }
             )
             if turn is not self.turns[-1]:
-                found.append({"role": "assistant", "content": turn.answer})
-        return found
+                result.append({"role": "assistant", "content": turn.answer})
+        return result
 
     def to_json(self, model: str, options: Mapping[str, Any]) -> str:
         turns = [

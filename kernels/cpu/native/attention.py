@@ -101,8 +101,8 @@ class Attention:
         for h in range(self.heads):
             at = t * token + (g * self.heads + h) * head
             for c, mask in _columns(e, self.size):
-                found = e.read(q, self.q_type, at + c, LANES, mask) * scale
-                e.store(self.q, found, h * padded(self.size) + c)
+                result = e.read(q, self.q_type, at + c, LANES, mask) * scale
+                e.store(self.q, result, h * padded(self.size) + c)
             for c, _ in _columns(e, self.value):
                 e.store(self.sums, zero, h * padded(self.value) + c)
             self.best[h].set(NOTHING)
@@ -150,14 +150,14 @@ class Attention:
         begin, end = ((x - first).trunc(I32).splat(PAGE) for x in (low, high))
         seen = (steps >= begin) & (steps <= end)
         for h in range(self.heads):
-            found = e.load(self.scores, vec(F32, PAGE), h * PAGE)
+            result = e.load(self.scores, vec(F32, PAGE), h * PAGE)
             if self.capped:
                 cap = e.arg_f32(17)
-                found = e.tanh(found / cap) * cap
-            found = e.select(seen, found, e.f32(NOTHING, PAGE))
+                result = e.tanh(result / cap) * cap
+            result = e.select(seen, result, e.f32(NOTHING, PAGE))
             last = self.best[h].get()
-            best = e.maximum(e.largest(found), last)
-            weights = e.exp(found - best)
+            best = e.maximum(e.largest(result), last)
+            weights = e.exp(result - best)
             shrink = e.exp(last - best)
             e.store(self.scores, weights, h * PAGE)
             self.total[h].set(e.fma(self.total[h].get(), shrink, e.sum(weights)))
@@ -206,8 +206,8 @@ class Attention:
                     factor = _share(e, self.total[h].get())
                     to = t * token + (g * self.heads + h) * head
                     for c, mask in _columns(e, self.value):
-                        found = e.load(self.sums, vec(F32, LANES), h * width + c) * factor
-                        e.write(out, self.out_type, to + c, found, mask)
+                        result = e.load(self.sums, vec(F32, LANES), h * width + c) * factor
+                        e.write(out, self.out_type, to + c, result, mask)
             with shared:
                 for h in range(self.heads):
                     number = (t * groups + g) * self.heads + h
@@ -215,15 +215,15 @@ class Attention:
                     e.store(parts, self.best[h].get(), to)
                     e.store(parts, self.total[h].get(), to + 1)
                     for c, _ in _columns(e, self.value):
-                        found = e.load(self.sums, vec(F32, LANES), h * width + c)
-                        e.store(parts, found, to + ROOM + c)
+                        result = e.load(self.sums, vec(F32, LANES), h * width + c)
+                        e.store(parts, result, to + ROOM + c)
 
 
 def _columns(e: Emitter, size: int) -> list[tuple[int, Value | None]]:
     """Where vectors begin in a row of a size that is known, with the last one's mask."""
     rest = size % LANES
-    found: list[tuple[int, Value | None]] = [(c, None) for c in range(0, size - rest, LANES)]
-    return [*found, (size - rest, e.mask(e.i64(rest), LANES))] if rest else found
+    result: list[tuple[int, Value | None]] = [(c, None) for c in range(0, size - rest, LANES)]
+    return [*result, (size - rest, e.mask(e.i64(rest), LANES))] if rest else result
 
 
 def _share(e: Emitter, total: Value) -> Value:
@@ -251,10 +251,10 @@ def emit_combine(e: Emitter, out: str, value: int) -> None:
             e.store(sums, e.f32(0.0, LANES), c)
         with e.loop(start, start + splits) as part:
             at = part * width
-            found = e.load(parts, F32, at + 1)
-            with e.when(found.ne(0.0)):
+            result = e.load(parts, F32, at + 1)
+            with e.when(result.ne(0.0)):
                 weight = e.exp(e.load(parts, F32, at) - best.get())
-                total.set(e.fma(found, weight, total.get()))
+                total.set(e.fma(result, weight, total.get()))
                 for c, _ in _columns(e, value):
                     more = e.load(parts, vec(F32, LANES), at + ROOM + c)
                     e.store(sums, e.fma(more, weight, e.load(sums, vec(F32, LANES), c)), c)

@@ -199,8 +199,8 @@ class Value:
         """Lanes of this vector, and of `other` counted on, in any order."""
         second = other.ir if other is not None else ir.Constant(self.type, ir.Undefined)
         mask = ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes))
-        found = self.e.b.shuffle_vector(self.ir, second, mask)
-        return Value(self.e, found) if len(lanes) > 1 else Value(self.e, found)[0]
+        result = self.e.b.shuffle_vector(self.ir, second, mask)
+        return Value(self.e, result) if len(lanes) > 1 else Value(self.e, result)[0]
 
     def __getitem__(self, lane: int | Value) -> Value:
         index = lane.ir if isinstance(lane, Value) else ir.Constant(I32, lane)
@@ -419,10 +419,10 @@ class Emitter:
         """Stored values from element `index` on, as float32; 0 where the mask is off."""
         type_ = vec(F32 if dtype == "f32" else I16, lanes)
         if mask is None:
-            found = self.load(ptr, type_, index)
+            result = self.load(ptr, type_, index)
         else:
-            found = self.masked_load(ptr, type_, index, mask)
-        return found if dtype == "f32" else found.bf16_to_f32()
+            result = self.masked_load(ptr, type_, index, mask)
+        return result if dtype == "f32" else result.bf16_to_f32()
 
     def write(
         self, ptr: Value, dtype: str, index: Operand, value: Value, mask: Value | None = None
@@ -508,11 +508,11 @@ class Emitter:
     def call(self, name: str, result: ir.Type, *args: Any) -> Value:
         """A call of an LLVM intrinsic or of a function of the process, by name."""
         values = [a.ir if isinstance(a, Value) else a for a in args]
-        found = self.module.globals.get(name)
-        if found is None:
+        results = self.module.globals.get(name)
+        if results is None:
             kind = ir.FunctionType(result, [v.type for v in values])
-            found = ir.Function(self.module, kind, name)
-        return Value(self, self.b.call(found, values))
+            results = ir.Function(self.module, kind, name)
+        return Value(self, self.b.call(results, values))
 
     def call_address(self, address: Value, *args: Value) -> None:
         """A call of a function that returns nothing, by its address."""
@@ -686,22 +686,22 @@ class Emitter:
         takes a quarter of what one sum after another does. As many vectors as lanes, or a power of
         two fewer.
         """
-        found, lanes = list(vectors), vectors[0].lanes
+        result, lanes = list(vectors), vectors[0].lanes
         width = lanes  # over which each vector's sum is spread
         while width > 1:
-            starts = range(0, found[0].lanes, width)
+            starts = range(0, result[0].lanes, width)
             low = [start + i for start in starts for i in range(width // 2)]
             high = [i + width // 2 for i in low]
-            if len(found) > 1:
+            if len(result) > 1:
                 far = [lanes + i for i in low], [lanes + i for i in high]
-                found = [
+                result = [
                     a.shuffle([*low, *far[0]], b) + a.shuffle([*high, *far[1]], b)
-                    for a, b in zip(found[0::2], found[1::2], strict=True)
+                    for a, b in zip(result[0::2], result[1::2], strict=True)
                 ]
             else:
-                found = [found[0].shuffle(low) + found[0].shuffle(high)]
+                result = [result[0].shuffle(low) + result[0].shuffle(high)]
             width //= 2
-        return found[0]
+        return result[0]
 
     def dot_bf16(self, a: Value, b: Value, total: Value) -> Value:
         """Products of bf16 numbers, whose bits are int16 [32], added in pairs to fp32 [16]."""
@@ -745,10 +745,10 @@ class Emitter:
             half = index.lanes // 2
             low, high = index.shuffle(range(half)), index.shuffle(range(half, 2 * half))
             return self.lookup16(numbers, low).concat(self.lookup16(numbers, high))
-        found = self.const(index.type, numbers[0])
+        result = self.const(index.type, numbers[0])
         for at, number in enumerate(numbers[1:], 1):
-            found = self.select(index.eq(at), self.const(index.type, number), found)
-        return found
+            result = self.select(index.eq(at), self.const(index.type, number), result)
+        return result
 
     # Threads ---------------------------------------------------------------------------------
 

@@ -225,10 +225,10 @@ def _chunk(e: Emitter, unpack: Unpack, weights: list[Value], xs: list[Value], su
         for r, term in enumerate(terms):
             total = row[r]
             assert total is not None
-            found = e.fma(total.sitofp(), term.scale * scale, sums.at[m][r].get())
+            result = e.fma(total.sitofp(), term.scale * scale, sums.at[m][r].get())
             if extra is not None and term.minimum is not None:
-                found = e.fma(term.minimum, extra, found)
-            sums.at[m][r].set(found)
+                result = e.fma(term.minimum, extra, result)
+            sums.at[m][r].set(result)
 
 
 class _Args:
@@ -320,10 +320,10 @@ def _finish(
     for m in range(len(sums.at)):
         row = begin + m
         with e.when(row < args.rows):
-            found = sums.of(m)
+            result = sums.of(m)
             if bias_value is not None:
-                found = found + bias_value
+                result = result + bias_value
             if add:
                 at = args.addend_stride * row + first
-                found = e.rounded(found, out) + e.read(args.addend, out, at, together, mask)
-            e.write(args.out, out, args.out_stride * row + first, found, mask)
+                result = e.rounded(result, out) + e.read(args.addend, out, at, together, mask)
+            e.write(args.out, out, args.out_stride * row + first, result, mask)

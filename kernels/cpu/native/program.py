@@ -143,9 +143,9 @@ def _runner() -> tuple[Callable[[int, int], None], int]:
         rest = ctypes.windll.kernel32.SwitchToThread
     else:
         rest = ctypes.CDLL(None).sched_yield
-    found = ctypes.cast(rest, ctypes.c_void_p).value
-    assert found is not None
-    return run, found
+    result = ctypes.cast(rest, ctypes.c_void_p).value
+    assert result is not None
+    return run, result
 
 
 class Program:
@@ -180,8 +180,8 @@ class Program:
         """Of each root, where in the arguments its addresses are."""
         self.set_roots(max(place_roots, default=-1) + 1)
         for root in set(place_roots):
-            found = [p for p, r in zip(places, place_roots, strict=True) if r == root]
-            self.places[root] = np.array(found, np.int64)
+            result = [p for p, r in zip(places, place_roots, strict=True) if r == root]
+            self.places[root] = np.array(result, np.int64)
 
     def set_roots(self, count: int) -> None:
         """There are `count` of them, some of which nothing here may point to."""
@@ -200,8 +200,8 @@ class Program:
     @property
     def args(self) -> np.ndarray:
         """The arguments, with offsets in the place of addresses."""
-        found: np.ndarray = self._args.copy()
-        return found
+        result: np.ndarray = self._args.copy()
+        return result
 
 
 class Frame:

@@ -25,12 +25,12 @@ def emit_conv(e: Emitter, dtype: str, w: str, taps: int, bias: str | None, silu:
     def work(c: Value, mask: Value | None) -> None:
         factors = []
         for j in range(taps):  # a tap of each channel, W apart
-            found = e.f32(0.0, LANES)
+            result = e.f32(0.0, LANES)
             for lane in range(LANES):
                 at = c + lane
                 at = e.select(at < channels, at, channels - 1)
-                found = found.insert(lane, e.read(w_ptr, w, at * taps + j))
-            factors.append(found)
+                result = result.insert(lane, e.read(w_ptr, w, at * taps + j))
+            factors.append(result)
         offset = e.read(bias_ptr, bias, c, LANES, mask) if bias else e.f32(0.0, LANES)
         with e.loop(0, sequences) as s:
             start, stop = e.load(starts, I64, s), e.load(starts, I64, s + 1)
