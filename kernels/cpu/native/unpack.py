@@ -5,7 +5,7 @@ one chunk: the integers q, vector by vector, a scale and perhaps a minimum, so t
 
     w . x = sum over lanes of  scale s (start + sum of q n)  +  minimum extra
 
-The layouts of the blocks are ggml's (ggml-common.h); kernels/weights/blocks*.py is the reference.
+The layouts of the blocks are ggml's (ggml-common.h); kernels/quantization/ is the reference.
 """
 
 from __future__ import annotations

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from mtmd.kernels.cpu.native import compile
 from mtmd.kernels.cpu.native.compile import Compiler, Cpu, compile_kernel, compiler
 from mtmd.kernels.cpu.native.emit import F32, Emitter, vec
 
@@ -120,3 +122,11 @@ def test_kept_on_disk_and_damaged_files(tmp_path) -> None:
     assert not [f for f in tmp_path.iterdir() if f.suffix != ".o"]
     assert used(Compiler(folder=tmp_path / "not" / "there")) == (1, 0)
     assert compiler().stats.kernels
+
+
+def test_what_kernels_are_written_with_is_part_of_their_key():
+    """Else machine code of earlier tables would be taken from the disk."""
+    root = Path(compile.__file__).parents[2]
+    files = {p.name for folder in compile.SOURCES for p in (root / folder).glob("*.py")}
+    assert all((root / folder).is_dir() for folder in compile.SOURCES)
+    assert {"emit.py", "products.py", "unpack.py", "blocks.py", "blocks_of_32.py"} <= files
