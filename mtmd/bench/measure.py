@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROC = Path("/proc/self")
+# How far two counters of the same memory may be apart: other threads go on between two readings.
+SLACK = 16 << 20
 # A busy process ends by itself when the one that started it is gone.
 BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n sum(range(1000000))"
 
@@ -44,17 +46,24 @@ class Sample:
 
 class HostPeak:
     """The most memory this process holds, in bytes, from `restart` on. None where the system does
-    not tell (Linux does).
+    not tell, or does not let the count start anew (a sandboxed kernel may take the request and go
+    on counting): what was held before would be counted to what is measured.
     """
+
+    def __init__(self) -> None:
+        self._restarted = False
 
     def restart(self) -> None:
         try:
             (PROC / "clear_refs").write_text("5")  # proc(5): VmHWM starts anew at what is held
         except OSError:
+            self._restarted = False
             return
+        peak, held = _status("VmHWM:"), resident_bytes()
+        self._restarted = peak is not None and held is not None and peak <= held + SLACK
 
     def read(self) -> int | None:
-        return _status("VmHWM:")
+        return _status("VmHWM:") if self._restarted else None
 
 
 def resident_bytes() -> int | None:
