@@ -101,6 +101,9 @@ def run(args: argparse.Namespace) -> int:
 def _serve(
     args: argparse.Namespace, settings: Any, folder: Path | None, sock: socket.socket
 ) -> None:
+    from mtmd.loaded.allocator import return_freed_memory
+
+    return_freed_memory()
     model = load_from(args)
     report = model.warmup_report if args.no_warmup else model.warm_up()
     from mtmd.service.service import Service
