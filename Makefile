@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 QUICK := tests/test_layering.py tests/clip tests/kernels tests/llm tests/mtmd/prompt tests/mtmd/test_config.py \
     --ignore tests/kernels/gpu --ignore tests/mtmd/prompt/test_bridge.py
 
-.PHONY: demo test check quick lint clean
+.PHONY: demo test check quick lint floors audit clean
 
 demo: $(VENV)/installed
 	$(BIN)/mtmd describe examples/shapes.png
@@ -30,6 +30,32 @@ lint: $(VENV)/tested-with
 	$(BIN)/ruff format --check .
 	sh tools/typecheck.sh $(BIN)/python
 
+# The lowest versions that pyproject.toml allows, and the tests that need neither transformers nor gguf, which want newer ones.
+FLOORS := tests/web tests/clip/image tests/mtmd/prompt tests/mtmd/batch tests/mtmd/checkpoint/test_hub.py tests/kernels/checkpoint \
+    tests/llm/sampling --ignore tests/web/test_fuzz.py --ignore tests/clip/image/test_pixels_exact.py --ignore-glob '*gguf*' \
+    --ignore tests/llm/sampling/test_constraint.py --ignore tests/llm/sampling/test_sampler.py
+
+floors: $(VENV)-floors/installed
+	$(VENV)-floors/bin/mtmd describe examples/shapes.png
+	$(VENV)-floors/bin/python -m pytest -p no:cacheprovider -n $(WORKERS) --dist worksteal $(FLOORS)
+
+$(VENV)-floors/installed: pyproject.toml constraints.txt tools/floors.py
+	test -x $(VENV)-floors/bin/python || $(PYTHON) -m venv $(VENV)-floors
+	$(VENV)-floors/bin/python -m pip install --quiet --disable-pip-version-check packaging
+	$(VENV)-floors/bin/python tools/floors.py > $(VENV)-floors/floors.txt
+	$(VENV)-floors/bin/python -m pip install --quiet --disable-pip-version-check -c $(VENV)-floors/floors.txt torch
+	$(VENV)-floors/bin/python -m pip install --quiet --disable-pip-version-check -c $(VENV)-floors/floors.txt -e '.[parquet]' \
+	    pytest pytest-xdist openai jsonschema playwright
+	sh tools/browser.sh
+	touch $@
+
+# Known vulnerabilities of the pinned set, as PyPI knows them: needs pypi.org. A package that could not be looked up is a failure.
+audit: $(VENV)/tested-with
+	test -x $(VENV)-audit/bin/pip-audit || $(PYTHON) -m venv $(VENV)-audit
+	$(VENV)-audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
+	$(BIN)/python -m pip freeze --exclude-editable > $(VENV)-audit/installed.txt
+	$(VENV)-audit/bin/pip-audit --strict --no-deps --disable-pip -r $(VENV)-audit/installed.txt
+
 # torch first and by its pinned version: a wider request takes gigabytes of CUDA packages.
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -43,4 +69,4 @@ $(VENV)/tested-with: $(VENV)/installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) $(VENV)-floors $(VENV)-audit build *.egg-info

@@ -217,7 +217,10 @@ NO_NAMES = [
 
 
 @pytest.mark.parametrize("name", NO_NAMES)
-def test_what_is_neither_a_folder_nor_a_name(name: str, closed_port: str, tmp_path: Path) -> None:
+def test_what_is_neither_a_folder_nor_a_name(
+    name: str, closed_port: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(
         ModelError,
         match="is no folder here and no name on the Hugging Face hub; expected a checkpoint "
