@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -98,11 +99,14 @@ def attend(
     at: str,
     bounds: Node | None = None,
     scale: float | None = None,
+    causal: bool = False,
 ) -> Node:
-    """Attention of an image's patches to each other
+    """Attention of an image's patches to each other, or, `causal`, of a text's tokens to those
+    before them
 
-    q, k, v [B, P, H, K] -> [B, P, H * K]
+    q [B, P, H, K], k, v [B, S, H, K] -> [B, P, H * K]
     """
+    limits: dict[str, Any] = {"causal": True} if causal else {}
     mixed = attention(
         q,
         k,
@@ -110,20 +114,30 @@ def attend(
         bounds=bounds,
         scale=q.shape[3] ** -0.5 if scale is None else scale,
         name=f"{at}.attn",
+        **limits,
     )
     return ops.reshape(mixed, shape=(*q.shape[:2], q.shape[2] * v.shape[3]), name=f"{at}.attn.flat")
 
 
-def vit_block(x: Node, index: int, p: VitParams, w: Weights, *, attention: AttentionForm) -> Node:
+def vit_block(
+    x: Node,
+    index: int,
+    p: VitParams,
+    w: Weights,
+    *,
+    attention: AttentionForm,
+    blocks: str = "v.blk",
+    causal: bool = False,
+) -> Node:
     """Pre-norm attention and MLP          x [B, P, C] -> [B, P, C]; arXiv:2010.11929"""
-    at = f"v.blk.{index}"
+    at = f"{blocks}.{index}"
     y = w.layer_norm(x, f"{at}.ln1", p.eps)
     q, k, v = (
         split_heads(w.linear(y, f"{at}.{part}", bias=True), p.heads, f"{at}.{part}")
         for part in ("attn_q", "attn_k", "attn_v")
     )
     x = ops.add(
-        w.linear(attend(q, k, v, attention, at=at), f"{at}.attn_out", bias=True),
+        w.linear(attend(q, k, v, attention, at=at, causal=causal), f"{at}.attn_out", bias=True),
         x,
         name=f"{at}.attn_residual",
     )
@@ -138,7 +152,9 @@ def mlp(x: Node, at: str, gelu: str, w: Weights) -> Node:
     return w.linear(y, f"{at}.ffn_down", bias=True)
 
 
-def vit_parameters(p: VitParams, source: Callable[[str], tuple[str, ...]]) -> dict[str, Parameter]:
+def vit_parameters(
+    p: VitParams, source: Callable[[str], tuple[str, ...]], blocks: str = "v.blk"
+) -> dict[str, Parameter]:
     """The blocks' parameters; `source("encoder.layers.0.mlp.fc1.weight")` lists the names it may
     have in a checkpoint.
     """
@@ -167,10 +183,10 @@ def vit_parameters(p: VitParams, source: Callable[[str], tuple[str, ...]]) -> di
                 # The first GGUF files call the way up `ffn_down` and the way down `ffn_up`: the
                 # shapes tell.
                 held = tuple(
-                    Stored((f"v.blk.{index}.{at}.{kind}",), stored)
+                    Stored((f"{blocks}.{index}.{at}.{kind}",), stored)
                     for at in (part, turned.get(part, part))
                 )
-                parameters[f"v.blk.{index}.{part}.{kind}"] = Parameter(
+                parameters[f"{blocks}.{index}.{part}.{kind}"] = Parameter(
                     stored,
                     source(f"encoder.layers.{index}.{name}.{kind}"),
                     gguf=held if part in turned else (),

@@ -1,4 +1,4 @@
-"""Tiles to embeddings: one vision family on its backends."""
+"""Tiles to embeddings: a tower, or a whole vision family, on its backends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mtmd.clip.family import VisionFamily
+from mtmd.clip.family import Tower, VisionFamily
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.kernels.backends.backend import Backend
 from mtmd.kernels.graph import Node, Shape, Type, WeightSource, graph_input, weight
@@ -20,14 +20,14 @@ from mtmd.kernels.plan.scheduler import Override, Plan, make_plan
 BATCH = 4  # tiles encoded at once
 
 
-class Encoder:
+class TowerEncoder:
     """Flash attention is decided when it is made, by asking about every batch of the tiles that are
     expected.
     """
 
     def __init__(
         self,
-        family: VisionFamily,
+        family: Tower,
         weights: WeightSource,
         backends: Sequence[Backend],
         *,
@@ -36,12 +36,8 @@ class Encoder:
         overrides: Sequence[Override] = (),
         residency: Residency | None = None,
     ):
-        self.family, self.weights, self.backends, self.overrides = (
-            family,
-            weights,
-            backends,
-            tuple(overrides),
-        )
+        self.family: Tower = family
+        self.weights, self.backends, self.overrides = weights, backends, tuple(overrides)
         self.dtype = dtype
         self.residency = residency or Residency()
         self.flash: FlashChoice = choose(self._probes, backends, overrides, flash_attn)
@@ -89,7 +85,7 @@ class Encoder:
     ) -> Generator[None, None, list[Tensor]]:
         """Encode at most `BATCH` tiles [3, Y, X] of equal shape, a node at a time
 
-        -> embeddings [T, D] in the compute type
+        -> embeddings [T, D] of each, or [D], in the compute type
         """
         pixels = torch.from_numpy(np.stack(tiles)).to(self.dtype)
         (embeddings,) = yield from self._executor(len(tiles), tuple(tiles[0].shape)).steps(
@@ -97,6 +93,28 @@ class Encoder:
         )
         self.backends[0].synchronize()  # so that whoever measures, measures the encoding
         return list(embeddings.unbind(0))
+
+    def encode(self, tiles: Sequence[np.ndarray], observe: Observer | None = None) -> list[Tensor]:
+        """Embeddings [T, D], or [D], of each tile, in order; tiles fp32 [3, Y, X], those of equal
+        shape together, at most `BATCH` at once.
+        """
+        waiting: dict[Shape, list[int]] = {}
+        for index, tile in enumerate(tiles):
+            waiting.setdefault(tuple(tile.shape), []).append(index)
+        done: dict[int, Tensor] = {}
+        for indices in waiting.values():
+            for start in range(0, len(indices), BATCH):
+                part = indices[start : start + BATCH]
+                done.update(
+                    zip(part, finish(self.steps([tiles[i] for i in part], observe)), strict=True)
+                )
+        return [done[i] for i in range(len(tiles))]
+
+
+class Encoder(TowerEncoder):
+    """The encoder of a vision family, whose embeddings a decoder reads."""
+
+    family: VisionFamily
 
     def join(self, plan: ImagePlan, tiles: Sequence[Tensor]) -> Tensor:
         """The embeddings [T, D] of a picture's image tokens, from those of its tiles."""
@@ -111,19 +129,3 @@ class Encoder:
         return rows[
             torch.from_numpy(plan.order).to(rows.device)
         ]  # -1 is the last row: the separator
-
-    def encode(self, tiles: Sequence[np.ndarray], observe: Observer | None = None) -> list[Tensor]:
-        """Embeddings [T, D] of each tile, in order; tiles fp32 [3, Y, X], those of equal shape
-        together, at most `BATCH` at once.
-        """
-        waiting: dict[Shape, list[int]] = {}
-        for index, tile in enumerate(tiles):
-            waiting.setdefault(tuple(tile.shape), []).append(index)
-        done: dict[int, Tensor] = {}
-        for indices in waiting.values():
-            for start in range(0, len(indices), BATCH):
-                part = indices[start : start + BATCH]
-                done.update(
-                    zip(part, finish(self.steps([tiles[i] for i in part], observe)), strict=True)
-                )
-        return [done[i] for i in range(len(tiles))]

@@ -47,10 +47,26 @@ FAMILIES = (
 )
 
 
-class VisionFamily(Protocol):
-    """One picture model. A tile's type decides its graph; tiles of equal type are encoded as one
+class Tower(Protocol):
+    """What encodes tiles. A tile's type decides its graph; tiles of equal type are encoded as one
     batch.
     """
+
+    @property
+    def resolution(self) -> Resolution:
+        """How a picture of any size becomes tiles."""
+
+    def parameters(self) -> Mapping[str, Parameter]:
+        """Canonical names and the checkpoint's."""
+
+    def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
+        """tiles [B, 3, Y, X] in the compute type -> embeddings [B, T, D], or [B, D] where a tower
+        gives one vector for a picture
+        """
+
+
+class VisionFamily(Tower, Protocol):
+    """One picture model, whose embeddings a decoder reads."""
 
     marker: str
     """What the chat template writes where a picture belongs."""
@@ -63,19 +79,10 @@ class VisionFamily(Protocol):
     unused: tuple[str, ...]
     """Patterns of tensors that checkpoints may hold and that answering does not need."""
 
-    resolution: Resolution
-    """How a picture of any size becomes tiles."""
-
-    def parameters(self) -> Mapping[str, Parameter]:
-        """Canonical names and the checkpoint's."""
-
     def prompt(self, plan: ImagePlan) -> str:
         """The text that stands for a picture, in which each of the plan's `tokens` is written as
         `image_token`; other text may stand between them.
         """
-
-    def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
-        """tiles [B, 3, Y, X] in the compute type -> embeddings [B, T, D]"""
 
 
 def vision_family(model_type: str, config: Settings, image: Settings) -> VisionFamily:

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from mtmd.clip.encoder import Encoder
+from mtmd.clip.encoder import TowerEncoder
 from mtmd.kernels.graph import Type
 from mtmd.kernels.report.check import run_check
 from mtmd.kernels.report.facts import Check, GraphFacts, Placement, graph_facts, placement
 
 
-def encoder_placement(encoder: Encoder) -> Placement:
+def encoder_placement(encoder: TowerEncoder) -> Placement:
     """What the preferred backend takes and refuses, at every size that was asked about and at those
     used since; nothing is run.
     """
@@ -28,7 +28,7 @@ def encoder_placement(encoder: Encoder) -> Placement:
     )
 
 
-def encoder_graphs(encoder: Encoder) -> list[GraphFacts]:
+def encoder_graphs(encoder: TowerEncoder) -> list[GraphFacts]:
     """Splits, copies and predicted memory, at the warm-up size and at the largest; nothing is run
     or allocated.
     """
@@ -38,7 +38,7 @@ def encoder_graphs(encoder: Encoder) -> list[GraphFacts]:
     ]
 
 
-def check_encoder(encoder: Encoder) -> Check:
+def check_encoder(encoder: TowerEncoder) -> Check:
     """Encode one picture at the warm-up size."""
     batch, tile = encoder.sizes()["warm-up"]
     pixels = torch.from_numpy(_test_picture(batch, tile.shape)).to(encoder.dtype)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what type checkers see of the table below; a test keeps the two alike
     from mtmd.clip.image.decode import Picture as Picture
+    from mtmd.embedding.embedder import Embedder as Embedder
+    from mtmd.embedding.embedder import load_embedder as load_embedder
     from mtmd.events import Answer as Answer
     from mtmd.events import Event as Event
     from mtmd.events import Finished as Finished
@@ -43,6 +45,7 @@ __version__ = "0.1.0"
 
 _PLACES = {
     "mtmd.events": ("Answer", "Event", "Finished", "Progress", "TextPiece", "TokenInfo"),
+    "mtmd.embedding.embedder": ("Embedder", "load_embedder"),
     "mtmd.loading": ("describe", "load"),
     "mtmd.model": ("Model",),
     "mtmd.service.service": ("Service",),

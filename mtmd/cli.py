@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from mtmd import __version__
-from mtmd.commands import batch, bench, chat, compare, describe, dump, info, serve, warmup
+from mtmd.commands import batch, bench, chat, compare, describe, dump, embed, info, serve, warmup
 from mtmd.kernels.errors import MtmdError
 from mtmd.kernels.text import one_line
 
@@ -21,6 +21,7 @@ VERBS = {
     "describe": describe,
     "batch": batch,
     "chat": chat,
+    "embed": embed,
     "serve": serve,
     "info": info,
     "warmup": warmup,

@@ -44,7 +44,7 @@ ORDER = {
         ("token_budget", "image", "blocks"),
         ("resolution",),  # from pixels to tiles
         ("family", "families"),  # the table loads a family's file by its name
-        ("encoder",),
+        ("encoder", "dual"),
         ("warmup",),
     ),
     "llm": (
@@ -63,7 +63,7 @@ ORDER = {
         ("service",),  # requests into answers
         ("batch", "model"),
         ("loading", "terminal"),
-        ("bench", "inspect"),
+        ("bench", "inspect", "embedding"),
         ("commands", "__init__"),
         ("cli",),
         ("__main__",),

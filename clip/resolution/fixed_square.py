@@ -23,7 +23,8 @@ class FixedSquare:
     """A tile of `side` pixels a side, of `tokens`, for every picture.
 
     The picture is put on a square of the colour `ground` first, or not; `stretched` to a square of
-    `edge` pixels a side, or scaled until its shorter edge has as many; and cut in the middle.
+    `edge` pixels a side, or scaled until its shorter edge has as many; and cut in the middle. The
+    tower sees `kept` pixels a side from the top left, None for all: whole patches.
     """
 
     side: int
@@ -33,11 +34,17 @@ class FixedSquare:
     edge: int
     stretched: bool = True
     ground: tuple[int, ...] | None = None
+    kept: int | None = None
+
+    @property
+    def seen(self) -> int:
+        """Pixels a side of the tile."""
+        return self.side if self.kept is None else self.kept
 
     def prepare(self, pixels: Pixels, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
         budget.check_fixed(self.tokens)
-        tile = self.normalize(self._square(pixels))
-        return ImagePlan((tile,), ((self.side, self.side),), self.tokens)
+        tile = self.normalize(self._square(pixels)[: self.seen, : self.seen])
+        return ImagePlan((tile,), ((self.seen, self.seen),), self.tokens)
 
     def _square(self, pixels: Pixels) -> Pixels:
         if self.ground is not None:
@@ -54,7 +61,7 @@ class FixedSquare:
         return self.tokens
 
     def tile_type(self) -> Type:
-        return tile_of(self.side, self.side)
+        return tile_of(self.seen, self.seen)
 
     largest_tile_type = tile_type
 

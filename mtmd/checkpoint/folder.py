@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mtmd.chat_template.template import ChatTemplate
 from mtmd.checkpoint.checkpoint import Checkpoint, check_vocabulary
+from mtmd.clip.dual.family import is_dual
 from mtmd.clip.family import VisionFamily, vision_family
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
 from mtmd.kernels.checkpoint.open_weights import open_weights
@@ -21,6 +22,11 @@ def open_folder(folder: Path, template: Path | None = None) -> Checkpoint:
     """
     file = open_weights(folder)
     settings = Settings(read_json(folder / "config.json"), "config.json")
+    if is_dual(settings):
+        raise ModelError(
+            f"{folder} is a dual encoder, which gives vectors and no answers; use `mtmd embed`, or "
+            "`mtmd.load_embedder`"
+        )
     vision, text = _families(folder, settings)
     where = str(folder)
     text_weights = CanonicalWeights(file, text.parameters(), where)

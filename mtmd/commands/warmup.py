@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import Any
 
-from mtmd.commands.shared import add_model_arguments, load_from
+from mtmd.commands.shared import add_model_arguments, load_from, settle_threads
 
 HELP = "Ask the device about every op, run one encode and one step of decode, and report."
 
@@ -45,7 +46,23 @@ def run(args: argparse.Namespace) -> int:
             **{k: v for k, v in here.items() if v and v != "auto"},
         )
     else:
-        model = load_from(args)
+        model = _dual_encoder(args) or load_from(args)
         report = model.warmup_report if args.no_run else model.warm_up()
     print(json.dumps(report.asdict()) if args.json else report)
     return 3 if args.strict and not report.fully_accelerated else 0
+
+
+def _dual_encoder(args: argparse.Namespace) -> Any:
+    """The model, where it is one that gives vectors."""
+    from pathlib import Path
+
+    if args.model is None or not Path(args.model).is_dir():
+        return None
+    from mtmd.embedding.dual_checkpoint import is_dual_folder
+    from mtmd.embedding.embedder import EMBEDDER_OPTIONS, load_embedder
+
+    if not is_dual_folder(Path(args.model)):
+        return None
+    model = load_embedder(args.model, **{name: getattr(args, name) for name in EMBEDDER_OPTIONS})
+    settle_threads(args.threads, [model])
+    return model

@@ -4,9 +4,11 @@ receipt has.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mtmd.clip.warmup import check_encoder, encoder_graphs
 from mtmd.kernels.dtype import name_of
-from mtmd.kernels.report.facts import DequantizedTensor, FlashFacts
+from mtmd.kernels.report.facts import DequantizedTensor, FlashFacts, Placement
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.llm.warmup import check_decoder, decoder_graphs
 from mtmd.loaded.device_and_dtype import device_name
@@ -36,20 +38,20 @@ def warmup_report(loaded: LoadedModel, check: bool) -> WarmupReport:
     )
 
 
-def attention_kernels(loaded: LoadedModel) -> dict[str, str]:
+def attention_kernels(placements: Sequence[Placement]) -> dict[str, str]:
     """By graph, the kernel that attention runs by, and how much of it runs elsewhere than on the
     device.
     """
-    return {p.flash.graph: _attention(p.flash) for p in loaded.placements}
+    return {p.flash.graph: _attention(p.flash) for p in placements}
 
 
-def refusal_warnings(loaded: LoadedModel) -> tuple[str, ...]:
+def refusal_warnings(placements: Sequence[Placement]) -> tuple[str, ...]:
     """One line for each kind of node that the preferred backend refused."""
     return tuple(
         f"{r.count} {r.op} node{'s' if r.count > 1 else ''} of the {r.graph} refused by "
         f"{r.backend}: {r.reason}; "
         f"runs on {r.runs_on}"
-        for p in loaded.placements
+        for p in placements
         for r in p.refused
     )
 

@@ -29,7 +29,7 @@ def make_receipt(loaded: LoadedModel, request: Request, finish: str) -> Receipt:
         decode_ms=sequence.decode_ms if sequence else 0.0,
         device=loaded.backends[0].name,
         dtype=name_of(loaded.dtype),
-        attention=attention_kernels(loaded),
+        attention=attention_kernels(loaded.placements),
         seed=request.sampler.seed if request.settings.temperature else None,
-        warnings=refusal_warnings(loaded),
+        warnings=refusal_warnings(loaded.placements),
     )

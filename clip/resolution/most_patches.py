@@ -1,0 +1,79 @@
+"""Pictures in their own shape, as large as a number of patches allows (SigLIP 2's "NaFlex",
+arXiv:2502.14786).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from mtmd.clip.image.pixels import Normalize, Pixels, read_normalize
+from mtmd.clip.image.resize import read_resample, resize
+from mtmd.clip.resolution.resolution import ImagePlan, tile_of
+from mtmd.clip.resolution.sizes import squarest_grid
+from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
+from mtmd.kernels.checkpoint.settings import Settings
+from mtmd.kernels.graph import Type
+
+MAX_PATCHES = 1 << 14
+# Where the reference looks for the scale of a picture, and how finely.
+LEAST_SCALE, MOST_SCALE, FINENESS = 1e-6, 100.0, 1e-5
+
+
+@dataclass(frozen=True)
+class MostPatches:
+    """Scaled, up or down, until it has as many patches of `patch` pixels a side as fit in `most`,
+    each side rounded up to whole ones.
+    """
+
+    patch: int
+    most: int
+    normalize: Normalize
+    resample: str
+
+    def prepare(self, pixels: Pixels, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
+        _, most = budget.limits(1, self.most)
+        rows, columns = grid(pixels.shape[0], pixels.shape[1], self.patch, most)
+        width, height = columns * self.patch, rows * self.patch
+        tile = self.normalize(resize(pixels, width, height, self.resample))
+        return ImagePlan((tile,), ((width, height),), rows * columns)
+
+    def most_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
+        return budget.limits(1, self.most)[1]
+
+    def tile_type(self) -> Type:
+        rows, columns = squarest_grid(self.most)
+        return tile_of(columns * self.patch, rows * self.patch)
+
+    largest_tile_type = tile_type
+
+
+@lru_cache(maxsize=256)
+def grid(height: int, width: int, patch: int, most: int) -> tuple[int, int]:
+    """Rows and columns of patches: the reference's search by halves for the largest scale that
+    keeps to `most`.
+    """
+
+    def patches(scale: float) -> tuple[int, int]:
+        rows, columns = (max(1, math.ceil(side * scale / patch)) for side in (height, width))
+        return rows, columns
+
+    low, high = LEAST_SCALE, MOST_SCALE
+    while high - low >= FINENESS:
+        scale = (low + high) / 2
+        if math.prod(patches(scale)) <= most:
+            low = scale
+        else:
+            high = scale
+    return patches(low)
+
+
+def read_most_patches(image: Settings, patch: int) -> MostPatches:
+    """From an image processor's settings."""
+    return MostPatches(
+        patch=patch,
+        most=image.count("max_num_patches", 256, most=MAX_PATCHES),
+        normalize=read_normalize(image),
+        resample=read_resample(image, 2),
+    )

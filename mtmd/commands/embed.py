@@ -1,0 +1,257 @@
+"""Vectors come from dual encoders: CLIP, SigLIP, SigLIP 2. Examples:
+
+mtmd embed photos/ -m openai/clip-vit-base-patch32 --out photos.npz
+mtmd embed --index photos.npz -m openai/clip-vit-base-patch32 --query "a dog on a beach"
+mtmd embed cat.jpg -m google/siglip-base-patch16-224 --labels "a cat,a dog,a bird"
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from mtmd.commands.shared import settle_threads
+
+HELP = "Turn images and texts into vectors of one space, find images by a text, label them."
+READ_AT_ONCE = 16  # pictures, so that progress shows and a bad one is known by its name
+
+
+def add_arguments(sub: argparse.ArgumentParser) -> None:
+    sub.epilog, sub.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
+    sub.add_argument(
+        "images",
+        nargs="*",
+        metavar="IMAGE",
+        help="picture files, folders (all pictures in them, at any depth) and patterns",
+    )
+    sub.add_argument(
+        "-m",
+        "--model",
+        required=True,
+        metavar="MODEL",
+        help="a dual encoder: folder, or org/name on the Hugging Face hub",
+    )
+    sub.add_argument(
+        "--list",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a file with a path on each line, - for stdin; may be repeated",
+    )
+    sub.add_argument(
+        "--text",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="a text to turn into a vector, after the images; may be repeated",
+    )
+    sub.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="where the vectors go: .npy, or .npz with their names",
+    )
+    sub.add_argument(
+        "--index", type=Path, metavar="FILE", help="images as an earlier --out FILE.npz has them"
+    )
+    sub.add_argument(
+        "--query",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="show the images nearest to TEXT, by cosine; may be repeated",
+    )
+    sub.add_argument(
+        "--top",
+        type=int,
+        default=10,
+        metavar="N",
+        help="so many images for a query (default: %(default)s)",
+    )
+    sub.add_argument(
+        "--labels", metavar="A,B,...", help="show how probable each label is for each image"
+    )
+    sub.add_argument("--json", action="store_true", help="print one JSON object")
+    sub.add_argument("--quiet", action="store_true", help="no receipt on stderr")
+    group = sub.add_argument_group("model and device")
+    group.add_argument(
+        "--device",
+        default="auto",
+        metavar="DEVICE",
+        help="auto, cpu, cuda or cuda:N (default: auto)",
+    )
+    group.add_argument(
+        "--dtype", default="auto", metavar="TYPE", help="auto, bf16 or fp32 (default: auto)"
+    )
+    group.add_argument(
+        "--flash-attn", default="auto", metavar="WHEN", help="auto, on or off (default: auto)"
+    )
+    group.add_argument(
+        "--override-tensor",
+        action="append",
+        default=[],
+        metavar="RE=DEVICE",
+        help="run nodes whose name, or weight's name, matches RE on DEVICE; may be repeated",
+    )
+    group.add_argument(
+        "--refuse",
+        action="append",
+        default=[],
+        metavar="RULE",
+        help="plan as if the device did not support it, as in `mtmd describe`",
+    )
+    group.add_argument("--threads", type=int, metavar="N", help="CPU threads")
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 where every image has its vector, 1 where some failed."""
+    labels = _labels(args)
+    _check(args, labels)
+    from mtmd.batch.inputs import find_inputs
+    from mtmd.embedding import vectors_file
+
+    if args.out:
+        vectors_file.check_path(args.out)
+    given = args.images or args.list
+    inputs = [one.path for one in find_inputs(args.images, args.list)] if given else []
+    from mtmd.embedding.embedder import load_embedder
+
+    chosen = {
+        name: getattr(args, name)
+        for name in ("device", "dtype", "flash_attn", "override_tensor", "refuse", "threads")
+        if getattr(args, name) not in (None, [])
+    }
+    model = load_embedder(args.model, progress=sys.stderr.isatty(), **chosen)
+    settle_threads(args.threads, [model])
+    import numpy as np
+
+    names, vectors, receipts, failed = _embed(model, inputs)
+    if args.index:
+        indexed, held = vectors_file.read(args.index, model.width)
+        names, vectors = indexed + names, np.concatenate([held, vectors])
+    images = len(names)
+    if args.text:
+        result = model.embeddings(texts=args.text)
+        names, vectors = names + args.text, np.concatenate([vectors, result.vectors])
+        receipts.append(result.receipt)
+    if args.out:
+        vectors_file.write(args.out, names, vectors)
+    shown: dict[str, Any] = {"images": names[:images], "failed": failed, "width": model.width}
+    if args.query:
+        shown["queries"] = [
+            _found(model, q, names[:images], vectors[:images], args.top) for q in args.query
+        ]
+    if labels:
+        table = model.probabilities(vectors[:images] @ model.embed(texts=labels).T)
+        shown["labels"] = [
+            {"image": name, "probabilities": dict(zip(labels, map(float, row), strict=True))}
+            for name, row in zip(names, table, strict=False)
+        ]
+    if args.json:
+        print(json.dumps(shown | {"receipts": [r.asdict() for r in receipts]}))
+    else:
+        _show(shown, args.out, len(names))
+    if not (args.json or args.quiet):
+        for receipt in receipts:
+            print(receipt, file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _labels(args: argparse.Namespace) -> list[str]:
+    if args.labels is None:
+        return []
+    return [label.strip() for label in args.labels.split(",") if label.strip()]
+
+
+def _check(args: argparse.Namespace, labels: list[str]) -> None:
+    """Raises OptionError, before torch is imported."""
+    from mtmd.kernels.errors import OptionError
+
+    images = bool(args.images or args.list or args.index)
+    if args.labels is not None and not labels:
+        raise OptionError("--labels: found no label, expected some, with commas between them")
+    if not images and not args.text:
+        raise OptionError("found nothing to embed, expected IMAGE..., --index FILE or --text TEXT")
+    if (args.query or labels) and not images:
+        raise OptionError("--query and --labels are about images; give some, or --index FILE")
+    if not (args.out or args.query or labels):
+        raise OptionError("expected something to do with the vectors: --out, --query or --labels")
+    if args.top < 1:
+        raise OptionError(f"--top: found {args.top}, expected 1 or more")
+
+
+def _embed(model: Any, paths: list[str]) -> tuple[list[str], Any, list[Any], dict[str, str]]:
+    """Names, vectors [N, D] and receipts of the pictures that could be read, and why others
+    could not.
+    """
+    import numpy as np
+    from tqdm import tqdm
+
+    from mtmd.kernels.errors import ImageError
+    from mtmd.prompt.load_image import load_image
+
+    names: list[str] = []
+    failed: dict[str, str] = {}
+    parts = [np.zeros((0, model.width), np.float32)]
+    receipts: list[Any] = []
+    bar = tqdm(total=len(paths), unit="image", disable=None, dynamic_ncols=True, leave=False)
+    for start in range(0, len(paths), READ_AT_ONCE):
+        pictures = []
+        for path in paths[start : start + READ_AT_ONCE]:
+            name = path.encode("utf-8", "backslashreplace").decode()
+            try:
+                pictures.append(load_image(path))
+                names.append(name)
+            except ImageError as error:
+                failed[name] = str(error)
+                print(f"mtmd embed: {error}", file=sys.stderr)
+        if pictures:
+            result = model.embeddings(pictures)
+            parts.append(result.vectors)
+            receipts.append(result.receipt)
+        bar.update(len(paths[start : start + READ_AT_ONCE]))
+    bar.close()
+    return names, np.concatenate(parts), _joined(receipts), failed
+
+
+def _joined(receipts: list[Any]) -> list[Any]:
+    """One receipt of all batches."""
+    from dataclasses import replace
+
+    if not receipts:
+        return []
+    return [
+        replace(
+            receipts[0],
+            images=tuple(i for r in receipts for i in r.images),
+            preprocess_ms=sum(r.preprocess_ms for r in receipts),
+            encode_ms=sum(r.encode_ms for r in receipts),
+        )
+    ]
+
+
+def _found(model: Any, query: str, names: list[str], vectors: Any, top: int) -> dict[str, Any]:
+    cosines = vectors @ model.embed(texts=query)[0]
+    best = cosines.argsort()[::-1][:top]
+    return {
+        "query": query,
+        "images": [{"image": names[i], "cosine": float(cosines[i])} for i in best],
+    }
+
+
+def _show(shown: dict[str, Any], out: Path | None, count: int) -> None:
+    from mtmd.kernels.text import one_line
+
+    for found in shown.get("queries", []):
+        print(one_line(found["query"]))
+        for rank, hit in enumerate(found["images"], 1):
+            print(f"{rank:4}  {hit['cosine']:7.4f}  {one_line(hit['image'])}")
+    for row in shown.get("labels", []):
+        best = sorted(row["probabilities"].items(), key=lambda pair: -pair[1])
+        words = ", ".join(f"{one_line(label)} {p:.1%}" for label, p in best)
+        print(f"{one_line(row['image'])}: {words}")
+    if out:
+        print(f"{out}: {count} vectors of {shown['width']} numbers", file=sys.stderr)

@@ -1,0 +1,59 @@
+"""What vectors come with: what the model saw, where it ran, and how long each part took."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mtmd.receipt import ImageReceipt
+
+
+@dataclass(frozen=True)
+class TextReceipt:
+    """`cut`: its end did not fit into the model's context."""
+
+    tokens: int
+    cut: bool
+
+
+@dataclass(frozen=True)
+class EmbeddingReceipt:
+    """Times are wall time in milliseconds. `attention` tells by which kernel it runs, for each
+    graph; `warnings` what was refused or cut.
+    """
+
+    model: str
+    images: tuple[ImageReceipt, ...]
+    texts: tuple[TextReceipt, ...]
+    preprocess_ms: float
+    encode_ms: float
+    device: str
+    dtype: str
+    attention: dict[str, str]
+    warnings: tuple[str, ...]
+
+    def asdict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """One or a few lines for a terminal."""
+        parts = []
+        if self.images:
+            sizes = {f"{w} x {h}" for w, h in (i.processed_size for i in self.images)}
+            seen = sizes.pop() if len(sizes) == 1 else "their own shapes"
+            parts.append(f"{_count(len(self.images), 'image')} seen as {seen}")
+        if self.texts:
+            tokens = sum(t.tokens for t in self.texts)
+            parts.append(f"{_count(len(self.texts), 'text')} of {tokens} tokens")
+        each = (self.preprocess_ms + self.encode_ms) / max(len(self.images) + len(self.texts), 1)
+        where = "; ".join(f"{part}: {kernel} attention" for part, kernel in self.attention.items())
+        lines = [
+            f"{', '.join(parts)}; preprocess {self.preprocess_ms:.0f} ms, encode "
+            f"{self.encode_ms:.0f} ms, {each:.0f} ms each",
+            f"{self.model} on {self.device}, {self.dtype}; {where}",
+        ]
+        return "\n".join([*lines, *(f"warning: {w}" for w in self.warnings)])
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"

@@ -1,0 +1,87 @@
+"""Vectors on disk: a NumPy file, .npy with the vectors alone, .npz with the names of the pictures
+too.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from mtmd.embedding.embedder import Vectors
+from mtmd.kernels.errors import OptionError
+
+SUFFIXES = (".npy", ".npz")
+MAX_BYTES = 8 << 30
+MAX_VALUES = 1 << 31
+
+
+def check_path(path: Path) -> None:
+    """Raises OptionError for a file that vectors cannot go to."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise OptionError(
+            f"--out {path}: expected a file ending in .npy (vectors) or .npz (vectors and names)"
+        )
+    if not path.absolute().parent.is_dir():
+        raise OptionError(f"--out {path}: found no folder {path.parent}; make it first")
+
+
+def write(path: Path, names: list[str], vectors: Vectors) -> None:
+    """Whole or not at all. fp32 [N, D], and in .npz `names` [N]."""
+    draft = path.with_name(f"{path.name}.part")
+    with draft.open("wb") as file:
+        if path.suffix.lower() == ".npy":
+            np.save(file, vectors, allow_pickle=False)
+        else:
+            np.savez(file, allow_pickle=False, vectors=vectors, names=np.array(names, np.str_))
+    draft.replace(path)
+
+
+def read(path: Path, width: int) -> tuple[list[str], Vectors]:
+    """Names and vectors of an .npz file that `write` made. Raises OptionError for another, and for
+    vectors of another width than the model's.
+    """
+    problem: object = "names and vectors are missing"
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ValueError(f"more than {MAX_BYTES >> 30} GiB")
+        _check_headers(path)
+        with np.load(path, allow_pickle=False) as held:
+            names, vectors = held["names"], held["vectors"]
+    except (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile) as error:
+        problem = error.strerror if isinstance(error, OSError) and error.strerror else error
+    else:
+        sound = (
+            names.dtype.kind == "U"
+            and vectors.dtype == np.float32
+            and vectors.ndim == 2
+            and names.shape == vectors.shape[:1]
+        )
+        if sound and vectors.shape[1] == width:
+            return [str(name) for name in names], vectors
+        if sound:
+            problem = f"its vectors have {vectors.shape[1]} numbers, this model's {width}"
+    raise OptionError(
+        f"--index {path}: {problem}; expected an .npz file that `mtmd embed --out` made with the "
+        "same model"
+    )
+
+
+def _check_headers(path: Path) -> None:
+    """Raises ValueError where arrays would be larger than the file: before anything is made for
+    them.
+    """
+    with zipfile.ZipFile(path) as archive:
+        for entry in archive.infolist():
+            with archive.open(entry) as file:
+                version = np.lib.format.read_magic(file)
+                reader = (
+                    np.lib.format.read_array_header_1_0
+                    if version == (1, 0)
+                    else np.lib.format.read_array_header_2_0
+                )
+                shape, _, dtype = reader(file)
+            values = int(np.prod([int(n) for n in shape], dtype=object))
+            if dtype.hasobject or values > MAX_VALUES or values * dtype.itemsize > MAX_BYTES:
+                raise ValueError(f"an array of {values} values of type {dtype}")
