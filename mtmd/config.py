@@ -23,6 +23,8 @@ FLASH = ("auto", "on", "off")
 # Of files that are taken for pictures where none is named: in folders, and dropped on a terminal.
 # One that is named may have any.
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+STOPS_MAX = 16
+STOP_CHARS_MAX = 256
 T = TypeVar("T")
 
 
@@ -77,7 +79,8 @@ class LoadOptions:
 @dataclass(frozen=True)
 class AnswerOptions(Sampling):
     """How an answer is generated: how its tokens are chosen, and when it ends. `detail` is how
-    closely pictures are looked at; `logprobs` asks for the probability of each token, and of so
+    closely pictures are looked at; `stop` are texts before which it ends, 16 of 256 characters at
+    most; `logprobs` asks for the probability of each token, and of so
     many others at its place; `json_schema`, a mapping, JSON text or True for any object, is what an
     answer that ends by itself follows. It is kept as JSON text.
     """
@@ -97,7 +100,7 @@ class AnswerOptions(Sampling):
         object.__setattr__(self, "max_tokens", integer("max_tokens", self.max_tokens, 1, 1 << 20))
         if type(self.ignore_eos) is not bool:
             refuse("ignore_eos", self.ignore_eos, "true or false")
-        object.__setattr__(self, "stop", _texts("stop", self.stop))
+        object.__setattr__(self, "stop", _stops(self.stop))
 
 
 def data_folder() -> Path:
@@ -165,3 +168,15 @@ def _texts(name: str, value: object) -> tuple[str, ...]:
     for item in values:
         _text(name, item)
     return tuple(values)
+
+
+def _stops(value: object) -> tuple[str, ...]:
+    stops = _texts("stop", value)
+    if len(stops) > STOPS_MAX:
+        raise OptionError(f"stop: found {len(stops)} texts, expected at most {STOPS_MAX}")
+    longest = max(map(len, stops), default=0)
+    if longest > STOP_CHARS_MAX:
+        raise OptionError(
+            f"stop: found a text of {longest} characters, expected at most {STOP_CHARS_MAX}"
+        )
+    return stops

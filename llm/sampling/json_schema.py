@@ -8,7 +8,6 @@ others, each told below with its reason.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from decimal import Decimal
 from functools import lru_cache
@@ -90,9 +89,18 @@ def grammar_text(schema: str) -> str:
     problem = LLMatcher.validate_grammar(grammar)
     if problem:
         # without the grammar's own text, and where in it
-        reason = re.split(r"\n\s*1 \| ", problem)[0].split("JSON schema: ")[-1]
+        reason = _before_the_place(problem).split("JSON schema: ")[-1]
         raise _wrong(f"a schema that cannot be followed ({_short(reason)})", "one without that")
     return grammar
+
+
+def _before_the_place(problem: str) -> str:
+    """What is wrong with a grammar, without the lines that show where: the first is " 1 | ..."."""
+    lines = problem.split("\n")
+    shown = next(
+        (n for n, line in enumerate(lines) if n and line.lstrip().startswith("1 | ")), None
+    )
+    return "\n".join(lines[:shown])
 
 
 def _check_promises(schema: Any) -> None:

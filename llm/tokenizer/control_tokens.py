@@ -8,15 +8,19 @@ the text at the marks.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Set
 from typing import Any
 
 import tokenizers
 
-from mtmd.kernels.errors import PromptError
+from mtmd.kernels.errors import ModelError, PromptError
+from mtmd.llm.tokenizer.gguf_vocabulary import TOKEN_CHARS_MAX
 
 # A Unicode noncharacter: reserved for use inside a program, never part of text that is exchanged.
 SEAL = "\ufdd0"
+# A second look finds what normalising makes of the parts; no tokenizer is known to need a third.
+ROUNDS = 4
 
 
 class ControlTokens:
@@ -33,15 +37,19 @@ class ControlTokens:
 
         Raises PromptError if the tokenizer turns a single character of the text into one of them.
         """
-        text = self._spellings.seal(text)
         # Normalisers can make a special token out of other characters (NFKC: fullwidth "＜").
         # Rather than foresee them, look.
-        while True:
-            pieces = [self._split(piece) for piece in text.split(SEAL)]
-            sealed = SEAL.join(pieces)
-            if sealed == text:
-                return text
-            text = sealed
+        pieces = self._spellings.seal(text).split(SEAL)
+        return SEAL.join(self._without_special(piece, ROUNDS) for piece in pieces)
+
+    def _without_special(self, piece: str, rounds: int) -> str:
+        """`piece` with seals wherever it, or what they leave of it, becomes a special token. After
+        so many rounds they stand between all its characters.
+        """
+        sealed = self._split(piece) if rounds else SEAL.join(piece)
+        if sealed == piece:
+            return piece
+        return SEAL.join(self._without_special(part, rounds - 1) for part in sealed.split(SEAL))
 
     def _split(self, piece: str) -> str:
         """`piece` with a seal between all characters that became a special token."""
@@ -66,43 +74,78 @@ class ControlTokens:
 class _Spellings:
     """Seals by spelling: breaks each special string in a text, and a beginning of one at the text's
     end.
+
+    Spellings stand in sorted lists, in which those that a text may begin with are beside it: a
+    place in a text costs a search among them, and they take no more memory than their characters.
     """
 
     def __init__(self, control: Iterable[str], normalizer: Any) -> None:
+        """Raises ModelError for a spelling that is longer than any model has."""
         self._normalizer = normalizer
         spellings = {text for text in control if len(text) > 1}
-        # The look-ahead consumes one character only, so overlapping spellings are all found.
-        self._pattern = (
-            re.compile(f"(?={'|'.join(map(re.escape, sorted(spellings)))}).", re.S)
+        self._all = sorted(spellings | {self._normalize(text) for text in spellings})
+        longest = max(self._all, key=len, default="")
+        if len(longest) > TOKEN_CHARS_MAX:
+            raise ModelError(
+                f"the tokenizer has a control token of {len(longest)} characters "
+                f"({longest!r:.40}), expected at most {TOKEN_CHARS_MAX}; is the file broken?"
+            )
+        self._longest = len(longest)
+        # One that begins with another is found by that.
+        self._shortest: list[str] = []
+        for text in sorted(spellings):
+            if not self._shortest or not text.startswith(self._shortest[-1]):
+                self._shortest.append(text)
+        self._begins = (
+            re.compile(f"{_any(text[0] for text in spellings)}(?={_any(t[1] for t in spellings)})")
             if spellings
             else None
         )
-        spellings |= {self._normalize(text) for text in spellings}
-        self._prefixes = {text[:n] for text in spellings for n in range(1, len(text))}
-        self._longest = max(map(len, self._prefixes), default=0)
 
     def seal(self, text: str) -> str:
         text = text.replace(SEAL, "")
-        if self._pattern is not None:
-            text = self._pattern.sub(lambda match: match[0] + SEAL, text)
+        if self._begins is not None:
+            text = self._break(text, self._begins)
         # A template may put two texts side by side: "<end_of_" must not wait for a "turn>". It may
         # also trim the blanks between them.
         stem = text.rstrip()
         return stem + SEAL + text[len(stem) :] if self._begins_special(stem) else text
 
+    def _break(self, text: str, begins: re.Pattern[str]) -> str:
+        """A seal after the first character of each spelling: of two that overlap, in both."""
+        out, done = [], 0
+        for match in begins.finditer(text):
+            rest = text[match.start() : match.start() + self._longest]
+            # All that stands between a beginning of `rest` and `rest` begins alike.
+            at = bisect_right(self._shortest, rest)
+            if at and rest.startswith(self._shortest[at - 1]):
+                out.append(text[done : match.end()])
+                done = match.end()
+        return SEAL.join([*out, text[done:]])
+
     def _begins_special(self, stem: str) -> bool:
         tail = stem[-self._longest :] if self._longest else ""
         return any(
-            view[-n:] in self._prefixes
+            self._is_beginning(view[start:])
             for view in (tail, self._normalize(tail))
-            for n in range(1, len(view) + 1)
+            for start in range(len(view))
         )
+
+    def _is_beginning(self, text: str) -> bool:
+        """Whether a spelling begins with `text`, and goes on."""
+        at = bisect_right(self._all, text)
+        return at < len(self._all) and self._all[at].startswith(text)
 
     def _normalize(self, text: str) -> str:
         try:
             return self._normalizer.normalize_str(text) if self._normalizer is not None else text
         except (TypeError, UnicodeError):  # a lone surrogate; `encode` says so to the user
             return text
+
+
+def _any(chars: Iterable[str]) -> str:
+    """A pattern for one of `chars`."""
+    return f"[{''.join(map(re.escape, sorted(set(chars))))}]"
 
 
 def encode_piece(inner: tokenizers.Tokenizer, piece: str) -> tokenizers.Encoding:

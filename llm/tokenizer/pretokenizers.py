@@ -147,7 +147,8 @@ FAMILIES = {
             cut(r"[\r\n]"),
             cut(rf"\s?[{CASED}]+"),
             cut(WIDE_PUNCTUATION),
-            cut(r"\s+$"),
+            # As \s+$, but blanks in a text are not tried from each of them.
+            cut(r"(?<!\s)\s+$"),
             cut(ASIAN),
             digits,
             to_bytes,

@@ -7,6 +7,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
+from collections import deque
 from collections.abc import Sequence
 
 import tokenizers
@@ -79,7 +80,8 @@ class StopChecker:
     """Ends a text at the first stop string to be completed, whatever the pieces it arrives in.
 
     Text that may be the beginning of a stop string is held back. `found` is the stop string met, or
-    None.
+    None. Each character of a text is looked at once, and what is kept takes a node for each of the
+    stop strings' characters (Aho and Corasick 1975, "Efficient string matching").
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -88,11 +90,42 @@ class StopChecker:
             raise OptionError(
                 f"stop is {stops!r:.60}; expected a list of strings that are not empty"
             )
-        self._stops = tuple(stops)
-        self._prefixes = {stop[:n] for stop in stops for n in range(1, len(stop))}
-        self._longest = max(map(len, self._prefixes), default=0)
+        # A node stands for a beginning of stop strings, of so many characters; the first for none.
+        self._next: list[dict[str, int]] = [{}]
+        self._lengths = [0]
+        self._ended = [""]  # the longest stop string that a node's text ends with
+        for stop in stops:
+            self._add(stop)
+        self._shorter = self._link()
+        self._node = 0
         self._held = ""
         self.found: str | None = None
+
+    def _add(self, stop: str) -> None:
+        node = 0
+        for length, char in enumerate(stop, 1):
+            if char not in self._next[node]:
+                self._next[node][char] = len(self._next)
+                self._next.append({})
+                self._lengths.append(length)
+                self._ended.append("")
+            node = self._next[node][char]
+        self._ended[node] = stop
+
+    def _link(self) -> list[int]:
+        """For each node the next longest one that its text ends with."""
+        shorter = [0] * len(self._next)
+        waiting = deque(self._next[0].values())
+        while waiting:  # the short ones first
+            node = waiting.popleft()
+            self._ended[node] = self._ended[node] or self._ended[shorter[node]]
+            for char, longer in self._next[node].items():
+                other = shorter[node]
+                while other and char not in self._next[other]:
+                    other = shorter[other]
+                shorter[longer] = self._next[other].get(char, 0)
+                waiting.append(longer)
+        return shorter
 
     def push(self, piece: str) -> str:
         """The text now certain to be before any stop string. After a stop string was found, always
@@ -100,28 +133,24 @@ class StopChecker:
         """
         if self.found is not None:
             return ""
-        text = self._held + piece
-        # The earliest end decides, so that the answer does not depend on where pieces end; then the
-        # longest of those that end there.
-        hits = [
-            (start + len(stop), start, stop)
-            for stop in self._stops
-            if (start := text.find(stop)) >= 0
-        ]
-        if hits:
-            _, start, self.found = min(hits)
-            self._held = ""
-            return text[:start]
-        held = next(
-            (n for n in range(min(self._longest, len(text)), 0, -1) if text[-n:] in self._prefixes),
-            0,
-        )
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held]
+        text, node, before = self._held + piece, self._node, len(self._held)
+        for at, char in enumerate(piece, 1):
+            while node and char not in self._next[node]:
+                node = self._shorter[node]
+            node = self._next[node].get(char, 0)
+            # The earliest end decides, so that the answer does not depend on where pieces end; then
+            # the longest of those that end there.
+            if stop := self._ended[node]:
+                self.found, self._held = stop, ""
+                return text[: before + at - len(stop)]
+        self._node = node
+        certain = len(text) - self._lengths[node]
+        self._held = text[certain:]
+        return text[:certain]
 
     def finish(self) -> str:
         """What was held back and turned out to be no stop string."""
-        text, self._held = self._held, ""
+        text, self._held, self._node = self._held, "", 0
         return text
 
 

@@ -80,6 +80,8 @@ BAD: list[tuple[str, Any, str]] = [
     ("stop", "", "not empty"),
     ("stop", ["a", ""], "not empty"),
     ("stop", 5, "list of texts"),
+    ("stop", "x" * 257, "257 characters, expected at most 256"),
+    ("stop", ["x"] * 17, "17 texts, expected at most 16"),
     ("stop", None, "list of texts"),
     ("stop", [b"x"], "a text"),
     ("stop", {"a": 1}, "list of texts"),

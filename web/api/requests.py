@@ -20,10 +20,10 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError, to_json
 
+from mtmd.config import STOP_CHARS_MAX, STOPS_MAX
 from mtmd.web.errors import TAG
 
 MOST_MESSAGES = 4096
-MOST_STOPS = 16
 LONGEST_SCHEMA = 64 << 10  # in characters of JSON: it is compiled before the answer begins
 
 
@@ -97,17 +97,17 @@ Content: TypeAlias = Annotated[
     ),
 ]
 Texts: TypeAlias = Annotated[
-    list[Annotated[str, Field(min_length=1)]],
+    list[Annotated[str, Field(min_length=1, max_length=STOP_CHARS_MAX)]],
     BeforeValidator(_several),
-    Field(max_length=MOST_STOPS),
+    Field(max_length=STOPS_MAX),
     WithJsonSchema(
         {
             "anyOf": [
-                {"type": "string", "minLength": 1},
+                {"type": "string", "minLength": 1, "maxLength": STOP_CHARS_MAX},
                 {
                     "type": "array",
-                    "items": {"type": "string", "minLength": 1},
-                    "maxItems": MOST_STOPS,
+                    "items": {"type": "string", "minLength": 1, "maxLength": STOP_CHARS_MAX},
+                    "maxItems": STOPS_MAX,
                 },
             ]
         }

@@ -12,28 +12,37 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import chain, islice
 from typing import Any
 
 MOST = 200  # regions of one answer; a loop of a model must not fill the page
+LOOKED_AT = 2000  # notations that are read for them: some give no region that can be drawn
 LONGEST_LABEL = 120
+CHARS_MAX = 1 << 20  # of an answer that are read
 # characters that a JSON object about one region may have on either side of its numbers
 OBJECT = 2000
 Y_FIRST = "box_2d"
-_N = r"\s*(-?\d+(?:\.\d+)?)\s*"
+# In each of these patterns, what may be repeated without end cannot go on with the character after
+# it, nor have the first one of the pattern in it: what fails at one place is not read again from
+# the next (tests/test_patterns.py).
+_NUMBER = r"-?\d{1,20}(?:\.\d{1,20})?"
+_N = rf"\s*({_NUMBER})\s*"
 _FOUR, _TWO = ",".join([_N] * 4), ",".join([_N] * 2)
 _BOX_TAG = re.compile(
-    r"(?:<(?:ref|\|object_ref_start\|)>([^<]*)<[^>]*>\s*)?<(?:box|\|box_start\|)>\s*([^<]*?)\s*<(?:/box|\|box_end\|)>"
+    r"(?:<(?:ref|\|object_ref_start\|)>([^<]*)<[^<>]*>\s*)?<(?:box|\|box_start\|)>([^<]*)<(?:/box|\|box_end\|)>"
 )
-_PAIRS = re.compile(rf"\({_TWO}\)\s*,?\s*\({_TWO}\)")
+_PAIRS = re.compile(rf"\({_TWO}\)\s*(?:,\s*)?\({_TWO}\)")
 _LIST = re.compile(rf"\[{_FOUR}\]")
 _LOC = re.compile(r"((?:<loc\d{4}>){4})\s*([^<;\n]*)")
+_LOC_NUMBER = re.compile(r"\d{4}")
 _POINT_TAG = re.compile(r"<point\s([^<>]*)>([^<]*)</point>")
-_ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
+_ATTRIBUTE = re.compile(r'(?<!\w)(x|y|alt)="([^"]*)"')
 _MEMBER = re.compile(
     rf"""["'](bbox_2d|bbox|box_2d|box|point_2d|point)["']\s*:\s*\[\[?({_N}(?:,{_N}){{1,3}})\]"""
 )
+_MEMBER_NUMBER = re.compile(_NUMBER)
 _LABEL = re.compile(
-    r"""["'](?:label|text_content|name|text|sub_label)["']\s*:\s*(["'])((?:(?!\1)[^\\]|\\.)*)\1"""
+    r"""["'](?:label|text_content|name|text|sub_label)["']\s*:\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)')"""
 )
 
 
@@ -70,7 +79,8 @@ def find_regions(
     """Those of an answer about one picture of these sizes (width, height); None where it gives
     none.
     """
-    regions = [r for r in _read(text) if _drawable(r)][:MOST]
+    found = islice(_read(text[:CHARS_MAX]), LOOKED_AT)
+    regions = list(islice((r for r in found if _drawable(r)), MOST))
     if not regions:
         return None
     unscaled = [r for r in regions if not r.scale]
@@ -84,9 +94,12 @@ def _read(text: str) -> Iterator[Region]:
     """Of the most telling notation that there is: a bare list of four numbers counts only where
     there is no other.
     """
-    tagged = [*_from_tags(text), *_from_json(text)]
-    yield from tagged
-    if not tagged:
+    tagged = chain(_from_tags(text), _from_json(text))
+    first = next(tagged, None)
+    if first is not None:
+        yield first
+        yield from tagged
+    else:
         for match in _LIST.finditer(text):
             yield Region("box", _numbers(match.groups()), "", "")
 
@@ -98,7 +111,7 @@ def _from_tags(text: str) -> Iterator[Region]:
             for box in pattern.finditer(inside):
                 yield Region("box", _numbers(box.groups()), label[:LONGEST_LABEL], "1000")
     for match in _LOC.finditer(text):
-        y1, x1, y2, x2 = (float(n) for n in re.findall(r"\d{4}", match[1]))
+        y1, x1, y2, x2 = (float(n) for n in _LOC_NUMBER.findall(match[1]))
         yield Region("box", (x1, y1, x2, y2), match[2].strip()[:LONGEST_LABEL], "1024")
     for match in _POINT_TAG.finditer(text):
         attributes = dict(_ATTRIBUTE.findall(match[1]))
@@ -118,13 +131,13 @@ def _from_json(text: str) -> Iterator[Region]:
     an answer may be cut off.
     """
     for match in _MEMBER.finditer(text):
-        key, numbers = match[1], _numbers(re.findall(r"-?\d+(?:\.\d+)?", match[2]))
-        label = _label_beside(text, *match.span())
+        key, numbers = match[1], _numbers(_MEMBER_NUMBER.findall(match[2]))
         if key.startswith("point"):
             if len(numbers) == 2:
-                yield Region("point", numbers, label, "")
+                yield Region("point", numbers, _label_beside(text, *match.span()), "")
         elif len(numbers) == 4:
             x1, y1, x2, y2 = numbers
+            label = _label_beside(text, *match.span())
             yield (
                 Region("box", (y1, x1, y2, x2), label, "1000")
                 if key == Y_FIRST
@@ -139,14 +152,12 @@ def _label_beside(text: str, start: int, end: int) -> str:
     match = _LABEL.search(text, opened if opened >= 0 else start, closed if closed >= 0 else end)
     if not match:
         return ""
-    try:
-        return (
-            str(json.loads(f'"{match[2]}"'))[:LONGEST_LABEL]
-            if match[1] == '"'
-            else match[2][:LONGEST_LABEL]
-        )
-    except ValueError:
+    if match[1] is None:
         return match[2][:LONGEST_LABEL]
+    try:
+        return str(json.loads(f'"{match[1]}"'))[:LONGEST_LABEL]
+    except ValueError:
+        return match[1][:LONGEST_LABEL]
 
 
 def _numbers(texts: Iterable[str | None]) -> tuple[float, ...]:

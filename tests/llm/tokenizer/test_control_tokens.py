@@ -5,14 +5,15 @@ it.
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import pytest
 import tokenizers
 from small_tokenizers import SPECIAL, TEXTS, byte_level
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
-from mtmd.kernels.errors import PromptError
-from mtmd.llm.tokenizer.control_tokens import SEAL
+from mtmd.kernels.errors import ModelError, PromptError
+from mtmd.llm.tokenizer.control_tokens import SEAL, ControlTokens, _Spellings
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
 
 
@@ -140,3 +141,60 @@ def test_one_character_that_is_a_control_token_is_refused() -> None:
     inner.add_special_tokens(["☃"])
     with pytest.raises(PromptError, match=r"'☃'.*remove it"):
         Tokenizer(inner, {}).seal("a snowman ☃!")
+
+
+def sealed_by_looking_everywhere(spellings: list[str], text: str) -> str:
+    """As `seal` has to do it, said in the plainest way."""
+    begins = {
+        i for i in range(len(text)) if any(text.startswith(s, i) for s in spellings if len(s) > 1)
+    }
+    stem = len(text.rstrip())
+    # What has been broken inside needs no guard at the end.
+    tails = {text[i:stem] for i in range(stem) if not begins & set(range(i, stem))}
+    if any(s.startswith(tail) and s != tail for tail in tails for s in spellings):
+        begins.add(stem - 1)
+    return "".join(char + SEAL * (i in begins) for i, char in enumerate(text))
+
+
+def test_spellings_are_broken_wherever_they_begin() -> None:
+    random.seed(3)
+    for _ in range(2000):
+        spellings = ["".join(random.choices("<ab>", k=random.randrange(2, 6))) for _ in range(6)]
+        text = "".join(random.choices("<ab> ", k=14))
+        found = _Spellings(spellings, None).seal(text)
+        assert found == sealed_by_looking_everywhere(spellings, text)
+
+
+def test_thousands_of_control_tokens_take_the_memory_of_their_characters() -> None:
+    """Their beginnings, kept as texts, were 200 MB for these."""
+    spellings = [f"<{n:03}" + chr(97 + n % 26) * 1900 + ">" for n in range(100)]
+    tracemalloc.start()
+    try:
+        sealed = _Spellings(spellings, None).seal(f"a {spellings[7]} b {spellings[8][:-1]} ")
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+    assert sealed == f"a <{SEAL}{spellings[7][1:]} b {spellings[8][:-1]}{SEAL} "
+
+
+def test_a_control_token_of_endless_length_is_refused() -> None:
+    inner = byte_level()
+    inner.add_special_tokens(["<" + "x" * 60_000 + ">"])
+    with pytest.raises(ModelError, match=r"control token of 60002 characters.*at most 2048"):
+        Tokenizer(inner, {})
+
+
+def test_after_a_few_rounds_every_character_stands_alone() -> None:
+    """A tokenizer that finds something in whatever is left of a text."""
+
+    class Hungry:
+        normalizer = None
+
+        def encode(self, text: str, add_special_tokens: bool) -> object:
+            assert not add_special_tokens
+            ends = (0, 2) if len(text) > 1 else (0, len(text))
+            return type("Encoding", (), {"ids": [int(len(text) > 1)], "offsets": [ends]})
+
+    text = "abcdefghijklmnopqrstuvwxyz"
+    sealed = ControlTokens(Hungry(), [], {1}).seal(text)  # type: ignore[arg-type]
+    assert sealed == SEAL.join(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import pytest
 import tokenizers
@@ -237,3 +238,27 @@ def test_only_what_may_be_a_stop_string_is_held_back() -> None:
 def test_stop_strings_must_be_strings(stops: object) -> None:
     with pytest.raises(OptionError, match="stop is"):
         StopChecker(stops)
+
+
+def test_the_memory_of_a_stop_string_grows_with_its_length() -> None:
+    """Its beginnings, kept as texts, were 200 MB for these."""
+    tracemalloc.start()
+    try:
+        checker = StopChecker(["ab" * 10_000])
+        assert checker.push("ab" * 9_999) == "" and checker.push("b") == "ab" * 9_999 + "b"
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_stop_strings_that_overlap_in_all_ways() -> None:
+    random.seed(11)
+    for n in range(500):
+        stops = ["".join(random.choices("ab", k=random.randrange(1, 8))) for _ in range(5)]
+        text = "".join(random.choices("ab", k=40))
+        ends = [end for end in range(41) if text[:end].endswith(tuple(stops))]
+        longest = max(
+            (s for s in stops if ends and text[: ends[0]].endswith(s)), key=len, default=""
+        )
+        expected = text[: ends[0] - len(longest)] if ends else text
+        assert run(stops, cut(text, n)) == (expected, longest or None)

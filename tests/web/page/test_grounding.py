@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from mtmd.web.page.grounding import MOST, Region, find_regions
+from mtmd.web.page.grounding import CHARS_MAX, MOST, Region, find_regions
 
 SEEN, OWN = (1288, 812), (4000, 3000)
 
@@ -142,6 +142,9 @@ def test_a_runaway_answer_is_cut():
         "<ref>a</ref>" + " " * 1000,
         '{"bbox_2d": [1, 2, 3',
         '"label": "x',
+        "<box>" + " " * 2000,
+        "(1,2)" + " " * 2000,
+        "<point " + "a" * 2000 + ">",
     ],
 )
 def test_a_long_text_that_only_begins_like_regions_is_read_to_its_end(unit):
@@ -156,3 +159,15 @@ def test_regions_can_be_told_as_json():
         found["regions"] == [Region("box", (0.0, 1.0, 2.0, 3.0), "", "1000").asdict()]
         and found["scale"] == "1000"
     )
+
+
+def test_no_more_of_an_answer_is_read_than_the_limit():
+    box = "<box>(1,2),(3,4)</box>"
+    assert find_regions(" " * (CHARS_MAX - len(box)) + box) is not None
+    assert find_regions(" " * CHARS_MAX + box) is None
+
+
+def test_a_label_may_stand_on_the_next_line():
+    assert boxes("<loc0020><loc0010><loc0040><loc0030>\ncat\ndog") == [
+        ("box", (10, 20, 30, 40), "cat", "1024")
+    ]
