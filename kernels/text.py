@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import unicodedata
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,23 @@ def one_line(text: object, most: int | None = None) -> str:
     messages have line breaks.
     """
     return " ".join(str(text).split())[:most]
+
+
+def for_terminal(text: str) -> str:
+    """`text` without what a terminal would obey: what models, files and their names say may hold
+    escape sequences, or turn round the order in which it is read. Each such character becomes
+    U+FFFD; lines and tabs stay.
+    """
+    return text if text.isascii() and text.isprintable() else "".join(map(_harmless, text))
+
+
+@lru_cache(maxsize=4096)
+def _harmless(char: str) -> str:
+    # Cc: control characters, ESC and CSI among them; Cs: half of a surrogate pair. Other characters
+    # without a shape of their own are needed, as the joiners of emoji and of Indic scripts are.
+    obeyed = unicodedata.category(char) in ("Cc", "Cs") and char not in "\n\t"
+    turned = "\u202a" <= char <= "\u202e" or "\u2066" <= char <= "\u2069"
+    return "\N{REPLACEMENT CHARACTER}" if obeyed or turned else char
 
 
 def json_object(data: str | bytes, path: Path) -> dict[str, Any]:

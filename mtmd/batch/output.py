@@ -105,28 +105,45 @@ class JsonForm:
 
 
 class CsvForm:
-    """As in RFC 4180."""
+    """As in RFC 4180. Spreadsheets take a text that begins with one of `FORMULA` for a formula,
+    which may send other cells away: such texts have an apostrophe before them (OWASP, "CSV
+    injection"), which `read` takes off again.
+    """
 
     header = start = (",".join(COLUMNS) + "\r\n").encode()
 
     def write(self, row: Row) -> bytes:
         text = io.StringIO(newline="")
-        csv.writer(text).writerow(asdict(row).values())
+        csv.writer(text).writerow(map(_no_formula, asdict(row).values()))
         return (
             text.getvalue().replace("\0", "\ufffd").encode()
         )  # many readers, Python's before 3.11 among them, refuse a NUL
 
     def read(self, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
         """A record ends with a line at whose end no quotation is open."""
-        end, record = 0, b""
+        start, end, parts, quotes = 0, 0, list[bytes](), 0
         for line in lines:
-            end, record = end + len(line), record + line
-            if not line.endswith(b"\n") or record.count(b'"') % 2:
+            end, quotes = end + len(line), quotes + line.count(b'"')
+            parts.append(line)
+            if not line.endswith(b"\n") or quotes % 2:
                 continue
-            if end > len(record):  # not the header
-                values = next(csv.reader(io.StringIO(record.decode(), newline="")))
-                yield end, dict(zip(COLUMNS, values, strict=True))
-            record = b""
+            if start:  # not the header
+                record = b"".join(parts).decode()
+                values = next(csv.reader(io.StringIO(record, newline="")))
+                yield end, dict(zip(COLUMNS, map(_as_written, values), strict=True))
+            start, parts, quotes = end, [], 0
+
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+
+
+def _no_formula(value: object) -> object:
+    is_formula = isinstance(value, str) and value.lstrip("'").startswith(FORMULA)
+    return f"'{value}" if is_formula else value
+
+
+def _as_written(text: str) -> str:
+    return text[1:] if text.startswith("'") and text.lstrip("'").startswith(FORMULA) else text
 
 
 class Appended:

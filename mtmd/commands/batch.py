@@ -14,6 +14,7 @@ from mtmd.commands.shared import (
     answer_options,
     load_from,
 )
+from mtmd.kernels.text import for_terminal
 
 HELP = "Answer one prompt about each of many images, into a table that a later run can go on with."
 
@@ -43,7 +44,8 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         type=Path,
         required=True,
         metavar="FILE",
-        help="where the rows go: a .jsonl, .csv or .parquet file",
+        help="where the rows go: a .jsonl, .csv or .parquet file; in .csv, texts that a spreadsheet "
+        "would take for formulas have an apostrophe before them",
     )
     sub.add_argument(
         "--resume",
@@ -79,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         len(inputs) - len(left), sum(output.known.get(one.name, False) for one in inputs)
     )
     if not left:
-        print(text.line(args.out), file=sys.stderr)
+        print(for_terminal(text.line(args.out)), file=sys.stderr)
         return text.code
     model = load_from(args)
     from tqdm import tqdm
@@ -107,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
         bar.close()
         rows.close()
         output.close()
-        print(text.line(args.out), file=sys.stderr)
+        print(for_terminal(text.line(args.out)), file=sys.stderr)
     return text.code
 
 

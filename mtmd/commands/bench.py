@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mtmd.commands.shared import MODEL_HELP, settle_threads
 from mtmd.kernels.errors import OptionError
+from mtmd.kernels.text import for_terminal
 
 HELP = "Measure the stages of a model apart: time, memory, share of what the machine can do."
 DESCRIPTION = (
@@ -144,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         from mtmd.bench.table import render_table
 
-        print(render_table(report))
+        print(for_terminal(render_table(report)))
     return 0
 
 

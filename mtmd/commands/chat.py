@@ -12,6 +12,7 @@ from mtmd.commands.shared import (
     answer_options,
     load_from,
 )
+from mtmd.kernels.text import for_terminal
 
 HELP = "Talk with the model about images."
 
@@ -47,7 +48,9 @@ def run(args: argparse.Namespace) -> int:
     chat.attached = [attach(Path(image)) for image in args.images]
     if interactive:
         print(
-            f"{model.name} on {model.backends[0].name}; /help tells the commands, Ctrl-D leaves",
+            for_terminal(
+                f"{model.name} on {model.backends[0].name}; /help tells the commands, Ctrl-D leaves"
+            ),
             file=sys.stderr,
         )
     file = None if args.no_history else data_folder() / "chat_history"

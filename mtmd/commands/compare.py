@@ -11,6 +11,7 @@ import math
 from typing import Any
 
 from mtmd.commands.shared import MODEL_HELP, add_model_arguments, settle_threads
+from mtmd.kernels.text import for_terminal
 
 HELP = (
     "Run one request through two models or settings, and name the first node whose values differ."
@@ -85,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     models = open_both(Source(args.a, chosen[0]), Source(args.b, chosen[1]))
     settle_threads(args.threads, models)
     comparison = compare_models(models, [message], tokens=tokens, tolerance=args.tolerance)
-    print(json.dumps(comparison.asdict()) if args.json else render(comparison))
+    print(json.dumps(comparison.asdict()) if args.json else for_terminal(render(comparison)))
     return 1 if comparison.differences else 0
 
 

@@ -1,4 +1,7 @@
-"""`mtmd describe IMAGE...`: one answer, streamed to stdout; everything else goes to stderr."""
+"""`mtmd describe IMAGE...`: one answer, streamed to stdout; everything else goes to stderr.
+
+What a terminal would obey is left out of the answer; `--json` gives it unchanged.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from mtmd.commands.shared import (
     answer_options,
     load_from,
 )
+from mtmd.kernels.text import for_terminal
 from mtmd.terminal.status_line import Status
 
 HELP = "Answer a prompt about one or several images."
@@ -48,13 +52,13 @@ def run(args: argparse.Namespace) -> int:
             elif isinstance(event, TextPiece) and not args.json:
                 status.clear()
                 in_line = True
-                print(event.text, end="", flush=True)
+                print(for_terminal(event.text), end="", flush=True)
             elif isinstance(event, Finished):
                 status.clear()
                 in_line = False
                 print(json.dumps(event.answer.asdict()) if args.json else "", flush=True)
                 if not (args.json or args.quiet):
-                    print(event.answer.receipt, file=sys.stderr)
+                    print(for_terminal(str(event.answer.receipt)), file=sys.stderr)
     finally:
         status.clear()
         if in_line:  # broken off: what is told next begins a line of its own

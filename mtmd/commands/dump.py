@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mtmd.commands.shared import add_model_arguments, load_from
 from mtmd.kernels.errors import OptionError
+from mtmd.kernels.text import for_terminal
 
 HELP = (
     "Print every node of an encode and prefill: name, op, shape, device, sum, first and last "
@@ -66,11 +67,11 @@ def run(args: argparse.Namespace) -> int:
         raise OptionError(f"filter {args.filter!r} matches no node")
     if other is not None:
         result = compare(rows, other, args.tolerance)
-        print(result.text)
+        print(for_terminal(result.text))
         return 0 if result.same else 1
     if args.json:
         print(json.dumps([r.asdict() for r in rows]))
     else:
         for row in rows:
-            print(row)
+            print(for_terminal(str(row)))
     return 0

@@ -6,6 +6,7 @@ import argparse
 import json
 
 from mtmd.commands.shared import MODEL_HELP, add_model_arguments, load_from
+from mtmd.kernels.text import for_terminal
 
 HELP = (
     "Tell a model's families, sizes, types, tokens per image and memory; no weight is read, "
@@ -27,5 +28,5 @@ def run(args: argparse.Namespace) -> int:
     from mtmd.inspect.info_text import render
 
     info = model_info(model)
-    print(json.dumps(info.asdict()) if args.json else render(info))
+    print(json.dumps(info.asdict()) if args.json else for_terminal(render(info)))
     return 0

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mtmd.commands.shared import add_model_arguments, load_from
+from mtmd.kernels.text import for_terminal
 
 HELP = "Serve the model over HTTP: OpenAI's interface, and a page to chat."
 
@@ -165,13 +166,12 @@ def _stop_on_signals(server: Any) -> None:
 
 
 def _say(url: str, name: str, report: Any, settings: Any, folder: Path | None) -> None:
-    print(
+    lines = (
         f"{name} on {report.device} ({report.device_name}), {report.dtype}",
         f"conversations: {folder or 'not kept'}",
         f"serving at {url}, OpenAI's interface at {url}/v1; Ctrl-C stops",
-        sep="\n",
-        flush=True,
     )
+    print(for_terminal("\n".join(lines)), flush=True)
     warnings = [
         f"{r.count} {r.op} nodes of the {r.graph} do not run on {report.device} but on "
         f"{r.runs_on}: {r.reason}"
@@ -197,4 +197,4 @@ def _say(url: str, name: str, report: Any, settings: Any, folder: Path | None) -
             "*)"
         )
     for warning in warnings:
-        print(f"WARNING: {warning}", file=sys.stderr, flush=True)
+        print(for_terminal(f"WARNING: {warning}"), file=sys.stderr, flush=True)

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from mtmd.commands.shared import add_model_arguments, load_from, settle_threads
+from mtmd.kernels.text import for_terminal
 
 HELP = "Ask the device about every op, run one encode and one step of decode, and report."
 
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         model = _dual_encoder(args) or load_from(args)
         report = model.warmup_report if args.no_run else model.warm_up()
-    print(json.dumps(report.asdict()) if args.json else report)
+    print(json.dumps(report.asdict()) if args.json else for_terminal(str(report)))
     return 3 if args.strict and not report.fully_accelerated else 0
 
 

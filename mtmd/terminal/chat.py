@@ -13,7 +13,7 @@ from typing import Any
 from mtmd.config import IMAGE_SUFFIXES, AnswerOptions, options
 from mtmd.events import Answer, Finished, Progress, TextPiece
 from mtmd.kernels.errors import MtmdError, OptionError
-from mtmd.kernels.text import one_line
+from mtmd.kernels.text import for_terminal, one_line
 from mtmd.model import Model
 from mtmd.receipt import Receipt
 from mtmd.terminal.line_input import interruptible, leading_paths, path_of, words_of
@@ -87,7 +87,7 @@ class Chat:
 
     def complain(self, text: str) -> None:
         self.failed = True
-        print(f"mtmd chat: {one_line(text)}", file=sys.stderr, flush=True)
+        print(f"mtmd chat: {for_terminal(one_line(text))}", file=sys.stderr, flush=True)
 
     def _do(self, text: str) -> bool:
         paths, rest = leading_paths(text, IMAGE_SUFFIXES)
@@ -278,7 +278,7 @@ class Chat:
                     elif isinstance(event, TextPiece):
                         status.clear()
                         shown = True
-                        print(_plain(event.text), end="", flush=True)
+                        print(for_terminal(event.text), end="", flush=True)
                     elif isinstance(event, Finished):
                         shown = shown or event.answer.receipt.finish != "cancelled"
                         return event.answer
@@ -303,11 +303,4 @@ def _value(text: str) -> Any:
 
 
 def _say(text: str) -> None:
-    print(_plain(text), flush=True)
-
-
-def _plain(text: str) -> str:
-    """Without what a terminal would obey: a model can be made to write escape sequences."""
-    return "".join(
-        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
-    )
+    print(for_terminal(text), flush=True)

@@ -19,6 +19,7 @@ BLOCK = '"""'
 
 # A word as shells write it: quoted, or with its blanks escaped.
 _WORD = re.compile(r"""\s*(?:'([^']*)'|"([^"]*)"|((?:\\.|[^\s\\'"])+))(?=\s|$)""")
+_NO_WORD = re.compile(r"\s*(\S*)")
 
 
 def is_interactive() -> bool:
@@ -64,9 +65,11 @@ def _text(read: Callable[[bool], str]) -> str:
             except EOFError:  # a pipe that ends inside: what there is
                 return "\n".join(parts).strip("\n")
         return "\n".join(parts).rstrip()[: -len(BLOCK)].strip("\n")
-    while line.endswith("\\"):
-        line = line[:-1] + "\n" + read(True)
-    return line
+    lines = [line]
+    while lines[-1].endswith("\\"):
+        lines[-1] = lines[-1][:-1]
+        lines.append(read(True))
+    return "\n".join(lines)
 
 
 @contextmanager
@@ -161,9 +164,9 @@ def words_of(text: str) -> list[str]:
     """Words as a shell would cut them, but a quotation mark that is not closed is a character like
     others.
     """
-    result, rest = [], text
-    while rest.strip():
-        word, rest = _next_word(rest)
+    result, at, end = [], 0, len(text.rstrip())
+    while at < end:
+        word, at = _next_word(text, at)
         result.append(word)
     return result
 
@@ -175,8 +178,9 @@ def leading_paths(text: str, suffixes: tuple[str, ...]) -> tuple[list[Path], str
     Returns them and the rest of the text.
     """
     paths: list[Path] = []
-    while text.strip():
-        word, rest = _next_word(text)
+    at, end = 0, len(text.rstrip())
+    while at < end:
+        word, after = _next_word(text, at)
         path = path_of(word)
         try:
             if not (path.is_absolute() and path.name.lower().endswith(suffixes) and path.is_file()):
@@ -184,8 +188,8 @@ def leading_paths(text: str, suffixes: tuple[str, ...]) -> tuple[list[Path], str
         except (OSError, ValueError):
             break
         paths.append(path)
-        text = rest
-    return paths, text.strip()
+        at = after
+    return paths, text[at:].strip()
 
 
 def path_of(word: str) -> Path:
@@ -196,11 +200,13 @@ def path_of(word: str) -> Path:
     return Path(word)
 
 
-def _next_word(text: str) -> tuple[str, str]:
-    match = _WORD.match(text)
+def _next_word(text: str, at: int) -> tuple[str, int]:
+    """The word that begins there, after blanks, and where it ends."""
+    match = _WORD.match(text, at)
     if match is None:
-        cut = text.split(maxsplit=1)
-        return cut[0], cut[1] if len(cut) > 1 else ""
+        match = _NO_WORD.match(text, at)
+        assert match is not None
+        return match[1], match.end()
     single, double, bare = match.groups()
     word = (
         single
@@ -209,4 +215,4 @@ def _next_word(text: str) -> tuple[str, str]:
         if double is not None
         else re.sub(r"\\(.)", r"\1", bare)
     )
-    return word, text[match.end() :]
+    return word, match.end()

@@ -13,6 +13,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from mtmd import Finished, MtmdError, Progress, TextPiece, Ticket
@@ -59,14 +61,14 @@ class Answer:
             self.changed.wait_for(lambda: len(self.events) > seen, wait_seconds)
             news, count = self.events[seen:], len(self.events)
         merged: list[dict[str, Any]] = []
-        for event in news:
-            last = merged[-1] if merged else None
-            if last and last["type"] == event["type"] == "text":
-                merged[-1] = {"type": "text", "text": last["text"] + event["text"]}
-            elif last and last["type"] == event["type"] == "progress":
-                merged[-1] = event
+        for kind, run in groupby(news, key=itemgetter("type")):
+            if kind == "text":
+                merged.append({"type": kind, "text": "".join(event["text"] for event in run)})
+            elif kind == "progress":
+                *_, last = run
+                merged.append(last)
             else:
-                merged.append(event)
+                merged.extend(run)
         return max(seen, count), merged
 
 

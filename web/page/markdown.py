@@ -4,9 +4,12 @@ in an answer.
 
 from __future__ import annotations
 
+from html import escape
+
 import nh3
 from markdown_it import MarkdownIt
 
+MARKDOWN_MAX = 1 << 18  # characters; 2 s
 _READER = MarkdownIt("commonmark", {"html": False, "typographer": False}).enable(
     ["table", "strikethrough"]
 )
@@ -45,8 +48,11 @@ _ATTRIBUTES = {"a": {"href", "title"}, "ol": {"start"}, "code": {"class"}}
 
 def render(text: str) -> str:
     """HTML with none but the tags above; links go to the web or to mail, without a word about
-    the page they are on.
+    the page they are on. An answer beyond `MARKDOWN_MAX` is shown as it was written: reading it
+    would take seconds, each time the conversation is opened.
     """
+    if len(text) > MARKDOWN_MAX:
+        return f"<pre>{escape(text)}</pre>"
     return nh3.clean(
         _READER.render(text),
         tags=_TAGS,

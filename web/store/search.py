@@ -7,10 +7,12 @@ from __future__ import annotations
 TRIGRAM = 3  # the shortest word that the index knows
 AROUND = 40  # characters on either side of the match
 MOST_WORDS = 20
+# A longer word is looked for by its beginning: what the index does for one grows with its square.
+WORD_CHARS = 64
 
 
 def words_of(query: str) -> list[str]:
-    return query.replace("\0", " ").split()[:MOST_WORDS]
+    return [word[:WORD_CHARS] for word in query.replace("\0", " ").split()[:MOST_WORDS]]
 
 
 def condition(column: str, words: list[str], *, indexed: bool) -> tuple[str, list[str]]:

@@ -27,7 +27,7 @@ import pytest
 
 from mtmd.batch.answering import Batch
 from mtmd.batch.inputs import find_inputs
-from mtmd.batch.output import COLUMNS, GROUP, KINDS, Row, open_output
+from mtmd.batch.output import COLUMNS, GROUP, KINDS, CsvForm, Row, open_output
 from mtmd.config import AnswerOptions
 from mtmd.kernels.errors import MtmdError, OptionError
 from mtmd.model import Model
@@ -483,3 +483,48 @@ def test_errors_of_the_service_are_rows(
     assert sorted(str(r.error) for r in rows) == ["None"] * 3 + ["no more of that"] and all(
         r.sha256 for r in rows
     )
+
+
+TEXTS = [
+    "=1+1",
+    "+1",
+    "-1 or so",
+    "@x",
+    "\t=1",
+    "\n=1",
+    "'=1",
+    "''@",
+    "'quoted'",
+    "plain",
+    "",
+    "a=1",
+]
+
+
+def test_no_text_of_a_table_is_a_formula_to_a_spreadsheet() -> None:
+    form = CsvForm()
+    lines = [
+        form.write(Row(f"{text}.png", text=text, error="e" * n)) for n, text in enumerate(TEXTS)
+    ]
+    cells = [
+        c for row in csv.reader(io.StringIO(b"".join(lines).decode(), newline="")) for c in row
+    ]
+    assert not [cell for cell in cells if cell.startswith(("=", "+", "-", "@", "\t", "\r", "\n"))]
+    read = [row for _, row in form.read([form.header, *b"".join(lines).splitlines(keepends=True)])]
+    assert [row["text"] for row in read] == TEXTS
+    assert [row["image"] for row in read] == [f"{text}.png" for text in TEXTS]
+
+
+def test_a_row_of_many_lines_is_put_together_once() -> None:
+    """Line by line to what there is, its bytes were copied as often as it has lines."""
+
+    class Line(bytes):
+        def __radd__(self, other: bytes) -> bytes:
+            raise AssertionError("copied for a line")
+
+    form = CsvForm()
+    data = form.write(Row("a.png", text='a "line"\n' * 1000)) + form.write(Row("b.png"))
+    lines = [Line(line) for line in (form.header + data).splitlines(keepends=True)]
+    ends, rows = zip(*form.read(lines), strict=True)
+    assert [row["image"] for row in rows] == ["a.png", "b.png"]
+    assert rows[0]["text"] == 'a "line"\n' * 1000 and ends[-1] == len(form.header + data)

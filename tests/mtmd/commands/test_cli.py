@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -706,3 +706,13 @@ def test_a_key_in_mid_answer(one: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
         assert process.stderr.read() == b"mtmd describe: interrupted\n"
+
+
+def test_an_answer_cannot_command_the_terminal(
+    mtmd: Any, one: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stream(*_: object, **__: object) -> Iterator[TextPiece]:
+        yield TextPiece("\x1b]0;title\x07a \x1b[2Jcat")
+
+    monkeypatch.setattr(Model, "stream", stream)
+    assert mtmd("describe", one).out == "\ufffd]0;title\ufffda \ufffd[2Jcat\n"

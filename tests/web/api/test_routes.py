@@ -398,3 +398,14 @@ def test_requests_are_answered_at_the_same_time():
         assert not service.ended
         for sock in socks:
             sock.close()
+
+
+def test_stop_strings_have_limits():
+    client = client_for(FakeService())
+    for stop, place in (("x" * 257, "stop"), (["a", "x" * 257], "stop[1]"), (["a"] * 17, "stop")):
+        found = client.post("/v1/completions", json={"prompt": "a", "stop": stop})
+        assert found.status_code == 400
+        assert found.get_json()["error"]["param"].startswith(place)
+    assert (
+        client.post("/v1/completions", json={"prompt": "a", "stop": "x" * 256}).status_code == 200
+    )

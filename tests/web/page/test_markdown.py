@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from mtmd.web.page.markdown import render
+from mtmd.web.page.markdown import MARKDOWN_MAX, render
 
 
 @pytest.mark.parametrize(
@@ -72,3 +72,9 @@ def test_nothing_that_could_run_or_be_fetched_is_left(text):
 
 def test_a_deep_or_long_text_is_rendered():
     assert render(">" * 2000 + "x") and render("*a" * 5000) and render("[" * 5000)
+
+
+def test_an_endless_answer_is_shown_as_it_was_written():
+    text = "*a* <b> " * (MARKDOWN_MAX // 8 + 1)
+    assert render(text) == f"<pre>{text.replace('<', '&lt;').replace('>', '&gt;')}</pre>"
+    assert "<em>a</em>" in render(text[: MARKDOWN_MAX // 100])

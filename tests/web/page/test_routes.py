@@ -9,6 +9,7 @@ from serving import png
 
 from mtmd import BusyError, MtmdError
 from mtmd.web.app import create_app
+from mtmd.web.page.answers import Answer
 from mtmd.web.settings import MediaBudget, ServerSettings
 from mtmd.web.store.errors import StoreError
 from mtmd.web.store.store import Store
@@ -551,3 +552,29 @@ def test_many_answers_at_once_each_keep_their_own():
     for thread in threads:
         thread.join()
     assert found == {i: f"1 messages, pictures []: number {i}" for i in range(8)}
+
+
+def test_texts_that_come_together_are_joined_once():
+    """One by one, each was copied as often as others came after it."""
+
+    class Text(str):
+        def __add__(self, other):
+            raise AssertionError("copied for a piece")
+
+    answer = Answer("a", "c", None)
+    for event in (
+        {"type": "progress", "stage": "encode", "done": 1, "total": 2},
+        {"type": "progress", "stage": "encode", "done": 2, "total": 2},
+        *({"type": "text", "text": Text(f"{n} ")} for n in range(1000)),
+        {"type": "end"},
+    ):
+        answer.add(event)
+    assert answer.after(0, 0) == (
+        1003,
+        [
+            {"type": "progress", "stage": "encode", "done": 2, "total": 2},
+            {"type": "text", "text": "".join(f"{n} " for n in range(1000))},
+            {"type": "end"},
+        ],
+    )
+    assert answer.after(1002, 0) == (1003, [{"type": "end"}])

@@ -20,6 +20,7 @@ from mtmd.receipt import ImageReceipt
 from mtmd.web.store import image_files, import_export, tables
 from mtmd.web.store.conversation import RUNNING, STOPPED, branch
 from mtmd.web.store.errors import StoreError
+from mtmd.web.store.search import words_of
 from mtmd.web.store.store import Store
 from mtmd.web.store.tables import MIGRATIONS
 
@@ -623,3 +624,12 @@ def test_an_import_takes_no_name_of_a_file_from_outside(store):
     )
     (made,) = import_export.import_file(store, ME, file, keep_in(store))
     assert store.messages(made.id)[0].images[0].sha256 == hashlib.sha256(PICTURE).hexdigest()
+
+
+def test_a_long_word_is_looked_for_by_its_beginning():
+    """The index takes the square of a word's length: 8 s for one of 1,000 characters."""
+    assert words_of("x" * 1000 + " " + "y" * 64) == ["x" * 64, "y" * 64]
+    store = Store(None)
+    conversation = store.create(ME, "long")
+    store.add(conversation.id, None, "user", "see " + "x" * 900)
+    assert store.search(ME, "x" * 900) and not store.search(ME, "x" * 63 + "z")

@@ -17,7 +17,8 @@ export class Tree {
   put(message) {
     if (!this.messages.has(message.id)) {
       const parent = message.parent ?? "";
-      this.children.set(parent, [...(this.children.get(parent) ?? []), message.id]);
+      if (!this.children.has(parent)) this.children.set(parent, []);
+      this.children.get(parent).push(message.id);
     }
     this.messages.set(message.id, message);
   }
@@ -25,8 +26,8 @@ export class Tree {
   /** The branch that is shown, from the first message on. */
   path() {
     const path = [];
-    for (let id = this.head; id; id = this.messages.get(id).parent) path.unshift(this.messages.get(id));
-    return path;
+    for (let id = this.head; id; id = this.messages.get(id).parent) path.push(this.messages.get(id));
+    return path.reverse();
   }
 
   siblings(message) {
@@ -43,7 +44,7 @@ export class Tree {
   /** Pictures of the branch before `message`, in order: those of its receipt. */
   picturesBefore(message) {
     const pictures = [];
-    for (let id = message.parent; id; id = this.messages.get(id).parent) pictures.unshift(...this.messages.get(id).images);
-    return pictures;
+    for (let id = message.parent; id; id = this.messages.get(id).parent) pictures.push(...[...this.messages.get(id).images].reverse());
+    return pictures.reverse();
   }
 }

@@ -133,13 +133,20 @@ export async function* events(answer, signal) {
 
 async function* parse(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
+  let rest = []; // pieces of an event that is not whole yet
+  let broken = false; // between the two line ends after it
   try {
     for (;;) {
       const { done, value } = await reader.read();
       if (done) return;
-      const blocks = (rest + value).split("\n\n");
-      rest = blocks.pop();
+      if (!value.includes("\n\n") && !(broken && value.startsWith("\n"))) {
+        if (value) broken = value.endsWith("\n");
+        rest.push(value);
+        continue;
+      }
+      const blocks = (rest.join("") + value).split("\n\n");
+      rest = [blocks.pop()];
+      broken = rest[0].endsWith("\n");
       for (const block of blocks) {
         const fields = Object.fromEntries(block.split("\n").filter((l) => !l.startsWith(":")).map((l) => [l.slice(0, l.indexOf(":")), l.slice(l.indexOf(":") + 1).trim()]));
         if (fields.data) yield { id: Number(fields.id), data: JSON.parse(fields.data) };
