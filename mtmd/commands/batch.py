@@ -44,8 +44,8 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         type=Path,
         required=True,
         metavar="FILE",
-        help="where the rows go: a .jsonl, .csv or .parquet file; in .csv, texts that a spreadsheet "
-        "would take for formulas have an apostrophe before them",
+        help="where the rows go: a .jsonl, .csv or .parquet file; in .csv, texts that a "
+        "spreadsheet would take for formulas have an apostrophe before them",
     )
     sub.add_argument(
         "--resume",

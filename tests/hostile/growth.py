@@ -72,7 +72,7 @@ WAYS: dict[str, Callable[[int], object]] = {
     "text sealed": sealing,
     "events to SSE": api_stream,
     "events read again by the page": page_events,
-    "Markdown": lambda n: render("*a* word " * (n // 2)),
+    "Markdown": lambda n: render("*a* " * n),
     "Markdown, only begun": lambda n: render("[*_" * n),
     "regions": lambda n: find_regions('<box>(1,2) {"bbox": [1,2,' * (n // 4)),
     "regions, blanks": lambda n: find_regions("<box>" + " " * 4 * n),
