@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mtmd.commands.shared import settle_threads
+from mtmd.kernels.text import for_terminal, one_line
 
 HELP = "Turn images and texts into vectors of one space, find images by a text, label them."
 READ_AT_ONCE = 16  # pictures, so that progress shows and a bad one is known by its name
@@ -156,7 +157,7 @@ def run(args: argparse.Namespace) -> int:
         _show(shown, args.out, len(names))
     if not (args.json or args.quiet):
         for receipt in receipts:
-            print(receipt, file=sys.stderr)
+            print(for_terminal(str(receipt)), file=sys.stderr)
     return 1 if failed else 0
 
 
@@ -207,7 +208,7 @@ def _embed(model: Any, paths: list[str]) -> tuple[list[str], Any, list[Any], dic
                 names.append(name)
             except ImageError as error:
                 failed[name] = str(error)
-                print(f"mtmd embed: {error}", file=sys.stderr)
+                print(for_terminal(f"mtmd embed: {error}"), file=sys.stderr)
         if pictures:
             result = model.embeddings(pictures)
             parts.append(result.vectors)
@@ -243,15 +244,14 @@ def _found(model: Any, query: str, names: list[str], vectors: Any, top: int) -> 
 
 
 def _show(shown: dict[str, Any], out: Path | None, count: int) -> None:
-    from mtmd.kernels.text import one_line
-
     for found in shown.get("queries", []):
-        print(one_line(found["query"]))
+        print(for_terminal(one_line(found["query"])))
         for rank, hit in enumerate(found["images"], 1):
-            print(f"{rank:4}  {hit['cosine']:7.4f}  {one_line(hit['image'])}")
+            hit_line = f"{rank:4}  {hit['cosine']:7.4f}  {one_line(hit['image'])}"
+            print(for_terminal(hit_line))
     for row in shown.get("labels", []):
         best = sorted(row["probabilities"].items(), key=lambda pair: -pair[1])
         words = ", ".join(f"{one_line(label)} {p:.1%}" for label, p in best)
-        print(f"{one_line(row['image'])}: {words}")
+        print(for_terminal(f"{one_line(row['image'])}: {words}"))
     if out:
         print(f"{out}: {count} vectors of {shown['width']} numbers", file=sys.stderr)
