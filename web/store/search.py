@@ -8,11 +8,17 @@ TRIGRAM = 3  # the shortest word that the index knows
 AROUND = 40  # characters on either side of the match
 MOST_WORDS = 20
 # A longer word is looked for by its beginning: what the index does for one grows with its square.
-WORD_CHARS = 64
+WORD_CHARS = 32
 
 
 def words_of(query: str) -> list[str]:
-    return [word[:WORD_CHARS] for word in query.replace("\0", " ").split()[:MOST_WORDS]]
+    """Those to look for: one that is part of another is found with that."""
+    words = [word[:WORD_CHARS] for word in query.replace("\0", " ").split()[:MOST_WORDS]]
+    kept: list[str] = []
+    for word in sorted(dict.fromkeys(words), key=len, reverse=True):
+        if not any(word in longer for longer in kept):
+            kept.append(word)
+    return [word for word in dict.fromkeys(words) if word in kept]
 
 
 def condition(column: str, words: list[str], *, indexed: bool) -> tuple[str, list[str]]:
