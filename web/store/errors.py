@@ -1,42 +1,81 @@
-"""What the disk or the database cannot do, as one error that says what to do."""
+"""What the disk or the database cannot do, as typed errors that say what to do."""
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mtmd import MtmdError
 
+_FULL = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
+_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+
 
 class StoreError(MtmdError):
-    """The store of conversations cannot do what was asked: the disk is full, its database is
-    damaged or of a newer version.
-    """
+    """The store of conversations cannot do what was asked."""
+
+
+class StoreBusyError(StoreError):
+    """Another program holds the database; the same may succeed in a moment."""
+
+
+class StoreFullError(StoreError):
+    """There is no room on the disk, or the disk does not take what is written."""
+
+
+class StoreReadOnlyError(StoreError):
+    """The folder, or a file in it, may not be written by this user."""
+
+
+class StoreDamagedError(StoreError):
+    """The database file is damaged."""
 
 
 @contextmanager
 def store_errors(done: str) -> Iterator[None]:
-    """What the disk or SQLite cannot do, as one StoreError. Their own words, which may hold paths,
+    """What the disk or SQLite cannot do, as a StoreError. Their own words, which may hold paths,
     stay behind as its cause.
     """
     try:
         yield
-    except sqlite3.IntegrityError as error:
-        raise StoreError(
-            "conversations: found a picture or message that is no longer there; attach the picture "
-            "again"
-        ) from error
-    except (OSError, sqlite3.OperationalError) as error:
-        raise StoreError(
-            f"conversations: the data folder cannot be {done}: is the disk full, or the folder "
-            "read-only? "
-            "Make room and try again"
-        ) from error
-    except sqlite3.DatabaseError as error:
+    except (OSError, sqlite3.Error) as error:
         if isinstance(error, sqlite3.ProgrammingError):
             raise
-        raise StoreError(
-            f"conversations: the database cannot be {done}, it is damaged; move it away, or give "
-            "another folder"
-        ) from error
+        raise _as_store_error(error, done) from error
+
+
+def _as_store_error(error: OSError | sqlite3.Error, done: str) -> StoreError:
+    """By the words of SQLite, which are the same in every version; Python tells its codes from
+    3.11 on only.
+    """
+    words, number = str(error), getattr(error, "errno", None)
+    if isinstance(error, sqlite3.IntegrityError):
+        return StoreError(
+            "conversations: found a picture or message that is no longer there; attach the picture "
+            "again"
+        )
+    if "is locked" in words:
+        return StoreBusyError(
+            f"conversations: the database cannot be {done} now, another program holds it; try "
+            "again in a moment"
+        )
+    if "malformed" in words or "not a database" in words:
+        return StoreDamagedError(
+            f"conversations: the database cannot be {done}, it is damaged; start the server again: "
+            "it recovers what can be read and keeps the damaged file"
+        )
+    if number in _READ_ONLY or "readonly" in words or "unable to open" in words:
+        return StoreReadOnlyError(
+            f"conversations: the data folder cannot be {done}, it is read-only or belongs to "
+            "another user; give a folder that this user may write"
+        )
+    if number in _FULL or "is full" in words:
+        return StoreFullError(
+            f"conversations: the data folder cannot be {done}, disk full; make room and try again"
+        )
+    return StoreFullError(
+        f"conversations: the data folder cannot be {done}: is the disk full, or failing? Make "
+        "room and try again"
+    )

@@ -6,12 +6,17 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from mtmd.prompt.load_image import picture_format
+from mtmd.web.store.folder import private_file, sync_folder
 
+UNFINISHED = ".part"  # ends the name of a file that is being written
+WHOLE = re.compile(r"[0-9a-f]{64}")
 SHOWN_BY_BROWSERS = ("image/jpeg", "image/png", "image/webp", "image/gif", "image/bmp")
 
 
@@ -28,6 +33,8 @@ class ImageFiles:
         self.folder, self._held = folder, dict[str, bytes]()
         if folder:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if os.name == "posix" and folder.stat().st_mode & 0o077:
+                folder.chmod(0o700)
 
     def put(self, data: bytes) -> str:
         """Its SHA-256. When this returns the file is on the disk, whole, under its name: a crash
@@ -36,20 +43,28 @@ class ImageFiles:
         name = hashlib.sha256(data).hexdigest()
         if self.folder is None:
             self._held[name] = data
-        elif not (path := self.folder / name).exists():
-            unfinished = self.folder / f"{name}.{os.getpid()}.{time.monotonic_ns()}.part"
+        elif not self._is_there(name, data):
+            unfinished = self.folder / f"{name}.{os.getpid()}.{time.monotonic_ns()}{UNFINISHED}"
             try:
-                with unfinished.open("xb") as file:
+                with private_file(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY) as file:
                     file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
-                unfinished.replace(path)
+                unfinished.replace(self.folder / name)
             except OSError:
                 with suppress(OSError):
                     unfinished.unlink()
                 raise
-            _sync_folder(self.folder)
+            sync_folder(self.folder)
         return name
+
+    def _is_there(self, name: str, data: bytes) -> bool:
+        """Whole: a file that a failing disk cut off is written again."""
+        assert self.folder is not None
+        try:
+            return (self.folder / name).read_bytes() == data
+        except OSError:
+            return False
 
     def get(self, name: str) -> bytes | None:
         if self.folder is None:
@@ -65,28 +80,28 @@ class ImageFiles:
         else:
             (self.folder / name).unlink(missing_ok=True)
 
-    def older_than(self, seconds: float) -> list[str]:
-        """Names of files, unfinished ones too, that were written so long ago that nobody can be at
-        work on them any more.
+    def sync(self) -> None:
+        """What was deleted stays deleted after a power cut."""
+        if self.folder:
+            sync_folder(self.folder)
+
+    def names(self) -> Iterator[str]:
+        """Of whole pictures."""
+        if self.folder is None:
+            yield from list(self._held)
+            return
+        with os.scandir(self.folder) as entries:
+            yield from (e.name for e in entries if WHOLE.fullmatch(e.name))
+
+    def unfinished(self, older_than_s: float) -> list[str]:
+        """Files that a crash cut off, written so long ago that nobody can be at work on them any
+        more. None of them was ever acknowledged.
         """
         if self.folder is None:
             return []
         names = []
-        for path in self.folder.iterdir():
+        for path in self.folder.glob(f"*{UNFINISHED}"):
             with suppress(FileNotFoundError):
-                if path.stat().st_mtime < time.time() - seconds:
+                if path.stat().st_mtime < time.time() - older_than_s:
                     names.append(path.name)
         return names
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the new name itself survive a power cut. Windows cannot open folders, and does not need
-    it.
-    """
-    if os.name == "nt":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -8,49 +8,85 @@ no message shows any more are collected.
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
 from mtmd.web.store.conversation import COMPLETE, RUNNING, Conversation, Hit, Message, StoredImage
+from mtmd.web.store.database import Database
 from mtmd.web.store.errors import StoreError, store_errors
+from mtmd.web.store.folder import FolderLock, make_private
 from mtmd.web.store.image_files import ImageFiles, media_type
+from mtmd.web.store.recovery import Notice, open_or_recover, read_notice
 from mtmd.web.store.search import around, condition, words_of
-from mtmd.web.store.tables import migrate
 
 # a picture attached to a message not sent yet is in nobody's way for so long
 UNUSED_SECONDS = 3600.0
 TITLE_LENGTH = 200
+DELETING = "deleting"  # the fact that deleted text may still be in some file
+log = logging.getLogger("mtmd.web")
 
 
 class Store:
     """Safe to use from several threads, and the folder from several processes. `folder` None keeps
     everything in memory only.
+
+    `shared`: another process had the folder open when this one came. `notice` is what people are to
+    know of their history, such as that it was recovered. Raises StoreError.
     """
 
     def __init__(self, folder: Path | None) -> None:
-        self._lock = threading.RLock()
-        self.keeps = folder is not None
+        self.keeps, self.shared = folder is not None, False
         self.before_close: list[
             Callable[[], None]
         ] = []  # of those who still have something to write
+        self._folder_lock: FolderLock | None = None
         with store_errors("opened"):
             if folder:
-                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self.files = ImageFiles(folder / "images" if folder else None)
-            self._db = _connect(str(folder / "conversations.db") if folder else ":memory:")
-        self.collect()
+                self._folder_lock = FolderLock(make_private(folder))
+                self.shared = not self._folder_lock.alone
+        try:
+            with store_errors("opened"):
+                self.files = ImageFiles(folder / "images" if folder else None)
+                self.database = (
+                    open_or_recover(folder, self.files, alone=not self.shared)
+                    if folder
+                    else Database(None)
+                )
+        except BaseException:
+            self._close_lock()
+            raise
+        if self._folder_lock:
+            self._folder_lock.share()
+        if self.shared:
+            log.warning(
+                "another server uses the same data folder: each shows answers that the other is "
+                "writing as interrupted"
+            )
+        with suppress(StoreError):  # it is tried again with the next picture
+            self.collect()
 
     def close(self) -> None:
         for end in self.before_close:
             end()
-        with self._lock:
-            self._db.close()
+        with suppress(StoreError):
+            if self._deletion_is_open():
+                self._finish_deletion()
+        self.database.close()
+        self._close_lock()
+
+    def _close_lock(self) -> None:
+        if self._folder_lock:
+            self._folder_lock.close()
+
+    @property
+    def notice(self) -> Notice | None:
+        return read_notice(self.database)
 
     # conversations
 
@@ -65,10 +101,14 @@ class Store:
         return made
 
     def insert_conversation(self, db: sqlite3.Connection, owner: str, made: Conversation) -> None:
-        """Its row alone, inside a change."""
+        """Its row alone, inside a change. One that comes from elsewhere stands in the list where
+        its time puts it, at the latest now.
+        """
+        latest = min(made.changed, _latest(db, time.time()))
         db.execute(
-            "INSERT INTO conversations VALUES (?, ?, ?, ?, ?, ?)",
-            (made.id, owner, made.title, made.head, made.created, made.changed),
+            "INSERT INTO conversations (id, owner, title, head, created, changed, latest) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (made.id, owner, made.title, made.head, made.created, made.changed, latest),
         )
 
     def conversation(self, owner: str, id_: str) -> Conversation | None:
@@ -78,7 +118,7 @@ class Store:
     def conversations(self, owner: str, limit: int = -1) -> list[Conversation]:
         """Those that have a message, the latest first."""
         rows = self._rows(
-            "SELECT * FROM conversations WHERE owner = ? AND head IS NOT NULL ORDER BY changed "
+            "SELECT * FROM conversations WHERE owner = ? AND head IS NOT NULL ORDER BY latest "
             "DESC LIMIT ?",
             owner,
             limit,
@@ -100,7 +140,7 @@ class Store:
                 SELECT c.*, hits.text AS hit, {in_titles} AS titled
                 FROM conversations c LEFT JOIN hits ON hits.id = c.id
                 WHERE c.owner = ? AND (titled OR hits.text IS NOT NULL)
-                ORDER BY c.changed DESC LIMIT ?""",
+                ORDER BY c.latest DESC LIMIT ?""",
             *text_values,
             *title_values,
             owner,
@@ -128,13 +168,26 @@ class Store:
             db.execute("UPDATE conversations SET head = ? WHERE id = ?", (head, id_))
 
     def delete(self, id_: str) -> None:
-        """With its messages, and the pictures that no other conversation shows."""
+        """With its messages, and the pictures that no other conversation shows. When this returns
+        their bytes are in none of our files any more, unless another process is just reading them:
+        then they go with the next deletion, the next picture, or the end of the server.
+        """
         with self.change() as db:
+            shown = [
+                row["sha256"]
+                for row in db.execute(
+                    "SELECT DISTINCT a.sha256 FROM attachments a JOIN messages m ON m.id = "
+                    "a.message WHERE m.conversation = ?",
+                    (id_,),
+                )
+            ]
             db.execute("DELETE FROM conversations WHERE id = ?", (id_,))
-        with suppress(
-            StoreError
-        ):  # what was to be deleted is; the files are collected at the next start
-            self.collect()
+            _drop_unused(db, shown, time.time() - UNUSED_SECONDS)
+            db.execute("INSERT OR REPLACE INTO facts VALUES (?, '1')", (DELETING,))
+        try:
+            self._finish_deletion()
+        except StoreError as error:  # it is deleted for whoever asks the store
+            log.warning("what was deleted is not overwritten on the disk yet: %s", error)
 
     # messages
 
@@ -168,8 +221,8 @@ class Store:
         with self.change() as db:
             self.insert(db, made)
             db.execute(
-                "UPDATE conversations SET head = ?, changed = ? WHERE id = ?",
-                (made.id, made.created, conversation),
+                "UPDATE conversations SET head = ?, changed = ?, latest = ? WHERE id = ?",
+                (made.id, made.created, _latest(db, made.created), conversation),
             )
         return made
 
@@ -223,16 +276,16 @@ class Store:
 
     def messages(self, conversation: str) -> list[Message]:
         """All branches, in the order they were written: parents before children."""
-        with self._lock:
-            rows = self._rows(
-                "SELECT * FROM messages WHERE conversation = ? ORDER BY place", conversation
-            )
-            shown = self._rows(
+        with self.database.reading() as db:
+            rows = db.execute(
+                "SELECT * FROM messages WHERE conversation = ? ORDER BY place", (conversation,)
+            ).fetchall()
+            shown = db.execute(
                 "SELECT a.message, a.name, i.* FROM attachments a JOIN images i USING (sha256) "
                 "JOIN messages m ON m.id = a.message WHERE m.conversation = ? ORDER BY a.message, "
                 "a.position",
-                conversation,
-            )
+                (conversation,),
+            ).fetchall()
         images: dict[str, list[StoredImage]] = {}
         for row in shown:
             images.setdefault(row["message"], []).append(_image(row, row["name"]))
@@ -252,12 +305,14 @@ class Store:
             sha256 = self.files.put(data)
             image = StoredImage(sha256, media_type(data), len(data), width, height, name)
             db.execute(
-                "INSERT INTO images VALUES (?, ?, ?, ?, ?, ?) "
-                "ON CONFLICT (sha256) DO UPDATE SET unused_since = excluded.unused_since",
+                "INSERT INTO images (sha256, kind, bytes, width, height, unused_since) "
+                "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (sha256) DO UPDATE SET unused_since = excluded.unused_since",
                 (sha256, image.kind, len(data), width, height, time.time()),
             )
+            db.execute("DELETE FROM deleted_images WHERE sha256 = ?", (sha256,))
         if self._collected < time.monotonic() - UNUSED_SECONDS:
-            self.collect()
+            with suppress(StoreError):  # the picture itself is in
+                self.collect()
         return image
 
     def image(self, sha256: str, name: str = "") -> StoredImage | None:
@@ -271,73 +326,95 @@ class Store:
 
     def collect(self, unused_seconds: float = UNUSED_SECONDS) -> int:
         """Delete pictures that no message shows, except ones that came in within `unused_seconds`;
-        how many.
+        how many. A file that the database does not know stays: it may be of a database that was
+        lost. Raises StoreError.
         """
-        self._collected = time.monotonic()
+        self._collected, now = time.monotonic(), time.time()
         with self.change() as db:
+            # a clock that was set back must not keep them for ever
+            db.execute("UPDATE images SET unused_since = ? WHERE unused_since > ?", (now, now))
             db.execute(
                 "DELETE FROM conversations WHERE head IS NULL AND created < ?",
-                (time.time() - unused_seconds,),
+                (now - unused_seconds,),
             )
-            unused = [
-                r["sha256"]
-                for r in db.execute(
-                    "SELECT sha256 FROM images WHERE (unused_since IS NULL OR unused_since < ?) "
-                    "AND NOT EXISTS (SELECT 1 FROM attachments a WHERE a.sha256 = images.sha256)",
-                    (time.time() - unused_seconds,),
+            names = [
+                row["sha256"]
+                for row in db.execute(
+                    "SELECT sha256 FROM images WHERE sha256 NOT IN (SELECT sha256 FROM attachments)"
                 )
             ]
-            for sha256 in unused:
-                self.files.delete(sha256)
-                db.execute("DELETE FROM images WHERE sha256 = ?", (sha256,))
-            known = {r["sha256"] for r in db.execute("SELECT sha256 FROM images")}
-            strays = [name for name in self.files.older_than(unused_seconds) if name not in known]
-            for name in strays:
+            dropped = _drop_unused(db, names, now - unused_seconds)
+        for name in self.files.unfinished(unused_seconds):
+            with store_errors("written"):
                 self.files.delete(name)
-        return len(unused) + len(strays)
+        if dropped or self._deletion_is_open():
+            self._finish_deletion()
+        return dropped
+
+    def _deletion_is_open(self) -> bool:
+        """Whether something was deleted whose bytes are still there."""
+        return bool(
+            self._rows(
+                "SELECT 1 FROM facts WHERE name = ? UNION SELECT 1 FROM deleted_images", DELETING
+            )
+        )
+
+    def _finish_deletion(self) -> None:
+        """Files go once the deletion of their rows is on the disk: a crash in between leaves a
+        list of them, never a message without its picture.
+        """
+        with self.change() as db:  # nobody can put one of these pictures meanwhile
+            names = [r["sha256"] for r in db.execute("SELECT sha256 FROM deleted_images")]
+            for name in names:
+                self.files.delete(name)
+            if names:
+                self.files.sync()
+            db.execute("DELETE FROM deleted_images")
+        if not self._rows("SELECT 1 FROM facts WHERE name = ?", DELETING):
+            return
+        if not self.database.erase():
+            log.info("what was deleted is still in the log of the database: another reads there")
+            return
+        with self.change() as db:
+            db.execute("DELETE FROM facts WHERE name = ?", (DELETING,))
 
     # the database
 
     def _rows(self, statement: str, *values: Any) -> list[sqlite3.Row]:
-        with self._lock, store_errors("read"):
-            return self._db.execute(statement, values).fetchall()
+        return self.database.rows(statement, *values)
 
-    @contextmanager
-    def change(self) -> Iterator[sqlite3.Connection]:
+    def change(self) -> AbstractContextManager[sqlite3.Connection]:
         """All or nothing, and on the disk at the end."""
-        with self._lock, store_errors("written"):
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._db
-                self._db.execute("COMMIT")
-            except BaseException:
-                with suppress(sqlite3.Error):  # some failures have rolled back already
-                    self._db.execute("ROLLBACK")
-                raise
+        return self.database.change()
 
 
-def _connect(database: str) -> sqlite3.Connection:
-    """With its tables up to date."""
-    db = sqlite3.connect(database, isolation_level=None, check_same_thread=False, timeout=30)
-    try:
-        db.row_factory = sqlite3.Row
-        for pragma in (
-            "journal_mode = WAL",
-            "synchronous = FULL",
-            "foreign_keys = ON",
-            "temp_store = MEMORY",
-            "secure_delete = ON",
-        ):
-            db.execute(f"PRAGMA {pragma}")
-        migrate(db)
-    except BaseException:
-        db.close()
-        raise
-    return db
+def _drop_unused(db: sqlite3.Connection, names: Sequence[str], before: float) -> int:
+    """The rows of those that no message shows and that came in `before`; how many. Their files are
+    noted, to go afterwards.
+    """
+    dropped = 0
+    for sha256 in names:
+        gone = db.execute(
+            "DELETE FROM images WHERE sha256 = ? AND (unused_since IS NULL OR unused_since < ?) "
+            "AND NOT EXISTS (SELECT 1 FROM attachments a WHERE a.sha256 = images.sha256)",
+            (sha256, before),
+        )
+        if gone.rowcount:
+            db.execute("INSERT OR IGNORE INTO deleted_images VALUES (?)", (sha256,))
+            dropped += 1
+    return dropped
+
+
+def _latest(db: sqlite3.Connection, now: float) -> float:
+    """The place in the list of what was changed last: after all others, also where the clock was
+    set back.
+    """
+    highest = db.execute("SELECT MAX(latest) FROM conversations").fetchone()[0] or 0.0
+    return max(now, highest + 1e-3)
 
 
 def _json(value: Mapping[str, Any] | None) -> str | None:
-    return None if value is None else json.dumps(value, separators=(",", ":"))
+    return None if value is None else json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
 def _conversation(row: sqlite3.Row) -> Conversation:
@@ -350,7 +427,9 @@ def _image(row: sqlite3.Row, name: str) -> StoredImage:
 
 def _message(row: sqlite3.Row, images: tuple[StoredImage, ...]) -> Message:
     options, receipt = (
-        json.loads(row[key]) if row[key] else None for key in ("options", "receipt")
+        # NaN, which earlier versions took from imported files, is no JSON for a browser
+        json.loads(row[key], parse_constant=lambda _: None) if row[key] else None
+        for key in ("options", "receipt")
     )
     return Message(
         row["id"],

@@ -5,12 +5,16 @@ version is brought up to date.
 from __future__ import annotations
 
 import sqlite3
+import time
 
 from mtmd.web.store.errors import StoreError
 
-MIGRATIONS = (
-    # 1: conversations as trees of messages; pictures are files, their rows count who uses them
-    """
+
+def _conversations(db: sqlite3.Connection) -> None:
+    """Conversations as trees of messages; pictures are files, their rows count who uses them."""
+    _run(
+        db,
+        """
     CREATE TABLE conversations (
         id TEXT PRIMARY KEY, owner TEXT NOT NULL, title TEXT NOT NULL, head TEXT, created REAL NOT NULL, changed REAL NOT NULL);
     CREATE INDEX conversations_by_owner ON conversations (owner, changed);
@@ -29,9 +33,16 @@ MIGRATIONS = (
         sha256 TEXT NOT NULL REFERENCES images (sha256), name TEXT NOT NULL, PRIMARY KEY (message, position));
     CREATE INDEX attachments_by_image ON attachments (sha256);
     """,
-    # 2: search in the texts of messages (`said` is the index); trigrams find parts of words, and
-    # words of languages written without spaces
+    )
+
+
+def _search(db: sqlite3.Connection) -> None:
+    """Search in the texts of messages (`said` is the index); trigrams find parts of words, and
+    words of languages written without spaces.
     """
+    _run(
+        db,
+        """
     CREATE VIRTUAL TABLE said USING fts5 (text, content='messages', content_rowid='place', tokenize='trigram');
     INSERT INTO said (said) VALUES ('rebuild');
     CREATE TRIGGER said_new AFTER INSERT ON messages BEGIN
@@ -45,35 +56,60 @@ MIGRATIONS = (
         INSERT INTO said (rowid, text) VALUES (new.place, new.text);
     END;
     """,
-)
+    )
 
 
-def migrate(connection: sqlite3.Connection) -> None:
+def _order_and_deletion(db: sqlite3.Connection) -> None:
+    """`latest` orders conversations whatever the clock does. `deleted_images` are files that are
+    to go once the deletion of their rows is on the disk; `facts` are single values.
+    """
+    _run(
+        db,
+        """
+    ALTER TABLE conversations ADD COLUMN latest REAL NOT NULL DEFAULT 0;
+    UPDATE conversations SET latest = changed;
+    DROP INDEX conversations_by_owner;
+    CREATE INDEX conversations_by_owner ON conversations (owner, latest);
+    CREATE TABLE deleted_images (sha256 TEXT PRIMARY KEY);
+    CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+    """,
+    )
+    db.execute("INSERT INTO facts VALUES ('made', ?)", (str(time.time()),))
+
+
+# A new one goes to the end; what is there never changes.
+MIGRATIONS = (_conversations, _search, _order_and_deletion)
+
+
+def migrate(db: sqlite3.Connection) -> None:
     """Bring the tables up to date, each step whole or not at all. Raises StoreError for a database
     that a newer version wrote.
     """
-    while (version := connection.execute("PRAGMA user_version").fetchone()[0]) != len(MIGRATIONS):
+    while (version := db.execute("PRAGMA user_version").fetchone()[0]) != len(MIGRATIONS):
         if version > len(MIGRATIONS):
             raise StoreError(
                 f"conversations: found a database of version {version}, expected at most "
                 f"{len(MIGRATIONS)}; "
                 "it was written by a newer mtmd: update this one, or give another data folder"
             )
-        # Read again inside: another process may have done this step in between.
-        connection.execute("BEGIN IMMEDIATE")
-        if connection.execute("PRAGMA user_version").fetchone()[0] == version:
-            for statement in _statements(MIGRATIONS[version]):
-                connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {version + 1}")
-        connection.execute("COMMIT")
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            # Read again inside: another process may have done this step in between.
+            if db.execute("PRAGMA user_version").fetchone()[0] == version:
+                MIGRATIONS[version](db)
+                db.execute(f"PRAGMA user_version = {version + 1}")
+            db.execute("COMMIT")
+        except BaseException:
+            if db.in_transaction:  # some failures have rolled back already
+                db.execute("ROLLBACK")
+            raise
 
 
-def _statements(script: str) -> list[str]:
-    """The statements of a script one by one: `executescript` would commit between them."""
-    statements, rest = [], ""
+def _run(db: sqlite3.Connection, script: str) -> None:
+    """Statement by statement: `executescript` would commit between them."""
+    statement = ""
     for line in script.splitlines(keepends=True):
-        rest += line
-        if sqlite3.complete_statement(rest):
-            statements.append(rest)
-            rest = ""
-    return statements
+        statement += line
+        if sqlite3.complete_statement(statement):
+            db.execute(statement)
+            statement = ""

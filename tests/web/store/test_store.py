@@ -227,14 +227,14 @@ def test_a_picture_not_sent_yet_is_kept_for_a_while(store):
 def test_a_long_conversation_can_be_deleted(store):
     conversation = store.create(ME)
     parent = None
-    with store.change():  # one sync
+    with store.change() as db:  # one sync
         for index in range(1500):
-            parent = _insert(store, conversation.id, parent, str(index))
+            parent = _insert(store, db, conversation.id, parent, str(index))
     store.delete(conversation.id)
     assert store.messages(conversation.id) == []
 
 
-def _insert(store, conversation, parent, text):
+def _insert(store, db, conversation, parent, text):
     from mtmd.web.store.conversation import COMPLETE, Message
 
     message = Message(
@@ -250,24 +250,25 @@ def _insert(store, conversation, parent, text):
         None,
         time.time(),
     )
-    with store._lock:
-        store.insert(store._db, message)
+    store.insert(db, message)
     return message.id
 
 
-def test_everything_is_there_after_a_restart_and_strays_are_not(tmp_path):
+def test_everything_is_there_after_a_restart_but_what_a_crash_cut_off(tmp_path):
     store = Store(tmp_path)
     conversation = store.create(ME)
     image = store.put_image(PICTURE, 3, 4, "x.png")
     store.add(conversation.id, None, "user", "hello", images=[image])
     store.close()
-    stray, fresh = tmp_path / "images" / "stray", tmp_path / "images" / "fresh.part"
-    stray.write_bytes(b"of a crash long ago")
-    os.utime(stray, (1, 1))
+    cut_off, fresh = tmp_path / "images" / "old.part", tmp_path / "images" / "fresh.part"
+    unknown = tmp_path / "images" / ("0" * 64)
+    for old in (cut_off, unknown):
+        old.write_bytes(b"of a crash long ago")
+        os.utime(old, (1, 1))
     fresh.write_bytes(b"of another server, just now")
     again = Store(tmp_path)
     assert texts(again, conversation.id) == ["hello"] and again.image_bytes(image.sha256) == PICTURE
-    assert not stray.exists() and fresh.exists()
+    assert not cut_off.exists() and fresh.exists() and unknown.exists()
     again.close()
 
 
@@ -314,7 +315,8 @@ def old_database(folder: Path) -> None:
     """As version 1 left it."""
     folder.mkdir()
     db = sqlite3.connect(folder / "conversations.db", isolation_level=None)
-    db.executescript(MIGRATIONS[0] + "PRAGMA user_version = 1;")
+    MIGRATIONS[0](db)
+    db.execute("PRAGMA user_version = 1")
     db.execute("INSERT INTO conversations VALUES ('c', 'me', 'old', 'm', 1, 2)")
     db.execute(
         "INSERT INTO messages (id, conversation, parent, role, text, state, created) "
@@ -330,18 +332,19 @@ def test_a_database_of_an_older_version_is_brought_up_to_date(tmp_path):
     assert [h.conversation.id for h in store.search(ME, "long ago")] == ["c"]
     store.add("c", "m", "assistant", "said just now")
     assert store.search(ME, "just now")
-    assert store._db.execute("PRAGMA user_version").fetchone()[0] == len(MIGRATIONS)
+    assert store.database.rows("PRAGMA user_version")[0][0] == len(MIGRATIONS)
     store.close()
+
+
+def _half(db):
+    db.execute("CREATE TABLE half (x)")
+    db.execute("CREATE TABLE half (x)")
 
 
 def test_a_migration_that_fails_changes_nothing(tmp_path, monkeypatch):
     old_database(tmp_path / "data")
     with monkeypatch.context() as patch:
-        patch.setattr(
-            tables,
-            "MIGRATIONS",
-            (MIGRATIONS[0], "CREATE TABLE half (x);\nCREATE TABLE half (x);\n"),
-        )
+        patch.setattr(tables, "MIGRATIONS", (MIGRATIONS[0], _half))
         with pytest.raises(StoreError):
             Store(tmp_path / "data")
     db = sqlite3.connect(tmp_path / "data" / "conversations.db")
@@ -358,13 +361,6 @@ def test_a_database_of_a_newer_version_is_left_alone(tmp_path):
     db.close()
     with pytest.raises(StoreError, match="newer"):
         Store(tmp_path)
-
-
-def test_a_damaged_database_is_named_as_such_without_its_path(tmp_path):
-    (tmp_path / "conversations.db").write_bytes(b"this is no database" * 100)
-    with pytest.raises(StoreError, match="damaged") as caught:
-        Store(tmp_path)
-    assert str(tmp_path) not in str(caught.value)
 
 
 # crashes and full disks
@@ -419,8 +415,8 @@ def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path):
                 _, conversation, id_, text = line.rstrip("\n").split("|")
                 answers[id_] = conversation, text
         store = Store(tmp_path)
-        assert store._db.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
-        assert store._db.execute("PRAGMA foreign_key_check").fetchall() == []
+        assert store.database.rows("PRAGMA integrity_check")[0][0] == "ok"
+        assert store.database.rows("PRAGMA foreign_key_check") == []
         found = {m.id: m for c in store.conversations(ME) for m in store.messages(c.id)}
         for id_, (conversation, sha256) in messages.items():
             assert found[id_].conversation == conversation and found[id_].images[0].sha256 == sha256
