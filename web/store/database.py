@@ -4,7 +4,6 @@ and deletion after which the bytes are gone.
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import threading
 import time
@@ -182,8 +181,9 @@ def _prepare(path: Path) -> None:
 
 
 def check_pages(db: sqlite3.Connection) -> None:
-    """Raises StoreDamagedError. Reads every page: 0.1 s for 100 MB. A fault of the search index
-    alone, which newer versions of SQLite look for too, is left to whoever searches.
+    """Raises StoreDamagedError. Reads every page: 0.1 s for 100 MB. Of the search index it is
+    looked whether it can be asked; the rest, which newer versions of SQLite look at too, is left to
+    who searches, as it can be made anew.
     """
     found = [str(row[0]) for row in db.execute("PRAGMA quick_check(10)")]
     if [line for line in found if line != "ok" and "FTS5" not in line]:
@@ -191,6 +191,8 @@ def check_pages(db: sqlite3.Connection) -> None:
             "conversations: the database is damaged; start the server again: it recovers what can "
             "be read and keeps the damaged file"
         )
+    if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'said'").fetchone():
+        db.execute("SELECT 1 FROM said WHERE said MATCH 'any' LIMIT 1").fetchone()
 
 
 def open_readonly(path: Path) -> sqlite3.Connection:
@@ -218,4 +220,4 @@ def shared_memory_of(path: Path) -> Path:
 
 def has_no_content(path: Path) -> bool:
     """Not there, or empty as a full disk or an editor leaves it."""
-    return not path.exists() or os.stat(path).st_size == 0
+    return not path.exists() or path.stat().st_size == 0

@@ -61,7 +61,8 @@ def _as_store_error(error: OSError | sqlite3.Error, done: str) -> StoreError:
             f"conversations: the database cannot be {done} now, another program holds it; try "
             "again in a moment"
         )
-    if "malformed" in words or "not a database" in words:
+    # its plain class is that of "not a database", "malformed" and of what FTS5 finds
+    if type(error) is sqlite3.DatabaseError or "malformed" in words:
         return StoreDamagedError(
             f"conversations: the database cannot be {done}, it is damaged; start the server again: "
             "it recovers what can be read and keeps the damaged file"

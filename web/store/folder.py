@@ -5,6 +5,7 @@ use.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import BinaryIO
 
 from mtmd.web.store.errors import StoreBusyError
 
-if os.name == "nt":
+if sys.platform == "win32":
     import msvcrt
 else:
     import fcntl
@@ -93,7 +94,7 @@ def _lock(file: BinaryIO, *, exclusive: bool) -> bool:
     """Whether it was had. On a file system without locks everybody is taken to be alone; Windows
     has no shared locks: the second there is not the first, and that is all that is asked.
     """
-    if os.name == "nt":
+    if sys.platform == "win32":
         try:
             msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
         except OSError:

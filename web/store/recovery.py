@@ -107,8 +107,9 @@ def _made_anew(folder: Path, files: ImageFiles, why: str) -> Database:
     pictures = sum(1 for _ in files.names())
     if pictures:
         text = (
-            f"{why}, but there are {_count(pictures, 'picture')}. They are kept, and a new database "
-            "was made. To bring conversations back, stop the server and use `mtmd history restore`"
+            f"{why}, but there are {_count(pictures, 'picture')}. They are kept, and a new "
+            "database was made. To bring conversations back, stop the server and use `mtmd history "
+            "restore`"
         )
         log.warning("conversations: %s", text)
         with database.change() as db:
@@ -245,7 +246,7 @@ _LEFT_OUT: dict[str, dict[str, Any]] = {
     "images": {"kind": "", "bytes": 0, "width": 0, "height": 0},
     "attachments": {"name": ""},
 }
-_TYPES = {"TEXT": str, "INTEGER": int, "REAL": (int, float)}
+_TYPES: dict[str, tuple[type, ...]] = {"TEXT": (str,), "INTEGER": (int,), "REAL": (int, float)}
 
 
 def _copy_rows(old: sqlite3.Connection, new: sqlite3.Connection, table: str) -> None:
@@ -274,7 +275,7 @@ def _insert(
 ) -> bool:
     """False for a row that is no row of ours, as a page of something else would give."""
     for name, value in values.items():
-        if value is not None and not isinstance(value, _TYPES.get(types[name], object)):
+        if value is not None and not isinstance(value, _TYPES.get(types[name], (object,))):
             return False
     marks = ", ".join("?" * len(values))
     done = db.execute(

@@ -19,7 +19,7 @@ from typing import Any
 
 from mtmd.web.store.conversation import COMPLETE, RUNNING, Conversation, Hit, Message, StoredImage
 from mtmd.web.store.database import Database
-from mtmd.web.store.errors import StoreError, store_errors
+from mtmd.web.store.errors import StoreDamagedError, StoreError, store_errors
 from mtmd.web.store.folder import FolderLock, make_private
 from mtmd.web.store.image_files import ImageFiles, media_type
 from mtmd.web.store.recovery import Notice, open_or_recover, read_notice
@@ -132,20 +132,21 @@ class Store:
         words = words_of(query)
         in_titles, title_values = condition("c.title", words, indexed=False)
         in_texts, text_values = condition("said.text", words, indexed=True)
-        rows = self._rows(
-            f"""WITH hits AS (
+        values = (*text_values, *title_values, owner, limit)
+        statement = f"""WITH hits AS (
                     SELECT m.conversation AS id, m.text AS text, MIN(m.place)
                     FROM said JOIN messages m ON m.place = said.rowid
                     WHERE {in_texts} GROUP BY m.conversation)
                 SELECT c.*, hits.text AS hit, {in_titles} AS titled
                 FROM conversations c LEFT JOIN hits ON hits.id = c.id
                 WHERE c.owner = ? AND (titled OR hits.text IS NOT NULL)
-                ORDER BY c.latest DESC LIMIT ?""",
-            *text_values,
-            *title_values,
-            owner,
-            limit,
-        )
+                ORDER BY c.latest DESC LIMIT ?"""
+        try:
+            rows = self._rows(statement, *values)
+        except StoreDamagedError:
+            log.error("the search index is damaged; making it anew from the messages")
+            self.database.index_again()
+            rows = self._rows(statement, *values)
         return [Hit(_conversation(r), "" if r["titled"] else around(r["hit"], words)) for r in rows]
 
     def rename(self, id_: str, title: str) -> None:
@@ -306,7 +307,8 @@ class Store:
             image = StoredImage(sha256, media_type(data), len(data), width, height, name)
             db.execute(
                 "INSERT INTO images (sha256, kind, bytes, width, height, unused_since) "
-                "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (sha256) DO UPDATE SET unused_since = excluded.unused_since",
+                "VALUES (?, ?, ?, ?, ?, ?) "
+                "ON CONFLICT (sha256) DO UPDATE SET unused_since = excluded.unused_since",
                 (sha256, image.kind, len(data), width, height, time.time()),
             )
             db.execute("DELETE FROM deleted_images WHERE sha256 = ?", (sha256,))
