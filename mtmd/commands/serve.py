@@ -120,7 +120,7 @@ def _serve(
                 create_app(service, settings, store, warmup=report), service, settings, sock
             )
             _stop_on_signals(server)
-            _say(server.url, model.name, report, settings, folder)
+            _say(server.url, model.name, report, settings, folder, _told_of(store))
             server.serve(closing=service.close)
             print("stopped", flush=True)
         finally:
@@ -165,14 +165,27 @@ def _stop_on_signals(server: Any) -> None:
         signal.signal(number, stop)
 
 
-def _say(url: str, name: str, report: Any, settings: Any, folder: Path | None) -> None:
+def _told_of(store: Any) -> list[str]:
+    """What who starts the server is to know of its history."""
+    told = [store.notice.text] if store.notice else []
+    if store.shared:
+        told.append(
+            "another server uses the same data folder; each shows answers that the other is "
+            "writing as interrupted (--data gives it one of its own)"
+        )
+    return told
+
+
+def _say(
+    url: str, name: str, report: Any, settings: Any, folder: Path | None, history: list[str]
+) -> None:
     lines = (
         f"{name} on {report.device} ({report.device_name}), {report.dtype}",
         f"conversations: {folder or 'not kept'}",
         f"serving at {url}, OpenAI's interface at {url}/v1; Ctrl-C stops",
     )
     print(for_terminal("\n".join(lines)), flush=True)
-    warnings = [
+    warnings = history + [
         f"{r.count} {r.op} nodes of the {r.graph} do not run on {report.device} but on "
         f"{r.runs_on}: {r.reason}"
         for r in report.refused

@@ -23,7 +23,7 @@ from mtmd.web.page.chat import Chat
 from mtmd.web.page.requests import Change, Draft, NewAnswer, NewConversation, NewMessage
 from mtmd.web.served_model import ServedModel
 from mtmd.web.store.conversation import Conversation, StoredImage
-from mtmd.web.store.errors import StoreError
+from mtmd.web.store.errors import StoreBusyError, StoreDamagedError, StoreError, StoreReadOnlyError
 from mtmd.web.store.image_files import SHOWN_BY_BROWSERS
 from mtmd.web.store.import_export import export_file, import_file
 
@@ -33,9 +33,7 @@ FOREVER = "private, max-age=31536000, immutable"  # of what is named by its own 
 
 def blueprint(chat: Chat, model: ServedModel) -> Blueprint:
     routes = Blueprint("page", __name__)
-    routes.register_error_handler(
-        StoreError, lambda error: response(ApiError(507, str(error), code="not_saved"))
-    )
+    routes.register_error_handler(StoreError, lambda error: response(_not_stored(error)))
     _page_routes(routes, chat, model)
     _conversation_routes(routes, chat)
     _import_export_routes(routes, chat)
@@ -43,6 +41,18 @@ def blueprint(chat: Chat, model: ServedModel) -> Blueprint:
     _answer_routes(routes, chat)
     _image_routes(routes, chat)
     return routes
+
+
+def _not_stored(error: StoreError) -> ApiError:
+    """503 for what passes by itself or with a start of the server, 507 for what needs room, or
+    another folder.
+    """
+    if isinstance(error, StoreBusyError):
+        return ApiError(503, str(error), code="history_busy", headers={"Retry-After": "1"})
+    if isinstance(error, StoreDamagedError):
+        return ApiError(503, str(error), code="history_damaged")
+    code = "history_read_only" if isinstance(error, StoreReadOnlyError) else "not_saved"
+    return ApiError(507, str(error), code=code)
 
 
 def _page_routes(routes: Blueprint, chat: Chat, model: ServedModel) -> None:
@@ -59,11 +69,13 @@ def _page_routes(routes: Blueprint, chat: Chat, model: ServedModel) -> None:
 
     @routes.get("/api/about")
     def about() -> dict[str, Any]:
+        notice = chat.store.notice
         return {
             "model": model.name,
             "context": model.context,
             "vision": model.sees,
             "kept": chat.store.keeps,
+            "notice": notice.asdict() if notice else None,
             "max_tokens": min(MAX_TOKENS, model.context // 2),
             "images": chat.budget.limits.images,
             "image_bytes": chat.budget.limits.bytes,

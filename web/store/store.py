@@ -86,7 +86,10 @@ class Store:
 
     @property
     def notice(self) -> Notice | None:
-        return read_notice(self.database)
+        try:
+            return read_notice(self.database)
+        except StoreError as error:
+            return Notice(f"{time.time():.0f}", str(error))
 
     # conversations
 

@@ -11,7 +11,13 @@ from mtmd import BusyError, MtmdError
 from mtmd.web.app import create_app
 from mtmd.web.page.answers import Answer
 from mtmd.web.settings import MediaBudget, ServerSettings
-from mtmd.web.store.errors import StoreError
+from mtmd.web.store.errors import (
+    StoreBusyError,
+    StoreDamagedError,
+    StoreError,
+    StoreFullError,
+    StoreReadOnlyError,
+)
 from mtmd.web.store.store import Store
 
 
@@ -326,11 +332,41 @@ def test_a_full_disk_at_the_end_is_told_and_the_answer_shown_all_the_same(page, 
     )
 
 
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (StoreBusyError, 503, "history_busy"),
+        (StoreDamagedError, 503, "history_damaged"),
+        (StoreFullError, 507, "not_saved"),
+        (StoreReadOnlyError, 507, "history_read_only"),
+    ],
+)
+def test_what_the_store_cannot_do_is_told_by_its_cause(page, monkeypatch, error, status, code):
+    def fail(*_, **__):
+        raise error("conversations: the cause")
+
+    monkeypatch.setattr(page.store, "create", fail)
+    found = page.client.post("/api/conversations", json={})
+    assert (found.status_code, found.get_json()["error"]["code"]) == (status, code)
+    assert found.get_json()["error"]["message"] == "conversations: the cause"
+    assert found.headers.get("Retry-After") == ("1" if error is StoreBusyError else None)
+
+
+def test_what_happened_to_the_history_is_told(tmp_path):
+    (tmp_path / "conversations.db").write_bytes(b"this is no database" * 100)
+    page = Page(store=Store(tmp_path))
+    notice = page.call("GET", "/about")["notice"]
+    assert "damaged" in notice["text"] and str(tmp_path) not in notice["text"]
+    assert page.talk("hello")[3]["state"] == "complete"
+    page.store.close()
+    assert Page().call("GET", "/about")["notice"] is None
+
+
 def test_a_message_that_cannot_be_saved_is_not_acknowledged(page, monkeypatch):
     conversation = page.new()
 
     def fail(*_, **__):
-        raise StoreError("conversations: is the disk full?")
+        raise StoreFullError("conversations: is the disk full?")
 
     monkeypatch.setattr(page.store, "add", fail)
     found = page.client.post(f"/api/conversations/{conversation}/messages", json={"text": "x"})

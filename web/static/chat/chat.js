@@ -10,6 +10,7 @@ import { options, optionsForAnother, startSettings } from "./settings.js";
 import { Tree } from "./tree.js";
 import { startViewer } from "./viewer.js";
 
+const TOLD = "mtmd.notice";
 const NARROW = matchMedia("(max-width: 760px)");
 
 const tree = new Tree();
@@ -28,6 +29,7 @@ async function start() {
   about = await get("/api/about");
   $("model").textContent = about.model;
   $("not-kept").hidden = about.kept;
+  tell(about.notice);
   composer = new Composer(about, { send, where, editLast });
   list = new ConversationList({ open: (id) => go(id), gone: (id) => { if (conversation?.id === id) go(null); }, renamed: onRenamed });
   startSettings(about, () => composer.changed());
@@ -37,6 +39,12 @@ async function start() {
   setSide(!NARROW.matches);
   list.refresh();
   await open(idInAddress());
+}
+
+/** What happened to the history, until this person has put it away. */
+function tell(notice) {
+  if (!notice || localStorage.getItem(TOLD) === notice.id) return;
+  toast(notice.text, { sticky: true, closed: () => localStorage.setItem(TOLD, notice.id) });
 }
 
 function listen() {

@@ -40,9 +40,12 @@ export function announce(text) {
   requestAnimationFrame(() => { $("live").textContent = text; });
 }
 
-/** A notice that goes away by itself, or with `sticky` when it is closed. */
-export function toast(text, { sticky = false } = {}) {
-  const made = el("div", { class: "toast" }, el("span", {}, text), iconButton("close", "Dismiss", () => made.remove()));
+/** A notice that goes away by itself, or with `sticky` when it is closed; `closed` is then called. */
+export function toast(text, { sticky = false, closed = () => {} } = {}) {
+  const made = el("div", { class: "toast" }, el("span", {}, text), iconButton("close", "Dismiss", () => {
+    made.remove();
+    closed();
+  }));
   $("toasts").append(made);
   while ($("toasts").children.length > 3) $("toasts").firstChild.remove();
   if (!sticky) setTimeout(() => made.remove(), 7000);
