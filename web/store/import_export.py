@@ -8,22 +8,31 @@ import base64
 import json
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, TypeAdapter, ValidationError
+from pydantic_core import from_json
 
 from mtmd import PromptError, Receipt
 from mtmd.web.store.conversation import RUNNING, STOPPED, Conversation, Message, StoredImage
 from mtmd.web.store.store import Store
 
 FORMAT, VERSION = "mtmd conversations", 1
+# of one file; each is far above what a person writes, and keeps what is read within 200 MB
+MOST_VALUES, MOST_CONVERSATIONS, MOST_MESSAGES, MOST_PICTURES = 500_000, 10_000, 50_000, 10_000
+MOST_FIELDS, MOST_SHOWN = 16, 100  # of one message: fields, pictures
+MOST_OF_A_RECEIPT = 2000  # values
 Text = Annotated[str, Field(max_length=1 << 22)]
 Short = Annotated[str, Field(max_length=400)]
 Seconds = Annotated[float, Field(ge=0, le=1e11)]
+Whole = Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)]
 AddPicture = Callable[
     [bytes, str], StoredImage
 ]  # checks that the bytes are a picture, and stores them under a name
+
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class _Strict(BaseModel):
@@ -35,32 +44,49 @@ class _Image(_Strict):
     name: Short = ""
 
 
+class _Options(_Strict):
+    """What an answer was asked for with; what another version knows besides is left aside."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    system: Text = ""
+    max_tokens: Whole | None = None
+    temperature: float | None = None
+    top_k: Whole | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: Whole | None = None
+    detail: Short | None = None
+
+
 class _Message(_Strict):
+    """Without its receipt, which is read by itself."""
+
     id: Short
     parent: Short | None
     role: Literal["user", "assistant"]
     text: Text
     state: Literal["running", "complete", "stopped", "failed"]
-    images: list[_Image] = []
-    options: dict[str, Any] | None = None
-    receipt: dict[str, Any] | None = None
+    images: Annotated[list[_Image], Field(max_length=MOST_SHOWN), FailFast()] = []
+    options: _Options | None = None
     error: Text | None = None
     created: Seconds
 
 
 class _Conversation(_Strict):
+    """Without its messages, which are read one by one."""
+
     title: Short
     head: Short | None
     created: Seconds
     changed: Seconds
-    messages: list[_Message]
 
 
-class _File(_Strict):
-    format: Literal["mtmd conversations"]
-    version: Literal[1]
-    conversations: list[_Conversation]
-    images: dict[str, str]
+@dataclass(frozen=True)
+class _Tree:
+    conversation: _Conversation
+    messages: list[tuple[_Message, dict[str, Any] | None]]  # with their receipts
 
 
 def export_file(store: Store, conversations: Iterable[Conversation]) -> Iterator[str]:
@@ -72,7 +98,9 @@ def export_file(store: Store, conversations: Iterable[Conversation]) -> Iterator
         shown |= dict.fromkeys(i.sha256 for m in messages for i in m.images)
         head = {k: v for k, v in conversation.asdict().items() if k != "id"}
         yield (",\n" if number else "\n") + json.dumps(
-            head | {"messages": [_message(m) for m in messages]}, ensure_ascii=False
+            head | {"messages": [_message(m) for m in messages]},
+            ensure_ascii=False,
+            allow_nan=False,
         )
     yield '\n], "images": {'
     written = 0
@@ -105,24 +133,17 @@ def import_file(
     """Add the conversations of an exported file, all or none, as new ones. Raises PromptError for a
     file that is not one of ours, and what `add_picture` raises for its pictures.
     """
-    try:
-        file = _File.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(p) for p in first["loc"])[:80] or "the file"
-        raise PromptError(
-            f"import: {where}: {first['msg'][:100]}; expected a file exported from here"
-        ) from error
-    for conversation in file.conversations:
-        _check_tree(conversation)
-    needed = {i.sha256: i.name for c in file.conversations for m in c.messages for i in m.images}
+    trees, pictures = _read(text)
+    for tree in trees:
+        _check_tree(tree)
+    needed = {i.sha256: i.name for t in trees for m, _ in t.messages for i in m.images}
     kept = {
-        name: add_picture(_decode(file.images, name), shown_as) for name, shown_as in needed.items()
+        name: add_picture(_decode(pictures, name), shown_as) for name, shown_as in needed.items()
     }
     made = []
     with store.change() as db:
-        for source in file.conversations:
-            ids = {m.id: uuid.uuid4().hex for m in source.messages}
+        for tree in trees:
+            source, ids = tree.conversation, {m.id: uuid.uuid4().hex for m, _ in tree.messages}
             new = Conversation(
                 uuid.uuid4().hex,
                 source.title,
@@ -131,7 +152,7 @@ def import_file(
                 source.changed,
             )
             store.insert_conversation(db, owner, new)
-            for m in source.messages:
+            for m, receipt in tree.messages:
                 images = tuple(replace(kept[i.sha256], name=i.name) for i in m.images)
                 store.insert(
                     db,
@@ -143,8 +164,8 @@ def import_file(
                         m.text,
                         STOPPED if m.state == RUNNING else m.state,
                         images,
-                        m.options,
-                        _receipt(m.receipt),
+                        m.options.model_dump(exclude_unset=True) if m.options else None,
+                        receipt,
                         m.error,
                         m.created,
                     ),
@@ -153,38 +174,115 @@ def import_file(
     return made
 
 
-def _check_tree(conversation: _Conversation) -> None:
+def _read(text: str | bytes) -> tuple[list[_Tree], dict[str, object]]:
+    """Checked piece by piece, up to the first thing that is wrong: a list of all that is wrong with
+    a large file would be larger than the file. Numbers are finite: browsers read no others.
+    """
+    if (text.count(",") if isinstance(text, str) else text.count(b",")) > MOST_VALUES:
+        raise _not_ours(f"found more than {MOST_VALUES} values; import it in parts")
+    try:
+        file = from_json(text, allow_inf_nan=False)
+    except ValueError as error:
+        raise _not_ours(f"it cannot be read as JSON: {str(error)[:100]}") from error
+    fields = _object(file, "the file", {"format", "version", "conversations", "images"})
+    if (fields["format"], fields["version"]) != (FORMAT, VERSION):
+        raise _not_ours(f"format and version are not {FORMAT!r} and {VERSION}")
+    pictures = fields["images"]
+    if not isinstance(pictures, dict) or len(pictures) > MOST_PICTURES:
+        raise _not_ours(f"images: found no object of at most {MOST_PICTURES} pictures")
+    trees, left = [], MOST_MESSAGES
+    conversations = _list(fields["conversations"], "conversations", MOST_CONVERSATIONS)
+    for number, conversation in enumerate(conversations):
+        where = f"conversations.{number}"
+        named = _object(conversation, where, {*_Conversation.model_fields, "messages"})
+        messages = _list(named.pop("messages"), f"{where}.messages", left)
+        left -= len(messages)
+        head = _checked(_Conversation, named, where)
+        trees.append(
+            _Tree(head, [_message_of(m, f"{where}.messages.{i}") for i, m in enumerate(messages)])
+        )
+    return trees, pictures
+
+
+def _message_of(value: object, where: str) -> tuple[_Message, dict[str, Any] | None]:
+    if not isinstance(value, dict) or len(value) > MOST_FIELDS:
+        raise _not_ours(f"{where}: found no object of at most {MOST_FIELDS} fields")
+    receipt = value.pop("receipt", None)
+    return _checked(_Message, value, where), _receipt(receipt)
+
+
+def _object(value: object, where: str, names: set[str]) -> dict[str, object]:
+    if not isinstance(value, dict) or set(value) != names:
+        raise _not_ours(f"{where}: found no object of {', '.join(sorted(names))}")
+    return value
+
+
+def _list(value: object, where: str, most: int) -> list[object]:
+    if not isinstance(value, list) or len(value) > most:
+        raise _not_ours(f"{where}: found no list of at most {most}")
+    return value
+
+
+def _checked(kind: type[Model], value: dict[str, object], where: str) -> Model:
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join((where, *map(str, first["loc"])))[:80]
+        raise _not_ours(f"{place}: {first['msg'][:100]}") from error
+
+
+def _not_ours(found: str) -> PromptError:
+    return PromptError(f"import: {found}; expected a file exported from here")
+
+
+def _check_tree(tree: _Tree) -> None:
     """Parents stand before their children, names are unique, the branch shown exists."""
     seen: set[str] = set()
-    for message in conversation.messages:
+    for message, _ in tree.messages:
         if message.id in seen or (message.parent is not None and message.parent not in seen):
-            raise PromptError(
-                f"import: message {message.id[:40]!r} is there twice, or not below its parent "
-                f"{(message.parent or '')[:40]!r}; expected a file exported from here"
+            raise _not_ours(
+                f"message {message.id[:40]!r} is there twice, or not below its parent "
+                f"{(message.parent or '')[:40]!r}"
             )
         seen.add(message.id)
-    if conversation.head is not None and conversation.head not in seen:
-        raise PromptError(
-            f"import: head {conversation.head[:40]!r} names no message; expected a file exported "
-            "from here"
-        )
+    head = tree.conversation.head
+    if head is not None and head not in seen:
+        raise _not_ours(f"head {head[:40]!r} names no message")
 
 
-def _receipt(data: dict[str, Any] | None) -> dict[str, Any] | None:
+def _receipt(data: object) -> dict[str, Any] | None:
     """A receipt as this version writes them. One that is otherwise, of another version, is left
     out: its numbers would not mean what they say here.
     """
-    try:
-        return None if data is None else TypeAdapter(Receipt).validate_python(data).asdict()
-    except ValidationError:
+    if data is None or not _is_small(data):
         return None
-
-
-def _decode(images: dict[str, str], name: str) -> bytes:
     try:
-        return base64.b64decode(images[name], validate=True)
-    except (KeyError, ValueError) as error:
-        raise PromptError(
-            f"import: picture {name[:40]!r} is missing or not base64; expected a file exported "
-            "from here"
-        ) from error
+        receipt = TypeAdapter(Receipt).validate_python(data).asdict()
+        json.dumps(receipt, allow_nan=False)
+    except ValueError:  # pydantic's is one
+        return None
+    return receipt
+
+
+def _is_small(data: object) -> bool:
+    left, waiting = MOST_OF_A_RECEIPT, [data]
+    while waiting and left > 0:
+        value = waiting.pop()
+        inside = value.values() if isinstance(value, dict) else value
+        if isinstance(inside, str) or not isinstance(inside, Iterable):
+            continue
+        left -= len(value) if isinstance(value, (dict, list)) else 1
+        if left > 0:
+            waiting.extend(inside)
+    return left > 0
+
+
+def _decode(pictures: dict[str, object], name: str) -> bytes:
+    data = pictures.get(name)
+    try:
+        if isinstance(data, str):
+            return base64.b64decode(data, validate=True)
+    except ValueError:
+        pass
+    raise _not_ours(f"picture {name[:40]!r} is missing or not base64")

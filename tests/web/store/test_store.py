@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -549,6 +550,102 @@ def test_a_receipt_that_the_page_could_not_show_is_left_out(store, wrong):
     file = changed(lambda f: f["conversations"][0]["messages"][2].update(receipt=wrong))
     (made,) = import_export.import_file(store, ME, file, keep_in(store))
     assert store.messages(made.id)[2].receipt is None and store.messages(made.id)[2].text == "right"
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+@pytest.mark.parametrize(
+    "place", ['"created": 1.5', '"seed": 1', '"queued_ms": 0.0', '"temperature": 0.5']
+)
+def test_numbers_that_browsers_do_not_read_do_not_come_in(store, number, place):
+    file = changed(
+        lambda f: (
+            f["conversations"][0]["messages"][1].update(options={"seed": 1, "temperature": 0.5}),
+            f["conversations"][0]["messages"][0].update(created=1.5),
+        )
+    )
+    assert place in file
+    wrong = file.replace(place, f"{place.split(': ')[0]}: {number}")
+    if number == "1e999" and "queued" in place:  # of a receipt, which is left out
+        (made,) = import_export.import_file(store, ME, wrong, keep_in(store))
+        assert store.messages(made.id)[2].receipt is None
+    else:
+        with pytest.raises(PromptError, match="expected a file exported from here"):
+            import_export.import_file(store, ME, wrong, keep_in(store))
+    _strict_json("".join(import_export.export_file(store, store.conversations(ME))))
+
+
+def _strict_json(text):
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_numbers_that_an_earlier_version_let_in_are_shown_as_none(store):
+    conversation = filled(store)
+    with store.change() as db:
+        db.execute("UPDATE messages SET options = '{\"seed\":NaN}' WHERE options IS NOT NULL")
+        db.execute("UPDATE messages SET receipt = '{\"x\":[1,-Infinity]}' WHERE receipt <> ''")
+    messages = store.messages(conversation.id)
+    assert messages[1].options == {"seed": None} and messages[2].receipt == {"x": [1, None]}
+    file = "".join(import_export.export_file(store, [conversation]))
+    assert _strict_json(file)["conversations"][0]["messages"][1]["options"] == {"seed": None}
+    (again,) = import_export.import_file(store, ME, file, keep_in(store))
+    assert store.messages(again.id)[1].options == {"seed": None}
+
+
+LARGE = 200_000
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda f: f["conversations"].extend([1] * LARGE),
+        lambda f: f["conversations"][0]["messages"].extend([1] * LARGE),
+        lambda f: f["conversations"][0]["messages"][0].update(images=[1] * LARGE),
+        lambda f: f["conversations"][0]["messages"][0].update(
+            dict.fromkeys(map(str, range(LARGE)))
+        ),
+        lambda f: f["conversations"][0].update(dict.fromkeys(map(str, range(LARGE)))),
+        lambda f: f.update(dict.fromkeys(map(str, range(LARGE)))),
+        lambda f: f["images"].update(dict.fromkeys(map(str, range(LARGE)))),
+        lambda f: f["conversations"][0]["messages"][0].update(options=[1] * LARGE),
+        lambda f: f["conversations"][0]["messages"][0].update(text="x" * (1 << 22) + "x"),
+        lambda f: f["conversations"].extend([1] * 3 * LARGE),
+    ],
+)
+def test_all_that_is_wrong_with_a_large_file_is_not_listed(store, change):
+    """One thing is told, and nothing made of the rest: it took 60 GB for 98 MB."""
+    file = changed(change)
+    tracemalloc.start()
+    try:
+        with pytest.raises(PromptError, match="expected a file exported from here") as caught:
+            import_export.import_file(store, ME, file, keep_in(store))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(str(caught.value)) < 400 and peak < 60e6
+    assert store.conversations(ME) == []
+
+
+def test_a_receipt_that_is_too_large_is_left_out(store):
+    file = changed(
+        lambda f: f["conversations"][0]["messages"][2]["receipt"].update(warnings=["x"] * LARGE)
+    )
+    (made,) = import_export.import_file(store, ME, file, keep_in(store))
+    assert store.messages(made.id)[2].receipt is None
+
+
+def test_an_imported_conversation_stands_where_its_time_puts_it_at_the_latest_now(store):
+    mine = store.create(ME)
+    store.add(mine.id, None, "user", "mine")
+    for changed_at, place in ((1.0, 1), (1e11, 0)):
+        file = changed(lambda f, at=changed_at: f["conversations"][0].update(changed=at))
+        (made,) = import_export.import_file(store, ME, file, keep_in(store))
+        assert [c.id for c in store.conversations(ME)].index(made.id) == place
+        store.delete(made.id)
+    store.add(mine.id, None, "user", "more")
+    assert store.conversations(ME)[0].id == mine.id
 
 
 def test_importing_twice_makes_two(store):
