@@ -13,7 +13,19 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from mtmd import __version__
-from mtmd.commands import batch, bench, chat, compare, describe, dump, embed, info, serve, warmup
+from mtmd.commands import (
+    batch,
+    bench,
+    chat,
+    compare,
+    describe,
+    dump,
+    embed,
+    history,
+    info,
+    serve,
+    warmup,
+)
 from mtmd.kernels.errors import MtmdError
 from mtmd.kernels.text import one_line
 
@@ -23,6 +35,7 @@ VERBS = {
     "chat": chat,
     "embed": embed,
     "serve": serve,
+    "history": history,
     "info": info,
     "warmup": warmup,
     "bench": bench,
@@ -68,8 +81,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit codes: 0 done, 2 a mistake in the call or its files, 3 `warmup --strict` found
-    something, 130 interrupted.
+    """Exit codes: 0 done, 1 `compare` or `history check` found something, 2 a mistake in the call
+    or its files, 3 `warmup --strict` found something, 130 interrupted.
     """
     if isinstance(
         sys.stdout, io.TextIOWrapper

@@ -87,11 +87,7 @@ class ImageFiles:
 
     def names(self) -> Iterator[str]:
         """Of whole pictures."""
-        if self.folder is None:
-            yield from list(self._held)
-            return
-        with os.scandir(self.folder) as entries:
-            yield from (e.name for e in entries if WHOLE.fullmatch(e.name))
+        return iter(list(self._held)) if self.folder is None else names_in(self.folder)
 
     def unfinished(self, older_than_s: float) -> list[str]:
         """Files that a crash cut off, written so long ago that nobody can be at work on them any
@@ -105,3 +101,18 @@ class ImageFiles:
                 if path.stat().st_mtime < time.time() - older_than_s:
                     names.append(path.name)
         return names
+
+
+def names_in(folder: Path) -> Iterator[str]:
+    """Of whole pictures; none where there is no folder."""
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        yield from (e.name for e in entries if WHOLE.fullmatch(e.name))
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file, a piece of it in memory at a time."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            found.update(piece)
+    return found.hexdigest()

@@ -141,11 +141,14 @@ def new_database(folder: Path) -> Path:
     return path
 
 
-def replace_database(folder: Path, made: Path, aside: str) -> None:
-    """`made` becomes the database; the folder `aside` gets the old one."""
+def replace_database(folder: Path, made: Path, aside: str | None) -> None:
+    """`made` becomes the database; the folder `aside` gets the old one, None where there is
+    none.
+    """
     with private_file(made) as file:
         os.fsync(file.fileno())
-    set_aside(folder, aside)
+    if aside is not None:
+        set_aside(folder, aside)
     made.replace(folder / NEW)
     sync_folder(folder)
     finish_replacing(folder)

@@ -1,0 +1,112 @@
+"""`mtmd history`: the conversations that `mtmd serve` keeps, copied, checked, brought back."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+HELP = "Back up, check, restore or recover the conversations that the server keeps."
+
+
+def add_arguments(sub: argparse.ArgumentParser) -> None:
+    tasks = sub.add_subparsers(
+        dest="task", metavar="TASK", required=True, parser_class=type(sub), help="one of:"
+    )
+    backup = _task(
+        tasks, "backup", "Copy conversations and pictures to a folder; servers may go on meanwhile."
+    )
+    backup.add_argument("target", metavar="DEST", help="the new folder, or an empty one")
+    check = _task(
+        tasks,
+        "check",
+        "Look for damage, and for pictures that are missing or belong to nothing. Exit code 1 "
+        "where something is to be mended.",
+    )
+    check.add_argument("--json", action="store_true", help="print one JSON object")
+    check.add_argument(
+        "--remove-unknown",
+        action="store_true",
+        help="if nothing is wrong, delete pictures that belong to no conversation",
+    )
+    restore = _task(
+        tasks, "restore", "Put a backup in place; what was there is set aside. No server may run."
+    )
+    restore.add_argument("source", metavar="BACKUP", help="a folder made by `mtmd history backup`")
+    _task(
+        tasks,
+        "recover",
+        "Make the database anew from all of it that can be read, and set the old one aside. No "
+        "server may run.",
+    )
+
+
+def _task(
+    tasks: argparse._SubParsersAction[argparse.ArgumentParser], name: str, words: str
+) -> argparse.ArgumentParser:
+    task = tasks.add_parser(name, help=words, description=words, allow_abbrev=False)
+    task.add_argument(
+        "--data",
+        metavar="DIR",
+        help="the server's data folder (default: in the user's data folder)",
+    )
+    return task
+
+
+def run(args: argparse.Namespace) -> int:
+    from mtmd.config import data_folder
+
+    folder = Path(args.data).expanduser() if args.data else data_folder()
+    if args.task == "check":
+        return _check(folder, as_json=args.json, remove=args.remove_unknown)
+    from mtmd.web.store.backup import backup, recover_folder, restore
+
+    if args.task == "recover":
+        print(recover_folder(folder))
+        return 0
+    if args.task == "backup":
+        target = Path(args.target).expanduser()
+        copied = backup(folder, target)
+        print(f"saved to {target}: ", end="")
+    else:
+        copied = restore(Path(args.source).expanduser(), folder)
+        print(f"restored to {folder}: ", end="")
+    print(_counts(copied.conversations, copied.messages, copied.pictures))
+    if copied.missing:
+        print(f"{_count(copied.missing, 'picture')} could not be found; `mtmd history check` tells")
+    if copied.set_aside:
+        print(f"what was there before is in {folder / copied.set_aside}")
+    return 0
+
+
+def _check(folder: Path, *, as_json: bool, remove: bool) -> int:
+    from mtmd.web.store.check import check, remove_unknown
+
+    found = check(folder)
+    if as_json:
+        print(json.dumps(found.asdict()))
+    else:
+        counts = _counts(found.conversations, found.messages, found.pictures)
+        print(f"{folder}: {counts} ({found.picture_bytes / 1e6:.1f} MB)")
+        for problem in found.problems:
+            print(f"PROBLEM: {problem}")
+        for note in found.notes:
+            print(f"note: {note}")
+        if not found.problems:
+            print("nothing is wrong")
+    if found.problems:
+        return 1
+    if remove:
+        count = remove_unknown(folder)
+        if not as_json:
+            print(f"removed {_count(count, 'picture')} of no conversation")
+    return 0
+
+
+def _counts(conversations: int, messages: int, pictures: int) -> str:
+    parts = {"conversation": conversations, "message": messages, "picture": pictures}
+    return ", ".join(_count(number, word) for word, number in parts.items())
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
