@@ -46,7 +46,7 @@ for number in range(100_000):
     say("whole", conversation, answer, f"whole {number}")
     parent = answer
     if number % 3 == 1:
-        sign = f"gone-{sys.argv[2]}-{number}"
+        sign = f"gone-{sys.argv[2]}-{number};"
         other = store.create("me", sign).id
         store.add(other, None, "user", sign * 20, images=[store.put_image(picture(sign), 1, 1)])
         say("deleting", other, sign)
