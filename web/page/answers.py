@@ -21,11 +21,12 @@ from mtmd import Finished, MtmdError, Progress, TextPiece, Ticket
 from mtmd.web.errors import as_api_error
 from mtmd.web.intake.watcher import give_up
 from mtmd.web.store.conversation import COMPLETE, FAILED, STOPPED
-from mtmd.web.store.errors import StoreError
+from mtmd.web.store.errors import StoreBusyError, StoreError
 from mtmd.web.store.store import Store
 
 SAVE_SECONDS = 0.5
 END_SECONDS = 5.0
+BUSY_SECONDS = 60.0  # for a database that another program holds, at the end of an answer
 FINISHED_KEPT = 64  # for pages that come back; later ones read the store
 log = logging.getLogger("mtmd.web")
 
@@ -141,15 +142,27 @@ class Answers:
             if not isinstance(failure, MtmdError):
                 log.exception("answer %s failed", answer.id)
             error = as_api_error(failure, answer.id).message
-        unsaved = None
-        try:
-            self._store.finish(answer.id, "".join(answer.pieces), state, receipt, error)
-        except StoreError as failure:
-            log.error("answer %s was not saved: %s", answer.id, failure)
-            unsaved = str(failure)
+        unsaved = self._finish(answer, state, receipt, error)
         answer.add(
             {"type": "end", "state": state, "receipt": receipt, "error": error, "unsaved": unsaved}
         )
+
+    def _finish(
+        self, answer: Answer, state: str, receipt: dict[str, Any] | None, error: str | None
+    ) -> str | None:
+        """None once it is saved, otherwise why it is not. Another program that holds the database
+        is waited for: nobody can ask for this answer again.
+        """
+        latest = time.monotonic() + BUSY_SECONDS
+        while True:
+            try:
+                self._store.finish(answer.id, "".join(answer.pieces), state, receipt, error)
+                return None
+            except StoreError as failure:
+                if isinstance(failure, StoreBusyError) and time.monotonic() < latest:
+                    continue
+                log.error("answer %s was not saved: %s", answer.id, failure)
+                return str(failure)
 
     def _save_all(self) -> None:
         """Until nothing is running: what has come since the last time goes to the store, so that a

@@ -31,7 +31,8 @@ class Chat:
     ) -> None:
         self.service, self.store, self.budget = service, store, budget
         self.answers, self.pictures = Answers(store), PictureCache(store, budget)
-        self._shared, self._starting = len(settings.api_keys) < 2, threading.Lock()
+        self._shared = len(settings.api_keys) < 2
+        self._lock, self._starting = threading.Lock(), set[str]()
 
     def owner(self) -> str:
         """Whose conversations this request may see. With one key there is one person, who may
@@ -66,12 +67,14 @@ class Chat:
         """An answer to the branch that ends in `parent`. Raises ApiError where one is being
         written, and what `Service.submit` raises.
         """
-        with self._starting:
-            if self.answers.running(conversation):
+        with self._lock:  # held for no longer: one conversation's wait for the disk is its own
+            if conversation in self._starting or self.answers.running(conversation):
                 raise ApiError(
                     409,
                     "an answer is being written in this conversation; wait for its end, or stop it",
                 )
+            self._starting.add(conversation)
+        try:
             path = branch(self._by_id(conversation), parent)
             ticket = self.service.submit(self._prompt(path, system), **options)
             try:
@@ -87,6 +90,9 @@ class Chat:
                 ticket.cancel()
                 raise
             self.answers.start(message.id, conversation, ticket)
+        finally:
+            with self._lock:
+                self._starting.discard(conversation)
         return message
 
     def count(

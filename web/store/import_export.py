@@ -21,6 +21,7 @@ from mtmd.web.store.store import Store
 FORMAT, VERSION = "mtmd conversations", 1
 # of one file; each is far above what a person writes, and keeps what is read within 200 MB
 MOST_VALUES, MOST_CONVERSATIONS, MOST_MESSAGES, MOST_PICTURES = 500_000, 10_000, 50_000, 10_000
+MOST_TEXT = 20_000_000  # characters: nobody else can write for the seconds that they are indexed
 MOST_FIELDS, MOST_SHOWN = 16, 100  # of one message: fields, pictures
 MOST_OF_A_RECEIPT = 2000  # values
 Text = Annotated[str, Field(max_length=1 << 22)]
@@ -201,6 +202,8 @@ def _read(text: str | bytes) -> tuple[list[_Tree], dict[str, object]]:
         trees.append(
             _Tree(head, [_message_of(m, f"{where}.messages.{i}") for i, m in enumerate(messages)])
         )
+    if sum(len(m.text) for t in trees for m, _ in t.messages) > MOST_TEXT:
+        raise _not_ours(f"found more than {MOST_TEXT} characters of text; import it in parts")
     return trees, pictures
 
 

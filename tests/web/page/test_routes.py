@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import threading
 
 import pytest
@@ -350,6 +351,56 @@ def test_what_the_store_cannot_do_is_told_by_its_cause(page, monkeypatch, error,
     assert (found.status_code, found.get_json()["error"]["code"]) == (status, code)
     assert found.get_json()["error"]["message"] == "conversations: the cause"
     assert found.headers.get("Retry-After") == ("1" if error is StoreBusyError else None)
+
+
+@pytest.fixture
+def locked(tmp_path, monkeypatch):
+    """A page on a folder whose database another program can hold: (page, that program)."""
+    monkeypatch.setattr(Store, "change", lambda s: s.database.change(wait_s=0.1))
+    page = Page(store=Store(tmp_path))
+    other = sqlite3.connect(
+        tmp_path / "conversations.db", isolation_level=None, check_same_thread=False
+    )
+    yield page, other
+    other.close()
+    page.store.close()
+
+
+def test_while_another_program_holds_the_database_all_but_writing_goes_on(locked):
+    page, other = locked
+    conversation, asked, _, _ = page.talk("hello")
+    other.execute("BEGIN EXCLUSIVE")
+    assert page.client.get("/health").status_code == 200
+    assert page.call("GET", "/conversations")["conversations"][0]["id"] == conversation
+    assert len(page.messages(conversation)) == 2 and page.call("GET", "/about")["kept"]
+    page.call("GET", f"/conversations/{conversation}/export")
+    for _ in range(2):  # and once more: nothing is left behind that says an answer is under way
+        page.ask(conversation, asked, status=503)
+    found = page.client.delete(f"/api/conversations/{conversation}")
+    assert found.status_code == 503 and found.headers["Retry-After"] == "1"
+    assert "another program" in found.get_json()["error"]["message"]
+    other.execute("ROLLBACK")
+    page.ask(conversation, asked)
+
+
+def test_an_answer_that_ends_while_the_database_is_held_is_saved_afterwards(locked, monkeypatch):
+    page, other = locked
+    tried, finish = threading.Event(), page.store.finish
+
+    def busy_at_first(*arguments):
+        if not tried.is_set():
+            other.execute("BEGIN EXCLUSIVE")
+            try:
+                finish(*arguments)
+            finally:
+                other.execute("ROLLBACK")
+                tried.set()
+        finish(*arguments)
+
+    monkeypatch.setattr(page.store, "finish", busy_at_first)
+    conversation, _, _, end = page.talk("hello")
+    assert tried.is_set() and end["unsaved"] is None
+    assert page.messages(conversation)[1]["state"] == "complete"
 
 
 def test_what_happened_to_the_history_is_told(tmp_path):
