@@ -133,6 +133,22 @@ def test_a_pasted_picture_is_answered_rightly_with_its_receipt(browser, demo, mo
     person.close()
 
 
+def test_what_happened_to_the_history_is_said_until_it_is_put_away(browser, fake, tmp_path):
+    (tmp_path / "conversations.db").write_bytes(b"this is no database" * 100)
+    store = Store(tmp_path)
+    with running(fake, create_app(fake, ServerSettings(port=0), store)) as server:
+        person = Visitor(browser, server.url)
+        for _ in range(2):
+            person.page.wait_for_selector(".toast:has-text('database was damaged')")
+            person.page.reload()
+        person.page.locator(".toast button").click()
+        person.page.reload()
+        person.page.wait_for_selector("#model:has-text('fake')")
+        assert person.page.locator(".toast").count() == 0
+        person.close()
+    store.close()
+
+
 def test_an_answer_appears_word_by_word_and_stop_keeps_it(person, fake):
     fake.pace_s, fake.words = 0.1, "word " * 500
     person.say("go", wait=False)
