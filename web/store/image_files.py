@@ -36,11 +36,18 @@ class ImageFiles:
             if os.name == "posix" and folder.stat().st_mode & 0o077:
                 folder.chmod(0o700)
 
+    @staticmethod
+    def name_of(data: bytes) -> str:
+        return hashlib.sha256(data).hexdigest()
+
+    def has(self, name: str) -> bool:
+        return (self.folder / name).exists() if self.folder else name in self._held
+
     def put(self, data: bytes) -> str:
-        """Its SHA-256. When this returns the file is on the disk, whole, under its name: a crash
+        """Its name. When this returns the file is on the disk, whole, under its name: a crash
         leaves all or nothing. Raises OSError.
         """
-        name = hashlib.sha256(data).hexdigest()
+        name = self.name_of(data)
         if self.folder is None:
             self._held[name] = data
         elif not self._is_there(name, data):

@@ -36,13 +36,16 @@ DATABASE = "conversations.db"
 NEW = "conversations.new.db"  # whole, and to become the database
 UNREADABLE = "(this message could not be recovered)"
 NOBODY_KNOWN = "anybody"  # as `auth.ANYBODY`: seen where there is one person at most
+NOTICE_SECONDS = 30 * 86400.0
 _LAST_ROW = 1 << 62
 log = logging.getLogger("mtmd.web")
 
 
 @dataclass(frozen=True)
 class Notice:
-    """What the page says until it is put away; `id` tells one from another."""
+    """What the page says until it is put away; `id` is when it happened, in seconds since
+    1970, and tells one from another.
+    """
 
     id: str
     text: str
@@ -118,8 +121,10 @@ def _made_anew(folder: Path, files: ImageFiles, why: str) -> Database:
 
 
 def read_notice(database: Database) -> Notice | None:
+    """None also for one that has been said for long enough."""
     rows = database.rows("SELECT value FROM facts WHERE name = 'notice'")
-    return Notice(**json.loads(rows[0]["value"])) if rows else None
+    notice = Notice(**json.loads(rows[0]["value"])) if rows else None
+    return notice if notice and time.time() - float(notice.id) < NOTICE_SECONDS else None
 
 
 def write_notice(db: sqlite3.Connection, text: str) -> None:

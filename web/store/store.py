@@ -68,8 +68,7 @@ class Store:
                 "another server uses the same data folder: each shows answers that the other is "
                 "writing as interrupted"
             )
-        with suppress(StoreError):  # it is tried again with the next picture
-            self.collect()
+        self._try_to_collect()
 
     def close(self) -> None:
         for end in self.before_close:
@@ -303,22 +302,34 @@ class Store:
 
     def put_image(self, data: bytes, width: int, height: int, name: str = "") -> StoredImage:
         """Keep the file of a picture that was seen to decode. On the disk when this returns."""
-        with (
-            self.change() as db
-        ):  # one change, so that no other process collects the file before its row is there
-            sha256 = self.files.put(data)
-            image = StoredImage(sha256, media_type(data), len(data), width, height, name)
-            db.execute(
-                "INSERT INTO images (sha256, kind, bytes, width, height, unused_since) "
-                "VALUES (?, ?, ?, ?, ?, ?) "
-                "ON CONFLICT (sha256) DO UPDATE SET unused_since = excluded.unused_since",
-                (sha256, image.kind, len(data), width, height, time.time()),
-            )
-            db.execute("DELETE FROM deleted_images WHERE sha256 = ?", (sha256,))
+        sha256 = self.files.name_of(data)
+        image = StoredImage(sha256, media_type(data), len(data), width, height, name)
+        was_there = False
+        try:
+            # one change, so that no other process collects the file before its row is there
+            with self.change() as db:
+                was_there = self.files.has(sha256)
+                self.files.put(data)
+                db.execute(
+                    "INSERT INTO images (sha256, kind, bytes, width, height, unused_since) "
+                    "VALUES (?, ?, ?, ?, ?, ?) "
+                    "ON CONFLICT (sha256) DO UPDATE SET unused_since = excluded.unused_since",
+                    (sha256, image.kind, len(data), width, height, time.time()),
+                )
+                db.execute("DELETE FROM deleted_images WHERE sha256 = ?", (sha256,))
+        except StoreError:
+            if not was_there:
+                self._delete_without_row(sha256)
+            raise
         if self._collected < time.monotonic() - UNUSED_SECONDS:
-            with suppress(StoreError):  # the picture itself is in
-                self.collect()
+            self._try_to_collect()
         return image
+
+    def _delete_without_row(self, sha256: str) -> None:
+        """The file of a picture whose row could not be written, as on a full disk."""
+        with suppress(StoreError), self.change() as db:
+            if not db.execute("SELECT 1 FROM images WHERE sha256 = ?", (sha256,)).fetchone():
+                self.files.delete(sha256)
 
     def image(self, sha256: str, name: str = "") -> StoredImage | None:
         rows = self._rows("SELECT * FROM images WHERE sha256 = ?", sha256)
@@ -328,6 +339,12 @@ class Store:
         """None also where there is a file, but no row for it: it is about to be collected."""
         with store_errors("read"):
             return self.files.get(sha256) if self.image(sha256) else None
+
+    def _try_to_collect(self) -> None:
+        try:
+            self.collect()
+        except StoreError as error:
+            log.warning("unused pictures are not deleted yet: %s", error)
 
     def collect(self, unused_seconds: float = UNUSED_SECONDS) -> int:
         """Delete pictures that no message shows, except ones that came in within `unused_seconds`;

@@ -273,6 +273,8 @@ assert store.database.rows("PRAGMA foreign_key_check") == []
 with store.change() as db:
     db.execute("INSERT INTO said (said, rank) VALUES ('integrity-check', 1)")
 assert store.search("me", "the words") or not known
+rows = {row["sha256"] for row in store.database.rows("SELECT sha256 FROM images")}
+assert set(store.files.names()) == rows, "no file without a row"
 store.close()
 left = f"said {doomed} ".encode()
 assert not [p for p in folder.rglob("*") if p.is_file() and left in p.read_bytes()]

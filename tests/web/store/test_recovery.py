@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import sqlite3
+import time
 from pathlib import Path
 
 import numpy as np
@@ -130,6 +131,33 @@ def test_without_its_database_every_picture_stays(tmp_path, content):
         assert pictures(tmp_path) == before
         assert store.notice and f"{TREES} pictures" in store.notice.text
         store.close()
+
+
+@pytest.mark.usefixtures("made")
+def test_what_is_said_is_not_said_for_ever(tmp_path, monkeypatch):
+    (tmp_path / "conversations.db").unlink()
+    store = Store(tmp_path)
+    assert store.notice and float(store.notice.id) <= time.time()
+    now = time.time()
+    monkeypatch.setattr(recovery.time, "time", lambda: now + 31 * 86400)
+    assert store.notice is None
+    store.close()
+
+
+@pytest.mark.usefixtures("made")
+def test_an_unknown_picture_that_comes_again_and_cannot_be_noted_stays(tmp_path, monkeypatch):
+    (tmp_path / "conversations.db").unlink()
+    store = Store(tmp_path)
+    before = pictures(tmp_path)
+
+    def full(_data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store.files, "put", full)
+    with pytest.raises(StoreError, match="disk full"):
+        store.put_image(picture(0), 8, 6)
+    assert pictures(tmp_path) == before
+    store.close()
 
 
 def test_a_first_start_has_nothing_to_say(tmp_path):
