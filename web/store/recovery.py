@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import sqlite3
 import time
 from collections import Counter
@@ -36,6 +37,8 @@ DATABASE = "conversations.db"
 NEW = "conversations.new.db"  # whole, and to become the database
 UNREADABLE = "(this message could not be recovered)"
 NOBODY_KNOWN = "anybody"  # as `auth.ANYBODY`: seen where there is one person at most
+MENDED = "conversations.mended.db"  # for as long as it is read
+PAGE_BYTES, HEADER_BYTES = 4096, 100  # of the first page (SQLite's file format, 1.3)
 NOTICE_SECONDS = 30 * 86400.0
 _LAST_ROW = 1 << 62
 log = logging.getLogger("mtmd.web")
@@ -228,14 +231,8 @@ def recover(folder: Path, files: ImageFiles) -> Recovered:
                 new.execute("PRAGMA synchronous = OFF")  # synced once, before it is used
                 migrate(new)
                 new.execute("BEGIN")
-                # nothing can be read where not even the names of the tables can
-                with (
-                    suppress(sqlite3.DatabaseError),
-                    closing(open_readonly(folder / DATABASE)) as old,
-                ):
-                    old.text_factory = lambda data: data.decode("utf-8", "replace")
-                    for table in _LEFT_OUT:
-                        _copy_rows(old, new, table)
+                if not _copy_tables(folder / DATABASE, new):
+                    _copy_tables(_with_first_page_of(made, folder), new)
                 recovered = _mend(new, files, aside)
                 write_notice(new, f"{str(recovered)[0].upper()}{str(recovered)[1:]}")
                 new.execute("COMMIT")
@@ -243,8 +240,50 @@ def recover(folder: Path, files: ImageFiles) -> Recovered:
             with suppress(OSError):
                 (folder / aside).rmdir()
             raise
+        finally:
+            copy = folder / MENDED
+            for path in (copy, log_of(copy), shared_memory_of(copy)):
+                path.unlink(missing_ok=True)
         replace_database(folder, made, aside)
         return recovered
+
+
+def _copy_tables(path: Path, new: sqlite3.Connection) -> bool:
+    """False where not even the names of the tables can be read."""
+    try:
+        with closing(open_readonly(path)) as old:
+            old.text_factory = lambda data: data.decode("utf-8", "replace")
+            if not old.execute("SELECT 1 FROM sqlite_master WHERE name = 'messages'").fetchone():
+                return False
+            for table in _LEFT_OUT:
+                _copy_rows(old, new, table)
+            return True
+    except sqlite3.DatabaseError:
+        return False
+
+
+def _with_first_page_of(made: Path, folder: Path) -> Path:
+    """A copy of the database that begins as the new one: with its header and, where the names of
+    tables behind it are gone, too, with its whole first page. Tables made by the same steps lie in
+    the same places; rows read from another place are not of the right types.
+    """
+    path, copy = folder / DATABASE, folder / MENDED
+    for source, target in ((path, copy), (log_of(path), log_of(copy))):
+        target.unlink(missing_ok=True)
+        if source.exists():
+            with source.open("rb") as old, private_file(target) as new:
+                shutil.copyfileobj(old, new)
+    with made.open("rb") as file:
+        first = bytearray(file.read(PAGE_BYTES))
+    if log_of(path).exists():
+        first[18:20] = b"\2\2"  # a log is read
+    first[92:96] = b"\0\0\0\0"  # the number of pages is that of the file, whatever is written
+    with private_file(copy) as file:
+        file.seek(HEADER_BYTES)
+        kept = file.read(1) in (b"\x0d", b"\x05")  # a page of a table
+        file.seek(0)
+        file.write(first[:HEADER_BYTES] if kept else first)
+    return copy
 
 
 # of a row that only an index tells of, what it does not tell
@@ -286,10 +325,11 @@ def _insert(
         if value is not None and not isinstance(value, _TYPES.get(types[name], (object,))):
             return False
     marks = ", ".join("?" * len(values))
-    done = db.execute(
-        f"INSERT OR IGNORE INTO {table} ({', '.join(values)}) VALUES ({marks})",
-        tuple(values.values()),
-    )
+    with store_errors("recovered"):  # what cannot be written is not passed over
+        done = db.execute(
+            f"INSERT OR IGNORE INTO {table} ({', '.join(values)}) VALUES ({marks})",
+            tuple(values.values()),
+        )
     return done.rowcount == 1
 
 

@@ -7,6 +7,8 @@ import os
 import random
 import shutil
 import sqlite3
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -178,16 +180,69 @@ def test_an_empty_database_beside_its_log_is_set_aside_with_it(tmp_path):
     store.close()
 
 
-@pytest.mark.parametrize("what", ["no database", "header", "first page"])
+@pytest.mark.parametrize("log", [False, True], ids=["", "with a log"])
+@pytest.mark.parametrize("size", [100, PAGE], ids=["header", "first page"])
+def test_without_its_first_page_all_of_a_database_is_read(made, tmp_path, size, log):
+    path = tmp_path / "conversations.db"
+    if log:  # as after a crash
+        store = Store(tmp_path)
+        newest = store.add(next(iter(made)), None, "user", "newest").id
+        files = [(p, p.read_bytes()) for p in tmp_path.glob("conversations.db*")]
+        store.close()
+        for file, content in files:
+            if not file.name.endswith("-shm"):
+                file.write_bytes(content)
+    data = path.read_bytes()
+    path.write_bytes(b"\0" * size + data[size:])
+    store = Store(tmp_path)
+    assert_sound(store)
+    found = {c: [m.id for m in store.messages(c)] for c in made}
+    assert found == {
+        c: [*ids, newest] if log and c == next(iter(made)) else ids for c, ids in made.items()
+    }
+    assert store.notice and "could not" not in store.notice.text
+    store.close()
+    assert not list(tmp_path.glob("conversations.[mn]*"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of files by setrlimit are Linux's")
 @pytest.mark.usefixtures("made")
-def test_of_what_cannot_be_read_at_all_everything_is_kept(tmp_path, what):
+def test_a_recovery_without_room_replaces_nothing(tmp_path):
+    path = tmp_path / "conversations.db"
+    overwrite(path, leaf_pages(path, "messages")[3])
+    damaged = path.read_bytes()
+    code = """
+import resource, signal, sys
+from pathlib import Path
+from mtmd.web.store.store import Store, StoreError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+for size in range(20_000, int(sys.argv[2]) - 40_000, 30_000):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+    try:
+        Store(Path(sys.argv[1])).close()
+        print("not full")
+    except StoreError as error:
+        assert "disk full" in str(error), error
+        print("full")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path), str(len(damaged))],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split("\n")) == {"full", ""} and done.stdout.count("full") > 5
+    assert path.read_bytes() == damaged and not list(tmp_path.glob("damaged-*"))
+    store = Store(tmp_path)
+    assert len(store.conversations(ME)) == TREES
+    store.close()
+
+
+@pytest.mark.usefixtures("made")
+def test_of_what_cannot_be_read_at_all_everything_is_kept(tmp_path):
     before, path = pictures(tmp_path), tmp_path / "conversations.db"
-    if what == "no database":
-        path.write_bytes(b"this is no database" * 1000)
-    else:
-        data = path.read_bytes()
-        size = 100 if what == "header" else PAGE
-        path.write_bytes(b"\0" * size + data[size:])
+    path.write_bytes(b"this is no database" * 1000)
     damaged = path.read_bytes()
     store = Store(tmp_path)
     (aside,) = tmp_path.glob("damaged-*")
