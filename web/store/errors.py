@@ -40,13 +40,13 @@ def store_errors(done: str) -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, UnicodeDecodeError, sqlite3.Error) as error:
         if isinstance(error, sqlite3.ProgrammingError):
             raise
         raise _as_store_error(error, done) from error
 
 
-def _as_store_error(error: OSError | sqlite3.Error, done: str) -> StoreError:
+def _as_store_error(error: OSError | UnicodeDecodeError | sqlite3.Error, done: str) -> StoreError:
     """By the words of SQLite, which are the same in every version; Python tells its codes from
     3.11 on only.
     """
@@ -62,7 +62,12 @@ def _as_store_error(error: OSError | sqlite3.Error, done: str) -> StoreError:
             "again in a moment"
         )
     # its plain class is that of "not a database", "malformed" and of what FTS5 finds
-    if type(error) is sqlite3.DatabaseError or "malformed" in words:
+    # and texts that are no UTF-8 any more come from damaged pages
+    if (
+        type(error) in (sqlite3.DatabaseError, UnicodeDecodeError)
+        or "malformed" in words
+        or "to UTF-8" in words
+    ):
         return StoreDamagedError(
             f"conversations: the database cannot be {done}, it is damaged; start the server again: "
             "it recovers what can be read and keeps the damaged file"

@@ -10,6 +10,7 @@ import os
 import shutil
 import sqlite3
 import time
+import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
@@ -20,7 +21,7 @@ from typing import Any
 
 from mtmd import ImageError
 from mtmd.prompt.load_image import picture_size
-from mtmd.web.store.conversation import FAILED
+from mtmd.web.store.conversation import COMPLETE, FAILED, RUNNING, STOPPED
 from mtmd.web.store.database import (
     Database,
     has_no_content,
@@ -37,6 +38,8 @@ DATABASE = "conversations.db"
 NEW = "conversations.new.db"  # whole, and to become the database
 UNREADABLE = "(this message could not be recovered)"
 NOBODY_KNOWN = "anybody"  # as `auth.ANYBODY`: seen where there is one person at most
+# the second of texts, also of SQLite's own messages, that are no UTF-8 any more
+UNREADABLE_ROWS = (sqlite3.DatabaseError, UnicodeDecodeError)
 MENDED = "conversations.mended.db"  # for as long as it is read
 PAGE_BYTES, HEADER_BYTES = 4096, 100  # of the first page (SQLite's file format, 1.3)
 NOTICE_SECONDS = 30 * 86400.0
@@ -232,7 +235,9 @@ def recover(folder: Path, files: ImageFiles) -> Recovered:
                 migrate(new)
                 new.execute("BEGIN")
                 if not _copy_tables(folder / DATABASE, new):
-                    _copy_tables(_with_first_page_of(made, folder), new)
+                    for size in (HEADER_BYTES, PAGE_BYTES):
+                        if _copy_tables(_beginning_as(made, folder, size), new):
+                            break
                 recovered = _mend(new, files, aside)
                 write_notice(new, f"{str(recovered)[0].upper()}{str(recovered)[1:]}")
                 new.execute("COMMIT")
@@ -258,14 +263,14 @@ def _copy_tables(path: Path, new: sqlite3.Connection) -> bool:
             for table in _LEFT_OUT:
                 _copy_rows(old, new, table)
             return True
-    except sqlite3.DatabaseError:
+    except UNREADABLE_ROWS:
         return False
 
 
-def _with_first_page_of(made: Path, folder: Path) -> Path:
-    """A copy of the database that begins as the new one: with its header and, where the names of
-    tables behind it are gone, too, with its whole first page. Tables made by the same steps lie in
-    the same places; rows read from another place are not of the right types.
+def _beginning_as(made: Path, folder: Path, size: int) -> Path:
+    """A copy of the database whose first `size` bytes are those of a new one: its header, or its
+    first page, which has the names of its tables. Tables made by the same steps lie in the same
+    places; rows read from another place are not of the right types.
     """
     path, copy = folder / DATABASE, folder / MENDED
     for source, target in ((path, copy), (log_of(path), log_of(copy))):
@@ -279,10 +284,7 @@ def _with_first_page_of(made: Path, folder: Path) -> Path:
         first[18:20] = b"\2\2"  # a log is read
     first[92:96] = b"\0\0\0\0"  # the number of pages is that of the file, whatever is written
     with private_file(copy) as file:
-        file.seek(HEADER_BYTES)
-        kept = file.read(1) in (b"\x0d", b"\x05")  # a page of a table
-        file.seek(0)
-        file.write(first[:HEADER_BYTES] if kept else first)
+        file.write(first[:size])
     return copy
 
 
@@ -298,7 +300,7 @@ _TYPES: dict[str, tuple[type, ...]] = {"TEXT": (str,), "INTEGER": (int,), "REAL"
 
 def _copy_rows(old: sqlite3.Connection, new: sqlite3.Connection, table: str) -> None:
     types = _columns(new, table)
-    with suppress(sqlite3.DatabaseError):
+    with suppress(*UNREADABLE_ROWS):
         columns = [name for name in _columns(old, table) if name in types]
         whole = set()
         for number, values in _readable(old, table, columns):
@@ -348,7 +350,7 @@ def _readable(
                 start = number + 1
                 yield number, dict(zip(columns, values, strict=True))
             return
-        except sqlite3.DatabaseError:
+        except UNREADABLE_ROWS:
             start = _next_readable(db, select, start)
 
 
@@ -361,7 +363,7 @@ def _next_readable(db: sqlite3.Connection, select: str, start: int) -> int | Non
         at += step
         if at > _LAST_ROW:
             return None
-        with suppress(sqlite3.DatabaseError):
+        with suppress(*UNREADABLE_ROWS):
             db.execute(f"{select} LIMIT 1", (at,)).fetchone()
             return at
         if tried >= 5000:
@@ -375,11 +377,11 @@ def _from_indexes(db: sqlite3.Connection, table: str) -> dict[int, dict[str, Any
     """
     known: dict[int, dict[str, Any]] = {}
     for index in db.execute(f"PRAGMA index_list({table})").fetchall():
-        with suppress(sqlite3.DatabaseError):
+        with suppress(*UNREADABLE_ROWS):
             name = index["name"]
             columns = [row["name"] for row in db.execute(f'PRAGMA index_info("{name}")')]
             for order in ("ASC", "DESC"):
-                with suppress(sqlite3.DatabaseError):
+                with suppress(*UNREADABLE_ROWS):
                     by = ", ".join(f"{column} {order}" for column in columns)
                     for number, *values in db.execute(
                         f"SELECT rowid AS _number, {', '.join(columns)} FROM {table} "
@@ -433,24 +435,46 @@ def _mend_trees(db: sqlite3.Connection) -> None:
     """Each parent is a message of the same conversation that stands before; the first is the
     user's, and they take turns.
     """
+    db.execute(
+        "UPDATE messages SET state = ? WHERE state NOT IN (?, ?, ?)",
+        (FAILED, RUNNING, COMPLETE, STOPPED),
+    )
     lost = db.execute(
-        "SELECT m.parent, m.conversation, MIN(m.place) AS place FROM messages m WHERE m.parent IS "
+        "SELECT m.parent, m.conversation, MIN(m.role) AS below FROM messages m WHERE m.parent IS "
         "NOT NULL AND m.parent NOT IN (SELECT id FROM messages) GROUP BY m.parent"
     ).fetchall()
     first = db.execute("SELECT MIN(place) FROM messages").fetchone()[0] or 0
     for place, row in enumerate(lost, min(first, 0) - len(lost)):
         db.execute(
             "INSERT INTO messages (place, id, conversation, role, text, state, created) "
-            "VALUES (?, ?, ?, '', ?, ?, 0)",
-            (place, row["parent"], row["conversation"], UNREADABLE, FAILED),
+            "VALUES (?, ?, ?, ?, ?, ?, 0)",
+            (
+                place,
+                row["parent"],
+                row["conversation"],
+                "assistant" if row["below"] == "user" else "user",
+                UNREADABLE,
+                FAILED,
+            ),
         )
-    known: dict[str, tuple[str, str]] = {}
+    first, known = min(first, 0) - len(lost), dict[str, tuple[str, str]]()
     for row in db.execute(
         "SELECT id, conversation, parent, role FROM messages ORDER BY place"
     ).fetchall():
         conversation, above = known.get(row["parent"] or "", ("", ""))
         parent = row["parent"] if conversation == row["conversation"] else None
-        role = row["role"] or ("assistant" if parent and above == "user" else "user")
+        role = row["role"]
+        if role not in ("user", "assistant"):
+            role = "assistant" if parent and above == "user" else "user"
+        elif role == above:
+            parent = None
+        if parent is None and role == "assistant":  # what it answers is lost
+            first, parent = first - 1, uuid.uuid4().hex
+            db.execute(
+                "INSERT INTO messages (place, id, conversation, role, text, state, created) "
+                "VALUES (?, ?, ?, 'user', ?, ?, 0)",
+                (first, parent, row["conversation"], UNREADABLE, FAILED),
+            )
         known[row["id"]] = row["conversation"], role
         if (parent, role) != (row["parent"], row["role"]):
             db.execute(

@@ -311,7 +311,15 @@ def test_whatever_is_damaged_no_picture_is_lost_and_the_store_works(tmp_path, se
     before, path, chance = pictures(tmp_path), tmp_path / "conversations.db", random.Random(seed)
     pages = path.stat().st_size // PAGE
     for _ in range(chance.randrange(1, 8)):
-        overwrite(path, chance.randrange(1, pages), chance.choice([b"\0", b"\xff", b"\x0d\x05"]))
+        overwrite(
+            path,
+            chance.randrange(pages),
+            chance.choice([b"\0", b"\xff", b"\x0d\x05", chance.randbytes(PAGE)]),
+        )
+    content = bytearray(path.read_bytes())
+    for _ in range(chance.randrange(40)):  # also in texts, which are no UTF-8 any more
+        content[chance.randrange(100, len(content))] = chance.randrange(256)
+    path.write_bytes(content)
     if chance.random() < 0.3:
         with path.open("r+b") as file:
             file.truncate(chance.randrange(1, pages) * PAGE + chance.randrange(PAGE))
