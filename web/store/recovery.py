@@ -135,7 +135,7 @@ def read_notice(database: Database) -> Notice | None:
 
 def write_notice(db: sqlite3.Connection, text: str) -> None:
     day = time.strftime("%Y-%m-%d %H:%M")
-    value = json.dumps({"id": f"{time.time():.0f}", "text": f"{day}: {text}."})
+    value = json.dumps({"id": str(int(time.time())), "text": f"{day}: {text}."})
     db.execute("INSERT OR REPLACE INTO facts VALUES ('notice', ?)", (value,))
 
 

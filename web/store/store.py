@@ -88,7 +88,7 @@ class Store:
         try:
             return read_notice(self.database)
         except StoreError as error:
-            return Notice(f"{time.time():.0f}", str(error))
+            return Notice(str(int(time.time())), str(error))
 
     # conversations
 
