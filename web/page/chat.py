@@ -39,11 +39,17 @@ class Chat:
         """
         return ANYBODY if self._shared else owner()
 
+    def add_picture(self, data: bytes, name: str) -> StoredImage:
+        """Of the owner who asks. Raises ImageError."""
+        return self.pictures.add(data, name, self.owner())
+
     def images(self, wanted: Sequence[tuple[str, str]]) -> list[StoredImage]:
-        """By (SHA-256, name). Raises ImageError for one that is not there any more."""
+        """By (SHA-256, name). Raises ImageError for one that is not there any more, or is another
+        owner's.
+        """
         images = []
         for number, (sha256, name) in enumerate(wanted, 1):
-            image = self.store.image(sha256, name)
+            image = self.store.image_of(self.owner(), sha256, name)
             if image is None:
                 raise ImageError(f"picture {number} is not here any more; attach it again")
             images.append(image)

@@ -131,7 +131,7 @@ def _import_export_routes(routes: Blueprint, chat: Chat) -> None:
 
     @routes.post("/api/import")
     def import_conversations() -> Response:
-        made = import_file(store, chat.owner(), request.get_data(cache=False), chat.pictures.add)
+        made = import_file(store, chat.owner(), request.get_data(cache=False), chat.add_picture)
         return jsonify(conversations=[c.asdict() for c in made])
 
 
@@ -223,12 +223,13 @@ def _image_routes(routes: Blueprint, chat: Chat) -> None:
         """The bytes of a picture file as the body; answered once it is on the disk."""
         request.max_content_length = chat.budget.limits.bytes
         return jsonify(
-            asdict(chat.pictures.add(request.get_data(cache=False), request.args.get("name", "")))
+            asdict(chat.add_picture(request.get_data(cache=False), request.args.get("name", "")))
         )
 
     @routes.get("/api/images/<sha256>")
     def image(sha256: str) -> Response:
-        stored, data = chat.store.image(sha256), chat.store.image_bytes(sha256)
+        stored = chat.store.image_of(chat.owner(), sha256)
+        data = chat.store.image_bytes(sha256) if stored else None
         if stored is None or data is None:
             raise ApiError(404, "there is no such picture any more")
         if stored.kind in SHOWN_BY_BROWSERS:
@@ -290,7 +291,7 @@ def _tiles(chat: Chat, sha256: str) -> Any:
 
 
 def _served(data: bytes, kind: str, cache: str) -> Response:
-    return Response(data, mimetype=kind, headers={"Cache-Control": cache})
+    return Response(data, mimetype=kind, headers={"Cache-Control": cache, "Vary": "Authorization"})
 
 
 def _download(pieces: Iterator[str], name: str) -> Response:

@@ -45,6 +45,12 @@ MIGRATIONS = (
         INSERT INTO said (rowid, text) VALUES (new.place, new.text);
     END;
     """,
+    # 3: who brought a picture that stands in no message yet; one in a message is its conversation's owner's
+    """
+    CREATE TABLE image_uploads (
+        sha256 TEXT NOT NULL REFERENCES images (sha256) ON DELETE CASCADE, owner TEXT NOT NULL, since REAL NOT NULL,
+        PRIMARY KEY (sha256, owner));
+    """,
 )
 
 
