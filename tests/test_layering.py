@@ -69,6 +69,7 @@ ORDER = {
         ("__main__",),
     ),
     "web": (
+        ("keys",),
         ("errors", "settings", "sse", "store", "served_model", "metrics", "access_log"),
         ("auth", "headers", "intake"),  # what may come in
         ("api", "page", "server", "status"),  # two products that do not know each other

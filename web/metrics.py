@@ -55,7 +55,9 @@ MILLISECONDS = {
 
 
 class Metrics:
-    """`count`: one response, by its status. `text`: everything, as Prometheus reads it."""
+    """`count`: one response, by its status, and by the name of the key it was asked for with.
+    `text`: everything, as Prometheus reads it.
+    """
 
     def __init__(self, service: Service) -> None:
         self._registry = CollectorRegistry()
@@ -63,9 +65,14 @@ class Metrics:
         self._responses = Counter(
             "mtmd_http_responses", "Responses by status", ["status"], registry=self._registry
         )
+        self._callers = Counter(
+            "mtmd_key_responses", "Responses by name of the key", ["key"], registry=self._registry
+        )
 
-    def count(self, status: int) -> None:
+    def count(self, status: int, caller: str | None) -> None:
         self._responses.labels(str(status)).inc()
+        if caller is not None:
+            self._callers.labels(caller).inc()
 
     def text(self) -> bytes:
         return generate_latest(self._registry)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flask import Blueprint, Response
+from flask import Blueprint, Response, g
 
 from mtmd import __version__
 from mtmd.web import metrics
@@ -57,7 +57,8 @@ def blueprint(service: Service, model: ServedModel, settings: ServerSettings) ->
 
     @routes.after_app_request
     def count(response: Response) -> Response:
-        counters.count(response.status_code)
+        caller = g.get("caller")
+        counters.count(response.status_code, caller.name if caller else None)
         return response
 
     return routes

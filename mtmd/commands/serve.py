@@ -22,7 +22,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--host",
         default="127.0.0.1",
-        help="address to listen on; others than this machine's own need a key "
+        help="address to listen on; others than this machine's own need a key (--api-key-file) "
         "(default: %(default)s)",
     )
     server.add_argument(
@@ -53,11 +53,26 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     )
     access = sub.add_argument_group("access")
     access.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        help="let in who has a key of FILE: NAME:KEY on each line, # for comments; read again when "
+        "it changes. The variable MTMD_API_KEYS holds such entries too, with commas between them",
+    )
+    access.add_argument(
         "--api-key",
         action="append",
         default=[],
         metavar="KEY",
-        help="let in who has KEY; may be repeated",
+        help="let in who has KEY, which every user of this machine sees in `ps`; may be repeated",
+    )
+    access.add_argument(
+        "--share-cache",
+        action="store_true",
+        help="let prompts and pictures that one key has asked about be known when another asks: "
+        "faster, but a key can tell what others asked",
+    )
+    access.add_argument(
+        "--access-log", action="store_true", help="write a line for each request to stderr"
     )
     access.add_argument(
         "--insecure-no-auth", action="store_true", help="let anybody in who can reach the address"
@@ -131,12 +146,17 @@ def _serve(
 
 def _settings(args: argparse.Namespace) -> Any:
     """Raises OptionError."""
+    from mtmd.config import api_keys_from_environment
+    from mtmd.web.keys import parse_keys
     from mtmd.web.settings import ServerSettings
 
     return ServerSettings(
         host=args.host,
         port=args.port,
         api_keys=tuple(args.api_key),
+        named_keys=parse_keys(api_keys_from_environment(), "MTMD_API_KEYS"),
+        api_key_file=Path(args.api_key_file).expanduser() if args.api_key_file else None,
+        share_cache=args.share_cache,
         insecure_no_auth=args.insecure_no_auth,
         rate_limit=args.rate_limit,
         allow_remote_media=args.allow_remote_media,
@@ -182,7 +202,16 @@ def _say(url: str, name: str, report: Any, settings: Any, folder: Path | None) -
             f"not everything runs on {report.device} as it should: `mtmd warmup`, or "
             f"{url}/diagnostics, tells what and why"
         )
-    if not (settings.loopback or settings.api_keys):
+    if settings.api_keys:
+        warnings.append(
+            "every user of this machine sees the key given by --api-key in `ps`; put it in a file "
+            "(--api-key-file) or in the variable MTMD_API_KEYS"
+        )
+    if settings.api_key_file and settings.api_key_file.stat().st_mode & 0o004:
+        warnings.append(
+            "every user of this machine can read the keys in --api-key-file; `chmod 600` it"
+        )
+    if not (settings.loopback or settings.needs_key):
         warnings.append(
             "anybody who can reach this address can use the model and see every conversation "
             "(--insecure-no-auth)"

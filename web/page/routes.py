@@ -15,7 +15,7 @@ from flask import Blueprint, Response, jsonify, render_template, request
 from mtmd import __version__
 from mtmd.prompt.load_image import png_bytes
 from mtmd.web import sse
-from mtmd.web.auth import without_key
+from mtmd.web.auth import owner, without_key
 from mtmd.web.errors import ApiError, response
 from mtmd.web.intake.body import json_body
 from mtmd.web.page.answers import follow
@@ -79,16 +79,16 @@ def _conversation_routes(routes: Blueprint, chat: Chat) -> None:
         if query:
             rows = [
                 hit.conversation.asdict() | {"around": hit.around}
-                for hit in store.search(chat.owner(), query)
+                for hit in store.search(owner(), query)
             ]
         else:
-            rows = [c.asdict() for c in store.conversations(chat.owner())]
+            rows = [c.asdict() for c in store.conversations(owner())]
         running = {a.conversation for a in chat.answers.running()}
         return jsonify(conversations=[r | {"running": r["id"] in running} for r in rows])
 
     @routes.post("/api/conversations")
     def create_conversation() -> Response:
-        return jsonify(store.create(chat.owner(), json_body(NewConversation).title).asdict())
+        return jsonify(store.create(owner(), json_body(NewConversation).title).asdict())
 
     @routes.get("/api/conversations/<id_>")
     def show_conversation(id_: str) -> Response:
@@ -125,13 +125,11 @@ def _import_export_routes(routes: Blueprint, chat: Chat) -> None:
 
     @routes.get("/api/export")
     def export_all() -> Response:
-        return _download(
-            export_file(store, store.conversations(chat.owner())[::-1]), "conversations"
-        )
+        return _download(export_file(store, store.conversations(owner())[::-1]), "conversations")
 
     @routes.post("/api/import")
     def import_conversations() -> Response:
-        made = import_file(store, chat.owner(), request.get_data(cache=False), chat.add_picture)
+        made = import_file(store, owner(), request.get_data(cache=False), chat.add_picture)
         return jsonify(conversations=[c.asdict() for c in made])
 
 
@@ -228,7 +226,7 @@ def _image_routes(routes: Blueprint, chat: Chat) -> None:
 
     @routes.get("/api/images/<sha256>")
     def image(sha256: str) -> Response:
-        stored = chat.store.image_of(chat.owner(), sha256)
+        stored = chat.store.image_of(owner(), sha256)
         data = chat.store.image_bytes(sha256) if stored else None
         if stored is None or data is None:
             raise ApiError(404, "there is no such picture any more")
@@ -252,7 +250,7 @@ def _image_routes(routes: Blueprint, chat: Chat) -> None:
 
 
 def _conversation(chat: Chat, id_: str) -> Conversation:
-    conversation = chat.store.conversation(chat.owner(), id_)
+    conversation = chat.store.conversation(owner(), id_)
     if conversation is None:
         raise ApiError(
             404, "there is no such conversation; it may have been deleted", code="no_conversation"
