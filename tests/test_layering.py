@@ -56,7 +56,7 @@ ORDER = {
         ("warmup",),
     ),
     "mtmd": (
-        ("chat_template", "config", "receipt"),
+        ("chat_template", "config", "receipt", "tracebacks"),
         ("checkpoint", "events"),
         ("loaded",),  # a model in memory, without anybody to ask it
         ("prompt",),  # messages into spans

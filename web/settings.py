@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,7 +35,8 @@ class ServerSettings:
     one key has asked about are known when another does. `rate_limit`: requests a minute for each
     key, 0 for no limit.
     `media_path`: the folder that file:// may name. `upload_bytes`: of uploaded files in all.
-    `queue`: requests that may wait. Raises OptionError.
+    `queue`: requests that may wait. `hang_s`: how long the device may do nothing in the midst of an
+    answer, 0 for any time. Raises OptionError.
     """
 
     host: str = "127.0.0.1"
@@ -49,6 +51,7 @@ class ServerSettings:
     media_path: Path | None = None
     cors_origins: tuple[str, ...] = ()
     queue: int = 64
+    hang_s: float = 300.0
     media: MediaBudget = MediaBudget()
     upload_bytes: int = 256 << 20
 
@@ -57,6 +60,10 @@ class ServerSettings:
             raise OptionError(f"port: found {self.port}, expected 0 to 65535")
         if self.queue < 1:
             raise OptionError(f"queue: found {self.queue}, expected at least 1")
+        if not 0 <= self.hang_s <= threading.TIMEOUT_MAX or 0 < self.hang_s < 1:
+            raise OptionError(
+                f"hang_limit: found {self.hang_s:g}, expected seconds, at least 1, or 0 for none"
+            )
         if self.rate_limit < 0:
             raise OptionError(
                 f"rate_limit: found {self.rate_limit}, expected requests a minute, or 0 for no "

@@ -22,8 +22,12 @@ def blueprint(service: Service, model: ServedModel, settings: ServerSettings) ->
 
     @routes.get("/health")
     @without_key
-    def health() -> dict[str, str]:
-        return {"status": "ok"}
+    def health() -> tuple[dict[str, str], int]:
+        """Without the device, which may hang: what is known of it."""
+        fault = service.fault
+        if fault is not None:
+            return {"status": "failed", "reason": str(fault)}, 503
+        return {"status": "ok"}, 200
 
     @routes.get("/props")
     def props() -> dict[str, Any]:

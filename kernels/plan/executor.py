@@ -16,6 +16,7 @@ from mtmd.kernels.dtype import mib
 from mtmd.kernels.errors import DeviceMemoryError, PlacementError
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
+from mtmd.kernels.plan.heartbeat import beat
 from mtmd.kernels.plan.scheduler import Plan
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Residency:
             if key not in self._held:
                 with memory_for(f"weight {node.name}", lambda: node.type.bytes):
                     tensor = source.read(node.name, node.dtype).to(backend.device)
+                beat()
                 self._held[key] = source, tensor
                 self.bytes[backend.space] += tensor.nbytes
             return self._held[key][1]
@@ -180,6 +182,7 @@ def finish(steps: Generator[None, None, T]) -> T:
     while True:
         try:
             next(steps)
+            beat()
         except StopIteration as done:
             value: T = done.value
             return value

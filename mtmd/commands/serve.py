@@ -1,10 +1,13 @@
 """`mtmd serve`: the model behind OpenAI's HTTP interface, with a page to chat. Runs until it is
-interrupted.
+interrupted, or its device fails.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
+import logging
+import os
 import signal
 import socket
 import sys
@@ -14,6 +17,7 @@ from typing import Any
 from mtmd.commands.shared import add_model_arguments, load_from
 from mtmd.kernels.text import for_terminal
 
+DEVICE_FAILED = 70  # the exit code by which whoever started it knows to start it again
 HELP = "Serve the model over HTTP: OpenAI's interface, and a page to chat."
 
 
@@ -48,6 +52,14 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="folder of conversations and their pictures (default: in the user's data folder)",
     )
     server.add_argument("--no-history", action="store_true", help="keep no conversations on disk")
+    server.add_argument(
+        "--hang-limit",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="end the server when the device does nothing for so long in the midst of an answer; 0 "
+        "for never (default: %(default)g)",
+    )
     server.add_argument(
         "--no-warmup", action="store_true", help="begin at once; the first answer then takes longer"
     )
@@ -110,16 +122,35 @@ def run(args: argparse.Namespace) -> int:
     from mtmd.web.server import bind
 
     with bind(settings) as sock:
-        _serve(args, settings, folder, sock)
-    return 0
+        fault = _serve(args, settings, folder, sock)
+    if fault is None:
+        return 0
+    print(f"mtmd serve: {fault}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    # Whatever hangs in the device would not let the interpreter end, or not with this code.
+    os._exit(DEVICE_FAILED)
+
+
+def _write_log(requests: bool) -> None:
+    """Warnings and errors go to stderr, and a line for each of the `requests`. A crash of native
+    code tells where it was.
+    """
+    faulthandler.enable()
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log = logging.getLogger("mtmd")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO if requests else logging.WARNING)
 
 
 def _serve(
     args: argparse.Namespace, settings: Any, folder: Path | None, sock: socket.socket
-) -> None:
+) -> Any:
+    """Until it is stopped. The fault of the device, if that is why."""
     from mtmd.loaded.allocator import return_freed_memory
 
     return_freed_memory()
+    _write_log(args.access_log)
     model = load_from(args)
     report = model.warmup_report if args.no_warmup else model.warm_up()
     from mtmd.service.service import Service
@@ -129,15 +160,23 @@ def _serve(
 
     store = Store(folder)
     try:
-        service = Service(model, queue=settings.queue)
+        service = Service(
+            model,
+            queue=settings.queue,
+            share_cache=settings.share_cache,
+            hang_s=settings.hang_s or None,
+        )
         try:
             server = Server(
                 create_app(service, settings, store, warmup=report), service, settings, sock
             )
             _stop_on_signals(server)
+            service.on_fault(lambda _: server.stop())
             _say(server.url, model.name, report, settings, folder)
             server.serve(closing=service.close)
-            print("stopped", flush=True)
+            if service.fault is None:
+                print("stopped", flush=True)
+            return service.fault
         finally:
             service.close()
     finally:
@@ -163,6 +202,7 @@ def _settings(args: argparse.Namespace) -> Any:
         media_path=Path(args.media_path) if args.media_path else None,
         cors_origins=tuple(args.cors_origin),
         queue=args.queue,
+        hang_s=args.hang_limit,
     )
 
 

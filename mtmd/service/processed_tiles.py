@@ -1,4 +1,4 @@
-"""The tiles of the pictures answered about lately, for whoever wants to see what the model saw."""
+"""The tiles of the pictures answered about lately: what the model saw, for those who asked it."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ KEPT_BYTES = 64 << 20
 
 class ProcessedTiles:
     def __init__(self) -> None:
-        self._tiles: OrderedDict[str, tuple[np.ndarray, ...]] = OrderedDict()
+        self._tiles: OrderedDict[tuple[str, str], tuple[np.ndarray, ...]] = OrderedDict()
         self._lock = Lock()
 
-    def add(self, prepared: Sequence[Prepared]) -> None:
+    def add(self, prepared: Sequence[Prepared], tenant: str) -> None:
         """The latest stay, `KEPT_BYTES` of them."""
         with self._lock:
             for one in prepared:
                 if one.plan.tiles:
-                    self._tiles[one.key[0]] = one.plan.tiles
+                    self._tiles[tenant, one.key[0]] = one.plan.tiles
             while (
                 sum(tile.nbytes for tiles in self._tiles.values() for tile in tiles) > KEPT_BYTES
                 and len(self._tiles) > 1
             ):
                 self._tiles.popitem(last=False)
 
-    def get(self, sha256: str) -> tuple[np.ndarray, ...] | None:
-        """The tiles as pictures, uint8 [Y, X, 3] each, or None."""
+    def get(self, sha256: str, tenant: str) -> tuple[np.ndarray, ...] | None:
+        """The tiles as pictures, uint8 [Y, X, 3] each, or None, also for another's picture."""
         with self._lock:
-            tiles = self._tiles.get(sha256)
+            tiles = self._tiles.get((tenant, sha256))
         return None if tiles is None else tuple(map(_as_bytes, tiles))
 
 

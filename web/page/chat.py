@@ -70,7 +70,7 @@ class Chat:
                     "an answer is being written in this conversation; wait for its end, or stop it",
                 )
             path = branch(self._by_id(conversation), parent)
-            ticket = self.service.submit(self._prompt(path, system), **options)
+            ticket = self.service.submit(self._prompt(path, system), tenant=owner(), **options)
             try:
                 message = self.store.add(
                     conversation,
@@ -111,7 +111,7 @@ class Chat:
             error=None,
             created=0.0,
         )
-        return self.service.count(self._prompt([*path, draft], system), detail)
+        return self.service.count(self._prompt([*path, draft], system), detail, tenant=owner())
 
     def shown_messages(self, conversation: str) -> list[dict[str, Any]]:
         """Every branch, as the page shows it."""

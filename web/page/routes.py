@@ -59,8 +59,10 @@ def _page_routes(routes: Blueprint, chat: Chat, model: ServedModel) -> None:
 
     @routes.get("/api/about")
     def about() -> dict[str, Any]:
+        fault = chat.service.fault
         return {
             "model": model.name,
+            "fault": str(fault) if fault else None,
             "context": model.context,
             "vision": model.sees,
             "kept": chat.store.keeps,
@@ -280,7 +282,7 @@ def _images(chat: Chat, message: NewMessage) -> list[StoredImage]:
 
 
 def _tiles(chat: Chat, sha256: str) -> Any:
-    tiles = chat.service.processed(sha256)
+    tiles = chat.service.processed(sha256, owner())
     if tiles is None:
         raise ApiError(
             404, "what the model saw is kept for the latest pictures only; ask again to see it"

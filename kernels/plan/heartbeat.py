@@ -1,0 +1,27 @@
+"""Signs of life of a thread that runs plans, one for each node or program, for who watches it."""
+
+from __future__ import annotations
+
+import threading
+
+_here = threading.local()
+
+
+class Heartbeat:
+    """`beats` so far. `limit_s`: the longest that may pass between two of them in what is being
+    done now, None where nothing is done, or nobody knows how long it takes.
+    """
+
+    def __init__(self) -> None:
+        self.beats = 0
+        self.limit_s: float | None = None
+
+    def count_this_thread(self) -> None:
+        _here.heart = self
+
+
+def beat() -> None:
+    """What this thread does goes on."""
+    heart: Heartbeat | None = getattr(_here, "heart", None)
+    if heart is not None:
+        heart.beats += 1
