@@ -17,10 +17,8 @@ class FailingDevice(Cpu):
     every node raises; `broken`: and whoever waits for the device, from then on.
     """
 
-    native = False  # node by node
-
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(native=False)  # node by node
         self.gate, self.entered = threading.Event(), threading.Event()
         self.gate.set()
         self.error: BaseException | None = None

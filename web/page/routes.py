@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from flask import Blueprint, Response, jsonify, render_template, request
+from flask import Blueprint, Response, g, jsonify, render_template, request
 
 from mtmd import __version__
 from mtmd.prompt.load_image import png_bytes
@@ -63,6 +63,7 @@ def _page_routes(routes: Blueprint, chat: Chat, model: ServedModel) -> None:
         return {
             "model": model.name,
             "fault": str(fault) if fault else None,
+            "key": caller.name if (caller := g.get("caller")) else None,
             "context": model.context,
             "vision": model.sees,
             "kept": chat.store.keeps,
