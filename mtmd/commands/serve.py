@@ -135,7 +135,8 @@ def _write_log(requests: bool) -> None:
     """Warnings and errors go to stderr, and a line for each of the `requests`. A crash of native
     code tells where it was.
     """
-    faulthandler.enable()
+    if sys.__stderr__ is not None:
+        faulthandler.enable(sys.__stderr__)
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log = logging.getLogger("mtmd")
@@ -150,8 +151,8 @@ def _serve(
     from mtmd.loaded.allocator import return_freed_memory
 
     return_freed_memory()
-    _write_log(args.access_log)
     model = load_from(args)
+    _write_log(args.access_log)
     report = model.warmup_report if args.no_warmup else model.warm_up()
     from mtmd.service.service import Service
     from mtmd.web.app import create_app

@@ -8,9 +8,9 @@ import threading
 
 import pytest
 from fake_service import FakeService
-from serving import client_for, png, post_chat, running
+from serving import client_for, data_url, image_part, png, post_chat, running, user
 
-from mtmd import OptionError
+from mtmd import OptionError, Service, load
 from mtmd.web.keys import ANYBODY, Keys, NamedKey, parse_keys
 from mtmd.web.settings import ServerSettings
 
@@ -254,6 +254,48 @@ def test_uploads_are_shared_out_among_those_there_are(file):
     assert [upload(ANNA), upload(ANNA), upload(BEN)] == [200, 413, 200]
     file.write_text(f"anna:{ANNA}\n")
     assert upload(ANNA) == 200
+
+
+def test_every_request_is_its_callers(file):
+    service = FakeService()
+    client = client_for(service, api_key_file=file)
+    ask = {"messages": [{"role": "user", "content": "hi"}]}
+
+    def post(path, body, key):
+        found = client.post(path, json=body, headers=bearer(key))
+        assert found.status_code == 200, found.get_data(as_text=True)
+        return found.get_json()
+
+    post("/v1/chat/completions", ask, ANNA)
+    post("/v1/chat/completions/input_tokens", ask, BEN)
+    post("/v1/completions", {"prompt": "hi"}, ANNA)
+    post("/api/count", {"text": "hi"}, BEN)
+    talk = post("/api/conversations", {}, ANNA)["id"]
+    said = post(f"/api/conversations/{talk}/messages", {"text": "hi"}, ANNA)["message"]["id"]
+    post(f"/api/conversations/{talk}/answers", {"parent": said}, ANNA)
+    assert service.tenants == ["anna", "ben", "anna", "ben", "anna"]
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_what_a_key_asked_is_told_to_another_only_where_caches_are_shared(share, file):
+    model = load(device="cpu")
+    service = Service(model, share_cache=share)
+    client = client_for(service, api_key_file=file, share_cache=share)
+    ask = {
+        "messages": [user("Describe the image. " * 10, image_part(data_url(png(96, 96))))],
+        "max_tokens": 1,
+    }
+
+    def usage(key):
+        found = client.post("/v1/chat/completions", json=ask, headers=bearer(key)).get_json()
+        told = found["usage"]
+        image = told["mtmd_receipt"]["images"][0]
+        seen = client.get(f"/api/processed/{image['sha256']}", headers=bearer(BEN)).status_code
+        return told["prompt_tokens_details"]["cached_tokens"] >= 32, image["cached"], seen
+
+    assert usage(ANNA) == (False, False, 404) and usage(ANNA) == (True, True, 404)
+    assert usage(BEN) == (share, share, 200)
+    service.close()
 
 
 def test_chat_needs_a_key_of_the_file(file):
