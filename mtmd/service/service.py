@@ -227,7 +227,7 @@ class Service:
         """The tiles that the encoder got of a picture, uint8 [Y, X, 3] each, if this tenant asked
         about it lately.
         """
-        return self._processed.get(sha256, tenant)
+        return self._processed.get(sha256, self._salt(tenant), tenant)
 
     def exclusively(self, work: abc.Callable[[], T]) -> T:
         """Do something with the device while nobody else does. Raises what it raises."""
