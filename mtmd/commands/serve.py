@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,7 @@ def _serve(
     from mtmd.web.server import Server
     from mtmd.web.store.store import Store
 
+    opened = _close_to_others(folder)
     store = Store(folder)
     try:
         service = Service(
@@ -173,7 +175,7 @@ def _serve(
             )
             _stop_on_signals(server)
             service.on_fault(lambda _: server.stop())
-            _say(server.url, model.name, report, settings, folder)
+            _say(server.url, model.name, report, settings, folder, opened)
             server.serve(closing=service.close)
             if service.fault is None:
                 print("stopped", flush=True)
@@ -182,6 +184,21 @@ def _serve(
             service.close()
     finally:
         store.close()
+
+
+def _close_to_others(folder: Path | None) -> list[str]:
+    """What this process makes from now on is the user's alone, and what lies in the data folder
+    too. The names of what others could read until now.
+    """
+    os.umask(0o077)
+    opened = []
+    for name in ("conversations.db", "conversations.db-wal", "conversations.db-shm", "images"):
+        path = folder / name if folder else Path()
+        if folder and os.name == "posix" and path.exists() and path.stat().st_mode & 0o077:
+            with suppress(PermissionError):  # another user's, who chose its mode
+                path.chmod(0o700 if path.is_dir() else 0o600)
+                opened.append(name)
+    return opened
 
 
 def _settings(args: argparse.Namespace) -> Any:
@@ -226,7 +243,9 @@ def _stop_on_signals(server: Any) -> None:
         signal.signal(number, stop)
 
 
-def _say(url: str, name: str, report: Any, settings: Any, folder: Path | None) -> None:
+def _say(
+    url: str, name: str, report: Any, settings: Any, folder: Path | None, opened: list[str]
+) -> None:
     lines = (
         f"{name} on {report.device} ({report.device_name}), {report.dtype}",
         f"conversations: {folder or 'not kept'}",
@@ -242,6 +261,11 @@ def _say(url: str, name: str, report: Any, settings: Any, folder: Path | None) -
         warnings.append(
             f"not everything runs on {report.device} as it should: `mtmd warmup`, or "
             f"{url}/diagnostics, tells what and why"
+        )
+    if opened:
+        warnings.append(
+            f"other users of this machine could read {', '.join(opened)} in the data folder; now "
+            "they cannot"
         )
     if settings.api_keys:
         warnings.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import openai
 import pytest
@@ -17,10 +19,12 @@ from serving import data_url, image_part, user
 
 from mtmd import load
 from mtmd.cli import main
+from mtmd.web.store.store import Store
 
 SHAPES = (Path(__file__).parents[2] / "examples" / "shapes.png").read_bytes()
 
 
+JSON = {"Content-Type": "application/json"}
 HANGS = """
 import sys, threading
 from mtmd.cli import main
@@ -31,7 +35,7 @@ sys.exit(main())
 
 
 @contextmanager
-def serving(*arguments, program=("-m", "mtmd"), env=None):
+def serving(*arguments, program=("-m", "mtmd"), env=None, umask=-1):
     """The running command and the lines it said up to its address."""
     command = [
         sys.executable,
@@ -50,6 +54,7 @@ def serving(*arguments, program=("-m", "mtmd"), env=None):
         stderr=subprocess.PIPE,
         text=True,
         env=None if env is None else os.environ | env,
+        umask=umask,
     )
     try:
         lines = []
@@ -168,6 +173,30 @@ def test_a_device_that_hangs_ends_the_server_for_whoever_starts_it_again():
     assert "ERROR the device hangs: it has done nothing for" in err and "in wait" in err
     *_, last = err.splitlines()
     assert re.fullmatch(r"mtmd serve: the device hangs: .* s in the midst of a step; .*", last)
+
+
+def test_what_the_server_keeps_is_its_users_alone(tmp_path):
+    """In a folder that was there, with a database from before that others could read, whatever the
+    umask.
+    """
+    data = tmp_path / "data"
+    data.mkdir(mode=0o755)
+    Store(data).close()
+    (data / "conversations.db").chmod(0o644)
+    (data / "images").chmod(0o755)
+    with serving("--data", str(data), umask=0) as (process, said):
+        asked = Request(f"{address(said)}/api/images?name=a.png", SHAPES)
+        with urlopen(asked, timeout=20) as found:
+            sha256 = json.load(found)["sha256"]
+        with urlopen(Request(f"{address(said)}/api/conversations", b"{}", JSON), timeout=20):
+            pass
+        modes = {p.relative_to(data).as_posix(): p.stat().st_mode & 0o777 for p in data.rglob("*")}
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=30)
+    assert modes.pop("images") == 0o700 and f"images/{sha256}" in modes
+    assert {"conversations.db", "conversations.db-wal"} <= set(modes)
+    assert set(modes.values()) == {0o600}
+    assert "WARNING: other users of this machine could read conversations.db, images in the" in err
 
 
 def test_keys_of_a_file_and_of_the_environment(tmp_path):
