@@ -84,6 +84,11 @@ class _Stats(Collector):
 
     def collect(self) -> Iterable[Metric]:
         stats = asdict(self._service.stats())
+        yield GaugeMetricFamily(
+            "mtmd_device_failed",
+            "1 where nothing can be answered any more, as /health says",
+            value=int(self._service.fault is not None),
+        )
         for name, words in NOW.items():
             yield GaugeMetricFamily(f"mtmd_{name}", words, value=stats[name])
         for name, words in SINCE_START.items():

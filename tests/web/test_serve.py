@@ -25,13 +25,14 @@ SHAPES = (Path(__file__).parents[2] / "examples" / "shapes.png").read_bytes()
 
 
 JSON = {"Content-Type": "application/json"}
-HANGS = """
-import sys, threading
+FORWARD = """
+import os, sys, threading
 from mtmd.cli import main
 from mtmd.llm.engine.runner import Runner
-Runner.forward = lambda *_: threading.Event().wait()
+Runner.forward = lambda *_: {}
 sys.exit(main())
 """
+HANGS, ABORTS = FORWARD.format("threading.Event().wait()"), FORWARD.format("os.abort()")
 
 
 @contextmanager
@@ -173,6 +174,20 @@ def test_a_device_that_hangs_ends_the_server_for_whoever_starts_it_again():
     assert "ERROR the device hangs: it has done nothing for" in err and "in wait" in err
     *_, last = err.splitlines()
     assert re.fullmatch(r"mtmd serve: the device hangs: .* s in the midst of a step; .*", last)
+
+
+def test_a_crash_of_native_code_tells_where_it_was():
+    with serving("--no-history", program=("-c", ABORTS)) as (process, said):
+        with (
+            openai.OpenAI(
+                base_url=f"{address(said)}/v1", api_key="unused", max_retries=0, timeout=60
+            ) as client,
+            pytest.raises(openai.APIConnectionError),
+        ):
+            client.chat.completions.create(model="demo model", messages=[user("hi")])
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGABRT
+    assert "Fatal Python error: Aborted" in err and "in _turn" in err
 
 
 def test_what_the_server_keeps_is_its_users_alone(tmp_path):

@@ -39,7 +39,8 @@ def test_metrics_are_those_of_the_service():
         values["mtmd_requests_total"],
         values["mtmd_decode_seconds_total"],
         values["mtmd_slots"],
-    ) == (7, 1, 1.5, 4)
+        values["mtmd_device_failed"],
+    ) == (7, 1, 1.5, 4, 0)
     assert values["mtmd_http_responses_total"] == 1 and all(
         name.startswith("mtmd_") for name in values
     )
@@ -96,6 +97,7 @@ def test_a_fault_is_told_and_everything_but_answers_goes_on():
     }
     for path in ("/metrics", "/props", "/warmup", "/v1/models", "/api/conversations"):
         assert client.get(path).status_code == 200
+    assert "mtmd_device_failed 1.0" in client.get("/metrics").get_data(as_text=True)
     for path in ("/api/stats", "/api/about"):
         assert client.get(path).get_json()["fault"] == str(service.fault)
     found = post_chat(client, "hi")
