@@ -18,6 +18,7 @@ from typing import Any
 from mtmd.commands.shared import add_model_arguments, load_from
 from mtmd.kernels.text import for_terminal
 
+ENDING_S = 20.0  # for the step that the device is in
 DEVICE_FAILED = 70  # the exit code by which whoever started it knows to start it again
 HELP = "Serve the model over HTTP: OpenAI's interface, and a page to chat."
 
@@ -177,11 +178,12 @@ def _serve(
             service.on_fault(lambda _: server.stop())
             _say(server.url, model.name, report, settings, folder, opened)
             server.serve(closing=service.close)
+            service.close(ENDING_S)
             if service.fault is None:
                 print("stopped", flush=True)
             return service.fault
         finally:
-            service.close()
+            service.close(ENDING_S)
     finally:
         store.close()
 

@@ -167,17 +167,17 @@ class DeviceThread:
             passed, last = min(now - last, 2 * self._tick_s), now
             still_s = stall.look(None if limit_s is None else self._heart.beats, passed)
             if not thread.is_alive() and not ended.is_set():
-                self._give_up("the device thread has ended without a word", "")
+                self.give_up("the device thread has ended without a word")
             elif limit_s is not None and still_s >= limit_s:
-                self._give_up(
+                self.give_up(
                     f"the device hangs: it has done nothing for {still_s:.3g} s in the midst of a "
-                    "step",
-                    stack_text(thread),
+                    "step"
                 )
 
-    def _give_up(self, message: str, where: str) -> None:
-        fault = DeviceError(f"{message}; {AGAIN}")
-        log.error("%s\n%s", fault, where)
+    def give_up(self, message: str) -> None:
+        """Whatever it is at, it is not waited for."""
+        fault, thread = DeviceError(f"{message}; {AGAIN}"), self._thread
+        log.error("%s\n%s", fault, stack_text(thread) if thread else "it has no thread")
         self.fail(fault)
 
     def _take_turns(self) -> None:
@@ -274,8 +274,10 @@ class DeviceUser:
     def turn(self) -> None:
         self._guarded(self._turn)
 
-    def close(self) -> None:
-        """What was posted before is done first, what comes later is refused."""
+    def close(self, within_s: float | None = None) -> None:
+        """What was posted before is done first, what comes later is refused. A device that does not
+        come to that `within_s` is given up.
+        """
         with self.thread._wake:
             self._closed = True
             # after a fault, or where nothing of it is under way
@@ -285,7 +287,8 @@ class DeviceUser:
                 self.thread.post(self.end)
         if self.thread.is_current:
             self.end()
-        self._left.wait()
+        if not self._left.wait(within_s):
+            self.thread.give_up(f"the device has not ended what it does in {within_s:.3g} s")
 
     def end(self) -> None:
         if not self._left.is_set():

@@ -233,11 +233,12 @@ class Service:
         """Do something with the device while nobody else does. Raises what it raises."""
         return self._device.exclusively(work)
 
-    def close(self) -> None:
+    def close(self, within_s: float | None = None) -> None:
         """End every request, and the thread. What was asked for before is done first, what comes
-        later is refused.
+        later is refused. A device that does not come to that `within_s` seconds, as it hangs, is
+        given up: that is a fault.
         """
-        self._device.close()
+        self._device.close(within_s)
 
     def _constraint(self, settings: AnswerOptions, stop: frozenset[int]) -> Constraint | None:
         """What an answer has to look like, None for anything. Raises OptionError. The first call

@@ -28,8 +28,10 @@ JSON = {"Content-Type": "application/json"}
 FORWARD = """
 import os, sys, threading
 from mtmd.cli import main
+from mtmd.commands import serve
 from mtmd.llm.engine.runner import Runner
 Runner.forward = lambda *_: {}
+serve.ENDING_S = 0.5
 sys.exit(main())
 """
 HANGS, ABORTS = FORWARD.format("threading.Event().wait()"), FORWARD.format("os.abort()")
@@ -174,6 +176,16 @@ def test_a_device_that_hangs_ends_the_server_for_whoever_starts_it_again():
     assert "ERROR the device hangs: it has done nothing for" in err and "in wait" in err
     *_, last = err.splitlines()
     assert re.fullmatch(r"mtmd serve: the device hangs: .* s in the midst of a step; .*", last)
+
+
+def test_a_server_that_is_to_stop_does_not_wait_for_a_device_that_hangs():
+    with serving("--no-history", "--hang-limit", "0", program=("-c", HANGS)) as (process, said):
+        body = json.dumps({"messages": [user("hi")], "stream": True}).encode()
+        with urlopen(Request(f"{address(said)}/v1/chat/completions", body, JSON), timeout=30):
+            process.send_signal(signal.SIGTERM)
+            out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (70, "")
+    assert err.splitlines()[-1].startswith("mtmd serve: the device has not ended what it does")
 
 
 def test_a_crash_of_native_code_tells_where_it_was():

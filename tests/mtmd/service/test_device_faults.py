@@ -112,6 +112,17 @@ def test_numbers_are_told_while_the_device_is_busy_for_long(
     service.close()
 
 
+def test_a_service_is_closed_over_a_device_that_hangs(model: Model, device: FailingDevice) -> None:
+    service = Service(model, hang_s=None)
+    device.hang()
+    ticket = service.submit(TEXT)
+    assert device.entered.wait(20)
+    service.close(within_s=0.05)
+    with pytest.raises(DeviceError, match=r"has not ended what it does in 0\.05 s"):
+        list(ticket)
+    service.close()
+
+
 def test_a_broken_device(
     model: Model, device: FailingDevice, caplog: pytest.LogCaptureFixture
 ) -> None:
