@@ -168,7 +168,7 @@ class DeviceThread:
             still_s = stall.look(None if limit_s is None else self._heart.beats, passed)
             if not thread.is_alive() and not ended.is_set():
                 self.give_up("the device thread has ended without a word")
-            elif limit_s is not None and still_s >= limit_s:
+            elif limit_s is not None and still_s >= limit_s + self._heart.more_s:
                 self.give_up(
                     f"the device hangs: it has done nothing for {still_s:.3g} s in the midst of a "
                     "step"

@@ -218,19 +218,33 @@ def test_standing_still_is_counted_from_the_last_beat() -> None:
     assert [stall.look(beats, 2.0) for beats in (None, None, 2, 2)] == [0, 0, 0, 2], "idle is not"
 
 
-def test_a_process_that_was_stopped_has_not_hung(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-Z, and ten minutes later `fg`: one look that comes late is no longer than two."""
-    device, looks = DeviceThread(), iter([0.0, 1.0, 601.0, 602.0])
-    device._heart.limit_s, ended = 10.0, threading.Event()
+def watched(monkeypatch: pytest.MonkeyPatch, device: DeviceThread, looks: list[float]) -> bool:
+    """Whether a thread is given up that does nothing while somebody looks at these times."""
+    ended, left = threading.Event(), iter(looks)
 
     def now() -> float:
         try:
-            return next(looks)
+            return next(left)
         except StopIteration:
             ended.set()
-            return 602.0
+            return looks[-1]
 
     monkeypatch.setattr("mtmd.loaded.device_thread.time.monotonic", now)
-    device._tick_s = 0.001
     device._watch(threading.current_thread(), ended)
-    assert device.fault is None
+    return device.fault is not None
+
+
+@pytest.mark.parametrize("more_s, given_up", [(0.0, True), (0.02, True), (0.05, False)])
+def test_a_long_node_has_more_time(
+    more_s: float, given_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = DeviceThread()
+    device._tick_s, device._heart.limit_s, device._heart.more_s = 0.001, 0.01, more_s
+    assert watched(monkeypatch, device, [0.002 * i for i in range(20)]) is given_up
+
+
+def test_a_process_that_was_stopped_has_not_hung(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-Z, and ten minutes later `fg`: one look that comes late is no longer than two."""
+    device = DeviceThread()
+    device._tick_s, device._heart.limit_s = 0.001, 0.01
+    assert not watched(monkeypatch, device, [0.0, 0.001, 601.0, 601.001])
