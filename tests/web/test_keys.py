@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from io import BytesIO
 
 import pytest
 from fake_service import FakeService
@@ -244,11 +245,12 @@ def test_names_and_never_keys_are_in_the_log_and_in_the_metrics(file, caplog):
 
 
 def test_uploads_are_shared_out_among_those_there_are(file):
-    client = client_for(FakeService(), api_key_file=file, upload_bytes=2 * len(png()) + 2)
-    from io import BytesIO
+    picture = png(200, 100, kind="BMP")
+    room = 2 * len(picture) + 10_000  # a little is counted beside the bytes
+    client = client_for(FakeService(), api_key_file=file, upload_bytes=room)
 
     def upload(key):
-        form = {"purpose": "vision", "file": (BytesIO(png()), "x.png")}
+        form = {"purpose": "vision", "file": (BytesIO(picture), "x.png")}
         return client.post("/v1/files", data=form, headers=bearer(key)).status_code
 
     assert [upload(ANNA), upload(ANNA), upload(BEN)] == [200, 413, 200]
