@@ -37,6 +37,12 @@ class DeviceMemoryError(MtmdError):
     """A device has less memory left than what was asked of it needs."""
 
 
+class DeviceError(MtmdError):
+    """The device, or the thread that works on it, has failed or hangs: nothing can be answered any
+    more by the model that was loaded.
+    """
+
+
 class PlacementError(MtmdError):
     """An op that no backend takes, or a device that is not there."""
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # what type checkers see of the table below; a test keeps the
     from mtmd.events import TokenInfo as TokenInfo
     from mtmd.inspect.predict_target import predict as predict
     from mtmd.kernels.errors import BusyError as BusyError
+    from mtmd.kernels.errors import DeviceError as DeviceError
     from mtmd.kernels.errors import DeviceMemoryError as DeviceMemoryError
     from mtmd.kernels.errors import ImageError as ImageError
     from mtmd.kernels.errors import ModelError as ModelError
@@ -57,6 +58,7 @@ _PLACES = {
     "mtmd.kernels.report.warmup_report": ("WarmupReport",),
     "mtmd.kernels.errors": (
         "BusyError",
+        "DeviceError",
         "DeviceMemoryError",
         "ImageError",
         "ModelError",

@@ -82,7 +82,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 1 `compare` or `history check` found something, 2 a mistake in the call
-    or its files, 3 `warmup --strict` found something, 130 interrupted.
+    or its files, 3 `warmup --strict` found something, 70 the device of `serve` has failed, 130
+    interrupted.
     """
     if isinstance(
         sys.stdout, io.TextIOWrapper

@@ -116,6 +116,13 @@ def data_folder() -> Path:
     return (Path(base) if base.startswith("/") else Path.home() / ".local" / "share") / "mtmd"
 
 
+def api_keys_from_environment() -> list[str]:
+    """Entries of MTMD_API_KEYS, which stand apart by commas or white space: each KEY or
+    NAME:KEY.
+    """
+    return os.environ.get("MTMD_API_KEYS", "").replace(",", " ").split()
+
+
 def options(kind: type[T], values: Mapping[str, Any]) -> T:
     """`kind(**values)`, with an OptionError for a name it does not have."""
     return kind(**_known(values, kind))

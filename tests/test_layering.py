@@ -59,7 +59,7 @@ ORDER = {
         ("warmup",),
     ),
     "mtmd": (
-        ("chat_template", "config", "receipt"),
+        ("chat_template", "config", "receipt", "tracebacks"),
         ("checkpoint", "events"),
         ("loaded",),  # a model in memory, without anybody to ask it
         ("prompt",),  # messages into spans
@@ -72,6 +72,7 @@ ORDER = {
         ("__main__",),
     ),
     "web": (
+        ("keys",),
         ("errors", "settings", "sse", "store", "served_model", "metrics", "access_log"),
         ("auth", "headers", "intake"),  # what may come in
         ("api", "page", "server", "status"),  # two products that do not know each other

@@ -22,8 +22,9 @@ def register(app: Flask) -> None:
         # The route and not the path, which a client chooses; nothing of the body.
         route = request.url_rule.rule if request.url_rule else "no route"
         log.info(
-            "%s %s %s %d %.0f ms",
+            "%s %s %s %s %d %.0f ms",
             g.request_id,
+            caller.name if (caller := g.get("caller")) else "-",
             request.method,
             route,
             response.status_code,

@@ -61,7 +61,8 @@ def create_app(
     auth.register(app, settings)
     errors.register(app)
     model, budget = ServedModel(service, warmup), PictureBudget(settings.media)
-    uploads = Uploads(settings.upload_bytes // max(1, len(settings.api_keys)))
+    keys = auth.keys_of(app)
+    uploads = Uploads(settings.upload_bytes, owners=lambda: keys.owners)
     fetcher = Fetcher() if settings.allow_remote_media else None
     api = openai.Api(
         service,
@@ -73,7 +74,7 @@ def create_app(
     app.register_blueprint(openai.blueprint(api))
     app.register_blueprint(files.blueprint(uploads, budget))
     app.register_blueprint(status.blueprint(service, model, settings))
-    chat = Chat(service, store or Store(None), settings, budget)
+    chat = Chat(service, store or Store(None), budget)
     app.register_blueprint(page.blueprint(chat, model))
     app.register_blueprint(diagnostics.blueprint(service, model))
     return app

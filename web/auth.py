@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from flask import Flask, Response, g, request
 
 from mtmd.web.errors import ApiError
+from mtmd.web.keys import ANYBODY, Caller, Keys
 from mtmd.web.settings import ServerSettings, is_loopback
 
-ANYBODY = "anybody"  # the owner of what is uploaded where no keys are
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _OPEN = "_open_without_key"
+_KEYS = "mtmd.keys"
 View = TypeVar("View", bound=Callable[..., Any])
 
 
@@ -29,29 +28,15 @@ def without_key(view: View) -> View:
 
 
 def owner() -> str:
-    """Whose request this is: what belongs to one key is not shown to another. Not the key
-    itself.
-    """
-    name: str = g.get("owner", ANYBODY)
-    return name
+    """Whose request this is: what belongs to one is not shown to another. Not the key itself."""
+    caller: Caller | None = g.get("caller")
+    return caller.owner if caller else ANYBODY
 
 
-class Keys:
-    """The keys of a server, as digests. An owner's name does not give the key away."""
-
-    def __init__(self, keys: Sequence[str]) -> None:
-        self._owners = {_digest(key): f"key-{_digest(key).hex()[:32]}" for key in keys}
-
-    def owner(self, header: str) -> str | None:
-        """Whose bearer token stands in an Authorization header, None for nobody's. Every key is
-        compared, in constant time.
-        """
-        scheme, _, token = header.partition(" ")
-        given, owner = _digest(token.strip()), None
-        for digest, name in self._owners.items():
-            if hmac.compare_digest(digest, given):
-                owner = name
-        return owner if scheme.lower() == "bearer" else None
+def keys_of(app: Flask) -> Keys:
+    """Those that `register` checks requests of an application against."""
+    keys: Keys = app.extensions[_KEYS]
+    return keys
 
 
 class RateLimit:
@@ -77,8 +62,10 @@ class RateLimit:
 
 
 def register(app: Flask, settings: ServerSettings) -> None:
-    """Every request is checked before its view is called, and before its body is read."""
-    keys = Keys(settings.api_keys)
+    """Every request is checked before its view is called, and before its body is read: keys too, of
+    which some may have been taken back since the last. What was begun with one goes on to its end.
+    """
+    keys = app.extensions[_KEYS] = settings.make_keys()
     limit = RateLimit(settings.rate_limit)
 
     @app.before_request
@@ -89,20 +76,20 @@ def register(app: Flask, settings: ServerSettings) -> None:
             return Response(status=204)  # a preflight comes without a key
         view = app.view_functions.get(request.endpoint or "")
         if (
-            settings.api_keys
+            keys.needed
             and not (request.endpoint or "").endswith("static")
             and not getattr(view, _OPEN, False)
         ):
-            name = keys.owner(request.headers.get("Authorization", ""))
-            if name is None:
+            caller = keys.find(request.headers.get("Authorization", ""))
+            if caller is None:
                 raise ApiError(
                     401,
                     "expected the header 'Authorization: Bearer KEY' with a key of this server",
                     code="invalid_api_key",
                     headers={"WWW-Authenticate": "Bearer"},
                 )
-            g.owner = name
-            if wait := limit.take(g.owner):
+            g.caller = caller
+            if wait := limit.take(caller.owner):
                 raise ApiError(
                     429,
                     f"more than {settings.rate_limit} requests a minute with this key; wait",
@@ -110,10 +97,6 @@ def register(app: Flask, settings: ServerSettings) -> None:
                     headers={"Retry-After": str(math.ceil(wait))},
                 )
         return None
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
 
 
 def _check_host(settings: ServerSettings) -> None:

@@ -12,7 +12,16 @@ from flask import Flask, Response, g, json
 from pydantic import ValidationError
 from werkzeug.exceptions import HTTPException
 
-from mtmd import BusyError, DeviceMemoryError, ImageError, MtmdError, OptionError, PromptError
+from mtmd import (
+    BusyError,
+    DeviceError,
+    DeviceMemoryError,
+    ImageError,
+    MtmdError,
+    OptionError,
+    PromptError,
+)
+from mtmd.tracebacks import traceback_text
 
 log = logging.getLogger("mtmd.web")
 LONGEST = 600  # characters of a message: parts of a request may stand in it
@@ -77,16 +86,21 @@ def as_api_error(error: BaseException, request_id: str) -> ApiError:
         return ApiError(429, str(error), code="server_busy", headers={"Retry-After": "1"})
     if isinstance(error, DeviceMemoryError):
         return ApiError(413, str(error), code="out_of_memory")
+    if isinstance(error, DeviceError):  # what caused it is in the log already
+        return ApiError(503, str(error), code="device_failed")
     if isinstance(error, HTTPException):
         status = error.code or 500
         headers = {k: v for k, v in error.get_headers() if k in ("Allow", "Retry-After")}
         return ApiError(
             status, _WORDS.get(status, "the request cannot be answered"), headers=headers
         )
-    if isinstance(error, MtmdError):
-        log.error("%s failed: %s", request_id, str(error)[:LONGEST])
-    else:
-        log.error("%s failed: %s", request_id, type(error).__name__, exc_info=error)
+    expected = isinstance(error, MtmdError)
+    log.error(
+        "%s failed: %s%s",
+        request_id,
+        str(error)[:LONGEST] if expected else type(error).__name__,
+        "" if expected and error.__cause__ is None else f"\n{traceback_text(error)}",
+    )
     return ApiError(
         500,
         f"the server could not answer; its log tells why under {request_id}",

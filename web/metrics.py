@@ -55,7 +55,9 @@ MILLISECONDS = {
 
 
 class Metrics:
-    """`count`: one response, by its status. `text`: everything, as Prometheus reads it."""
+    """`count`: one response, by its status, and by the name of the key it was asked for with.
+    `text`: everything, as Prometheus reads it.
+    """
 
     def __init__(self, service: Service) -> None:
         self._registry = CollectorRegistry()
@@ -63,9 +65,14 @@ class Metrics:
         self._responses = Counter(
             "mtmd_http_responses", "Responses by status", ["status"], registry=self._registry
         )
+        self._callers = Counter(
+            "mtmd_key_responses", "Responses by name of the key", ["key"], registry=self._registry
+        )
 
-    def count(self, status: int) -> None:
+    def count(self, status: int, caller: str | None) -> None:
         self._responses.labels(str(status)).inc()
+        if caller is not None:
+            self._callers.labels(caller).inc()
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
@@ -77,6 +84,11 @@ class _Stats(Collector):
 
     def collect(self) -> Iterable[Metric]:
         stats = asdict(self._service.stats())
+        yield GaugeMetricFamily(
+            "mtmd_device_failed",
+            "1 where nothing can be answered any more, as /health says",
+            value=int(self._service.fault is not None),
+        )
         for name, words in NOW.items():
             yield GaugeMetricFamily(f"mtmd_{name}", words, value=stats[name])
         for name, words in SINCE_START.items():

@@ -20,8 +20,9 @@ from waitress.server import TcpWSGIServer
 from waitress.utilities import Error
 
 from mtmd import OptionError
-from mtmd.web.auth import Keys
+from mtmd.web.auth import keys_of
 from mtmd.web.errors import ApiError
+from mtmd.web.keys import Keys
 from mtmd.web.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def _parser(keys: Keys | None) -> type[HTTPRequestParser]:
                 if (
                     self.error is None
                     and long
-                    and keys.owner(self.headers.get("AUTHORIZATION", "")) is None
+                    and keys.find(self.headers.get("AUTHORIZATION", "")) is None
                 ):
                     self.error = _Refusal(
                         401,
@@ -142,8 +143,9 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         logging.getLogger("waitress.queue").setLevel(
             logging.ERROR
         )  # it warns of every request that waits for a thread
-        keys = Keys(settings.api_keys) if settings.api_keys else None
-        self.channel_class = type("Channel", (HTTPChannel,), {"parser_class": _parser(keys)})
+        keys = keys_of(app)
+        parser = _parser(keys if keys.needed else None)
+        self.channel_class = type("Channel", (HTTPChannel,), {"parser_class": parser})
 
     def serve(self, closing: Callable[[], None]) -> None:
         """Until `stop`. Then nobody new is let in, and while `closing` ends what is being answered,

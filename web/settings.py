@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mtmd import OptionError
 from mtmd.prompt.load_image import ImageLimits
-
-KEY_CHARS = 8  # shorter keys are guessed
+from mtmd.web.keys import Keys, NamedKey
 
 
 @dataclass(frozen=True)
@@ -30,20 +30,28 @@ class MediaBudget:
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """`port` 0 takes a free one. `rate_limit`: requests a minute for each key, 0 for no limit.
+    """`port` 0 takes a free one. `api_keys` have no names, `named_keys` may have some, those in
+    `api_key_file` can be changed while the server runs. `share_cache`: prompts and pictures that
+    one key has asked about are known when another does. `rate_limit`: requests a minute for each
+    key, 0 for no limit.
     `media_path`: the folder that file:// may name. `upload_bytes`: of uploaded files in all.
-    `queue`: requests that may wait. Raises OptionError.
+    `queue`: requests that may wait. `hang_s`: how long the device may do nothing in the midst of an
+    answer, 0 for any time. Raises OptionError.
     """
 
     host: str = "127.0.0.1"
     port: int = 8080
-    api_keys: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    named_keys: tuple[NamedKey, ...] = ()
+    api_key_file: Path | None = None
+    share_cache: bool = False
     insecure_no_auth: bool = False
     rate_limit: int = 600
     allow_remote_media: bool = False
     media_path: Path | None = None
     cors_origins: tuple[str, ...] = ()
     queue: int = 64
+    hang_s: float = 300.0
     media: MediaBudget = MediaBudget()
     upload_bytes: int = 256 << 20
 
@@ -52,20 +60,19 @@ class ServerSettings:
             raise OptionError(f"port: found {self.port}, expected 0 to 65535")
         if self.queue < 1:
             raise OptionError(f"queue: found {self.queue}, expected at least 1")
+        if not 0 <= self.hang_s <= threading.TIMEOUT_MAX or 0 < self.hang_s < 1:
+            raise OptionError(
+                f"hang_limit: found {self.hang_s:g}, expected seconds, at least 1, or 0 for none"
+            )
         if self.rate_limit < 0:
             raise OptionError(
                 f"rate_limit: found {self.rate_limit}, expected requests a minute, or 0 for no "
                 "limit"
             )
-        for key in self.api_keys:  # never part of a message
-            if len(key) < KEY_CHARS or not (key.isascii() and key.isprintable()) or " " in key:
-                raise OptionError(
-                    f"api_key: expected at least {KEY_CHARS} printable ASCII characters without "
-                    "spaces"
-                )
-        if not (self.loopback or self.api_keys or self.insecure_no_auth):
+        self.make_keys()
+        if not (self.loopback or self.needs_key or self.insecure_no_auth):
             raise OptionError(
-                f"host {self.host!r:.80} can be reached by others; give --api-key, or "
+                f"host {self.host!r:.80} can be reached by others; give --api-key-file, or "
                 "--insecure-no-auth to let anybody in"
             )
         if self.media_path is not None and not self.media_path.is_dir():
@@ -80,6 +87,15 @@ class ServerSettings:
                 raise OptionError(
                     f"cors_origin: found {origin!r:.80}, expected scheme://host[:port], or *"
                 )
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether nobody is let in without one."""
+        return bool(self.api_keys or self.named_keys or self.api_key_file)
+
+    def make_keys(self) -> Keys:
+        """Raises OptionError."""
+        return Keys(self.api_keys, self.named_keys, self.api_key_file)
 
     @property
     def loopback(self) -> bool:

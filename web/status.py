@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flask import Blueprint, Response
+from flask import Blueprint, Response, g
 
 from mtmd import __version__
 from mtmd.web import metrics
@@ -22,8 +22,12 @@ def blueprint(service: Service, model: ServedModel, settings: ServerSettings) ->
 
     @routes.get("/health")
     @without_key
-    def health() -> dict[str, str]:
-        return {"status": "ok"}
+    def health() -> tuple[dict[str, str], int]:
+        """Without the device, which may hang: what is known of it."""
+        fault = service.fault
+        if fault is not None:
+            return {"status": "failed", "reason": str(fault)}, 503
+        return {"status": "ok"}, 200
 
     @routes.get("/props")
     def props() -> dict[str, Any]:
@@ -57,7 +61,8 @@ def blueprint(service: Service, model: ServedModel, settings: ServerSettings) ->
 
     @routes.after_app_request
     def count(response: Response) -> Response:
-        counters.count(response.status_code)
+        caller = g.get("caller")
+        counters.count(response.status_code, caller.name if caller else None)
         return response
 
     return routes

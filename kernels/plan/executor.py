@@ -16,11 +16,14 @@ from mtmd.kernels.dtype import mib
 from mtmd.kernels.errors import DeviceMemoryError, PlacementError
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
+from mtmd.kernels.plan.heartbeat import beat, patience
 from mtmd.kernels.plan.scheduler import Plan
 
 if TYPE_CHECKING:
     from mtmd.kernels.plan.native_run import NativePlan
 
+SLOWEST = 1e9  # FLOP/s: a node that takes longer hangs
+LONG_S = 10.0  # nodes that may take longer at this rate say so
 T = TypeVar("T")
 Observer = Callable[[Node, Tensor, list[Tensor | None]], None]
 
@@ -66,6 +69,7 @@ class Residency:
             if key not in self._held:
                 with memory_for(f"weight {node.name}", lambda: node.type.bytes):
                     tensor = source.read(node.name, node.dtype).to(backend.device)
+                beat()
                 self._held[key] = source, tensor
                 self.bytes[backend.space] += tensor.nbytes
             return self._held[key][1]
@@ -114,6 +118,11 @@ class Executor:
                     step.node,
                 )
             )
+        self._long = {
+            node: seconds
+            for node in (s.node for s in plan.steps if s.node.op != "copy")
+            if (seconds := OPS[node.op].flops(node) / SLOWEST) > LONG_S
+        }
         self._outputs = [slots[o] for o in plan.outputs]
         self._residency = residency
         self._native: NativePlan | None = None
@@ -150,7 +159,12 @@ class Executor:
                 values[slot] = _placed(node, filled[node], device, is_written)
             for kernel, reads, result, frees, node in self._program:
                 inputs = [values[i] for i in reads]
-                value = values[result] = kernel(*inputs)
+                if node in self._long:
+                    with patience(self._long[node]):
+                        value = kernel(*inputs)
+                else:
+                    value = kernel(*inputs)
+                values[result] = value
                 if observe is not None:
                     observe(node, value, inputs)
                 del inputs, value  # what is freed now must not live on in a generator that rests
@@ -180,6 +194,7 @@ def finish(steps: Generator[None, None, T]) -> T:
     while True:
         try:
             next(steps)
+            beat()
         except StopIteration as done:
             value: T = done.value
             return value

@@ -46,7 +46,7 @@ class Constraint(Protocol):
 class Prompt:
     """What is to be read, and how it is to be answered. `alternatives`: how many of the most
     probable tokens to give beside each, None for no probabilities at all. `constraint` is of this
-    answer alone.
+    answer alone. What was read for a prompt of another `salt` is not used for this one.
     """
 
     spans: abc.Sequence[Span]
@@ -55,6 +55,7 @@ class Prompt:
     max_tokens: int = 256
     alternatives: int | None = None
     constraint: Constraint | None = None
+    salt: bytes = b""
 
 
 class Engine:
@@ -90,7 +91,7 @@ class Engine:
         """
         self.runner.check(prompt.spans)
         spans, position = lay_out(prompt.spans, 0)
-        total, keys = sum(map(len, spans)), page_keys(list(identities(spans)), PAGE)
+        total, keys = sum(map(len, spans)), page_keys(list(identities(spans)), PAGE, prompt.salt)
         sequence = Sequence(
             total, tuple(blocks(spans)), keys, position=position, prompt_tokens=total
         )
@@ -211,7 +212,7 @@ class Engine:
         """
         if sequence.slot is not None and not error:
             read = list(identities(self._all_spans(sequence)))[: sequence.done]
-            sequence.keys = page_keys(read, PAGE)
+            sequence.keys = page_keys(read, PAGE, self._prompts[sequence].salt)
             self.batcher.register(sequence)
         self.batcher.remove(sequence)
         del self._prompts[sequence]

@@ -1,19 +1,25 @@
 """`mtmd serve`: the model behind OpenAI's HTTP interface, with a page to chat. Runs until it is
-interrupted.
+interrupted, or its device fails.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
+import logging
+import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from mtmd.commands.shared import add_model_arguments, load_from
 from mtmd.kernels.text import for_terminal
 
+ENDING_S = 20.0  # for the step that the device is in
+DEVICE_FAILED = 70  # the exit code by which whoever started it knows to start it again
 HELP = "Serve the model over HTTP: OpenAI's interface, and a page to chat."
 
 
@@ -22,7 +28,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--host",
         default="127.0.0.1",
-        help="address to listen on; others than this machine's own need a key "
+        help="address to listen on; others than this machine's own need a key (--api-key-file) "
         "(default: %(default)s)",
     )
     server.add_argument(
@@ -49,15 +55,38 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     )
     server.add_argument("--no-history", action="store_true", help="keep no conversations on disk")
     server.add_argument(
+        "--hang-limit",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="end the server when the device does nothing for so long in the midst of an answer; 0 "
+        "for never (default: %(default)g)",
+    )
+    server.add_argument(
         "--no-warmup", action="store_true", help="begin at once; the first answer then takes longer"
     )
     access = sub.add_argument_group("access")
+    access.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        help="let in who has a key of FILE: NAME:KEY on each line, # for comments; read again when "
+        "it changes. The variable MTMD_API_KEYS holds such entries too, with commas between them",
+    )
     access.add_argument(
         "--api-key",
         action="append",
         default=[],
         metavar="KEY",
-        help="let in who has KEY; may be repeated",
+        help="let in who has KEY, which every user of this machine sees in `ps`; may be repeated",
+    )
+    access.add_argument(
+        "--share-cache",
+        action="store_true",
+        help="let prompts and pictures that one key has asked about be known when another asks: "
+        "faster, but a key can tell what others asked",
+    )
+    access.add_argument(
+        "--access-log", action="store_true", help="write a line for each request to stderr"
     )
     access.add_argument(
         "--insecure-no-auth", action="store_true", help="let anybody in who can reach the address"
@@ -95,54 +124,106 @@ def run(args: argparse.Namespace) -> int:
     from mtmd.web.server import bind
 
     with bind(settings) as sock:
-        _serve(args, settings, folder, sock)
-    return 0
+        fault = _serve(args, settings, folder, sock)
+    if fault is None:
+        return 0
+    print(f"mtmd serve: {fault}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    # Whatever hangs in the device would not let the interpreter end, or not with this code.
+    os._exit(DEVICE_FAILED)
+
+
+def _write_log(requests: bool) -> None:
+    """Warnings and errors go to stderr, and a line for each of the `requests`. A crash of native
+    code tells where it was.
+    """
+    if sys.__stderr__ is not None:
+        faulthandler.enable(sys.__stderr__)
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log = logging.getLogger("mtmd")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO if requests else logging.WARNING)
 
 
 def _serve(
     args: argparse.Namespace, settings: Any, folder: Path | None, sock: socket.socket
-) -> None:
+) -> Any:
+    """Until it is stopped. The fault of the device, if that is why."""
     from mtmd.loaded.allocator import return_freed_memory
 
     return_freed_memory()
     model = load_from(args)
+    _write_log(args.access_log)
     report = model.warmup_report if args.no_warmup else model.warm_up()
     from mtmd.service.service import Service
     from mtmd.web.app import create_app
     from mtmd.web.server import Server
     from mtmd.web.store.store import Store
 
+    opened = _close_to_others(folder)
     store = Store(folder)
     try:
-        service = Service(model, queue=settings.queue)
+        service = Service(
+            model,
+            queue=settings.queue,
+            share_cache=settings.share_cache,
+            hang_s=settings.hang_s or None,
+        )
         try:
             server = Server(
                 create_app(service, settings, store, warmup=report), service, settings, sock
             )
             _stop_on_signals(server)
-            _say(server.url, model.name, report, settings, folder, _told_of(store))
+            service.on_fault(lambda _: server.stop())
+            told = [*_told_of(store), *_told_of_modes(opened)]
+            _say(server.url, model.name, report, settings, folder, told)
             server.serve(closing=service.close)
-            print("stopped", flush=True)
+            service.close(ENDING_S)
+            if service.fault is None:
+                print("stopped", flush=True)
+            return service.fault
         finally:
-            service.close()
+            service.close(ENDING_S)
     finally:
         store.close()
 
 
+def _close_to_others(folder: Path | None) -> list[str]:
+    """What this process makes from now on is the user's alone, and what lies in the data folder
+    too. The names of what others could read until now.
+    """
+    os.umask(0o077)
+    opened = []
+    for name in ("conversations.db", "conversations.db-wal", "conversations.db-shm", "images"):
+        path = folder / name if folder else Path()
+        if folder and os.name == "posix" and path.exists() and path.stat().st_mode & 0o077:
+            with suppress(PermissionError):  # another user's, who chose its mode
+                path.chmod(0o700 if path.is_dir() else 0o600)
+                opened.append(name)
+    return opened
+
+
 def _settings(args: argparse.Namespace) -> Any:
     """Raises OptionError."""
+    from mtmd.config import api_keys_from_environment
+    from mtmd.web.keys import parse_keys
     from mtmd.web.settings import ServerSettings
 
     return ServerSettings(
         host=args.host,
         port=args.port,
         api_keys=tuple(args.api_key),
+        named_keys=parse_keys(api_keys_from_environment(), "MTMD_API_KEYS"),
+        api_key_file=Path(args.api_key_file).expanduser() if args.api_key_file else None,
+        share_cache=args.share_cache,
         insecure_no_auth=args.insecure_no_auth,
         rate_limit=args.rate_limit,
         allow_remote_media=args.allow_remote_media,
         media_path=Path(args.media_path) if args.media_path else None,
         cors_origins=tuple(args.cors_origin),
         queue=args.queue,
+        hang_s=args.hang_limit,
     )
 
 
@@ -176,6 +257,12 @@ def _told_of(store: Any) -> list[str]:
     return told
 
 
+def _told_of_modes(opened: list[str]) -> list[str]:
+    names = ", ".join(opened)
+    told = f"other users of this machine could read {names} in the data folder; now they cannot"
+    return [told] if opened else []
+
+
 def _say(
     url: str, name: str, report: Any, settings: Any, folder: Path | None, history: list[str]
 ) -> None:
@@ -195,7 +282,16 @@ def _say(
             f"not everything runs on {report.device} as it should: `mtmd warmup`, or "
             f"{url}/diagnostics, tells what and why"
         )
-    if not (settings.loopback or settings.api_keys):
+    if settings.api_keys:
+        warnings.append(
+            "every user of this machine sees the key given by --api-key in `ps`; put it in a file "
+            "(--api-key-file) or in the variable MTMD_API_KEYS"
+        )
+    if settings.api_key_file and settings.api_key_file.stat().st_mode & 0o004:
+        warnings.append(
+            "every user of this machine can read the keys in --api-key-file; `chmod 600` it"
+        )
+    if not (settings.loopback or settings.needs_key):
         warnings.append(
             "anybody who can reach this address can use the model and see every conversation "
             "(--insecure-no-auth)"

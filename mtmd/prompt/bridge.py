@@ -68,10 +68,14 @@ class Bridge:
         )
 
     def prepare(
-        self, pictures: Sequence[Picture], budget: Budget = DEFAULT_BUDGET, anew: bool = False
+        self,
+        pictures: Sequence[Picture],
+        budget: Budget = DEFAULT_BUDGET,
+        anew: bool = False,
+        salt: str = "",
     ) -> list[Prepared]:
-        """Pictures cut and normalised, each different one once; those in the cache need no more
-        work, unless all is to be done `anew`.
+        """Pictures cut and normalised, each different one once; those in the cache, of the same
+        `salt`, need no more work, unless all is to be done `anew`.
 
         Raises OptionError for a budget that cannot be kept, ImageError for a shape that the family
         does not take, DeviceMemoryError for one that takes more memory than can be free, however
@@ -82,7 +86,7 @@ class Bridge:
         made: dict[Key, tuple[ImagePlan, Tensor | None]] = {}
         result = []
         for picture in pictures:
-            key = picture.sha256, budget
+            key = picture.sha256, budget, salt
             cached = key in made
             if not cached:
                 entry = None if anew else self.cache.get(key)

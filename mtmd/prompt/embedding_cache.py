@@ -15,8 +15,10 @@ from torch import Tensor
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.token_budget import Budget
 
-Key: TypeAlias = "tuple[str, Budget]"
-"""SHA-256 of a picture's pixels and size, and its budget of tokens."""
+Key: TypeAlias = "tuple[str, Budget, str]"
+"""SHA-256 of a picture's pixels and size, its budget of tokens, and the salt of who asks: those of
+another salt do not find it.
+"""
 
 
 class EmbeddingCache:

@@ -66,16 +66,19 @@ class Prompts:
         return conversation
 
     def prepare(
-        self, messages: Sequence[Message], detail: str = "auto", anew: bool = False
+        self, messages: Sequence[Message], detail: str = "auto", anew: bool = False, salt: str = ""
     ) -> PreparedPrompt:
         """A conversation ready for the device; nothing of it needs the device yet. `anew`: also
-        pictures in the cache are to be encoded. Raises what `read` and `Bridge.prepare` do.
+        pictures in the cache are to be encoded; `salt`: pictures of another are not found there.
+        Raises what `read` and `Bridge.prepare` do.
         """
         conversation = self.read(messages)
         rendered = self._loaded.checkpoint.template.render(conversation.messages)
         budget = replace(self._loaded.limits, detail=detail)
         pictures = (
-            self.bridge.prepare(conversation.pictures, budget, anew) if self._loaded.encoder else []
+            self.bridge.prepare(conversation.pictures, budget, anew, salt)
+            if self._loaded.encoder
+            else []
         )
         return PreparedPrompt(self.bridge.read(rendered, pictures), pictures)
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from mtmd.clip.encoder import BATCH
 from mtmd.kernels.errors import MtmdError
 from mtmd.kernels.graph import Shape
+from mtmd.kernels.plan.heartbeat import beat
 from mtmd.prompt.bridge import Bridge, Prepared
 from mtmd.prompt.embedding_cache import Key
 
@@ -114,6 +115,7 @@ class EncodeQueue:
         try:
             while seconds is None or time.perf_counter() - start < seconds:
                 next(self._running)
+                beat()
         except StopIteration as done:
             self._spent += time.perf_counter() - start
             return self._finish(done.value)

@@ -1,9 +1,10 @@
-"""The tiles of the pictures answered about lately, for whoever wants to see what the model saw."""
+"""The tiles of the pictures answered about lately: what the model saw, for those who asked it."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from threading import Lock
 
 import numpy as np
@@ -14,27 +15,43 @@ KEPT_BYTES = 64 << 20
 
 
 class ProcessedTiles:
+    """Those of one salt are kept once; each tenant sees what they have asked about themselves."""
+
     def __init__(self) -> None:
-        self._tiles: OrderedDict[str, tuple[np.ndarray, ...]] = OrderedDict()
+        self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
         self._lock = Lock()
 
-    def add(self, prepared: Sequence[Prepared]) -> None:
+    def add(self, prepared: Sequence[Prepared], tenant: str) -> None:
         """The latest stay, `KEPT_BYTES` of them."""
         with self._lock:
             for one in prepared:
+                sha256, _, salt = one.key
+                entry = self._entries.get((salt, sha256))
                 if one.plan.tiles:
-                    self._tiles[one.key[0]] = one.plan.tiles
+                    tenants = {tenant} if entry is None else entry.tenants | {tenant}
+                    self._entries[salt, sha256] = _Entry(one.plan.tiles, tenants)
+                elif entry is not None:  # encoded before
+                    entry.tenants.add(tenant)
             while (
-                sum(tile.nbytes for tiles in self._tiles.values() for tile in tiles) > KEPT_BYTES
-                and len(self._tiles) > 1
+                sum(tile.nbytes for entry in self._entries.values() for tile in entry.tiles)
+                > KEPT_BYTES
+                and len(self._entries) > 1
             ):
-                self._tiles.popitem(last=False)
+                self._entries.popitem(last=False)
 
-    def get(self, sha256: str) -> tuple[np.ndarray, ...] | None:
-        """The tiles as pictures, uint8 [Y, X, 3] each, or None."""
+    def get(self, sha256: str, salt: str, tenant: str) -> tuple[np.ndarray, ...] | None:
+        """The tiles as pictures, uint8 [Y, X, 3] each, or None, also for another's picture."""
         with self._lock:
-            tiles = self._tiles.get(sha256)
-        return None if tiles is None else tuple(map(_as_bytes, tiles))
+            entry = self._entries.get((salt, sha256))
+        if entry is None or tenant not in entry.tenants:
+            return None
+        return tuple(map(_as_bytes, entry.tiles))
+
+
+@dataclass(frozen=True)
+class _Entry:
+    tiles: tuple[np.ndarray, ...]
+    tenants: set[str]
 
 
 def _as_bytes(tile: np.ndarray) -> np.ndarray:

@@ -29,6 +29,8 @@ class Request:
     checker: StopChecker
     stop: frozenset[int]
     constraint: Constraint | None
+    salt: str = ""
+    """Of the caches: what is kept of it is known only to requests of the same."""
 
     jobs: dict[int, Job] = field(default_factory=dict)
     encode_ms: float = 0.0

@@ -8,6 +8,7 @@ is given up, between two nodes of the graph.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import abc
@@ -19,13 +20,13 @@ from torch import Tensor
 
 from mtmd.config import AnswerOptions, options
 from mtmd.events import Answer, Finished, Progress, TextPiece, TokenInfo
-from mtmd.kernels.errors import BusyError, DeviceMemoryError, MtmdError
+from mtmd.kernels.errors import BusyError, DeviceError, DeviceMemoryError, MtmdError
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.llm.engine.engine import Constraint, Engine, Prompt
 from mtmd.llm.engine.sequence import Sequence, Token
 from mtmd.llm.sampling.sampler import Sampler
 from mtmd.llm.tokenizer.text_stream import StopChecker
-from mtmd.loaded.device_thread import DeviceUser
+from mtmd.loaded.device_thread import AGAIN, HANG_S, DeviceUser, again
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.loaded.report import warmup_report
 from mtmd.prompt.conversation import Message
@@ -36,12 +37,14 @@ from mtmd.service.receipts import make_receipt
 from mtmd.service.request import Request
 from mtmd.service.stats import ServiceStats, TokenCount
 from mtmd.service.ticket import Ticket
+from mtmd.tracebacks import traceback_text
 
 __all__ = ["Service", "ServiceStats", "Ticket", "TokenCount"]
 
 SLICE_S = 0.02  # of encoding between two batches of the decoder
 RETRY_S = 0.05  # until memory is looked for again, with nothing else to do
 T = TypeVar("T")
+log = logging.getLogger("mtmd.service")
 
 
 class Servable(Protocol):
@@ -55,9 +58,19 @@ class Servable(Protocol):
 
 
 class Service:
-    """`queue`: requests that may wait for a place in the batch."""
+    """`queue`: requests that may wait for a place in the batch. `share_cache`: what one tenant has
+    asked about is known when another asks. `hang_s`: how long the device may do nothing in the
+    midst of a step, as far as can be seen, before it is given up; None for any time.
+    """
 
-    def __init__(self, model: Servable, *, queue: int = 64):
+    def __init__(
+        self,
+        model: Servable,
+        *,
+        queue: int = 64,
+        share_cache: bool = False,
+        hang_s: float | None = HANG_S,
+    ):
         loaded = self._loaded = model.loaded
         self._prompts = model.prompts
         self.engine = Engine(loaded.runner, may_run=loaded.admission.may_decode)
@@ -67,11 +80,21 @@ class Service:
         self._places = threading.Semaphore(self._most)
         """One for each request from `submit` to its end: the only gate."""
         self._requests: dict[Ticket, Request] = {}
+        self._open: dict[Ticket, None] = {}
+        """Of requests from before they are posted to their end: who waits, also behind a hang."""
         self._by_sequence: dict[Sequence, Request] = {}
         self._batch_s = 0.0
         self._processed = ProcessedTiles()
+        self._share_cache = share_cache
+        self._counting = threading.Lock()
         self._device = DeviceUser(
-            loaded.device_thread, self._turn, self._pause, self._defect, self._end_all
+            loaded.device_thread,
+            self._turn,
+            self._pause,
+            self._defect,
+            self._end_all,
+            self._given_up,
+            hang_s,
         )
 
     @property
@@ -94,18 +117,35 @@ class Service:
         """As `Model.warmup_report`: nothing is run for it."""
         return warmup_report(self._loaded, check=False)
 
-    def submit(self, messages: abc.Sequence[Message], **chosen: Any) -> Ticket:
+    @property
+    def fault(self) -> DeviceError | None:
+        """Why nothing can be answered any more. Known at once, also while the device hangs."""
+        return self._device.thread.fault
+
+    def on_fault(self, tell: abc.Callable[[DeviceError], None]) -> None:
+        """`tell` is called, on any thread, once there is a fault; at once where there is one."""
+        self._device.thread.on_fault.append(tell)
+        if self.fault is not None:
+            tell(self.fault)
+
+    def submit(self, messages: abc.Sequence[Message], *, tenant: str = "", **chosen: Any) -> Ticket:
         """Take a conversation to be answered; `chosen` are the fields of `AnswerOptions`. Pictures
-        are loaded and prepared here.
+        are loaded and prepared here. `tenant`: for whom; what is kept of it, to be known when it
+        comes again, is for them alone.
 
         Raises MtmdError at once for what is wrong with it: PromptError, ImageError, OptionError;
         BusyError where too many wait; DeviceMemoryError for a picture that takes more memory than
-        there can be.
+        there can be; DeviceError after a fault. The ticket raises DeviceError where one comes
+        later.
         """
-        return self.submit_checked(messages, options(AnswerOptions, chosen))
+        return self.submit_checked(messages, options(AnswerOptions, chosen), tenant)
 
-    def submit_checked(self, messages: abc.Sequence[Message], settings: AnswerOptions) -> Ticket:
+    def submit_checked(
+        self, messages: abc.Sequence[Message], settings: AnswerOptions, tenant: str = ""
+    ) -> Ticket:
         """As `submit`, with the options made."""
+        if self.fault is not None:
+            raise again(self.fault)
         if not self._places.acquire(blocking=False):
             self._count("rejected")
             raise BusyError(
@@ -113,19 +153,32 @@ class Service:
                 "later"
             )
         try:
-            request = self._prepare(messages, settings)
-            self._device.post(lambda: self._take(request))
+            request = self._prepare(messages, settings, self._salt(tenant))
+            self._post(request)
         except BaseException:
             self._places.release()
             raise
-        self._processed.add(request.prompt.pictures)
+        self._processed.add(request.prompt.pictures, tenant)
         return request.ticket
 
-    def _prepare(self, messages: abc.Sequence[Message], settings: AnswerOptions) -> Request:
+    def _post(self, request: Request) -> None:
+        self._open[request.ticket] = None
+        try:
+            self._device.post(lambda: self._take(request))
+        except MtmdError:
+            del self._open[request.ticket]
+            raise
+
+    def _salt(self, tenant: str) -> str:
+        return "" if self._share_cache else tenant
+
+    def _prepare(
+        self, messages: abc.Sequence[Message], settings: AnswerOptions, salt: str
+    ) -> Request:
         """All that can be done, and go wrong, on the caller's thread."""
         clock, loaded = time.perf_counter(), self._loaded
         try:
-            prompt = self._prompts.prepare(messages, settings.detail)
+            prompt = self._prompts.prepare(messages, settings.detail, salt=salt)
         except DeviceMemoryError:
             self._count("images_refused")
             raise
@@ -142,35 +195,50 @@ class Service:
             StopChecker(settings.stop),
             stop,
             self._constraint(settings, stop),
+            salt,
         )
 
-    def count(self, messages: abc.Sequence[Message], detail: str = "auto") -> TokenCount:
+    def count(
+        self, messages: abc.Sequence[Message], detail: str = "auto", *, tenant: str = ""
+    ) -> TokenCount:
         """What a conversation would take. Nothing is encoded."""
-        prompt = self._prompts.prepare(messages, detail)
+        prompt = self._prompts.prepare(messages, detail, salt=self._salt(tenant))
         images = tuple(picture.plan.tokens for picture in prompt.pictures)
         return TokenCount(len(prompt.tokens), images, self.context)
 
     def stats(self) -> ServiceStats:
-        if self._device.thread.is_running:
-            with suppress(MtmdError):  # the service is closed
-                return self.exclusively(self._current_stats)
-        return self._current_stats()
+        """Of this moment. The device is not asked, which may be in a long step, or hang."""
+        stats, engine = self._stats, self.engine
+        stats.running, stats.waiting = len(engine.batcher.running), len(engine.batcher.waiting)
+        stats.pages_used, stats.batches, stats.batch_rows = (
+            engine.batcher.pages.held,
+            engine.steps,
+            engine.rows,
+        )
+        if self.encoding:
+            stats.encoding, stats.encode_batches, stats.encode_tiles = (
+                len(self.encoding.jobs),
+                self.encoding.batches,
+                self.encoding.tiles,
+            )
+        return ServiceStats(**vars(stats))
 
-    def processed(self, sha256: str) -> tuple[np.ndarray, ...] | None:
-        """The tiles that the encoder got of a picture, uint8 [Y, X, 3] each, if it was seen
-        lately.
+    def processed(self, sha256: str, tenant: str = "") -> tuple[np.ndarray, ...] | None:
+        """The tiles that the encoder got of a picture, uint8 [Y, X, 3] each, if this tenant asked
+        about it lately.
         """
-        return self._processed.get(sha256)
+        return self._processed.get(sha256, self._salt(tenant), tenant)
 
     def exclusively(self, work: abc.Callable[[], T]) -> T:
         """Do something with the device while nobody else does. Raises what it raises."""
         return self._device.exclusively(work)
 
-    def close(self) -> None:
+    def close(self, within_s: float | None = None) -> None:
         """End every request, and the thread. What was asked for before is done first, what comes
-        later is refused.
+        later is refused. A device that does not come to that `within_s` seconds, as it hangs, is
+        given up: that is a fault.
         """
-        self._device.close()
+        self._device.close(within_s)
 
     def _constraint(self, settings: AnswerOptions, stop: frozenset[int]) -> Constraint | None:
         """What an answer has to look like, None for anything. Raises OptionError. The first call
@@ -182,15 +250,9 @@ class Service:
         return self._loaded.grammars.constraint(settings.json_schema, stop)
 
     def _count(self, statistic: str) -> None:
-        """One more of it. On the device thread like all counting: callers' threads would lose some
-        of each other's.
-        """
-
-        def count() -> None:
+        """One more of what any thread counts; the device thread alone counts the rest."""
+        with self._counting:
             setattr(self._stats, statistic, getattr(self._stats, statistic) + 1)
-
-        with suppress(MtmdError):  # the service is closed, and nobody counts any more
-            self._device.post(count)
 
     def _give_up(self, ticket: Ticket) -> None:
         with suppress(MtmdError):  # the service is closed, and the request with it
@@ -210,8 +272,21 @@ class Service:
         for ticket in list(self._requests):
             self._cancel(ticket)
 
+    def _given_up(self, fault: DeviceError) -> None:
+        """All who wait are told. The device thread may hang with what it works on: nothing of that
+        is touched.
+        """
+        for ticket in list(self._open):
+            ticket.put(again(fault))
+
     def _defect(self, error: BaseException) -> None:
-        """Those under way are told, and the service lives on."""
+        """Those under way are told, and the service lives on, unless it is the device that failed:
+        then it raises DeviceError.
+        """
+        self._check_device(error)
+        log.error(
+            "%d requests end by an internal error\n%s", len(self._requests), traceback_text(error)
+        )
         failure = MtmdError(f"internal error: {type(error).__name__}")
         failure.__cause__ = error
         self._stats.failed += len(self._requests)
@@ -221,7 +296,20 @@ class Service:
             self.encoding.reset()
         for ticket in tickets:
             self._places.release()
+            self._open.pop(ticket, None)
             ticket.put(failure)
+
+    def _check_device(self, error: BaseException) -> None:
+        """Some errors of a GPU are for good: all that is asked of it afterwards fails as well."""
+        try:
+            for backend in self._loaded.backends:
+                backend.synchronize()
+        except Exception as found:
+            error.__cause__ = error.__cause__ or found
+            raise DeviceError(
+                f"the device {self._loaded.backends[0].name} has failed ({type(error).__name__}), "
+                f"and nothing runs on it any more; {AGAIN}"
+            ) from error
 
     def _turn(self) -> None:
         """A slice of encoding, and a batch of the decoder; a slice is as long as the last batch if
@@ -252,7 +340,8 @@ class Service:
         self._encode_progress(request)
 
     def _encoded(self, job: Job) -> None:
-        self._stats.images_refused += isinstance(job.error, DeviceMemoryError)
+        if isinstance(job.error, DeviceMemoryError):
+            self._count("images_refused")
         for request in [
             r for r in self._requests.values() if r.sequence is None and job in r.jobs.values()
         ]:
@@ -292,6 +381,7 @@ class Service:
                 settings.max_tokens,
                 settings.logprobs,
                 request.constraint,
+                request.salt.encode(),
             )
             request.sequence = self.engine.submit(prompt)
         except MtmdError as error:
@@ -381,20 +471,5 @@ class Service:
                 self.encoding.leave(job)
         request.jobs = {}
         del self._requests[request.ticket]
+        self._open.pop(request.ticket, None)
         self._places.release()
-
-    def _current_stats(self) -> ServiceStats:
-        stats, engine = self._stats, self.engine
-        stats.running, stats.waiting = len(engine.batcher.running), len(engine.batcher.waiting)
-        stats.pages_used, stats.batches, stats.batch_rows = (
-            engine.batcher.pages.held,
-            engine.steps,
-            engine.rows,
-        )
-        if self.encoding:
-            stats.encoding, stats.encode_batches, stats.encode_tiles = (
-                len(self.encoding.jobs),
-                self.encoding.batches,
-                self.encoding.tiles,
-            )
-        return ServiceStats(**vars(stats))

@@ -96,9 +96,19 @@ class FakeService:
     def __init__(self, pace_s=0.0):
         self.pace_s, self.fails, self.refuses, self.waiting = pace_s, None, None, 0
         self.tickets, self.ended, self.words = [], [], None
+        self.tenants, self.fault, self.told = [], None, []
         self.name, self.context, self.sees, self.warmup_report = "fake", CONTEXT, True, Report()
 
-    def submit(self, messages, **chosen):
+    def on_fault(self, tell):
+        self.told.append(tell)
+
+    def fail(self, fault):
+        self.fault = fault
+        for tell in self.told:
+            tell(fault)
+
+    def submit(self, messages, *, tenant="", **chosen):
+        self.tenants.append(tenant)
         if self.refuses:
             raise self.refuses
         settings, pictures = (
@@ -121,7 +131,8 @@ class FakeService:
             f"{_text(messages[-1])}"
         )
 
-    def count(self, messages, detail="auto"):  # noqa: ARG002
+    def count(self, messages, detail="auto", *, tenant=""):  # noqa: ARG002
+        self.tenants.append(tenant)
         pictures = _pictures(messages)
         return SimpleNamespace(
             prompt_tokens=10 + 4 * len(pictures), image_tokens=(4,) * len(pictures), context=CONTEXT
@@ -134,7 +145,7 @@ class FakeService:
             slots=4, waiting=self.waiting, requests=len(self.tickets), decode_ms=1500.0
         )
 
-    def processed(self, sha256):  # noqa: ARG002
+    def processed(self, sha256, tenant=""):  # noqa: ARG002
         return None
 
     def close(self):

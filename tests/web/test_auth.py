@@ -10,7 +10,7 @@ from fake_service import FakeService
 from serving import client_for, data_url, image_part, png, post_chat, running
 
 from mtmd import OptionError
-from mtmd.web import auth
+from mtmd.web import keys
 from mtmd.web.auth import RateLimit
 from mtmd.web.settings import ServerSettings, is_loopback
 
@@ -34,7 +34,7 @@ def bearer(key):
     ],
 )
 def test_others_are_let_in_only_with_a_key_or_in_so_many_words(host):
-    with pytest.raises(OptionError, match="--api-key"):
+    with pytest.raises(OptionError, match="--api-key-file"):
         ServerSettings(host=host)
     assert ServerSettings(host=host, api_keys=(KEY,)) and ServerSettings(
         host=host, insecure_no_auth=True
@@ -56,6 +56,7 @@ def test_this_machine_needs_no_key(host):
         {"queue": 0},
         {"rate_limit": -1},
         {"api_keys": ("short",)},
+        {"api_keys": ("15-characters-.",)},
         {"api_keys": ("",)},
         {"api_keys": ("with a space in it",)},
         {"api_keys": ("ümlauts-in-it",)},
@@ -133,7 +134,7 @@ def test_the_page_and_the_sign_of_life_need_no_key():
 def test_keys_are_compared_in_constant_time_all_of_them(monkeypatch):
     compared = []
     monkeypatch.setattr(
-        auth.hmac, "compare_digest", lambda a, b: compared.append(len(a)) or real(a, b)
+        keys.hmac, "compare_digest", lambda a, b: compared.append(len(a)) or real(a, b)
     )
     client = client_for(FakeService(), api_keys=(KEY, OTHER))
     assert client.get("/v1/models", headers=bearer(KEY)).status_code == 200

@@ -5,13 +5,18 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import openai
 import pytest
+from fake_service import FakeService
 from serving import data_url, running
 
 from mtmd import load
+from mtmd.cli import parser
+from mtmd.commands.serve import _settings
+from mtmd.web.app import create_app
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -35,6 +40,24 @@ def test_curl_lines():
             check=True,
         )
     assert ANSWER in done.stdout
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/server.md"])
+def test_the_lines_that_make_a_key_and_serve_with_it(page, tmp_path, monkeypatch):
+    making, serving = re.search(
+        r"^    (\(umask .*keys.txt\))\n    mtmd (serve .*)$", (ROOT / page).read_text(), re.M
+    ).groups()
+    subprocess.run(
+        ["sh", "-c", making.replace("python", sys.executable)], cwd=tmp_path, check=True, timeout=60
+    )
+    monkeypatch.chdir(tmp_path)
+    settings = _settings(parser().parse_args(serving.split()))
+    key = (tmp_path / "keys.txt").read_text().strip().partition(":")[2]
+    client = create_app(FakeService(), settings).test_client()
+    for token, status in ((key, 200), (key[:-1], 401)):
+        found = client.get("/v1/models", headers={"Authorization": f"Bearer {token}"})
+        assert found.status_code == status
+    assert (tmp_path / "keys.txt").stat().st_mode & 0o777 == 0o600
 
 
 def test_lines_of_python(capsys):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import signal
 import socket
@@ -9,6 +11,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import openai
 import pytest
@@ -16,17 +19,30 @@ from serving import data_url, image_part, user
 
 from mtmd import load
 from mtmd.cli import main
+from mtmd.web.store.store import Store
 
 SHAPES = (Path(__file__).parents[2] / "examples" / "shapes.png").read_bytes()
 
 
+JSON = {"Content-Type": "application/json"}
+FORWARD = """
+import os, sys, threading
+from mtmd.cli import main
+from mtmd.commands import serve
+from mtmd.llm.engine.runner import Runner
+Runner.forward = lambda *_: {}
+serve.ENDING_S = 0.5
+sys.exit(main())
+"""
+HANGS, ABORTS = FORWARD.format("threading.Event().wait()"), FORWARD.format("os.abort()")
+
+
 @contextmanager
-def serving(*arguments):
+def serving(*arguments, program=("-m", "mtmd"), env=None, umask=-1):
     """The running command and the lines it said up to its address."""
     command = [
         sys.executable,
-        "-m",
-        "mtmd",
+        *program,
         "serve",
         "--port",
         "0",
@@ -35,7 +51,14 @@ def serving(*arguments):
         "1",
         *arguments,
     ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=None if env is None else os.environ | env,
+        umask=umask,
+    )
     try:
         lines = []
         while not lines or not lines[-1].startswith("serving at "):
@@ -137,11 +160,104 @@ def test_an_answer_under_way_is_told_that_the_server_ends(tmp_path):
         )
 
 
+def test_a_device_that_hangs_ends_the_server_for_whoever_starts_it_again():
+    with (
+        serving("--no-history", "--hang-limit", "1", program=("-c", HANGS)) as (process, said),
+        openai.OpenAI(
+            base_url=f"{address(said)}/v1", api_key="unused", max_retries=0, timeout=60
+        ) as client,
+    ):
+        with pytest.raises(openai.InternalServerError) as told:
+            client.chat.completions.create(model="demo model", messages=[user("hi")])
+        assert (told.value.status_code, told.value.code) == (503, "device_failed")
+        assert "Traceback" not in told.value.message and "File" not in told.value.message
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (70, "")
+    assert "ERROR the device hangs: it has done nothing for" in err and "in wait" in err
+    *_, last = err.splitlines()
+    assert re.fullmatch(r"mtmd serve: the device hangs: .* s in the midst of a step; .*", last)
+
+
+def test_a_server_that_is_to_stop_does_not_wait_for_a_device_that_hangs():
+    with serving("--no-history", "--hang-limit", "0", program=("-c", HANGS)) as (process, said):
+        body = json.dumps({"messages": [user("hi")], "stream": True}).encode()
+        with urlopen(Request(f"{address(said)}/v1/chat/completions", body, JSON), timeout=30):
+            process.send_signal(signal.SIGTERM)
+            out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (70, "")
+    assert err.splitlines()[-1].startswith("mtmd serve: the device has not ended what it does")
+
+
+def test_a_crash_of_native_code_tells_where_it_was():
+    with serving("--no-history", program=("-c", ABORTS)) as (process, said):
+        with (
+            openai.OpenAI(
+                base_url=f"{address(said)}/v1", api_key="unused", max_retries=0, timeout=60
+            ) as client,
+            pytest.raises(openai.APIConnectionError),
+        ):
+            client.chat.completions.create(model="demo model", messages=[user("hi")])
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGABRT
+    assert "Fatal Python error: Aborted" in err and "in _turn" in err
+
+
+def test_what_the_server_keeps_is_its_users_alone(tmp_path):
+    """In a folder that was there, with a database from before that others could read, whatever the
+    umask.
+    """
+    data = tmp_path / "data"
+    data.mkdir(mode=0o755)
+    Store(data).close()
+    (data / "conversations.db").chmod(0o644)
+    (data / "images").chmod(0o755)
+    with serving("--data", str(data), umask=0) as (process, said):
+        asked = Request(f"{address(said)}/api/images?name=a.png", SHAPES)
+        with urlopen(asked, timeout=20) as found:
+            sha256 = json.load(found)["sha256"]
+        with urlopen(Request(f"{address(said)}/api/conversations", b"{}", JSON), timeout=20):
+            pass
+        modes = {p.relative_to(data).as_posix(): p.stat().st_mode & 0o777 for p in data.rglob("*")}
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=30)
+    assert modes.pop("images") == 0o700 and f"images/{sha256}" in modes
+    assert {"conversations.db", "conversations.db-wal"} <= set(modes)
+    assert set(modes.values()) == {0o600}
+    assert "WARNING: other users of this machine could read conversations.db, images in the" in err
+
+
+def test_keys_of_a_file_and_of_the_environment(tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("anna:the-key-that-anna-has\n")
+    keys.chmod(0o644)
+    arguments = ["--no-history", "--api-key-file", str(keys), "--api-key", "a-key-on-the-line"]
+    env = {"MTMD_API_KEYS": "ben:the-key-that-ben-has-"}
+    with serving(*arguments, "--access-log", env=env) as (process, said):
+        for key in ("the-key-that-anna-has", "the-key-that-ben-has-", "a-key-on-the-line"):
+            with openai.OpenAI(base_url=f"{address(said)}/v1", api_key=key) as client:
+                assert [m.id for m in client.models.list()] == ["demo model"]
+        with (
+            openai.OpenAI(base_url=f"{address(said)}/v1", api_key="of nobody here") as client,
+            pytest.raises(openai.AuthenticationError),
+        ):
+            client.models.list()
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=30)
+    assert "WARNING: every user of this machine sees the key given by --api-key in `ps`" in err
+    assert "WARNING: every user of this machine can read the keys in --api-key-file" in err
+    names = re.findall(r"INFO req-\w+ (\S+) GET /v1/models (\d+) ", err)
+    assert names == [("anna", "200"), ("ben", "200"), ("key-1", "200"), ("-", "401")]
+    assert not any(key in err for key in ("that-anna-has", "that-ben-has", "on-the-line"))
+
+
 @pytest.mark.parametrize(
     "arguments, told",
     [
         (["--host", "0.0.0.0"], "--api-key"),
-        (["--api-key", "short"], "api_key"),
+        (["--api-key", "SECRET"], "api-key: found a key of 6 characters, expected at least 16"),
+        (["--api-key-file", "/no/such"], "api-key-file"),
+        (["--hang-limit", "-1"], "hang_limit"),
+        (["--hang-limit", "nan"], "hang_limit"),
         (["--queue", "0"], "queue"),
         (["--port", "70000"], "port"),
         (["--media-path", "/no/such"], "media_path"),

@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+import json
 from dataclasses import fields
+from urllib.request import urlopen
 
+from failing_backend import FailingDevice
 from fake_service import CONTEXT, FakeService
 from prometheus_client.parser import text_string_to_metric_families
-from serving import client_for, post_chat
+from serving import client_for, post_chat, raw_request, running
 
+from mtmd import DeviceError, Model
+from mtmd.checkpoint.open import open_checkpoint
+from mtmd.config import LoadOptions
+from mtmd.loading import DEMO_MODEL
 from mtmd.service.service import ServiceStats
 from mtmd.web import metrics
 
@@ -32,7 +39,8 @@ def test_metrics_are_those_of_the_service():
         values["mtmd_requests_total"],
         values["mtmd_decode_seconds_total"],
         values["mtmd_slots"],
-    ) == (7, 1, 1.5, 4)
+        values["mtmd_device_failed"],
+    ) == (7, 1, 1.5, 4, 0)
     assert values["mtmd_http_responses_total"] == 1 and all(
         name.startswith("mtmd_") for name in values
     )
@@ -76,6 +84,62 @@ def test_every_documented_route_is_there_and_every_route_for_programs_is_documen
         for path in [_named(r.rule, names)]
     }
     assert there == documented
+
+
+def test_a_fault_is_told_and_everything_but_answers_goes_on():
+    service = FakeService()
+    client = client_for(service)
+    service.fault = service.refuses = DeviceError("the device hangs; start the process again")
+    found = client.get("/health")
+    assert found.status_code == 503 and found.get_json() == {
+        "status": "failed",
+        "reason": "the device hangs; start the process again",
+    }
+    for path in ("/metrics", "/props", "/warmup", "/v1/models", "/api/conversations"):
+        assert client.get(path).status_code == 200
+    assert "mtmd_device_failed 1.0" in client.get("/metrics").get_data(as_text=True)
+    for path in ("/api/stats", "/api/about"):
+        assert client.get(path).get_json()["fault"] == str(service.fault)
+    found = post_chat(client, "hi")
+    assert found.status_code == 503 and found.get_json()["error"] == {
+        "message": "the device hangs; start the process again",
+        "type": "server_error",
+        "param": None,
+        "code": "device_failed",
+    }
+
+
+def test_a_fault_in_mid_answer_ends_the_stream_with_it():
+    service = FakeService()
+    service.fails = DeviceError("the device hangs")
+    chunks = post_chat(client_for(service), "hi", stream=True).get_data(as_text=True)
+    assert '"code": "device_failed"' in chunks and chunks.endswith("data: [DONE]\n\n")
+
+
+def test_what_needs_no_device_is_answered_while_it_is_stuck():
+    """And the answer that was under way is given when it goes on."""
+    device = FailingDevice()
+    model = Model(open_checkpoint(DEMO_MODEL), LoadOptions(context=256), [device])
+    with running(model.service) as server:
+        device.hang()
+        with raw_request(server, {"messages": [{"role": "user", "content": "hi"}]}) as waiting:
+            assert device.entered.wait(20)
+            for path in (
+                "/health",
+                "/metrics",
+                "/props",
+                "/warmup",
+                "/v1/models",
+                "/api/stats",
+                "/api/report",
+                "/api/conversations",
+            ):
+                with urlopen(f"{server.url}{path}", timeout=20) as found:
+                    assert found.status == 200
+            with urlopen(f"{server.url}/api/stats", timeout=20) as found:
+                assert json.load(found)["running"] == 1
+            device.gate.set()
+            assert waiting.recv(100).startswith(b"HTTP/1.1 200")
 
 
 def _named(rule, names):

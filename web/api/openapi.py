@@ -94,11 +94,22 @@ def _paths() -> dict[str, Any]:
             "get": _operation("Its bytes", "application/octet-stream"),
             "parameters": [_ID],
         },
-        "/health": {"get": _operation("Whether the server lives")},
+        "/health": {"get": _health()},
         "/props": {"get": _operation("What the server is and allows")},
         "/warmup": {"get": _operation("The warm-up report")},
         "/metrics": {"get": _operation("Counters", "text/plain")},
     }
+
+
+def _health() -> dict[str, Any]:
+    operation = _operation("Whether the server lives and its device works")
+    failed = {
+        "description": "The device has failed or hangs; the server ends and is to be started again",
+        "content": {
+            "application/json": {"schema": {"type": "object", "required": ["status", "reason"]}}
+        },
+    }
+    return operation | {"responses": operation["responses"] | {"503": failed}}
 
 
 def _post(summary: str, schema: str, stream: bool = False) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def blueprint(api: Api) -> Blueprint:
             stack.enter_context(api.place())
             messages = stack.enter_context(api.messages(body))
             usual = {"max_tokens": api.model.context, "detail": _detail(body)}
-            ticket = api.service.submit(messages, **usual | body.options())
+            ticket = api.service.submit(messages, tenant=owner(), **usual | body.options())
             reply = Reply(f"chatcmpl-{g.request_id}", api.model.name, bool(body.logprobs))
             return _answer(api, ticket, reply, body, CHAT, reply.chat, stack)
 
@@ -119,6 +119,7 @@ def blueprint(api: Api) -> Blueprint:
             stack.enter_context(api.place())
             ticket = api.service.submit(
                 [{"role": "user", "content": body.prompt}],
+                tenant=owner(),
                 **{"max_tokens": api.model.context} | body.options(),
             )
             reply = Reply(f"cmpl-{g.request_id}", api.model.name, body.logprobs is not None)
@@ -129,7 +130,7 @@ def blueprint(api: Api) -> Blueprint:
         body = _body(ChatRequest)
         api.check_model(body.model)
         with api.messages(body) as messages:
-            count = api.service.count(messages, detail=_detail(body))
+            count = api.service.count(messages, detail=_detail(body), tenant=owner())
         return {
             "object": "response.input_tokens",
             "input_tokens": count.prompt_tokens,

@@ -30,25 +30,31 @@ class Upload:
 
 
 class Uploads:
-    """In memory, `room` bytes for each owner. Ids are random, and good for their owner alone.
-    Thread-safe.
+    """In memory, `room` bytes, of which each of the `owners` has an equal part. Ids are random, and
+    good for their owner alone. Thread-safe.
     """
 
-    def __init__(self, room: int, clock: Callable[[], float] = time.time) -> None:
-        self._room, self._clock, self._lock = room, clock, threading.Lock()
+    def __init__(
+        self,
+        room: int,
+        clock: Callable[[], float] = time.time,
+        owners: Callable[[], int] = lambda: 1,
+    ) -> None:
+        self._room, self._clock, self._owners = room, clock, owners
+        self._lock = threading.Lock()
         self._files: dict[str, Upload] = {}
 
     def add(self, owner: str, name: str, purpose: str, data: bytes) -> Upload:
         """Raises ApiError (413) when the owner's room is full."""
-        now = self._clock()
+        now, room = self._clock(), self._room // self._owners()
         with self._lock:
             self._expire(now)
             held = sum(len(f.data) for f in self._files.values() if f.owner == owner)
-            if held + len(data) > self._room:
+            if held + len(data) > room:
                 raise ApiError(
                     413,
                     f"file: {len(data):,} bytes beside the {held:,} already here are more than "
-                    f"{self._room:,}; "
+                    f"{room:,}; "
                     "delete files that are not needed any more",
                     param="file",
                     code="storage_full",

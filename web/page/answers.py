@@ -17,7 +17,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from mtmd import Finished, MtmdError, Progress, TextPiece, Ticket
+from mtmd import Finished, Progress, TextPiece, Ticket
 from mtmd.web.errors import as_api_error
 from mtmd.web.intake.watcher import give_up
 from mtmd.web.store.conversation import COMPLETE, FAILED, STOPPED
@@ -139,8 +139,6 @@ class Answers:
                     receipt = event.answer.receipt.asdict()
                     state = STOPPED if receipt["finish"] == "cancelled" else COMPLETE
         except Exception as failure:
-            if not isinstance(failure, MtmdError):
-                log.exception("answer %s failed", answer.id)
             error = as_api_error(failure, answer.id).message
         unsaved = self._finish(answer, state, receipt, error)
         answer.add(

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from mtmd import ImageError, Service, TokenCount
-from mtmd.web.auth import ANYBODY, owner
+from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.page.answers import Answer, Answers
@@ -18,7 +18,6 @@ from mtmd.web.page.grounding import find_regions
 from mtmd.web.page.markdown import render
 from mtmd.web.page.model_messages import model_messages
 from mtmd.web.page.pictures import PictureCache
-from mtmd.web.settings import ServerSettings
 from mtmd.web.store.conversation import COMPLETE, RUNNING, Message, StoredImage, branch, title_from
 from mtmd.web.store.store import Store
 
@@ -26,25 +25,22 @@ from mtmd.web.store.store import Store
 class Chat:
     """What the routes of the page work with."""
 
-    def __init__(
-        self, service: Service, store: Store, settings: ServerSettings, budget: PictureBudget
-    ) -> None:
+    def __init__(self, service: Service, store: Store, budget: PictureBudget) -> None:
         self.service, self.store, self.budget = service, store, budget
         self.answers, self.pictures = Answers(store), PictureCache(store, budget)
-        self._shared = len(settings.api_keys) < 2
         self._lock, self._starting = threading.Lock(), set[str]()
 
-    def owner(self) -> str:
-        """Whose conversations this request may see. With one key there is one person, who may
-        change it and keep the history.
-        """
-        return ANYBODY if self._shared else owner()
+    def add_picture(self, data: bytes, name: str) -> StoredImage:
+        """Of the owner who asks. Raises ImageError."""
+        return self.pictures.add(data, name, owner())
 
     def images(self, wanted: Sequence[tuple[str, str]]) -> list[StoredImage]:
-        """By (SHA-256, name). Raises ImageError for one that is not there any more."""
+        """By (SHA-256, name). Raises ImageError for one that is not there any more, or is another
+        owner's.
+        """
         images = []
         for number, (sha256, name) in enumerate(wanted, 1):
-            image = self.store.image(sha256, name)
+            image = self.store.image_of(owner(), sha256, name)
             if image is None:
                 raise ImageError(f"picture {number} is not here any more; attach it again")
             images.append(image)
@@ -76,7 +72,7 @@ class Chat:
             self._starting.add(conversation)
         try:
             path = branch(self._by_id(conversation), parent)
-            ticket = self.service.submit(self._prompt(path, system), **options)
+            ticket = self.service.submit(self._prompt(path, system), tenant=owner(), **options)
             try:
                 message = self.store.add(
                     conversation,
@@ -120,7 +116,7 @@ class Chat:
             error=None,
             created=0.0,
         )
-        return self.service.count(self._prompt([*path, draft], system), detail)
+        return self.service.count(self._prompt([*path, draft], system), detail, tenant=owner())
 
     def shown_messages(self, conversation: str) -> list[dict[str, Any]]:
         """Every branch, as the page shows it."""

@@ -22,7 +22,8 @@ def blueprint(service: Service, model: ServedModel) -> Blueprint:
 
     @routes.get("/api/stats")
     def stats() -> Response:
-        return jsonify(asdict(service.stats()))
+        fault = service.fault
+        return jsonify(asdict(service.stats()) | {"fault": str(fault) if fault else None})
 
     @routes.get("/api/report")
     def report() -> str:

@@ -22,10 +22,12 @@ class PictureCache:
         self._store, self._budget, self._lock = store, budget, threading.Lock()
         self._cached: OrderedDict[str, Picture] = OrderedDict()
 
-    def add(self, data: bytes, name: str) -> StoredImage:
-        """The file of a picture into the store, once it is seen to decode. Raises ImageError."""
+    def add(self, data: bytes, name: str, owner: str) -> StoredImage:
+        """The file of a picture into the store, once it is seen to decode, as one that `owner`
+        brought. Raises ImageError.
+        """
         picture = self._budget.decode(data)
-        image = self._store.put_image(data, *picture.size, name[:200])
+        image = self._store.put_image(data, *picture.size, name[:200], owner)
         self._put(image.sha256, picture)
         return image
 

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from flask import Blueprint, Response, jsonify, render_template, request
+from flask import Blueprint, Response, g, jsonify, render_template, request
 
 from mtmd import __version__
 from mtmd.prompt.load_image import png_bytes
 from mtmd.web import sse
-from mtmd.web.auth import without_key
+from mtmd.web.auth import owner, without_key
 from mtmd.web.errors import ApiError, response
 from mtmd.web.intake.body import json_body
 from mtmd.web.page.answers import follow
@@ -69,9 +69,11 @@ def _page_routes(routes: Blueprint, chat: Chat, model: ServedModel) -> None:
 
     @routes.get("/api/about")
     def about() -> dict[str, Any]:
-        notice = chat.store.notice
+        fault, notice = chat.service.fault, chat.store.notice
         return {
             "model": model.name,
+            "fault": str(fault) if fault else None,
+            "key": caller.name if (caller := g.get("caller")) else None,
             "context": model.context,
             "vision": model.sees,
             "kept": chat.store.keeps,
@@ -91,16 +93,16 @@ def _conversation_routes(routes: Blueprint, chat: Chat) -> None:
         if query:
             rows = [
                 hit.conversation.asdict() | {"around": hit.around}
-                for hit in store.search(chat.owner(), query)
+                for hit in store.search(owner(), query)
             ]
         else:
-            rows = [c.asdict() for c in store.conversations(chat.owner())]
+            rows = [c.asdict() for c in store.conversations(owner())]
         running = {a.conversation for a in chat.answers.running()}
         return jsonify(conversations=[r | {"running": r["id"] in running} for r in rows])
 
     @routes.post("/api/conversations")
     def create_conversation() -> Response:
-        return jsonify(store.create(chat.owner(), json_body(NewConversation).title).asdict())
+        return jsonify(store.create(owner(), json_body(NewConversation).title).asdict())
 
     @routes.get("/api/conversations/<id_>")
     def show_conversation(id_: str) -> Response:
@@ -137,13 +139,11 @@ def _import_export_routes(routes: Blueprint, chat: Chat) -> None:
 
     @routes.get("/api/export")
     def export_all() -> Response:
-        return _download(
-            export_file(store, store.conversations(chat.owner())[::-1]), "conversations"
-        )
+        return _download(export_file(store, store.conversations(owner())[::-1]), "conversations")
 
     @routes.post("/api/import")
     def import_conversations() -> Response:
-        made = import_file(store, chat.owner(), request.get_data(cache=False), chat.pictures.add)
+        made = import_file(store, owner(), request.get_data(cache=False), chat.add_picture)
         return jsonify(conversations=[c.asdict() for c in made])
 
 
@@ -235,12 +235,13 @@ def _image_routes(routes: Blueprint, chat: Chat) -> None:
         """The bytes of a picture file as the body; answered once it is on the disk."""
         request.max_content_length = chat.budget.limits.bytes
         return jsonify(
-            asdict(chat.pictures.add(request.get_data(cache=False), request.args.get("name", "")))
+            asdict(chat.add_picture(request.get_data(cache=False), request.args.get("name", "")))
         )
 
     @routes.get("/api/images/<sha256>")
     def image(sha256: str) -> Response:
-        stored, data = chat.store.image(sha256), chat.store.image_bytes(sha256)
+        stored = chat.store.image_of(owner(), sha256)
+        data = chat.store.image_bytes(sha256) if stored else None
         if stored is None or data is None:
             raise ApiError(404, "there is no such picture any more")
         if stored.kind in SHOWN_BY_BROWSERS:
@@ -263,7 +264,7 @@ def _image_routes(routes: Blueprint, chat: Chat) -> None:
 
 
 def _conversation(chat: Chat, id_: str) -> Conversation:
-    conversation = chat.store.conversation(chat.owner(), id_)
+    conversation = chat.store.conversation(owner(), id_)
     if conversation is None:
         raise ApiError(
             404, "there is no such conversation; it may have been deleted", code="no_conversation"
@@ -293,7 +294,7 @@ def _images(chat: Chat, message: NewMessage) -> list[StoredImage]:
 
 
 def _tiles(chat: Chat, sha256: str) -> Any:
-    tiles = chat.service.processed(sha256)
+    tiles = chat.service.processed(sha256, owner())
     if tiles is None:
         raise ApiError(
             404, "what the model saw is kept for the latest pictures only; ask again to see it"
@@ -302,7 +303,7 @@ def _tiles(chat: Chat, sha256: str) -> Any:
 
 
 def _served(data: bytes, kind: str, cache: str) -> Response:
-    return Response(data, mimetype=kind, headers={"Cache-Control": cache})
+    return Response(data, mimetype=kind, headers={"Cache-Control": cache, "Vary": "Authorization"})
 
 
 def _download(pieces: Iterator[str], name: str) -> Response:

@@ -255,6 +255,11 @@ class Store:
                 (m.id, position, image.sha256, image.name),
             )
             db.execute("UPDATE images SET unused_since = NULL WHERE sha256 = ?", (image.sha256,))
+            db.execute(
+                "DELETE FROM image_uploads WHERE sha256 = ? "
+                "AND owner = (SELECT owner FROM conversations WHERE id = ?)",
+                (image.sha256, m.conversation),
+            )
 
     def save_text(self, id_: str, text: str) -> None:
         """What there is of an answer so far; an answer that has ended is left alone."""
@@ -300,8 +305,12 @@ class Store:
 
     # pictures
 
-    def put_image(self, data: bytes, width: int, height: int, name: str = "") -> StoredImage:
-        """Keep the file of a picture that was seen to decode. On the disk when this returns."""
+    def put_image(
+        self, data: bytes, width: int, height: int, name: str = "", owner: str | None = None
+    ) -> StoredImage:
+        """Keep the file of a picture that was seen to decode. On the disk when this returns.
+        `owner`: who brought it, and sees it before it stands in a message.
+        """
         sha256 = self.files.name_of(data)
         image = StoredImage(sha256, media_type(data), len(data), width, height, name)
         was_there = False
@@ -317,6 +326,11 @@ class Store:
                     (sha256, image.kind, len(data), width, height, time.time()),
                 )
                 db.execute("DELETE FROM deleted_images WHERE sha256 = ?", (sha256,))
+                if owner is not None:
+                    db.execute(
+                        "INSERT OR REPLACE INTO image_uploads VALUES (?, ?, ?)",
+                        (sha256, owner, time.time()),
+                    )
         except StoreError:
             if not was_there:
                 self._delete_without_row(sha256)
@@ -333,6 +347,18 @@ class Store:
 
     def image(self, sha256: str, name: str = "") -> StoredImage | None:
         rows = self._rows("SELECT * FROM images WHERE sha256 = ?", sha256)
+        return _image(rows[0], name) if rows else None
+
+    def image_of(self, owner: str, sha256: str, name: str = "") -> StoredImage | None:
+        """As `image`, for who brought it lately, or has it in a conversation: None for others."""
+        rows = self._rows(
+            "SELECT * FROM images i WHERE sha256 = ?1 AND ("
+            "EXISTS (SELECT 1 FROM image_uploads u WHERE u.sha256 = ?1 AND u.owner = ?2) OR "
+            "EXISTS (SELECT 1 FROM attachments a JOIN messages m ON m.id = a.message "
+            "JOIN conversations c ON c.id = m.conversation WHERE a.sha256 = ?1 AND c.owner = ?2))",
+            sha256,
+            owner,
+        )
         return _image(rows[0], name) if rows else None
 
     def image_bytes(self, sha256: str) -> bytes | None:
@@ -359,6 +385,8 @@ class Store:
                 "DELETE FROM conversations WHERE head IS NULL AND created < ?",
                 (now - unused_seconds,),
             )
+            db.execute("UPDATE image_uploads SET since = ? WHERE since > ?", (now, now))
+            db.execute("DELETE FROM image_uploads WHERE since < ?", (now - unused_seconds,))
             names = [
                 row["sha256"]
                 for row in db.execute(
@@ -418,7 +446,8 @@ def _drop_unused(db: sqlite3.Connection, names: Sequence[str], before: float) ->
     for sha256 in names:
         gone = db.execute(
             "DELETE FROM images WHERE sha256 = ? AND (unused_since IS NULL OR unused_since < ?) "
-            "AND NOT EXISTS (SELECT 1 FROM attachments a WHERE a.sha256 = images.sha256)",
+            "AND NOT EXISTS (SELECT 1 FROM attachments a WHERE a.sha256 = images.sha256) "
+            "AND NOT EXISTS (SELECT 1 FROM image_uploads u WHERE u.sha256 = images.sha256)",
             (sha256, before),
         )
         if gone.rowcount:

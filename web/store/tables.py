@@ -77,8 +77,22 @@ def _order_and_deletion(db: sqlite3.Connection) -> None:
     db.execute("INSERT INTO facts VALUES ('made', ?)", (str(time.time()),))
 
 
+def _uploads(db: sqlite3.Connection) -> None:
+    """Who brought a picture that stands in no message yet; one in a message is its conversation's
+    owner's.
+    """
+    _run(
+        db,
+        """
+    CREATE TABLE image_uploads (
+        sha256 TEXT NOT NULL REFERENCES images (sha256) ON DELETE CASCADE, owner TEXT NOT NULL, since REAL NOT NULL,
+        PRIMARY KEY (sha256, owner));
+    """,
+    )
+
+
 # A new one goes to the end; what is there never changes.
-MIGRATIONS = (_conversations, _search, _order_and_deletion)
+MIGRATIONS = (_conversations, _search, _order_and_deletion, _uploads)
 
 
 def migrate(db: sqlite3.Connection) -> None:

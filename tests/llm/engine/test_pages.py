@@ -115,3 +115,10 @@ def test_keys_tell_everything_up_to_the_end_of_a_page() -> None:
     assert page_keys([b"ab", b"c"], 2) != page_keys([b"a", b"bc"], 2), (
         "where one token ends and the next begins counts"
     )
+
+
+def test_equal_tokens_of_another_salt_are_others():
+    tokens = [b"t%d" % i for i in range(8)]
+    assert page_keys(tokens, 4, b"") == page_keys(tokens, 4)
+    assert not set(page_keys(tokens, 4, b"a")) & set(page_keys(tokens, 4, b"b"))
+    assert page_keys(tokens, 4, b"a") == page_keys(tokens, 4, b"a")

@@ -376,7 +376,7 @@ def test_pictures_to_look_at_take_a_bounded_memory(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tickets = [service.submit(asked(noise(0)), max_tokens=1)]
-    (tile,) = next(iter(service._processed._tiles.values()))
+    (tile,) = next(iter(service._processed._entries.values())).tiles
     monkeypatch.setattr("mtmd.service.processed_tiles.KEPT_BYTES", 3 * tile.nbytes)
     tickets += [service.submit(asked(noise(seed)), max_tokens=1) for seed in range(1, 6)]
     shown = [answer(ticket).receipt.images[0].sha256 for ticket in tickets]
@@ -478,10 +478,10 @@ def test_a_request_has_its_place_before_its_pictures_are_prepared(world: dict[in
     service = Service(load(device="cpu", parallel=1), queue=0)
     prepare, entered, gate = service._prompts.prepare, threading.Event(), threading.Event()
 
-    def slow(*arguments: Any) -> Any:
+    def slow(*arguments: Any, **more: Any) -> Any:
         entered.set()
         gate.wait(20)
-        return prepare(*arguments)
+        return prepare(*arguments, **more)
 
     service._prompts.prepare = slow  # type: ignore[method-assign]
     first: list[Ticket] = []

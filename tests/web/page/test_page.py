@@ -12,7 +12,7 @@ from fake_service import FakeService
 from PIL import Image
 from serving import running
 
-from mtmd import BusyError, Progress, PromptError, load
+from mtmd import BusyError, DeviceError, Progress, PromptError, load
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.web.app import create_app
 from mtmd.web.settings import ServerSettings
@@ -65,7 +65,7 @@ class Slow(FakeService):
         super().__init__(pace_s=0.0)
         self.warmup_report = WarmupReport("fake", "cpu", "fake device", "fp32", (), (), ())
 
-    def processed(self, _sha256):
+    def processed(self, _sha256, _tenant):
         return (np.full((8, 8, 3), 127, np.uint8),)
 
 
@@ -646,6 +646,48 @@ def test_a_key_is_asked_for_once_and_kept(browser, fake):
             page.click("#export-all")
         assert len(json.loads(Path(found.value.path()).read_text())["conversations"]) == 1
         person.close()
+
+
+def test_two_people_take_turns_at_one_browser(browser, fake, tmp_path):
+    """Who changes the key begins anew, and finds nothing of who was there before."""
+    keys = tmp_path / "keys"
+    keys.write_text("anna:the-key-that-anna-has\nben:the-key-that-ben-has-\n")
+    app = create_app(fake, ServerSettings(port=0, api_key_file=keys), Store(None))
+    with running(fake, app, api_key_file=keys) as server:
+        person = Visitor(browser, server.url, begins="#key-dialog[open]")
+        person.expects = ("401", "404")
+        page = person.page
+        page.fill("#key-input", "the-key-that-anna-has")
+        page.click("#key-dialog >> text=Continue")
+        page.wait_for_selector("#model:has-text('fake')")
+        person.attach(SHAPES)
+        person.say("a question of Anna's")
+        page.wait_for_selector("#list:has-text('a question of Anna')")
+        page.fill("#prompt", "a draft of Anna's")
+        page.click("#open-settings")
+        assert page.inner_text("#key-name") == "anna" and person.axe() == []
+        page.click("#other-key")
+        page.wait_for_selector("#key-dialog[open]")
+        page.fill("#key-input", "the-key-that-ben-has-")
+        page.click("#key-dialog >> text=Continue")
+        page.wait_for_selector("#model:has-text('fake')")
+        page.wait_for_selector("#welcome:visible")
+        assert page.input_value("#prompt") == "" and "Anna" not in page.inner_text("body")
+        keys.write_text("anna:the-key-that-anna-has\n")
+        page.reload()
+        page.wait_for_selector("#key-dialog[open]")
+        person.close()
+
+
+def test_a_device_that_has_failed_is_told_on_both_pages(visit, fake):
+    person = visit()
+    fake.fault = DeviceError("the device hangs: it has done nothing for 300 s")
+    person.expects = ("503",)
+    person.page.goto(person.page.url)
+    person.page.wait_for_selector(".toast:has-text('cannot answer: the device hangs')")
+    person.page.goto(person.page.url.split("/c/")[0].rstrip("/") + "/diagnostics")
+    person.page.wait_for_selector("#fault:has-text('The server cannot answer: the device hangs')")
+    assert person.axe() == []
 
 
 def test_a_model_without_eyes_says_so(visit, fake):

@@ -524,7 +524,7 @@ def test_what_the_model_saw_is_shown(page):
     import numpy as np
 
     tile = np.zeros((4, 6, 3), np.uint8)
-    page.service.processed = lambda sha256: (tile, tile) if sha256 == "seen" else None
+    page.service.processed = lambda *asked: (tile, tile) if asked == ("seen", "anybody") else None
     assert page.call("GET", "/processed/seen")["tiles"] == [{"width": 6, "height": 4}] * 2
     found = page.client.get("/api/processed/seen/1")
     assert found.mimetype == "image/png" and found.data.startswith(b"\x89PNG")
@@ -583,7 +583,10 @@ def test_a_message_belongs_to_its_conversation(page):
 def test_with_several_keys_each_has_its_own_conversations():
     keys = ("key-of-one-person", "key-of-another-person")
     mine = Page(api_keys=keys, key=keys[0])
-    conversation, _, answer, _ = mine.talk("private")
+    picture = mine.upload()
+    conversation, asked, answer, _ = mine.talk("private", images=[picture])
+    unsent = mine.upload(png(7, 5))
+    exported = mine.client.get("/api/export", headers=mine.headers).data
     mine.headers = {"Authorization": f"Bearer {keys[1]}"}
     assert (
         mine.call("GET", "/conversations?q=private")["conversations"]
@@ -596,11 +599,25 @@ def test_with_several_keys_each_has_its_own_conversations():
         ("GET", f"/conversations/{conversation}/export"),
         ("GET", f"/answers/{answer}/events"),
         ("POST", f"/answers/{answer}/stop"),
+        ("PATCH", f"/conversations/{conversation}"),
+        ("GET", f"/images/{picture['sha256']}"),
+        ("GET", f"/images/{unsent['sha256']}"),
+        ("GET", f"/processed/{picture['sha256']}"),
     ):
-        mine.call(method, path, {} if method == "POST" else None, status=404)
+        mine.call(method, path, {} if method in ("POST", "PATCH") else None, status=404)
+    other = mine.new()
+    for image in (picture, unsent):
+        shown = {"sha256": image["sha256"], "name": "x"}
+        said = {"text": "what is it?", "images": [shown]}
+        mine.call("POST", f"/conversations/{other}/messages", said, status=400)
+        mine.call("POST", "/count", said, status=400)
+    mine.call("POST", "/count", {"text": "x", "conversation": conversation}, status=404)
+    mine.call("POST", f"/conversations/{other}/answers", {"parent": asked}, status=404)
     assert (
         json.loads(mine.client.get("/api/export", headers=mine.headers).data)["conversations"] == []
     )
+    mine.call("POST", "/import", json.loads(exported))  # who has a picture's bytes has the picture
+    assert mine.client.get(f"/api/images/{picture['sha256']}", headers=mine.headers).data == png()
     mine.headers = {}
     mine.call("GET", "/conversations", status=401)
 

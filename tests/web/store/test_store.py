@@ -216,6 +216,22 @@ def test_a_deleted_conversation_takes_its_pictures_along_but_no_others(store):
     assert store.image(shared.sha256) is None and store.files.get(shared.sha256) is None
 
 
+def test_a_picture_is_shown_to_who_brought_it_or_has_it_in_a_conversation(store):
+    image = store.put_image(PICTURE, 30, 20, owner=ME)
+    assert store.image_of(ME, image.sha256, "a.png").name == "a.png"
+    assert store.image_of("another", image.sha256) is None
+    assert store.put_image(PICTURE, 30, 20, owner="another") == image
+    mine = store.create(ME)
+    store.add(mine.id, None, "user", "a", images=[image])
+    assert store.image_of(ME, image.sha256) and store.image_of("another", image.sha256)
+    assert store.image_of("a third", image.sha256) is None
+    store.delete(mine.id)
+    assert store.image_of(ME, image.sha256) is None, "what was deleted is gone for who deleted it"
+    assert store.image_of("another", image.sha256) and store.image_bytes(image.sha256) == PICTURE
+    store.collect(unused_seconds=-1)
+    assert store.image_of("another", image.sha256) is None and store.files.get(image.sha256) is None
+
+
 def test_a_picture_not_sent_yet_is_kept_for_a_while(store):
     image = store.put_image(PICTURE, 1, 1)
     assert store.collect() == 0 and store.image_bytes(image.sha256) == PICTURE
@@ -323,6 +339,8 @@ def old_database(folder: Path) -> None:
         "INSERT INTO messages (id, conversation, parent, role, text, state, created) "
         "VALUES ('m', 'c', NULL, 'user', 'said long ago', 'complete', 1)"
     )
+    db.execute("INSERT INTO images VALUES (?, 'image/png', 9, 3, 3, NULL)", ("f" * 64,))
+    db.execute("INSERT INTO attachments VALUES ('m', 0, ?, 'x.png')", ("f" * 64,))
     db.close()
 
 
@@ -333,6 +351,8 @@ def test_a_database_of_an_older_version_is_brought_up_to_date(tmp_path):
     assert [h.conversation.id for h in store.search(ME, "long ago")] == ["c"]
     store.add("c", "m", "assistant", "said just now")
     assert store.search(ME, "just now")
+    seen = store.image_of(ME, "f" * 64)
+    assert seen and seen.kind == "image/png" and not store.image_of("another", "f" * 64)
     assert store.database.rows("PRAGMA user_version")[0][0] == len(MIGRATIONS)
     store.close()
 

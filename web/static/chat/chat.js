@@ -30,6 +30,7 @@ async function start() {
   $("model").textContent = about.model;
   $("not-kept").hidden = about.kept;
   tell(about.notice);
+  if (about.fault) toast(`The server cannot answer: ${about.fault}.`, { sticky: true });
   composer = new Composer(about, { send, where, editLast });
   list = new ConversationList({ open: (id) => go(id), gone: (id) => { if (conversation?.id === id) go(null); }, renamed: onRenamed });
   startSettings(about, () => composer.changed());

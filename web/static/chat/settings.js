@@ -1,6 +1,7 @@
 // How answers are to be made, kept in this browser.
 
 import { $ } from "../shared/dom.js";
+import { forgetKey } from "../shared/server.js";
 
 const KEY = "mtmd.settings";
 const PLAIN = { system: "", detail: "auto", max_tokens: 1024, temperature: 0, top_p: 1, top_k: 0, min_p: 0, repetition_penalty: 1, seed: null };
@@ -34,6 +35,9 @@ export function startSettings(about, onChange) {
     chosen = {};
   }
   const form = $("settings-form");
+  $("signed-in").hidden = about.key === null;
+  $("key-name").textContent = about.key ?? "";
+  $("other-key").addEventListener("click", forgetKey);
   $("open-settings").addEventListener("click", () => {
     fill(form);
     $("settings").showModal();

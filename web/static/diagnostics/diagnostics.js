@@ -33,6 +33,8 @@ function line([title, name, unit]) {
 }
 
 function draw(stats) {
+  $("fault").hidden = !stats.fault;
+  $("fault").textContent = stats.fault ? `The server cannot answer: ${stats.fault}.` : "";
   const answered = stats.finished + stats.cancelled;
   tiles($("now"), [
     ["being answered", `${stats.running} of ${stats.slots}`], ["waiting", number(stats.waiting)], ["pictures being encoded", number(stats.encoding)],

@@ -31,6 +31,15 @@ function askForKey() {
   return asking;
 }
 
+/** Begin anew as somebody else: nothing of who was here stays in this browser but how the page looks. */
+export function forgetKey() {
+  const theme = localStorage.getItem("mtmd.theme");
+  localStorage.clear();
+  sessionStorage.clear();
+  if (theme !== null) localStorage.setItem("mtmd.theme", theme);
+  window.location.assign("/");
+}
+
 const hasKey = () => Boolean(localStorage.getItem(KEY));
 
 async function call(path, options = {}) {
