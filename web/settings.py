@@ -29,10 +29,43 @@ class MediaBudget:
 
 
 @dataclass(frozen=True)
+class ConnectionLimits:
+    """What clients may take before anything is done for them, and beside it. `per_address` does not
+    bind connections from this machine, where a proxy may stand for everybody. `body_bytes`: of all
+    bodies that are being received or answered. A body may take `body_s`, and a second more for
+    every `body_rate` bytes received; whoever does not read an answer at `unread_rate` bytes a
+    second, over `unread_s`, does not get the rest.
+    """
+
+    most: int = 4096
+    per_address: int = 256
+    head_s: float = 20.0
+    body_s: float = 60.0
+    body_rate: int = 32 << 10
+    body_bytes: int = 512 << 20
+    idle_s: float = 60.0
+    unread_s: float = 60.0
+    unread_rate: int = 1 << 10
+
+
+@dataclass(frozen=True)
+class JsonLimits:
+    """Of one body: `bytes` beside its pictures, `values` (numbers, texts, names, lists, ...) in
+    all, and how `deep` they may lie in one another.
+    """
+
+    bytes: int = 8 << 20
+    values: int = 100_000
+    deep: int = 64
+
+
+@dataclass(frozen=True)
 class ServerSettings:
     """`port` 0 takes a free one. `rate_limit`: requests a minute for each key, 0 for no limit.
     `media_path`: the folder that file:// may name. `upload_bytes`: of uploaded files in all.
-    `queue`: requests that may wait. Raises OptionError.
+    `storage_bytes`: of pictures of conversations. `queue`: requests that may wait. `followers`:
+    pages that read answers of the page as they are written; `downloads`: files being read at once.
+    Raises OptionError.
     """
 
     host: str = "127.0.0.1"
@@ -46,6 +79,11 @@ class ServerSettings:
     queue: int = 64
     media: MediaBudget = MediaBudget()
     upload_bytes: int = 256 << 20
+    storage_bytes: int = 16 << 30
+    followers: int = 256
+    downloads: int = 32
+    connections: ConnectionLimits = ConnectionLimits()
+    json: JsonLimits = JsonLimits()
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 1 << 16:
@@ -56,6 +94,13 @@ class ServerSettings:
             raise OptionError(
                 f"rate_limit: found {self.rate_limit}, expected requests a minute, or 0 for no "
                 "limit"
+            )
+        for name, least in (("most", 16), ("per_address", 1)):
+            if (found := getattr(self.connections, name)) < least:
+                raise OptionError(f"connections, {name}: found {found}, expected at least {least}")
+        if self.storage_bytes < 1 << 20:
+            raise OptionError(
+                f"storage_bytes: found {self.storage_bytes:,}, expected at least {1 << 20:,}"
             )
         for key in self.api_keys:  # never part of a message
             if len(key) < KEY_CHARS or not (key.isascii() and key.isprintable()) or " " in key:
@@ -92,7 +137,7 @@ class ServerSettings:
     @property
     def body_bytes(self) -> int:
         """Of one request: its pictures in base64, and text."""
-        return self.media.bytes * 4 // 3 + (8 << 20)
+        return self.media.bytes * 4 // 3 + self.json.bytes
 
 
 def is_loopback(host: str) -> bool:

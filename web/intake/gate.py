@@ -1,0 +1,191 @@
+"""The one gate that every request passes before its route is called: how long its body may be, what
+JSON in it may hold, and how much may be worked on at once, in all and for one key.
+
+A route says what it takes by `takes`; one that does not cannot be registered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, TypeVar, cast
+
+from flask import Flask, Response, current_app, g, request
+from werkzeug.exceptions import HTTPException
+
+from mtmd.web.errors import ApiError
+from mtmd.web.intake.json_limits import check_json
+from mtmd.web.intake.places import Places
+from mtmd.web.settings import JsonLimits, ServerSettings
+
+FORGIVEN_BYTES = 64 << 10  # of a body at an address that takes none, or is not there
+SMALL_VALUES = 4096  # in JSON that the page sends
+HISTORY_VALUES = 400_000  # the page sends one conversation at a time
+_TAKES = "_takes"
+View = TypeVar("View", bound=Callable[..., Any])
+
+
+class Body(Enum):
+    """What may come with a request."""
+
+    NOTHING = "nothing"
+    SMALL_JSON = "JSON of the page"
+    JSON = "JSON without pictures"
+    JSON_WITH_PICTURES = "JSON with pictures"
+    HISTORY = "an exported history"
+    PICTURE = "the file of a picture"
+    FORM = "a form with a file"
+
+
+class Work(Enum):
+    """What is taken up while a request is answered."""
+
+    QUICK = "milliseconds"
+    ANSWER = "the model, or pictures that are decoded"
+    FOLLOW = "a stream of what is written anyway"
+    DOWNLOAD = "more than waits in memory for a client that does not read"
+
+
+@dataclass(frozen=True)
+class Takes:
+    body: Body
+    work: Work
+
+
+def takes(body: Body, work: Work = Work.QUICK) -> Callable[[View], View]:
+    """Says of a view what it takes."""
+
+    def mark(view: View) -> View:
+        setattr(view, _TAKES, Takes(body, work))
+        return view
+
+    return mark
+
+
+def takes_of(view: Callable[..., Any] | None) -> Takes | None:
+    return getattr(view, _TAKES, None)
+
+
+class GatedFlask(Flask):
+    """An application whose routes all say what they take. `gate` is set by `Gate`."""
+
+    gate: Gate
+
+    def add_url_rule(
+        self,
+        rule: str,
+        endpoint: str | None = None,
+        view_func: Any = None,
+        provide_automatic_options: bool | None = None,
+        **options: Any,
+    ) -> None:
+        """Raises TypeError for a view without `takes`."""
+        if endpoint == "static" and view_func is not None:  # flask's own, made by itself
+            takes(Body.NOTHING)(view_func)
+        if takes_of(view_func) is None:
+            raise TypeError(f"{rule}: found a view without @takes(...), which every route needs")
+        super().add_url_rule(rule, endpoint, view_func, provide_automatic_options, **options)
+
+
+class Gate:
+    """`slots`: sequences answered at once. `owner`: of the request that is being answered."""
+
+    def __init__(
+        self, app: GatedFlask, settings: ServerSettings, slots: int, owner: Callable[[], str]
+    ) -> None:
+        keys = max(1, len(settings.api_keys))
+        self._settings = settings
+        self._places = {
+            work: Places(what, most, most if keys == 1 else max(1, most // 2))
+            for work, what, most in (
+                (Work.ANSWER, "requests are being answered or wait", slots + settings.queue),
+                (Work.FOLLOW, "readers follow answers", settings.followers),
+                (Work.DOWNLOAD, "files are being read", settings.downloads),
+            )
+        }
+        self._app, self._urls = app, app.url_map.bind("localhost")
+        app.gate = self
+        app.before_request(lambda: self._enter(owner()))
+        app.after_request(_leave_with)
+        app.teardown_request(_leave)
+
+    def body_limit(self, method: str, path: str) -> int:
+        """Bytes; `path` as WSGI has it, in Latin-1."""
+        try:
+            endpoint, _ = self._urls.match(
+                path.encode("latin-1").decode("utf-8", "replace"), method
+            )
+        except HTTPException:
+            return FORGIVEN_BYTES
+        return self.bytes_of(takes_of(self._app.view_functions[endpoint]))
+
+    def bytes_of(self, what: Takes | None) -> int:
+        settings = self._settings
+        if what is None or what.body is Body.NOTHING:
+            return FORGIVEN_BYTES
+        if what.body in (Body.SMALL_JSON, Body.JSON):
+            return settings.json.bytes
+        if what.body is Body.PICTURE:
+            return settings.media.bytes
+        return settings.body_bytes
+
+    def json_of(self, what: Takes) -> JsonLimits:
+        limits = self._settings.json
+        if what.body is Body.SMALL_JSON:
+            return replace(limits, values=min(limits.values, SMALL_VALUES))
+        if what.body is Body.HISTORY:
+            return replace(limits, bytes=self._settings.body_bytes, values=HISTORY_VALUES)
+        return limits
+
+    def _enter(self, owner: str) -> None:
+        what = takes_of(self._app.view_functions.get(request.endpoint or ""))
+        limit = self.bytes_of(what)
+        request.max_content_length = limit
+        if (request.content_length or 0) > limit:
+            raise ApiError(
+                413,
+                f"the body has {request.content_length:,} bytes, expected at most {limit:,} at "
+                "this address",
+                code="body_too_large",
+            )
+        if what is not None and what.work in self._places and request.method != "OPTIONS":
+            g.work, g.give_back = what.work, self._places[what.work].take(owner)
+
+
+def checked_json() -> bytes:
+    """The body of this request, JSON within the limits of its route as far as that can be told
+    without reading it. Raises ApiError, also for another content type: a form on any web page can
+    send text/plain.
+    """
+    if request.mimetype != "application/json":
+        raise ApiError(415, "expected the header 'Content-Type: application/json'")
+    app = cast("GatedFlask", current_app)
+    what = takes_of(app.view_functions[request.endpoint or ""])
+    assert what is not None
+    data = request.get_data(cache=False)
+    check_json(data, app.gate.json_of(what))
+    return data
+
+
+def keep_place() -> Callable[[], None]:
+    """For work that goes on when this request is answered; the result gives the place back."""
+    give_back: Callable[[], None] = g.pop("give_back")
+    return give_back
+
+
+def _leave_with(response: Response) -> Response:
+    """The place of what is made while it is sent, or may be long, is free once the last of it is
+    on its way, or nobody wants it.
+    """
+    if (give_back := g.pop("give_back", None)) is not None:
+        if response.is_streamed or g.work is Work.DOWNLOAD:
+            response.call_on_close(give_back)
+        else:
+            give_back()
+    return response
+
+
+def _leave(_: BaseException | None) -> None:
+    if (give_back := g.pop("give_back", None)) is not None:
+        give_back()
