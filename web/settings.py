@@ -15,13 +15,14 @@ KEY_CHARS = 8  # shorter keys are guessed
 @dataclass(frozen=True)
 class MediaBudget:
     """What the pictures of one request may bring together; `server_pixels`: those of all requests
-    that are not answered yet.
+    that are not answered yet; `decoding_pixels`: of pictures that are being decoded at once.
     """
 
     images: int = 32
     bytes: int = 64 << 20
     pixels: int = 128_000_000
     server_pixels: int = 512_000_000
+    decoding_pixels: int = 128_000_000
 
     @property
     def each(self) -> ImageLimits:
@@ -133,6 +134,10 @@ class ServerSettings:
     def allows_origin(self, origin: str | None) -> bool:
         """Whether pages of another origin may use the server."""
         return origin is not None and ("*" in self.cors_origins or origin in self.cors_origins)
+
+    @property
+    def allows_any_origin(self) -> bool:
+        return "*" in self.cors_origins
 
     @property
     def body_bytes(self) -> int:

@@ -18,7 +18,7 @@ from mtmd.web import sse
 from mtmd.web.auth import without_key
 from mtmd.web.errors import ApiError, response
 from mtmd.web.intake.body import json_body
-from mtmd.web.intake.gate import Body, Work, checked_json, takes
+from mtmd.web.intake.gate import Body, Work, checked_json, keep_place, takes
 from mtmd.web.page.answers import follow
 from mtmd.web.page.chat import Chat
 from mtmd.web.page.requests import Change, Draft, NewAnswer, NewConversation, NewMessage
@@ -183,7 +183,11 @@ def _message_routes(routes: Blueprint, chat: Chat) -> None:
         new = json_body(NewAnswer)
         _check_message(chat, id_, new.parent, "user")
         return jsonify(
-            asdict(chat.start_answer(id_, new.parent, new.options.system, new.options.chosen()))
+            asdict(
+                chat.start_answer(
+                    id_, new.parent, new.options.system, new.options.chosen(), keep_place
+                )
+            )
         )
 
     @routes.post("/api/count")
@@ -235,7 +239,10 @@ def _answer_routes(routes: Blueprint, chat: Chat) -> None:
                         event = event | {"message": chat.shown_answer(answer, event)}
                     yield sse.event(event, number)
 
-        return sse.response(events(), cache_control="no-store")
+        give_back = chat.readers.take(id_)
+        response = sse.response(events(), cache_control="no-store")
+        response.call_on_close(give_back)
+        return response
 
     @routes.post("/api/answers/<id_>/stop")
     @takes(Body.NOTHING)
@@ -263,7 +270,7 @@ def _image_routes(routes: Blueprint, chat: Chat) -> None:
             raise ApiError(404, "there is no such picture any more")
         if stored.kind in SHOWN_BY_BROWSERS:
             return _served(data, stored.kind, FOREVER)
-        return _served(png_bytes(chat.budget.decode(data).pixels), "image/png", FOREVER)
+        return _served(png_bytes(chat.budget.decode_counted(data).pixels), "image/png", FOREVER)
 
     @routes.get("/api/processed/<sha256>")
     @takes(Body.NOTHING)
