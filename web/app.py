@@ -14,7 +14,6 @@ from mtmd.web.api import routes as openai
 from mtmd.web.intake.fetch import Fetcher
 from mtmd.web.intake.gate import Gate, GatedFlask
 from mtmd.web.intake.media import Media
-from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.intake.uploads import Uploads
 from mtmd.web.intake.watcher import Watcher
 from mtmd.web.page import diagnostics
@@ -59,9 +58,9 @@ def create_app(
     headers.register(app, settings)
     access_log.register(app)
     auth.register(app, settings)
-    Gate(app, settings, service.stats().slots, auth.owner)
+    gate = Gate(app, settings, service.stats().slots, auth.owner)
     errors.register(app)
-    model, budget = ServedModel(service, warmup), PictureBudget(settings.media)
+    model, budget = ServedModel(service, warmup), gate.budget
     uploads = Uploads(settings.upload_bytes // max(1, len(settings.api_keys)))
     fetcher = Fetcher() if settings.allow_remote_media else None
     api = openai.Api(

@@ -51,7 +51,7 @@ class ConnectionLimits:
 
 @dataclass(frozen=True)
 class JsonLimits:
-    """Of one body: `bytes` beside its pictures, `values` (numbers, texts, names, lists, ...) in
+    """Of one body: `bytes` beside its pictures, `values` (names, texts, numbers, lists, ...) in
     all, and how `deep` they may lie in one another.
     """
 

@@ -16,12 +16,13 @@ from werkzeug.exceptions import HTTPException
 
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.json_limits import check_json
+from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.intake.places import Places
 from mtmd.web.settings import JsonLimits, ServerSettings
 
 FORGIVEN_BYTES = 64 << 10  # of a body at an address that takes none, or is not there
 SMALL_VALUES = 4096  # in JSON that the page sends
-HISTORY_VALUES = 400_000  # the page sends one conversation at a time
+HISTORY_VALUES = 200_000  # the page sends one conversation at a time
 _TAKES = "_takes"
 View = TypeVar("View", bound=Callable[..., Any])
 
@@ -89,15 +90,16 @@ class GatedFlask(Flask):
 
 
 class Gate:
-    """`slots`: sequences answered at once. `owner`: of the request that is being answered."""
+    """`slots`: sequences answered at once. `owner`: of the request that is being answered.
+    `budget`: of pixels, the one of the whole server.
+    """
 
     def __init__(
         self, app: GatedFlask, settings: ServerSettings, slots: int, owner: Callable[[], str]
     ) -> None:
-        keys = max(1, len(settings.api_keys))
         self._settings = settings
         self._places = {
-            work: Places(what, most, most if keys == 1 else max(1, most // 2))
+            work: Places(what, most)
             for work, what, most in (
                 (Work.ANSWER, "requests are being answered or wait", slots + settings.queue),
                 (Work.FOLLOW, "readers follow answers", settings.followers),
@@ -106,9 +108,14 @@ class Gate:
         }
         self._app, self._urls = app, app.url_map.bind("localhost")
         app.gate = self
+        self.budget = PictureBudget(settings.media)
         app.before_request(lambda: self._enter(owner()))
         app.after_request(_leave_with)
         app.teardown_request(_leave)
+
+    def taken(self, work: Work) -> int:
+        """Places of this kind that are not free."""
+        return self._places[work].taken
 
     def body_limit(self, method: str, path: str) -> int:
         """Bytes; `path` as WSGI has it, in Latin-1."""

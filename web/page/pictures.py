@@ -63,14 +63,15 @@ class PictureCache:
 
     def _check_room(self, count: int) -> None:
         held = self._store.picture_totals()
-        if held.unsent_bytes + held.unsent * ROW_BYTES + count > self._most_unsent:
+        new = count + ROW_BYTES
+        if held.unsent_bytes + held.unsent * ROW_BYTES + new > self._most_unsent:
             raise ApiError(
                 413,
                 f"{held.unsent_bytes:,} bytes of pictures are attached to no message yet, and "
                 f"{self._most_unsent:,} may be; send them, or wait an hour",
                 code="storage_full",
             )
-        if held.bytes + held.count * ROW_BYTES + count > self._most:
+        if held.bytes + held.count * ROW_BYTES + new > self._most:
             raise ApiError(
                 507,
                 f"the pictures of all conversations have {held.bytes:,} bytes, and "
