@@ -99,6 +99,10 @@ class ServerSettings:
         for name, least in (("most", 16), ("per_address", 1)):
             if (found := getattr(self.connections, name)) < least:
                 raise OptionError(f"connections, {name}: found {found}, expected at least {least}")
+        if not 1 <= self.media.bytes <= 1 << 32:
+            raise OptionError(
+                f"media, bytes: found {self.media.bytes:,}, expected 1 to {1 << 32:,}"
+            )
         if self.storage_bytes < 1 << 20:
             raise OptionError(
                 f"storage_bytes: found {self.storage_bytes:,}, expected at least {1 << 20:,}"

@@ -43,6 +43,35 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="requests that may wait (default: %(default)s)",
     )
     server.add_argument(
+        "--max-connections",
+        type=int,
+        default=4096,
+        metavar="N",
+        help="open connections; where more come, those that wait longest are closed "
+        "(default: %(default)s)",
+    )
+    server.add_argument(
+        "--max-connections-per-address",
+        type=int,
+        default=256,
+        metavar="N",
+        help="open connections of one address, other than this machine's (default: %(default)s)",
+    )
+    server.add_argument(
+        "--max-request",
+        type=int,
+        default=64,
+        metavar="MIB",
+        help="pictures of one request, as files (default: %(default)s)",
+    )
+    server.add_argument(
+        "--max-storage",
+        type=int,
+        default=16,
+        metavar="GIB",
+        help="pictures of all conversations (default: %(default)s)",
+    )
+    server.add_argument(
         "--data",
         metavar="DIR",
         help="folder of conversations and their pictures (default: in the user's data folder)",
@@ -131,7 +160,7 @@ def _serve(
 
 def _settings(args: argparse.Namespace) -> Any:
     """Raises OptionError."""
-    from mtmd.web.settings import ServerSettings
+    from mtmd.web.settings import ConnectionLimits, MediaBudget, ServerSettings
 
     return ServerSettings(
         host=args.host,
@@ -143,6 +172,11 @@ def _settings(args: argparse.Namespace) -> Any:
         media_path=Path(args.media_path) if args.media_path else None,
         cors_origins=tuple(args.cors_origin),
         queue=args.queue,
+        media=MediaBudget(bytes=args.max_request << 20),
+        storage_bytes=args.max_storage << 30,
+        connections=ConnectionLimits(
+            most=args.max_connections, per_address=args.max_connections_per_address
+        ),
     )
 
 
