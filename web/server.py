@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     from mtmd import Service
 
 SPARE_THREADS = 16  # for what is quick, while everything that takes long is under way
+BODY_IN_MEMORY = 4 << 20  # bytes; longer ones are files until they are whole
 HELD_BACK = 1 << 20  # bytes that wait for one client before its answer waits for it
 ACCEPTED_AT_ONCE = 64
-CLOSED_AT_ONCE = 1 / 16  # of all connections, when there are too many
+CLOSED_AT_ONCE = 1 / 16  # of those there may be, when there are too many
 SPARE_FILES = 512  # descriptors for what is no connection
 CLOSING_S = 3  # for answers to be ended once the server is to stop
 _FULL = Refusal(503, "too many connections; try again later", "server_busy")
@@ -92,7 +93,8 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
             sockinfo=(sock.family, sock.type, sock.proto, sock.getsockname()),
             bind_socket=False,
             connection_limit=sys.maxsize,  # `handle_accept` closes others for one that comes
-            max_request_body_size=settings.body_bytes + 1,
+            max_request_body_size=sys.maxsize,  # `body_limit` says what each route takes
+            inbuf_overflow=BODY_IN_MEMORY,
             max_request_header_size=32 << 10,
             cleanup_interval=1,
             outbuf_high_watermark=HELD_BACK,
@@ -208,7 +210,8 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
             return
         if count > self.limits.per_address and not is_here(group):
             own = (c for c in others if c.address == group)
-            if not self._close(self.clients.to_close(own, 1)):
+            most = max(1, int(self.limits.per_address * CLOSED_AT_ONCE))
+            if not self._close(self.clients.to_close(own, most)):
                 channel.turn_away(_TOO_MANY)
         elif len(self.active_channels) > self._most:
             most = max(1, int(self._most * CLOSED_AT_ONCE))

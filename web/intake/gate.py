@@ -14,7 +14,9 @@ from typing import Any, TypeVar, cast
 from flask import Flask, Response, current_app, g, request
 from werkzeug.exceptions import HTTPException
 
-from mtmd.web.errors import ApiError
+from mtmd import BusyError
+from mtmd.web.errors import ApiError, as_api_error
+from mtmd.web.errors import response as as_response
 from mtmd.web.intake.json_limits import check_json
 from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.intake.places import Places
@@ -22,6 +24,7 @@ from mtmd.web.settings import JsonLimits, ServerSettings
 
 FORGIVEN_BYTES = 64 << 10  # of a body at an address that takes none, or is not there
 SMALL_VALUES = 4096  # in JSON that the page sends
+LONG_RESPONSE = 256 << 10  # bytes; less waits in memory for a client that does not read
 HISTORY_VALUES = 200_000  # the page sends one conversation at a time
 _TAKES = "_takes"
 View = TypeVar("View", bound=Callable[..., Any])
@@ -97,7 +100,7 @@ class Gate:
     def __init__(
         self, app: GatedFlask, settings: ServerSettings, slots: int, owner: Callable[[], str]
     ) -> None:
-        self._settings = settings
+        self._settings, self._owner = settings, owner
         self._places = {
             work: Places(what, most)
             for work, what, most in (
@@ -109,8 +112,8 @@ class Gate:
         self._app, self._urls = app, app.url_map.bind("localhost")
         app.gate = self
         self.budget = PictureBudget(settings.media)
-        app.before_request(lambda: self._enter(owner()))
-        app.after_request(_leave_with)
+        app.before_request(self._enter)
+        app.after_request(self._leave_with)
         app.teardown_request(_leave)
 
     def taken(self, work: Work) -> int:
@@ -145,7 +148,7 @@ class Gate:
             return replace(limits, bytes=self._settings.body_bytes, values=HISTORY_VALUES)
         return limits
 
-    def _enter(self, owner: str) -> None:
+    def _enter(self) -> None:
         what = takes_of(self._app.view_functions.get(request.endpoint or ""))
         limit = self.bytes_of(what)
         request.max_content_length = limit
@@ -157,7 +160,26 @@ class Gate:
                 code="body_too_large",
             )
         if what is not None and what.work in self._places and request.method != "OPTIONS":
-            g.work, g.give_back = what.work, self._places[what.work].take(owner)
+            g.give_back = self._places[what.work].take(self._owner())
+
+    def _leave_with(self, response: Response) -> Response:
+        """The place of what is made while it is sent, or may have to wait for its client, is free
+        once the last of it is on its way, or nobody wants it. What turns out to be long takes one
+        now.
+        """
+        give_back = g.pop("give_back", None)
+        long = _is_long(response)
+        if give_back is None and long:
+            try:
+                give_back = self._places[Work.DOWNLOAD].take(self._owner())
+            except BusyError as busy:
+                response.close()
+                return as_response(as_api_error(busy, g.get("request_id", "req")))
+        if give_back is not None and long:
+            response.call_on_close(give_back)
+        elif give_back is not None:
+            give_back()
+        return response
 
 
 def checked_json() -> bytes:
@@ -181,16 +203,11 @@ def keep_place() -> Callable[[], None]:
     return give_back
 
 
-def _leave_with(response: Response) -> Response:
-    """The place of what is made while it is sent, or may be long, is free once the last of it is
-    on its way, or nobody wants it.
-    """
-    if (give_back := g.pop("give_back", None)) is not None:
-        if response.is_streamed or g.work is Work.DOWNLOAD:
-            response.call_on_close(give_back)
-        else:
-            give_back()
-    return response
+def _is_long(response: Response) -> bool:
+    length = response.content_length
+    if length is None and not response.is_streamed:
+        length = response.calculate_content_length()
+    return length is None or length > LONG_RESPONSE
 
 
 def _leave(_: BaseException | None) -> None:

@@ -337,6 +337,35 @@ def test_readers_of_answers_take_no_places_from_others():
         service.tickets[0].cancel()
 
 
+def test_a_panic_in_a_library_leaves_its_place_free():
+    class Panic(BaseException):
+        pass
+
+    def panic(*_, **__):
+        raise Panic("inside")
+
+    service = FakeService()
+    service.submit = panic
+    app = create_app(service, ServerSettings())
+    with pytest.raises(Panic), app.test_client() as client:
+        post_chat(client, "hi")
+    assert app.gate.taken(Work.ANSWER) == 0
+
+
+def test_a_reply_that_turns_out_long_is_a_download():
+    page = Page(downloads=1)
+    page.service.words = "x" * (1 << 20)
+    page.ask_about()
+    assert until(lambda: page.service.ended)
+    (listed,) = page.client.get("/api/conversations").get_json()["conversations"]
+    first = page.client.get(f"/api/conversations/{listed['id']}", buffered=False)
+    assert first.status_code == 200 and page.app.gate.taken(Work.DOWNLOAD) == 1
+    assert page.client.get(f"/api/conversations/{listed['id']}").status_code == 429
+    first.close()
+    assert page.app.gate.taken(Work.DOWNLOAD) == 0
+    assert page.client.get(f"/api/conversations/{listed['id']}").status_code == 200
+
+
 def test_as_many_downloads_as_may_be():
     service = FakeService()
     page = Page(service, downloads=4)
