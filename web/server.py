@@ -10,9 +10,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from waitress.server import TcpWSGIServer
 
@@ -23,14 +23,11 @@ from mtmd.web.connections.channel import Channel
 from mtmd.web.connections.clients import Clients, is_here
 from mtmd.web.connections.loop import Sockets
 from mtmd.web.connections.refusal import Refusal
-from mtmd.web.connections.threads import Threads
+from mtmd.web.connections.threads import Pools
 from mtmd.web.intake.gate import GatedFlask
 from mtmd.web.settings import ServerSettings
 
-if TYPE_CHECKING:
-    from mtmd import Service
-
-SPARE_THREADS = 16  # for what is quick, while everything that takes long is under way
+QUICK_THREADS = 4  # for what is quick, and to refuse what there are no places for
 BODY_IN_MEMORY = 4 << 20  # bytes; longer ones are files until they are whole
 HELD_BACK = 1 << 20  # bytes that wait for one client before its answer waits for it
 ACCEPTED_AT_ONCE = 64
@@ -74,21 +71,20 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
     _stopping = _ended = False
     reading: Channel | None = None  # whose bytes are being read now
 
-    def __init__(
-        self, app: GatedFlask, service: Service, settings: ServerSettings, sock: socket.socket
-    ) -> None:
+    def __init__(self, app: GatedFlask, settings: ServerSettings, sock: socket.socket) -> None:
         self._ending = threading.RLock()  # a signal may come while its own thread holds it
         self.limits = settings.connections
         self.clients = Clients()
         self.bodies = BodyBudget(self.limits.body_bytes)
-        self.body_limit = app.gate.body_limit
         self._keys = Keys(settings.api_keys) if settings.api_keys else None
         self._sockets = Sockets()
-        long = service.stats().slots + settings.queue + settings.followers + settings.downloads
+        places = app.gate.most()
+        kinds = {None: QUICK_THREADS} | {w: n + QUICK_THREADS for w, n in places.items()}
+        self._route = app.gate.route
         super().__init__(
             app,
             map=self._sockets,
-            dispatcher=Threads(long + SPARE_THREADS),
+            dispatcher=Pools(kinds),
             _sock=sock,
             sockinfo=(sock.family, sock.type, sock.proto, sock.getsockname()),
             bind_socket=False,
@@ -157,6 +153,9 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
     def knows(self, authorization: str) -> bool:
         return self._keys is None or self._keys.owner(authorization) is not None
 
+    def route(self, method: str, path: str) -> tuple[int, Hashable]:
+        return self._route(method, path)
+
     def make_room(self, count: int) -> bool:
         """Bodies that come more slowly than the one being read are given up for it, the slowest
         first, and as many as leave some room for the next.
@@ -212,11 +211,11 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
             own = (c for c in others if c.address == group)
             most = max(1, int(self.limits.per_address * CLOSED_AT_ONCE))
             if not self._close(self.clients.to_close(own, most)):
-                channel.turn_away(_TOO_MANY)
+                channel.refuse(_TOO_MANY)
         elif len(self.active_channels) > self._most:
             most = max(1, int(self._most * CLOSED_AT_ONCE))
             if not self._close(self.clients.to_close(others, most)):
-                channel.turn_away(_FULL)
+                channel.refuse(_FULL)
 
     def _close(self, channels: list[Channel]) -> bool:
         for channel in channels:

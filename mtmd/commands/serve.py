@@ -145,9 +145,7 @@ def _serve(
     try:
         service = Service(model, queue=settings.queue)
         try:
-            server = Server(
-                create_app(service, settings, store, warmup=report), service, settings, sock
-            )
+            server = Server(create_app(service, settings, store, warmup=report), settings, sock)
             _stop_on_signals(server)
             _say(server.url, model.name, report, settings, folder, _told_of(store))
             server.serve(closing=service.close)

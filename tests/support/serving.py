@@ -49,7 +49,7 @@ def post_chat(client, *parts, **body):
 def running(service, app=None, **settings):
     """A real server; gives its address, and ends it."""
     chosen = ServerSettings(port=0, **settings)
-    server = Server(app or create_app(service, chosen), service, chosen, bind(chosen))
+    server = Server(app or create_app(service, chosen), chosen, bind(chosen))
     thread = threading.Thread(target=server.serve, args=(service.close,), daemon=True)
     thread.start()
     try:

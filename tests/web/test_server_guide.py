@@ -60,4 +60,4 @@ def test_limits_are_as_documented(row, facts):
 
 
 def test_words_that_stand_for_numbers():
-    assert MOST_REDIRECTS == 3 and UNUSED_SECONDS == 3600 and server.SPARE_THREADS == 16
+    assert MOST_REDIRECTS == 3 and UNUSED_SECONDS == 3600 and server.QUICK_THREADS == 4

@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import socket
 import time
+from collections.abc import Hashable
 from contextlib import suppress
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -56,6 +57,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
         self._sent = 0
         self._unread: tuple[float, int] | None = None
         self._refused, self._lingering, self._left = False, 0.0, False
+        self._postponed = False
         super().__init__(server, sock, addr, adj, map=map)
 
     def parser_class(self, adj: Adjustments) -> Parser:
@@ -71,6 +73,12 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
             return "answering"
         request = self.request  # another thread does not set it, but the loop may be about to
         return "idle" if request is None else "body" if request.headers_finished else "head"
+
+    @property
+    def work(self) -> Hashable:
+        """Of the request that is to be answered."""
+        request = self.requests[0]
+        return None if request.error is not None else request.work
 
     @property
     def began(self) -> float:
@@ -112,16 +120,16 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
             self._check_unread(now, limits)
 
     def refuse(self, refusal: Refusal) -> None:
-        """Answer what has come so far with this, and close."""
+        """Answer what has come so far with this, and close. Without a thread: of those who are
+        late there may be thousands.
+        """
         with self.requests_lock:
-            request = self.request or self.parser_class(self.adj)
-            request.error, request.completed, request.expect_continue = refusal, True, False
-            request.version = "1.1"
-            self.request, self._refused = None, True
-            self.requests.append(request)
-            if len(self.requests) == 1:
-                self.server.add_task(self)
-        self.server.look_at(self)
+            request, self.request = self.request, None
+        if request is not None:
+            request.close()
+        with suppress(OSError):
+            self.socket.send(refusal.to_bytes())
+        self._linger()
 
     def drop(self, refusal: Refusal) -> None:
         """Close at once. Where a request has begun to come, say why, as far as that can be said
@@ -131,12 +139,6 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
             with suppress(OSError):
                 self.socket.send(refusal.to_bytes())
         self.handle_close()
-
-    def turn_away(self, refusal: Refusal) -> None:
-        """As `drop`, for one that has just come: nothing of it was read yet."""
-        with suppress(OSError):
-            self.socket.send(refusal.to_bytes())
-        self._linger()
 
     # what waitress calls
 
@@ -165,7 +167,18 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
             super().write_soon(data[start : start + PIECE])
         return len(data)
 
+    def writable(self) -> bool:
+        if self._postponed and self.total_outbufs_len < PIECE:
+            self._postponed = False
+            self.server.add_task(self)
+        found: bool = super().writable()
+        return found
+
     def service(self) -> None:
+        if self.total_outbufs_len >= PIECE:  # of earlier requests, and their client does not read
+            self._postponed = True
+            self.server.pull_trigger()
+            return
         try:
             super().service()
         except BaseException:  # a panic in a library of another language is no Exception

@@ -5,6 +5,7 @@ from somebody without a key, one that is more than its route takes, one there is
 from __future__ import annotations
 
 import time
+from collections.abc import Hashable
 from typing import Protocol
 
 from waitress.adjustments import Adjustments
@@ -26,8 +27,8 @@ class Rules(Protocol):
     def knows(self, authorization: str) -> bool:
         """Whether this header lets in; True for every one where no keys are."""
 
-    def body_limit(self, method: str, path: str) -> int:
-        """The most bytes that the route of such a request takes."""
+    def route(self, method: str, path: str) -> tuple[int, Hashable]:
+        """The most bytes that the route of such a request takes, and its kind of work."""
 
     def make_room(self, count: int) -> bool:
         """Give the slowest bodies up until there is room for so many bytes."""
@@ -35,11 +36,12 @@ class Rules(Protocol):
 
 class Parser(HTTPRequestParser):  # type: ignore[misc]  # waitress has no types
     """One request. `known`: its client has a key, or needs none. `held`: bytes of it in the
-    server's budget.
+    server's budget. `work`: the kind of threads that answer it, None for quick ones.
     """
 
     error: Error | None = None
     known = False
+    work: Hashable = None
 
     def __init__(self, rules: Rules, adj: Adjustments) -> None:
         super().__init__(adj)
@@ -76,6 +78,7 @@ class Parser(HTTPRequestParser):  # type: ignore[misc]  # waitress has no types
     def _look_at_head(self) -> None:
         rules = self._rules
         self.known = rules.knows(self.headers.get("AUTHORIZATION", ""))
+        self._limit, self.work = rules.route(self.command, self.path)
         if not self.chunked and not self.content_length:
             return
         if not self.known and (self.chunked or self.content_length > SHORT_BODY):
@@ -85,7 +88,6 @@ class Parser(HTTPRequestParser):  # type: ignore[misc]  # waitress has no types
                 "invalid_api_key",
             )
             return
-        self._limit = rules.body_limit(self.command, self.path)
         self._check_length(self.content_length)
 
     def _take(self, count: int) -> None:

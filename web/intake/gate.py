@@ -120,15 +120,23 @@ class Gate:
         """Places of this kind that are not free."""
         return self._places[work].taken
 
-    def body_limit(self, method: str, path: str) -> int:
-        """Bytes; `path` as WSGI has it, in Latin-1."""
+    def most(self) -> dict[Work, int]:
+        """Places of each kind of work that has some."""
+        return {work: places.most for work, places in self._places.items()}
+
+    def route(self, method: str, path: str) -> tuple[int, Work | None]:
+        """How many bytes may come with such a request, and what places it will want. `path` as
+        WSGI has it, in Latin-1.
+        """
         try:
             endpoint, _ = self._urls.match(
                 path.encode("latin-1").decode("utf-8", "replace"), method
             )
         except HTTPException:
-            return FORGIVEN_BYTES
-        return self.bytes_of(takes_of(self._app.view_functions[endpoint]))
+            return FORGIVEN_BYTES, None
+        what = takes_of(self._app.view_functions[endpoint])
+        work = what.work if what is not None and what.work in self._places else None
+        return self.bytes_of(what), work
 
     def bytes_of(self, what: Takes | None) -> int:
         settings = self._settings

@@ -25,7 +25,8 @@ class Places:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`what`: for messages, in the plural."""
-        self._what, self._most, self._each, self._clock = what, most, each, clock
+        self.most = most
+        self._what, self._each, self._clock = what, each, clock
         self._lock, self._taken = threading.Lock(), Counter[str]()
         self._asked: dict[str, float] = {}
 
@@ -37,8 +38,8 @@ class Places:
                 raise BusyError(
                     f"{each} {self._what} for this client, the most that may; try again later"
                 )
-            if self._taken.total() >= self._most:
-                raise BusyError(f"{self._most} {self._what}, the most that may; try again later")
+            if self._taken.total() >= self.most:
+                raise BusyError(f"{self.most} {self._what}, the most that may; try again later")
             self._taken[owner] += 1
         taken = [owner]
 
@@ -61,4 +62,4 @@ class Places:
         now = self._clock()
         self._asked = {name: at for name, at in self._asked.items() if now - at < SHARED_S}
         self._asked[owner] = now
-        return self._most if len(self._asked) == 1 else max(1, self._most // 2)
+        return self.most if len(self._asked) == 1 else max(1, self.most // 2)

@@ -90,7 +90,7 @@ def _conversation_routes(routes: Blueprint, chat: Chat) -> None:
     store = chat.store
 
     @routes.get("/api/conversations")
-    @takes(Body.NOTHING)
+    @takes(Body.NOTHING, Work.DOWNLOAD)
     def list_conversations() -> Response:
         query = request.args.get("q", "")[:1000].strip()
         if query:
@@ -109,7 +109,7 @@ def _conversation_routes(routes: Blueprint, chat: Chat) -> None:
         return jsonify(store.create(chat.owner(), json_body(NewConversation).title).asdict())
 
     @routes.get("/api/conversations/<id_>")
-    @takes(Body.NOTHING)
+    @takes(Body.NOTHING, Work.DOWNLOAD)
     def show_conversation(id_: str) -> Response:
         return jsonify(
             conversation=_conversation(chat, id_).asdict(), messages=chat.shown_messages(id_)
