@@ -79,7 +79,8 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         self._keys = Keys(settings.api_keys) if settings.api_keys else None
         self._sockets = Sockets()
         places = app.gate.most()
-        kinds = {None: QUICK_THREADS} | {w: n + QUICK_THREADS for w, n in places.items()}
+        kinds: dict[Hashable, int] = {None: QUICK_THREADS}
+        kinds |= {work: count + QUICK_THREADS for work, count in places.items()}
         self._route = app.gate.route
         super().__init__(
             app,

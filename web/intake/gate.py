@@ -212,7 +212,7 @@ def keep_place() -> Callable[[], None]:
 
 
 def _is_long(response: Response) -> bool:
-    length = response.content_length
+    length = response.headers.get("Content-Length", type=int)
     if length is None and not response.is_streamed:
         length = response.calculate_content_length()
     return length is None or length > LONG_RESPONSE

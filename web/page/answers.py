@@ -39,7 +39,7 @@ class Answer:
     id: str
     conversation: str
     ticket: Ticket
-    held: ExitStack  # closed at its end
+    held: ExitStack = field(default_factory=ExitStack)  # closed at its end
     events: list[dict[str, Any]] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     saved: int = 0  # pieces in the store
