@@ -25,7 +25,7 @@ from mtmd.web.settings import JsonLimits, ServerSettings
 FORGIVEN_BYTES = 64 << 10  # of a body at an address that takes none, or is not there
 SMALL_VALUES = 4096  # in JSON that the page sends
 LONG_RESPONSE = 256 << 10  # bytes; less waits in memory for a client that does not read
-HISTORY_VALUES = 200_000  # the page sends one conversation at a time
+HISTORY_VALUES = 500_000  # the page sends one conversation at a time
 _TAKES = "_takes"
 View = TypeVar("View", bound=Callable[..., Any])
 

@@ -100,8 +100,8 @@ class Chat:
 
     @contextmanager
     def _alone(self, conversation: str) -> Iterator[None]:
-        """Raises ApiError where an answer is being written or begun. One conversation's wait for the
-        disk, or for its pictures, is its own.
+        """Raises ApiError where an answer is being written or begun. One conversation waits for the
+        disk, or for its pictures, without the others.
         """
         with self._lock:
             if conversation in self._starting or self.answers.running(conversation):

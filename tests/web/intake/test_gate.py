@@ -160,7 +160,7 @@ def test_so_it_is_in_a_history():
     found = client.post("/api/import", json=file | {"conversations": [1] * 9000})
     assert found.status_code == 400 and "conversations.0" in found.get_json()["error"]["message"]
     found = client.post("/api/import", json={str(i): 1 for i in range(50_000)})
-    assert found.status_code == 400 and "found 50,00" in found.get_json()["error"]["message"]
+    assert found.status_code == 400 and len(found.data) < 1000
 
 
 def test_who_shares_with_another_key_may_have_half():

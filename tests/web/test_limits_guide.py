@@ -1,4 +1,4 @@
-"""The numbers in docs/server.md are those of the program."""
+"""The numbers in docs/limits.md are those of the program."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mtmd.web.page import chat, pictures
 from mtmd.web.settings import ServerSettings
 from mtmd.web.store.store import UNUSED_SECONDS
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "server.md").read_text()
+GUIDE = (Path(__file__).parents[2] / "docs" / "limits.md").read_text()
 S = ServerSettings()
 C, M, J = S.connections, S.media, S.json
 MIB, KIB = 1 << 20, 1 << 10
