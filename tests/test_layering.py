@@ -74,7 +74,7 @@ ORDER = {
     "web": (
         ("keys",),
         ("errors", "settings", "sse", "store", "served_model", "metrics", "access_log"),
-        ("auth", "headers", "intake"),  # what may come in
+        ("auth", "headers", "intake", "connections"),  # what may come in
         ("api", "page", "server", "status"),  # two products that do not know each other
         ("app",),
     ),

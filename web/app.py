@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from io import BytesIO
 from typing import IO, TYPE_CHECKING, Any
 
-from flask import Flask, Request
+from flask import Request
 
 from mtmd import WarmupReport
 from mtmd.web import access_log, auth, errors, headers, status
 from mtmd.web.api import files
 from mtmd.web.api import routes as openai
 from mtmd.web.intake.fetch import Fetcher
+from mtmd.web.intake.gate import Gate, GatedFlask
 from mtmd.web.intake.media import Media
-from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.intake.uploads import Uploads
 from mtmd.web.intake.watcher import Watcher
 from mtmd.web.page import diagnostics
@@ -44,11 +43,11 @@ def create_app(
     store: Store | None = None,
     *,
     warmup: WarmupReport | None = None,
-) -> Flask:
+) -> GatedFlask:
     """`store`: of conversations, None to keep them no longer than the server lives. `warmup`: the
     report to show, None for one that is made without a run.
     """
-    app = Flask("mtmd.web")
+    app = GatedFlask("mtmd.web")
     app.request_class = _Request
     app.config.update(
         MAX_CONTENT_LENGTH=settings.body_bytes,
@@ -59,22 +58,19 @@ def create_app(
     headers.register(app, settings)
     access_log.register(app)
     auth.register(app, settings)
+    gate = Gate(app, settings, service.stats().slots, auth.owner)
     errors.register(app)
-    model, budget = ServedModel(service, warmup), PictureBudget(settings.media)
+    model, budget = ServedModel(service, warmup), gate.budget
     keys = auth.keys_of(app)
     uploads = Uploads(settings.upload_bytes, owners=lambda: keys.owners)
     fetcher = Fetcher() if settings.allow_remote_media else None
     api = openai.Api(
-        service,
-        model,
-        Media(budget, uploads, fetcher, settings.media_path),
-        Watcher(),
-        threading.BoundedSemaphore(service.stats().slots + settings.queue),
+        service, model, Media(budget, uploads, fetcher, settings.media_path), Watcher()
     )
     app.register_blueprint(openai.blueprint(api))
     app.register_blueprint(files.blueprint(uploads, budget))
     app.register_blueprint(status.blueprint(service, model, settings))
-    chat = Chat(service, store or Store(None), budget)
+    chat = Chat(service, store or Store(None), settings, budget)
     app.register_blueprint(page.blueprint(chat, model))
     app.register_blueprint(diagnostics.blueprint(service, model))
     return app

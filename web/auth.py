@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from flask import Flask, Response, g, request
+from flask import Flask, Response, current_app, g, request
+from werkzeug.datastructures import Headers
 
 from mtmd.web.errors import ApiError
 from mtmd.web.keys import ANYBODY, Caller, Keys
@@ -114,15 +115,37 @@ def _check_origin(settings: ServerSettings) -> None:
     unless it was allowed.
     """
     origin = request.headers.get("Origin")
-    if origin is None or request.method in _SAFE or settings.allows_origin(origin):
+    if settings.allows_origin(origin):
+        return
+    if _is_blind(request.headers) and not settings.allows_any_origin:
+        raise _denied()
+    if origin is None or request.method in _SAFE:
         return
     if origin.partition("://")[2] != request.host:
-        raise ApiError(
-            403,
-            "pages of this origin may not use this server; start it with --cors-origin to allow "
-            "them",
-            code="origin_denied",
-        )
+        raise _denied()
+
+
+def _denied() -> ApiError:
+    return ApiError(
+        403,
+        "pages of this origin may not use this server; start it with --cors-origin to allow them",
+        code="origin_denied",
+    )
+
+
+def _is_blind(headers: Headers) -> bool:
+    """Whether a page elsewhere makes a browser ask without being let see the answer, by an <img>
+    or no-cors: it would cost us work all the same. Browsers say so by themselves. To follow a link
+    to one of our pages is fine.
+    """
+    site = headers.get("Sec-Fetch-Site", "none")
+    follows_link = (
+        headers.get("Sec-Fetch-Mode") == "navigate"
+        and headers.get("Sec-Fetch-Dest") == "document"
+        and request.method in _SAFE
+        and getattr(current_app.view_functions.get(request.endpoint or ""), _OPEN, False)
+    )
+    return site not in ("same-origin", "none") and not follows_link
 
 
 def _host_of(url: str) -> str:

@@ -24,6 +24,7 @@ from mtmd import (
 from mtmd.tracebacks import traceback_text
 
 log = logging.getLogger("mtmd.web")
+MOST_MISTAKES = 1000
 LONGEST = 600  # characters of a message: parts of a request may stand in it
 # begins the names that web/api/requests.py gives to the kinds of a value; they are no part of a
 # place in a request
@@ -112,6 +113,8 @@ def invalid(error: ValidationError) -> ApiError:
     """The first thing that is wrong with a request's fields, without the value itself: it may be
     a picture.
     """
+    if (count := error.error_count()) > MOST_MISTAKES:  # each would be built to tell the first
+        return ApiError(400, f"found {count:,} fields that are wrong or not known here")
     first = error.errors(include_url=False, include_input=False)[0]
     context = first.get("ctx", {})
     param = context.get("param") or _place(first["loc"])

@@ -1,5 +1,5 @@
-"""The waitress server: as many threads as streams can be open, and an end for connections that
-stand still.
+"""The waitress server. Connections cost no thread until a whole request has come, and each stage
+of one has an end: the head, the body, the answer that nobody reads.
 """
 
 from __future__ import annotations
@@ -7,84 +7,37 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from flask import Flask, json
-from waitress.channel import HTTPChannel
-from waitress.parser import HTTPRequestParser
 from waitress.server import TcpWSGIServer
-from waitress.utilities import Error
 
 from mtmd import OptionError
 from mtmd.web.auth import keys_of
-from mtmd.web.errors import ApiError
-from mtmd.web.keys import Keys
+from mtmd.web.connections.body_budget import BodyBudget
+from mtmd.web.connections.channel import Channel
+from mtmd.web.connections.clients import Clients, is_here
+from mtmd.web.connections.loop import Sockets
+from mtmd.web.connections.refusal import Refusal
+from mtmd.web.connections.threads import Pools
+from mtmd.web.intake.gate import GatedFlask
 from mtmd.web.settings import ServerSettings
 
-if TYPE_CHECKING:
-    from mtmd import Service
-
-SPARE_THREADS = 16  # for what is quick, while every stream there can be is open
-STILL_S = 60  # a connection that neither sends nor takes anything for so long is closed
+QUICK_THREADS = 4  # for what is quick, and to refuse what there are no places for
+BODY_IN_MEMORY = 4 << 20  # bytes; longer ones are files until they are whole
 HELD_BACK = 1 << 20  # bytes that wait for one client before its answer waits for it
-SPARE_CONNECTIONS = 256
-SHORT_BODY = 64 << 10  # bytes
+ACCEPTED_AT_ONCE = 64
+CLOSED_AT_ONCE = 1 / 16  # of those there may be, when there are too many
+SPARE_FILES = 512  # descriptors for what is no connection
 CLOSING_S = 3  # for answers to be ended once the server is to stop
-
-
-class _Refusal(Error):  # type: ignore[misc]
-    """What is wrong with a request before the application sees it, in the form that it has
-    everywhere else.
-    """
-
-    def __init__(self, code: int, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.code, self.reason = code, reason
-
-    def to_response(self, ident: str | None = None) -> tuple[str, list[tuple[str, str]], bytes]:  # noqa: ARG002
-        body = json.dumps(ApiError(self.code, self.body).body()).encode()
-        return f"{self.code} {self.reason}", [("Content-Type", "application/json")], body
-
-
-def _parser(keys: Keys | None) -> type[HTTPRequestParser]:
-    """`keys` None lets anybody send a long body; otherwise it is read only for who has a key, as it
-    would fill the disk.
-    """
-
-    class Parser(HTTPRequestParser):  # type: ignore[misc]
-        asked, error = False, None
-
-        def received(self, data: bytes) -> int:
-            count: int = super().received(data)
-            if self.headers_finished and not self.asked and keys is not None:
-                self.asked = True
-                long = self.chunked or self.content_length > SHORT_BODY
-                if (
-                    self.error is None
-                    and long
-                    and keys.find(self.headers.get("AUTHORIZATION", "")) is None
-                ):
-                    self.error = _Refusal(
-                        401,
-                        "Unauthorized",
-                        "expected the header 'Authorization: Bearer KEY' with a key of this server",
-                    )
-                    self.completed = True
-            if isinstance(self.error, Error) and not isinstance(self.error, _Refusal):
-                self.error = _Refusal(
-                    self.error.code,
-                    self.error.reason,
-                    f"the request cannot be read: {self.error.reason.lower()}",
-                )
-            if self.error is not None:
-                self.expect_continue = False  # waitress would ask for the body all the same
-            return count
-
-    return Parser
+_FULL = Refusal(503, "too many connections; try again later", "server_busy")
+_TOO_MANY = Refusal(429, "too many connections from this address", "too_many_connections")
+_ROOM = Refusal(503, "room was needed for other requests; try again later", "server_busy")
+log = logging.getLogger("mtmd.web")
 
 
 def bind(settings: ServerSettings) -> socket.socket:
@@ -116,64 +69,74 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
     """`sock`: bound, by `bind`. It is the server's from then on."""
 
     _stopping = _ended = False
+    reading: Channel | None = None  # whose bytes are being read now
 
-    def __init__(
-        self, app: Flask, service: Service, settings: ServerSettings, sock: socket.socket
-    ) -> None:
+    def __init__(self, app: GatedFlask, settings: ServerSettings, sock: socket.socket) -> None:
         self._ending = threading.RLock()  # a signal may come while its own thread holds it
-        threads = service.stats().slots + settings.queue + SPARE_THREADS
+        self.limits = settings.connections
+        self.clients = Clients()
+        self.bodies = BodyBudget(self.limits.body_bytes)
+        self._keys = keys_of(app)
+        self._sockets = Sockets()
+        places = app.gate.most()
+        kinds: dict[Hashable, int] = {None: QUICK_THREADS}
+        kinds |= {work: count + QUICK_THREADS for work, count in places.items()}
+        self._route = app.gate.route
         super().__init__(
             app,
+            map=self._sockets,
+            dispatcher=Pools(kinds),
             _sock=sock,
             sockinfo=(sock.family, sock.type, sock.proto, sock.getsockname()),
             bind_socket=False,
-            threads=threads,
-            connection_limit=threads + SPARE_CONNECTIONS,
-            max_request_body_size=settings.body_bytes,
+            connection_limit=sys.maxsize,  # `handle_accept` closes others for one that comes
+            max_request_body_size=sys.maxsize,  # `body_limit` says what each route takes
+            inbuf_overflow=BODY_IN_MEMORY,
             max_request_header_size=32 << 10,
-            channel_timeout=STILL_S,
-            cleanup_interval=5,
+            cleanup_interval=1,
             outbuf_high_watermark=HELD_BACK,
+            outbuf_overflow=4 * HELD_BACK,  # never reached: answers wait in memory, not in files
             channel_request_lookahead=1,
-            asyncore_use_poll=True,
+            log_socket_errors=False,  # a client that leaves is no error
             ident="mtmd",
             backlog=1024,
             clear_untrusted_proxy_headers=True,
         )
-        logging.getLogger("waitress.queue").setLevel(
-            logging.ERROR
-        )  # it warns of every request that waits for a thread
-        keys = keys_of(app)
-        parser = _parser(keys if keys.needed else None)
-        self.channel_class = type("Channel", (HTTPChannel,), {"parser_class": parser})
+        self._most = min(self.limits.most, _files() - SPARE_FILES)
+        if self._most < self.limits.most:
+            log.warning(
+                "found room for %d open connections, not %d: this process may open too few files "
+                "(ulimit -n)",
+                self._most,
+                self.limits.most,
+            )
+
+    channel_class = Channel
 
     def serve(self, closing: Callable[[], None]) -> None:
         """Until `stop`. Then nobody new is let in, and while `closing` ends what is being answered,
         each client gets its end.
         """
         while not self._stopping:
-            self._turn()
+            self._sockets.turn(1)
         self.accepting = False
+        self._sockets.look_at(self._fileno)
         thread = threading.Thread(target=closing, name="mtmd closing", daemon=True)
         thread.start()
         end = time.monotonic() + CLOSING_S
         while time.monotonic() < end and (thread.is_alive() or self._busy):
-            self._turn()
+            self._sockets.turn(0.2)
         self.task_dispatcher.shutdown(timeout=1)
         with self._ending:
             self._ended = True
-            self.asyncore.close_all(self._map, ignore_all=True)
+            self.asyncore.close_all(self._sockets, ignore_all=True)
+            self._sockets.close()
 
     @property
     def _busy(self) -> bool:
         return any(
             channel.requests or channel.total_outbufs_len
             for channel in self.active_channels.values()
-        )
-
-    def _turn(self) -> None:
-        self.asyncore.loop(
-            timeout=0.2 if self._stopping else 1, map=self._map, use_poll=True, count=1
         )
 
     def stop(self) -> None:
@@ -183,17 +146,101 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
             if not self._ended:  # then its trigger is closed, and its number perhaps another file's
                 self.pull_trigger()
 
-    def maintenance(self, now: float) -> None:
-        """Beside what waitress does: end connections whose client does not read. waitress waits for
-        those for ever, each with a thread.
+    # what channels and parsers ask
+
+    def look_at(self, channel: Channel) -> None:
+        self._sockets.look_at(channel._fileno)
+
+    def knows(self, authorization: str) -> bool:
+        return not self._keys.needed or self._keys.find(authorization) is not None
+
+    def route(self, method: str, path: str) -> tuple[int, Hashable]:
+        return self._route(method, path)
+
+    def make_room(self, count: int) -> bool:
+        """Bodies that come more slowly than the one being read are given up for it, the slowest
+        first, and as many as leave some room for the next.
         """
-        super().maintenance(now)
-        for channel in list(self.active_channels.values()):
-            if channel.total_outbufs_len and channel.last_activity < now - self.adj.channel_timeout:
-                with suppress(OSError):
-                    channel.socket.shutdown(socket.SHUT_RDWR)
+        now, reader = time.monotonic(), self.reading
+        assert reader is not None and reader.request is not None
+        rate = reader.request.rate(now)
+        slower = sorted(
+            (channel.request.rate(now), number, channel)
+            for number, channel in self.active_channels.items()
+            if channel is not reader
+            and channel.phase == "body"
+            and channel.request.held
+            and channel.request.rate(now) < rate
+        )
+        wanted = self.bodies.held + count - self.bodies.most + self.bodies.most // 8
+        for _, _, channel in slower:
+            if wanted <= 0:
+                break
+            wanted -= channel.request.held
+            channel.drop(_ROOM)
+        return bool(slower)
+
+    # what waitress calls
+
+    def handle_accept(self) -> None:
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                accepted = self.accept()
+            except OSError as error:  # no file is left for it
+                log.warning("a connection could not be accepted: %s", error.strerror)
+                self._close(self.clients.to_close(self.active_channels.values(), ACCEPTED_AT_ONCE))
+                return
+            if accepted is None:
+                return
+            self._let_in(*accepted)
+
+    def maintenance(self, now: float) -> None:  # noqa: ARG002  # the clock may be set
+        moment = time.monotonic()
+        for channel in tuple(self.active_channels.values()):
+            channel.check(moment, self.limits)
+
+    def _let_in(self, sock: socket.socket, address: Any) -> None:
+        with suppress(OSError):  # it has left already; then its first read says so
+            self.set_socket_options(sock)
+        channel = Channel(self, sock, address, self.adj, map=self._sockets)
+        group, count = channel.address, self.clients.count(channel.address)
+        others = (c for c in self.active_channels.values() if c is not channel)
+        if len(self.active_channels) > self._most + SPARE_FILES // 2:
+            channel.drop(_FULL)  # even those that are told why are too many
+            return
+        if count > self.limits.per_address and not is_here(group):
+            own = (c for c in others if c.address == group)
+            most = max(1, int(self.limits.per_address * CLOSED_AT_ONCE))
+            if not self._close(self.clients.to_close(own, most)):
+                channel.refuse(_TOO_MANY)
+        elif len(self.active_channels) > self._most:
+            most = max(1, int(self._most * CLOSED_AT_ONCE))
+            if not self._close(self.clients.to_close(others, most)):
+                channel.refuse(_FULL)
+
+    def _close(self, channels: list[Channel]) -> bool:
+        for channel in channels:
+            channel.drop(_FULL)
+        return bool(channels)
 
     @property
     def url(self) -> str:
         host: Any = self.effective_host
         return f"http://{f'[{host}]' if ':' in host else host}:{self.effective_port}"
+
+
+def _files() -> int:
+    """How many files this process may have open, once raised as far as it may do so itself."""
+    if os.name != "posix":
+        return 512 + SPARE_FILES  # of select(), in Python for Windows
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return sys.maxsize
+    wanted = 1 << 16 if hard == resource.RLIM_INFINITY else min(hard, 1 << 16)
+    if wanted > soft:
+        with suppress(OSError, ValueError):  # macOS has another limit, below the one it tells
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+    return max(soft, SPARE_FILES + 64)

@@ -15,17 +15,49 @@ from mtmd.web.keys import Keys, NamedKey
 @dataclass(frozen=True)
 class MediaBudget:
     """What the pictures of one request may bring together; `server_pixels`: those of all requests
-    that are not answered yet.
+    that are not answered yet; `decoding_pixels`: of pictures that are being decoded at once.
     """
 
     images: int = 32
     bytes: int = 64 << 20
     pixels: int = 128_000_000
     server_pixels: int = 512_000_000
+    decoding_pixels: int = 128_000_000
 
     @property
     def each(self) -> ImageLimits:
         return ImageLimits(self.bytes, self.pixels)
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """What clients may take before anything is done for them, and beside it. `per_address` does not
+    bind connections from this machine, where a proxy may stand for everybody. `body_bytes`: of all
+    bodies that are being received or answered. A body may take `body_s`, and a second more for
+    every `body_rate` bytes received; whoever does not read an answer at `unread_rate` bytes a
+    second, over `unread_s`, does not get the rest.
+    """
+
+    most: int = 4096
+    per_address: int = 256
+    head_s: float = 20.0
+    body_s: float = 60.0
+    body_rate: int = 32 << 10
+    body_bytes: int = 512 << 20
+    idle_s: float = 60.0
+    unread_s: float = 60.0
+    unread_rate: int = 1 << 10
+
+
+@dataclass(frozen=True)
+class JsonLimits:
+    """Of one body: `bytes` beside its pictures, `values` (names, texts, numbers, lists, ...) in
+    all, and how `deep` they may lie in one another.
+    """
+
+    bytes: int = 8 << 20
+    values: int = 100_000
+    deep: int = 64
 
 
 @dataclass(frozen=True)
@@ -35,8 +67,10 @@ class ServerSettings:
     one key has asked about are known when another does. `rate_limit`: requests a minute for each
     key, 0 for no limit.
     `media_path`: the folder that file:// may name. `upload_bytes`: of uploaded files in all.
-    `queue`: requests that may wait. `hang_s`: how long the device may do nothing in the midst of an
-    answer, 0 for any time. Raises OptionError.
+    `storage_bytes`: of pictures of conversations. `queue`: requests that may wait. `followers`:
+    pages that read answers of the page as they are written; `downloads`: files being read at once.
+    `hang_s`: how long the device may do nothing in the midst of an answer, 0 for any time. Raises
+    OptionError.
     """
 
     host: str = "127.0.0.1"
@@ -54,6 +88,11 @@ class ServerSettings:
     hang_s: float = 300.0
     media: MediaBudget = MediaBudget()
     upload_bytes: int = 256 << 20
+    storage_bytes: int = 16 << 30
+    followers: int = 256
+    downloads: int = 32
+    connections: ConnectionLimits = ConnectionLimits()
+    json: JsonLimits = JsonLimits()
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 1 << 16:
@@ -68,6 +107,17 @@ class ServerSettings:
             raise OptionError(
                 f"rate_limit: found {self.rate_limit}, expected requests a minute, or 0 for no "
                 "limit"
+            )
+        for name, least in (("most", 16), ("per_address", 1)):
+            if (found := getattr(self.connections, name)) < least:
+                raise OptionError(f"connections, {name}: found {found}, expected at least {least}")
+        if not 1 <= self.media.bytes <= 1 << 32:
+            raise OptionError(
+                f"media, bytes: found {self.media.bytes:,}, expected 1 to {1 << 32:,}"
+            )
+        if self.storage_bytes < 1 << 20:
+            raise OptionError(
+                f"storage_bytes: found {self.storage_bytes:,}, expected at least {1 << 20:,}"
             )
         self.make_keys()
         if not (self.loopback or self.needs_key or self.insecure_no_auth):
@@ -106,9 +156,13 @@ class ServerSettings:
         return origin is not None and ("*" in self.cors_origins or origin in self.cors_origins)
 
     @property
+    def allows_any_origin(self) -> bool:
+        return "*" in self.cors_origins
+
+    @property
     def body_bytes(self) -> int:
         """Of one request: its pictures in base64, and text."""
-        return self.media.bytes * 4 // 3 + (8 << 20)
+        return self.media.bytes * 4 // 3 + self.json.bytes
 
 
 def is_loopback(host: str) -> bool:

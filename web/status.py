@@ -9,6 +9,7 @@ from flask import Blueprint, Response, g
 from mtmd import __version__
 from mtmd.web import metrics
 from mtmd.web.auth import without_key
+from mtmd.web.intake.gate import Body, takes
 from mtmd.web.served_model import ServedModel
 from mtmd.web.settings import ServerSettings
 
@@ -21,6 +22,7 @@ def blueprint(service: Service, model: ServedModel, settings: ServerSettings) ->
     counters = metrics.Metrics(service)
 
     @routes.get("/health")
+    @takes(Body.NOTHING)
     @without_key
     def health() -> tuple[dict[str, str], int]:
         """Without the device, which may hang: what is known of it."""
@@ -30,6 +32,7 @@ def blueprint(service: Service, model: ServedModel, settings: ServerSettings) ->
         return {"status": "ok"}, 200
 
     @routes.get("/props")
+    @takes(Body.NOTHING)
     def props() -> dict[str, Any]:
         media = settings.media
         return {
@@ -52,10 +55,12 @@ def blueprint(service: Service, model: ServedModel, settings: ServerSettings) ->
         }
 
     @routes.get("/warmup")
+    @takes(Body.NOTHING)
     def warmup_report() -> dict[str, Any]:
         return model.warmup_report.asdict()
 
     @routes.get("/metrics")
+    @takes(Body.NOTHING)
     def prometheus() -> Response:
         return Response(counters.text(), content_type=metrics.CONTENT_TYPE)
 

@@ -95,10 +95,10 @@ class SafeTemplate:
     def render(self, variables: Mapping[str, Any]) -> str:
         """The text. `variables` hold JSON types.
 
-        Raises PromptError where the template refuses or cannot use the variables, ModelError where
-        it goes beyond a limit.
+        Raises PromptError where the template refuses or cannot use the variables, or they are too
+        long for it; ModelError where it goes beyond a limit by itself.
         """
-        meter = Meter(self._name)
+        meter = Meter(self._name, _characters(variables))
         try:
             return self._collect({**variables, _METER: meter}, meter)
         except MtmdError:
@@ -106,7 +106,7 @@ class SafeTemplate:
         except SecurityError as error:
             meter.refuse(f"what chat templates may not have ({_cause(error)})", error)
         except (RecursionError, MemoryError, OverflowError) as error:
-            meter.refuse(f"too much ({type(error).__name__}: {_cause(error)})", error)
+            meter.exceed(f"too much ({type(error).__name__}: {_cause(error)})", error)
         except Exception as error:
             raise PromptError(
                 f"{self._name} cannot render these messages: {type(error).__name__}: "
@@ -118,7 +118,7 @@ class SafeTemplate:
         for part in self._template.generate(variables):
             size += len(part)
             if size > RENDERED_CHARS_MAX:
-                meter.refuse(f"a prompt of more than {RENDERED_CHARS_MAX} characters")
+                meter.exceed(f"a prompt of more than {RENDERED_CHARS_MAX} characters")
             parts.append(part)
         return "".join(parts)
 
@@ -349,6 +349,20 @@ def _to_json(
 
 def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
     return dict(*args, **kwargs)
+
+
+def _characters(variables: Mapping[str, Any]) -> int:
+    """Of all texts."""
+    count, stack = 0, list(variables.values())
+    while stack:
+        value = stack.pop()
+        if isinstance(value, str):
+            count += len(value)
+        elif isinstance(value, (list, tuple)):
+            stack.extend(value)
+        elif isinstance(value, dict):
+            stack.extend(value.values())
+    return count
 
 
 def _raise_exception(message: object) -> NoReturn:

@@ -9,11 +9,12 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
-from mtmd.kernels.errors import ModelError
+from mtmd.kernels.errors import ModelError, PromptError
 
 VALUE_WEIGHT_MAX = 4 << 20  # characters of one value; a list element counts as 16
 MADE_WEIGHT_MAX = 256 << 20  # all values of one rendering together
 INTEGER_BITS_MAX = 4096
+LONG = 1 << 16  # characters of messages that may be to blame for a limit
 # of this thread, so that a busy machine does not count; templates take milliseconds
 SECONDS_MAX = 2.0
 
@@ -69,24 +70,24 @@ _FIELD_CHARS = 1000  # what one field may be padded to
 
 
 class Meter:
-    """What one rendering may still use."""
+    """What one rendering may still use. `given`: characters of its messages."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, given: int) -> None:
+        self._name, self._given = name, given
         self.made = 0
         self._end = time.thread_time() + SECONDS_MAX
 
     def charge(self, weight: int) -> None:
         self.made += weight
         if self.made > MADE_WEIGHT_MAX:
-            self.refuse(f"more than {MADE_WEIGHT_MAX} characters in intermediate values")
+            self.exceed(f"more than {MADE_WEIGHT_MAX} characters in intermediate values")
         if time.thread_time() > self._end:
-            self.refuse(f"more than {SECONDS_MAX:g} seconds")
+            self.exceed(f"more than {SECONDS_MAX:g} seconds")
 
     def check(self, weight: int) -> None:
         """For a value about to be made."""
         if weight > VALUE_WEIGHT_MAX:
-            self.refuse(f"a value of more than {VALUE_WEIGHT_MAX} characters")
+            self.exceed(f"a value of more than {VALUE_WEIGHT_MAX} characters")
 
     def hold(self, value: Any) -> Any:
         """Weigh a value just made, and return it. Parts that are shared count as often as they
@@ -114,6 +115,14 @@ class Meter:
         for item in items:
             self.charge(weight)
             yield item
+
+    def exceed(self, what: str, cause: Exception | None = None) -> NoReturn:
+        """A limit is hit: by the messages where they are long, otherwise by the template itself."""
+        if self._given < LONG:
+            self.refuse(what, cause)
+        raise PromptError(
+            f"messages of {self._given:,} characters make {self._name} ask for {what}; shorten them"
+        ) from cause
 
     def refuse(self, what: str, cause: Exception | None = None) -> NoReturn:
         raise ModelError(

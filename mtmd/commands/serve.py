@@ -49,6 +49,35 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="requests that may wait (default: %(default)s)",
     )
     server.add_argument(
+        "--max-connections",
+        type=int,
+        default=4096,
+        metavar="N",
+        help="open connections; where more come, those that wait longest are closed "
+        "(default: %(default)s)",
+    )
+    server.add_argument(
+        "--max-connections-per-address",
+        type=int,
+        default=256,
+        metavar="N",
+        help="open connections of one address, other than this machine's (default: %(default)s)",
+    )
+    server.add_argument(
+        "--max-request",
+        type=int,
+        default=64,
+        metavar="MIB",
+        help="pictures of one request, as files (default: %(default)s)",
+    )
+    server.add_argument(
+        "--max-storage",
+        type=int,
+        default=16,
+        metavar="GIB",
+        help="pictures of all conversations (default: %(default)s)",
+    )
+    server.add_argument(
         "--data",
         metavar="DIR",
         help="folder of conversations and their pictures (default: in the user's data folder)",
@@ -171,9 +200,7 @@ def _serve(
             hang_s=settings.hang_s or None,
         )
         try:
-            server = Server(
-                create_app(service, settings, store, warmup=report), service, settings, sock
-            )
+            server = Server(create_app(service, settings, store, warmup=report), settings, sock)
             _stop_on_signals(server)
             service.on_fault(lambda _: server.stop())
             told = [*_told_of(store), *_told_of_modes(opened)]
@@ -208,7 +235,7 @@ def _settings(args: argparse.Namespace) -> Any:
     """Raises OptionError."""
     from mtmd.config import api_keys_from_environment
     from mtmd.web.keys import parse_keys
-    from mtmd.web.settings import ServerSettings
+    from mtmd.web.settings import ConnectionLimits, MediaBudget, ServerSettings
 
     return ServerSettings(
         host=args.host,
@@ -224,6 +251,11 @@ def _settings(args: argparse.Namespace) -> Any:
         cors_origins=tuple(args.cors_origin),
         queue=args.queue,
         hang_s=args.hang_limit,
+        media=MediaBudget(bytes=args.max_request << 20),
+        storage_bytes=args.max_storage << 30,
+        connections=ConnectionLimits(
+            most=args.max_connections, per_address=args.max_connections_per_address
+        ),
     )
 
 

@@ -49,7 +49,7 @@ def post_chat(client, *parts, **body):
 def running(service, app=None, **settings):
     """A real server; gives its address, and ends it."""
     chosen = ServerSettings(port=0, **settings)
-    server = Server(app or create_app(service, chosen), service, chosen, bind(chosen))
+    server = Server(app or create_app(service, chosen), chosen, bind(chosen))
     thread = threading.Thread(target=server.serve, args=(service.close,), daemon=True)
     thread.start()
     try:
@@ -60,12 +60,18 @@ def running(service, app=None, **settings):
         assert not thread.is_alive()
 
 
-def raw_request(server, body, path="/v1/chat/completions"):
-    """A connection on which a JSON request was sent and nothing has been read."""
-    sock = socket.create_connection((server.effective_host, int(server.effective_port)), timeout=10)
+def raw_request(server, body, path="/v1/chat/completions", method="POST", receive=None):
+    """A connection on which a JSON request was sent and nothing has been read. `receive`: bytes
+    that the system takes in for it.
+    """
+    sock = socket.socket()
+    if receive:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive)
+    sock.settimeout(10)
+    sock.connect((server.effective_host, int(server.effective_port)))
     data = json.dumps(body).encode()
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+        f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
         f"application/json\r\nContent-Length: {len(data)}\r\n\r\n"
     )
     sock.sendall(head.encode() + data)

@@ -259,6 +259,33 @@ def test_pages_of_other_origins_are_refused_unless_allowed(origin, allowed, stat
     assert "Access-Control-Allow-Credentials" not in found.headers
 
 
+IMG = {"Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}
+LINK = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+
+
+@pytest.mark.parametrize(
+    "site, how, path, status",
+    [
+        ("cross-site", IMG, "/api/export", 403),
+        ("cross-site", IMG, "/metrics", 403),
+        ("same-site", IMG, "/api/export", 403),  # another port of this machine
+        ("cross-site", LINK, "/api/export", 403),
+        ("cross-site", {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}, "/", 403),
+        ("cross-site", LINK, "/", 200),
+        ("cross-site", LINK, "/c/0123", 200),
+        ("same-origin", IMG, "/api/export", 200),
+        ("none", LINK, "/api/export", 200),  # typed into the address bar
+        (None, {}, "/api/export", 200),
+    ],
+)
+def test_a_page_elsewhere_has_no_work_done_blindly(site, how, path, status):
+    headers = how | ({"Sec-Fetch-Site": site} if site else {})
+    assert client_for(FakeService()).get(path, headers=headers).status_code == status
+    allowed = client_for(FakeService(), cors_origins=("https://ok.example",))
+    origin = headers | {"Origin": "https://ok.example"}
+    assert allowed.get(path, headers=origin).status_code == 200
+
+
 def test_a_browser_may_ask_first_without_a_key():
     client = client_for(FakeService(), api_keys=(KEY,), cors_origins=("https://ok.example",))
     asked = {

@@ -9,6 +9,7 @@ from flask import Blueprint, Response, request
 from mtmd import ImageError
 from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError
+from mtmd.web.intake.gate import Body, Work, takes
 from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.intake.uploads import Upload, Uploads
 
@@ -20,6 +21,7 @@ def blueprint(uploads: Uploads, budget: PictureBudget) -> Blueprint:
     routes = Blueprint("files", __name__)
 
     @routes.post("/v1/files")
+    @takes(Body.FORM, Work.ANSWER)
     def create() -> dict[str, Any]:
         if request.mimetype != "multipart/form-data":
             raise ApiError(415, "expected a form of type multipart/form-data")
@@ -44,6 +46,7 @@ def blueprint(uploads: Uploads, budget: PictureBudget) -> Blueprint:
         return _file_object(upload)
 
     @routes.get("/v1/files")
+    @takes(Body.NOTHING)
     def all_files() -> dict[str, Any]:
         return {
             "object": "list",
@@ -52,10 +55,12 @@ def blueprint(uploads: Uploads, budget: PictureBudget) -> Blueprint:
         }
 
     @routes.get("/v1/files/<id_>")
+    @takes(Body.NOTHING)
     def one(id_: str) -> dict[str, Any]:
         return _file_object(uploads.get(owner(), id_))
 
     @routes.get("/v1/files/<id_>/content")
+    @takes(Body.NOTHING, Work.DOWNLOAD)
     def content(id_: str) -> Response:
         # Never shown in a browser as what it might claim to be.
         return Response(
@@ -65,6 +70,7 @@ def blueprint(uploads: Uploads, budget: PictureBudget) -> Blueprint:
         )
 
     @routes.delete("/v1/files/<id_>")
+    @takes(Body.NOTHING)
     def delete(id_: str) -> dict[str, Any]:
         uploads.delete(owner(), id_)
         return {"id": id_, "object": "file", "deleted": True}

@@ -24,6 +24,7 @@ from mtmd.config import STOP_CHARS_MAX, STOPS_MAX
 from mtmd.web.errors import TAG
 
 MOST_MESSAGES = 4096
+MOST_PARTS = 1 << 14  # of one message
 LONGEST_SCHEMA = 64 << 10  # in characters of JSON: it is compiled before the answer begins
 
 
@@ -89,7 +90,9 @@ Part: TypeAlias = Annotated[
 ]
 Content: TypeAlias = Annotated[
     Annotated[str, Tag(f"{TAG}text")]
-    | Annotated[list[Part], Tag(f"{TAG}parts"), Field(min_length=1)],
+    | Annotated[
+        list[Part], Tag(f"{TAG}parts"), Field(min_length=1, max_length=MOST_PARTS, fail_fast=True)
+    ],
     Discriminator(
         _text_or_list,
         custom_error_type="content",
@@ -98,8 +101,8 @@ Content: TypeAlias = Annotated[
 ]
 Texts: TypeAlias = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=STOP_CHARS_MAX)]],
+    Field(max_length=STOPS_MAX, fail_fast=True),
     BeforeValidator(_several),
-    Field(max_length=STOPS_MAX),
     WithJsonSchema(
         {
             "anyOf": [
@@ -224,7 +227,7 @@ class ChatRequest(Generation):
         "web_search_options": (None,),
     }
 
-    messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
+    messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=1 << 20)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)

@@ -4,7 +4,6 @@ the document that describes them.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -13,17 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from flask import Blueprint, Response, g, jsonify, request
 
-from mtmd import (
-    Answer,
-    BusyError,
-    Finished,
-    MtmdError,
-    Picture,
-    PromptError,
-    TextPiece,
-    Ticket,
-    TokenInfo,
-)
+from mtmd import Answer, Finished, MtmdError, Picture, PromptError, TextPiece, Ticket, TokenInfo
 from mtmd.web import sse
 from mtmd.web.api import openapi
 from mtmd.web.api.replies import Reply
@@ -31,7 +20,8 @@ from mtmd.web.api.requests import ChatRequest, CompletionRequest, FilePart, Gene
 from mtmd.web.api.stream import CHAT, PLAIN, SHUTTING_DOWN, Form, stream
 from mtmd.web.auth import owner, without_key
 from mtmd.web.errors import ApiError, as_api_error
-from mtmd.web.intake.body import Body, json_body
+from mtmd.web.intake.body import json_body
+from mtmd.web.intake.gate import Body, Work, takes
 from mtmd.web.intake.media import Media, Reference
 from mtmd.web.intake.watcher import Watcher, give_up
 from mtmd.web.served_model import ServedModel
@@ -52,7 +42,6 @@ class Api:
     model: ServedModel
     media: Media
     watcher: Watcher
-    places: threading.BoundedSemaphore  # as many as requests can be answered or wait at once
 
     def check_model(self, name: str | None) -> None:
         """Raises ApiError for another model than the one loaded: an answer in its name would
@@ -75,18 +64,6 @@ class Api:
             )
 
     @contextmanager
-    def place(self) -> Iterator[None]:
-        """Raises BusyError before a picture is fetched or decoded for a request that would then be
-        turned away.
-        """
-        if not self.places.acquire(blocking=False):
-            raise BusyError("too many requests are being answered or wait; try again later")
-        try:
-            yield
-        finally:
-            self.places.release()
-
-    @contextmanager
     def messages(self, body: ChatRequest) -> Iterator[list[dict[str, Any]]]:
         """The conversation as `Service.submit` takes it, its pictures decoded."""
         self.check_length("messages", body.text_length())
@@ -99,11 +76,11 @@ def blueprint(api: Api) -> Blueprint:
     routes = Blueprint("openai", __name__)
 
     @routes.post("/v1/chat/completions")
+    @takes(Body.JSON_WITH_PICTURES, Work.ANSWER)
     def chat() -> Response:
-        body = _body(ChatRequest)
+        body = json_body(ChatRequest)
         api.check_model(body.model)
         with ExitStack() as stack:
-            stack.enter_context(api.place())
             messages = stack.enter_context(api.messages(body))
             usual = {"max_tokens": api.model.context, "detail": _detail(body)}
             ticket = api.service.submit(messages, tenant=owner(), **usual | body.options())
@@ -111,12 +88,12 @@ def blueprint(api: Api) -> Blueprint:
             return _answer(api, ticket, reply, body, CHAT, reply.chat, stack)
 
     @routes.post("/v1/completions")
+    @takes(Body.JSON, Work.ANSWER)
     def completions() -> Response:
-        body = _body(CompletionRequest)
+        body = json_body(CompletionRequest)
         api.check_model(body.model)
         api.check_length("prompt", len(body.prompt))
         with ExitStack() as stack:
-            stack.enter_context(api.place())
             ticket = api.service.submit(
                 [{"role": "user", "content": body.prompt}],
                 tenant=owner(),
@@ -126,8 +103,9 @@ def blueprint(api: Api) -> Blueprint:
             return _answer(api, ticket, reply, body, PLAIN, reply.plain, stack)
 
     @routes.post("/v1/chat/completions/input_tokens")
+    @takes(Body.JSON_WITH_PICTURES, Work.ANSWER)
     def input_tokens() -> dict[str, Any]:
-        body = _body(ChatRequest)
+        body = json_body(ChatRequest)
         api.check_model(body.model)
         with api.messages(body) as messages:
             count = api.service.count(messages, detail=_detail(body), tenant=owner())
@@ -138,15 +116,18 @@ def blueprint(api: Api) -> Blueprint:
         }
 
     @routes.get("/v1/models")
+    @takes(Body.NOTHING)
     def models() -> dict[str, Any]:
         return {"object": "list", "data": [_model(api)]}
 
     @routes.get("/v1/models/<path:name>")
+    @takes(Body.NOTHING)
     def model(name: str) -> dict[str, Any]:
         api.check_model(name)
         return _model(api)
 
     @routes.get("/openapi.json")
+    @takes(Body.NOTHING)
     @without_key
     def document() -> dict[str, Any]:
         return openapi.document()
@@ -193,15 +174,6 @@ def _collect(ticket: Ticket) -> tuple[Answer, list[TokenInfo]]:
                 raise SHUTTING_DOWN
             return event.answer, tokens
     raise MtmdError("the service ended an answer without saying how")
-
-
-def _body(kind: type[Body]) -> Body:
-    """Raises ValidationError and, for another content type, ApiError: a form on any web page can
-    send text/plain.
-    """
-    if request.mimetype != "application/json":
-        raise ApiError(415, "expected the header 'Content-Type: application/json'")
-    return json_body(kind)
 
 
 def _detail(body: ChatRequest) -> str:

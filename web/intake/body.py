@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from flask import request
 from pydantic import BaseModel
+
+from mtmd.web.intake.gate import checked_json
 
 Body = TypeVar("Body", bound=BaseModel)
 
 
 def json_body(kind: type[Body]) -> Body:
-    """Raises pydantic's ValidationError, which `errors` turns into a 400 that names the place."""
-    return kind.model_validate_json(request.get_data(cache=False))
+    """Raises ApiError, and pydantic's ValidationError, which `errors` turns into a 400 that names
+    the place.
+    """
+    return kind.model_validate_json(checked_json())

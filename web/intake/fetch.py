@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import http.client
 import ipaddress
+import queue
 import re
 import socket
 import ssl
@@ -31,6 +32,7 @@ LONGEST_URL = 2048
 MOST_REDIRECTS = 3
 HEAD_BYTES = 64  # enough for the formats of pictures to differ
 _PORTS = {"http": 80, "https": 443}
+_LOOK_UPS = threading.BoundedSemaphore(32)  # also those that nobody waits for any more
 _HOST = re.compile(r"[A-Za-z0-9.\-]+|\[[0-9A-Fa-f:.]+\]")
 _DENIED = tuple(
     map(
@@ -44,6 +46,7 @@ _DENIED = tuple(
             "240.0.0.0/4",
             "168.63.129.16/32",
             "64:ff9b::/96",
+            "::ffff:0:0:0/96",  # IPv4 "translated", RFC 2765
             "64:ff9b:1::/48",
             "100::/64",
             "2001::/23",
@@ -155,22 +158,50 @@ def is_public(address: str) -> bool:
     )
 
 
-def public_addresses(host: str, port: int) -> list[str]:
+def public_addresses(host: str, port: int, deadline: float) -> list[str]:
     """What `host` resolves to. Raises _Denied if any of it is not public: such a name is set up to
-    deceive, or is our own.
+    deceive, or is our own; and at the deadline.
     """
-    infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    addresses = [str(info[4][0]) for info in infos]
+    addresses = _look_up(host, port, deadline)
     if not addresses or not all(map(is_public, addresses)):
         raise _Denied("an address that is not public")
     return addresses
+
+
+def _look_up(host: str, port: int, deadline: float) -> list[str]:
+    """The system's own way to look names up, which knows no deadline: left alone where it takes
+    longer. Raises _Denied also where too many are left so.
+    """
+    found: queue.SimpleQueue[list[str] | OSError] = queue.SimpleQueue()
+
+    def look_up() -> None:
+        try:
+            infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            found.put([str(info[4][0]) for info in infos])
+        except OSError as error:
+            found.put(error)
+        except ValueError:  # no name can be written so
+            found.put([])
+        finally:
+            _LOOK_UPS.release()
+
+    if not _LOOK_UPS.acquire(timeout=max(0.0, deadline - time.monotonic())):
+        raise _Denied("too many names are being looked up")
+    threading.Thread(target=look_up, name="mtmd names", daemon=True).start()
+    try:
+        answer = found.get(timeout=max(0.0, deadline - time.monotonic()))
+    except queue.Empty:
+        raise _Denied("the name was not found in time") from None
+    if isinstance(answer, OSError):
+        raise answer
+    return answer
 
 
 def _get(url: str, max_bytes: int, deadline: float) -> Fetched:
     parts = check_url(url)
     port = _PORTS[parts.scheme]
     assert parts.hostname is not None
-    address = public_addresses(parts.hostname, port)[0]
+    address = public_addresses(parts.hostname, port, deadline)[0]
     with _connected(address, port, deadline) as plain:
         sock = plain
         if parts.scheme == "https":

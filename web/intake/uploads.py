@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from mtmd.web.errors import ApiError
 
 LIFETIME_S = 24 * 3600.0  # after the last use
+RECORD_BYTES = 4096  # counted for each file beside its own
 PREFIX = "file-"
 
 
@@ -49,8 +50,8 @@ class Uploads:
         now, room = self._clock(), self._room // self._owners()
         with self._lock:
             self._expire(now)
-            held = sum(len(f.data) for f in self._files.values() if f.owner == owner)
-            if held + len(data) > room:
+            held = sum(len(f.data) + RECORD_BYTES for f in self._files.values() if f.owner == owner)
+            if held + len(data) + RECORD_BYTES > room:
                 raise ApiError(
                     413,
                     f"file: {len(data):,} bytes beside the {held:,} already here are more than "

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import groupby
@@ -38,6 +39,7 @@ class Answer:
     id: str
     conversation: str
     ticket: Ticket
+    held: ExitStack = field(default_factory=ExitStack)  # closed at its end
     events: list[dict[str, Any]] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     saved: int = 0  # pieces in the store
@@ -84,9 +86,11 @@ class Answers:
         self._saver: threading.Thread | None = None
         store.before_close.append(self.end)
 
-    def start(self, id_: str, conversation: str, ticket: Ticket) -> Answer:
-        """`id_`: the message in the store, in state running, that the answer is written to."""
-        answer = Answer(id_, conversation, ticket)
+    def start(self, id_: str, conversation: str, ticket: Ticket, held: ExitStack) -> Answer:
+        """`id_`: the message in the store, in state running, that the answer is written to.
+        `held`: what is let go at its end.
+        """
+        answer = Answer(id_, conversation, ticket, held)
         with self._lock:
             self._answers[id_] = answer
             ended = [a.id for a in self._answers.values() if a.ended]
@@ -130,14 +134,8 @@ class Answers:
         """
         state, receipt, error = FAILED, None, None
         try:
-            for event in answer.ticket:
-                if isinstance(event, Progress):
-                    answer.add({"type": "progress", **asdict(event)})
-                elif isinstance(event, TextPiece):
-                    answer.add({"type": "text", "text": event.text})
-                elif isinstance(event, Finished):
-                    receipt = event.answer.receipt.asdict()
-                    state = STOPPED if receipt["finish"] == "cancelled" else COMPLETE
+            with answer.held:
+                state, receipt = self._read(answer)
         except Exception as failure:
             error = as_api_error(failure, answer.id).message
         unsaved = self._finish(answer, state, receipt, error)
@@ -161,6 +159,19 @@ class Answers:
                     continue
                 log.error("answer %s was not saved: %s", answer.id, failure)
                 return str(failure)
+
+    def _read(self, answer: Answer) -> tuple[str, dict[str, Any] | None]:
+        """(state, receipt) at the end."""
+        state, receipt = FAILED, None
+        for event in answer.ticket:
+            if isinstance(event, Progress):
+                answer.add({"type": "progress", **asdict(event)})
+            elif isinstance(event, TextPiece):
+                answer.add({"type": "text", "text": event.text})
+            elif isinstance(event, Finished):
+                receipt = event.answer.receipt.asdict()
+                state = STOPPED if receipt["finish"] == "cancelled" else COMPLETE
+        return state, receipt
 
     def _save_all(self) -> None:
         """Until nothing is running: what has come since the last time goes to the store, so that a

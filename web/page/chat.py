@@ -5,7 +5,8 @@ of it as the page shows it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -13,22 +14,29 @@ from mtmd import ImageError, Service, TokenCount
 from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.picture_budget import PictureBudget
+from mtmd.web.intake.places import Places
 from mtmd.web.page.answers import Answer, Answers
 from mtmd.web.page.grounding import find_regions
 from mtmd.web.page.markdown import render
-from mtmd.web.page.model_messages import model_messages
+from mtmd.web.page.model_messages import checked_pixels, model_messages
 from mtmd.web.page.pictures import PictureCache
+from mtmd.web.settings import ServerSettings
 from mtmd.web.store.conversation import COMPLETE, RUNNING, Message, StoredImage, branch, title_from
 from mtmd.web.store.store import Store
+
+READERS_EACH = 16  # of one answer: a few devices of one person
 
 
 class Chat:
     """What the routes of the page work with."""
 
-    def __init__(self, service: Service, store: Store, budget: PictureBudget) -> None:
+    def __init__(
+        self, service: Service, store: Store, settings: ServerSettings, budget: PictureBudget
+    ) -> None:
         self.service, self.store, self.budget = service, store, budget
-        self.answers, self.pictures = Answers(store), PictureCache(store, budget)
-        self._lock, self._starting = threading.Lock(), set[str]()
+        self.answers, self.pictures = Answers(store), PictureCache(store, budget, settings)
+        self.readers = Places("readers follow answers", settings.followers, READERS_EACH)
+        self._lock, self._starting = threading.Lock(), set[str]()  # conversations
 
     def add_picture(self, data: bytes, name: str) -> StoredImage:
         """Of the owner who asks. Raises ImageError."""
@@ -58,21 +66,22 @@ class Chat:
         return message
 
     def start_answer(
-        self, conversation: str, parent: str, system: str, options: dict[str, Any]
+        self,
+        conversation: str,
+        parent: str,
+        system: str,
+        options: dict[str, Any],
+        keep_place: Callable[[], Callable[[], None]],
     ) -> Message:
         """An answer to the branch that ends in `parent`. Raises ApiError where one is being
-        written, and what `Service.submit` raises.
+        written, and what `Service.submit` raises. `keep_place` is called once it has begun; what
+        that returns, and the pixels of its pictures, are let go at its end.
         """
-        with self._lock:  # held for no longer: one conversation's wait for the disk is its own
-            if conversation in self._starting or self.answers.running(conversation):
-                raise ApiError(
-                    409,
-                    "an answer is being written in this conversation; wait for its end, or stop it",
-                )
-            self._starting.add(conversation)
-        try:
+        with self._alone(conversation), ExitStack() as held:
             path = branch(self._by_id(conversation), parent)
-            ticket = self.service.submit(self._prompt(path, system), tenant=owner(), **options)
+            held.enter_context(self.budget.held(checked_pixels(path, self.budget)))
+            messages = model_messages(path, system, self.pictures)
+            ticket = self.service.submit(messages, tenant=owner(), **options)
             try:
                 message = self.store.add(
                     conversation,
@@ -85,11 +94,27 @@ class Chat:
             except BaseException:
                 ticket.cancel()
                 raise
-            self.answers.start(message.id, conversation, ticket)
+            held.callback(keep_place())
+            self.answers.start(message.id, conversation, ticket, held.pop_all())
+        return message
+
+    @contextmanager
+    def _alone(self, conversation: str) -> Iterator[None]:
+        """Raises ApiError where an answer is being written or begun. One conversation waits for the
+        disk, or for its pictures, without the others.
+        """
+        with self._lock:
+            if conversation in self._starting or self.answers.running(conversation):
+                raise ApiError(
+                    409,
+                    "an answer is being written in this conversation; wait for its end, or stop it",
+                )
+            self._starting.add(conversation)
+        try:
+            yield
         finally:
             with self._lock:
                 self._starting.discard(conversation)
-        return message
 
     def count(
         self,
@@ -116,7 +141,10 @@ class Chat:
             error=None,
             created=0.0,
         )
-        return self.service.count(self._prompt([*path, draft], system), detail, tenant=owner())
+        path.append(draft)
+        with self.budget.held(checked_pixels(path, self.budget)):
+            messages = model_messages(path, system, self.pictures)
+            return self.service.count(messages, detail, tenant=owner())
 
     def shown_messages(self, conversation: str) -> list[dict[str, Any]]:
         """Every branch, as the page shows it."""
@@ -151,9 +179,6 @@ class Chat:
 
     def _by_id(self, conversation: str) -> dict[str, Message]:
         return {m.id: m for m in self.store.messages(conversation)}
-
-    def _prompt(self, path: Sequence[Message], system: str) -> list[dict[str, Any]]:
-        return model_messages(path, system, self.pictures, self.budget)
 
 
 def _regions(answer: Message) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ from flask import Blueprint, Response, jsonify, render_template
 
 from mtmd import Service, __version__
 from mtmd.web.auth import without_key
+from mtmd.web.intake.gate import Body, takes
 from mtmd.web.page import charts
 from mtmd.web.served_model import ServedModel
 
@@ -16,16 +17,19 @@ def blueprint(service: Service, model: ServedModel) -> Blueprint:
     routes = Blueprint("diagnostics", __name__)
 
     @routes.get("/diagnostics")
+    @takes(Body.NOTHING)
     @without_key
     def diagnostics_page() -> str:
         return render_template("diagnostics.html", version=__version__)
 
     @routes.get("/api/stats")
+    @takes(Body.NOTHING)
     def stats() -> Response:
         fault = service.fault
         return jsonify(asdict(service.stats()) | {"fault": str(fault) if fault else None})
 
     @routes.get("/api/report")
+    @takes(Body.NOTHING)
     def report() -> str:
         """The warm-up report as a part of the page."""
         report = model.warmup_report

@@ -8,17 +8,15 @@ from typing import Any
 from mtmd import PromptError
 from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.page.pictures import PictureCache
-from mtmd.web.store.conversation import Message, StoredImage
+from mtmd.web.store.conversation import Message
 
 
 def model_messages(
-    branch: Sequence[Message], system: str, pictures: PictureCache, budget: PictureBudget
+    branch: Sequence[Message], system: str, pictures: PictureCache
 ) -> list[dict[str, Any]]:
-    """Turns alternate: several messages in a row, for want of an answer, are one turn.
-
-    Raises PromptError where its pictures are more than one request may bring.
+    """Turns alternate: several messages in a row, for want of an answer, are one turn. The pixels
+    of its pictures are held by the caller, as `checked_pixels` counts them.
     """
-    _check([image for message in branch for image in message.images], budget)
     turns: list[tuple[str, list[dict[str, Any]]]] = []
     for message in branch:
         parts: list[dict[str, Any]] = [
@@ -34,17 +32,17 @@ def model_messages(
     return [*first, *({"role": role, "content": _content(parts)} for role, parts in turns)]
 
 
-def _check(images: Sequence[StoredImage], budget: PictureBudget) -> None:
-    excess = budget.excess(
-        pictures=len(images),
-        bytes_=sum(i.bytes for i in images),
-        pixels=sum(i.width * i.height for i in images),
-    )
+def checked_pixels(branch: Sequence[Message], budget: PictureBudget) -> int:
+    """Of all its pictures. Raises PromptError where these are more than one request may bring."""
+    images = [image for message in branch for image in message.images]
+    pixels = sum(i.width * i.height for i in images)
+    excess = budget.excess(pictures=len(images), bytes_=sum(i.bytes for i in images), pixels=pixels)
     if excess:
         raise PromptError(
             f"found {excess.count:,} {excess.what} in this conversation, expected at most "
             f"{excess.most:,}; start a new one, or edit an earlier message to leave some out"
         )
+    return pixels
 
 
 def _content(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:

@@ -6,11 +6,15 @@ import threading
 from collections import OrderedDict
 
 from mtmd import ImageError, Picture
+from mtmd.web.errors import ApiError
 from mtmd.web.intake.picture_budget import PictureBudget
+from mtmd.web.settings import ServerSettings
 from mtmd.web.store.conversation import StoredImage
 from mtmd.web.store.store import Store
 
 HELD_PIXELS = 32_000_000  # three bytes each
+ROW_BYTES = 4096  # counted for each picture beside its own: a block of the disk
+IN_MEMORY_BYTES = 1 << 30  # of all, where nothing is kept on the disk
 
 
 class PictureCache:
@@ -18,21 +22,31 @@ class PictureCache:
     for every turn. Thread-safe.
     """
 
-    def __init__(self, store: Store, budget: PictureBudget) -> None:
+    def __init__(self, store: Store, budget: PictureBudget, settings: ServerSettings) -> None:
         self._store, self._budget, self._lock = store, budget, threading.Lock()
+        self._most_unsent = settings.upload_bytes
+        self._most = settings.storage_bytes
+        if not store.keeps:
+            self._most = min(self._most, IN_MEMORY_BYTES)
+        self._adding = threading.Lock()
         self._cached: OrderedDict[str, Picture] = OrderedDict()
 
     def add(self, data: bytes, name: str, owner: str) -> StoredImage:
         """The file of a picture into the store, once it is seen to decode, as one that `owner`
-        brought. Raises ImageError.
+        brought. Raises ImageError, BusyError, and ApiError where there is no room for it.
         """
-        picture = self._budget.decode(data)
-        image = self._store.put_image(data, *picture.size, name[:200], owner)
+        self._check_room(len(data))
+        picture = self._budget.decode_counted(data)
+        with self._adding:
+            self._check_room(len(data))
+            image = self._store.put_image(data, *picture.size, name[:200], owner)
         self._put(image.sha256, picture)
         return image
 
     def get(self, image: StoredImage) -> Picture:
-        """Raises ImageError for one that the store does not have any more."""
+        """For a prompt whose pixels are held. Raises ImageError for one that the store does not
+        have any more.
+        """
         with self._lock:
             if image.sha256 in self._cached:
                 self._cached.move_to_end(image.sha256)
@@ -46,6 +60,24 @@ class PictureCache:
         picture = self._budget.decode(data)
         self._put(image.sha256, picture)
         return picture
+
+    def _check_room(self, count: int) -> None:
+        held = self._store.picture_totals()
+        new = count + ROW_BYTES
+        if held.unsent_bytes + held.unsent * ROW_BYTES + new > self._most_unsent:
+            raise ApiError(
+                413,
+                f"{held.unsent_bytes:,} bytes of pictures are attached to no message yet, and "
+                f"{self._most_unsent:,} may be; send them, or wait an hour",
+                code="storage_full",
+            )
+        if held.bytes + held.count * ROW_BYTES + new > self._most:
+            raise ApiError(
+                507,
+                f"the pictures of all conversations have {held.bytes:,} bytes, and "
+                f"{self._most:,} may be kept; delete conversations that are not needed any more",
+                code="storage_full",
+            )
 
     def _put(self, sha256: str, picture: Picture) -> None:
         with self._lock:

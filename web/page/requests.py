@@ -53,7 +53,7 @@ class Change(_Strict):
 class NewMessage(_Strict):
     parent: Id | None = None
     text: Annotated[str, Field(max_length=1 << 20)] = ""
-    images: Annotated[list[Attached], Field(max_length=100)] = []
+    images: Annotated[list[Attached], Field(max_length=100, fail_fast=True)] = []
 
 
 class NewAnswer(_Strict):

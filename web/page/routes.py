@@ -18,6 +18,7 @@ from mtmd.web import sse
 from mtmd.web.auth import owner, without_key
 from mtmd.web.errors import ApiError, response
 from mtmd.web.intake.body import json_body
+from mtmd.web.intake.gate import Body, Work, checked_json, keep_place, takes
 from mtmd.web.page.answers import follow
 from mtmd.web.page.chat import Chat
 from mtmd.web.page.requests import Change, Draft, NewAnswer, NewConversation, NewMessage
@@ -58,16 +59,19 @@ def _not_stored(error: StoreError) -> ApiError:
 def _page_routes(routes: Blueprint, chat: Chat, model: ServedModel) -> None:
     @routes.get("/")
     @routes.get("/c/<id_>")
+    @takes(Body.NOTHING)
     @without_key
     def chat_page(id_: str = "") -> str:  # noqa: ARG001  # the page reads it from its address
         return render_template("chat.html", version=__version__)
 
     @routes.get("/favicon.ico")
+    @takes(Body.NOTHING)
     @without_key
     def icon() -> Response:
         return Response(status=308, headers={"Location": "/static/icon.svg"})
 
     @routes.get("/api/about")
+    @takes(Body.NOTHING)
     def about() -> dict[str, Any]:
         fault, notice = chat.service.fault, chat.store.notice
         return {
@@ -88,6 +92,7 @@ def _conversation_routes(routes: Blueprint, chat: Chat) -> None:
     store = chat.store
 
     @routes.get("/api/conversations")
+    @takes(Body.NOTHING, Work.DOWNLOAD)
     def list_conversations() -> Response:
         query = request.args.get("q", "")[:1000].strip()
         if query:
@@ -101,16 +106,19 @@ def _conversation_routes(routes: Blueprint, chat: Chat) -> None:
         return jsonify(conversations=[r | {"running": r["id"] in running} for r in rows])
 
     @routes.post("/api/conversations")
+    @takes(Body.SMALL_JSON)
     def create_conversation() -> Response:
         return jsonify(store.create(owner(), json_body(NewConversation).title).asdict())
 
     @routes.get("/api/conversations/<id_>")
+    @takes(Body.NOTHING, Work.DOWNLOAD)
     def show_conversation(id_: str) -> Response:
         return jsonify(
             conversation=_conversation(chat, id_).asdict(), messages=chat.shown_messages(id_)
         )
 
     @routes.patch("/api/conversations/<id_>")
+    @takes(Body.SMALL_JSON)
     def change_conversation(id_: str) -> Response:
         _conversation(chat, id_)
         change = json_body(Change)
@@ -122,6 +130,7 @@ def _conversation_routes(routes: Blueprint, chat: Chat) -> None:
         return jsonify(_conversation(chat, id_).asdict())
 
     @routes.delete("/api/conversations/<id_>")
+    @takes(Body.NOTHING)
     def delete_conversation(id_: str) -> Response:
         _conversation(chat, id_)
         for answer in chat.answers.running(id_):
@@ -134,21 +143,25 @@ def _import_export_routes(routes: Blueprint, chat: Chat) -> None:
     store = chat.store
 
     @routes.get("/api/conversations/<id_>/export")
+    @takes(Body.NOTHING, Work.DOWNLOAD)
     def export_conversation(id_: str) -> Response:
         return _download(export_file(store, [_conversation(chat, id_)]), "conversation")
 
     @routes.get("/api/export")
+    @takes(Body.NOTHING, Work.DOWNLOAD)
     def export_all() -> Response:
         return _download(export_file(store, store.conversations(owner())[::-1]), "conversations")
 
     @routes.post("/api/import")
+    @takes(Body.HISTORY, Work.ANSWER)
     def import_conversations() -> Response:
-        made = import_file(store, owner(), request.get_data(cache=False), chat.add_picture)
+        made = import_file(store, owner(), checked_json(), chat.add_picture)
         return jsonify(conversations=[c.asdict() for c in made])
 
 
 def _message_routes(routes: Blueprint, chat: Chat) -> None:
     @routes.post("/api/conversations/<id_>/messages")
+    @takes(Body.SMALL_JSON)
     def add_message(id_: str) -> Response:
         """Answered once the message is on the disk. To edit one is to add another under the
         same parent.
@@ -163,16 +176,22 @@ def _message_routes(routes: Blueprint, chat: Chat) -> None:
         return jsonify(message=asdict(message), conversation=_conversation(chat, id_).asdict())
 
     @routes.post("/api/conversations/<id_>/answers")
+    @takes(Body.SMALL_JSON, Work.ANSWER)
     def start_answer(id_: str) -> Response:
         """Start an answer to a message; another one is another branch."""
         _conversation(chat, id_)
         new = json_body(NewAnswer)
         _check_message(chat, id_, new.parent, "user")
         return jsonify(
-            asdict(chat.start_answer(id_, new.parent, new.options.system, new.options.chosen()))
+            asdict(
+                chat.start_answer(
+                    id_, new.parent, new.options.system, new.options.chosen(), keep_place
+                )
+            )
         )
 
     @routes.post("/api/count")
+    @takes(Body.SMALL_JSON, Work.ANSWER)
     def count_tokens() -> Response:
         draft = json_body(Draft)
         if draft.conversation is not None:
@@ -196,6 +215,7 @@ def _message_routes(routes: Blueprint, chat: Chat) -> None:
 
 def _answer_routes(routes: Blueprint, chat: Chat) -> None:
     @routes.get("/api/answers/<id_>/events")
+    @takes(Body.NOTHING, Work.FOLLOW)
     def answer_events(id_: str) -> Response:
         """From the event after Last-Event-ID on; texts that come together are one event."""
         _check_answer(chat, id_)
@@ -219,9 +239,13 @@ def _answer_routes(routes: Blueprint, chat: Chat) -> None:
                         event = event | {"message": chat.shown_answer(answer, event)}
                     yield sse.event(event, number)
 
-        return sse.response(events(), cache_control="no-store")
+        give_back = chat.readers.take(id_)
+        response = sse.response(events(), cache_control="no-store")
+        response.call_on_close(give_back)
+        return response
 
     @routes.post("/api/answers/<id_>/stop")
+    @takes(Body.NOTHING)
     def stop_answer(id_: str) -> Response:
         _check_answer(chat, id_)
         if answer := chat.answers.get(id_):
@@ -231,14 +255,15 @@ def _answer_routes(routes: Blueprint, chat: Chat) -> None:
 
 def _image_routes(routes: Blueprint, chat: Chat) -> None:
     @routes.post("/api/images")
+    @takes(Body.PICTURE, Work.ANSWER)
     def upload_image() -> Response:
         """The bytes of a picture file as the body; answered once it is on the disk."""
-        request.max_content_length = chat.budget.limits.bytes
         return jsonify(
             asdict(chat.add_picture(request.get_data(cache=False), request.args.get("name", "")))
         )
 
     @routes.get("/api/images/<sha256>")
+    @takes(Body.NOTHING, Work.DOWNLOAD)
     def image(sha256: str) -> Response:
         stored = chat.store.image_of(owner(), sha256)
         data = chat.store.image_bytes(sha256) if stored else None
@@ -246,14 +271,16 @@ def _image_routes(routes: Blueprint, chat: Chat) -> None:
             raise ApiError(404, "there is no such picture any more")
         if stored.kind in SHOWN_BY_BROWSERS:
             return _served(data, stored.kind, FOREVER)
-        return _served(png_bytes(chat.budget.decode(data).pixels), "image/png", FOREVER)
+        return _served(png_bytes(chat.budget.decode_counted(data).pixels), "image/png", FOREVER)
 
     @routes.get("/api/processed/<sha256>")
+    @takes(Body.NOTHING)
     def processed(sha256: str) -> Response:
         tiles = _tiles(chat, sha256)
         return jsonify(tiles=[{"width": t.shape[1], "height": t.shape[0]} for t in tiles])
 
     @routes.get("/api/processed/<sha256>/<int:number>")
+    @takes(Body.NOTHING, Work.DOWNLOAD)
     def tile(sha256: str, number: int) -> Response:
         tiles = _tiles(chat, sha256)
         if number >= len(tiles):

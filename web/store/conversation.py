@@ -13,6 +13,16 @@ RUNNING, COMPLETE, STOPPED, FAILED = "running", "complete", "stopped", "failed"
 
 
 @dataclass(frozen=True)
+class PictureTotals:
+    """Of all pictures that are stored, and of those that no message has shown yet."""
+
+    count: int
+    bytes: int
+    unsent: int
+    unsent_bytes: int
+
+
+@dataclass(frozen=True)
 class StoredImage:
     """`sha256` of the file's bytes, `kind` its media type; width and height in pixels as shown,
     upright.

@@ -17,7 +17,15 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
-from mtmd.web.store.conversation import COMPLETE, RUNNING, Conversation, Hit, Message, StoredImage
+from mtmd.web.store.conversation import (
+    COMPLETE,
+    RUNNING,
+    Conversation,
+    Hit,
+    Message,
+    PictureTotals,
+    StoredImage,
+)
 from mtmd.web.store.database import Database
 from mtmd.web.store.errors import StoreDamagedError, StoreError, store_errors
 from mtmd.web.store.folder import FolderLock, make_private
@@ -360,6 +368,13 @@ class Store:
             owner,
         )
         return _image(rows[0], name) if rows else None
+
+    def picture_totals(self) -> PictureTotals:
+        (row,) = self._rows(
+            "SELECT COUNT(*), COALESCE(SUM(bytes), 0), COUNT(unused_since), "
+            "COALESCE(SUM(bytes) FILTER (WHERE unused_since IS NOT NULL), 0) FROM images"
+        )
+        return PictureTotals(*row)
 
     def image_bytes(self, sha256: str) -> bytes | None:
         """None also where there is a file, but no row for it: it is about to be collected."""

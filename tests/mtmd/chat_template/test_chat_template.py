@@ -269,6 +269,11 @@ def test_long_conversations_are_within_the_limits() -> None:
     )
 
 
+def test_messages_that_hit_a_limit_are_to_blame_themselves() -> None:
+    with pytest.raises(PromptError, match=r"messages of 5,000,0\d\d characters .*; shorten them"):
+        ChatTemplate(GEMMA, SPECIAL, "t").render([{"role": "user", "content": "x" * 5_000_000}])
+
+
 DOUBLING = "{% set ns = namespace(x=X, y=X) %}{% for i in range(60) %}STEP{% endfor %}END"
 A = "{% set a = 'a' * 1000000 %}"
 HARM = {

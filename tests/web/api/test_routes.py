@@ -368,21 +368,6 @@ def test_a_client_that_goes_away_before_the_first_word_gives_its_request_up():
         assert until(lambda: service.tickets[0].cancelled.is_set(), 5)
 
 
-def test_a_client_that_never_reads_does_not_keep_a_thread(monkeypatch):
-    monkeypatch.setattr("mtmd.web.server.STILL_S", 1)
-    monkeypatch.setattr("mtmd.web.server.HELD_BACK", 1 << 12)
-    service = FakeService()
-    service.words = "word " * 100_000
-    with running(service) as server:
-        server.adj.cleanup_interval = 1
-        sock = raw_request(
-            server, {"messages": [user("hi")], "stream": True, "max_tokens": 100_000}
-        )
-        assert until(lambda: service.tickets and service.tickets[0].cancelled.is_set(), 20)
-        assert until(lambda: not server.active_channels, 5)
-        sock.close()
-
-
 def test_a_server_that_has_ended_may_be_stopped_again(service):
     with running(service) as server:
         server.stop()

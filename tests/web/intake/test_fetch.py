@@ -58,6 +58,8 @@ PRIVATE = [
     "2001::1",
     "2001:db8::1",
     "100::1",
+    "::ffff:0:8.8.8.8",
+    "::ffff:0:127.0.0.1",
     "3fff::1",
     "2002:a9fe:a9fe::1",
     "not an address",
@@ -412,6 +414,16 @@ def test_a_body_over_the_budget_is_not_read_to_its_end():
 @pytest.mark.usefixtures("site")
 def test_whoever_answers_drop_by_drop_is_left_at_the_deadline(path):
     refused(path, limit_s=0.5)
+
+
+@pytest.mark.usefixtures("site")
+def test_a_name_that_is_looked_up_for_long_is_left_at_the_deadline(monkeypatch):
+    answered = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answered.wait(60) and [])
+    began = time.monotonic()
+    refused("/picture", limit_s=0.3)
+    assert time.monotonic() - began < 30
+    answered.set()
 
 
 def test_no_proxy_of_the_environment_is_used(site, monkeypatch):

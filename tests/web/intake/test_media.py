@@ -19,7 +19,7 @@ from mtmd.web.intake import media as media_module
 from mtmd.web.intake import picture_budget as budget_module
 from mtmd.web.intake.media import Media, Reference
 from mtmd.web.intake.picture_budget import PictureBudget
-from mtmd.web.intake.uploads import LIFETIME_S, Uploads
+from mtmd.web.intake.uploads import LIFETIME_S, RECORD_BYTES, Uploads
 from mtmd.web.settings import MediaBudget, ServerSettings
 
 
@@ -334,10 +334,10 @@ def test_uploads_belong_to_who_made_them():
 
 def test_uploads_have_a_room_and_an_end():
     now = [0.0]
-    uploads = Uploads(10, clock=lambda: now[0])
+    uploads = Uploads(RECORD_BYTES + 10, clock=lambda: now[0])
     first = uploads.add("me", "x", "vision", bytes(6))
     with pytest.raises(ApiError) as error:
-        uploads.add("me", "y", "vision", bytes(5))
+        uploads.add("me", "y", "vision", b"")  # a file takes more than its bytes
     assert error.value.status == 413
     uploads.add("you", "y", "vision", bytes(5))
     now[0] = LIFETIME_S - 1

@@ -132,7 +132,7 @@ export async function* events(answer, signal) {
         if (event.data.type === "end") return;
       }
     } catch (error) {
-      if (signal.aborted || (error instanceof ServerError && error.status !== 0)) throw error;
+      if (signal.aborted || (error instanceof ServerError && error.status !== 0 && error.code !== "server_busy")) throw error;
     }
     if (signal.aborted) throw new DOMException("stopped", "AbortError");
     if (Date.now() - since > PATIENCE_MS) throw new ServerError("The connection to the server is lost.", 0, "unreachable");

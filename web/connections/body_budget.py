@@ -1,0 +1,30 @@
+"""Bytes of bodies that are being received, or whose requests are being answered, of all clients
+together: they lie in memory or in the temporary folder.
+"""
+
+from __future__ import annotations
+
+import threading
+
+
+class BodyBudget:
+    """Thread-safe: the loop takes, the threads that answer give back."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self._held, self._lock = most, 0, threading.Lock()
+
+    def take(self, count: int) -> bool:
+        """False where there is no room for them."""
+        with self._lock:
+            if self._held + count > self.most:
+                return False
+            self._held += count
+            return True
+
+    def give_back(self, count: int) -> None:
+        with self._lock:
+            self._held -= count
+
+    @property
+    def held(self) -> int:
+        return self._held

@@ -1,0 +1,230 @@
+"""One connection: what it is at, how long it may be at it, and that an answer nobody reads is not
+piled up.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Hashable
+from contextlib import suppress
+from typing import Any, Literal, Protocol, TypeAlias
+
+from waitress.adjustments import Adjustments
+from waitress.channel import HTTPChannel
+
+from mtmd.web.connections.clients import Clients
+from mtmd.web.connections.parser import Parser, Rules
+from mtmd.web.connections.refusal import Refusal
+from mtmd.web.settings import ConnectionLimits
+
+PIECE = 64 << 10  # bytes of an answer that are handed on at once
+LINGER_S = 5.0  # for a client that is still sending to read why it should not
+Phase: TypeAlias = Literal["idle", "head", "body", "answering", "unread", "lingering"]
+log = logging.getLogger("mtmd.web")
+
+
+class Host(Rules, Protocol):
+    """What a channel asks of its server. `reading`: the channel whose bytes are being read."""
+
+    clients: Clients
+    reading: Channel | None
+
+    def look_at(self, channel: Channel) -> None:
+        """Something that the loop does not see has changed what it waits for."""
+
+    def add_task(self, task: Channel) -> None:
+        """Have a thread call its `service`."""
+
+    def pull_trigger(self) -> None:
+        """Wake the loop."""
+
+
+class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
+    """`known`: a request with a key has come from here, or none is needed."""
+
+    known = False
+    request: Parser | None
+    requests: list[Parser]
+    server: Host
+
+    def __init__(
+        self, server: Host, sock: socket.socket, addr: Any, adj: Adjustments, map: Any = None
+    ) -> None:
+        self.address = server.clients.came(str(addr[0]))
+        self.free_since = time.monotonic()
+        self._sent = 0
+        self._unread: tuple[float, int] | None = None
+        self._refused, self._lingering, self._left = False, 0.0, False
+        self._postponed = False
+        super().__init__(server, sock, addr, adj, map=map)
+
+    def parser_class(self, adj: Adjustments) -> Parser:
+        return Parser(self.server, adj)
+
+    @property
+    def phase(self) -> Phase:
+        if self._lingering:
+            return "lingering"
+        if self.total_outbufs_len:
+            return "unread"
+        if self.requests:
+            return "answering"
+        request = self.request  # another thread does not set it, but the loop may be about to
+        return "idle" if request is None else "body" if request.headers_finished else "head"
+
+    @property
+    def work(self) -> Hashable:
+        """Of the request that is to be answered."""
+        request = self.requests[0]
+        return None if request.error is not None else request.work
+
+    @property
+    def began(self) -> float:
+        """Since when it has been free, or the request that is coming has been coming."""
+        request = self.request
+        return self.free_since if request is None else max(request.began, self.free_since)
+
+    @property
+    def is_quiet(self) -> bool:
+        return not (
+            self.requests or self.total_outbufs_len or self.will_close or self.close_when_flushed
+        )
+
+    def check(self, now: float, limits: ConnectionLimits) -> None:
+        """End what has taken too long."""
+        phase, age = self.phase, now - self.began
+        if phase != "unread":
+            self._unread = None
+        if phase == "idle" and age > limits.idle_s:
+            self.handle_close()
+        elif phase == "head" and age > limits.head_s:
+            self.refuse(
+                Refusal(408, f"the head of a request may take {limits.head_s:g} s", "too_slow")
+            )
+        elif phase == "body":
+            received = self.request.body_bytes_received if self.request else 0
+            if age > limits.body_s + received / limits.body_rate:
+                self.refuse(
+                    Refusal(
+                        408,
+                        f"a body may take {limits.body_s:g} s, and one more for every "
+                        f"{limits.body_rate:,} bytes that have come",
+                        "too_slow",
+                    )
+                )
+        elif phase == "lingering" and now - self._lingering > LINGER_S:
+            self.handle_close()
+        elif phase == "unread":
+            self._check_unread(now, limits)
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Answer what has come so far with this, and close. Without a thread: of those who are
+        late there may be thousands.
+        """
+        with self.requests_lock:
+            request, self.request = self.request, None
+        if request is not None:
+            request.close()
+        with suppress(OSError):
+            self.socket.send(refusal.to_bytes())
+        self._linger()
+
+    def drop(self, refusal: Refusal) -> None:
+        """Close at once. Where a request has begun to come, say why, as far as that can be said
+        without waiting.
+        """
+        if self.request is not None:
+            with suppress(OSError):
+                self.socket.send(refusal.to_bytes())
+        self.handle_close()
+
+    # what waitress calls
+
+    def received(self, data: bytes) -> bool:
+        if self._lingering:
+            return False
+        self.server.reading = self
+        done: bool = super().received(data)
+        self.server.reading = None
+        for request in self.requests:
+            self.known = self.known or (request.known and request.error is None)
+            self._refused = self._refused or request.error is not None
+        return done
+
+    def send(self, data: bytes, do_close: bool = True) -> int:
+        count: int = super().send(data, do_close)
+        self._sent += count
+        return count
+
+    def write_soon(self, data: Any) -> int:
+        """In pieces, each of which waits until the client has read most of those before."""
+        if not isinstance(data, bytes) or len(data) <= PIECE:
+            count: int = super().write_soon(data)
+            return count
+        for start in range(0, len(data), PIECE):
+            super().write_soon(data[start : start + PIECE])
+        return len(data)
+
+    def writable(self) -> bool:
+        if self._postponed and self.total_outbufs_len < PIECE:
+            self._postponed = False
+            self.server.add_task(self)
+        found: bool = super().writable()
+        return found
+
+    def service(self) -> None:
+        if self.total_outbufs_len >= PIECE:  # of earlier requests, and their client does not read
+            self._postponed = True
+            self.server.pull_trigger()
+            return
+        try:
+            super().service()
+        except BaseException:  # a panic in a library of another language is no Exception
+            log.exception("a connection failed")
+            with self.requests_lock:
+                for request in self.requests:
+                    request.close()
+                self.requests, self.close_when_flushed = [], True
+            self.server.pull_trigger()
+        finally:
+            self.free_since = time.monotonic()
+
+    def handle_write(self) -> None:
+        lingers = self._refused and self.close_when_flushed and not self.will_close
+        if lingers:
+            self.close_when_flushed = False
+        super().handle_write()
+        if lingers and self.connected:
+            if self.total_outbufs_len:
+                self.close_when_flushed = True
+            else:
+                self._linger()
+
+    def handle_close(self) -> None:
+        if not self._left:
+            self._left = True
+            self.server.clients.left(self.address)
+        super().handle_close()
+        with self.requests_lock:
+            request, self.request = self.request, None
+        if request is not None:
+            request.close()
+
+    def _linger(self) -> None:
+        """Closed with bytes unread, the connection would be reset, and the refusal lost."""
+        self._lingering = time.monotonic()
+        try:
+            self.socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            self.handle_close()
+
+    def _check_unread(self, now: float, limits: ConnectionLimits) -> None:
+        since, sent = self._unread or (now, self._sent)
+        if now - since < limits.unread_s:
+            self._unread = (since, sent)
+        elif self._sent - sent < limits.unread_rate * (now - since):
+            self.handle_close()
+        else:
+            self._unread = (now, self._sent)

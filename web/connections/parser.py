@@ -1,0 +1,113 @@
+"""Reads a request as it comes, and refuses it as soon as it is known that it will be: a long body
+from somebody without a key, one that is more than its route takes, one there is no room for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable
+from typing import Protocol
+
+from waitress.adjustments import Adjustments
+from waitress.parser import HTTPRequestParser
+from waitress.utilities import Error
+
+from mtmd.web.connections.body_budget import BodyBudget
+from mtmd.web.connections.refusal import Refusal
+
+SHORT_BODY = 64 << 10  # bytes
+_JUST_BEGUN_S = 0.05
+
+
+class Rules(Protocol):
+    """What a parser asks of its server."""
+
+    bodies: BodyBudget
+
+    def knows(self, authorization: str) -> bool:
+        """Whether this header lets in; True for every one where no keys are."""
+
+    def route(self, method: str, path: str) -> tuple[int, Hashable]:
+        """The most bytes that the route of such a request takes, and its kind of work."""
+
+    def make_room(self, count: int) -> bool:
+        """Give the slowest bodies up until there is room for so many bytes."""
+
+
+class Parser(HTTPRequestParser):  # type: ignore[misc]  # waitress has no types
+    """One request. `known`: its client has a key, or needs none. `held`: bytes of it in the
+    server's budget. `work`: the kind of threads that answer it, None for quick ones.
+    """
+
+    error: Error | None = None
+    known = False
+    work: Hashable = None
+
+    def __init__(self, rules: Rules, adj: Adjustments) -> None:
+        super().__init__(adj)
+        self.began, self.held = time.monotonic(), 0
+        self._rules, self._limit, self._looked = rules, 0, False
+
+    def received(self, data: bytes) -> int:
+        before = self.body_bytes_received
+        count: int = super().received(data)
+        if self.headers_finished and not self.empty and not self._looked:
+            self._looked = True
+            if self.error is None:
+                self._look_at_head()
+        if self.error is None and self.body_bytes_received > before:
+            self._take(self.body_bytes_received - before)
+        if self.error is not None:
+            if not isinstance(self.error, Refusal):
+                self.error = Refusal(
+                    self.error.code, f"the request cannot be read: {self.error.reason.lower()}"
+                )
+            self.completed = True
+            self.expect_continue = False  # waitress would ask for the body all the same
+        return count
+
+    def rate(self, now: float) -> float:
+        """Bytes of the body a second so far; one that has just begun to come has a high one."""
+        return float(self.body_bytes_received) / max(now - self.began, _JUST_BEGUN_S)
+
+    def close(self) -> None:
+        super().close()
+        held, self.held = self.held, 0
+        self._rules.bodies.give_back(held)
+
+    def _look_at_head(self) -> None:
+        rules = self._rules
+        self.known = rules.knows(self.headers.get("AUTHORIZATION", ""))
+        self._limit, self.work = rules.route(self.command, self.path)
+        if not self.chunked and not self.content_length:
+            return
+        if not self.known and (self.chunked or self.content_length > SHORT_BODY):
+            self.error = Refusal(
+                401,
+                "expected the header 'Authorization: Bearer KEY' with a key of this server",
+                "invalid_api_key",
+            )
+            return
+        self._check_length(self.content_length)
+
+    def _take(self, count: int) -> None:
+        """Received bytes into the budget: what is only promised takes no room."""
+        self._check_length(self.body_bytes_received)
+        if self.error is not None:
+            return
+        bodies = self._rules.bodies
+        if bodies.take(count) or (self._rules.make_room(count) and bodies.take(count)):
+            self.held += count
+        elif self.error is None:
+            self.error = Refusal(
+                503, "too many long requests are being received; try again later", "server_busy"
+            )
+
+    def _check_length(self, count: int) -> None:
+        if count > self._limit:
+            self.error = Refusal(
+                413,
+                f"the body has {count:,} bytes or more, expected at most {self._limit:,} at this "
+                "address",
+                "body_too_large",
+            )

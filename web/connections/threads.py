@@ -1,0 +1,100 @@
+"""Threads that answer requests: as many as there is work for, up to a limit of each kind of work.
+One is started where none is free, and ends when nothing has come for a while.
+
+Few do what is quick. With hundreds at it the interpreter's lock goes round among all of them before
+the loop has it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+from waitress.task import ThreadedTaskDispatcher
+
+KEPT = 4  # of a kind
+IDLE_S = 30.0
+
+
+class Threads(ThreadedTaskDispatcher):  # type: ignore[misc]  # waitress has no types
+    """`most`: at once. What comes beyond waits for its turn."""
+
+    def __init__(self, most: int, idle_s: float = IDLE_S) -> None:
+        super().__init__()
+        self.most, self._idle_s = most, idle_s
+        self._number, self._starting = 0, False
+
+    def add_task(self, task: Any) -> None:
+        with self.lock:
+            self.queue.append(task)
+            self.queue_cv.notify()
+            self._start_one()
+
+    def _start_one(self) -> None:
+        """Where too few are free. The next is started by the one that has just been: the loop does
+        not wait for hundreds.
+        """
+        free = len(self.threads) - self.stop_count - self.active_count
+        if len(self.queue) > free and len(self.threads) < self.most and not self._starting:
+            self._starting = True
+            self._number += 1
+            self.threads.add(self._number)
+            self.active_count += 1
+            self.start_new_thread(self.handler_thread, self._number)
+
+    def handler_thread(self, number: int) -> None:
+        with self.lock:
+            self._starting = False
+            if self.queue:
+                first = self.queue.popleft()
+                self._start_one()
+            else:
+                first = None
+        if first is not None:
+            first.service()
+        while (task := self._next(number)) is not None:
+            task.service()
+
+    def _next(self, number: int) -> Any:
+        """A task, or None where this thread is to end."""
+        with self.lock:
+            while not self.queue and not self.stop_count:
+                self.active_count -= 1
+                woken = self.queue_cv.wait(self._idle_s)
+                self.active_count += 1
+                idle = not woken and not self.queue and not self.stop_count
+                if idle and len(self.threads) > KEPT:
+                    return self._leave(number)
+            if self.stop_count:
+                self.stop_count -= 1
+                return self._leave(number)
+            return self.queue.popleft()
+
+    def _leave(self, number: int) -> None:
+        self.active_count -= 1
+        self.threads.discard(number)
+        self.thread_exit_cv.notify()
+
+
+class Pools:
+    """Threads for each kind of work; `most` of each at once."""
+
+    def __init__(self, most: Mapping[Hashable, int]) -> None:
+        self._pools = {kind: Threads(count) for kind, count in most.items()}
+
+    def add_task(self, task: Any) -> None:
+        """`task.work`: its kind."""
+        self._pools[task.work].add_task(task)
+
+    def shutdown(self, timeout: float) -> None:
+        for pool in self._pools.values():
+            pool.shutdown(timeout=timeout / len(self._pools))
+
+    @property
+    def threads(self) -> int:
+        return sum(len(pool.threads) for pool in self._pools.values())
+
+    @property
+    def active_count(self) -> int:
+        """Threads that are answering."""
+        return sum(pool.active_count for pool in self._pools.values())

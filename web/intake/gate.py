@@ -1,0 +1,223 @@
+"""The one gate that every request passes before its route is called: how long its body may be, what
+JSON in it may hold, and how much may be worked on at once, in all and for one key.
+
+A route says what it takes by `takes`; one that does not cannot be registered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, TypeVar, cast
+
+from flask import Flask, Response, current_app, g, request
+from werkzeug.exceptions import HTTPException
+
+from mtmd import BusyError
+from mtmd.web.errors import ApiError, as_api_error
+from mtmd.web.errors import response as as_response
+from mtmd.web.intake.json_limits import check_json
+from mtmd.web.intake.picture_budget import PictureBudget
+from mtmd.web.intake.places import Places
+from mtmd.web.settings import JsonLimits, ServerSettings
+
+FORGIVEN_BYTES = 64 << 10  # of a body at an address that takes none, or is not there
+SMALL_VALUES = 4096  # in JSON that the page sends
+LONG_RESPONSE = 256 << 10  # bytes; less waits in memory for a client that does not read
+HISTORY_VALUES = 500_000  # the page sends one conversation at a time
+_TAKES = "_takes"
+View = TypeVar("View", bound=Callable[..., Any])
+
+
+class Body(Enum):
+    """What may come with a request."""
+
+    NOTHING = "nothing"
+    SMALL_JSON = "JSON of the page"
+    JSON = "JSON without pictures"
+    JSON_WITH_PICTURES = "JSON with pictures"
+    HISTORY = "an exported history"
+    PICTURE = "the file of a picture"
+    FORM = "a form with a file"
+
+
+class Work(Enum):
+    """What is taken up while a request is answered."""
+
+    QUICK = "milliseconds"
+    ANSWER = "the model, or pictures that are decoded"
+    FOLLOW = "a stream of what is written anyway"
+    DOWNLOAD = "more than waits in memory for a client that does not read"
+
+
+@dataclass(frozen=True)
+class Takes:
+    body: Body
+    work: Work
+
+
+def takes(body: Body, work: Work = Work.QUICK) -> Callable[[View], View]:
+    """Says of a view what it takes."""
+
+    def mark(view: View) -> View:
+        setattr(view, _TAKES, Takes(body, work))
+        return view
+
+    return mark
+
+
+def takes_of(view: Callable[..., Any] | None) -> Takes | None:
+    return getattr(view, _TAKES, None)
+
+
+class GatedFlask(Flask):
+    """An application whose routes all say what they take. `gate` is set by `Gate`."""
+
+    gate: Gate
+
+    def add_url_rule(
+        self,
+        rule: str,
+        endpoint: str | None = None,
+        view_func: Any = None,
+        provide_automatic_options: bool | None = None,
+        **options: Any,
+    ) -> None:
+        """Raises TypeError for a view without `takes`."""
+        if endpoint == "static" and view_func is not None:  # flask's own, made by itself
+            takes(Body.NOTHING)(view_func)
+        if takes_of(view_func) is None:
+            raise TypeError(f"{rule}: found a view without @takes(...), which every route needs")
+        super().add_url_rule(rule, endpoint, view_func, provide_automatic_options, **options)
+
+
+class Gate:
+    """`slots`: sequences answered at once. `owner`: of the request that is being answered.
+    `budget`: of pixels, the one of the whole server.
+    """
+
+    def __init__(
+        self, app: GatedFlask, settings: ServerSettings, slots: int, owner: Callable[[], str]
+    ) -> None:
+        self._settings, self._owner = settings, owner
+        self._places = {
+            work: Places(what, most)
+            for work, what, most in (
+                (Work.ANSWER, "requests are being answered or wait", slots + settings.queue),
+                (Work.FOLLOW, "readers follow answers", settings.followers),
+                (Work.DOWNLOAD, "files are being read", settings.downloads),
+            )
+        }
+        self._app, self._urls = app, app.url_map.bind("localhost")
+        app.gate = self
+        self.budget = PictureBudget(settings.media)
+        app.before_request(self._enter)
+        app.after_request(self._leave_with)
+        app.teardown_request(_leave)
+
+    def taken(self, work: Work) -> int:
+        """Places of this kind that are not free."""
+        return self._places[work].taken
+
+    def most(self) -> dict[Work, int]:
+        """Places of each kind of work that has some."""
+        return {work: places.most for work, places in self._places.items()}
+
+    def route(self, method: str, path: str) -> tuple[int, Work | None]:
+        """How many bytes may come with such a request, and what places it will want. `path` as
+        WSGI has it, in Latin-1.
+        """
+        try:
+            endpoint, _ = self._urls.match(
+                path.encode("latin-1").decode("utf-8", "replace"), method
+            )
+        except HTTPException:
+            return FORGIVEN_BYTES, None
+        what = takes_of(self._app.view_functions[endpoint])
+        work = what.work if what is not None and what.work in self._places else None
+        return self.bytes_of(what), work
+
+    def bytes_of(self, what: Takes | None) -> int:
+        settings = self._settings
+        if what is None or what.body is Body.NOTHING:
+            return FORGIVEN_BYTES
+        if what.body in (Body.SMALL_JSON, Body.JSON):
+            return settings.json.bytes
+        if what.body is Body.PICTURE:
+            return settings.media.bytes
+        return settings.body_bytes
+
+    def json_of(self, what: Takes) -> JsonLimits:
+        limits = self._settings.json
+        if what.body is Body.SMALL_JSON:
+            return replace(limits, values=min(limits.values, SMALL_VALUES))
+        if what.body is Body.HISTORY:
+            return replace(limits, bytes=self._settings.body_bytes, values=HISTORY_VALUES)
+        return limits
+
+    def _enter(self) -> None:
+        what = takes_of(self._app.view_functions.get(request.endpoint or ""))
+        limit = self.bytes_of(what)
+        request.max_content_length = limit
+        if (request.content_length or 0) > limit:
+            raise ApiError(
+                413,
+                f"the body has {request.content_length:,} bytes, expected at most {limit:,} at "
+                "this address",
+                code="body_too_large",
+            )
+        if what is not None and what.work in self._places and request.method != "OPTIONS":
+            g.give_back = self._places[what.work].take(self._owner())
+
+    def _leave_with(self, response: Response) -> Response:
+        """The place of what is made while it is sent, or may have to wait for its client, is free
+        once the last of it is on its way, or nobody wants it. What turns out to be long takes one
+        now.
+        """
+        give_back = g.pop("give_back", None)
+        long = _is_long(response)
+        if give_back is None and long:
+            try:
+                give_back = self._places[Work.DOWNLOAD].take(self._owner())
+            except BusyError as busy:
+                response.close()
+                return as_response(as_api_error(busy, g.get("request_id", "req")))
+        if give_back is not None and long:
+            response.call_on_close(give_back)
+        elif give_back is not None:
+            give_back()
+        return response
+
+
+def checked_json() -> bytes:
+    """The body of this request, JSON within the limits of its route as far as that can be told
+    without reading it. Raises ApiError, also for another content type: a form on any web page can
+    send text/plain.
+    """
+    if request.mimetype != "application/json":
+        raise ApiError(415, "expected the header 'Content-Type: application/json'")
+    app = cast("GatedFlask", current_app)
+    what = takes_of(app.view_functions[request.endpoint or ""])
+    assert what is not None
+    data = request.get_data(cache=False)
+    check_json(data, app.gate.json_of(what))
+    return data
+
+
+def keep_place() -> Callable[[], None]:
+    """For work that goes on when this request is answered; the result gives the place back."""
+    give_back: Callable[[], None] = g.pop("give_back")
+    return give_back
+
+
+def _is_long(response: Response) -> bool:
+    length = response.headers.get("Content-Length", type=int)
+    if length is None and not response.is_streamed:
+        length = response.calculate_content_length()
+    return length is None or length > LONG_RESPONSE
+
+
+def _leave(_: BaseException | None) -> None:
+    if (give_back := g.pop("give_back", None)) is not None:
+        give_back()

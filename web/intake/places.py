@@ -1,0 +1,65 @@
+"""How many may do something at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from mtmd import BusyError
+
+SHARED_S = 60.0  # an owner who has asked within so long counts as one who shares
+
+
+class Places:
+    """`most` in all. One owner may have `each`; None for all, or half of them while others ask too.
+    Thread-safe.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        most: int,
+        each: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`what`: for messages, in the plural."""
+        self.most = most
+        self._what, self._each, self._clock = what, each, clock
+        self._lock, self._taken = threading.Lock(), Counter[str]()
+        self._asked: dict[str, float] = {}
+
+    def take(self, owner: str) -> Callable[[], None]:
+        """What is returned gives the place back; a second call does nothing. Raises BusyError."""
+        with self._lock:
+            each = self._share(owner)
+            if self._taken[owner] >= each:
+                raise BusyError(
+                    f"{each} {self._what} for this client, the most that may; try again later"
+                )
+            if self._taken.total() >= self.most:
+                raise BusyError(f"{self.most} {self._what}, the most that may; try again later")
+            self._taken[owner] += 1
+        taken = [owner]
+
+        def give_back() -> None:
+            with self._lock:
+                if taken:
+                    self._taken[taken.pop()] -= 1
+                    self._taken += Counter()  # without those that have none
+
+        return give_back
+
+    @property
+    def taken(self) -> int:
+        with self._lock:
+            return self._taken.total()
+
+    def _share(self, owner: str) -> int:
+        if self._each is not None:
+            return self._each
+        now = self._clock()
+        self._asked = {name: at for name, at in self._asked.items() if now - at < SHARED_S}
+        self._asked[owner] = now
+        return self.most if len(self._asked) == 1 else max(1, self.most // 2)
