@@ -244,7 +244,7 @@ class ForkServer:
         self._end_workers()
 
     def _end_workers(self) -> None:
-        """Those that are over, unless somebody else speaks with the fork server, who then does it."""
+        """Those that are over; where somebody else speaks with the fork server, they do it."""
         while self._over and self._lock.acquire(blocking=False):
             try:
                 while self._over:
@@ -280,7 +280,15 @@ class _Running:
             self.control = Channel(ours)
             try:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-I", "-c", _BOOT, json.dumps(path), str(its.fileno()), module],
+                    [
+                        sys.executable,
+                        "-I",
+                        "-c",
+                        _BOOT,
+                        json.dumps(path),
+                        str(its.fileno()),
+                        module,
+                    ],
                     pass_fds=[its.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,

@@ -1,8 +1,9 @@
 """The process that workers are forked from. It has loaded what they need, does nothing of their
 work, and ends when the process that started it does, however that ends.
 
-What it is told comes as records of one size over a socket: fork a worker (its end of a channel comes
-beside the record), end one, say how one ended, lower its priority. Only the question is answered.
+What it is told comes as records of one size over a socket: fork a worker (its end of a channel
+comes beside the record), end one, say how one ended, lower its priority. Only the question is
+answered.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 | limit | Linux | macOS |
 |---|---|---|
 | processor time (`RLIMIT_CPU`, whole seconds) | yes | yes |
-| memory (`RLIMIT_AS`, beyond what the process has when its work begins) | yes | not kept by the system |
+| memory (`RLIMIT_AS`, beyond what a process has at first) | yes | not kept by the system |
 | open files (`RLIMIT_NOFILE`), core dumps (none) | yes | yes |
 | ends with the process that it was forked from | yes | when it next waits for a message |
 | is the first to go when the machine runs out of memory | yes | – |
