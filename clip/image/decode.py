@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +44,6 @@ from mtmd.kernels.errors import ImageError
 
 _BLOCK_PIXELS = 1 << 20
 """Converted at a time: more would take further copies of the whole picture."""
-NewPixels: TypeAlias = Callable[[tuple[int, int, int]], Pixels]
 Source: TypeAlias = "bytes | bytearray | memoryview | Image.Image | NDArray[Any]"
 
 _READERS: dict[str, Callable[[io.BytesIO], ImageFile.ImageFile]] = {
@@ -78,6 +77,16 @@ class ImageLimits:
 
 
 DEFAULT_LIMITS = ImageLimits()
+
+
+class Rows(Protocol):
+    """Where the pixels of a picture go, uint8 `[H, W, 3]`, some rows at a time."""
+
+    def __setitem__(self, rows: slice, values: Pixels, /) -> None: ...
+
+
+R = TypeVar("R", bound=Rows)
+NewRows: TypeAlias = Callable[[tuple[int, int, int]], R]
 
 
 def _new(shape: tuple[int, int, int]) -> Pixels:
@@ -122,13 +131,14 @@ def open_picture(
     if isinstance(source, Image.Image):
         _check_pixels(source.size, limits, name)
         with _decoding(name, "Pillow image"):
-            return _picture(source, name)
+            return _made(*_decode(source, name, _new))
     if isinstance(source, np.ndarray):
         return _open_array(source, limits, name)
     if isinstance(source, (bytes, bytearray, memoryview)):
         count = source.nbytes if isinstance(source, memoryview) else len(source)
         check_bytes(count, limits, name)
-        return open_file(bytes(source), limits, name)
+        pixels, notes = decode_file(bytes(source), limits, name, _new)
+        return _made(pixels, notes)
     kind = type(source).__name__  # type: ignore[unreachable]  # callers need not be type-checked
     raise ImageError(
         f"{name}: found an object of type {kind}, expected bytes, a Pillow image or a uint8 "
@@ -136,11 +146,11 @@ def open_picture(
     )
 
 
-def open_file(
-    data: bytes, limits: ImageLimits = DEFAULT_LIMITS, name: str = "image", new: NewPixels = _new
-) -> Picture:
-    """As `open_picture`, of the bytes of a file. `new`: makes room for the pixels, given their
-    shape; what it gives is filled.
+def decode_file(
+    data: bytes, limits: ImageLimits, name: str, new: NewRows[R]
+) -> tuple[R, list[str]]:
+    """The pixels that a file holds, and notes on them, as `open_picture` gives them. `new`: makes
+    what they are put into, given their shape. Raises ImageError.
     """
     name = one_line(name)
     kind = _format(data, limits, name)
@@ -160,7 +170,7 @@ def open_file(
             _check_tiff(image, len(data), limits, name)
         if isinstance(image, PngImagePlugin.PngImageFile):
             _repair_grey_key(image, depth=data[24])
-        return _picture(image, name, own=True, new=new)
+        return _decode(image, name, new, own=True)
 
 
 def picture_size(
@@ -254,10 +264,18 @@ def _open_array(array: NDArray[Any], limits: ImageLimits, name: str) -> Picture:
     _check_pixels((width, height), limits, name)
     if channels == 3:
         return Picture(array.copy(order="C"), (width, height))
-    return _picture(Image.fromarray(array.reshape(height, width) if channels == 1 else array), name)
+    image = Image.fromarray(array.reshape(height, width) if channels == 1 else array)
+    return _made(*_decode(image, name, _new))
 
 
-def _picture(image: Image.Image, name: str, own: bool = False, new: NewPixels = _new) -> Picture:
+def _made(pixels: Pixels, notes: list[str]) -> Picture:
+    height, width = pixels.shape[:2]
+    return Picture(pixels, (width, height), tuple(notes))
+
+
+def _decode(
+    image: Image.Image, name: str, new: NewRows[R], own: bool = False
+) -> tuple[R, list[str]]:
     """Decodes and converts. `own`: this module opened the file, so it may seek in it and looks for
     further frames.
     """
@@ -266,11 +284,12 @@ def _picture(image: Image.Image, name: str, own: bool = False, new: NewPixels = 
     orientation = _orientation(image) if image.format == "TIFF" else 1
     image.load()
     remaining = _orientation(image)
-    pixels = _rgb(image, notes, name, new if remaining == 1 else _new)
-    if remaining != 1:
-        turned = _TURNS[remaining](pixels)
+    if remaining == 1:
+        pixels = _rgb(image, notes, name, new)
+    else:
+        turned = np.ascontiguousarray(_TURNS[remaining](_rgb(image, notes, name, _new)))
         pixels = new((turned.shape[0], turned.shape[1], 3))
-        pixels[...] = turned
+        pixels[:] = turned
         orientation = remaining
     if orientation != 1:
         notes.append(f"turned upright (EXIF orientation {orientation})")
@@ -285,8 +304,7 @@ def _picture(image: Image.Image, name: str, own: bool = False, new: NewPixels = 
             "missing parts would go unnoticed: another library has set Pillow's "
             "LOAD_TRUNCATED_IMAGES"
         )
-    height, width = pixels.shape[:2]
-    return Picture(pixels, (width, height), tuple(notes))
+    return pixels, notes
 
 
 def _orientation(image: Image.Image) -> int:
@@ -309,7 +327,7 @@ def _has_more_frames(image: Image.Image) -> bool:
     return False
 
 
-def _rgb(image: Image.Image, notes: list[str], name: str, new: NewPixels) -> Pixels:
+def _rgb(image: Image.Image, notes: list[str], name: str, new: NewRows[R]) -> R:
     """uint8 `[H, W, 3]` of a loaded image of any mode; adds to `notes`."""
     if image.mode == "I" or image.mode.startswith("I;16"):
         return _rgb_from_grey16(image, notes, name, new)
@@ -343,7 +361,7 @@ def _blocks(image: Image.Image) -> Iterator[tuple[slice, Image.Image]]:
         yield slice(top, end), image.crop((0, top, image.width, end))
 
 
-def _rgb_from_grey16(image: Image.Image, notes: list[str], name: str, new: NewPixels) -> Pixels:
+def _rgb_from_grey16(image: Image.Image, notes: list[str], name: str, new: NewRows[R]) -> R:
     """Grey of more than 8 bits, scaled by its white (Pillow's own conversion clips at 255
     instead).
     """
@@ -375,7 +393,7 @@ def _rgb_from_grey16(image: Image.Image, notes: list[str], name: str, new: NewPi
         grey = ((values * 255 + white // 2) // white).astype(np.uint8)
         grey[clear] = 255
         transparent |= bool(clear.any())
-        pixels[rows] = grey[:, :, None]
+        pixels[rows] = np.repeat(grey[:, :, None], 3, axis=2)
     notes.append(f"{bits}-bit grey scaled to 8 bits")
     if transparent:
         notes.append("transparent parts laid on white")

@@ -1,15 +1,14 @@
 """Work that may end badly, in processes that may: what a library outside our control does with
 hostile input can take all memory, run for ever, or abort, and takes no more along than one worker.
 
-A fork server (`host.py`) has loaded the library once; each job is done by a process forked from it,
-in one to three milliseconds, under limits that the system keeps (`limits.py`). So every job has
-limits of its own, nothing one leaves behind meets the next, and its memory goes back when it ends.
-The fork server itself touches nothing from outside, so it is safe to fork from, and is started anew
+A fork server (`host.py`) has loaded the library once; workers are forked from it, in one to three
+milliseconds, and each job has limits of its own that the system keeps (`limits.py`). A worker whose
+job went well does others, `JOBS` at most; one whose did not, for whatever reason, does no more. The
+fork server itself touches nothing from outside, so it is safe to fork from, and is started anew
 should it be killed. Workers get their input over a channel (`channel.py`), without pickles.
 
 Jobs that take long do not keep short ones waiting: after `PATIENCE_S` a job is run at low priority
-and leaves its place to the next; of such there are a few at most, and what would be one more is
-refused.
+and leaves its place to the next, as long as there are no more than `SLOW_JOBS` of such.
 """
 
 from __future__ import annotations
@@ -33,7 +32,9 @@ from mtmd.kernels.isolation.channel import LONGEST, Channel, ChannelClosed, Chan
 from mtmd.kernels.isolation.limits import Limits
 
 PATIENCE_S = 0.5
-SLOW_JOBS = 4
+JOBS = 32  # of one worker
+KEPT_BYTES = 512 << 20  # a worker that was allowed more gives its memory back by ending
+SLOW_JOBS = 8
 START_S = 60.0  # for a fork server to be ready: a machine may be very busy
 ENDING_S = 5.0
 # The parent's own path, so that what is found there is found here; nothing else of its environment
@@ -74,9 +75,15 @@ class Worker:
 
     def __init__(self, server: ForkServer, number: int, channel: Channel, limits: Limits):
         self._server, self._number, self._channel, self.limits = server, number, channel, limits
+        self.jobs = 0
         self._end = weakref.finalize(self, _end_worker, server._over, number, channel)
         self.is_slow: Callable[[], None] | None = None
         """Called once when it has worked for `PATIENCE_S` at a message."""
+
+    def begin(self, limits: Limits) -> None:
+        """A job within `limits`. Raises WorkerFailed."""
+        self.jobs, self.limits = self.jobs + 1, limits
+        self.send(limits.pack())
 
     def send(self, *parts: bytes | memoryview, fds: Sequence[int] = ()) -> None:
         """Raises WorkerFailed."""
@@ -134,6 +141,7 @@ class ForkServer:
         self._slow = threading.BoundedSemaphore(SLOW_JOBS)
         self._lock = threading.Lock()
         self._running: _Running | None = None
+        self._idle: deque[Worker] = deque()
         self._over: deque[int] = deque()
         """Workers to be ended. A worker may be let go wherever its last reference is, also inside
         of what is done here, so ending it cannot wait for the lock."""
@@ -153,31 +161,45 @@ class ForkServer:
 
     @contextmanager
     def job(self, limits: Limits) -> Iterator[Worker]:
-        """A worker for one job, once fewer than `at_once` are at work. Raises BusyError where too
-        many jobs take long, or no process can be started.
+        """A worker for one job, once fewer than `at_once` are at work; one that raises is ended.
+        Raises BusyError where no process can be started.
         """
         self._quick.acquire()
         place = [self._quick]
         try:
-            worker = self.open(limits)
+            worker = self._worker(limits)
 
             def is_slow() -> None:
-                if not self._slow.acquire(blocking=False):
-                    raise BusyError(
-                        f"{SLOW_JOBS} pictures or schemas that take long are being worked on, and "
-                        "this is another; try again later"
-                    )
-                place[0].release()
-                place[0] = self._slow
+                if self._slow.acquire(blocking=False):
+                    place[0].release()
+                    place[0] = self._slow
                 worker.lower_priority()
 
             worker.is_slow = is_slow
             try:
                 yield worker
-            finally:
+            except BaseException:
                 worker.end()
+                raise
+            self._keep(worker)
         finally:
             place[0].release()
+
+    def _worker(self, limits: Limits) -> Worker:
+        """One that waits for work, or a new one."""
+        with suppress(IndexError, WorkerFailed):  # the system may have ended it for its memory
+            worker = self._idle.popleft()
+            worker.begin(limits)
+            return worker
+        return self.open(limits)
+
+    def _keep(self, worker: Worker) -> None:
+        was_slow = worker.is_slow is None
+        worker.is_slow = None  # which holds the worker
+        if was_slow or worker.jobs >= JOBS or worker.limits.memory_bytes > KEPT_BYTES:
+            worker.end()
+        else:
+            self._idle.append(worker)
 
     def open(self, limits: Limits) -> Worker:
         """A worker for as long as it is wanted, whatever others do. Raises BusyError where no
@@ -189,17 +211,22 @@ class ForkServer:
             with self._control():
                 self._last += 1
                 number = self._last
-                record = (host.FORK, number, limits.cpu_s, limits.memory_bytes)
+                record = host.RECORD.pack(host.FORK, number)
                 for again in (True, False):
                     running = self._started()
                     try:
-                        running.control.send(host.RECORD.pack(*record), fds=[its.fileno()])
-                        return Worker(self, number, channel, limits)
+                        running.control.send(record, fds=[its.fileno()])
+                        break
                     except ChannelClosed as error:  # it was killed, perhaps for memory
                         self._stop()
                         if not again:
                             raise _no_process(error) from error
-        raise AssertionError
+        worker = Worker(self, number, channel, limits)
+        try:
+            worker.begin(limits)
+        except WorkerFailed as error:
+            raise _no_process(error) from error
+        return worker
 
     def close(self) -> None:
         """End all workers; no more can be opened."""
@@ -232,6 +259,7 @@ class ForkServer:
         return self._running
 
     def _stop(self) -> None:
+        self._idle.clear()
         running, self._running = self._running, None
         if running is not None:
             running.close()
@@ -251,20 +279,20 @@ class ForkServer:
                     number = self._over.popleft()
                     if self._running is not None:
                         with suppress(ChannelClosed):
-                            self._running.control.send(host.RECORD.pack(host.END, number, 0, 0))
+                            self._running.control.send(host.RECORD.pack(host.END, number))
             finally:
                 self._lock.release()
 
     def _tell(self, what: bytes, number: int) -> None:
         with self._control(), suppress(ChannelClosed):
             if self._running is not None:
-                self._running.control.send(host.RECORD.pack(what, number, 0, 0))
+                self._running.control.send(host.RECORD.pack(what, number))
 
     def _status(self, number: int) -> int:
         """How a worker ended."""
         with self._control(), suppress(ChannelClosed, ChannelTimeout):
             if self._running is not None:
-                self._running.control.send(host.RECORD.pack(host.ASK, number, 0, 0))
+                self._running.control.send(host.RECORD.pack(host.ASK, number))
                 data = self._running.control.receive(host.STATUS.size, START_S)
                 return int(host.STATUS.unpack(data)[0])
         return host.NO_WORKER

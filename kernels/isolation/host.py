@@ -20,10 +20,10 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from mtmd.kernels.isolation.channel import Channel, ChannelClosed
-from mtmd.kernels.isolation.limits import Limits, apply, lower_priority
+from mtmd.kernels.isolation.limits import Limits, allow, enclose, lower_priority
 
-RECORD = struct.Struct("<cQdQ")
-"""What to do, to which worker, and, to fork one, its limits of time and memory."""
+RECORD = struct.Struct("<cQ")
+"""What to do, to which worker."""
 STATUS = struct.Struct("<i")
 FORK, END, ASK, NICE = b"f", b"e", b"a", b"n"
 READY = b"ready"
@@ -35,7 +35,7 @@ MEMORY_EXIT, FAILED_EXIT = 3, 4  # how a worker ends that ran out of memory, or 
 def main(control: int, module: str) -> None:
     """`control`: descriptor of the socket. `module`: has `prepare(setup: bytes) -> Any`, called
     once with the first message, and `serve(channel: Channel, prepared: Any) -> None`, called in
-    each worker.
+    each worker for each job, when it is to do its work within limits.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this
     work = importlib.import_module(module)
@@ -82,9 +82,9 @@ class _Host:
                 os.kill(pid, signal.SIGKILL)
             self._reap(all_of_them=True)
 
-    def _do(self, what: bytes, worker: int, cpu_s: float, memory: int, fds: list[int]) -> None:
+    def _do(self, what: bytes, worker: int, fds: list[int]) -> None:
         if what == FORK:
-            self._fork(worker, Limits(cpu_s, memory), fds[0])
+            self._fork(worker, fds[0])
         elif what == NICE and worker in self._pids:
             lower_priority(self._pids[worker])
         elif what == END:
@@ -106,7 +106,7 @@ class _Host:
             time.sleep(0.0005)
         return self._ended.get(worker, NO_WORKER)
 
-    def _fork(self, worker: int, limits: Limits, fd: int) -> None:
+    def _fork(self, worker: int, fd: int) -> None:
         try:
             pid = os.fork()
         except OSError:  # too many processes; the other side sees its channel closed
@@ -114,11 +114,11 @@ class _Host:
             self._ended[worker] = NO_WORKER
             return
         if pid == 0:
-            self._become_worker(limits, fd)
+            self._become_worker(fd)
         os.close(fd)
         self._pids[worker] = pid
 
-    def _become_worker(self, limits: Limits, fd: int) -> NoReturn:
+    def _become_worker(self, fd: int) -> NoReturn:
         """What goes wrong here is told by how the process ends: nothing is to run twice."""
         code = FAILED_EXIT
         try:
@@ -127,9 +127,11 @@ class _Host:
             self._control.close()
             self._wake.close()
             self._wake_end.close()
-            apply(limits)
-            self._work.serve(Channel(socket.socket(fileno=fd)), self._prepared)
-            code = 0
+            enclose()
+            channel = Channel(socket.socket(fileno=fd))
+            while True:
+                allow(Limits.unpack(channel.receive(Limits.BYTES)))
+                self._work.serve(channel, self._prepared)
         except ChannelClosed:
             code = 0
         except MemoryError:

@@ -3,7 +3,7 @@
 | limit | Linux | macOS |
 |---|---|---|
 | processor time (`RLIMIT_CPU`, whole seconds) | yes | yes |
-| memory (`RLIMIT_AS`, beyond what a process has at first) | yes | not kept by the system |
+| memory (`RLIMIT_AS`, beyond what the worker has at first) | yes | not kept by the system |
 | open files (`RLIMIT_NOFILE`), core dumps (none) | yes | yes |
 | ends with the process that it was forked from | yes | when it next waits for a message |
 | is the first to go when the machine runs out of memory | yes | – |
@@ -17,22 +17,33 @@ import ctypes
 import math
 import os
 import signal
+import struct
 import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
+_PACKED = struct.Struct("<dQ")
 FILES = 32  # that a worker may have open
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True)
 class Limits:
-    """`cpu_s`: processor time, in whole seconds. `memory_bytes`: beyond what a new worker has."""
+    """Of one job. `cpu_s`: processor time. `memory_bytes`: beyond what the worker has at first."""
 
+    BYTES: ClassVar[int] = 16  # packed
     cpu_s: float
     memory_bytes: int
+
+    def pack(self) -> bytes:
+        return _PACKED.pack(self.cpu_s, self.memory_bytes)
+
+    @classmethod
+    def unpack(cls, data: bytes | bytearray) -> Limits:
+        return cls(*_PACKED.unpack(data))
 
     @property
     def wall_s(self) -> float:
@@ -47,30 +58,39 @@ def available() -> bool:
     return os.name == "posix"
 
 
-def apply(limits: Limits) -> None:
-    """To this process, which has just been forked."""
+def enclose() -> None:
+    """This process, which has just been forked, for good."""
     import resource
 
     _end_with_parent()
+    signal.signal(signal.SIGXCPU, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # what was aborted would fill the disk
     resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
     if sys.platform == "linux":
         with suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("1000")
-        most = _address_space() + limits.memory_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    more_time(limits.cpu_s)
 
 
-def more_time(cpu_s: float) -> None:
-    """This process may use so much processor time from now on, rounded up to a whole second."""
+def allow(limits: Limits) -> None:
+    """To this process, beyond what it has taken so far."""
     import resource
 
-    signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+    if sys.platform == "linux":
+        most = _address_space() + limits.memory_bytes
+        with suppress(ValueError):  # less is allowed already
+            resource.setrlimit(
+                resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1])
+            )
+    allow_time(limits.cpu_s)
+
+
+def allow_time(cpu_s: float) -> None:
+    """Processor time from now on, rounded up to a whole second."""
+    import resource
+
     end = math.ceil(time.process_time() + cpu_s)
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    with suppress(ValueError):  # less than that is left by whoever started us
-        resource.setrlimit(resource.RLIMIT_CPU, (end, hard))
+    with suppress(ValueError):
+        resource.setrlimit(resource.RLIMIT_CPU, (end, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
 def lower_priority(pid: int) -> None:

@@ -1,0 +1,154 @@
+"""Picture files decoded in a process of their own, with limits of memory and time: a file that
+makes its decoder take all memory, run for minutes or crash takes nothing else along.
+
+A picture that is permitted decodes in a quarter of the time it has, and in half of the memory
+(measured for each format at its slowest). The pixels come back through memory that both processes
+see. It costs a few milliseconds a picture beyond decoding here, so who decodes his own pictures
+does it here (`decode.open_picture`); a server does not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from mtmd.clip.image.decode import (
+    DEFAULT_LIMITS,
+    ImageLimits,
+    Picture,
+    decode_file,
+    one_line,
+    open_picture,
+    picture_size,
+)
+from mtmd.clip.image.pixels import Pixels
+from mtmd.kernels.errors import ImageError
+from mtmd.kernels.isolation.channel import Channel
+from mtmd.kernels.isolation.fork_server import ForkServer, WorkerFailed
+from mtmd.kernels.isolation.limits import Limits
+
+AT_ONCE = max(2, os.cpu_count() or 1)
+CPU_S, CPU_S_A_PIXEL = 2.0, 10 / 128e6
+MEMORY_BYTES, MEMORY_BYTES_A_PIXEL = 96 << 20, 20
+_ANSWER_BYTES = 1 << 16
+
+
+def open_isolated(
+    data: bytes, limits: ImageLimits = DEFAULT_LIMITS, name: str = "image"
+) -> Picture:
+    """As `decode.open_picture`, of the bytes of a file. Waits while as many are being decoded as
+    may at once. Raises ImageError, also for one that takes more memory or time than a picture of
+    its size may, and BusyError.
+    """
+    width, height = picture_size(data, limits, name)
+    pixels = width * height
+    # What its header promises is what has room here: a file that turns out larger is refused.
+    request = json.dumps([len(data), pixels, name]).encode()
+    taken = Limits(CPU_S + pixels * CPU_S_A_PIXEL, _memory(len(data), pixels))
+    try:
+        with _server().job(taken) as worker:
+            worker.send(request)
+            worker.send(data)
+            return _read_answer(*worker.receive_with(1, _ANSWER_BYTES), pixels)
+    except WorkerFailed as error:
+        raise ImageError(
+            f"{one_line(name)}: found a picture of {width:,} x {height:,} pixels that takes "
+            f"{error.needs} to decode, expected a usual one; save it anew as PNG or JPEG"
+        ) from error
+
+
+def prepare(_: bytes) -> None:
+    """In the fork server: each decoder is used once, so that no worker has to load it."""
+    import io
+
+    from PIL import Image
+
+    for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"):
+        file = io.BytesIO()
+        Image.new("RGB", (8, 8)).save(file, kind)
+        open_picture(file.getvalue())
+
+
+def serve(channel: Channel, _prepared: Any) -> None:
+    """In a worker: one picture."""
+    size, most, name = json.loads(channel.receive(_ANSWER_BYTES))
+    data = bytes(channel.receive(size))
+    try:
+        pixels, notes = decode_file(data, ImageLimits(size, most), name, _PixelFile)
+    except ImageError as error:
+        channel.send(json.dumps({"error": str(error)}).encode())
+        return
+    height, width, _ = pixels.shape
+    channel.send(json.dumps({"size": (width, height), "notes": notes}).encode(), fds=[pixels.fd])
+
+
+class _PixelFile:
+    """Pixels that another process is to see, in a file without a name. Written and not mapped:
+    pages that are written whole need not be cleared first.
+    """
+
+    def __init__(self, shape: tuple[int, int, int]) -> None:
+        self.shape, self.fd = shape, _memory_file()
+
+    def __setitem__(self, rows: slice, values: Pixels) -> None:
+        data = memoryview(np.ascontiguousarray(values)).cast("B")
+        position = (rows.start or 0) * self.shape[1] * 3
+        while data:
+            count = os.pwrite(self.fd, data, position)
+            data, position = data[count:], position + count
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
+def _memory_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("pixels", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _read_answer(answer: bytearray, fds: list[int], pixels: int) -> Picture:
+    """Checked like anything from outside."""
+    try:
+        said = json.loads(answer)
+        if "error" in said:
+            raise ImageError(str(said["error"])[:1000])
+        width, height = (int(n) for n in said["size"])
+        if width * height != pixels or not fds:
+            raise ValueError
+        data = np.empty((height, width, 3), np.uint8)
+        room = memoryview(data).cast("B")
+        while room:
+            count = os.preadv(fds[0], [room], data.nbytes - len(room))
+            if count == 0:
+                raise ValueError
+            room = room[count:]
+        return Picture(data, (width, height), tuple(str(n)[:200] for n in said["notes"][:8]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ImageError(
+            "found a picture that made its decoder answer senselessly; save it anew as PNG or JPEG"
+        ) from error
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def _memory(count: int, pixels: int) -> int:
+    return MEMORY_BYTES + 3 * count + MEMORY_BYTES_A_PIXEL * pixels
+
+
+@lru_cache(maxsize=1)
+def _server() -> ForkServer:
+    """One for the whole process."""
+    return ForkServer(__name__, at_once=AT_ONCE)
+
+
+def start() -> None:
+    """Begin to start what the first picture would wait for."""
+    _server().start()
