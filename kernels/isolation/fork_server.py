@@ -76,7 +76,7 @@ class Worker:
     def __init__(self, server: ForkServer, number: int, channel: Channel, limits: Limits):
         self._server, self._number, self._channel, self.limits = server, number, channel, limits
         self.jobs = 0
-        self._end = weakref.finalize(self, _end_worker, server._over, number, channel)
+        self._end = weakref.finalize(self, _end_worker, server._orders, number, channel)
         self.is_slow: Callable[[], None] | None = None
         """Called once when it has worked for `PATIENCE_S` at a message."""
 
@@ -115,12 +115,14 @@ class Worker:
         return self._channel.ready(wait_s)
 
     def lower_priority(self) -> None:
-        self._server._tell(host.NICE, self._number)
+        """Soon. Waits for nobody."""
+        self._server._orders.append((host.NICE, self._number))
+        self._server._give_orders()
 
     def end(self) -> None:
         """At once, whatever it does. Waits for nobody."""
         self._end()
-        self._server._end_workers()
+        self._server._give_orders()
 
     def _failed(self, reason: Reason | None = None) -> WorkerFailed:
         if reason is None and self._end.alive:
@@ -142,8 +144,8 @@ class ForkServer:
         self._lock = threading.Lock()
         self._running: _Running | None = None
         self._idle: deque[Worker] = deque()
-        self._over: deque[int] = deque()
-        """Workers to be ended. A worker may be let go wherever its last reference is, also inside
+        self._orders: deque[tuple[bytes, int]] = deque()
+        """That need no answer. A worker may be let go wherever its last reference is, also inside
         of what is done here, so ending it cannot wait for the lock."""
         self._last = 0
         self._is_closed = False
@@ -269,24 +271,19 @@ class ForkServer:
         """While nobody else speaks with the fork server."""
         with self._lock:
             yield
-        self._end_workers()
+        self._give_orders()
 
-    def _end_workers(self) -> None:
-        """Those that are over; where somebody else speaks with the fork server, they do it."""
-        while self._over and self._lock.acquire(blocking=False):
+    def _give_orders(self) -> None:
+        """Where somebody else speaks with the fork server, they do it."""
+        while self._orders and self._lock.acquire(blocking=False):
             try:
-                while self._over:
-                    number = self._over.popleft()
+                while self._orders:
+                    order = self._orders.popleft()
                     if self._running is not None:
                         with suppress(ChannelClosed):
-                            self._running.control.send(host.RECORD.pack(host.END, number))
+                            self._running.control.send(host.RECORD.pack(*order))
             finally:
                 self._lock.release()
-
-    def _tell(self, what: bytes, number: int) -> None:
-        with self._control(), suppress(ChannelClosed):
-            if self._running is not None:
-                self._running.control.send(host.RECORD.pack(what, number))
 
     def _status(self, number: int) -> int:
         """How a worker ended."""
@@ -337,9 +334,9 @@ def _end_process(process: subprocess.Popen[bytes], control: Channel) -> None:
         process.wait()
 
 
-def _end_worker(over: deque[int], number: int, channel: Channel) -> None:
+def _end_worker(orders: deque[tuple[bytes, int]], number: int, channel: Channel) -> None:
     channel.close()
-    over.append(number)
+    orders.append((host.END, number))
 
 
 def _reason(status: int) -> Reason:
