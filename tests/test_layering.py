@@ -36,6 +36,7 @@ ORDER = {
     "kernels": (
         ("errors", "dtype"),  # words that everybody uses
         ("options", "graph", "quantization", "text"),  # what a value is
+        ("isolation", "panics"),  # work that may end badly
         ("checkpoint", "kernel"),  # where weights come from; what a kernel says of itself
         ("ops",),  # what can be computed
         ("layers", "cpu", "gpu"),  # what families call; how ops are computed quickly

@@ -430,6 +430,14 @@ def _repair_grey_key(image: PngImagePlugin.PngImageFile, depth: int) -> None:
         image.info["transparency"] = key * 255 // top
 
 
+def one_of_each() -> Iterator[bytes]:
+    """A small file of each format that is read."""
+    for kind in _READERS:
+        file = io.BytesIO()
+        Image.new("RGB", (8, 8)).save(file, kind)
+        yield file.getvalue()
+
+
 @contextmanager
 def _decoding(
     name: str, words: str, ends_early: Callable[[], bool] = lambda: False

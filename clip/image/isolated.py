@@ -23,6 +23,7 @@ from mtmd.clip.image.decode import (
     Picture,
     decode_file,
     one_line,
+    one_of_each,
     open_picture,
     picture_size,
 )
@@ -64,14 +65,8 @@ def open_isolated(
 
 def prepare(_: bytes) -> None:
     """In the fork server: each decoder is used once, so that no worker has to load it."""
-    import io
-
-    from PIL import Image
-
-    for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"):
-        file = io.BytesIO()
-        Image.new("RGB", (8, 8)).save(file, kind)
-        open_picture(file.getvalue())
+    for data in one_of_each():
+        open_picture(data)
 
 
 def serve(channel: Channel, _prepared: Any) -> None:
@@ -96,7 +91,7 @@ class _PixelFile:
         self.shape, self.fd = shape, _memory_file()
 
     def __setitem__(self, rows: slice, values: Pixels) -> None:
-        data = memoryview(np.ascontiguousarray(values)).cast("B")
+        data = np.ascontiguousarray(values).data.cast("B")
         position = (rows.start or 0) * self.shape[1] * 3
         while data:
             count = os.pwrite(self.fd, data, position)
@@ -123,7 +118,7 @@ def _read_answer(answer: bytearray, fds: list[int], pixels: int) -> Picture:
         if width * height != pixels or not fds:
             raise ValueError
         data = np.empty((height, width, 3), np.uint8)
-        room = memoryview(data).cast("B")
+        room = data.data.cast("B")
         while room:
             count = os.preadv(fds[0], [room], data.nbytes - len(room))
             if count == 0:

@@ -69,14 +69,16 @@ class _Host:
     def run(self) -> None:
         try:
             while True:
-                ready, _, _ = select.select([self._control, self._wake], [], [])
-                if self._wake in ready:
+                control, wake = self._control.fileno(), self._wake.fileno()
+                ready, _, _ = select.select([control, wake], [], [])
+                if wake in ready:
                     with suppress(BlockingIOError):
                         self._wake.recv(4096)
                     self._reap()
-                if self._control in ready:
+                if control in ready:
                     data, fds = self._control.receive_with(1, RECORD.size)
-                    self._do(*RECORD.unpack(data), fds)
+                    what, worker = RECORD.unpack(data)
+                    self._do(what, worker, fds)
         except ChannelClosed:
             for pid in self._pids.values():
                 os.kill(pid, signal.SIGKILL)

@@ -108,9 +108,6 @@ def _address_space() -> int:
 def _end_with_parent() -> None:
     if sys.platform == "linux":
         parent = os.getppid()
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:  # it ended before it was asked for
             os._exit(0)
-
-
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None

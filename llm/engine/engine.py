@@ -204,7 +204,7 @@ class Engine:
         """Take up the sequences whose constraints are ready by now, or, at the latest, after
         `wait_s`.
         """
-        changed = []
+        changed: list[Sequence] = []
         for sequence, logits in list(self._held.items()):
             if sequence.slot is None or sequence.done < sequence.total:
                 del self._held[sequence]  # it gave way, and will come to this place again

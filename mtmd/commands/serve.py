@@ -14,6 +14,10 @@ from typing import Any
 from mtmd.commands.shared import add_model_arguments, load_from
 from mtmd.kernels.text import for_terminal
 
+NOT_ISOLATED = (
+    "this system has no limits for processes: a hostile picture or JSON schema can take the "
+    "server's memory and time (Linux and macOS isolate them)"
+)
 HELP = "Serve the model over HTTP: OpenAI's interface, and a page to chat."
 
 
@@ -84,7 +88,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         metavar="ORIGIN",
         help="let web pages of ORIGIN use the server; may be repeated, * for all",
     )
-    add_model_arguments(sub)
+    add_model_arguments(sub, isolate=False)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -102,10 +106,13 @@ def run(args: argparse.Namespace) -> int:
 def _serve(
     args: argparse.Namespace, settings: Any, folder: Path | None, sock: socket.socket
 ) -> None:
+    from mtmd.kernels.isolation.limits import available as can_isolate
     from mtmd.loaded.allocator import return_freed_memory
 
     return_freed_memory()
+    args.isolate = can_isolate()
     model = load_from(args)
+    model.loaded.start_workers()
     report = model.warmup_report if args.no_warmup else model.warm_up()
     from mtmd.service.service import Service
     from mtmd.web.app import create_app
@@ -120,7 +127,8 @@ def _serve(
                 create_app(service, settings, store, warmup=report), service, settings, sock
             )
             _stop_on_signals(server)
-            _say(server.url, model.name, report, settings, folder, _told_of(store))
+            notices = [*_told_of(store), *([] if args.isolate else [NOT_ISOLATED])]
+            _say(server.url, model.name, report, settings, folder, notices)
             server.serve(closing=service.close)
             print("stopped", flush=True)
         finally:
@@ -177,7 +185,7 @@ def _told_of(store: Any) -> list[str]:
 
 
 def _say(
-    url: str, name: str, report: Any, settings: Any, folder: Path | None, history: list[str]
+    url: str, name: str, report: Any, settings: Any, folder: Path | None, notices: list[str]
 ) -> None:
     lines = (
         f"{name} on {report.device} ({report.device_name}), {report.dtype}",
@@ -185,7 +193,7 @@ def _say(
         f"serving at {url}, OpenAI's interface at {url}/v1; Ctrl-C stops",
     )
     print(for_terminal("\n".join(lines)), flush=True)
-    warnings = history + [
+    warnings = notices + [
         f"{r.count} {r.op} nodes of the {r.graph} do not run on {report.device} but on "
         f"{r.runs_on}: {r.reason}"
         for r in report.refused

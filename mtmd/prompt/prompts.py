@@ -15,6 +15,7 @@ from mtmd.llm.engine.spans import Span
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.prompt.bridge import Bridge, Piece, Prepared
 from mtmd.prompt.conversation import Conversation, Message, read_conversation
+from mtmd.prompt.load_image import load_image, load_isolated
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,11 @@ class Prompts:
         see, and ImageError.
         """
         loaded = self._loaded
-        conversation = read_conversation(messages, loaded.checkpoint.tokenizer.seal)
+        conversation = read_conversation(
+            messages,
+            loaded.checkpoint.tokenizer.seal,
+            load_isolated if loaded.options.isolate else load_image,
+        )
         if conversation.pictures and loaded.encoder is None:
             raise PromptError(
                 f"{loaded.name} has no image encoder and was given {len(conversation.pictures)} "

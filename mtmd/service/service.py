@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from torch import Tensor
 
-from mtmd.config import AnswerOptions, options
+from mtmd.config import AnswerOptions
 from mtmd.events import Answer, Finished, Progress, TextPiece, TokenInfo
 from mtmd.kernels.errors import BusyError, DeviceMemoryError, MtmdError
 from mtmd.kernels.report.warmup_report import WarmupReport
@@ -102,7 +102,7 @@ class Service:
         BusyError where too many wait; DeviceMemoryError for a picture that takes more memory than
         there can be.
         """
-        return self.submit_checked(messages, options(AnswerOptions, chosen))
+        return self.submit_checked(messages, self._loaded.answer_options(chosen))
 
     def submit_checked(self, messages: abc.Sequence[Message], settings: AnswerOptions) -> Ticket:
         """As `submit`, with the options made."""

@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from mtmd import BusyError, Picture
-from mtmd.prompt.load_image import load_image, picture_size
+from mtmd.prompt.load_image import load_isolated, picture_size
 from mtmd.web.settings import MediaBudget
 
-DECODE_AT_ONCE = max(2, os.cpu_count() or 1)
+# At work, and put aside for taking long: `mtmd.kernels.isolation.fork_server`.
+DECODE_AT_ONCE = max(2, os.cpu_count() or 1) + 8
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class PictureBudget:
     def decode(self, data: bytes) -> Picture:
         """Waits while as many pictures are being decoded as may at once. Raises ImageError."""
         with self._decoding:
-            return load_image(data, self.limits.each, "picture")
+            return load_isolated(data, self.limits.each, "picture")
 
     @contextmanager
     def held(self, pixels: int) -> Iterator[None]:
