@@ -19,6 +19,7 @@ from mtmd import (
     PlacementError,
     PromptError,
 )
+from mtmd.prompt.load_image import load_image
 from mtmd.web.settings import MediaBudget
 
 PATH = "/home/someone/models/secret.gguf"
@@ -154,6 +155,7 @@ def test_what_a_decoder_says_stays_inside(monkeypatch):
         raise OSError("libpng error: bad chunk at 0x7f3a12345678 in /usr/lib/libpng.so")
 
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", broken)
+    monkeypatch.setattr("mtmd.web.intake.picture_budget.load_isolated", load_image)
     found = post_chat(client_for(FakeService()), "hi", image_part(data_url(png())))
     assert found.status_code == 400 and not any(
         word in found.get_data(as_text=True) for word in ("libpng", "0x7f", "/usr")
