@@ -15,6 +15,8 @@ from mtmd.clip.image.signatures import webp_size
 
 SEGMENTS_MAX = 4096
 """Of a JPEG before its pixels, and entries of a TIFF's directory: cameras write some dozens."""
+BLOCKS_MAX = 1 << 16
+"""Of 255 bytes at most, of a GIF before its first frame."""
 FILL_MAX = 1 << 16
 """Fill bytes between a JPEG's segments; usual are none."""
 SCANS_MAX = 100
@@ -119,22 +121,21 @@ def _jpeg_size(data: bytes) -> tuple[int, int]:
 def _gif_size(data: bytes) -> tuple[int, int]:
     """Of the screen, or as far as the first frame reaches beyond it (GIF89a)."""
     width, height, flags = struct.unpack_from("<HHB", data, 6)
-    position = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
-    for _ in range(SEGMENTS_MAX):
+    position, left = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0), BLOCKS_MAX
+    while left:
+        left -= 1
         kind = data[position : position + 1]
         if kind == b",":
-            left, top, wide, high = struct.unpack_from("<HHHH", data, position + 1)
-            return max(width, left + wide), max(height, top + high)
-        if kind == b"!":
-            position += 1  # its label follows, then as a rule a block
-        elif kind in (b"", b";"):
+            x, y, wide, high = struct.unpack_from("<HHHH", data, position + 1)
+            return max(width, x + wide), max(height, y + high)
+        if kind in (b"", b";"):
             return width, height
         position += 1
-        while kind == b"!" and (length := data[position : position + 1]) not in (b"", b"\0"):
-            position += 1 + length[0]
-            if position > len(data):
-                break
-    raise TooMuch(f"more than {SEGMENTS_MAX:,} blocks before its first frame")
+        if kind == b"!":
+            position += 1  # its label; blocks follow, each with its length, and an empty one
+            while left and (length := data[position : position + 1]) not in (b"", b"\0"):
+                position, left = position + 1 + length[0], left - 1
+    raise TooMuch(f"more than {BLOCKS_MAX:,} blocks before its first frame")
 
 
 def _tiff_size(data: bytes) -> tuple[int, int]:
@@ -143,6 +144,8 @@ def _tiff_size(data: bytes) -> tuple[int, int]:
     big = 43 in data[2:4]
     start, count, entry = ("Q", "Q", "HHQ") if big else ("I", "H", "HHI")
     (directory,) = struct.unpack_from(order + start, data, 8 if big else 4)
+    if directory > len(data):
+        raise EOFError
     (entries,) = struct.unpack_from(order + count, data, directory)
     if entries > SEGMENTS_MAX:
         raise TooMuch(f"{entries:,} entries in its directory")

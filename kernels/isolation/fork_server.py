@@ -86,7 +86,7 @@ class Worker:
         self.send(limits.pack())
 
     def send(self, *parts: bytes | memoryview, fds: Sequence[int] = ()) -> None:
-        """Raises WorkerFailed."""
+        """Raises WorkerFailed, and BusyError where the fork server was ended."""
         try:
             self._channel.send(*parts, fds=fds, limit_s=self.limits.wall_s)
         except ChannelTimeout:
@@ -124,11 +124,12 @@ class Worker:
         self._end()
         self._server._give_orders()
 
-    def _failed(self, reason: Reason | None = None) -> WorkerFailed:
-        if reason is None and self._end.alive:
-            reason = _reason(self._server._status(self._number))
+    def _failed(self, reason: Reason | None = None) -> WorkerFailed | BusyError:
+        status = self._server._status(self._number) if self._end.alive and not reason else 0
         self.end()
-        return WorkerFailed(reason or Reason.CRASH, self.limits)
+        if status == host.NO_WORKER:
+            return _no_process("the fork server ended")
+        return WorkerFailed(reason or _reason(status), self.limits)
 
 
 class ForkServer:
@@ -189,7 +190,9 @@ class ForkServer:
 
     def _worker(self, limits: Limits) -> Worker:
         """One that waits for work, or a new one."""
-        with suppress(IndexError, WorkerFailed):  # the system may have ended it for its memory
+        with suppress(
+            IndexError, WorkerFailed, BusyError
+        ):  # the system may have ended it for its memory
             worker = self._idle.popleft()
             worker.begin(limits)
             return worker
@@ -222,12 +225,12 @@ class ForkServer:
                     except ChannelClosed as error:  # it was killed, perhaps for memory
                         self._stop()
                         if not again:
-                            raise _no_process(error) from error
+                            raise _no_process(type(error).__name__) from error
         worker = Worker(self, number, channel, limits)
         try:
             worker.begin(limits)
         except WorkerFailed as error:
-            raise _no_process(error) from error
+            raise _no_process(type(error).__name__) from error
         return worker
 
     def close(self) -> None:
@@ -253,7 +256,7 @@ class ForkServer:
                 running.control.receive(len(host.READY), START_S)
             except (ChannelClosed, ChannelTimeout) as error:
                 running.close()
-                raise _no_process(error) from error
+                raise _no_process(type(error).__name__) from error
             except BaseException:
                 running.close()
                 raise
@@ -321,7 +324,7 @@ class _Running:
                     start_new_session=True,
                 )
             except OSError as error:
-                raise _no_process(error) from error
+                raise _no_process(type(error).__name__) from error
         self.close = weakref.finalize(self, _end_process, self.process, self.control)
 
 
@@ -350,8 +353,7 @@ def _reason(status: int) -> Reason:
     return Reason.MEMORY if os.WEXITSTATUS(status) == host.MEMORY_EXIT else Reason.CRASH
 
 
-def _no_process(error: BaseException) -> BusyError:
+def _no_process(why: str) -> BusyError:
     return BusyError(
-        "no worker process could be started, as the machine has too few processes or too little "
-        f"memory left ({type(error).__name__}); try again later"
+        f"no worker process could be had ({why}), perhaps for lack of memory; try again later"
     )
