@@ -39,7 +39,7 @@ class Constraint(Protocol):
     """What an answer has to look like: which tokens may come next."""
 
     def begin(self) -> None:
-        """The prompt is about to be read."""
+        """The prompt is about to be read, perhaps anew."""
 
     def ready(self, wait_s: float = 0) -> bool:
         """Whether `mask` would wait for nothing, after `wait_s` at the latest."""
