@@ -41,7 +41,7 @@ def check_file(data: bytes, where: str) -> None:
     check_steps(parts.get("normalizer"), "normalizers", f"{where}: its normalizer")
     check_steps(parts.get("decoder"), "decoders", f"{where}: its decoder")
     added = parts.get("added_tokens")
-    contents = [t.get("content") for t in added if isinstance(t, dict)] if _is_list(added) else []
+    contents = [t.get("content") for t in _list(added) if isinstance(t, dict)]
     check_added((text for text in contents if isinstance(text, str)), where)
 
 
@@ -69,9 +69,8 @@ def check_steps(state: Any, key: str, where: str) -> None:
     waiting, steps, factor = [state], 0, 1.0
     while waiting:
         step = waiting.pop()
-        if _is_list(step):
-            waiting += step
-        elif isinstance(step, dict):
+        waiting += _list(step)
+        if isinstance(step, dict):
             steps += 1
             factor *= _expansion(step)
             waiting.append(step.get(key))
@@ -131,5 +130,5 @@ def _object(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
