@@ -18,7 +18,7 @@ from collections import OrderedDict
 
 from torch import Tensor
 
-from mtmd.kernels.errors import MtmdError, OptionError
+from mtmd.kernels.errors import BusyError, MtmdError, OptionError
 from mtmd.kernels.isolation.fork_server import PATIENCE_S, ForkServer, Worker, WorkerFailed
 from mtmd.kernels.isolation.limits import Limits
 from mtmd.llm.sampling.constraint import check_end, masked
@@ -114,7 +114,11 @@ class IsolatedConstraint:
         """Make the grammar, without waiting for it."""
         if not self._has_begun:
             self._has_begun, self._asked = True, time.monotonic()
-            threading.Thread(target=self._open, name="mtmd schema", daemon=True).start()
+            try:
+                threading.Thread(target=self._open, name="mtmd schema", daemon=True).start()
+            except RuntimeError as error:  # no thread can be had
+                self._error = BusyError(f"json_schema: {error}; try again later")
+                self._opened.set()
 
     def ready(self, wait_s: float = 0) -> bool:
         """Whether `mask` would wait for nothing, after `wait_s` at the latest."""

@@ -88,7 +88,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         metavar="ORIGIN",
         help="let web pages of ORIGIN use the server; may be repeated, * for all",
     )
-    add_model_arguments(sub, isolate=False)
+    add_model_arguments(sub)
 
 
 def run(args: argparse.Namespace) -> int:

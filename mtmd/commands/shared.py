@@ -20,7 +20,7 @@ MODEL_HELP = (
 
 
 def add_model_arguments(
-    sub: argparse.ArgumentParser, model: bool = True, isolate: bool = True
+    sub: argparse.ArgumentParser, model: bool = True, isolate: bool = False
 ) -> None:
     """All of `LoadOptions`, `isolate` where it can be chosen, and, with `model`, which model."""
     group = sub.add_argument_group("model and device")

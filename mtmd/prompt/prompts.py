@@ -4,11 +4,12 @@ prepared, all of it tokenized; and, once the pictures are encoded, its spans.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from mtmd.clip.image.decode import Picture
 from mtmd.kernels.errors import PromptError
 from mtmd.kernels.plan.executor import Observer
 from mtmd.llm.engine.spans import Span
@@ -52,15 +53,18 @@ class Prompts:
         self._loaded = loaded
         self.bridge = Bridge(loaded.encoder, loaded.checkpoint.tokenizer, loaded.admission)
 
+    @property
+    def load_image(self) -> Callable[..., Picture]:
+        """How files become pictures: in this process, or, for a model that isolates, in others."""
+        return load_isolated if self._loaded.options.isolate else load_image
+
     def read(self, messages: Sequence[Message]) -> Conversation:
         """Pictures loaded, texts sealed. Raises PromptError, also for images that the model cannot
         see, and ImageError.
         """
         loaded = self._loaded
         conversation = read_conversation(
-            messages,
-            loaded.checkpoint.tokenizer.seal,
-            load_isolated if loaded.options.isolate else load_image,
+            messages, loaded.checkpoint.tokenizer.seal, self.load_image
         )
         if conversation.pictures and loaded.encoder is None:
             raise PromptError(

@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from torch import Tensor
 
+from mtmd.clip.image.decode import Picture
 from mtmd.config import AnswerOptions
 from mtmd.events import Answer, Finished, Progress, TextPiece, TokenInfo
 from mtmd.kernels.errors import BusyError, DeviceMemoryError, MtmdError
@@ -88,6 +89,11 @@ class Service:
     def sees(self) -> bool:
         """Whether it takes pictures."""
         return self._loaded.encoder is not None
+
+    @property
+    def load_image(self) -> abc.Callable[..., Picture]:
+        """How files become pictures."""
+        return self._prompts.load_image
 
     @property
     def warmup_report(self) -> WarmupReport:
