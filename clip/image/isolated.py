@@ -2,17 +2,16 @@
 makes its decoder take all memory, run for minutes or crash takes nothing else along.
 
 A picture that is permitted decodes in a quarter of the time it has, and in half of the memory
-(measured for each format at its slowest). The pixels come back through memory that both processes
-see. It costs a few milliseconds a picture beyond decoding here, so who decodes his own pictures
-does it here (`decode.open_picture`); a server does not.
+(measured for each format at its slowest). The pixels come back block by block, while the next are
+made. It costs a few milliseconds a picture beyond decoding here, and a process, so who decodes his
+own pictures does it here (`decode.open_picture`); a server does not.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import tempfile
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from mtmd.clip.image.decode import (
 from mtmd.clip.image.pixels import Pixels
 from mtmd.kernels.errors import ImageError
 from mtmd.kernels.isolation.channel import Channel
-from mtmd.kernels.isolation.fork_server import ForkServer, WorkerFailed
+from mtmd.kernels.isolation.fork_server import ForkServer, Worker, WorkerFailed
 from mtmd.kernels.isolation.limits import Limits
 
 AT_ONCE = max(2, os.cpu_count() or 1)
@@ -55,7 +54,7 @@ def open_isolated(
         with _server().job(taken) as worker:
             worker.send(request)
             worker.send(data)
-            return _read_answer(*worker.receive_with(1, _ANSWER_BYTES), pixels)
+            return _receive(worker, pixels)
     except WorkerFailed as error:
         raise ImageError(
             f"{one_line(name)}: found a picture of {width:,} x {height:,} pixels that takes "
@@ -74,64 +73,47 @@ def serve(channel: Channel, _prepared: Any) -> None:
     size, most, name = json.loads(channel.receive(_ANSWER_BYTES))
     data = bytes(channel.receive(size))
     try:
-        pixels, notes = decode_file(data, ImageLimits(size, most), name, _PixelFile)
+        _, notes = decode_file(data, ImageLimits(size, most), name, partial(_Sent, channel))
     except ImageError as error:
+        channel.send(b"")
         channel.send(json.dumps({"error": str(error)}).encode())
-        return
-    height, width, _ = pixels.shape
-    channel.send(json.dumps({"size": (width, height), "notes": notes}).encode(), fds=[pixels.fd])
+    else:
+        channel.send(json.dumps({"notes": notes}).encode())
 
 
-class _PixelFile:
-    """Pixels that another process is to see, in a file without a name. Written and not mapped:
-    pages that are written whole need not be cleared first.
+class _Sent:
+    """Pixels on their way: first their size, then their rows, in order. While some are received,
+    the next are made.
     """
 
-    def __init__(self, shape: tuple[int, int, int]) -> None:
-        self.shape, self.fd = shape, _memory_file()
+    def __init__(self, channel: Channel, shape: tuple[int, int, int]) -> None:
+        self._channel = channel
+        channel.send(json.dumps({"size": (shape[1], shape[0])}).encode())
 
-    def __setitem__(self, rows: slice, values: Pixels) -> None:
-        data = np.ascontiguousarray(values).data.cast("B")
-        position = (rows.start or 0) * self.shape[1] * 3
-        while data:
-            count = os.pwrite(self.fd, data, position)
-            data, position = data[count:], position + count
-
-    def __del__(self) -> None:
-        os.close(self.fd)
+    def __setitem__(self, _: slice, values: Pixels) -> None:
+        self._channel.send(np.ascontiguousarray(values).data.cast("B"))
 
 
-def _memory_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("pixels", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
-
-
-def _read_answer(answer: bytearray, fds: list[int], pixels: int) -> Picture:
-    """Checked like anything from outside."""
+def _receive(worker: Worker, pixels: int) -> Picture:
+    """What a worker sends of a picture of so many `pixels`, checked like anything from outside."""
     try:
-        said = json.loads(answer)
-        if "error" in said:
-            raise ImageError(str(said["error"])[:1000])
-        width, height = (int(n) for n in said["size"])
-        if width * height != pixels or not fds:
-            raise ValueError
-        data = np.empty((height, width, 3), np.uint8)
-        room = data.data.cast("B")
-        while room:
-            count = os.preadv(fds[0], [room], data.nbytes - len(room))
-            if count == 0:
+        first = worker.receive(_ANSWER_BYTES)
+        if first:
+            width, height = (int(n) for n in json.loads(first)["size"])
+            if width * height != pixels:
                 raise ValueError
-            room = room[count:]
-        return Picture(data, (width, height), tuple(str(n)[:200] for n in said["notes"][:8]))
+            data = np.empty((height, width, 3), np.uint8)
+            room = data.data.cast("B")
+            while room and (count := worker.receive_into(room)):
+                room = room[count:]
+            if not room:
+                notes = json.loads(worker.receive(_ANSWER_BYTES))["notes"]
+                return Picture(data, (width, height), tuple(str(n)[:200] for n in notes[:8]))
+        raise ImageError(str(json.loads(worker.receive(_ANSWER_BYTES))["error"])[:1000])
     except (ValueError, KeyError, TypeError) as error:
         raise ImageError(
             "found a picture that made its decoder answer senselessly; save it anew as PNG or JPEG"
         ) from error
-    finally:
-        for fd in fds:
-            os.close(fd)
 
 
 def _memory(count: int, pixels: int) -> int:

@@ -86,13 +86,7 @@ class Channel:
             if count > most:
                 raise ChannelClosed
             body = bytearray(count)
-            view = memoryview(body)
-            while view:
-                self._limit(end)
-                got = self._socket.recv_into(view)
-                if not got:
-                    raise ChannelClosed
-                view = view[got:]
+            self._fill(memoryview(body), end)
             return body, found
         except BaseException as error:
             for fd in found:
@@ -102,6 +96,24 @@ class Channel:
             if isinstance(error, (OSError, ValueError)):
                 raise ChannelClosed from error
             raise
+
+    def receive_into(self, room: memoryview, limit_s: float | None = None) -> int:
+        """The next message, at the beginning of `room`: its length. Raises as `receive`, also for
+        one that has no room.
+        """
+        end = None if limit_s is None else time.monotonic() + limit_s
+        try:
+            head = bytearray(_LENGTH.size)
+            self._fill(memoryview(head), end)
+            (count,) = _LENGTH.unpack(head)
+            if count > len(room):
+                raise ChannelClosed
+            self._fill(room[:count], end)
+        except TimeoutError:
+            raise ChannelTimeout from None
+        except (OSError, ValueError) as error:
+            raise ChannelClosed from error
+        return int(count)
 
     def ready(self, wait_s: float = 0) -> bool:
         """Whether there is something to receive, be it the end, after `wait_s` at the latest."""
@@ -116,6 +128,14 @@ class Channel:
 
     def __del__(self) -> None:
         self._socket.close()  # at once, without the warning that a socket left open gives
+
+    def _fill(self, room: memoryview, end: float | None) -> None:
+        while room:
+            self._limit(end)
+            count = self._socket.recv_into(room)
+            if not count:
+                raise ChannelClosed
+            room = room[count:]
 
     def _limit(self, end: float | None) -> None:
         if end is None:

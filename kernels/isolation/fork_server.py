@@ -22,15 +22,17 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum
+from typing import TypeVar
 
 from mtmd.kernels.errors import BusyError, MtmdError
 from mtmd.kernels.isolation import host
 from mtmd.kernels.isolation.channel import LONGEST, Channel, ChannelClosed, ChannelTimeout
 from mtmd.kernels.isolation.limits import Limits
 
+T = TypeVar("T")
 PATIENCE_S = 0.5
 JOBS = 32  # of one worker
 KEPT_BYTES = 512 << 20  # a worker that was allowed more gives its memory back by ending
@@ -85,26 +87,29 @@ class Worker:
         self.jobs, self.limits = self.jobs + 1, limits
         self.send(limits.pack())
 
-    def send(self, *parts: bytes | memoryview, fds: Sequence[int] = ()) -> None:
+    def send(self, *parts: bytes | memoryview) -> None:
         """Raises WorkerFailed, and BusyError where the fork server was ended."""
         try:
-            self._channel.send(*parts, fds=fds, limit_s=self.limits.wall_s)
+            self._channel.send(*parts, limit_s=self.limits.wall_s)
         except ChannelTimeout:
             raise self._failed(Reason.TIME) from None
         except ChannelClosed:
             raise self._failed() from None
 
     def receive(self, most: int = LONGEST) -> bytearray:
-        """The next message, of `most` bytes. Raises WorkerFailed."""
-        return self.receive_with(0, most)[0]
+        """The next message, of `most` bytes. Raises as `send`."""
+        return self._received(lambda: self._channel.receive(most, self.limits.wall_s))
 
-    def receive_with(self, fds: int, most: int = LONGEST) -> tuple[bytearray, list[int]]:
-        """As `receive`, with descriptors, which are the caller's."""
+    def receive_into(self, room: memoryview) -> int:
+        """The next message, at the beginning of `room`: its length. Raises as `send`."""
+        return self._received(lambda: self._channel.receive_into(room, self.limits.wall_s))
+
+    def _received(self, receive: Callable[[], T]) -> T:
         try:
             if self.is_slow is not None and not self._channel.ready(PATIENCE_S):
                 self.is_slow()
                 self.is_slow = None
-            return self._channel.receive_with(fds, most, self.limits.wall_s)
+            return receive()
         except ChannelTimeout:
             raise self._failed(Reason.TIME) from None
         except ChannelClosed:
