@@ -37,7 +37,9 @@ class LoadOptions:
     checkpoint was made for, at most 8192. `override_tensor` are "REGEX=DEVICE" on node and weight
     names; `refuse` are rules of ops the device is to be taken not to support; `threads` holds for
     the whole process. `memory_limit`: the most of the device's memory to take for weights, caches
-    and all, in bytes or as "8GiB", None for what is free when the model is loaded.
+    and all, in bytes or as "8GiB", None for what is free when the model is loaded. `isolate`:
+    picture files are decoded, and JSON schemas followed, in worker processes with limits of memory
+    and time; for what others send.
     """
 
     device: str = "auto"
@@ -53,6 +55,7 @@ class LoadOptions:
     image_max_tokens: int | None = None
     parallel: int = 4
     memory_limit: int | str | None = None
+    isolate: bool = False
 
     def __post_init__(self) -> None:
         for name in ("mmproj", "chat_template"):
@@ -69,6 +72,8 @@ class LoadOptions:
         object.__setattr__(self, "memory_limit", size_or_none("memory_limit", self.memory_limit))
         _among("dtype", self.dtype, DTYPES)
         _among("flash_attn", self.flash_attn, FLASH)
+        if type(self.isolate) is not bool:
+            refuse("isolate", self.isolate, "true or false")
         _text("device", self.device)
         for name in ("override_tensor", "refuse"):
             object.__setattr__(self, name, _texts(name, getattr(self, name)))

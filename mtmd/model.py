@@ -10,7 +10,7 @@ import torch
 
 from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.clip.encoder import Encoder
-from mtmd.config import AnswerOptions, LoadOptions, options
+from mtmd.config import AnswerOptions, LoadOptions
 from mtmd.events import Answer, Event, Finished
 from mtmd.kernels.backends import Backend
 from mtmd.kernels.plan.executor import Observer
@@ -125,8 +125,7 @@ class Model:
         "text": ...} and {"type": "image", "image": source}. Options are checked at once, before the
         first event is asked for.
         """
-        settings = options(AnswerOptions, chosen)
-        return self._stream(messages, settings)
+        return self._stream(messages, self.loaded.answer_options(chosen))
 
     def _stream(self, messages: Sequence[Message], settings: AnswerOptions) -> Iterator[Event]:
         yield from self.service.submit_checked(messages, settings)

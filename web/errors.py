@@ -5,8 +5,8 @@ of the inside goes out.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from flask import Flask, Response, g, json
 from pydantic import ValidationError
@@ -22,6 +22,9 @@ from mtmd import (
     PromptError,
 )
 from mtmd.tracebacks import traceback_text
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 log = logging.getLogger("mtmd.web")
 MOST_MISTAKES = 1000
@@ -132,9 +135,52 @@ def invalid(error: ValidationError) -> ApiError:
 
 
 def register(app: Flask) -> None:
+    app.wsgi_app = _Answering(app.wsgi_app)  # type: ignore[method-assign]
+
     @app.errorhandler(Exception)
     def _answer(error: Exception) -> Response:
         return response(as_api_error(error, g.get("request_id", "req")))
+
+
+class _Answering:
+    """Answers also where something is raised that is no Exception, such as a panic of a library in
+    Rust: the framework lets it pass, and the connection would stay open without an answer.
+    """
+
+    def __init__(self, app: WSGIApplication) -> None:
+        self._app = app
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        try:
+            return _Body(self._app(environ, start_response))
+        except (Exception, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            answer = response(as_api_error(error, "a request"))
+            return answer(environ, start_response)
+
+
+class _Body:
+    """Of an answer. What ends it before its end is an Exception, which closes the connection."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces, self._next = pieces, iter(pieces)
+
+    def __iter__(self) -> _Body:
+        return self
+
+    def __next__(self) -> bytes:
+        try:
+            return next(self._next)
+        except (Exception, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            raise RuntimeError(f"an answer ended by {type(error).__name__}") from error
+
+    def close(self) -> None:
+        close = getattr(self._pieces, "close", None)
+        if close is not None:
+            close()
 
 
 def response(error: ApiError) -> Response:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import io
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from PIL import (
     WebPImagePlugin,
 )
 
+from mtmd.clip.image.headers import TooMuch, check_scans, header_size
 from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.image.quiet import quiet_pillow
 from mtmd.clip.image.signatures import (
@@ -37,10 +39,11 @@ from mtmd.clip.image.signatures import (
     ends_early,
     looks_like,
     picture_format,
-    webp_size,
 )
 from mtmd.kernels.errors import ImageError
 
+_BLOCK_PIXELS = 1 << 20
+"""Converted at a time: more would take further copies of the whole picture."""
 Source: TypeAlias = "bytes | bytearray | memoryview | Image.Image | NDArray[Any]"
 
 _READERS: dict[str, Callable[[io.BytesIO], ImageFile.ImageFile]] = {
@@ -74,6 +77,20 @@ class ImageLimits:
 
 
 DEFAULT_LIMITS = ImageLimits()
+
+
+class Rows(Protocol):
+    """Where the pixels of a picture go, uint8 `[H, W, 3]`, some rows at a time."""
+
+    def __setitem__(self, rows: slice, values: Pixels, /) -> None: ...
+
+
+R = TypeVar("R", bound=Rows)
+NewRows: TypeAlias = Callable[[tuple[int, int, int]], R]
+
+
+def _new(shape: tuple[int, int, int]) -> Pixels:
+    return np.empty(shape, np.uint8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,11 +131,14 @@ def open_picture(
     if isinstance(source, Image.Image):
         _check_pixels(source.size, limits, name)
         with _decoding(name, "Pillow image"):
-            return _picture(source, name)
+            return _made(*_decode(source, name, _new))
     if isinstance(source, np.ndarray):
         return _open_array(source, limits, name)
     if isinstance(source, (bytes, bytearray, memoryview)):
-        return _open_bytes(source, limits, name)
+        count = source.nbytes if isinstance(source, memoryview) else len(source)
+        check_bytes(count, limits, name)
+        pixels, notes = decode_file(bytes(source), limits, name, _new)
+        return _made(pixels, notes)
     kind = type(source).__name__  # type: ignore[unreachable]  # callers need not be type-checked
     raise ImageError(
         f"{name}: found an object of type {kind}, expected bytes, a Pillow image or a uint8 "
@@ -126,34 +146,19 @@ def open_picture(
     )
 
 
-def picture_size(
-    data: bytes, limits: ImageLimits = DEFAULT_LIMITS, name: str = "image"
-) -> tuple[int, int]:
-    """(width, height) that the header of a picture file tells, before orientation. Nothing is
-    decoded. Raises ImageError.
+def decode_file(
+    data: bytes, limits: ImageLimits, name: str, new: NewRows[R]
+) -> tuple[R, list[str]]:
+    """The pixels that a file holds, and notes on them, as `open_picture` gives them. `new`: makes
+    what they are put into, given their shape. Raises ImageError.
     """
     name = one_line(name)
     kind = _format(data, limits, name)
-    size = webp_size(data) if kind == "WEBP" else None  # opening a WebP would allocate its canvas
-    if size is None:
-        with _decoding(name, NAMES[kind], lambda: ends_early(kind, data)):
-            size = _READERS[kind](io.BytesIO(data)).size
-    _check_pixels(size, limits, name)
-    return size
-
-
-def one_line(text: str) -> str:
-    """`text` fit for a message: a file's name may hold line breaks and terminal escapes."""
-    return "".join(char if char.isprintable() else "?" for char in text) or "image"
-
-
-def _open_bytes(source: bytes | bytearray | memoryview, limits: ImageLimits, name: str) -> Picture:
-    count = source.nbytes if isinstance(source, memoryview) else len(source)
-    check_bytes(count, limits, name)
-    data = bytes(source)
-    kind = _format(data, limits, name)
-    if kind == "WEBP" and (canvas := webp_size(data)):
-        _check_pixels(canvas, limits, name)
+    with suppress(EOFError, ValueError, struct.error):  # which the decoder has better words for
+        _check_pixels(_header_size(kind, data, name), limits, name)
+    if kind == "JPEG":
+        with _refusing_too_much(kind, name):
+            check_scans(data)
     with _decoding(name, NAMES[kind], lambda: ends_early(kind, data)):
         if kind == "TIFF" and ends_early(
             kind, data
@@ -165,7 +170,42 @@ def _open_bytes(source: bytes | bytearray | memoryview, limits: ImageLimits, nam
             _check_tiff(image, len(data), limits, name)
         if isinstance(image, PngImagePlugin.PngImageFile):
             _repair_grey_key(image, depth=data[24])
-        return _picture(image, name, own=True)
+        return _decode(image, name, new, own=True)
+
+
+def picture_size(
+    data: bytes, limits: ImageLimits = DEFAULT_LIMITS, name: str = "image"
+) -> tuple[int, int]:
+    """(width, height) that the header of a picture file tells, before orientation. Nothing is
+    decoded, and no decoder is asked. Raises ImageError.
+    """
+    name = one_line(name)
+    kind = _format(data, limits, name)
+    with _decoding(name, NAMES[kind], lambda: ends_early(kind, data)):
+        size = _header_size(kind, data, name)
+    _check_pixels(size, limits, name)
+    return size
+
+
+def _header_size(kind: str, data: bytes, name: str) -> tuple[int, int]:
+    with _refusing_too_much(kind, name):
+        return header_size(kind, data)
+
+
+@contextmanager
+def _refusing_too_much(kind: str, name: str) -> Iterator[None]:
+    try:
+        yield
+    except TooMuch as error:
+        raise ImageError(
+            f"{name}: found a {NAMES[kind]} with {error}, expected a usual one; save it anew as "
+            "PNG or JPEG"
+        ) from error
+
+
+def one_line(text: str) -> str:
+    """`text` fit for a message: a file's name may hold line breaks and terminal escapes."""
+    return "".join(char if char.isprintable() else "?" for char in text) or "image"
 
 
 def _format(data: bytes, limits: ImageLimits, name: str) -> str:
@@ -224,10 +264,18 @@ def _open_array(array: NDArray[Any], limits: ImageLimits, name: str) -> Picture:
     _check_pixels((width, height), limits, name)
     if channels == 3:
         return Picture(array.copy(order="C"), (width, height))
-    return _picture(Image.fromarray(array.reshape(height, width) if channels == 1 else array), name)
+    image = Image.fromarray(array.reshape(height, width) if channels == 1 else array)
+    return _made(*_decode(image, name, _new))
 
 
-def _picture(image: Image.Image, name: str, own: bool = False) -> Picture:
+def _made(pixels: Pixels, notes: list[str]) -> Picture:
+    height, width = pixels.shape[:2]
+    return Picture(pixels, (width, height), tuple(notes))
+
+
+def _decode(
+    image: Image.Image, name: str, new: NewRows[R], own: bool = False
+) -> tuple[R, list[str]]:
     """Decodes and converts. `own`: this module opened the file, so it may seek in it and looks for
     further frames.
     """
@@ -236,9 +284,12 @@ def _picture(image: Image.Image, name: str, own: bool = False) -> Picture:
     orientation = _orientation(image) if image.format == "TIFF" else 1
     image.load()
     remaining = _orientation(image)
-    pixels = _rgb(image, notes, name)
-    if remaining != 1:
-        pixels = np.ascontiguousarray(_TURNS[remaining](pixels))
+    if remaining == 1:
+        pixels = _rgb(image, notes, name, new)
+    else:
+        turned = np.ascontiguousarray(_TURNS[remaining](_rgb(image, notes, name, _new)))
+        pixels = new((turned.shape[0], turned.shape[1], 3))
+        pixels[:] = turned
         orientation = remaining
     if orientation != 1:
         notes.append(f"turned upright (EXIF orientation {orientation})")
@@ -253,8 +304,7 @@ def _picture(image: Image.Image, name: str, own: bool = False) -> Picture:
             "missing parts would go unnoticed: another library has set Pillow's "
             "LOAD_TRUNCATED_IMAGES"
         )
-    height, width = pixels.shape[:2]
-    return Picture(pixels, (width, height), tuple(notes))
+    return pixels, notes
 
 
 def _orientation(image: Image.Image) -> int:
@@ -277,10 +327,10 @@ def _has_more_frames(image: Image.Image) -> bool:
     return False
 
 
-def _rgb(image: Image.Image, notes: list[str], name: str) -> Pixels:
+def _rgb(image: Image.Image, notes: list[str], name: str, new: NewRows[R]) -> R:
     """uint8 `[H, W, 3]` of a loaded image of any mode; adds to `notes`."""
     if image.mode == "I" or image.mode.startswith("I;16"):
-        return _rgb_from_grey16(image, notes, name)
+        return _rgb_from_grey16(image, notes, name, new)
     if image.mode == "F":
         raise ImageError(
             f"{name}: found float pixels, expected 8 or 16 bits a channel; their range is not "
@@ -288,27 +338,43 @@ def _rgb(image: Image.Image, notes: list[str], name: str) -> Pixels:
         )
     if image.mode == "CMYK":
         notes.append("converted from CMYK to RGB without a colour profile")
-    if image.mode == "La":  # Pillow has no direct way from here to RGBA
-        image = image.convert("LA")
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        if image.getchannel("A").getextrema() != (255, 255):
-            notes.append("transparent parts laid on white")
-            image = Image.alpha_composite(
-                Image.new("RGBA", image.size, (255, 255, 255, 255)), image
-            )
-    return np.array(image if image.mode == "RGB" else image.convert("RGB"))
+    pixels, transparent = new((image.height, image.width, 3)), False
+    for rows, block in _blocks(image):
+        if image.has_transparency_data:
+            # Pillow has no direct way from La to RGBA
+            block = (block.convert("LA") if block.mode == "La" else block).convert("RGBA")
+            if block.getchannel("A").getextrema() != (255, 255):
+                transparent = True
+                white = Image.new("RGBA", block.size, (255, 255, 255, 255))
+                block = Image.alpha_composite(white, block)
+        pixels[rows] = np.asarray(block if block.mode == "RGB" else block.convert("RGB"))
+    if transparent:
+        notes.append("transparent parts laid on white")
+    return pixels
 
 
-def _rgb_from_grey16(image: Image.Image, notes: list[str], name: str) -> Pixels:
+def _blocks(image: Image.Image) -> Iterator[tuple[slice, Image.Image]]:
+    """The rows of a loaded image, some at a time."""
+    step = max(_BLOCK_PIXELS // image.width, 1)
+    for top in range(0, image.height, step):
+        end = min(top + step, image.height)
+        yield slice(top, end), image.crop((0, top, image.width, end))
+
+
+def _rgb_from_grey16(image: Image.Image, notes: list[str], name: str, new: NewRows[R]) -> R:
     """Grey of more than 8 bits, scaled by its white (Pillow's own conversion clips at 255
     instead).
     """
     tags = image.tag_v2 if isinstance(image, TiffImagePlugin.TiffImageFile) else {}
     bits = max(tags.get(TiffImagePlugin.BITSPERSAMPLE, (16,)))
     signed = max(tags.get(TiffImagePlugin.SAMPLEFORMAT, (1,))) == 2
-    values = np.asarray(image).astype(np.int64)
-    low, high, white = int(values.min()), int(values.max()), (1 << bits) - 1
+    ranges = [
+        (values.min(), values.max())
+        for _, block in _blocks(image)
+        for values in [np.asarray(block)]
+    ]
+    low, high = int(min(low for low, _ in ranges)), int(max(high for _, high in ranges))
+    white = (1 << bits) - 1
     if bits > 16 or signed or low < 0 or high > white:
         depth = f"{bits}-bit signed" if signed else f"{max(bits, 17)}-bit or signed"
         raise ImageError(
@@ -316,17 +382,22 @@ def _rgb_from_grey16(image: Image.Image, notes: list[str], name: str) -> Pixels:
             f"without sign; {CONVERT}"
         )
     key = image.info.get("transparency")
-    clear = values == key if isinstance(key, int) else np.zeros(values.shape, bool)
-    if (
-        tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0
-    ):  # white is zero, which Pillow ignores at this depth
-        values = white - values
-    grey = ((values * 255 + white // 2) // white).astype(np.uint8)
-    notes.append(f"{bits}-bit grey scaled to 8 bits")
-    if clear.any():
-        notes.append("transparent parts laid on white")
+    # white is zero, which Pillow ignores at this depth
+    inverted = tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0
+    pixels, transparent = new((image.height, image.width, 3)), False
+    for rows, block in _blocks(image):
+        values = np.asarray(block).astype(np.int64)
+        clear = values == key if isinstance(key, int) else np.zeros(values.shape, bool)
+        if inverted:
+            values = white - values
+        grey = ((values * 255 + white // 2) // white).astype(np.uint8)
         grey[clear] = 255
-    return np.repeat(grey[:, :, None], 3, axis=2)
+        transparent |= bool(clear.any())
+        pixels[rows] = np.repeat(grey[:, :, None], 3, axis=2)
+    notes.append(f"{bits}-bit grey scaled to 8 bits")
+    if transparent:
+        notes.append("transparent parts laid on white")
+    return pixels
 
 
 def _check_tiff(
@@ -357,6 +428,14 @@ def _repair_grey_key(image: PngImagePlugin.PngImageFile, depth: int) -> None:
     key, top = image.info.get("transparency"), (1 << depth) - 1
     if depth in (1, 2, 4) and image.mode in ("1", "L") and isinstance(key, int) and key <= top:
         image.info["transparency"] = key * 255 // top
+
+
+def one_of_each() -> Iterator[bytes]:
+    """A small file of each format that is read."""
+    for kind in _READERS:
+        file = io.BytesIO()
+        Image.new("RGB", (8, 8)).save(file, kind)
+        yield file.getvalue()
 
 
 @contextmanager

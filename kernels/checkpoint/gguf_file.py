@@ -16,6 +16,7 @@ import torch
 
 from mtmd.kernels.checkpoint.gguf_header import Entry, Metadata, parse_header
 from mtmd.kernels.errors import ModelError
+from mtmd.kernels.files import open_regular
 from mtmd.kernels.quantization.blocks import row_bytes
 
 DTYPES = {
@@ -173,7 +174,7 @@ def _split_key(part: _Part, key: str, default: int) -> int:
 
 def _open(path: Path) -> _Part:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = file.seek(0, 2)
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else None
     except (OSError, ValueError) as error:

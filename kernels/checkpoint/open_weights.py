@@ -7,6 +7,7 @@ from pathlib import Path
 from mtmd.kernels.checkpoint.gguf_file import GgufFile
 from mtmd.kernels.checkpoint.safetensors_file import SafetensorsWeights
 from mtmd.kernels.errors import ModelError
+from mtmd.kernels.files import open_regular
 
 __all__ = ["GgufFile", "SafetensorsWeights", "is_gguf", "open_weights"]
 
@@ -43,7 +44,7 @@ def open_weights(path: Path) -> SafetensorsWeights | GgufFile:
 
 def _magic(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file.read(16)
     except OSError as error:
         raise ModelError(

@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from mtmd.kernels.errors import ModelError
+from mtmd.kernels.files import open_regular
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -154,7 +155,7 @@ def _read_index(folder: Path) -> dict[str, str]:
         )
         raise ModelError(f"{folder} has no weights: expected {SINGLE} or {INDEX}{note}")
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(INDEX_BYTES_MAX + 1)
         index = _parse_json(data, INDEX_BYTES_MAX)
     except (OSError, ValueError, RecursionError) as error:
@@ -188,7 +189,7 @@ def _read_index(folder: Path) -> dict[str, str]:
 def _read_header(path: Path) -> dict[str, _Entry]:
     """A file's tensors, each checked to lie in it. Raises ModelError."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = file.seek(0, 2)
             file.seek(0)
             length = int.from_bytes(file.read(8), "little")

@@ -30,16 +30,28 @@ from mtmd.llm.state import PAGE, Cache
 # recurrent states kept for prompts that begin alike, as far as they do not take more than
 SNAPSHOTS = 32
 SNAPSHOT_BYTES = 512 << 20
+# For constraints that do not know yet what may come next: of one batch together, and where nothing
+# else is left to do.
+READY_S, IDLE_S = 0.005, 0.02
 
 
 class Constraint(Protocol):
     """What an answer has to look like: which tokens may come next."""
+
+    def begin(self) -> None:
+        """The prompt is about to be read, perhaps anew."""
+
+    def ready(self, wait_s: float = 0) -> bool:
+        """Whether `mask` would wait for nothing, after `wait_s` at the latest."""
 
     def mask(self, logits: Tensor) -> Tensor:
         """Logits [V] with -inf at every token that may not come next."""
 
     def accept(self, token: int) -> None:
         """The token has been taken."""
+
+    def close(self) -> None:
+        """The answer is over."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +92,11 @@ class Engine:
         )
         # What a sequence is made of, its spans laid out: here, so that the record that the batcher
         # works on holds no tensors.
+        for prompt in getattr(self, "_prompts", {}).values():
+            _close(prompt)
         self._prompts: dict[Sequence, Prompt] = {}
+        self._held: dict[Sequence, Tensor] = {}
+        """Logits [V] of sequences whose constraints are not ready. Batches go on without these."""
         self._snapshots: OrderedDict[bytes, dict[str, Tensor]] = OrderedDict()
         self._suspects: deque[Sequence] = deque()
         """Sequences of a batch that failed, each to be run by itself."""
@@ -112,13 +128,15 @@ class Engine:
         """Run one batch. Returns the sequences that have something new: tokens, or their end."""
         if self._suspects:
             return self._alone(self._suspects.popleft())
+        if changed := self._choose_held():
+            return changed
         step = self.batcher.step()
         for sequence in step.preempted:
             sequence.preemptions += 1
         for sequence in step.admitted:
             self._admit(sequence)
         if not step.parts:
-            return self._stuck()
+            return self._choose_held(IDLE_S) if self._held else self._stuck()
         try:
             step, logits = self._run(step)
         except MtmdError:
@@ -138,6 +156,8 @@ class Engine:
         if sequence.admitted is None:  # else it gave way before, and has waited already
             sequence.admitted, sequence.reused = now, sequence.done
             sequence.queued_ms = (now - sequence.submitted) * 1e3
+        if constraint := self._prompts[sequence].constraint:
+            constraint.begin()
 
     def _run(self, step: Step) -> tuple[Step, Tensor | None]:
         """What was run of a step, and logits [S, V] of its parts in order, None where nobody needs
@@ -167,18 +187,42 @@ class Engine:
 
     def _advance(self, step: Step, logits: Tensor | None) -> list[Sequence]:
         self.batcher.ran(step)
-        changed = []
+        changed, end = [], time.perf_counter() + READY_S
         for index, (sequence, _) in enumerate(step.parts):
             self._keep_snapshot(sequence)
             if sequence.done < sequence.total:
                 continue
             assert logits is not None
-            try:
-                self._choose(sequence, logits[index])
-            except MtmdError as error:
-                self.end(sequence, "error", error)
+            constraint = self._prompts[sequence].constraint
+            if constraint and not constraint.ready(max(end - time.perf_counter(), 0)):
+                self._held[sequence] = logits[index].clone()
+                continue
+            self._choose_or_end(sequence, logits[index])
             changed.append(sequence)
         return changed
+
+    def _choose_held(self, wait_s: float = 0) -> list[Sequence]:
+        """Take up the sequences whose constraints are ready by now, or, at the latest, after
+        `wait_s`.
+        """
+        changed: list[Sequence] = []
+        for sequence, logits in list(self._held.items()):
+            if sequence.slot is None or sequence.done < sequence.total:
+                del self._held[sequence]  # it gave way, and will come to this place again
+                continue
+            constraint = self._prompts[sequence].constraint
+            assert constraint is not None
+            if constraint.ready(0 if changed else wait_s / len(self._held)):
+                del self._held[sequence]
+                self._choose_or_end(sequence, logits)
+                changed.append(sequence)
+        return changed
+
+    def _choose_or_end(self, sequence: Sequence, logits: Tensor) -> None:
+        try:
+            self._choose(sequence, logits)
+        except MtmdError as error:
+            self.end(sequence, "error", error)
 
     def _choose(self, sequence: Sequence, logits: Tensor) -> None:
         """The next token of a sequence, and whether that was the last."""
@@ -215,7 +259,8 @@ class Engine:
             sequence.keys = page_keys(read, PAGE, self._prompts[sequence].salt)
             self.batcher.register(sequence)
         self.batcher.remove(sequence)
-        del self._prompts[sequence]
+        self._held.pop(sequence, None)
+        _close(self._prompts.pop(sequence))
         sequence.finish, sequence.error = finish, error
 
     def _keep_snapshot(self, sequence: Sequence) -> None:
@@ -273,6 +318,11 @@ class Engine:
             return spans
         written, _ = lay_out([Span(tuple(sequence.tokens))], sequence.position)
         return [*spans, *written]
+
+
+def _close(prompt: Prompt) -> None:
+    if prompt.constraint is not None:
+        prompt.constraint.close()
 
 
 def _with_probabilities(token: int, logits: Tensor, alternatives: int | None) -> Token:

@@ -1,31 +1,32 @@
 """Answers that follow a JSON schema: at each place, only tokens that can still lead to such an
 answer, and the end only where it is whole.
-
-The grammars are llguidance's (https://github.com/guidance-ai/llguidance): made in milliseconds,
-walked along the tokens' spellings.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from mtmd.kernels.errors import MtmdError, OptionError
-from mtmd.llm.sampling.json_schema import grammar_text
+from mtmd.kernels.errors import OptionError
+from mtmd.llm.sampling.grammar import (
+    UNWRITABLE,
+    allowed_tokens,
+    compile_grammar,
+    read_vocabulary,
+    take,
+)
+from mtmd.llm.sampling.json_schema import schema_text
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 GRAMMARS = 32  # kept for each tokenizer
-UNWRITABLE = (
-    "json_schema: no token of the model can come next; a text in the schema has characters that "
-    "the model cannot write"
-)
 
 
 class Grammars:
@@ -36,8 +37,16 @@ class Grammars:
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
         self._spellings: LLTokenizer | None = None
+        self._tokens = 0
         self._made: OrderedDict[str, LLMatcher] = OrderedDict()
         self._lock = Lock()
+
+    def start(self) -> None:
+        """Nothing has to be started."""
+
+    def checked(self, schema: object) -> str | None:
+        """As `schema_text`."""
+        return schema_text(schema)
 
     def constraint(self, schema: str, stop: frozenset[int]) -> JsonConstraint:
         """For one answer. `schema` as `schema_text` returns it; `stop` are the tokens that end the
@@ -45,11 +54,7 @@ class Grammars:
 
         Raises OptionError where no token can end it, or the schema is too complex.
         """
-        if not stop:
-            raise OptionError(
-                "json_schema: found no token that ends the answer, expected one; leave ignore_eos "
-                "away"
-            )
+        check_end(stop)
         with self._lock:
             result = self._made.get(schema)
             if result is None:
@@ -57,82 +62,61 @@ class Grammars:
                 if len(self._made) > GRAMMARS:
                     self._made.popitem(last=False)
             self._made.move_to_end(schema)
-            return JsonConstraint(result.deep_copy(), stop)
+            return JsonConstraint(result.deep_copy(), self._tokens, stop)
 
     def _make(self, schema: str) -> LLMatcher:
-        from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
-
-        grammar = grammar_text(schema)
         if self._spellings is None:
-            # Without slices, which speed up masks of free text by half and take twice the time and
-            # five times the memory to make.
-            self._spellings = LLTokenizer(
-                TokenizerWrapper(_Spellings(self._tokenizer.token_bytes())), slices=[]
-            )
-        made = LLMatcher(self._spellings, grammar, log_level=0)
-        if made.is_error():
-            raise OptionError(
-                f"json_schema: found a schema that is too complex ({_first_line(made)}), expected "
-                "a simpler one"
-            )
-        return made
+            tokens = self._tokenizer.token_bytes()
+            self._spellings, self._tokens = read_vocabulary(tokens), len(tokens)
+        return compile_grammar(self._spellings, schema)
 
 
 class JsonConstraint:
     """An `mtmd.llm.engine.engine.Constraint`: one answer under way."""
 
-    def __init__(self, matcher: LLMatcher, stop: frozenset[int]):
-        self._matcher, self._stop = matcher, sorted(stop)
+    def __init__(self, matcher: LLMatcher, tokens: int, stop: frozenset[int]):
+        self._matcher, self._tokens, self._stop = matcher, tokens, stop
+
+    def begin(self) -> None:
+        """It has begun."""
+
+    def ready(self, wait_s: float = 0) -> bool:  # noqa: ARG002
+        """Always: `mask` computes what it gives."""
+        return True
 
     def mask(self, logits: Tensor) -> Tensor:
-        """Logits [V] with -inf at every token that may not come next. A copy. Raises MtmdError
+        """Logits [V] with -inf at every token that may not come next. A copy. Raises OptionError
         where none may.
         """
-        allowed = torch.frombuffer(
-            bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8
-        )[:-1]  # the last is the library's end
-        self._check()
-        forbidden = torch.ones(
-            len(logits), dtype=torch.bool
-        )  # rows beyond the vocabulary stay forbidden
-        rows = min(len(allowed), len(logits))
-        forbidden[:rows] = allowed[:rows] == 0
-        forbidden[[s for s in self._stop if s < len(logits)]] = not self._matcher.is_accepting()
-        if forbidden.all():
-            raise MtmdError(UNWRITABLE)
-        return logits.masked_fill(forbidden.to(logits.device), float("-inf"))
+        bits = allowed_tokens(self._matcher)
+        return masked(logits, bits, self._tokens, self._stop, self._matcher.is_accepting())
 
     def accept(self, token: int) -> None:
-        self._matcher.consume_token(token)
-        self._check()
+        take(self._matcher, token)
 
-    def _check(self) -> None:
-        if self._matcher.is_error():
-            reason = _first_line(self._matcher)
-            raise MtmdError(
-                UNWRITABLE
-                if reason == "NoExtensionBias"
-                else "json_schema: the schema became too complex while the answer was written "
-                f"({reason}); simplify it"
-            )
+    def close(self) -> None:
+        """It holds nothing."""
 
 
-class _Spellings:
-    """A vocabulary as the library wants it: the bytes of each token, and one more token for the
-    end.
+def masked(
+    logits: Tensor, bits: bytes | memoryview, tokens: int, stop: frozenset[int], may_end: bool
+) -> Tensor:
+    """Logits [V] with -inf where `bits` (as `grammar.allowed_tokens` gives them, of so many
+    `tokens`) has none; the tokens of `stop` go by `may_end`. A copy. Raises OptionError where
+    nothing is left.
     """
-
-    def __init__(self, tokens: list[bytes]):
-        self.tokens = [*tokens, b""]
-        self.eos_token_id, self.bos_token_id = len(tokens), None
-        self.special_token_ids = [i for i, spelling in enumerate(self.tokens) if not spelling]
-
-    def __call__(self, text: Any) -> list[int]:
-        """Asked for by the library, never called: `json_schema` forbids forcing."""
-        raise TypeError(f"{text!r:.60} is not to be cut into tokens here")
+    allowed = np.unpackbits(np.frombuffer(bits, np.uint8), count=len(logits), bitorder="little")
+    forbidden = torch.from_numpy(allowed) == 0
+    forbidden[tokens:] = True  # rows beyond the vocabulary, and the library's own end
+    forbidden[[s for s in stop if s < len(logits)]] = not may_end
+    if forbidden.all():
+        raise OptionError(UNWRITABLE)
+    return logits.masked_fill(forbidden.to(logits.device), float("-inf"))
 
 
-def _first_line(matcher: LLMatcher) -> str:
-    """Of an error whose further lines tell the parser's state."""
-    lines: list[str] = matcher.get_error().splitlines()
-    return lines[0][:160] if lines else "unknown"
+def check_end(stop: frozenset[int]) -> None:
+    """Raises OptionError where no token ends an answer."""
+    if not stop:
+        raise OptionError(
+            "json_schema: found no token that ends the answer, expected one; leave ignore_eos away"
+        )

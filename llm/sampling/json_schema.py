@@ -8,13 +8,14 @@ others, each told below with its reason.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from functools import lru_cache
 from math import prod
 from typing import Any
 
 from mtmd.kernels.errors import OptionError
+from mtmd.kernels.panics import panics_as
 from mtmd.kernels.text import one_line
 
 SCHEMA_BYTES_MAX = 64 << 10
@@ -39,15 +40,23 @@ GRAMMAR_OPTIONS = {
 }
 
 
-def schema_text(value: object) -> str | None:
+class CheckedSchema(str):
+    """What `schema_text` returned, tried already where it could do no harm: not to be looked into
+    here again.
+    """
+
+    __slots__ = ()
+
+
+def schema_text(value: object, check: Callable[[str], object] | None = None) -> str | None:
     """A schema as JSON text: of a mapping, of JSON text, or of True, which stands for any object.
-    None stays None.
+    None stays None. `check` is called with it, None for `grammar_text`.
 
     Raises OptionError for what is no schema, is larger than 64 KiB, or asks for what cannot be
     promised.
     """
-    if value is None:
-        return None
+    if value is None or isinstance(value, CheckedSchema):
+        return value
     schema = _read(value)
     if schema is True:
         schema = {"type": "object"}
@@ -68,7 +77,7 @@ def schema_text(value: object) -> str | None:
         ) from error
     if size > SCHEMA_BYTES_MAX:
         raise _wrong(f"{size} bytes", f"at most {SCHEMA_BYTES_MAX}")
-    grammar_text(text)
+    (check or grammar_text)(text)
     return text
 
 
@@ -83,10 +92,12 @@ def grammar_text(schema: str) -> str:
     _check_promises(parsed)
     # Without forcing, every way to cut a text into tokens stays open: the model is asked, not the
     # library's tokenizer.
-    grammar = LLMatcher.grammar_from_lark(
-        f'%llguidance {{"no_forcing": true}}\nstart: %json {json.dumps(parsed | GRAMMAR_OPTIONS)}'
-    )
-    problem = LLMatcher.validate_grammar(grammar)
+    with panics_as(lambda words: _wrong(f"a schema that cannot be read ({words})", "a usual one")):
+        grammar = LLMatcher.grammar_from_lark(
+            '%llguidance {"no_forcing": true}\n'
+            f"start: %json {json.dumps(parsed | GRAMMAR_OPTIONS)}"
+        )
+        problem = LLMatcher.validate_grammar(grammar)
     if problem:
         # without the grammar's own text, and where in it
         reason = _before_the_place(problem).split("JSON schema: ")[-1]

@@ -15,6 +15,7 @@ from typing import Any
 import tokenizers
 
 from mtmd.kernels.errors import ModelError, PromptError
+from mtmd.kernels.panics import panics_as
 from mtmd.llm.tokenizer.gguf_vocabulary import TOKEN_CHARS_MAX
 
 # A Unicode noncharacter: reserved for use inside a program, never part of text that is exchanged.
@@ -149,10 +150,20 @@ def _any(chars: Iterable[str]) -> str:
 
 
 def encode_piece(inner: tokenizers.Tokenizer, piece: str) -> tokenizers.Encoding:
-    """A text without seals, as tokens. Raises PromptError for text that is not valid Unicode."""
+    """A text without seals, as tokens. Raises PromptError for text that is not valid Unicode, and
+    for one that the library gives up on.
+    """
     try:
-        return inner.encode(piece, add_special_tokens=False)
+        with panics_as(_given_up):
+            return inner.encode(piece, add_special_tokens=False)
     except (TypeError, UnicodeError) as error:  # a lone surrogate, which UTF-8 cannot write
         raise PromptError(
             "the text is not valid Unicode: it has half of a surrogate pair; send UTF-8 text"
         ) from error
+
+
+def _given_up(words: str) -> PromptError:
+    return PromptError(
+        f"found a text that this model's tokenizer gives up on ({words}); expected one that can be "
+        "cut into tokens: shorten or change it"
+    )

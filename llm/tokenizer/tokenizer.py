@@ -12,9 +12,11 @@ from typing import Any
 import tokenizers
 
 from mtmd.kernels.errors import ModelError
+from mtmd.kernels.files import open_regular
 from mtmd.kernels.text import json_object, one_line
 from mtmd.llm.tokenizer import gguf_tokenizer
 from mtmd.llm.tokenizer.control_tokens import SEAL, ControlTokens, encode_piece
+from mtmd.llm.tokenizer.file_limits import check_added, check_file
 from mtmd.llm.tokenizer.text_stream import TextStream, token_bytes
 
 TOKENIZER_BYTES_MAX = 256 << 20  # Gemma 3's file, among the largest, has 33 MB
@@ -39,6 +41,7 @@ class Tokenizer:
     ) -> None:
         inner.no_truncation()  # tokenizer.json may carry training settings that cut or pad
         inner.no_padding()
+        check_added((t.content for t in inner.get_added_tokens_decoder().values()), "the tokenizer")
         self._inner = inner
         named = {
             name: text for name, text in special_text.items() if inner.token_to_id(text) is not None
@@ -78,8 +81,10 @@ class Tokenizer:
         Raises ModelError naming the file that is missing, too large or broken.
         """
         path = folder / "tokenizer.json"
+        data = _read_file(path, TOKENIZER_BYTES_MAX)
+        check_file(data, str(path))
         try:
-            inner = tokenizers.Tokenizer.from_buffer(_read_file(path, TOKENIZER_BYTES_MAX))
+            inner = tokenizers.Tokenizer.from_buffer(data)
         except ModelError:
             raise
         except BaseException as error:  # the library's Rust panics do not derive from Exception
@@ -253,6 +258,7 @@ def _add_listed(inner: tokenizers.Tokenizer, config: Mapping[str, Any], folder: 
             f"{path} has a broken 'added_tokens_decoder' ({one_line(error, 200)}); expected "
             f"{{id: token}}"
         ) from error
+    check_added((token.content for _, token in tokens), str(path))
     for i, token in tokens:
         if present.get(i) == token:
             continue
@@ -275,7 +281,7 @@ def _added_token(entry: Mapping[str, Any]) -> tokenizers.AddedToken:
 
 def _read_file(path: Path, limit: int) -> bytes:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(limit + 1)
     except OSError as error:
         raise ModelError(

@@ -15,7 +15,7 @@ from mtmd.config import AnswerOptions
 from mtmd.events import Answer, Finished
 from mtmd.kernels.errors import MtmdError, OptionError
 from mtmd.prompt.conversation import user_message
-from mtmd.prompt.load_image import load_image, read_picture
+from mtmd.prompt.load_image import read_picture
 from mtmd.service.service import Service, Ticket
 
 AHEAD = 2  # pictures being read and prepared while the others are answered
@@ -73,7 +73,8 @@ class Batch:
         try:
             data = read_picture(one.path)
             digest = hashlib.sha256(data).hexdigest()
-            message = user_message(load_image(data, unnamed=one.name), self.prompt)  # type: ignore[arg-type]  # a Picture will do
+            picture = self.service.load_image(data, unnamed=one.name)
+            message = user_message(picture, self.prompt)  # type: ignore[arg-type]  # a Picture will do
             return _answered(
                 one, digest, self._finish(self.service.submit_checked([message], self.settings))
             )

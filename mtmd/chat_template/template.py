@@ -8,6 +8,7 @@ from typing import Any
 
 from mtmd.chat_template.jinja_sandbox import SafeTemplate
 from mtmd.kernels.errors import ModelError, PromptError
+from mtmd.kernels.files import open_regular
 from mtmd.kernels.text import json_object, one_line
 
 FILE_BYTES_MAX = 16 << 20
@@ -101,7 +102,7 @@ def _plain(value: Any, where: str) -> Any:
 
 def _read_text(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(FILE_BYTES_MAX + 1)
         if len(data) > FILE_BYTES_MAX:
             raise ModelError(

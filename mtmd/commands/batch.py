@@ -65,7 +65,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="images answered at once (default: %(default)s)",
     )
     add_answer_arguments(sub)
-    add_model_arguments(sub)
+    add_model_arguments(sub, isolate=True)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -36,7 +36,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--quiet", action="store_true", help="no receipt on stderr")
     add_answer_arguments(sub)
-    add_model_arguments(sub)
+    add_model_arguments(sub, isolate=True)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -20,6 +20,10 @@ from mtmd.kernels.text import for_terminal
 
 ENDING_S = 20.0  # for the step that the device is in
 DEVICE_FAILED = 70  # the exit code by which whoever started it knows to start it again
+NOT_ISOLATED = (
+    "this system has no limits for processes: a hostile picture or JSON schema can take the "
+    "server's memory and time (Linux and macOS isolate them)"
+)
 HELP = "Serve the model over HTTP: OpenAI's interface, and a page to chat."
 
 
@@ -179,11 +183,14 @@ def _serve(
     args: argparse.Namespace, settings: Any, folder: Path | None, sock: socket.socket
 ) -> Any:
     """Until it is stopped. The fault of the device, if that is why."""
+    from mtmd.kernels.isolation.limits import available as can_isolate
     from mtmd.loaded.allocator import return_freed_memory
 
     return_freed_memory()
+    args.isolate = can_isolate()
     model = load_from(args)
     _write_log(args.access_log)
+    model.loaded.start_workers()
     report = model.warmup_report if args.no_warmup else model.warm_up()
     from mtmd.service.service import Service
     from mtmd.web.app import create_app
@@ -203,8 +210,9 @@ def _serve(
             server = Server(create_app(service, settings, store, warmup=report), settings, sock)
             _stop_on_signals(server)
             service.on_fault(lambda _: server.stop())
-            told = [*_told_of(store), *_told_of_modes(opened)]
-            _say(server.url, model.name, report, settings, folder, told)
+            isolation = [] if args.isolate else [NOT_ISOLATED]
+            notices = [*_told_of(store), *_told_of_modes(opened), *isolation]
+            _say(server.url, model.name, report, settings, folder, notices)
             server.serve(closing=service.close)
             service.close(ENDING_S)
             if service.fault is None:
@@ -296,7 +304,7 @@ def _told_of_modes(opened: list[str]) -> list[str]:
 
 
 def _say(
-    url: str, name: str, report: Any, settings: Any, folder: Path | None, history: list[str]
+    url: str, name: str, report: Any, settings: Any, folder: Path | None, notices: list[str]
 ) -> None:
     lines = (
         f"{name} on {report.device} ({report.device_name}), {report.dtype}",
@@ -304,7 +312,7 @@ def _say(
         f"serving at {url}, OpenAI's interface at {url}/v1; Ctrl-C stops",
     )
     print(for_terminal("\n".join(lines)), flush=True)
-    warnings = history + [
+    warnings = notices + [
         f"{r.count} {r.op} nodes of the {r.graph} do not run on {report.device} but on "
         f"{r.runs_on}: {r.reason}"
         for r in report.refused

@@ -19,8 +19,10 @@ MODEL_HELP = (
 )
 
 
-def add_model_arguments(sub: argparse.ArgumentParser, model: bool = True) -> None:
-    """All of `LoadOptions`, and, with `model`, which model."""
+def add_model_arguments(
+    sub: argparse.ArgumentParser, model: bool = True, isolate: bool = False
+) -> None:
+    """All of `LoadOptions`, `isolate` where it can be chosen, and, with `model`, which model."""
     group = sub.add_argument_group("model and device")
     if model:
         group.add_argument(
@@ -91,6 +93,13 @@ def add_model_arguments(sub: argparse.ArgumentParser, model: bool = True) -> Non
         help="most memory of the device to take, like 8GiB; pictures are made smaller to fit "
         "(default: what is free)",
     )
+    if isolate:
+        group.add_argument(
+            "--isolate",
+            action="store_true",
+            help="decode pictures, and follow JSON schemas, in worker processes with limits of "
+            "memory and time; for files that others sent",
+        )
 
 
 def add_answer_arguments(sub: argparse.ArgumentParser) -> None:

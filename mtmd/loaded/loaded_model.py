@@ -4,23 +4,26 @@ answers are computed within. Prompts, services and `mtmd.model.Model` stand on i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.family import VisionFamily
+from mtmd.clip.image.isolated import start as start_picture_workers
 from mtmd.clip.token_budget import Budget
 from mtmd.clip.warmup import encoder_placement
-from mtmd.config import LoadOptions
+from mtmd.config import AnswerOptions, LoadOptions, options
 from mtmd.kernels.backends import Backend, backends_for
 from mtmd.kernels.errors import ModelError, OptionError
+from mtmd.kernels.isolation.limits import available as can_isolate
 from mtmd.kernels.plan.executor import Residency
 from mtmd.kernels.plan.scheduler import Override
 from mtmd.kernels.report.facts import Placement
 from mtmd.llm.batch import BatchShape
 from mtmd.llm.engine.runner import PREFILL, Runner
 from mtmd.llm.sampling.constraint import Grammars
+from mtmd.llm.sampling.isolated import IsolatedGrammars
 from mtmd.llm.warmup import decoder_placement
 from mtmd.loaded.device_and_dtype import choose_dtype, set_threads
 from mtmd.loaded.device_thread import DeviceThread
@@ -44,6 +47,10 @@ class LoadedModel:
     ):
         self.checkpoint, self.options = checkpoint, chosen
         self.name = name or checkpoint.folder.resolve().name
+        if chosen.isolate and not can_isolate():
+            raise OptionError(
+                "isolate: this system has no limits for processes, expected Linux or macOS"
+            )
         if chosen.threads:
             set_threads(chosen.threads)
         self.backends = list(backends) if backends else backends_for(chosen.device, chosen.refuse)
@@ -79,7 +86,7 @@ class LoadedModel:
             _check_fit(self.encoder, checkpoint)
         assert not isinstance(chosen.memory_limit, str)  # the options made it a number
         self.admission = Admission(self.encoder, self.runner, chosen.memory_limit, CACHE_BYTES)
-        self.grammars = Grammars(checkpoint.tokenizer)
+        self.grammars = (IsolatedGrammars if chosen.isolate else Grammars)(checkpoint.tokenizer)
         self.device_thread = DeviceThread()
         self._placements: dict[Any, tuple[Placement, ...]] = {}
         self._check_overrides(overrides)
@@ -88,6 +95,20 @@ class LoadedModel:
     def exclusively(self, work: Callable[[], T]) -> T:
         """Use the device while nobody else does. Raises what `work` raises."""
         return self.device_thread.exclusively(work)
+
+    def answer_options(self, values: Mapping[str, Any]) -> AnswerOptions:
+        """From the fields of `AnswerOptions` by name; a schema is checked where this model's
+        grammars are made. Raises OptionError.
+        """
+        if values.get("json_schema") is not None:
+            values = {**values, "json_schema": self.grammars.checked(values["json_schema"])}
+        return options(AnswerOptions, values)
+
+    def start_workers(self) -> None:
+        """Begin to start what the first picture or schema would wait for."""
+        if self.options.isolate:
+            self.grammars.start()
+            start_picture_workers()
 
     @property
     def placements(self) -> tuple[Placement, ...]:

@@ -46,9 +46,13 @@ def user_message(image: Images, prompt: str) -> Message:
     }
 
 
-def read_conversation(messages: Sequence[Message], seal: Callable[[str], str]) -> Conversation:
-    """Load the pictures, and put `seal` to all text: what a user writes must not become a special
-    token.
+def read_conversation(
+    messages: Sequence[Message],
+    seal: Callable[[str], str],
+    load: Callable[..., Picture] = load_image,
+) -> Conversation:
+    """Load the pictures with `load`, and put `seal` to all text: what a user writes must not become
+    a special token.
 
     messages: {"role": ..., "content": text, or a list of {"type": "text", "text": ...} and {"type":
     "image", "image": source}}. Raises PromptError for anything else and for a conversation in which
@@ -67,16 +71,18 @@ def read_conversation(messages: Sequence[Message], seal: Callable[[str], str]) -
     plain = tuple(_message(m, i, seal, images) for i, m in enumerate(messages, 1))
     if not any(_says_something(m["content"]) for m in plain if m["role"] == "user"):
         raise PromptError("the prompt is empty; say what you want to know")
-    return Conversation(plain, _load(images))
+    return Conversation(plain, _load(images, load))
 
 
-def _load(images: Sequence[ImageSource | Picture]) -> tuple[Picture, ...]:
+def _load(
+    images: Sequence[ImageSource | Picture], load: Callable[..., Picture]
+) -> tuple[Picture, ...]:
     """The pictures in order; of several, those without a name are called by their place."""
     several = len(images) > 1
     return tuple(
         image
         if isinstance(image, Picture)
-        else load_image(image, unnamed=f"image {i}" if several else "image")
+        else load(image, unnamed=f"image {i}" if several else "image")
         for i, image in enumerate(images, 1)
     )
 

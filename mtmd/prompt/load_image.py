@@ -23,9 +23,11 @@ from mtmd.clip.image.decode import (
     open_picture,
     picture_size,
 )
+from mtmd.clip.image.isolated import open_isolated
 from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.image.signatures import picture_format
 from mtmd.kernels.errors import ImageError
+from mtmd.kernels.isolation.limits import available as can_isolate
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -33,6 +35,7 @@ __all__ = [
     "ImageSource",
     "Picture",
     "load_image",
+    "load_isolated",
     "picture_format",
     "picture_size",
     "png_bytes",
@@ -54,19 +57,37 @@ def load_image(
     source: ImageSource, limits: ImageLimits = DEFAULT_LIMITS, unnamed: str = "image"
 ) -> Picture:
     """One picture from a path, the bytes of a file, a file open for reading bytes, a Pillow image
-    or a uint8 array.
+    or a uint8 array. It is decoded in this process: right for one's own.
 
     An open file is read from where it stands, and left open. `unnamed`: what messages call a
     picture without a path or name. Raises ImageError.
     """
+    data, name = _read(source, limits, unnamed)
+    return open_picture(data, limits, name)
+
+
+def load_isolated(
+    source: ImageSource, limits: ImageLimits = DEFAULT_LIMITS, unnamed: str = "image"
+) -> Picture:
+    """As `load_image`, with files decoded in a worker process, where a hostile one takes nothing
+    else along; in this one where the system cannot limit processes. Raises BusyError, too.
+    """
+    data, name = _read(source, limits, unnamed)
+    if isinstance(data, (Image.Image, np.ndarray)) or not can_isolate():
+        return open_picture(data, limits, name)
+    return open_isolated(bytes(data), limits, name)
+
+
+def _read(source: ImageSource, limits: ImageLimits, unnamed: str) -> tuple[Source, str]:
+    """What `open_picture` takes, and its name."""
     if isinstance(source, (str, os.PathLike)):
         path = os.fspath(source)
         name = one_line(str(path)) if path else unnamed
-        return open_picture(_read_path(path, limits, name), limits, name)
+        return _read_path(path, limits, name), name
     if hasattr(source, "read") and not isinstance(source, (bytes, bytearray, memoryview)):
         own_name = getattr(source, "name", None)
         name = one_line(own_name) if isinstance(own_name, str) and own_name else unnamed
-        return open_picture(_read_file(cast(BinaryIO, source), limits, name), limits, name)
+        return _read_file(cast(BinaryIO, source), limits, name), name
     if not isinstance(source, (bytes, bytearray, memoryview, Image.Image, np.ndarray)):
         found = type(source).__name__  # type: ignore[unreachable]  # callers need not be type-checked
         expected = "a path, bytes, an open file, a Pillow image or an array"
@@ -74,7 +95,7 @@ def load_image(
             f"{unnamed}: found an object of type {found}, expected {expected}; open or convert it "
             "first"
         )
-    return open_picture(source, limits, unnamed)
+    return source, unnamed
 
 
 def read_picture(path: str | os.PathLike[str], limits: ImageLimits = DEFAULT_LIMITS) -> bytes:

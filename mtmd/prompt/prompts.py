@@ -4,17 +4,19 @@ prepared, all of it tokenized; and, once the pictures are encoded, its spans.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from mtmd.clip.image.decode import Picture
 from mtmd.kernels.errors import PromptError
 from mtmd.kernels.plan.executor import Observer
 from mtmd.llm.engine.spans import Span
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.prompt.bridge import Bridge, Piece, Prepared
 from mtmd.prompt.conversation import Conversation, Message, read_conversation
+from mtmd.prompt.load_image import load_image, load_isolated
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,19 @@ class Prompts:
         self._loaded = loaded
         self.bridge = Bridge(loaded.encoder, loaded.checkpoint.tokenizer, loaded.admission)
 
+    @property
+    def load_image(self) -> Callable[..., Picture]:
+        """How files become pictures: in this process, or, for a model that isolates, in others."""
+        return load_isolated if self._loaded.options.isolate else load_image
+
     def read(self, messages: Sequence[Message]) -> Conversation:
         """Pictures loaded, texts sealed. Raises PromptError, also for images that the model cannot
         see, and ImageError.
         """
         loaded = self._loaded
-        conversation = read_conversation(messages, loaded.checkpoint.tokenizer.seal)
+        conversation = read_conversation(
+            messages, loaded.checkpoint.tokenizer.seal, self.load_image
+        )
         if conversation.pictures and loaded.encoder is None:
             raise PromptError(
                 f"{loaded.name} has no image encoder and was given {len(conversation.pictures)} "

@@ -18,7 +18,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from torch import Tensor
 
-from mtmd.config import AnswerOptions, options
+from mtmd.clip.image.decode import Picture
+from mtmd.config import AnswerOptions
 from mtmd.events import Answer, Finished, Progress, TextPiece, TokenInfo
 from mtmd.kernels.errors import BusyError, DeviceError, DeviceMemoryError, MtmdError
 from mtmd.kernels.report.warmup_report import WarmupReport
@@ -113,6 +114,11 @@ class Service:
         return self._loaded.encoder is not None
 
     @property
+    def load_image(self) -> abc.Callable[..., Picture]:
+        """How files become pictures."""
+        return self._prompts.load_image
+
+    @property
     def warmup_report(self) -> WarmupReport:
         """As `Model.warmup_report`: nothing is run for it."""
         return warmup_report(self._loaded, check=False)
@@ -138,7 +144,7 @@ class Service:
         there can be; DeviceError after a fault. The ticket raises DeviceError where one comes
         later.
         """
-        return self.submit_checked(messages, options(AnswerOptions, chosen), tenant)
+        return self.submit_checked(messages, self._loaded.answer_options(chosen), tenant)
 
     def submit_checked(
         self, messages: abc.Sequence[Message], settings: AnswerOptions, tenant: str = ""

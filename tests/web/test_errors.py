@@ -7,7 +7,7 @@ import logging
 
 import pytest
 from fake_service import FakeService
-from serving import client_for, data_url, image_part, png, post_chat, running
+from serving import client_for, data_url, image_part, png, post_chat, raw_request, running
 
 from mtmd import (
     BusyError,
@@ -19,6 +19,7 @@ from mtmd import (
     PlacementError,
     PromptError,
 )
+from mtmd.prompt.load_image import load_image
 from mtmd.web.settings import MediaBudget
 
 PATH = "/home/someone/models/secret.gguf"
@@ -154,6 +155,7 @@ def test_what_a_decoder_says_stays_inside(monkeypatch):
         raise OSError("libpng error: bad chunk at 0x7f3a12345678 in /usr/lib/libpng.so")
 
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", broken)
+    monkeypatch.setattr("mtmd.web.intake.picture_budget.load_isolated", load_image)
     found = post_chat(client_for(FakeService()), "hi", image_part(data_url(png())))
     assert found.status_code == 400 and not any(
         word in found.get_data(as_text=True) for word in ("libpng", "0x7f", "/usr")
@@ -211,3 +213,46 @@ def test_a_defect_in_a_route_is_not_told_by_the_real_server_either():
         and "Zero" not in text
         and json.loads(text)["error"]["type"] == "server_error"
     )
+
+
+class PanicException(BaseException):  # as pyo3 names it
+    """What a library in Rust raises where it gives up: no Exception."""
+
+
+def test_a_panic_is_answered(caplog):
+    service = FakeService()
+    service.submit = service.count = panic
+    client = client_for(service)
+    with caplog.at_level(logging.ERROR):
+        found = post_chat(client, "hi")
+    assert found.status_code == 500 and found.get_json()["error"]["code"] == "internal_error"
+    assert "PanicException" in caplog.text and "at byte 7" not in found.get_data(as_text=True)
+    with running(service) as server:
+        for _ in range(3):  # and its connection is good for more
+            sock = raw_request(server, {"messages": [{"role": "user", "content": "hi"}]})
+            assert b" 500 " in sock.recv(4096).split(b"\r\n")[0]
+            sock.close()
+
+
+def panic(*_, **__):
+    raise PanicException("at byte 7")
+
+
+def test_a_panic_in_a_stream_ends_the_connection():
+    service = FakeService()
+
+    class Ticket:
+        def __iter__(self):
+            panic()
+
+        def cancel(self):
+            pass
+
+    service.submit = lambda *_, **__: Ticket()
+    with running(service) as server:
+        body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+        sock, told = raw_request(server, body), b""
+        while piece := sock.recv(4096):  # to the end, which comes
+            told += piece
+        sock.close()
+        assert b"[DONE]" not in told

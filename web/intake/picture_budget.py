@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from mtmd import BusyError, Picture
-from mtmd.prompt.load_image import load_image, picture_size
+from mtmd.prompt.load_image import load_isolated, picture_size
 from mtmd.web.settings import MediaBudget
 
-DECODE_AT_ONCE = max(2, os.cpu_count() or 1)
+# At work, and put aside for taking long: `mtmd.kernels.isolation.fork_server`.
+DECODE_AT_ONCE = max(2, os.cpu_count() or 1) + 8
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class PictureBudget:
         """
         width, height = self.size(data)
         with self._decoding.one(width * height):
-            return load_image(data, self.limits.each, "picture")
+            return load_isolated(data, self.limits.each, "picture")
 
     def decode_counted(self, data: bytes) -> Picture:
         """As `decode`, for a picture whose pixels are nobody's yet. Raises BusyError."""

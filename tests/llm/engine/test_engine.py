@@ -168,20 +168,16 @@ def test_probabilities_are_told_when_asked_for() -> None:
 
 
 def test_a_constraint_decides_what_may_come() -> None:
-    class Odd:
-        taken: list[int] = []  # noqa: RUF012
-
+    class Odd(Slow):
         def mask(self, logits: torch.Tensor) -> torch.Tensor:
             return logits.masked_fill(torch.arange(len(logits)) % 2 == 0, -torch.inf)
 
-        def accept(self, token: int) -> None:
-            self.taken.append(token)
-
     subject = engine()
-    sequence = subject.submit(request(constraint=Odd()))
+    odd = Odd(is_ready=True)
+    sequence = subject.submit(request(constraint=odd))
     run(subject)
     assert (
-        sequence.tokens == Odd.taken
+        sequence.tokens == odd.tokens
         and all(t % 2 for t in sequence.tokens)
         and len(sequence.tokens) == 12
     )
@@ -292,6 +288,89 @@ def test_batches_that_memory_is_short_for_are_smaller(most: int) -> None:
     assert [g.tokens for g in answers] == expected
     assert max(seen) <= max(most, LEAST_SHARE)
     assert subject.rows >= sum(a["length"] for a in asked)
+
+
+class Slow:
+    """A constraint that allows everything, and is ready when it is told to be."""
+
+    def __init__(self, is_ready: bool = False, error: MtmdError | None = None):
+        self.is_ready, self.error, self.asked = is_ready, error, 0
+        self.begun = self.closed = 0
+        self.tokens: list[int] = []
+
+    def begin(self) -> None:
+        self.begun += 1
+
+    def ready(self, wait_s: float = 0) -> bool:
+        assert 0 <= wait_s < 1
+        self.asked += 1
+        return self.is_ready
+
+    def mask(self, logits: torch.Tensor) -> torch.Tensor:
+        assert self.is_ready, "it would wait"
+        if self.error is not None:
+            raise self.error
+        return logits
+
+    def accept(self, token: int) -> None:
+        self.tokens.append(token)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_whose_constraint_is_not_ready_waits_alone() -> None:
+    asked = [{"length": 9, "first": 2}, {"length": 40, "first": 7, "count": 30}]
+    expected, slow, subject = [alone(**a) for a in asked], Slow(), engine()
+    held = subject.submit(request(**asked[0], constraint=slow))
+    other = subject.submit(request(**asked[1]))
+    while other.finish is None:
+        subject.step()
+    assert (held.tokens, held.finish, other.tokens) == ([], None, expected[1])
+    asked_before = slow.asked
+    assert subject.step() == [] and subject.busy and slow.asked > asked_before
+    slow.is_ready = True
+    run(subject)
+    assert held.tokens == slow.tokens == expected[0]
+    assert (slow.begun, slow.closed) == (1, 1)
+
+
+def test_it_may_lose_its_place_meanwhile() -> None:
+    asked = [{"length": 40, "first": 3, "count": 60}, {"length": 40, "first": 8, "count": 30}]
+    expected, slow, subject = [alone(**a) for a in asked], Slow(), engine(pages=5)
+    other = subject.submit(request(**asked[0]))
+    held = subject.submit(request(**asked[1], constraint=slow))
+    while other.finish is None:
+        subject.step()
+    assert held.preemptions and not held.tokens
+    slow.is_ready = True
+    run(subject)
+    assert [other.tokens, held.tokens] == expected and slow.closed == 1
+    assert subject.batcher.pages.held == 0
+
+
+@pytest.mark.parametrize("is_ready", [True, False])
+def test_a_constraint_that_fails_ends_its_own_answer(is_ready: bool) -> None:
+    slow, subject = Slow(is_ready, MtmdError("no such answer")), engine()
+    failing = subject.submit(request(length=9, constraint=slow))
+    other = subject.submit(request(length=30))
+    subject.step()
+    slow.is_ready = True
+    run(subject)
+    assert (failing.finish, str(failing.error), slow.closed) == ("error", "no such answer", 1)
+    assert other.tokens == alone(length=30)
+
+
+def test_constraints_of_answers_given_up_are_closed() -> None:
+    subject, slow = engine(), [Slow(), Slow(), Slow()]
+    held, _, waits = (subject.submit(request(length=9, constraint=s)) for s in slow)
+    subject.cancel(waits)
+    assert (slow[2].begun, slow[2].closed) == (0, 1)
+    subject.step()
+    subject.cancel(held)
+    assert (slow[0].begun, slow[0].closed) == (1, 1) and slow[1].closed == 0
+    subject.reset()
+    assert slow[1].closed == 1 and not subject.busy
 
 
 def test_a_step_made_smaller() -> None:

@@ -180,7 +180,7 @@ def test_thousands_of_control_tokens_take_the_memory_of_their_characters() -> No
 def test_a_control_token_of_endless_length_is_refused() -> None:
     inner = byte_level()
     inner.add_special_tokens(["<" + "x" * 60_000 + ">"])
-    with pytest.raises(ModelError, match=r"control token of 60002 characters.*at most 2048"):
+    with pytest.raises(ModelError, match=r"added token of 60,002 characters.*at most 2,048"):
         Tokenizer(inner, {})
 
 

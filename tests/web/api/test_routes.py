@@ -308,7 +308,7 @@ def test_a_full_server_does_not_decode_pictures(monkeypatch):
         )
         for _ in range(5)
     ]
-    monkeypatch.setattr("mtmd.web.intake.picture_budget.load_image", None)
+    monkeypatch.setattr("mtmd.web.intake.picture_budget.load_isolated", None)
     assert post_chat(client, "hi", image_part(RED)).status_code == 429
     assert client.post("/v1/completions", json={"prompt": "hi"}).status_code == 429
     held.pop().close()

@@ -67,8 +67,8 @@ def sizes(opener, *urls, owner="me"):
 def decoded(monkeypatch):
     """How often a picture was decoded."""
     calls = []
-    load = budget_module.load_image
-    monkeypatch.setattr(budget_module, "load_image", lambda *a: calls.append(1) or load(*a))
+    load = budget_module.load_isolated
+    monkeypatch.setattr(budget_module, "load_isolated", lambda *a: calls.append(1) or load(*a))
     return calls
 
 
@@ -393,7 +393,7 @@ def test_an_upload_is_never_shown_as_a_page():
 
 
 def test_requests_decode_at_the_same_time_only_so_many(monkeypatch):
-    now, most, lock, load = [0], [0], threading.Lock(), budget_module.load_image
+    now, most, lock, load = [0], [0], threading.Lock(), budget_module.load_isolated
 
     def counted(*args):
         with lock:
@@ -405,7 +405,7 @@ def test_requests_decode_at_the_same_time_only_so_many(monkeypatch):
             with lock:
                 now[0] -= 1
 
-    monkeypatch.setattr(budget_module, "load_image", counted)
+    monkeypatch.setattr(budget_module, "load_isolated", counted)
     opener, url = media(), data_url(png(400, 400))
     threads = [threading.Thread(target=sizes, args=(opener, *[url] * 4)) for _ in range(12)]
     for thread in threads:

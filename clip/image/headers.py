@@ -1,0 +1,164 @@
+"""What a picture file's header promises, read with our own hands: the size in pixels, and of a JPEG
+how often its pixels would be gone over.
+
+Before anything is decoded it has to be known whether it fits. Asking the decoder's own reader would
+be work of unknown size already: a TIFF's directory may hold megabytes of tags, a JPEG millions of
+segments. Here a few fixed places are looked at, and what is gone through is limited.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+
+from mtmd.clip.image.signatures import webp_size
+
+SEGMENTS_MAX = 4096
+"""Of a JPEG before its pixels, and entries of a TIFF's directory: cameras write some dozens."""
+BLOCKS_MAX = 1 << 16
+"""Of 255 bytes at most, of a GIF before its first frame."""
+FILL_MAX = 1 << 16
+"""Fill bytes between a JPEG's segments; usual are none."""
+SCANS_MAX = 100
+"""Of a progressive JPEG: usual are 10. Each goes over all pixels (libjpeg-turbo's own advice on
+"two issues with the JPEG standard" is a limit of this kind)."""
+
+_START_OF_FRAME = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
+_ALONE = frozenset({0x01, *range(0xD0, 0xD9)})  # markers without a length: TEM, RST, SOI
+_END, _SCAN = 0xD9, 0xDA
+# In the data of a scan a marker is what follows 0xFF, but for stuffing and restarts (ITU T.81, B.1)
+_NEXT_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
+_NOT_FILL = re.compile(rb"[^\xff]")
+_TIFF_COUNTS = {1: "B", 3: "H", 4: "I", 16: "Q"}  # unsigned types that a size may have
+
+
+class TooMuch(Exception):
+    """A header that is right and senseless: its text says what there is too much of."""
+
+
+def header_size(kind: str, data: bytes) -> tuple[int, int]:
+    """(width, height) as the file holds its pixels, `kind` a key of `signatures.NAMES`. Raises
+    TooMuch, and EOFError, ValueError or struct.error where there is none.
+    """
+    if kind == "JPEG":
+        return _jpeg_size(data)
+    if kind == "PNG":
+        if data[12:16] != b"IHDR":
+            raise ValueError("no IHDR")
+        width, height = struct.unpack_from(">II", data, 16)
+    elif kind == "GIF":
+        width, height = _gif_size(data)
+    elif kind == "BMP":
+        (head,) = struct.unpack_from("<I", data, 14)
+        if head == 12:  # OS/2's
+            width, height = struct.unpack_from("<HH", data, 18)
+        else:
+            width, height = struct.unpack_from("<ii", data, 18)
+        height = abs(height)  # below zero: rows from the top
+    elif kind == "WEBP":
+        size = webp_size(data)
+        if size is None:
+            raise ValueError("no chunk that tells a size")
+        width, height = size
+    else:
+        width, height = _tiff_size(data)
+    return width, height
+
+
+def check_scans(data: bytes) -> None:
+    """Raises TooMuch for a JPEG of more scans than `SCANS_MAX`."""
+    # Other data, such as a film behind the picture, has these bytes by chance.
+    if data.count(b"\xff\xda") <= SCANS_MAX:
+        return
+    position, scans = 2, 0
+    while marker := _NEXT_MARKER.search(data, position):
+        kind, position = data[marker.end() - 1], marker.end()
+        if kind == _END:
+            return
+        if kind in _ALONE:
+            continue
+        scans += kind == _SCAN
+        if scans > SCANS_MAX:
+            raise TooMuch(f"more than {SCANS_MAX} scans over all pixels")
+        if position + 2 > len(data):
+            return
+        position += max(int.from_bytes(data[position : position + 2], "big"), 2)
+
+
+def _jpeg_size(data: bytes) -> tuple[int, int]:
+    """Of the last frame header before the first scan."""
+    position, fill, size = 2, 0, None
+    for _ in range(SEGMENTS_MAX):
+        found = _NOT_FILL.search(data, position)
+        fill += (found.start() if found else len(data)) - position
+        if fill > FILL_MAX:
+            raise TooMuch(f"more than {FILL_MAX:,} fill bytes")
+        if found is None:
+            break
+        if found.start() == position:  # no marker: what stands here is passed over
+            position = data.find(b"\xff", position, position + FILL_MAX)
+            if position < 0:
+                raise ValueError("no marker")
+            continue
+        kind, position = data[found.start()], found.end()
+        if kind in _ALONE or kind == 0:
+            continue
+        if kind in (_END, _SCAN):
+            break
+        if kind in _START_OF_FRAME and position + 7 <= len(data):
+            height, width = struct.unpack_from(">HH", data, position + 3)
+            size = width, height
+        if position + 2 > len(data):
+            break
+        position += max(int.from_bytes(data[position : position + 2], "big"), 2)
+    else:
+        raise TooMuch(f"more than {SEGMENTS_MAX:,} segments before its pixels")
+    if size is None:
+        raise EOFError
+    return size
+
+
+def _gif_size(data: bytes) -> tuple[int, int]:
+    """Of the screen, or as far as the first frame reaches beyond it (GIF89a)."""
+    width, height, flags = struct.unpack_from("<HHB", data, 6)
+    position, left = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0), BLOCKS_MAX
+    while left:
+        left -= 1
+        kind = data[position : position + 1]
+        if kind == b",":
+            x, y, wide, high = struct.unpack_from("<HHHH", data, position + 1)
+            return max(width, x + wide), max(height, y + high)
+        if kind in (b"", b";"):
+            return width, height
+        position += 1
+        if kind == b"!":
+            position += 1  # its label; blocks follow, each with its length, and an empty one
+            while left and (length := data[position : position + 1]) not in (b"", b"\0"):
+                position, left = position + 1 + length[0], left - 1
+    raise TooMuch(f"more than {BLOCKS_MAX:,} blocks before its first frame")
+
+
+def _tiff_size(data: bytes) -> tuple[int, int]:
+    """ImageWidth and ImageLength of the first directory (TIFF 6.0 section 2; BigTIFF)."""
+    order = "<" if data[:2] == b"II" else ">"
+    big = 43 in data[2:4]
+    start, count, entry = ("Q", "Q", "HHQ") if big else ("I", "H", "HHI")
+    (directory,) = struct.unpack_from(order + start, data, 8 if big else 4)
+    if directory > len(data):
+        raise EOFError
+    (entries,) = struct.unpack_from(order + count, data, directory)
+    if entries > SEGMENTS_MAX:
+        raise TooMuch(f"{entries:,} entries in its directory")
+    position = directory + struct.calcsize(order + count)
+    sizes: dict[int, int] = {}
+    for _ in range(entries):
+        tag, type_, values = struct.unpack_from(order + entry, data, position)
+        position += struct.calcsize(order + entry)
+        if tag in (256, 257):
+            if values != 1 or type_ not in _TIFF_COUNTS:
+                raise ValueError("a size that is no number")
+            (sizes[tag],) = struct.unpack_from(order + _TIFF_COUNTS[type_], data, position)
+        position += 8 if big else 4
+    if len(sizes) < 2:
+        raise EOFError
+    return sizes[256], sizes[257]
