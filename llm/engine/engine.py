@@ -358,8 +358,8 @@ class Engine:
 
 
 def _rows(step: Step) -> list[tuple[Sequence, int]]:
-    """The logits that each part of a step is asked for: after its last token, and after each that is
-    proposed.
+    """The logits that each part of a step is asked for: after its last token, and after each of its
+    proposal.
     """
     return [(sequence, 1 + max(number - sequence.left, 0)) for sequence, number in step.parts]
 

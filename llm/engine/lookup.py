@@ -18,7 +18,7 @@ from itertools import pairwise
 PICTURE = -1  # stands for a token that is no text: never expected
 LONG, SHORT = 3, 2  # tokens that are looked up
 LONGEST = 12  # matches longer than this are equally good
-# Before anything is seen: the share of tokens that are as expected after a match of so many tokens, the
+# Before anything is seen: how often what is expected comes after a match of so many tokens, the
 # first after one that was replaced; and how many observations that is worth.
 CHANCES = (0.2, 0.2, 0.2, 0.35, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.9)
 WEIGHT = 4.0

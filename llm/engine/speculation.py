@@ -1,5 +1,6 @@
 """How many tokens to propose for each sequence, so that one forward may yield several: speculative
-decoding (arXiv:2211.17192) with proposals from the text itself (`lookup`). Plain Python, no tensors.
+decoding (arXiv:2211.17192) with proposals from the text itself (`lookup`). Plain Python, no
+tensors.
 
 A proposed token costs a row more in a forward, for nothing where it is rejected. What a row more
 costs is measured while the engine runs, against steps without proposals; how likely tokens are
@@ -121,6 +122,12 @@ class Speculation:
     _missed: dict[tuple[int, int], float] = field(default_factory=dict)
     _plan_steps: float = PLAN_STEPS
 
+    def __str__(self) -> str:
+        """For receipts."""
+        if self.refused:
+            return f"off: {self.refused}"
+        return f"up to {self.mode} tokens" if isinstance(self.mode, int) else str(self.mode)
+
     def reset(self) -> None:
         """Forget all sequences."""
         self._texts.clear()
@@ -165,8 +172,8 @@ class Speculation:
         return min(text.left, self.context - sequence.total) - 1
 
     def _worth(self, running: Many[Sequence]) -> dict[Sequence, int]:
-        """How many tokens to propose for each sequence. Each is worth its chance; the likeliest come
-        first, whosever they are.
+        """How many tokens to propose for each sequence. Each is worth its chance; the likeliest
+        come first, whosever they are.
         """
         offers: list[tuple[float, Sequence]] = []
         for sequence in running:

@@ -71,6 +71,9 @@ def test_json(one: Path, mtmd: Any, demo: Model) -> None:
         "image_tokens",
         "prompt_tokens",
         "output_tokens",
+        "proposed_tokens",
+        "accepted_tokens",
+        "speculation",
         "preprocess_ms",
         "encode_ms",
         "prefill_ms",
@@ -181,6 +184,14 @@ EFFECTS: dict[str, tuple[tuple[object, ...], Seen]] = {
     "--threads": (
         ("--threads", 2),
         lambda got, plain: torch.get_num_threads() == 2 and got["text"] == plain["text"],
+    ),
+    "--speculate": (
+        ("--speculate", 4, "--ignore-eos", "--max-tokens", 60),
+        lambda got, plain: (
+            got["receipt"]["speculation"] == "up to 4 tokens"
+            and got["receipt"]["proposed_tokens"] >= got["receipt"]["accepted_tokens"] > 0
+            and got["text"].startswith(plain["text"])
+        ),
     ),
     "--context": (
         ("--context", 40, "--ignore-eos"),
