@@ -110,15 +110,6 @@ class Cache:
         """
         return any(not isinstance(state, KV) for state in self._states.values())
 
-    @property
-    def recurrent_bytes(self) -> int:
-        """What is known only as a whole, of all sequences."""
-        return self.sequences * sum(
-            self.tensors[name][0].nbytes
-            for name, state in self._states.items()
-            if not isinstance(state, KV)
-        )
-
     def clear(self, slot: int) -> None:
         """Forget a slot's recurrent state. Keys and values need no clearing: nobody looks beyond
         what has been written.

@@ -81,7 +81,7 @@ class Engine:
             speculate,
             runner.context,
             FEW if runner.backends[0].device.type == "cpu" else MOST_ROWS,
-            self.cache.recurrent_bytes,
+            runner.recurrent_bytes,
             runner.pace,
         )
         self.reset()

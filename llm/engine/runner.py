@@ -22,7 +22,7 @@ from mtmd.llm.engine.spans import Span, cut, lay_out
 from mtmd.llm.engine.speculation import Pace
 from mtmd.llm.family import TextFamily
 from mtmd.llm.inputs import TextInputs
-from mtmd.llm.state import PAGE, Cache, state_dtype, states_by_name
+from mtmd.llm.state import KV, PAGE, Cache, state_dtype, states_by_name
 
 PREFILL = 512  # tokens of a prefill batch
 PLANS = 64  # kept for shapes that come again; some MiB each, of a large model
@@ -161,6 +161,17 @@ class Runner:
                 spaces.get(where[name].space, 0) + count * state_dtype(state, self.dtype).itemsize
             )
         return spaces
+
+    @property
+    def recurrent_bytes(self) -> int:
+        """Of the states of all sequences that are known only as a whole."""
+        return sum(
+            torch.Size(state.shape(self.sequences, 0)).numel()
+            * state_dtype(state, self.dtype).itemsize
+            for states in self.family.layers
+            for state in states
+            if not isinstance(state, KV)
+        )
 
     def _state_backends(self) -> dict[str, Backend]:
         """Where each state is written, by its name."""

@@ -51,21 +51,19 @@ class Pace:
         self._costs: dict[tuple[int, int], deque[float]] = {}
         self._last: dict[tuple[int, int], int] = {}
         self._steps = 0
+        self.planned: set[tuple[int, int]] = set()
+        """Sequences and rows of batches that have been run."""
 
-    def record(self, sequences: int, rows: int, seconds: float) -> float | None:
-        """A batch of decoding has taken so long; its cost, None where there is nothing to compare
-        it with.
-        """
+    def record(self, sequences: int, rows: int, seconds: float) -> None:
+        """A batch of decoding has taken so long."""
         self._steps += 1
+        self.planned.add((sequences, rows))
+        cost = self.in_steps(sequences, seconds)
         if rows == sequences:
             self._plain.setdefault(sequences, deque(maxlen=SAMPLES)).append(seconds)
-            return 1.0
-        cost = self.in_steps(sequences, seconds)
-        if cost is None:
-            return None
-        self._costs.setdefault((sequences, rows), deque(maxlen=SAMPLES)).append(cost)
-        self._last[sequences, rows] = self._steps
-        return cost
+        elif cost is not None:
+            self._costs.setdefault((sequences, rows), deque(maxlen=SAMPLES)).append(cost)
+            self._last[sequences, rows] = self._steps
 
     def in_steps(self, sequences: int, seconds: float) -> float | None:
         """A time in steps without proposals, None where none has been seen."""
@@ -79,9 +77,11 @@ class Pace:
             return max(median(costs), 1.0)
         return (1 + self._row * rows) / (1 + self._row * sequences)
 
-    def measured(self) -> dict[int, float]:
-        """Of one sequence, by rows: what has been seen so far."""
-        return {rows: median(c) for (one, rows), c in sorted(self._costs.items()) if one == 1}
+    def measured(self) -> tuple[tuple[int, float], ...]:
+        """Rows and their cost, of one sequence: what has been seen so far."""
+        return tuple(
+            (rows, median(costs)) for (one, rows), costs in sorted(self._costs.items()) if one == 1
+        )
 
 
 @dataclass
@@ -92,17 +92,24 @@ class Text:
     left: int
 
 
-def speculation(mode: Mode, context: int, rows: int, state_bytes: int, pace: Pace) -> Speculation:
-    """For an engine, with at most so many `rows` in a batch with proposals. `state_bytes`: of
-    recurrent states, which have to be kept to go back to, for all its sequences.
+def refusal(state_bytes: int) -> str | None:
+    """Why nothing is proposed for sequences whose recurrent states, which have to be kept to go
+    back to, take so much together.
     """
-    if mode != "off" and state_bytes > STATE_BYTES:
-        reason = (
-            f"recurrent states take {state_bytes >> 20} MiB to keep, and "
-            f"{STATE_BYTES >> 20} MiB may be kept; lower parallel"
-        )
-        return Speculation("off", pace, 0, context, reason)
-    return Speculation(mode, pace, rows, context)
+    if state_bytes <= STATE_BYTES:
+        return None
+    return (
+        f"recurrent states take {state_bytes >> 20} MiB to keep, and {STATE_BYTES >> 20} MiB may "
+        "be kept; lower parallel"
+    )
+
+
+def speculation(mode: Mode, context: int, rows: int, state_bytes: int, pace: Pace) -> Speculation:
+    """For an engine, with at most so many `rows` in a batch with proposals; `state_bytes` as in
+    `refusal`.
+    """
+    reason = None if mode == "off" else refusal(state_bytes)
+    return Speculation("off" if reason else mode, pace, rows, context, reason)
 
 
 @dataclass
@@ -118,7 +125,6 @@ class Speculation:
     refused: str | None = None
     _texts: dict[Sequence, Text] = field(default_factory=dict)
     _credit: float = CREDIT
-    _planned: set[tuple[int, int]] = field(default_factory=set)
     _missed: dict[tuple[int, int], float] = field(default_factory=dict)
     _plan_steps: float = PLAN_STEPS
 
@@ -210,7 +216,7 @@ class Speculation:
     def _has_plan(self, sequences: int, rows: int, gain: float) -> bool:
         """Whether a batch of this size is planned, or is worth it by now."""
         key = sequences, rows
-        if key in self._planned:
+        if key in self.pace.planned:
             return True
         self._missed[key] = self._missed.get(key, 0.0) + gain
         return self._missed[key] >= self._plan_steps
@@ -219,14 +225,14 @@ class Speculation:
         """A batch of decoding, `rows` in all, has given so many tokens. `planned`: a plan was made
         for it, whose time says nothing of the next.
         """
-        self._planned.add((sequences, rows))
         if planned:
+            self.pace.planned.add((sequences, rows))
             took = self.pace.in_steps(sequences, seconds)
             if took is not None and rows > sequences:
                 self._plan_steps = took
             return
-        cost = self.pace.record(sequences, rows, seconds)
+        self.pace.record(sequences, rows, seconds)
         earned = EARNED
-        if rows > sequences and cost is not None:
-            earned += tokens / sequences - cost
+        if rows > sequences:
+            earned += tokens / sequences - self.pace.cost(sequences, rows)
         self._credit = min(self._credit + earned, CREDIT_MOST)

@@ -332,12 +332,13 @@ def test_the_likeliest_tokens_of_all_come_first() -> None:
 
 def test_a_cost_is_that_of_the_middle_run_and_is_forgotten() -> None:
     pace = Pace(0.15)
-    assert pace.record(1, 4, 1.0) is None  # there is nothing to compare it with
+    pace.record(1, 4, 1.0)  # there is nothing to compare it with
+    assert pace.measured() == ()
     for seconds in (1.0, 1.0, 50.0, 1.0, 1.0):
         pace.record(1, 1, seconds)
     for seconds in (1.5, 99.0, 1.6):
         pace.record(1, 4, seconds)
-    assert pace.cost(1, 4) == 1.6 and pace.measured() == {4: 1.6}
+    assert pace.cost(1, 4) == 1.6 and pace.measured() == ((4, 1.6),)
     assert pace.cost(1, 8) == pytest.approx((1 + 0.15 * 8) / 1.15)
     for _ in range(300):
         pace.record(1, 1, 1.0)

@@ -309,6 +309,7 @@ def test_every_option_of_warmup(mtmd: Any, tmp_path: Path) -> None:
         "--context",
         "--target",  # the last in test_predict_target
         "--memory-limit",
+        "--speculate",
         *IN_TEST_GGUF - {"--detail"},
     }
     told = report(
