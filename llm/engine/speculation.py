@@ -49,7 +49,7 @@ class Pace:
         self._row = row
         self._plain: dict[int, deque[float]] = {}
         self._costs: dict[tuple[int, int], deque[float]] = {}
-        self._last: dict[tuple[int, int], int] = {}
+        self._known: dict[tuple[int, int], tuple[float, int]] = {}
         self._steps = 0
         self.planned: set[tuple[int, int]] = set()
         """Sequences and rows of batches that have been run."""
@@ -57,13 +57,14 @@ class Pace:
     def record(self, sequences: int, rows: int, seconds: float) -> None:
         """A batch of decoding has taken so long."""
         self._steps += 1
-        self.planned.add((sequences, rows))
-        cost = self.in_steps(sequences, seconds)
+        key = sequences, rows
+        self.planned.add(key)
         if rows == sequences:
             self._plain.setdefault(sequences, deque(maxlen=SAMPLES)).append(seconds)
-        elif cost is not None:
-            self._costs.setdefault((sequences, rows), deque(maxlen=SAMPLES)).append(cost)
-            self._last[sequences, rows] = self._steps
+        elif (cost := self.in_steps(sequences, seconds)) is not None:
+            costs = self._costs.setdefault(key, deque(maxlen=SAMPLES))
+            costs.append(cost)
+            self._known[key] = max(median(costs), 1.0), self._steps + FORGOTTEN
 
     def in_steps(self, sequences: int, seconds: float) -> float | None:
         """A time in steps without proposals, None where none has been seen."""
@@ -72,9 +73,9 @@ class Pace:
 
     def cost(self, sequences: int, rows: int) -> float:
         """Of a batch of so many rows."""
-        costs = self._costs.get((sequences, rows))
-        if costs and self._steps - self._last[sequences, rows] < FORGOTTEN:
-            return max(median(costs), 1.0)
+        cost, until = self._known.get((sequences, rows), (0.0, 0))
+        if self._steps < until:
+            return cost
         return (1 + self._row * rows) / (1 + self._row * sequences)
 
     def measured(self) -> tuple[tuple[int, float], ...]:
@@ -201,8 +202,9 @@ class Speculation:
             if size > self.rows or count > len(offers):
                 break
             gain = 1 + sum(chance for chance, _ in offers[:count]) / sequences
-            if gain / self.pace.cost(sequences, size) > rate:
-                best, rate, rows = count, gain / self.pace.cost(sequences, size), size
+            pays = gain / self.pace.cost(sequences, size)
+            if pays > rate:
+                best, rate, rows = count, pays, size
         if not best:
             return {}
         risk = (self.pace.cost(sequences, rows) - 1) * (1 - offers[0][0])
@@ -229,7 +231,7 @@ class Speculation:
             self.pace.planned.add((sequences, rows))
             took = self.pace.in_steps(sequences, seconds)
             if took is not None and rows > sequences:
-                self._plan_steps = took
+                self._plan_steps = min(took, 2 * PLAN_STEPS)  # machine code is made once
             return
         self.pace.record(sequences, rows, seconds)
         earned = EARNED

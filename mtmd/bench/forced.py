@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,9 +17,10 @@ class Forced:
 
     def mask(self, logits: Tensor) -> Tensor:
         """Logits [V], -inf at every token but the one that is to come."""
-        result = torch.full_like(logits, float("-inf"))
+        # numpy's, which wakes no other threads
+        result = np.full(len(logits), -np.inf, np.float32)
         result[self._tokens[self._at]] = 0.0
-        return result
+        return torch.from_numpy(result)
 
     def accept(self, token: int) -> None:  # noqa: ARG002
         self._at += 1
