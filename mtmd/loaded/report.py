@@ -8,12 +8,7 @@ from collections.abc import Sequence
 
 from mtmd.clip.warmup import check_encoder, encoder_graphs
 from mtmd.kernels.dtype import name_of
-from mtmd.kernels.report.facts import (
-    DequantizedTensor,
-    FlashFacts,
-    Placement,
-    SpeculationFacts,
-)
+from mtmd.kernels.report.facts import DequantizedTensor, FlashFacts, Placement, SpeculationFacts
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.llm.engine.speculation import refusal
 from mtmd.llm.warmup import check_decoder, decoder_graphs, measure_rows
