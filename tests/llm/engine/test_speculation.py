@@ -23,6 +23,7 @@ from mtmd.llm.engine.spans import Span
 from mtmd.llm.engine.speculation import Mode, Pace, Speculation, speculation
 from mtmd.llm.sampling.sampler import Sampler, Sampling
 from mtmd.llm.state import PAGE
+from mtmd.llm.warmup import measure_rows
 
 SAMPLINGS: tuple[Mapping[str, Any], ...] = (
     {},
@@ -344,6 +345,19 @@ def test_a_cost_is_that_of_the_middle_run_and_is_forgotten() -> None:
     for _ in range(300):
         pace.record(1, 1, 1.0)
     assert pace.cost(1, 4) == pytest.approx((1 + 0.15 * 4) / 1.15)
+
+
+def test_the_warm_up_measures_rows_and_leaves_their_plans() -> None:
+    runner = small.runner(64)
+    measure_rows(runner)
+    assert [rows for rows, _ in runner.pace.measured()] == [2, 4, 8]
+    assert all(cost > 0 for _, cost in runner.pace.measured())
+    made = runner.plans_made
+    subject = Engine(runner, speculate=7)
+    subject.submit(repeating(16, constraint=Recital(), spans=[Span((3, 4, 5))]))
+    finish(subject)
+    assert runner.plans_made <= made + 2  # of the prompt, and of what was left at the end
+    measure_rows(small.runner(8))  # no room for so many rows: nothing to measure
 
 
 def test_states_too_large_to_keep_are_told() -> None:

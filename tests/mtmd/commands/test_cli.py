@@ -324,7 +324,10 @@ def test_every_option_of_warmup(mtmd: Any, tmp_path: Path) -> None:
         2,
         "--context",
         128,
+        "--speculate",
+        3,
     )
+    assert told["speculation"] == {"setting": "3", "refused": None, "costs": []}
     assert (told["device"], told["dtype"], told["checks"]) == ("cpu", "bf16", []) and told[
         "device_name"
     ].startswith("2 threads, ")
