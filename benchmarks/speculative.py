@@ -7,7 +7,8 @@ without: tokens a second in tasks that copy and in tasks that do not, alternatin
 
 What is answered is given, as a model would that does the task: so any weights do, random ones too.
 Texts are those of this checkout. The last task draws from the model's own probabilities at
-temperature 1. Ratios above 1 mean that proposals gain.
+temperature 1. Ratios above 1 mean that proposals gain: of medians, of the best, and of medians by
+processor time, which another process on the machine does not change.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import time
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +62,18 @@ def tasks() -> list[tuple[str, str, str]]:
     ]
 
 
-def answers(engine: Engine, prompts: list[Prompt]) -> tuple[float, int, int]:
-    """Tokens a second after the first, tokens proposed and accepted."""
+def answers(engine: Engine, prompts: list[Prompt]) -> tuple[float, float, int, int]:
+    """Tokens a second after the first, of wall time and of processor time; tokens proposed and
+    accepted.
+    """
     sequences = [engine.submit(prompt) for prompt in prompts]
+    start = None
     while engine.busy:
         engine.step()
+        if start is None and all(sequence.first for sequence in sequences):
+            start = time.process_time()
+    assert start is not None
+    cpu_seconds = time.process_time() - start
     for sequence in sequences:
         if sequence.error:
             raise sequence.error
@@ -72,6 +81,7 @@ def answers(engine: Engine, prompts: list[Prompt]) -> tuple[float, int, int]:
     seconds = max(s.decode_ms for s in sequences) / 1e3
     return (
         tokens / seconds,
+        tokens / cpu_seconds,
         sum(s.proposed for s in sequences),
         sum(s.accepted for s in sequences),
     )
@@ -124,15 +134,15 @@ def measure(model: Any, args: argparse.Namespace) -> None:
             for seed in range(number * args.batch, (number + 1) * args.batch)
         ]
 
-    rates: dict[str, dict[str, list[float]]] = {}
+    rates: dict[str, dict[str, list[tuple[float, float]]]] = {}
     counts: dict[str, tuple[int, int]] = {}
     for number in range(args.rounds + 1):
         for name, *task in [*tasks(), ("drawn, temperature 1",)]:
             for mode in MODES if number % 2 else reversed(MODES):
                 prompts = given(*task) if task else drawn(number)
-                rate, proposed, accepted = answers(engines[mode], prompts)
+                wall, cpu, proposed, accepted = answers(engines[mode], prompts)
                 if number:  # the first round makes plans
-                    rates.setdefault(name, {}).setdefault(mode, []).append(rate)
+                    rates.setdefault(name, {}).setdefault(mode, []).append((wall, cpu))
                     if mode == "auto":
                         counts[name] = proposed, accepted
     print(
@@ -140,13 +150,18 @@ def measure(model: Any, args: argparse.Namespace) -> None:
         f"{args.rounds} rounds; steps of "
         + ", ".join(f"{rows} rows cost {cost:.2f}" for rows, cost in runner.pace.measured())
     )
-    print(f"{'tokens/s':<22} {'off':>8} {'auto':>8} {'ratio':>7} {'best':>7}  accepted of proposed")
+    print(
+        f"{'tokens/s, median':<22} {'off':>8} {'auto':>8} {'ratio':>7} {'best':>7} {'by CPU':>7}  "
+        "accepted of proposed"
+    )
     for name, found in rates.items():
-        off, auto = found["off"], found["auto"]
+        off, auto = ([wall for wall, _ in found[mode]] for mode in MODES)
+        by_cpu = [statistics.median(cpu for _, cpu in found[mode]) for mode in MODES]
         medians = statistics.median(off), statistics.median(auto)
         print(
             f"{name:<22} {medians[0]:8.1f} {medians[1]:8.1f} {medians[1] / medians[0]:7.3f} "
-            f"{max(auto) / max(off):7.3f}  {counts[name][1]} of {counts[name][0]}",
+            f"{max(auto) / max(off):7.3f} {by_cpu[1] / by_cpu[0]:7.3f}  "
+            f"{counts[name][1]} of {counts[name][0]}",
             flush=True,
         )
 
