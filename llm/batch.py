@@ -42,7 +42,10 @@ class BatchShape:
             pages = 4
             while pages < self.pages:
                 pages *= 4
-        return BatchShape(tokens, images, min(self.wanted, 1) and sequences, sequences, pages)
+        wanted = min(self.wanted, 1) and sequences
+        if self.wanted > self.sequences:  # of several rows each
+            wanted = tokens if tokens <= FEW else min(_rounded(self.wanted), tokens)
+        return BatchShape(tokens, images, wanted, sequences, pages)
 
 
 def _rounded(count: int, parts: int = 8) -> int:

@@ -4,6 +4,8 @@ prefill, and one step run.
 
 from __future__ import annotations
 
+import time
+
 from mtmd.kernels.report.check import run_check
 from mtmd.kernels.report.facts import Check, GraphFacts, Placement, graph_facts, placement
 from mtmd.llm.engine.make_batch import make_batch
@@ -11,6 +13,8 @@ from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.spans import Span
 
 CHECKED = 16  # tokens read before the step that is looked at
+ROWS = (2, 4, 8)  # of a step with proposals
+RUNS = 4  # of each, after one that does not count
 
 
 def decoder_placement(runner: Runner) -> Placement:
@@ -44,9 +48,7 @@ def _tokens(count: int) -> str:
 
 def check_decoder(runner: Runner) -> Check:
     """Read a few tokens and compute the logits of the next."""
-    tokens = tuple(
-        i * 7919 % runner.family.vocabulary for i in range(min(CHECKED, runner.context - 1))
-    )
+    tokens = _tokens_of(runner, min(CHECKED, runner.context - 1))
     cache = runner.new_cache()
     sequence = runner.begin(cache, 0)
     runner.prefill([Span(tokens)], cache, sequence)
@@ -62,3 +64,26 @@ def check_decoder(runner: Runner) -> Check:
         runner.dtype,
         batch,
     )
+
+
+def measure_rows(runner: Runner) -> None:
+    """What a step of several rows costs, for one sequence, in steps of one row: tells the runner's
+    `pace`, and leaves their plans behind.
+    """
+    read = min(CHECKED, runner.context - 1 - ROWS[-1])
+    if read < 1:
+        return
+    tokens, cache = _tokens_of(runner, read), runner.new_cache()
+    sequence = runner.begin(cache, 0)
+    runner.prefill([Span(tokens)], cache, sequence)
+    for number in range(RUNS + 1):
+        for rows in (1, *ROWS):
+            start = time.perf_counter()
+            batch = make_batch([(sequence, [Span(_tokens_of(runner, rows))])], cache, rows=[rows])
+            runner.forward(batch).argmax(-1).tolist()  # which waits for the device
+            if number:
+                runner.pace.record(1, rows, time.perf_counter() - start)
+
+
+def _tokens_of(runner: Runner, count: int) -> tuple[int, ...]:
+    return tuple(i * 7919 % runner.family.vocabulary for i in range(count))

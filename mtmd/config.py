@@ -20,6 +20,8 @@ from mtmd.llm.sampling.options import Sampling
 
 DTYPES = ("auto", "bf16", "fp32")
 FLASH = ("auto", "on", "off")
+SPECULATE = ("auto", "off")
+MOST_PROPOSED = 32
 # Of files that are taken for pictures where none is named: in folders, and dropped on a terminal.
 # One that is named may have any.
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
@@ -39,7 +41,9 @@ class LoadOptions:
     the whole process. `memory_limit`: the most of the device's memory to take for weights, caches
     and all, in bytes or as "8GiB", None for what is free when the model is loaded. `isolate`:
     picture files are decoded, and JSON schemas followed, in worker processes with limits of memory
-    and time; for what others send.
+    and time; for what others send. `speculate`: how many tokens of an answer to propose at once
+    from what stands in prompt and answer, "auto" for as many as pay, by measurement, or "off";
+    answers are the same.
     """
 
     device: str = "auto"
@@ -56,6 +60,7 @@ class LoadOptions:
     parallel: int = 4
     memory_limit: int | str | None = None
     isolate: bool = False
+    speculate: int | str = "auto"
 
     def __post_init__(self) -> None:
         for name in ("mmproj", "chat_template"):
@@ -74,6 +79,7 @@ class LoadOptions:
         _among("flash_attn", self.flash_attn, FLASH)
         if type(self.isolate) is not bool:
             refuse("isolate", self.isolate, "true or false")
+        object.__setattr__(self, "speculate", _speculate(self.speculate))
         _text("device", self.device)
         for name in ("override_tensor", "refuse"):
             object.__setattr__(self, name, _texts(name, getattr(self, name)))
@@ -151,6 +157,16 @@ def _known(values: Mapping[str, Any], *kinds: Any) -> Mapping[str, Any]:
                 f"option {name!r:.60} is not known; expected one of {', '.join(names)}"
             )
     return values
+
+
+def _speculate(value: object) -> int | str:
+    """A number also as text, as a command has it."""
+    if isinstance(value, str) and value in SPECULATE:
+        return value
+    number = int(value) if isinstance(value, str) and value.isdecimal() else value
+    if type(number) is not int or not 1 <= number <= MOST_PROPOSED:
+        refuse("speculate", value, f"auto, off, or a number from 1 to {MOST_PROPOSED}")
+    return number
 
 
 def _among(name: str, value: object, among: tuple[str, ...]) -> None:

@@ -23,7 +23,9 @@ class ImageReceipt:
 
 @dataclass(frozen=True)
 class Receipt:
-    """Times are wall time in milliseconds; `reused_tokens` of the prompt were known from before.
+    """Times are wall time in milliseconds; `reused_tokens` of the prompt were known from before;
+    `proposed_tokens` were read out of the text and verified, `accepted_tokens` of them were right;
+    `speculation` says how many are proposed, or why none.
 
     `attention` tells by which kernel it runs, for each graph; `warnings` what was refused."""
 
@@ -33,6 +35,8 @@ class Receipt:
     prompt_tokens: int
     reused_tokens: int
     output_tokens: int
+    proposed_tokens: int
+    accepted_tokens: int
     finish: str
     queued_ms: float
     preprocess_ms: float
@@ -42,6 +46,7 @@ class Receipt:
     device: str
     dtype: str
     attention: dict[str, str]
+    speculation: str
     seed: int | None
     warnings: tuple[str, ...]
 
@@ -61,12 +66,18 @@ class Receipt:
             f", {self.output_tokens / self.decode_ms * 1e3:.0f} tokens/s" if self.decode_ms else ""
         )
         reused = f" ({self.reused_tokens} known from before)" if self.reused_tokens else ""
+        proposed = (
+            f", {self.accepted_tokens} of {self.proposed_tokens} proposed tokens accepted"
+            if self.proposed_tokens
+            else ""
+        )
         waited = f"waited {self.queued_ms:.0f} ms, " if self.queued_ms >= 1 else ""
         lines.append(
             f"{self.prompt_tokens} prompt tokens{reused}, {self.output_tokens} output tokens "
             f"({self.finish}); "
             f"{waited}preprocess {self.preprocess_ms:.0f} ms, encode {self.encode_ms:.0f} ms, "
             f"prefill {self.prefill_ms:.0f} ms, decode {self.decode_ms:.0f} ms{per_second}"
+            f"{proposed}"
         )
         where = "; ".join(f"{part}: {kernel} attention" for part, kernel in self.attention.items())
         seed = "" if self.seed is None else f"; seed {self.seed}"

@@ -39,6 +39,8 @@ SINCE_START = {
     "prompt_tokens": "Tokens of prompts",
     "reused_tokens": "Tokens of prompts known from before",
     "output_tokens": "Tokens of answers",
+    "proposed_tokens": "Tokens proposed for answers, out of their own texts",
+    "accepted_tokens": "Tokens of those that were accepted",
     "batches": "Batches of the decoder",
     "batch_rows": "Sequences in the decoder's batches, summed up",
     "encode_batches": "Batches of the encoder",

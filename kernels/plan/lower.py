@@ -31,6 +31,9 @@ from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.plan.steps import NativeFacts, Step
 
 DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+# Tokens whose attention is summed up in the same order however many of them there are, so that an
+# answer is the same to the last bit with tokens proposed and without.
+ALIKE = 8
 MOST_ROWS = 16  # of a product: with more, torch's products are faster
 WORTH = 4096  # values of a chunk, at least, of a kernel that does little with each: about 1 us
 ALIGN = 64
@@ -666,7 +669,8 @@ def _emit_attention(low: Lowering, node: Node, inputs: Operands) -> None:
     values, _ = low.inputs[v]
     assert keys is not None and values is not None and pages is not None
     softcap, to = node.attrs.get("softcap"), low.make(node)
-    splits = _splits(tokens * groups, pages.shape[0])
+    most = _splits(groups if tokens <= ALIKE else tokens * groups)
+    splits = max(1, min(most, pages.shape[0] // attention.FEW))
     address = compile_kernel(
         attention.emit_attention,
         (name_of(q), name_of(keys), name_of(node)),
@@ -686,7 +690,7 @@ def _emit_attention(low: Lowering, node: Node, inputs: Operands) -> None:
     args: list[Place] = [low.place(q), *q.type.strides[1:3], *halves, keys.type.strides[1]]
     args += [keys.type.strides[2], values.type.strides[2], low.place(pages), low.place(bounds)]
     args += [groups, splits, to, token, head, parts]
-    args += [bits(node.attrs["scale"]), bits(softcap or 0.0)]
+    args += [bits(node.attrs["scale"]), bits(softcap or 0.0), most]
     low.add(address, args, tokens * groups * splits, 1, node.name)
     if splits > 1:
         address = compile_kernel(attention.emit_combine, name_of(node), value)
@@ -695,11 +699,11 @@ def _emit_attention(low: Lowering, node: Node, inputs: Operands) -> None:
         low.add(address, args, tokens * count, chunk, node.name)
 
 
-def _splits(units: int, pages: int) -> int:
-    """Into how many runs of pages each token's keys are cut: so many that there are parts enough
-    for every thread, and none is of fewer than `FEW` pages.
+def _splits(units: int) -> int:
+    """Into how many runs of pages each token's keys are cut at most: so many that there are parts
+    enough for every thread.
     """
-    return max(1, min(-(-16 // units), pages // attention.FEW))
+    return max(1, -(-16 // units))
 
 
 def _rejects_view(low: Lowering, node: Node, inputs: Operands) -> str | None:

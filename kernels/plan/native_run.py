@@ -28,7 +28,6 @@ class Memory:
     """What a run of a plan writes to: its arena and a frame of each program."""
 
     def __init__(self, plan: NativePlan, threads: int):
-        self.plan = plan
         self.arena = torch.empty(plan.lowered.arena, dtype=torch.uint8)
         self.frames: dict[int, Frame] = {
             number: part.frame(threads)
@@ -42,7 +41,7 @@ class NativePlan:
     """Ready to run any number of times, from any thread: runs share weights and nothing else.
 
     `calls` are the steps' functions and what they read; `placed` checks what an input is filled
-    with. The memory of the last run is kept for the next of the same plan, one in all.
+    with. The memory of the last run is kept for the next of the same plan, of few plans.
     """
 
     def __init__(

@@ -175,6 +175,17 @@ class DequantizedTensor:
 
 
 @dataclass(frozen=True)
+class SpeculationFacts:
+    """How many tokens are proposed at once, as asked for; why none are, if so; and what batches of
+    several rows cost, as (rows, times that of one row), empty where nothing was run.
+    """
+
+    setting: str
+    refused: str | None
+    costs: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
 class WarmupFacts:
     """All that `mtmd warmup` reports. `checks` is empty where nothing was run, `compiled` is empty
     where the device is here.
@@ -190,6 +201,7 @@ class WarmupFacts:
     checks: tuple[Check, ...] = ()
     compiled: tuple[CompiledKernel, ...] = ()
     dequantized: tuple[DequantizedTensor, ...] = ()
+    speculation: SpeculationFacts | None = None
 
     @property
     def fully_accelerated(self) -> bool:

@@ -19,7 +19,17 @@ SHOWN = 12  # copies of one graph that are listed by name
 
 
 def render(report: WarmupFacts) -> str:
-    parts = _head, _flash, _warnings, _dequantized, _graphs, _compiled, _checks, _verdict
+    parts = (
+        _head,
+        _flash,
+        _speculation,
+        _warnings,
+        _dequantized,
+        _graphs,
+        _compiled,
+        _checks,
+        _verdict,
+    )
     return "\n".join(line.rstrip() for part in parts for line in part(report))
 
 
@@ -31,6 +41,24 @@ def _head(report: WarmupFacts) -> Iterator[str]:
 def _flash(report: WarmupFacts) -> Iterator[str]:
     for flash in report.flash:
         yield f"flash attention, {flash.graph}: {flash.state.upper()} ({_flash_reason(flash)})"
+    yield ""
+
+
+def _speculation(report: WarmupFacts) -> Iterator[str]:
+    facts = report.speculation
+    if facts is None:
+        return
+    if facts.refused:
+        yield f"speculative decoding: OFF (asked for {facts.setting}; {facts.refused})"
+    elif facts.costs:
+        rows = ", ".join(str(n) for n, _ in facts.costs)
+        times = ", ".join(f"{cost:.2f}" for _, cost in facts.costs)
+        yield (
+            f"speculative decoding: {facts.setting} (steps of {rows} rows take {times} times as "
+            "long as of one)"
+        )
+    else:
+        yield f"speculative decoding: {facts.setting}"
     yield ""
 
 

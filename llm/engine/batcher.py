@@ -20,8 +20,8 @@ BESIDE = 128  # tokens of a batch in which somebody waits for his next one
 
 @dataclass(frozen=True)
 class Step:
-    """One batch: `parts` are (sequence, tokens). `admitted` have been given a slot, `preempted`
-    have lost theirs and wait again.
+    """One batch: `parts` are (sequence, tokens); those beyond what is left of a sequence are of its
+    proposal. `admitted` have been given a slot, `preempted` have lost theirs and wait again.
     """
 
     parts: tuple[tuple[Sequence, int], ...]
@@ -30,9 +30,12 @@ class Step:
 
     def smaller(self) -> Step | None:
         """About half of it, where there is too little memory for all; None where nothing can be
-        left out. Prompts are read in shorter pieces, and where they are short already, those who
-        come last wait.
+        left out. Proposals go first; then prompts are read in shorter pieces, and where they are
+        short already, those who come last wait.
         """
+        parts = tuple((sequence, min(count, sequence.left)) for sequence, count in self.parts)
+        if parts != self.parts:
+            return Step(parts, self.admitted, self.preempted)
         parts = tuple(
             (sequence, sequence.chunk(count // 2) if count > LEAST_SHARE else count)
             for sequence, count in self.parts
@@ -73,19 +76,23 @@ class Batcher:
         """
         preempted: list[Sequence] = []
         parts = [
-            (sequence, 1)
+            (sequence, sequence.left)
             for sequence in list(self.running)
-            if sequence.left == 1
+            if sequence.decoding
             and sequence in self.running
-            and self._grow(sequence, 1, preempted)
+            and self._grow(sequence, sequence.left, preempted)
         ]
-        # a later one may have pushed out an earlier
-        parts = [(sequence, count) for sequence, count in parts if sequence in self.running]
+        parts = [
+            (sequence, count + self._proposed(sequence))
+            for sequence, count in parts
+            if sequence in self.running  # a later one may have pushed out an earlier
+        ]
         # Nobody is let in while others give way: it would take what was just freed for them.
         admitted = self._admit() if not preempted else []
         # Beside those who wait for their next token, little is read, so that they get it soon.
         decoding = {sequence for sequence, _ in parts}
-        room = (min(self.tokens, BESIDE) if decoding else self.tokens) - len(parts)
+        used = sum(count for _, count in parts)
+        room = (min(self.tokens, BESIDE) if decoding else self.tokens) - used
         readers = [
             sequence for sequence in self.running if sequence.left and sequence not in decoding
         ]
@@ -100,6 +107,13 @@ class Batcher:
                 room -= count
         return Step(tuple(parts or self._oldest(preempted)), tuple(admitted), tuple(preempted))
 
+    def _proposed(self, sequence: Sequence) -> int:
+        """How much of its proposal there is room for, all or nothing: nobody gives way for it."""
+        count = len(sequence.proposal)
+        if count and not self._grow(sequence, sequence.left + count, [], may_preempt=False):
+            return 0
+        return count
+
     def _oldest(self, preempted: list[Sequence]) -> list[tuple[Sequence, int]]:
         """Where nobody finds room, those who came first go on at the cost of the others: else all
         would wait for each other.
@@ -112,11 +126,19 @@ class Batcher:
 
     def ran(self, step: Step) -> None:
         """The batch has been run: its tokens' keys and values are kept, and full pages are
-        known.
+        known. Proposed tokens are not among them.
         """
         for sequence, count in step.parts:
-            sequence.done += count
+            sequence.done += min(count, sequence.left)
+            sequence.behind = 0
             self.register(sequence)
+
+    def settle(self, sequence: Sequence) -> None:
+        """Pages that hold nothing but rejected tokens are given back."""
+        keep = self._pages_for(max(sequence.total - 1, sequence.done))
+        if len(sequence.pages) > keep:
+            self.pages.release(sequence.pages[keep:])
+            del sequence.pages[keep:]
 
     def register(self, sequence: Sequence) -> None:
         """What is in a sequence's full pages is known by its keys from now on."""
@@ -130,7 +152,7 @@ class Batcher:
         tokens. Raises IndexError if there are too few.
         """
         self.pages.release(sequence.pages)
-        sequence.pages, sequence.done = [], 0
+        sequence.pages, sequence.done, sequence.behind = [], 0, 0
         sequence.pages = self.pages.take(self._pages_for(sequence.total))
 
     def _admit(self) -> list[Sequence]:
@@ -190,7 +212,7 @@ class Batcher:
     def preempt(self, sequence: Sequence) -> None:
         """A running sequence gives up its place and its pages, and is the next to get some."""
         self._vacate(sequence)
-        sequence.done = 0
+        sequence.done = sequence.behind = 0
         self.waiting.appendleft(sequence)
 
     def _vacate(self, sequence: Sequence) -> None:

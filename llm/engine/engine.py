@@ -17,13 +17,15 @@ from torch import Tensor
 
 from mtmd.kernels.errors import MtmdError
 from mtmd.kernels.plan.scheduler import Plan
-from mtmd.llm.batch import Batch
+from mtmd.llm.batch import FEW, Batch
 from mtmd.llm.engine.batcher import Batcher, Step
+from mtmd.llm.engine.lookup import PICTURE
 from mtmd.llm.engine.make_batch import make_batch
 from mtmd.llm.engine.pages import Pages, page_keys
 from mtmd.llm.engine.runner import PREFILL, Runner
 from mtmd.llm.engine.sequence import Sequence, Token
 from mtmd.llm.engine.spans import Span, blocks, identities, lay_out, stretch
+from mtmd.llm.engine.speculation import MOST_ROWS, Mode, Speculation, speculation
 from mtmd.llm.sampling.sampler import Sampler
 from mtmd.llm.state import PAGE, Cache
 
@@ -73,14 +75,28 @@ class Prompt:
 class Engine:
     """`runner` computes; `pages` of 32 tokens are shared by all, at least a whole context and one
     more. `may_run` says whether there is memory for a batch; one for which there is not is made
-    smaller, as far as that goes. How many may wait is for the caller to decide.
+    smaller, as far as that goes. How many may wait is for the caller to decide. `speculate`: as
+    `speculation.Mode`.
     """
 
-    def __init__(self, runner: Runner, *, may_run: abc.Callable[[Plan], bool] = lambda _: True):
+    def __init__(
+        self,
+        runner: Runner,
+        *,
+        may_run: abc.Callable[[Plan], bool] = lambda _: True,
+        speculate: Mode = "off",
+    ):
         self.runner, self._may_run = runner, may_run
         self.cache: Cache = runner.new_cache()
         self.steps = self.rows = 0
         """Batches run so far, and tokens in them."""
+        self.speculation: Speculation = speculation(
+            speculate,
+            runner.context,
+            FEW if runner.backends[0].device.type == "cpu" else MOST_ROWS,
+            runner.recurrent_bytes,
+            runner.pace,
+        )
         self.reset()
 
     def reset(self) -> None:
@@ -100,6 +116,10 @@ class Engine:
         self._snapshots: OrderedDict[bytes, dict[str, Tensor]] = OrderedDict()
         self._suspects: deque[Sequence] = deque()
         """Sequences of a batch that failed, each to be run by itself."""
+        self._before: dict[Sequence, dict[str, Tensor]] = {}
+        """Recurrent states before proposed tokens: of a sequence's `done` tokens."""
+        self._chosen = 0  # tokens of all answers
+        self.speculation.reset()
 
     def submit(self, prompt: Prompt) -> Sequence:
         """Begin a sequence. Raises PromptError where its prompt does not fit, ModelError for a
@@ -130,20 +150,33 @@ class Engine:
             return self._alone(self._suspects.popleft())
         if changed := self._choose_held():
             return changed
+        start, chosen, plans = time.perf_counter(), self._chosen, self.runner.plans_made
+        self.speculation.propose([s for s in self.batcher.running if s not in self._held])
         step = self.batcher.step()
         for sequence in step.preempted:
             sequence.preemptions += 1
+            self._before.pop(sequence, None)
         for sequence in step.admitted:
             self._admit(sequence)
         if not step.parts:
             return self._choose_held(IDLE_S) if self._held else self._stuck()
+        answering = all(sequence.decoding for sequence, _ in step.parts)
         try:
             step, logits = self._run(step)
         except MtmdError:
             # Whose fault it is cannot be told from the batch: each is tried by itself.
             self._suspects += [sequence for sequence, _ in step.parts]
             return []
-        return self._advance(step, logits)
+        changed = self._advance(step, logits)
+        if answering:
+            self.speculation.ran(
+                len(step.parts),
+                sum(number for _, number in step.parts),
+                time.perf_counter() - start,
+                self._chosen - chosen,
+                planned=self.runner.plans_made > plans,
+            )
+        return changed
 
     def _admit(self, sequence: Sequence) -> None:
         now = time.perf_counter()
@@ -167,39 +200,92 @@ class Engine:
         # The smallest step runs in any case: waiting frees nothing where all wait.
         while not self._may_run(self.runner.plan(batch.shape)) and (smaller := step.smaller()):
             step, batch = smaller, self._batch(smaller)
+        if self.cache.recurrent:
+            self._keep_before(step)
         logits = self.runner.forward(batch)
         self.steps, self.rows = self.steps + 1, self.rows + sum(number for _, number in step.parts)
         return step, logits if batch.answers else None
 
+    def _keep_before(self, step: Step) -> None:
+        """Copies of the states that proposed tokens are about to change."""
+        for sequence, number in step.parts:
+            if number <= sequence.left:
+                self._before.pop(sequence, None)
+            elif sequence not in self._before:
+                assert sequence.slot is not None
+                self._before[sequence] = self.cache.snapshot(sequence.slot)
+
     def _batch(self, step: Step) -> Batch:
         parts = [(sequence, self._next_spans(sequence, number)) for sequence, number in step.parts]
         # Logits of all or of none: rows of a batch that only reads prompts are not worth a plan.
-        wanted = any(sequence.done + number == sequence.total for sequence, number in step.parts)
-        return make_batch(parts, self.cache, wanted)
+        wanted = any(number >= sequence.left for sequence, number in step.parts)
+        return make_batch(parts, self.cache, wanted, [rows for _, rows in _rows(step)])
 
     def _next_spans(self, sequence: Sequence, number: int) -> list[Span]:
         """The next tokens of a sequence, laid out."""
         tokens = sequence.tokens
-        if number == 1 and tokens and sequence.done == sequence.total - 1:
+        if tokens and sequence.decoding and number >= sequence.left:
             # A step of decode, which is most of what is asked: without going through the prompt.
-            return [Span((tokens[-1],))]  # `make_batch` knows its position
+            last, more = tokens[-sequence.left :], number - sequence.left
+            return [Span((*last, *sequence.proposal[:more]))]  # `make_batch` knows its position
         return list(stretch(self._all_spans(sequence), sequence.done, sequence.done + number))
 
     def _advance(self, step: Step, logits: Tensor | None) -> list[Sequence]:
+        parts = [(sequence, rows, sequence.done) for sequence, rows in _rows(step)]
         self.batcher.ran(step)
-        changed, end = [], time.perf_counter() + READY_S
-        for index, (sequence, _) in enumerate(step.parts):
+        changed, first, end = [], 0, time.perf_counter() + READY_S
+        for sequence, rows, done in parts:
             self._keep_snapshot(sequence)
-            if sequence.done < sequence.total:
-                continue
-            assert logits is not None
-            constraint = self._prompts[sequence].constraint
-            if constraint and not constraint.ready(max(end - time.perf_counter(), 0)):
-                self._held[sequence] = logits[index].clone()
-                continue
-            self._choose_or_end(sequence, logits[index])
-            changed.append(sequence)
+            if sequence.done == sequence.total:
+                assert logits is not None
+                try:
+                    self._answer(sequence, logits[first : first + rows], done, end)
+                except MtmdError as error:
+                    self.end(sequence, "error", error)
+                if sequence.finish is not None or sequence.has_new:
+                    changed.append(sequence)
+            first += rows
         return changed
+
+    def _answer(self, sequence: Sequence, logits: Tensor, before: int, end: float) -> None:
+        """The next token of a sequence, and further ones as long as they are as proposed. They are
+        drawn one after the other as ever, so that an answer is the same with proposals and without.
+        Where its constraint is not ready by `end`, the sequence is held as it is.
+
+        logits [1 + N, V], after its last token and after each of N proposed ones; `before` this
+        batch so many of its tokens had been read.
+        """
+        proposal, constraint = (
+            sequence.proposal[: len(logits) - 1],
+            self._prompts[sequence].constraint,
+        )
+        accepted, held, sequence.proposal = 0, False, ()
+        for row, values in enumerate(logits):
+            if constraint and not constraint.ready(max(end - time.perf_counter(), 0)):
+                held = True
+                break
+            token = self._choose(sequence, values)
+            if row == len(proposal) or token != proposal[row]:
+                break
+            accepted += 1
+            if sequence.finish is not None:
+                break
+            sequence.done += 1  # it has been read already
+        sequence.proposed += len(proposal)
+        sequence.accepted += accepted
+        if sequence.finish is not None:
+            return
+        states = self._before.pop(sequence, None) if proposal else None
+        if states is not None and accepted < len(proposal):
+            # They have seen tokens that did not come, and go back to before.
+            assert sequence.slot is not None
+            self.cache.restore(sequence.slot, states)
+            self._before[sequence] = states
+            sequence.done, sequence.behind = before, sequence.total - 1 - before
+        elif held:
+            self._held[sequence] = logits[accepted].clone()
+        if proposal:
+            self.batcher.settle(sequence)
 
     def _choose_held(self, wait_s: float = 0) -> list[Sequence]:
         """Take up the sequences whose constraints are ready by now, or, at the latest, after
@@ -214,34 +300,35 @@ class Engine:
             assert constraint is not None
             if constraint.ready(0 if changed else wait_s / len(self._held)):
                 del self._held[sequence]
-                self._choose_or_end(sequence, logits)
+                try:
+                    self._choose(sequence, logits)
+                except MtmdError as error:
+                    self.end(sequence, "error", error)
                 changed.append(sequence)
         return changed
 
-    def _choose_or_end(self, sequence: Sequence, logits: Tensor) -> None:
-        try:
-            self._choose(sequence, logits)
-        except MtmdError as error:
-            self.end(sequence, "error", error)
-
-    def _choose(self, sequence: Sequence, logits: Tensor) -> None:
-        """The next token of a sequence, and whether that was the last."""
+    def _choose(self, sequence: Sequence, logits: Tensor) -> int:
+        """The next token of a sequence, which ends with it if that was the last."""
         prompt, now = self._prompts[sequence], time.perf_counter()
         if sequence.first is None:
             assert sequence.admitted is not None
             sequence.first, sequence.prefill_ms = now, (now - sequence.admitted) * 1e3
+            self.speculation.begin(sequence, _texts(prompt.spans), prompt.max_tokens)
         allowed = prompt.constraint.mask(logits) if prompt.constraint else logits
         token = prompt.sampler(allowed, self._seen(sequence, prompt))
         sequence.decode_ms = (time.perf_counter() - sequence.first) * 1e3
         if token in prompt.stop:
             self.end(sequence, "stop")
-            return
+            return token
         if prompt.constraint:
             prompt.constraint.accept(token)
         # Probabilities are the model's own, before what a constraint allows.
         sequence.append(_with_probabilities(token, logits, prompt.alternatives))
+        self._chosen += 1
+        self.speculation.push(sequence, token)
         if len(sequence.tokens) >= prompt.max_tokens or sequence.total >= self.runner.context:
             self.end(sequence, "length")
+        return token
 
     @staticmethod
     def _seen(sequence: Sequence, prompt: Prompt) -> list[int]:
@@ -260,6 +347,8 @@ class Engine:
             self.batcher.register(sequence)
         self.batcher.remove(sequence)
         self._held.pop(sequence, None)
+        self.speculation.end(sequence)
+        self._before.pop(sequence, None)
         _close(self._prompts.pop(sequence))
         sequence.finish, sequence.error = finish, error
 
@@ -290,6 +379,7 @@ class Engine:
         try:
             # From the beginning: what the failed batch has written of it is not known.
             self.batcher.restart(sequence)
+            self._before.pop(sequence, None)
             self.cache.clear(sequence.slot)
             while sequence.done < sequence.total and sequence.finish is None:
                 step, total = Step(((sequence, sequence.chunk(PREFILL)),), (), ()), sequence.total
@@ -323,6 +413,19 @@ class Engine:
 def _close(prompt: Prompt) -> None:
     if prompt.constraint is not None:
         prompt.constraint.close()
+
+
+def _rows(step: Step) -> list[tuple[Sequence, int]]:
+    """The logits that each part of a step is asked for: after its last token, and after each of its
+    proposal.
+    """
+    return [(sequence, 1 + max(number - sequence.left, 0)) for sequence, number in step.parts]
+
+
+def _texts(spans: abc.Iterable[Span]) -> abc.Iterator[int]:
+    """The tokens of a prompt, pictures among them told apart."""
+    for span in spans:
+        yield from span.tokens if span.is_text else (PICTURE,) * len(span)
 
 
 def _with_probabilities(token: int, logits: Tensor, alternatives: int | None) -> Token:

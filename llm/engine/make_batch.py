@@ -18,18 +18,20 @@ def make_batch(
     parts: abc.Sequence[tuple[Sequence, abc.Sequence[Span]]],
     cache: Cache,
     wants_logits: bool = True,
+    rows: abc.Sequence[int] | None = None,
 ) -> Batch:
     """The next spans of one or several sequences, each in a slot of its own, as one batch. The
     sequences stay as they are: a batch may be made for nothing, where memory is short for it.
 
-    Logits are computed for the last token of each, or for none. Spans that are not laid out go on
+    Logits are computed for the last token of each, or, with `rows`, the last so many; or for none.
+    Spans that are not laid out go on
     at the sequence's position. Rows are added up to a shape that there are few of; logits of the
     sequences come first.
     """
     made = _Making(cache)
     for sequence, spans in parts:
         made.add(sequence, spans)
-    return made.finish(wants_logits)
+    return made.finish((rows or [1] * len(parts)) if wants_logits else [])
 
 
 @dataclass
@@ -52,7 +54,7 @@ class _Making:
         base = len(self.pages) * PAGE  # its first row among the gathered pages of all
         length, pages = sequence.done, sequence.pages
         # Of an answer all tokens but the last have been read when the next is computed.
-        position = sequence.position + max(len(sequence.tokens) - 1, 0)
+        position = sequence.position + max(len(sequence.tokens) - 1 - sequence.behind, 0)
         for span in spans:
             if span.positions is None and span.grid is None:
                 self.positions.append(range(position, position + len(span)))
@@ -76,14 +78,17 @@ class _Making:
         self.sequence_slots.append(sequence.slot)
         self.pages += pages[: -(-length // PAGE)]
 
-    def finish(self, wants_logits: bool) -> Batch:
+    def finish(self, counts: abc.Sequence[int]) -> Batch:
+        """Logits of so many of each sequence's last tokens, of none where `counts` is empty."""
         sequences, images = len(self.sequence_slots), len(self.image_at)
-        shape = BatchShape(
-            len(self.tokens), images, sequences if wants_logits else 0, sequences, len(self.pages)
-        ).rounded(self.cache.in_place)
+        stops = self.starts[1:] if counts else []
+        wanted = [i for n, stop in zip(counts, stops, strict=True) for i in range(stop - n, stop)]
+        answers = len(wanted)
+        shape = BatchShape(len(self.tokens), images, answers, sequences, len(self.pages)).rounded(
+            self.cache.in_place
+        )
         spare = shape.tokens - len(self.tokens)
-        wanted = [stop - 1 for stop in self.starts[1:]] if wants_logits else []
-        wanted += [0] * (shape.wanted - len(wanted))
+        wanted += [0] * (shape.wanted - answers)
         self.image_at += range(len(self.tokens), len(self.tokens) + shape.images - images)
         if spare:
             self.tokens += [0] * spare
@@ -110,7 +115,7 @@ class _Making:
             rows,
             torch.tensor(self.image_at) if rows is not None else None,
             torch.tensor(wanted, dtype=torch.int64),
-            sequences if wants_logits else 0,
+            answers,
             self.cache,
         )
 

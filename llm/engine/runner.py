@@ -19,13 +19,18 @@ from mtmd.llm.batch import Batch, BatchShape
 from mtmd.llm.engine.make_batch import make_batch
 from mtmd.llm.engine.sequence import Sequence
 from mtmd.llm.engine.spans import Span, cut, lay_out
+from mtmd.llm.engine.speculation import Pace
 from mtmd.llm.family import TextFamily
 from mtmd.llm.inputs import TextInputs
-from mtmd.llm.state import PAGE, Cache, state_dtype, states_by_name
+from mtmd.llm.state import KV, PAGE, Cache, state_dtype, states_by_name
 
 PREFILL = 512  # tokens of a prefill batch
 PLANS = 64  # kept for shapes that come again; some MiB each, of a large model
 FALLBACKS = 16  # every length of prompt has a plan of its own; what they refuse is much the same
+
+
+# A row more of a small batch, in rows, until it is measured: products read weights once for all.
+ROW = {"cpu": 0.15, "gpu": 0.01}
 
 
 class Readable(Protocol):
@@ -77,6 +82,8 @@ class Runner:
         """Plans in use in which the preferred backend refused something, the last `FALLBACKS` of
         them.
         """
+        self.pace = Pace(ROW["cpu" if backends[0].device.type == "cpu" else "gpu"])
+        """What batches of several rows cost, as far as it has been measured."""
         self._plan = lru_cache(maxsize=PLANS)(self._make_plan)
         self._executor = lru_cache(maxsize=PLANS)(self._make_executor)
 
@@ -109,6 +116,11 @@ class Runner:
 
     def _make_plan(self, batch: BatchShape, overwrite: bool) -> Plan:
         return make_plan(self.graph(batch), self.backends, self.overrides, overwrite)
+
+    @property
+    def plans_made(self) -> int:
+        """So far, to be run."""
+        return self._executor.cache_info().misses
 
     def _probes(self, form: AttentionForm) -> list[list[Node]]:
         return [self.graph(batch, form) for batch in self.sizes().values()]
@@ -149,6 +161,17 @@ class Runner:
                 spaces.get(where[name].space, 0) + count * state_dtype(state, self.dtype).itemsize
             )
         return spaces
+
+    @property
+    def recurrent_bytes(self) -> int:
+        """Of the states of all sequences that are known only as a whole."""
+        return sum(
+            torch.Size(state.shape(self.sequences, 0)).numel()
+            * state_dtype(state, self.dtype).itemsize
+            for states in self.family.layers
+            for state in states
+            if not isinstance(state, KV)
+        )
 
     def _state_backends(self) -> dict[str, Backend]:
         """Where each state is written, by its name."""

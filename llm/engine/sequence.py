@@ -34,6 +34,10 @@ class Sequence:
     `position`: that of the first token that has not been laid out, in the engine the first of the
     answer.
 
+    `proposal` are tokens that may come next, to be verified in the next batch. `behind`: tokens
+    of its answer, besides the last, that have to be read once more, because its recurrent states
+    were set back to before them.
+
     `finish` is "stop", "length", "cancelled" or "error", None while it runs. Times are in
     milliseconds: waiting for a place, reading the prompt, and all after the first token; `reused`
     counts prompt tokens that were known already.
@@ -47,6 +51,8 @@ class Sequence:
     slot: int | None = None
     snapshot_at: int | None = None
     position: int = 0
+    proposal: tuple[int, ...] = ()
+    behind: int = 0
 
     prompt_tokens: int = 0
     tokens: list[int] = field(default_factory=list)
@@ -56,6 +62,9 @@ class Sequence:
 
     reused: int = 0
     preemptions: int = 0
+    proposed: int = 0
+    """Proposed tokens that were verified, and those that were right."""
+    accepted: int = 0
     queued_ms: float = 0.0
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
@@ -67,8 +76,12 @@ class Sequence:
 
     @property
     def left(self) -> int:
-        """Tokens still to be read, 1 while it decodes."""
+        """Tokens still to be read, 1 while it decodes, and those it is behind."""
         return self.total - self.done
+
+    @property
+    def decoding(self) -> bool:
+        return self.left == 1 + self.behind
 
     def chunk(self, room: int) -> int:
         """How many of its next tokens to run given `room`: no more, but to the end of a block that
@@ -88,6 +101,11 @@ class Sequence:
         self.tokens.append(token.id)
         self._new.append(token)
         self.total += 1
+
+    @property
+    def has_new(self) -> bool:
+        """Whether tokens came since it was last asked."""
+        return bool(self._new)
 
     def take(self) -> list[Token]:
         """The tokens that came since it was last asked."""

@@ -8,13 +8,15 @@ from typing import Any
 from mtmd.bench.measure import Sample, exponent
 
 # In the order of a request.
-STAGES = ("preprocess", "encode", "prefill", "decode", "first token")
+STAGES = ("preprocess", "encode", "prefill", "decode", "first token", "copy", "speculative copy")
 STAGE_MEANING = {
     "preprocess": "pictures to tiles",
     "encode": "tiles to embeddings",
     "prefill": "prompt read",
     "decode": "one step of all sequences",
     "first token": "of the service",
+    "copy": "a token of the prompt, written again",
+    "speculative copy": "the same with tokens proposed",
 }
 AXES = ("resolution", "images", "context", "batch", "threads", "load")
 AXIS_MEANING = {

@@ -32,6 +32,7 @@ STAGES_OF = {
     "threads": ("preprocess", "encode", "prefill", "decode", "first token"),
     "load": ("preprocess", "encode", "prefill", "decode", "first token"),
 }
+COPIES = (("copy", "off"), ("speculative copy", "auto"))
 SIDES = (224, 448, 672, 896, 1344, 1792, 2688)  # of pictures whose memory is predicted
 Progress = Callable[[str], None]
 
@@ -39,7 +40,8 @@ Progress = Callable[[str], None]
 @dataclass(frozen=True)
 class Plan:
     """What to measure. Each of `axes` has one value or more: the first of all is the base, and one
-    axis at a time is varied from there. `images` empty: one, where the model sees.
+    axis at a time is varied from there. `images` empty: one, where the model sees. `copying`:
+    also answers that copy their prompt, at the base.
     """
 
     model: str | None
@@ -56,6 +58,7 @@ class Plan:
     detail: str
     roofline: bool
     command: str
+    copying: bool = False
 
     def base(self) -> Point:
         return Point(
@@ -167,6 +170,8 @@ class _Bench:
         with busy(point.load):
             spans = self._look(point, stages, counted)
             self._answer(point, stages, counted, spans)
+            if self.plan.copying and point == self.plan.base():
+                self._copy(point, counted)
             if "first token" in stages:
                 self._first_token(point, counted, sum(map(len, spans)))
         self.subject.threads(self.threads)
@@ -197,6 +202,13 @@ class _Bench:
         step_work = lambda: subject.decode_work(ready)  # noqa: E731
         with self._timed("decode", point, counted, point.batch, step_work, steps):
             subject.decode(ready, steps)
+
+    def _copy(self, point: Point, counted: bool) -> None:
+        """Tokens of an answer that repeats its prompt, with speculative decoding and without."""
+        for name, mode in COPIES:
+            ms = self.subject.copy(mode)
+            if counted:
+                self.series.setdefault((name, point), _Series(1, None)).ms.append(ms)
 
     def _first_token(self, point: Point, counted: bool, length: int) -> None:
         self.subject.start_service()

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mtmd.bench.ceilings import Ceilings, measure_ceilings
+from mtmd.bench.forced import Forced
 from mtmd.bench.measure import HostPeak
 from mtmd.bench.shapes import random_checkpoint
 from mtmd.clip.encoder import BATCH, Encoder
@@ -29,15 +30,18 @@ from mtmd.kernels.graph import Node
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.scheduler import Plan
 from mtmd.llm.batch import Batch
+from mtmd.llm.engine.engine import Engine, Prompt
 from mtmd.llm.engine.make_batch import make_batch
 from mtmd.llm.engine.runner import PREFILL
 from mtmd.llm.engine.sequence import Sequence as Running
 from mtmd.llm.engine.spans import Span, cut, lay_out
+from mtmd.llm.sampling.sampler import Sampler, Sampling
 from mtmd.loaded.device_and_dtype import device_name, set_threads
 from mtmd.loading import find_checkpoint
 from mtmd.model import Model
 
 SLACK = 256  # tokens that a chat template may put around a prompt
+COPIED = 120  # tokens, with which a prompt and its copy fit into the slack
 SEED = 20
 Work = list[tuple[int, int]]  # flops, and bytes of weights and of the past read, of each node
 PASSES = 3  # of a graph that is watched node by node: each node's best counts
@@ -112,6 +116,7 @@ class Subject:
         self.open_ms = (time.perf_counter() - start) * 1e3
         self._cache = self.model.exclusively(self.runner.new_cache)
         self._random = np.random.default_rng(SEED)
+        self._engines: dict[str, Engine] = {}  # that copy
 
     @property
     def name(self) -> str:
@@ -203,6 +208,31 @@ class Subject:
                 tokens = self.runner.read(parts, self._cache).argmax(-1).tolist()
 
         self.model.exclusively(work)
+
+    def copy(self, mode: str) -> float:
+        """Milliseconds a token of an answer that is `COPIED` tokens of its prompt, `speculate` as
+        the option of that name. The answer is given: a model that can do it is not needed.
+        """
+
+        def work() -> float:
+            if mode not in self._engines:
+                self._engines[mode] = Engine(self.runner, speculate=mode)
+            engine = self._engines[mode]
+            drawn = self._random.integers(0, self.runner.family.vocabulary, COPIED).tolist()
+            prompt = Prompt(
+                [Span(tuple(drawn))],
+                Sampler(Sampling()),
+                max_tokens=COPIED,
+                constraint=Forced(drawn),
+            )
+            sequence = engine.submit(prompt)
+            while engine.busy:
+                engine.step()
+            if sequence.error is not None:
+                raise sequence.error
+            return sequence.decode_ms / (len(sequence.tokens) - 1)
+
+        return self.model.exclusively(work)
 
     def first_token(self, resolution: int, images: int, length: int) -> None:
         """From a picture's pixels to the first token of an answer, as an application asks."""

@@ -60,6 +60,11 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--detail", default="auto", help="of pictures: auto, low (no tiles) or high (default: auto)"
     )
+    what.add_argument(
+        "--copy",
+        action="store_true",
+        help="also time an answer that copies its prompt, with speculative decoding and without",
+    )
     what.add_argument("--no-ops", action="store_true", help="leave out the times of single ops")
     device = sub.add_argument_group("model and device")
     for option, metavar, text in (
@@ -128,6 +133,7 @@ def run(args: argparse.Namespace) -> int:
         args.detail,
         not args.no_ops,
         f"mtmd {shlex.join(sys.argv[1:])}",
+        args.copy,
     )
     status = _Status()
     try:

@@ -88,6 +88,13 @@ def add_model_arguments(
         help="longest sequence in tokens, answer included (default: the model's, at most 8192)",
     )
     group.add_argument(
+        "--speculate",
+        metavar="HOW",
+        default="auto",
+        help="tokens of an answer to propose at once out of prompt and answer: auto (as many as "
+        "pay), off or a number; answers are the same (default: auto)",
+    )
+    group.add_argument(
         "--memory-limit",
         metavar="SIZE",
         help="most memory of the device to take, like 8GiB; pictures are made smaller to fit "

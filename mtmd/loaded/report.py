@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 from mtmd.clip.warmup import check_encoder, encoder_graphs
 from mtmd.kernels.dtype import name_of
-from mtmd.kernels.report.facts import DequantizedTensor, FlashFacts, Placement
+from mtmd.kernels.report.facts import DequantizedTensor, FlashFacts, Placement, SpeculationFacts
 from mtmd.kernels.report.warmup_report import WarmupReport
-from mtmd.llm.warmup import check_decoder, decoder_graphs
+from mtmd.llm.engine.speculation import refusal
+from mtmd.llm.warmup import check_decoder, decoder_graphs, measure_rows
 from mtmd.loaded.device_and_dtype import device_name
 from mtmd.loaded.loaded_model import LoadedModel
 
@@ -24,6 +25,8 @@ def warmup_report(loaded: LoadedModel, check: bool) -> WarmupReport:
     checks = (
         [*([check_encoder(encoder)] if encoder else []), check_decoder(runner)] if check else []
     )
+    if check and loaded.options.speculate == "auto":
+        measure_rows(runner)
     placements = loaded.placements  # after the checks, which may bring shapes of their own
     return WarmupReport(
         loaded.name,
@@ -35,7 +38,15 @@ def warmup_report(loaded: LoadedModel, check: bool) -> WarmupReport:
         tuple(graphs),
         checks=tuple(checks),
         dequantized=_dequantized(loaded),
+        speculation=_speculation(loaded),
     )
+
+
+def _speculation(loaded: LoadedModel) -> SpeculationFacts:
+    setting = str(loaded.options.speculate)
+    refused = None if setting == "off" else refusal(loaded.runner.recurrent_bytes)
+    costs = () if setting == "off" or refused else loaded.runner.pace.measured()
+    return SpeculationFacts(setting, refused, costs)
 
 
 def attention_kernels(placements: Sequence[Placement]) -> dict[str, str]:

@@ -9,8 +9,8 @@ from mtmd.receipt import Receipt
 from mtmd.service.request import Request
 
 
-def make_receipt(loaded: LoadedModel, request: Request, finish: str) -> Receipt:
-    """Of a request that ended so, wherever it was."""
+def make_receipt(loaded: LoadedModel, request: Request, finish: str, speculation: str) -> Receipt:
+    """Of a request that ended so, wherever it was. `speculation` as the engine's says it."""
     images = tuple(picture.receipt for picture in request.prompt.pictures)
     # None for a request that ended before the decoder had it
     sequence = request.sequence
@@ -21,6 +21,8 @@ def make_receipt(loaded: LoadedModel, request: Request, finish: str) -> Receipt:
         prompt_tokens=len(request.prompt.tokens),
         reused_tokens=sequence.reused if sequence else 0,
         output_tokens=len(request.tokens),
+        proposed_tokens=sequence.proposed if sequence else 0,
+        accepted_tokens=sequence.accepted if sequence else 0,
         finish=finish,
         preprocess_ms=request.preprocess_ms,
         encode_ms=request.encode_ms,
@@ -30,6 +32,7 @@ def make_receipt(loaded: LoadedModel, request: Request, finish: str) -> Receipt:
         device=loaded.backends[0].name,
         dtype=name_of(loaded.dtype),
         attention=attention_kernels(loaded.placements),
+        speculation=speculation,
         seed=request.sampler.seed if request.settings.temperature else None,
         warnings=refusal_warnings(loaded.placements),
     )

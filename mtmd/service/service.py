@@ -74,7 +74,9 @@ class Service:
     ):
         loaded = self._loaded = model.loaded
         self._prompts = model.prompts
-        self.engine = Engine(loaded.runner, may_run=loaded.admission.may_decode)
+        self.engine = Engine(
+            loaded.runner, may_run=loaded.admission.may_decode, speculate=loaded.options.speculate
+        )
         self.encoding = EncodeQueue(self._prompts.bridge) if loaded.encoder else None
         self._stats = ServiceStats(slots=loaded.runner.sequences, pages=self.engine.cache.pages - 1)
         self._most = queue + loaded.runner.sequences
@@ -441,12 +443,14 @@ class Service:
             stats.prompt_tokens += sequence.prompt_tokens
             stats.reused_tokens += sequence.reused
             stats.preemptions += sequence.preemptions
+            stats.proposed_tokens += sequence.proposed
+            stats.accepted_tokens += sequence.accepted
             stats.queued_ms += sequence.queued_ms
             stats.prefill_ms += sequence.prefill_ms
             stats.decode_ms += sequence.decode_ms
         stats.output_tokens += len(request.tokens)
         stats.image_tokens += sum(p.plan.tokens for p in request.prompt.pictures)
-        receipt = make_receipt(self._loaded, request, finish)
+        receipt = make_receipt(self._loaded, request, finish, str(self.engine.speculation))
         answer = Answer(
             "".join(request.texts), request.prompt.tokens, tuple(request.tokens), receipt
         )

@@ -17,7 +17,8 @@ class TokenCount:
 @dataclass
 class ServiceStats:
     """Plain numbers since the service began; those of running, waiting, encoding and pages_used are
-    of this moment. Pictures are shrunk and refused for want of memory.
+    of this moment. Pictures are shrunk and refused for want of memory. Of tokens that were proposed
+    for answers, some were accepted.
     """
 
     slots: int = 0
@@ -39,6 +40,8 @@ class ServiceStats:
     prompt_tokens: int = 0
     reused_tokens: int = 0
     output_tokens: int = 0
+    proposed_tokens: int = 0
+    accepted_tokens: int = 0
     batches: int = 0
     batch_rows: int = 0
     encode_batches: int = 0

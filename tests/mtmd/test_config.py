@@ -43,6 +43,8 @@ GOOD: list[tuple[type, dict[str, Any]]] = [
         LoadOptions,
         {"device": "cuda:3", "dtype": "bf16", "flash_attn": "off", "threads": 1, "context": 16},
     ),
+    (LoadOptions, {"speculate": 32}),
+    (LoadOptions, {"speculate": "off"}),
     (LoadOptions, {"threads": None, "context": None, "override_tensor": [], "refuse": ()}),
 ]
 BAD: list[tuple[str, Any, str]] = [
@@ -90,6 +92,11 @@ BAD: list[tuple[str, Any, str]] = [
     ("dtype", ["bf16"], "auto"),
     ("dtype", np.zeros(3), "auto"),
     ("flash_attn", "maybe", "auto, on, off"),
+    ("speculate", "on", "auto, off, or a number from 1 to 32"),
+    ("speculate", 0, "auto, off, or a number from 1 to 32"),
+    ("speculate", "33", "auto, off, or a number from 1 to 32"),
+    ("speculate", True, "auto, off, or a number from 1 to 32"),
+    ("speculate", 2.0, "auto, off, or a number from 1 to 32"),
     ("flash_attn", True, "auto, on, off"),
     ("device", "", "not empty"),
     ("device", None, "a text"),
@@ -112,6 +119,10 @@ def test_taken(kind: type, values: dict[str, Any]) -> None:
     made = options(kind, values)
     for name, value in values.items():
         assert getattr(made, name) == (tuple(value) if isinstance(value, list) else value)
+
+
+def test_a_number_to_propose_may_be_text_as_on_a_command_line() -> None:
+    assert LoadOptions(speculate="7").speculate == 7
 
 
 @pytest.mark.parametrize(("name", "value", "expected"), BAD, ids=lambda v: str(v)[:24])

@@ -27,6 +27,8 @@ def receipt(**changed: Any) -> Receipt:
         "prompt_tokens": 30,
         "reused_tokens": 0,
         "output_tokens": 20,
+        "proposed_tokens": 0,
+        "accepted_tokens": 0,
         "finish": "stop",
         "queued_ms": 0.3,
         "preprocess_ms": 2.6,
@@ -36,6 +38,7 @@ def receipt(**changed: Any) -> Receipt:
         "device": "cpu",
         "dtype": "fp32",
         "attention": {"encoder": "flash", "decoder": "explicit"},
+        "speculation": "auto",
         "seed": None,
         "warnings": (),
     }
@@ -86,6 +89,8 @@ def test_text_of_the_unusual() -> None:
         "30 prompt tokens (12 known from before), 20 output tokens (stop); waited 250 ms, "
         "preprocess 3 ms"
     )
+    copied = str(receipt(images=(), proposed_tokens=14, accepted_tokens=11)).splitlines()[0]
+    assert copied.endswith("100 tokens/s, 11 of 14 proposed tokens accepted")
 
 
 def test_json_has_every_field() -> None:

@@ -38,7 +38,8 @@ def emit_attention(
 
     args: q, q token, q head; keys, values, their token (one stride), keys' group, values' group;
     pages (int64), bounds (int32 [T, 2]); G, splits; out, out token, out head; parts (float32);
-    scale, softcap. Units: T * G * splits.
+    scale, softcap; the most splits that a longer past is cut into, from which the length of one
+    follows. Units: T * G * splits.
     """
     Attention(e, dtypes, size, value, heads, capped, tile).write()
 
@@ -76,13 +77,14 @@ class Attention:
         e = self.e
         self.keys, self.values, self.step = e.arg_ptr(3), e.arg_ptr(4), e.arg(5)
         pages, bounds, groups, splits = e.arg_ptr(8), e.arg_ptr(9), e.arg(10), e.arg(11)
+        most = e.arg(18)
         with e.loop(e.first, e.last) as unit:
             row, split = unit // splits, unit % splits
             t, g = row // groups, row % groups
             low = e.load(bounds, I32, t * 2).sext(I64)
             high = e.load(bounds, I32, t * 2 + 1).sext(I64)
             first, count = low // PAGE, high // PAGE - low // PAGE + 1
-            each = (count + splits - 1) // splits
+            each = (count + most - 1) // most
             each = e.select(each < FEW, e.i64(FEW), each)
             begin = split * each
             end = e.select(begin + each < count, begin + each, count)

@@ -13,10 +13,13 @@ from contextlib import suppress
 from functools import lru_cache
 from threading import Lock, Thread
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
 from mtmd.kernels.cpu.native.program import Frame
+
+SPARE = 3  # plans whose memory is kept
 
 
 class Pool:
@@ -32,7 +35,7 @@ class Pool:
         self._process = self._closed = 0
         self._workers: list[Thread] = []
         self._keeping = Lock()
-        self._spare: tuple[Any, Any] = None, None
+        self._spare: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
     def run(self, frame: Frame) -> None:
         """All of a frame's program."""
@@ -51,15 +54,18 @@ class Pool:
             self._busy.release()
 
     def take(self, plan: object) -> Any:
-        """The memory of a plan's last run, if it was the last of all and nobody else has it."""
+        """The memory of a plan's last run, if it was one of the last and nobody else has it."""
         with self._keeping:
-            (kept, memory), self._spare = self._spare, (None, None)
-        return memory if kept is plan else None
+            return self._spare.pop(plan, None)
 
     def give(self, plan: object, memory: Any) -> None:
-        """Keep memory of a run for the next of the same plan."""
+        """Keep memory of a run for the next of the same plan; of as many plans as take turns where
+        tokens are proposed. It is let go with its plan.
+        """
         with self._keeping:
-            self._spare = plan, memory
+            self._spare[plan] = memory
+            for oldest in list(self._spare.keys())[:-SPARE]:
+                del self._spare[oldest]
 
     def _start(self) -> None:
         """The other threads, when they are first needed, and in a child of a process that had

@@ -60,6 +60,7 @@ def test_attention(case: tuple, splits: int) -> None:
         parts.data_ptr(),
         bits(scale),
         bits(softcap or 0.0),
+        splits,
     ]
     units = tokens * groups * splits
     call(kernel, args, 0, units // 2)

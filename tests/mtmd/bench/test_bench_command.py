@@ -60,6 +60,15 @@ def test_the_demo_model_is_measured_by_default(mtmd):
     assert ran.code == 0 and ran.out.startswith("demo model"), ran.err
 
 
+def test_a_copy_is_timed_with_proposals_and_without(mtmd):
+    ran = mtmd("bench", *QUICK, "--no-ops", "--images", 0, "--copy", "--json")
+    assert ran.code == 0, ran.err
+    stages = {s["name"]: s for s in json.loads(ran.out)["stages"]}
+    assert {"copy", "speculative copy", "decode"} <= set(stages)
+    assert all(stages[n]["tokens_per_s"] > 0 for n in ("copy", "speculative copy"))
+    assert "copy" not in mtmd("bench", *QUICK, "--no-ops", "--images", 0).out
+
+
 def test_names_of_shapes_are_printed(mtmd):
     names = mtmd("bench", "--random-weights", "list").out.split()
     assert {"gemma-3-4b", "qwen3-vl-8b", "smolvlm-256m"} <= set(names)

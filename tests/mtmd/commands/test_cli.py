@@ -71,6 +71,9 @@ def test_json(one: Path, mtmd: Any, demo: Model) -> None:
         "image_tokens",
         "prompt_tokens",
         "output_tokens",
+        "proposed_tokens",
+        "accepted_tokens",
+        "speculation",
         "preprocess_ms",
         "encode_ms",
         "prefill_ms",
@@ -181,6 +184,14 @@ EFFECTS: dict[str, tuple[tuple[object, ...], Seen]] = {
     "--threads": (
         ("--threads", 2),
         lambda got, plain: torch.get_num_threads() == 2 and got["text"] == plain["text"],
+    ),
+    "--speculate": (
+        ("--speculate", 4, "--ignore-eos", "--max-tokens", 60),
+        lambda got, plain: (
+            got["receipt"]["speculation"] == "up to 4 tokens"
+            and got["receipt"]["proposed_tokens"] >= got["receipt"]["accepted_tokens"] > 0
+            and got["text"].startswith(plain["text"])
+        ),
     ),
     "--context": (
         ("--context", 40, "--ignore-eos"),
@@ -298,6 +309,7 @@ def test_every_option_of_warmup(mtmd: Any, tmp_path: Path) -> None:
         "--context",
         "--target",  # the last in test_predict_target
         "--memory-limit",
+        "--speculate",
         *IN_TEST_GGUF - {"--detail"},
     }
     told = report(
@@ -312,7 +324,10 @@ def test_every_option_of_warmup(mtmd: Any, tmp_path: Path) -> None:
         2,
         "--context",
         128,
+        "--speculate",
+        3,
     )
+    assert told["speculation"] == {"setting": "3", "refused": None, "costs": []}
     assert (told["device"], told["dtype"], told["checks"]) == ("cpu", "bf16", []) and told[
         "device_name"
     ].startswith("2 threads, ")

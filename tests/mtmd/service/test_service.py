@@ -497,3 +497,33 @@ def test_a_request_has_its_place_before_its_pictures_are_prepared(world: dict[in
         service.submit(asked("no such.png"))
     assert answer(service.submit(asked(world[1]))).receipt.finish == "stop", "its place is free"
     service.close()
+
+
+@pytest.mark.parametrize("stop", [(), ("e a",), ("never said",)], ids=["", "found", "not found"])
+def test_proposals_change_no_event(world: dict[int, Path], stop: Any) -> None:
+    """Texts, probabilities and ends of several answers at once, with forced proposals and without;
+    beyond its end the demo model repeats itself.
+    """
+    chosen = {"ignore_eos": True, "max_tokens": 70, "logprobs": 1, "stop": stop}
+    found = []
+    for speculate in ("off", 5):
+        service = load(device="cpu", speculate=speculate).service
+        try:
+            tickets = [service.submit(asked(world[i + 1]), **chosen) for i in range(3)]
+            events = [list(ticket) for ticket in tickets]
+            stats = service.stats()
+        finally:
+            service.close()
+        pieces = [[e for e in one if isinstance(e, TextPiece)] for one in events]
+        told = [
+            [(p.text, [(t.id, round(t.logprob, 3)) for t in p.tokens]) for p in one]
+            for one in pieces
+        ]
+        answers = [one[-1].answer for one in events if isinstance(one[-1], Finished)]
+        found.append((told, [(a.text, a.output_token_ids, a.receipt.finish) for a in answers]))
+        for given in answers:
+            assert len(given.output_token_ids) == given.receipt.output_tokens
+        assert stats.proposed_tokens >= stats.accepted_tokens
+        assert stats.proposed_tokens == sum(a.receipt.proposed_tokens for a in answers)
+    assert found[0] == found[1]
+    assert stop == ("e a",) or stats.accepted_tokens > 0

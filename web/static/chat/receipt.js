@@ -34,6 +34,7 @@ function body(receipt, options, pictures) {
     ["Prompt", `${plural(receipt.prompt_tokens, "token")}${receipt.reused_tokens ? `, ${receipt.reused_tokens.toLocaleString("en")} known from before` : ""}`],
     ["Answer", `${plural(receipt.output_tokens, "token")}, ${ENDS[receipt.finish] ?? receipt.finish}`],
     ["Speed", receipt.decode_ms > 0 && receipt.output_tokens > 1 ? `${(((receipt.output_tokens - 1) / receipt.decode_ms) * 1000).toFixed(1)} tokens/s` : null],
+    ["Proposed", receipt.proposed_tokens ? `${plural(receipt.proposed_tokens, "token")} out of the text, ${receipt.accepted_tokens.toLocaleString("en")} accepted` : null],
     ["Model", receipt.model],
     ["Device", `${receipt.device}, ${receipt.dtype}`],
     ["Attention", Object.entries(receipt.attention).map(([part, kernel]) => `${part}: ${kernel}`).join("; ")],

@@ -45,6 +45,7 @@ function draw(stats) {
     ["turned away", number(stats.rejected)], ["pictures", number(stats.images)],
     ["pictures from the cache", stats.images ? `${number((100 * stats.image_cache_hits) / stats.images)} %` : "none"],
     ["prompt known before", stats.prompt_tokens ? `${number((100 * stats.reused_tokens) / stats.prompt_tokens)} %` : "none"],
+    ["proposed tokens accepted", stats.proposed_tokens ? `${number((100 * stats.accepted_tokens) / stats.proposed_tokens)} %` : "none proposed"],
     ["sequences a batch", stats.batches ? number(stats.batch_rows / stats.batches) : "none"], ["made to wait again", number(stats.preemptions)]]);
   stages(stats, answered);
 }

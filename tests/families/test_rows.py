@@ -1,0 +1,76 @@
+"""Every family computes a token alike, to the last bit where it runs as machine code, however many
+of them are in a batch: so that answers are the same with tokens proposed and without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from common import Oracle
+from table import CASES
+
+from mtmd.checkpoint.open import open_checkpoint
+from mtmd.config import LoadOptions
+from mtmd.llm.engine.engine import Engine, Prompt
+from mtmd.llm.engine.make_batch import make_batch
+from mtmd.llm.engine.spans import Span
+from mtmd.llm.sampling.sampler import Sampler, Sampling
+from mtmd.model import Model
+
+Build = Callable[[str, str], Oracle]
+PROMPT, NEXT = tuple(range(3, 76)), (7, 21, 9, 30, 11, 2, 5, 17)
+
+
+@pytest.mark.parametrize(("row", "variant"), CASES)
+def test_rows_of_a_batch_are_as_if_alone(build: Build, row: str, variant: str) -> None:
+    model = Model(
+        open_checkpoint(build(row, variant).folder),
+        LoadOptions(device="cpu", parallel=2, context=128, dtype="bf16"),
+    )
+    runner = model.runner
+    cache = runner.new_cache()
+    running = runner.begin(cache, 0)
+    runner.prefill([Span(PROMPT)], cache, running)
+    states = cache.snapshot(0)
+    expected = []
+    for token in NEXT:
+        expected.append(runner.read([(running, [Span((token,))])], cache)[0])
+    for count in (2, 4, 8):
+        running.done = running.total = len(PROMPT)
+        running.position -= len(NEXT)
+        cache.restore(0, states)
+        batch = make_batch([(running, [Span(NEXT[:count])])], cache, rows=[count])
+        found = runner.forward(batch)
+        assert found.shape[0] == count
+        for one, alone in zip(found, expected, strict=False):
+            assert torch.equal(one, alone), (count, float((one - alone).abs().max()))
+        running.position += len(NEXT)
+
+
+@pytest.mark.parametrize(("row", "variant"), CASES)
+def test_an_answer_is_the_same_with_proposals(build: Build, row: str, variant: str) -> None:
+    """In bf16, where equal logits are many, drawn from few tokens, so that some come again."""
+    runner = Model(
+        open_checkpoint(build(row, variant).folder),
+        LoadOptions(device="cpu", parallel=1, context=128, dtype="bf16"),
+    ).runner
+    answers = []
+    for mode in ("off", 4):
+        engine = Engine(runner, speculate=mode)
+        asked = [
+            engine.submit(
+                Prompt(
+                    [Span((5, 6, 7, 8) * 6)],
+                    Sampler(Sampling(temperature=temperature, top_k=3, seed=1)),
+                    max_tokens=60,
+                )
+            )
+            for temperature in (0.0, 0.7)
+        ]
+        while engine.busy:
+            engine.step()
+        answers.append([sequence.tokens for sequence in asked])
+    assert answers[0] == answers[1]
+    assert sum(sequence.proposed for sequence in asked) > 0

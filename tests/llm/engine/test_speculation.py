@@ -1,0 +1,386 @@
+"""Proposals change how fast an answer comes and nothing else: over random schedules, sampling
+options and families, forced ones against none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from random import Random
+from typing import Any
+
+import pytest
+import test_engine_schedules as schedules
+import test_runner as small
+import torch
+
+from mtmd.kernels.backends import Cpu
+from mtmd.kernels.errors import DeviceMemoryError, MtmdError
+from mtmd.llm.engine.engine import Engine, Prompt
+from mtmd.llm.engine.runner import Runner
+from mtmd.llm.engine.sequence import Sequence, Token
+from mtmd.llm.engine.spans import Span
+from mtmd.llm.engine.speculation import Mode, Pace, Speculation, speculation
+from mtmd.llm.sampling.sampler import Sampler, Sampling
+from mtmd.llm.state import PAGE
+from mtmd.llm.warmup import measure_rows
+
+SAMPLINGS: tuple[Mapping[str, Any], ...] = (
+    {},
+    {"repetition_penalty": 1.1},
+    {"temperature": 0.3, "seed": 7},
+    {"temperature": 0.5, "top_k": 5, "seed": 8},
+    {"temperature": 0.6, "top_p": 0.7, "min_p": 0.05, "repetition_penalty": 1.05, "seed": 9},
+)
+
+
+class Ready:
+    """A constraint that waits for nothing."""
+
+    def begin(self) -> None:
+        pass
+
+    def ready(self, wait_s: float = 0) -> bool:  # noqa: ARG002
+        return True
+
+    def close(self) -> None:
+        pass
+
+
+class Alternating(Ready):
+    """Odd tokens and even ones in turn, or the one after the last: a grammar with a state. `slow`:
+    now and then it is not ready, and the batch goes on without it.
+    """
+
+    def __init__(self, slow: Random | None = None) -> None:
+        self.taken: list[int] = []
+        self.slow = slow
+
+    def ready(self, wait_s: float = 0) -> bool:  # noqa: ARG002
+        return self.slow is None or self.slow.random() < 0.6
+
+    def mask(self, logits: torch.Tensor) -> torch.Tensor:
+        if len(self.taken) == 30:
+            raise MtmdError("no token can come next")
+        return logits.masked_fill(torch.arange(len(logits)) % 2 == len(self.taken) % 2, -torch.inf)
+
+    def accept(self, token: int) -> None:
+        self.taken.append(token)
+
+
+def engine(
+    name: str, speculate: Mode, *, pages: int | None = None, native: bool = True, slots: int = 3
+) -> Engine:
+    family = schedules.FAMILIES[name]
+    runner = Runner(
+        family,
+        schedules.Noise(family),
+        [Cpu(native=native)],
+        dtype=torch.float32,
+        context=256,
+        sequences=slots,
+    )
+    if pages is not None:
+        runner.pages = pages
+    return Engine(runner, speculate=speculate)
+
+
+def request(name: str, seed: int) -> Prompt:
+    """As the schedules' requests, with options of sampling, a grammar, stop tokens, and a text that
+    repeats itself.
+    """
+    rng, plain = Random(seed), schedules.request(name, seed)
+    spans = [*plain.spans, Span(tuple(rng.randrange(1, 9) for _ in range(rng.choice((0, 6, 30)))))]
+    return Prompt(
+        [span for span in spans if len(span)],
+        Sampler(Sampling(**SAMPLINGS[seed % len(SAMPLINGS)])),
+        frozenset({rng.randrange(64)}) if seed % 4 == 3 else frozenset(),
+        rng.choice((1, 2, 9, 60)),
+        rng.choice((None, 0, 2)),
+        Alternating(Random(seed)) if seed % 3 == 2 else None,
+    )
+
+
+def finish(subject: Engine) -> None:
+    for _ in range(5000):
+        if not subject.busy:
+            return
+        subject.step()
+    raise AssertionError("the engine does not come to an end")
+
+
+@cache
+def alone(name: str, seed: int) -> tuple[list[Token], str]:
+    """Without proposals, without others."""
+    subject = engine(name, "off")
+    sequence = subject.submit(request(name, seed))
+    finish(subject)
+    assert sequence.finish
+    return sequence.take(), sequence.finish
+
+
+def assert_same(found: list[Token], expected: list[Token]) -> None:
+    assert [t.id for t in found] == [t.id for t in expected]
+    for a, b in zip(found, expected, strict=True):
+        assert (a.logprob is None) == (b.logprob is None)
+        if a.logprob is not None:
+            assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
+            assert [p for _, p in a.top] == pytest.approx([p for _, p in b.top], abs=1e-4)
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["native", "by node"])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", schedules.FAMILIES)
+def test_forced_proposals_change_no_answer(name: str, seed: int, native: bool) -> None:
+    rng = Random(seed)
+    subject = engine(name, rng.choice((1, 3, 7)), pages=rng.choice((9, 14, None)), native=native)
+    subject.batcher.tokens = rng.choice((20, 64, 512))
+    asked: list[tuple[int, Sequence]] = []
+    for _ in range(8):
+        number = rng.randint(0, 14)
+        asked.append((number, subject.submit(request(name, number))))
+        for _ in range(rng.choice((0, 1, 4, 20))):
+            subject.step()
+            assert_pages_fit(subject)
+        if rng.random() < 0.2:
+            subject.cancel(rng.choice(asked)[1])
+    finish(subject)
+    for number, sequence in asked:
+        expected, end = alone(name, number)
+        found = sequence.take()
+        if sequence.finish == "cancelled":
+            expected = expected[: len(found)]
+        else:
+            assert sequence.finish == end
+        assert_same(found, expected)
+    assert subject.batcher.pages.held == 0 and not subject._before and not subject._held
+    assert sum(s.proposed for _, s in asked) >= sum(s.accepted for _, s in asked) > 0
+    assert not subject.speculation._texts
+
+
+def assert_pages_fit(subject: Engine) -> None:
+    """Between steps nobody holds a page for a rejected token."""
+    for sequence in subject.batcher.running:
+        if sequence.tokens and sequence.decoding:
+            assert len(sequence.pages) <= -(-max(sequence.total - 1, 1) // PAGE)
+        held = sequence in subject._held  # waits for its constraint, all its tokens read
+        assert held == (sequence.done == sequence.total) or not sequence.tokens
+        assert sequence.proposal == ()
+
+
+def repeating(count: int = 40, **chosen: Any) -> Prompt:
+    """Greedy answers of this random model soon go round in a loop."""
+    spans = chosen.pop("spans", None) or [Span((5, 6, 7, 8) * 8)]
+    return Prompt(spans, Sampler(Sampling()), max_tokens=count, **chosen)
+
+
+class Recital(Ready):
+    """A text by heart, with a word now and then that is another one."""
+
+    def __init__(self, changed: tuple[int, ...] = ()):
+        self.at, self.changed = 0, changed
+
+    def mask(self, logits: torch.Tensor) -> torch.Tensor:
+        token = 20 + self.at % 9 if self.at not in self.changed else 1
+        return logits.masked_fill(torch.arange(len(logits)) != token, -torch.inf)
+
+    def accept(self, token: int) -> None:  # noqa: ARG002
+        self.at += 1
+
+
+@pytest.mark.parametrize(("changed", "steps"), [((), 25), ((40, 41, 77), 31)])
+@pytest.mark.parametrize("name", schedules.FAMILIES)
+def test_a_text_by_heart_takes_fewer_batches(
+    name: str, changed: tuple[int, ...], steps: int
+) -> None:
+    found: list[list[Token]] = []
+    for mode in ("off", 7):
+        subject = engine(name, mode)
+        sequence = subject.submit(repeating(120, constraint=Recital(changed), alternatives=1))
+        finish(subject)
+        found.append(sequence.take())
+    assert_same(found[1], found[0])
+    assert len(found[0]) == 120 and subject.steps <= steps
+    assert sequence.accepted == 120 - subject.steps
+
+
+def test_the_next_turn_reads_on_from_what_was_accepted() -> None:
+    subject, plain = engine("windows, blocks", 7), engine("windows, blocks", "off")
+    first = subject.submit(repeating(70))
+    finish(subject)
+    assert first.accepted and first.proposed > first.accepted
+    turn = [Span((5, 6, 7, 8) * 8), Span(tuple(first.tokens)), Span((1, 2, 3))]
+    second, expected = (e.submit(repeating(20, spans=turn)) for e in (subject, plain))
+    finish(subject)
+    finish(plain)
+    assert second.reused == (32 + 70 - 1) // PAGE * PAGE
+    assert second.tokens == expected.tokens
+
+
+@pytest.mark.parametrize("left", [1, 2, 3, 5])
+def test_no_proposal_goes_beyond_the_answer_or_the_context(left: int) -> None:
+    runner = small.runner(64)
+    subject = Engine(runner, speculate=7)
+    short = subject.submit(repeating(left))
+    finish(subject)
+    assert len(short.tokens) == left and short.proposed <= max(left - 2, 0) * left
+    whole = subject.submit(repeating(500))
+    finish(subject)
+    assert whole.finish == "length" and len(whole.tokens) == 64 - 32
+    assert Engine(small.runner(64)).submit(repeating()).proposed == 0
+
+
+def test_proposals_are_dropped_first_where_memory_is_short() -> None:
+    subject = engine("delta nets, grids", 7)
+    asked: list[int] = []
+
+    def may_run(plan: Any) -> bool:
+        rows = plan.outputs[-1].shape[0]
+        asked.append(rows)
+        return rows <= 1
+
+    subject._may_run = may_run
+    sequence = subject.submit(repeating(30))
+    finish(subject)
+    plain = engine("delta nets, grids", "off")
+    expected = plain.submit(repeating(30))
+    finish(plain)
+    assert sequence.tokens == expected.tokens and max(asked) > 1
+    assert sequence.proposed == 0
+
+
+@pytest.mark.parametrize("name", schedules.FAMILIES)
+def test_a_batch_with_proposals_that_fails_is_done_again(name: str) -> None:
+    subject = engine(name, 7)
+    asked = [subject.submit(repeating(40)) for _ in range(2)]
+    forward, failures = subject.runner.forward, []
+
+    def failing(batch: Any, *rest: Any) -> Any:
+        if batch.answers > len(batch.sequence_slots) and len(failures) < 3:
+            failures.append(batch.answers)
+            raise DeviceMemoryError("too little memory")
+        return forward(batch, *rest)
+
+    subject.runner.forward = failing  # type: ignore[method-assign]
+    finish(subject)
+    plain = engine(name, "off")
+    expected = plain.submit(repeating(40))
+    finish(plain)
+    assert len(failures) == 3
+    assert all(s.tokens == expected.tokens and s.finish == "length" for s in asked)
+
+
+# What is worth it: with times that are given, nothing is measured.
+
+
+def policy(costs: Mapping[int, float], text: list[int]) -> tuple[Speculation, Sequence]:
+    """For one sequence that has written `text`; a batch of so many rows costs so many steps."""
+    pace = Pace(0.15)
+    subject = speculation("auto", 10_000, 16, 0, pace)
+    for _ in range(20):
+        pace.record(1, 1, 1.0)
+    for rows, cost in costs.items():
+        subject.ran(1, rows, cost, rows, planned=False)
+    sequence = Sequence(len(text) + 1, done=len(text), tokens=[0])
+    subject.begin(sequence, text, 1000)
+    return subject, sequence
+
+
+COPY = [*range(60), *range(40)]
+
+
+def test_a_sure_copy_takes_the_rows_that_pay_most() -> None:
+    for costs, count in (
+        ({2: 1.1, 4: 1.2, 8: 1.4}, 7),
+        ({2: 1.1, 4: 1.3, 8: 4.0}, 3),
+        ({2: 1.1, 4: 3.0, 8: 9.0}, 1),
+        ({2: 2.1, 4: 4.2, 8: 8.5}, 0),
+    ):
+        subject, sequence = policy(costs, COPY)
+        subject.propose([sequence])
+        assert len(sequence.proposal) == count, costs
+        assert sequence.proposal == tuple(range(40, 40 + count))
+
+
+def test_what_does_not_repeat_costs_next_to_nothing() -> None:
+    """Every token is new, or follows two known ones and is new: each expectation is wrong."""
+    rng = Random(0)
+    subject, sequence = policy({2: 1.3, 4: 1.6, 8: 2.2}, list(range(200)))
+    steps = spent = 0.0
+    for index in range(3000):
+        subject.propose([sequence])
+        rows = 1 + len(sequence.proposal)
+        cost = {1: 1.0, 2: 1.3, 4: 1.6, 8: 2.2}[rows]
+        steps, spent = steps + 1, spent + cost
+        subject.ran(1, rows, cost, 1, planned=False)
+        token = 1000 + index if index % 3 == 0 else rng.randrange(200)
+        subject.push(sequence, token)
+    assert spent < 1.03 * steps
+
+
+def test_a_size_is_planned_only_once_it_would_have_paid() -> None:
+    subject, sequence = policy({}, COPY)
+    plain = 0
+    for token in range(40, 60):
+        subject.propose([sequence])
+        if sequence.proposal:
+            break
+        plain += 1
+        subject.ran(1, 1, 1.0, 1, planned=False)
+        subject.push(sequence, token)
+    assert 3 < plain < 20
+
+
+def test_nothing_is_proposed_while_somebody_reads() -> None:
+    subject, sequence = policy({2: 1.0, 4: 1.0, 8: 1.0}, COPY)
+    subject.propose([sequence, Sequence(50)])
+    assert sequence.proposal == ()
+    subject.propose([sequence])
+    assert len(sequence.proposal) == 7
+
+
+def test_the_likeliest_tokens_of_all_come_first() -> None:
+    subject, sure = policy({}, COPY)
+    unsure = Sequence(101, done=100, tokens=[0])
+    subject.begin(unsure, [*range(60), 90, 91, *range(36), 12, 13], 1000)
+    for _ in range(20):
+        subject.pace.record(2, 2, 1.0)
+    for rows in (4, 8, 16):
+        subject.ran(2, rows, 1.0 if rows < 16 else 9.0, rows, planned=False)
+    subject.propose([sure, unsure])
+    assert len(sure.proposal) + len(unsure.proposal) == 6
+    assert len(sure.proposal) > len(unsure.proposal)
+
+
+def test_a_cost_is_that_of_the_middle_run_and_is_forgotten() -> None:
+    pace = Pace(0.15)
+    pace.record(1, 4, 1.0)  # there is nothing to compare it with
+    assert pace.measured() == ()
+    for seconds in (1.0, 1.0, 50.0, 1.0, 1.0):
+        pace.record(1, 1, seconds)
+    for seconds in (1.5, 99.0, 1.6):
+        pace.record(1, 4, seconds)
+    assert pace.cost(1, 4) == 1.6 and pace.measured() == ((4, 1.6),)
+    assert pace.cost(1, 8) == pytest.approx((1 + 0.15 * 8) / 1.15)
+    for _ in range(300):
+        pace.record(1, 1, 1.0)
+    assert pace.cost(1, 4) == pytest.approx((1 + 0.15 * 4) / 1.15)
+
+
+def test_the_warm_up_measures_rows_and_leaves_their_plans() -> None:
+    runner = small.runner(64)
+    measure_rows(runner)
+    assert [rows for rows, _ in runner.pace.measured()] == [2, 4, 8]
+    assert all(cost > 0 for _, cost in runner.pace.measured())
+    made = runner.plans_made
+    subject = Engine(runner, speculate=7)
+    subject.submit(repeating(16, constraint=Recital(), spans=[Span((3, 4, 5))]))
+    finish(subject)
+    assert runner.plans_made <= made + 2  # of the prompt, and of what was left at the end
+    measure_rows(small.runner(8))  # no room for so many rows: nothing to measure
+
+
+def test_states_too_large_to_keep_are_told() -> None:
+    subject = speculation("auto", 100, 16, 600 << 20, Pace(0.1))
+    assert subject.mode == "off" and "600 MiB" in str(subject.refused)
+    assert speculation("off", 100, 16, 600 << 20, Pace(0.1)).refused is None
