@@ -408,9 +408,11 @@ class Emitter:
         where = ptr.at(index, scalar_of(value.type))
         self.b.store(value.ir, where.ir, align=align or size_of(value.type))
 
-    def prefetch(self, ptr: Value) -> None:
-        """Asks for the cache line at an address, which may be anywhere."""
-        options = [ir.Constant(I32, n) for n in (0, 3, 1)]  # to read, to every cache, data
+    def prefetch(self, ptr: Value, near: int = 3) -> None:
+        """Asks for the cache line at an address, which may be anywhere. `near`: 3 to every cache,
+        2 to the second.
+        """
+        options = [ir.Constant(I32, n) for n in (0, near, 1)]  # to read, where to, data
         self.call("llvm.prefetch.p0", VOID, ptr, *options)
 
     def masked_load(self, ptr: Value, type_: ir.Type, index: Operand, mask: Value) -> Value:

@@ -27,7 +27,7 @@ from math import log2
 
 from mtmd.kernels.cpu.native.emit import F32, I16, I32, I64, Emitter, Value, Var, vec
 
-KEYS = 256  # of a block
+KEYS = 128  # of a block
 STEP = 32  # rows, and keys, at a time
 APART = 16  # float32 between two rows of scores, so that rows do not share places in a cache
 MOST_ROWS = 512

@@ -1,0 +1,89 @@
+"""Activations of many values as machine code (`tiled.activation`), in place where the plan says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mtmd.kernels.dtype import name_of
+from mtmd.kernels.graph import Type
+from mtmd.kernels.kernel import Kernel
+
+TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+WORTH = 1 << 14  # values from which on it is faster than torch's, about 5 us
+CHUNK = 1 << 13  # values that a thread claims at once
+
+
+def _rejects(x: Type, gate: Type | None = None, **attrs: Any) -> str | None:  # noqa: ARG001
+    """None if the kernel takes tensors of these types, else why not."""
+    if x.dtype not in TYPES or (gate is not None and gate.dtype != x.dtype):
+        types = ", ".join(name_of(t.dtype) for t in (x, gate) if t is not None)
+        return f"operands are {types}; the kernel takes fp32 or bf16, all of one type"
+    if not (x.is_contiguous and (gate is None or gate.is_contiguous)):
+        return "operands are not contiguous"
+    if x.count < WORTH:
+        return f"{x.count} values; the kernel is for {WORTH} on"
+    from mtmd.kernels.cpu.tiled.cpu import host_form
+
+    if host_form(TYPES[x.dtype]) is None:
+        return "the CPU has neither AVX2 nor AVX-512"
+    return None
+
+
+def _run(activation: str, x: Tensor, gate: Tensor | None, out: Tensor) -> Tensor:
+    from mtmd.kernels.cpu.native.compile import compile_kernel
+    from mtmd.kernels.cpu.tiled import team
+    from mtmd.kernels.cpu.tiled.activation import emit_activation
+
+    address = compile_kernel(emit_activation, activation, TYPES[x.dtype], gate is not None)
+    args = [x.data_ptr(), 0 if gate is None else gate.data_ptr(), out.data_ptr()]
+    team.run(address, args, x.numel(), CHUNK)
+    return out
+
+
+def gelu(x: Tensor, *, approximate: str) -> Tensor:
+    """The `gelu` op"""
+    return _run(approximate, x, None, torch.empty_like(x))
+
+
+def silu(x: Tensor) -> Tensor:
+    """The `silu` op"""
+    return _run("silu", x, None, torch.empty_like(x))
+
+
+def gelu_mul(gate: Tensor, up: Tensor, *, approximate: str) -> Tensor:
+    """The `gelu_mul` op"""
+    return _run(approximate, gate, up, torch.empty_like(gate))
+
+
+def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """The `silu_mul` op"""
+    return _run("silu", gate, up, torch.empty_like(gate))
+
+
+def _workspace(*types: Type | None, **attrs: Any) -> int:  # noqa: ARG001
+    """Bytes beyond the result."""
+    from mtmd.kernels.cpu.tiled import team
+
+    assert types[0] is not None
+    return team.scratch_bytes(0, types[0].count, CHUNK)
+
+
+GELU = Kernel(
+    gelu,
+    _rejects,
+    _workspace,
+    in_place=lambda x, *, approximate: _run(approximate, x, None, x),
+)
+SILU = Kernel(silu, _rejects, _workspace, in_place=lambda x: _run("silu", x, None, x))
+GELU_MUL = Kernel(
+    gelu_mul,
+    _rejects,
+    _workspace,
+    in_place=lambda gate, up, *, approximate: _run(approximate, gate, up, gate),
+)
+SILU_MUL = Kernel(
+    silu_mul, _rejects, _workspace, in_place=lambda gate, up: _run("silu", gate, up, gate)
+)
