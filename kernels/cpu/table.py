@@ -12,6 +12,7 @@ from mtmd.kernels.cpu import (
     quant_matmul,
     short_conv,
     tiled_attention,
+    tiled_matmul,
 )
 from mtmd.kernels.graph import Node
 from mtmd.kernels.kernel import Kernel, types_of
@@ -24,7 +25,7 @@ KERNELS: dict[str, tuple[Kernel, ...]] = {
     "gelu": (activation.GELU,),
     "gelu_mul": (activation.GELU_MUL,),
     "gather_pages": (gather_pages.KERNEL,),
-    "matmul": (quant_matmul.KERNEL, matmul.KERNEL),
+    "matmul": (quant_matmul.KERNEL, tiled_matmul.KERNEL, matmul.KERNEL),
     "moe": (moe.KERNEL,),
     "silu": (activation.SILU,),
     "silu_mul": (activation.SILU_MUL,),

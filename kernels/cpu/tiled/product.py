@@ -4,9 +4,10 @@
 
 A unit is a panel of the weight's rows and a run of x's. The panel is laid out for the tiles once,
 in memory of the thread that stays in its second cache; then 32 rows of x at a time are multiplied
-with 32 of the panel's at a time. Nothing is kept from one product to the next: the weight stays as
-it is, and laying a panel out costs about as much as 30 rows of x. Sums are float32; bias is added
-before they are rounded.
+with 32 of the panel's at a time, over 256 numbers each, so that what is read of x stays in the
+first cache while the panel passes. Nothing is kept from one product to the next: the weight stays
+as it is, and laying a panel out costs about as much as 30 rows of x. Sums are float32; bias is
+added before they are rounded.
 """
 
 from __future__ import annotations
@@ -14,19 +15,29 @@ from __future__ import annotations
 from mtmd.kernels.cpu.native.emit import F32, I16, I32, Emitter, Value, vec
 
 STEP = 32  # rows, columns and numbers at a time
-PANEL_BYTES = 3 << 18  # at most, of a panel
+BLOCK = 8  # steps of numbers
+PANEL_BYTES = 3 << 18  # of a panel, at most where it has more than 64 columns
 MOST_COLUMNS = 256
 X, X_ROW, ROWS, WIDTH, W, W_ROW, COLUMNS, BIAS, OUT, OUT_ROW = range(10)
 PANEL, RUN, RUNS = range(10, 13)
 
 
+def panel_of(columns: int, width: int, threads: int) -> int:
+    """Columns of a panel: as many as the cache takes, and panels that threads can share evenly."""
+    fitting = max(64, min(MOST_COLUMNS, PANEL_BYTES // (2 * width) // STEP * STEP))
+    rounds = -(-columns // (fitting * threads))
+    even = -(-columns // (rounds * threads))
+    return min(fitting, max(64, -(-even // STEP) * STEP))
+
+
 def places(width: int, panel: int) -> tuple[int, int, int]:
-    """Where in a thread's memory, in bytes: results of 32 x 32, what is left of 32 rows of x behind
-    the last whole 32 numbers; and its size.
+    """Where in a thread's memory, in bytes: sums of 32 rows, what is left of 32 rows of x behind the
+    last whole 32 numbers; and its size. The panel lies before them.
     """
     wide = -(-width // STEP) * STEP
     results = panel * wide * 2
-    return results, results + STEP * STEP * 4, results + STEP * STEP * 4 + STEP * 64
+    rest = results + STEP * panel * 4
+    return results, rest, rest + STEP * 64
 
 
 def emit_product(e: Emitter, bias: bool) -> None:
@@ -56,21 +67,30 @@ def emit_product(e: Emitter, bias: bool) -> None:
                 with e.loop(0, STEP) as r:
                     left = e.masked_load(lines, vec(I16, STEP), r * x_row + whole * STEP, mask)
                     e.store(rest, left, r * STEP)
-            with e.loop(0, columns, STEP) as column:
-                b = e.scratch.at(column * (steps * 64))
-                for tile in range(4):
-                    e.tile_zero(tile)
-                ahead = lines.at((STEP + column // STEP * share) * x_row, I16)
-                with e.loop(0, whole) as step:
-                    _multiply(e, lines.at(step * STEP, I16), x_row * 2, b, step, steps)
-                    for i in range(4):
-                        e.prefetch(ahead.at(i * x_row + step * STEP, I16), 2)
-                with e.when(whole < steps):
-                    _multiply(e, rest, e.i64(STEP * 2), b, whole, steps)
-                for i in range(2):
-                    for j in range(2):
-                        e.tile_store(2 * i + j, results.at(i * 2048 + j * 64), STEP * 4)
-                _write(e, results, row, first + column, columns - column, bias)
+            with e.loop(0, steps, BLOCK) as start:
+                stop = e.minimum(start + BLOCK, whole)
+                final = start + BLOCK >= steps
+                with e.loop(0, columns, STEP) as column:
+                    b = e.scratch.at(column * (steps * 64))
+                    own = results.at(column * (STEP * 4))
+                    with e.either(start.eq(0)) as (yes, no):
+                        with yes:
+                            for tile in range(4):
+                                e.tile_zero(tile)
+                        with no:
+                            for tile in range(4):
+                                e.tile_load(tile, own.at(tile * 1024))
+                    ahead = lines.at((STEP + column // STEP * share) * x_row, I16)
+                    with e.loop(start, stop) as step:
+                        _multiply(e, lines.at(step * STEP, I16), x_row * 2, b, step, steps)
+                        for i in range(4):
+                            e.prefetch(ahead.at(i * x_row + step * STEP, I16), 2)
+                    with e.when(final & (whole < steps)):
+                        _multiply(e, rest, e.i64(STEP * 2), b, whole, steps)
+                    for tile in range(4):
+                        e.tile_store(tile, own.at(tile * 1024))
+                    with e.when(final):
+                        _write(e, own, row, first + column, columns - column, bias)
     e.tiles_end()
 
 
@@ -96,15 +116,15 @@ def _write(e: Emitter, results: Value, row: Value, column: Value, left: Value, b
                 pointer, kind, e.i64(0), mask
             )
             added = [both.shuffle(range(i, i + 16)).bf16_to_f32() for i in (0, 16)]
-        with e.loop(0, STEP) as r:
-            values = [e.load(results, vec(F32, 16), r * STEP + i) for i in (0, 16)]
+        with e.loop(0, 2) as half, e.loop(0, 16) as r:
+            values = [e.load(results, vec(F32, 16), half * 512 + r * 16 + i) for i in (0, 256)]
             if bias:
                 values = [v + more for v, more in zip(values, added, strict=True)]
             stored = e.pairs_of_bf16(*values)
             if mask is None:
-                e.store(out, stored, (row + r) * stride + column)
+                e.store(out, stored, (row + half * 16 + r) * stride + column)
             else:
-                e.masked_store(out, stored, (row + r) * stride + column, mask)
+                e.masked_store(out, stored, (row + half * 16 + r) * stride + column, mask)
 
     with e.either(left >= STEP) as (yes, no):
         with yes:
