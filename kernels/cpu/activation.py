@@ -16,13 +16,15 @@ WORTH = 1 << 14  # values from which on it is faster than torch's, about 5 us
 CHUNK = 1 << 13  # values that a thread claims at once
 
 
-def _rejects(x: Type, gate: Type | None = None, **attrs: Any) -> str | None:  # noqa: ARG001
+def _rejects(x: Type, gate: Type | None = None, *, approximate: str = "") -> str | None:
     """None if the kernel takes tensors of these types, else why not."""
     if x.dtype not in TYPES or (gate is not None and gate.dtype != x.dtype):
         types = ", ".join(name_of(t.dtype) for t in (x, gate) if t is not None)
         return f"operands are {types}; the kernel takes fp32 or bf16, all of one type"
     if not (x.is_contiguous and (gate is None or gate.is_contiguous)):
         return "operands are not contiguous"
+    if approximate == "none" and gate is None:
+        return "of the exact gelu torch's is as fast"
     if x.count < WORTH:
         return f"{x.count} values; the kernel is for {WORTH} on"
     from mtmd.kernels.cpu.tiled.cpu import host_form
