@@ -8,10 +8,10 @@ run: encode one 512 px tile and one of 896 px, read 256 tokens, decode 64.
 
 Peers: llama-bench and llama-mtmd-cli (on PATH or in --llama-dir), the llama-cpp-python package, and
 transformers. The models have SmolVLM-256M's shape and random weights, written here as GGUF by the
-gguf package; --folder keeps them. The tile of 896 px goes through the tower of Gemma 3's shape, with
-transformers beside it. Every measurement is a process of its own, so that no library's threads are
-in another's way. Ratios above 1 say that this project is faster. Of an encode, the memory beside
-the weights at its peak is told, too, where Linux does.
+gguf package; --folder keeps them. The tile of 896 px goes through the tower of Gemma 3's shape,
+with transformers beside it. Every measurement is a process of its own, so that no library's threads
+are in another's way. Ratios above 1 say that this project is faster. Of an encode, the memory
+beside the weights at its peak is told, too, where Linux does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Activations of many values as machine code (`tiled.activation`), in place where the plan says so."""
+"""Activations of many values as machine code (`tiled.activation`), in place where that is asked."""
 
 from __future__ import annotations
 
@@ -74,10 +74,7 @@ def _workspace(*types: Type | None, **attrs: Any) -> int:  # noqa: ARG001
 
 
 GELU = Kernel(
-    gelu,
-    _rejects,
-    _workspace,
-    in_place=lambda x, *, approximate: _run(approximate, x, None, x),
+    gelu, _rejects, _workspace, in_place=lambda x, *, approximate: _run(approximate, x, None, x)
 )
 SILU = Kernel(silu, _rejects, _workspace, in_place=lambda x: _run("silu", x, None, x))
 GELU_MUL = Kernel(

@@ -121,9 +121,7 @@ def workspace(
     groups = k.shape[2]
     copies = sum(t.bytes for t in (q, k, v, mask) if t is not None and t.strides[-1] != 1)
     copies += 0 if bounds is None or bounds.is_contiguous else bounds.bytes
-    form = _form(
-        q.dtype, size, v.shape[3], None if mask is None else mask.dtype, softcap, scale
-    )
+    form = _form(q.dtype, size, v.shape[3], None if mask is None else mask.dtype, softcap, scale)
     each = _each(batch, tokens, heads, groups)
     _, bytes_ = form.places(each * (heads // groups))
     return copies + team.scratch_bytes(bytes_, batch * groups * -(-tokens // each))

@@ -15,9 +15,7 @@ FEWEST = 64  # numbers of a row of x and of the result
 RUN = 256  # rows of x that are worth laying a panel out for once more, to share work better
 
 
-def rejects(
-    x: Type, w: Type, bias: Type | None = None, *, quant: str | None = None
-) -> str | None:
+def rejects(x: Type, w: Type, bias: Type | None = None, *, quant: str | None = None) -> str | None:
     """None if the kernel multiplies tensors of these types, else why not."""
     if quant is not None:
         return f"weights are {quant}; the kernel takes plain ones"
@@ -36,7 +34,11 @@ def rejects(
 
 
 def tiled_matmul(
-    x: Tensor, w: Tensor, bias: Tensor | None = None, *, quant: None = None  # noqa: ARG001
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None = None,
+    *,
+    quant: None = None,  # noqa: ARG001
 ) -> Tensor:
     """The `matmul` op          x [..., K], w [N, K], bias [N] -> [..., N]"""
     from mtmd.kernels.cpu.native.compile import compile_kernel

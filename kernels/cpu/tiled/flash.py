@@ -24,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import e as euler
 from math import log2
+from typing import Any
 
 from mtmd.kernels.cpu.native.emit import F32, I16, I32, I64, Emitter, Value, Var, vec
 
@@ -149,7 +150,7 @@ class Flash:
         self._end(batch, group, start, rows)
 
     @property
-    def _scalar(self):  # type: ignore[no-untyped-def]
+    def _scalar(self) -> Any:
         return F32 if self.form.dtype == "f32" else I16
 
     # A unit's rows ---------------------------------------------------------------------------
@@ -199,15 +200,15 @@ class Flash:
         if form.pairs:
             kind = vec(I16, 2 * self.lanes)
             for column, mask in self._columns(form.size, 2 * self.lanes):
-                value = e.load(q, kind, column) if mask is None else e.masked_load(
-                    q, kind, e.i64(column), mask
+                value = (
+                    e.load(q, kind, column)
+                    if mask is None
+                    else e.masked_load(q, kind, e.i64(column), mask)
                 )
                 e.store(self.at["q"], value, to + column)
         else:
             for column, mask in self._columns(form.size, self.lanes):
-                e.store(
-                    self.at["q"], e.read(q, form.dtype, column, self.lanes, mask), to + column
-                )
+                e.store(self.at["q"], e.read(q, form.dtype, column, self.lanes, mask), to + column)
 
     def _columns(self, size: int, lanes: int) -> list[tuple[int, Value | None]]:
         """Where vectors begin in a row of a size that is known, with the last one's mask."""
@@ -256,8 +257,7 @@ class Flash:
 
         with e.loop(0, count, lanes) as group:
             rows = [
-                keys.at(e.minimum(key + group + i, end) * token, self._scalar)
-                for i in range(lanes)
+                keys.at(e.minimum(key + group + i, end) * token, self._scalar) for i in range(lanes)
             ]
             to = self.at["keys"].at(group * span, I32)
             whole = numbers // lanes
@@ -279,9 +279,7 @@ class Flash:
             for column, mask in self._columns(form.value, lanes):
                 to = (at // each + column // lanes * (KEYS // each)) * lanes
                 if not form.pairs:
-                    e.store(
-                        self.at["values"], e.read(rows[0], form.dtype, column, lanes, mask), to
-                    )
+                    e.store(self.at["values"], e.read(rows[0], form.dtype, column, lanes, mask), to)
                     continue
                 low, high = (
                     (
@@ -345,16 +343,16 @@ class Flash:
             return
         numbers = -(-form.size // 2) if form.pairs else form.size
         with e.loop(begin, end, lanes * form.columns) as key:
-            b = [self.at["keys"].at((key + i * lanes) * span, I32) for i in range(form.columns)]
+            columns = [
+                self.at["keys"].at((key + i * lanes) * span, I32) for i in range(form.columns)
+            ]
             with e.loop(0, STEP, form.rows) as r:
-                a = [q.at((r + i) * span, I32) for i in range(form.rows)]
-                sums = [[e.var(vec(F32, lanes), 0.0) for _ in b] for _ in a]
-                self._dot(a, b, sums, e.i64(0), e.i64(numbers))
+                lines = [q.at((r + i) * span, I32) for i in range(form.rows)]
+                sums = [[e.var(vec(F32, lanes), 0.0) for _ in columns] for _ in lines]
+                self._dot(lines, columns, sums, e.i64(0), e.i64(numbers))
                 for i, line in enumerate(sums):
                     for j, var in enumerate(line):
-                        e.store(
-                            self.at["scores"], var.get(), (r + i) * self.row + key + j * lanes
-                        )
+                        e.store(self.at["scores"], var.get(), (r + i) * self.row + key + j * lanes)
 
     def _mix(self, row: Value, begin: Value, end: Value) -> None:
         """Weights times values, added to the sums."""
@@ -381,9 +379,9 @@ class Flash:
             return
         for tile in range(0, form.tiles, form.columns):
             columns = min(form.columns, form.tiles - tile)
-            b = [self.at["values"].at((tile + j) * spans) for j in range(columns)]
+            vectors = [self.at["values"].at((tile + j) * spans) for j in range(columns)]
             with e.loop(0, STEP, form.rows) as r:
-                a = [scores.at((r + i) * self.row, F32) for i in range(form.rows)]
+                lines = [scores.at((r + i) * self.row, F32) for i in range(form.rows)]
                 places = [
                     [(r + i) * width + (tile + j) * lanes for j in range(columns)]
                     for i in range(form.rows)
@@ -392,7 +390,7 @@ class Flash:
                     [e.var(vec(F32, lanes), e.load(sums, vec(F32, lanes), at)) for at in line]
                     for line in places
                 ]
-                self._dot(a, b, results, begin // each, end // each)
+                self._dot(lines, vectors, results, begin // each, end // each)
                 for line, vars_ in zip(places, results, strict=True):
                     for at, var in zip(line, vars_, strict=True):
                         e.store(sums, var.get(), at)
@@ -524,10 +522,10 @@ class Flash:
             e.store(self.at["shrink"], shrink, r)
             changed = e.select(same, e.f32(0.0, lanes), e.f32(1.0, lanes))
             grown.set(e.maximum(e.largest(changed), grown.get()))
-        with e.when(grown.get() > 0.0), e.loop(0, STEP) as r:
-            shrink = e.load(self.at["shrink"], F32, r).splat(lanes)
+        with e.when(grown.get() > 0.0), e.loop(0, STEP) as line:
+            shrink = e.load(self.at["shrink"], F32, line).splat(lanes)
             for column in range(form.tiles):
-                place = ((row + r) * form.tiles + column) * lanes
+                place = ((row + line) * form.tiles + column) * lanes
                 value = e.load(self.at["sums"], vec(F32, lanes), place)
                 e.store(self.at["sums"], value * shrink, place)
 

@@ -31,8 +31,8 @@ def panel_of(columns: int, width: int, threads: int) -> int:
 
 
 def places(width: int, panel: int) -> tuple[int, int, int]:
-    """Where in a thread's memory, in bytes: sums of 32 rows, what is left of 32 rows of x behind the
-    last whole 32 numbers; and its size. The panel lies before them.
+    """Where in a thread's memory, in bytes: sums of 32 rows, what is left of 32 rows of x after
+    the last whole 32 numbers; and its size. The panel lies before them.
     """
     wide = -(-width // STEP) * STEP
     results = panel * wide * 2
@@ -112,8 +112,10 @@ def _write(e: Emitter, results: Value, row: Value, column: Value, left: Value, b
         if bias:
             pointer = e.arg_ptr(BIAS).at(column, I16)
             kind = vec(I16, STEP)
-            both = e.load(pointer, kind) if mask is None else e.masked_load(
-                pointer, kind, e.i64(0), mask
+            both = (
+                e.load(pointer, kind)
+                if mask is None
+                else e.masked_load(pointer, kind, e.i64(0), mask)
             )
             added = [both.shuffle(range(i, i + 16)).bf16_to_f32() for i in (0, 16)]
         with e.loop(0, 2) as half, e.loop(0, 16) as r:
@@ -146,8 +148,10 @@ def lay_panel(e: Emitter, w: Value, columns: Value, width: Value, steps: Value) 
             vectors = []
             for row in rows:
                 line = row.at(at, I16)
-                value = e.load(line, vec(I16, STEP)) if mask is None else e.masked_load(
-                    line, vec(I16, STEP), e.i64(0), mask
+                value = (
+                    e.load(line, vec(I16, STEP))
+                    if mask is None
+                    else e.masked_load(line, vec(I16, STEP), e.i64(0), mask)
                 )
                 vectors.append(value.bits(vec(I32, 16)))
             for i, vector in enumerate(e.transposed(vectors)):

@@ -52,7 +52,7 @@ def _openmp() -> Callable[[int, int, int, int], None] | None:
             continue
         parallel.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
         parallel.restype = None
-        return parallel  # type: ignore[no-any-return]
+        return parallel
     return None
 
 

@@ -22,7 +22,10 @@ AMX = cpu.tiles_allowed()
 
 def operands(rows: int, width: int, columns: int, bias: bool = True) -> list[Tensor | None]:
     draw = torch.Generator().manual_seed(rows + width)
-    x, w, b = (torch.randn(s, generator=draw).bfloat16() for s in ((rows, width), (columns, width), (columns,)))
+    x, w, b = (
+        torch.randn(s, generator=draw).bfloat16()
+        for s in ((rows, width), (columns, width), (columns,))
+    )
     return [x, w, b if bias else None]
 
 
@@ -95,7 +98,9 @@ def test_what_is_rejected_and_why(monkeypatch):
     assert "not all bf16" in str(tiled_matmul.rejects(*floats))
     turned = torch.randn(64, 64).bfloat16().T
     assert "contiguous" in str(tiled_matmul.rejects(types[0], Type.of(turned)))
-    monkeypatch.setattr(cpu, "host_form", lambda _: cpu.form_of(Cpu("x86-64-v4", "+avx512f"), "bf16", True))
+    monkeypatch.setattr(
+        cpu, "host_form", lambda _: cpu.form_of(Cpu("x86-64-v4", "+avx512f"), "bf16", True)
+    )
     assert "no AMX" in str(tiled_matmul.rejects(*types))
 
 
