@@ -105,10 +105,13 @@ def llama_encode(program: str, folder: Path, threads: int) -> Rates:
     ]
     command += ["--image", str(folder / "tile.png"), "-p", "?", "-n", "1", "-t", str(threads)]
     command.append("--jinja")  # or it knows no templates but its own
-    text = output(command, stderr=subprocess.STDOUT)
+    done = subprocess.run(
+        command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=TIMEOUT_S
+    )  # some versions die of an assertion once the picture is encoded and its time told
+    text = done.stdout.decode(errors="replace")
     times = [float(ms) for ms in re.findall(ENCODED, text)]
     if not times:
-        raise RuntimeError("llama-mtmd-cli reported no time of encoding")
+        raise RuntimeError(f"llama-mtmd-cli reported no time of encoding: {text[-200:]!r}")
     return {"encode": 1e3 / min(times)}
 
 
@@ -121,10 +124,8 @@ def worker(which: str, folder: Path, kind: str, threads: int, dtype: str = "bf16
     return found
 
 
-def output(command: Sequence[str], stderr: int = subprocess.PIPE) -> str:
-    done = subprocess.run(
-        command, check=False, stdout=subprocess.PIPE, stderr=stderr, text=True, timeout=TIMEOUT_S
-    )
+def output(command: Sequence[str]) -> str:
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=TIMEOUT_S)
     if done.returncode:
         lines = (done.stderr or done.stdout or "").strip().splitlines() or ["it said nothing"]
         how = f"died of signal {-done.returncode}" if done.returncode < 0 else "failed"
