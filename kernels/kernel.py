@@ -32,6 +32,8 @@ class Kernel:
         it makes a new tensor there, too.
     rejects: None to take these types, else why not, naming the numbers. It must hold for every
         shape that a run can bring: what it lets through, `run` computes.
+    how: in which of several ways this machine would run such a node, for the report; None of a
+        kernel that has one way.
     workspace: bytes held at the peak beyond the inputs and the result. It is asked for every plan,
         so it counts and runs nothing.
     """
@@ -40,6 +42,7 @@ class Kernel:
     rejects: Callable[..., str | None] = _nothing
     workspace: Callable[..., int] = _no_bytes
     in_place: Callable[..., Tensor] | None = None
+    how: Callable[..., str | None] = _nothing
 
 
 def types_of(node: Node) -> tuple[Type | None, ...]:

@@ -73,16 +73,26 @@ def _workspace(*types: Type | None, **attrs: Any) -> int:  # noqa: ARG001
     return team.scratch_bytes(0, types[0].count, CHUNK)
 
 
+def _how(x: Type, *others: Type | None, **attrs: Any) -> str:  # noqa: ARG001
+    """Its width of vectors."""
+    from mtmd.kernels.cpu.tiled.cpu import host_form, named
+
+    form = host_form(TYPES[x.dtype])
+    assert form is not None
+    return f"machine code ({named('single', form[1])})"
+
+
 GELU = Kernel(
     gelu, _rejects, _workspace, in_place=lambda x, *, approximate: _run(approximate, x, None, x)
 )
-SILU = Kernel(silu, _rejects, _workspace, in_place=lambda x: _run("silu", x, None, x))
+SILU = Kernel(silu, _rejects, _workspace, in_place=lambda x: _run("silu", x, None, x), how=_how)
 GELU_MUL = Kernel(
     gelu_mul,
     _rejects,
     _workspace,
     in_place=lambda gate, up, *, approximate: _run(approximate, gate, up, gate),
+    how=_how,
 )
 SILU_MUL = Kernel(
-    silu_mul, _rejects, _workspace, in_place=lambda gate, up: _run("silu", gate, up, gate)
+    silu_mul, _rejects, _workspace, in_place=lambda gate, up: _run("silu", gate, up, gate), how=_how
 )

@@ -127,6 +127,21 @@ def workspace(
     return copies + team.scratch_bytes(bytes_, batch * groups * -(-tokens // each))
 
 
+def how(
+    q: Type,
+    k: Type,  # noqa: ARG001
+    v: Type,
+    mask: Type | None = None,  # noqa: ARG001
+    bounds: Type | None = None,  # noqa: ARG001
+    **attrs: object,  # noqa: ARG001
+) -> str:
+    """What multiplies."""
+    from mtmd.kernels.cpu.tiled.cpu import named
+
+    form = _form(q.dtype, q.shape[3], v.shape[3], None, None, 1.0)
+    return f"machine code ({named(form.kind, form.lanes)})"
+
+
 def _dense(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
@@ -165,4 +180,4 @@ def _each(batch: int, tokens: int, heads: int, groups: int) -> int:
     return max(1, min(tokens, rows // shared))
 
 
-KERNEL = Kernel(tiled_attention, rejects, workspace)
+KERNEL = Kernel(tiled_attention, rejects, workspace, how=how)

@@ -34,6 +34,13 @@ def host_form(dtype: str) -> tuple[str, int, int, int] | None:
     return form_of(host(), dtype, tiles_allowed())
 
 
+def named(kind: str, lanes: int) -> str:
+    """A form in the words of processors' makers."""
+    if kind == "single":
+        return "AVX-512" if lanes == 16 else "AVX2"
+    return {"tiles": "AMX", "pairs": "AVX-512 BF16"}[kind]
+
+
 @lru_cache(maxsize=1)
 def tiles_allowed() -> bool:
     """Whether the system lets this process use the registers of AMX, which it has to be asked for;

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from op_cases import draw, node_of
+from random_graphs import Source, transformer
 from torch import Tensor
 
 from mtmd.kernels.backends import Cpu as Backend
@@ -22,6 +23,9 @@ from mtmd.kernels.cpu.table import choose
 from mtmd.kernels.cpu.tiled import cpu, team
 from mtmd.kernels.graph import Type
 from mtmd.kernels.ops import attention
+from mtmd.kernels.plan.scheduler import make_plan
+from mtmd.kernels.report.facts import WarmupFacts, graph_facts
+from mtmd.kernels.report.text import render
 
 pytestmark = [
     pytest.mark.usefixtures("poisoned"),
@@ -244,3 +248,20 @@ def test_nothing_is_written_beyond_the_result():
     kernel(address)(words.ctypes.data, 0, 1, base)
     assert out[:, :40].ne(7).any() and out[:, 40:].eq(7).all()
     assert (room[base - room.ctypes.data + size :] == 7).all()
+
+
+@pytest.mark.parametrize(
+    "form, words",
+    [(("tiles", 16, 8, 2), "AMX"), (("pairs", 16, 8, 2), "AVX-512 BF16"), (None, None)],
+    ids=str,
+)
+def test_the_report_says_what_multiplies(form, words, monkeypatch):
+    monkeypatch.setattr(cpu, "host_form", lambda _: form)
+    shape = {"batch": 1, "rows": 1024, "width": 256, "heads": 4, "ffn": 512}
+    plan = make_plan([transformer(Source(), dtype=torch.bfloat16, **shape)], [Backend()])
+    facts = graph_facts("encoder", "", "", plan)
+    ways = {op: way for op, way, _ in facts.kernels}
+    assert ways.get("attention") == (words and f"machine code ({words})")
+    assert ("matmul" in ways) == (words == "AMX")
+    text = render(WarmupFacts("x", "cpu", "", "bf16", (), (), (facts,)))
+    assert (f"attention as machine code ({words})" in text) == (words is not None)
