@@ -45,24 +45,30 @@ def _run(activation: str, x: Tensor, gate: Tensor | None, out: Tensor) -> Tensor
     return out
 
 
+def _like(x: Tensor) -> Tensor:
+    from mtmd.kernels.cpu.tiled.memory import new_result
+
+    return new_result(*x.shape, dtype=x.dtype)
+
+
 def gelu(x: Tensor, *, approximate: str) -> Tensor:
     """The `gelu` op"""
-    return _run(approximate, x, None, torch.empty_like(x))
+    return _run(approximate, x, None, _like(x))
 
 
 def silu(x: Tensor) -> Tensor:
     """The `silu` op"""
-    return _run("silu", x, None, torch.empty_like(x))
+    return _run("silu", x, None, _like(x))
 
 
 def gelu_mul(gate: Tensor, up: Tensor, *, approximate: str) -> Tensor:
     """The `gelu_mul` op"""
-    return _run(approximate, gate, up, torch.empty_like(gate))
+    return _run(approximate, gate, up, _like(gate))
 
 
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     """The `silu_mul` op"""
-    return _run("silu", gate, up, torch.empty_like(gate))
+    return _run("silu", gate, up, _like(gate))
 
 
 def _workspace(*types: Type | None, **attrs: Any) -> int:  # noqa: ARG001

@@ -42,11 +42,11 @@ def tiled_matmul(
 ) -> Tensor:
     """The `matmul` op          x [..., K], w [N, K], bias [N] -> [..., N]"""
     from mtmd.kernels.cpu.native.compile import compile_kernel
-    from mtmd.kernels.cpu.tiled import product, team
+    from mtmd.kernels.cpu.tiled import memory, product, team
 
     width, columns = x.shape[-1], w.shape[0]
     rows = x.numel() // width
-    out = x.new_empty(*x.shape[:-1], columns)
+    out = memory.new_result(*x.shape[:-1], columns, dtype=x.dtype)
     panel, run, units = _shares(rows, width, columns)
     results, rest, scratch = product.places(width, panel)
     args = [x.data_ptr(), width, rows, width, w.data_ptr(), width, columns]
