@@ -51,7 +51,7 @@ def tiled_matmul(
     results, rest, scratch = product.places(width, panel)
     args = [x.data_ptr(), width, rows, width, w.data_ptr(), width, columns]
     args += [0 if bias is None else bias.data_ptr(), out.data_ptr(), columns]
-    args += [panel, run, -(-rows // run), results, rest]
+    args += [panel, run, -(-rows // run), results, rest, product.block_of(width)]
     address = compile_kernel(product.emit_product, bias is not None)
     team.run(address, args, units, 1, scratch)
     return out

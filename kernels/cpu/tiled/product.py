@@ -15,7 +15,7 @@ from __future__ import annotations
 from mtmd.kernels.cpu.native.emit import F32, I16, I32, Emitter, Value, vec
 
 STEP = 32  # rows, columns and numbers at a time
-BLOCK = 8  # steps of numbers
+BLOCK = 8  # steps of numbers, about
 PANEL_BYTES = 3 << 18  # of a panel, at most where it has more than 64 columns
 MOST_COLUMNS = 256
 X, X_ROW, ROWS, WIDTH, W, W_ROW, COLUMNS, BIAS, OUT, OUT_ROW = range(10)
@@ -28,6 +28,12 @@ def panel_of(columns: int, width: int, threads: int) -> int:
     rounds = -(-columns // (fitting * threads))
     even = -(-columns // (rounds * threads))
     return min(fitting, max(64, -(-even // STEP) * STEP))
+
+
+def block_of(width: int) -> int:
+    """Steps of a block, so that all of a row's are about equal."""
+    steps = -(-width // STEP)
+    return -(-steps // max(1, round(steps / BLOCK)))
 
 
 def places(width: int, panel: int) -> tuple[int, int, int]:
@@ -43,11 +49,12 @@ def places(width: int, panel: int) -> tuple[int, int, int]:
 def emit_product(e: Emitter, bias: bool) -> None:
     """args: x, its row stride in elements, rows (at least 32), width, w, its row stride, columns,
     bias (bf16), out, its row stride, columns of a panel (a multiple of 32), rows of a run (a
-    multiple of 32), number of runs, `places` of results and of the rest. Units: panels * runs.
+    multiple of 32), number of runs, `places` of sums and of the rest, `block_of` the width. Units:
+    panels * runs.
     """
     x, x_row, rows, width = e.arg_ptr(X), e.arg(X_ROW), e.arg(ROWS), e.arg(WIDTH)
     panel, run, runs = e.arg(PANEL), e.arg(RUN), e.arg(RUNS)
-    results, rest = e.scratch.at(e.arg(13)), e.scratch.at(e.arg(14))
+    results, rest, block = e.scratch.at(e.arg(13)), e.scratch.at(e.arg(14)), e.arg(15)
     whole = width // STEP  # steps
     steps = (width + (STEP - 1)) // STEP
     e.tiles_begin()
@@ -67,9 +74,9 @@ def emit_product(e: Emitter, bias: bool) -> None:
                 with e.loop(0, STEP) as r:
                     left = e.masked_load(lines, vec(I16, STEP), r * x_row + whole * STEP, mask)
                     e.store(rest, left, r * STEP)
-            with e.loop(0, steps, BLOCK) as start:
-                stop = e.minimum(start + BLOCK, whole)
-                final = start + BLOCK >= steps
+            with e.loop(0, steps, block) as start:
+                stop = e.minimum(start + block, whole)
+                final = start + block >= steps
                 with e.loop(0, columns, STEP) as column:
                     b = e.scratch.at(column * (steps * 64))
                     own = results.at(column * (STEP * 4))
