@@ -17,6 +17,8 @@ beside the weights at its peak is told, too, where Linux does.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import importlib.util
 import json
 import re
@@ -141,22 +143,23 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def encode_rates(encode: Callable[[], object], before: int | None, weights: int) -> Rates:
+def encode_rates(encode: Callable[[], object]) -> Rates:
     """The best of several encodes after a first one, and what the process held at most meanwhile
-    beside its weights and what it held `before` there was a model.
+    beside what it held before: weights, and whatever made them.
     """
-    from mtmd.bench.measure import HostPeak
+    from mtmd.bench.measure import HostPeak, resident_bytes
 
     encode()
-    peak, times = HostPeak(), []
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)  # what is free goes back, so that using it again counts
+    peak, before, times = HostPeak(), resident_bytes(), []
     peak.restart()
     for _ in range(RUNS):
         start = time.perf_counter()
         encode()
         times.append(time.perf_counter() - start)
     held = peak.read()
-    known = held is not None and before is not None
-    memory = {MEMORY: (held - before - weights) / 2**20} if known else {}
+    memory = {} if held is None or before is None else {MEMORY: (held - before) / 2**20}
     return {"encode": 1 / min(times), **memory}
 
 
@@ -164,25 +167,22 @@ def our_rates(kind: str, threads: int, dtype: str) -> Rates:
     import numpy as np
     import torch
 
-    from mtmd.bench.measure import resident_bytes
     from mtmd.bench.shapes import random_checkpoint
     from mtmd.clip.encoder import Encoder
     from mtmd.kernels.backends import Cpu
 
     torch.set_num_threads(threads)
-    before = resident_bytes()
     shape, side = ENCODES[kind]
     checkpoint = random_checkpoint(shape, "BF16")
     assert checkpoint.vision is not None and checkpoint.vision_weights is not None
     compute = {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype]
     encoder = Encoder(checkpoint.vision, checkpoint.vision_weights, [Cpu()], dtype=compute)
     tile = np.random.default_rng(0).standard_normal((3, side, side)).astype(np.float32)
-    encoder.encode([tile])  # reads the weights
-    return encode_rates(lambda: encoder.encode([tile]), before, encoder.residency.bytes["cpu"])
+    return encode_rates(lambda: encoder.encode([tile]))
 
 
-def transformers_encoder(kind: str) -> tuple[Callable[[], object], int]:
-    """An encode in bfloat16, with its attention that is fastest on a CPU; bytes of the weights."""
+def transformers_encoder(kind: str) -> Callable[[], object]:
+    """An encode in bfloat16, with its attention that is fastest on a CPU."""
     import torch
     import transformers
 
@@ -199,32 +199,25 @@ def transformers_encoder(kind: str) -> tuple[Callable[[], object], int]:
         )
         model = transformers.SmolVLMModel(whole).eval()
         pixels = torch.randn(1, 1, 3, side, side)
-        return lambda: model.get_image_features(pixels), model_bytes(model)
+        return lambda: model.get_image_features(pixels)
     text = {**config["text_config"], "num_hidden_layers": 1, "vocab_size": 512}
     tokens = {k: v for k, v in config.items() if k == "mm_tokens_per_image"}
     gemma = transformers.Gemma3Config(text_config=text, vision_config=vision, **tokens)
     tower = transformers.Gemma3Model(gemma).eval()
     picture = torch.randn(1, 3, side, side)
-    return lambda: tower.get_image_features(picture), model_bytes(tower)
-
-
-def model_bytes(model) -> int:  # type: ignore[no-untyped-def]
-    return sum(p.nbytes for p in model.parameters())
+    return lambda: tower.get_image_features(picture)
 
 
 def transformers_rates(kind: str, threads: int) -> Rates:
     import torch
     import transformers
 
-    from mtmd.bench.measure import resident_bytes
     from mtmd.bench.shapes import read_shape
 
     torch.set_num_threads(threads)
     with torch.inference_mode():
         if kind in ENCODES:
-            _, before = transformers.SmolVLMModel, resident_bytes()  # imported by now
-            encode, weights = transformers_encoder(kind)
-            return encode_rates(encode, before, weights)
+            return encode_rates(transformers_encoder(kind))
         config = read_shape(SHAPE)[1].values
         text = transformers.LlamaConfig(**config["text_config"], attn_implementation="sdpa")
         model = transformers.LlamaForCausalLM(text).to(torch.bfloat16).eval()
