@@ -27,9 +27,13 @@ class Kernel:
     nothing for one that is absent, and its attributes by name; `run` on tensors, the others on the
     `Type`s of those tensors.
 
-    run: the op's result. A new tensor, also where the op has an overwriting form.
+    run: the op's result, a new tensor.
+    in_place: the op's overwriting form: the result lies where the first input was. A kernel without
+        it makes a new tensor there, too.
     rejects: None to take these types, else why not, naming the numbers. It must hold for every
         shape that a run can bring: what it lets through, `run` computes.
+    how: in which of several ways this machine would run such a node, for the report; None of a
+        kernel that has one way.
     workspace: bytes held at the peak beyond the inputs and the result. It is asked for every plan,
         so it counts and runs nothing.
     """
@@ -37,6 +41,8 @@ class Kernel:
     run: Callable[..., Tensor]
     rejects: Callable[..., str | None] = _nothing
     workspace: Callable[..., int] = _no_bytes
+    in_place: Callable[..., Tensor] | None = None
+    how: Callable[..., str | None] = _nothing
 
 
 def types_of(node: Node) -> tuple[Type | None, ...]:

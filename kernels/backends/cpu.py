@@ -30,7 +30,8 @@ class Cpu:
         kernel = choose(node)
         if kernel is None:
             return lower_reference(node, in_place)
-        return functools.partial(kernel.run, **node.attrs) if node.attrs else kernel.run
+        run = kernel.in_place if in_place and kernel.in_place else kernel.run
+        return functools.partial(run, **node.attrs) if node.attrs else run
 
     def workspace(self, node: Node, exact: bool = True) -> int:
         kernel = choose(node)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mtmd.kernels.cpu import (
+    activation,
     attention,
     gated_delta,
     gather_pages,
@@ -10,6 +11,8 @@ from mtmd.kernels.cpu import (
     moe,
     quant_matmul,
     short_conv,
+    tiled_attention,
+    tiled_matmul,
 )
 from mtmd.kernels.graph import Node
 from mtmd.kernels.kernel import Kernel, types_of
@@ -17,11 +20,15 @@ from mtmd.kernels.kernel import Kernel, types_of
 # By op, in order of preference: the first that does not reject runs the node; without one, the op's
 # reference does.
 KERNELS: dict[str, tuple[Kernel, ...]] = {
-    "attention": (attention.KERNEL,),
+    "attention": (tiled_attention.KERNEL, attention.KERNEL),
     "gated_delta": (gated_delta.KERNEL,),
+    "gelu": (activation.GELU,),
+    "gelu_mul": (activation.GELU_MUL,),
     "gather_pages": (gather_pages.KERNEL,),
-    "matmul": (quant_matmul.KERNEL, matmul.KERNEL),
+    "matmul": (quant_matmul.KERNEL, tiled_matmul.KERNEL, matmul.KERNEL),
     "moe": (moe.KERNEL,),
+    "silu": (activation.SILU,),
+    "silu_mul": (activation.SILU_MUL,),
     "short_conv": (short_conv.KERNEL,),
 }
 

@@ -4,11 +4,14 @@ The functions below the classes read it off plans.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mtmd.kernels.cpu.table import choose
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.graph import Node
+from mtmd.kernels.kernel import types_of
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.flash_choice import FlashChoice
 from mtmd.kernels.plan.scheduler import Plan, Refusal
@@ -69,7 +72,8 @@ class NativeRun:
 @dataclass(frozen=True)
 class GraphFacts:
     """One graph at one size. Bytes are per memory space; `compute_bytes` is the predicted peak,
-    `cache_bytes` what a full cache takes.
+    `cache_bytes` what a full cache takes. `kernels` are (op, in which way, nodes) of those for
+    which the CPU has several ways.
     """
 
     graph: str
@@ -84,6 +88,7 @@ class GraphFacts:
     compute_bytes: dict[str, int]
     gflop: float
     native: NativeFacts | None = None
+    kernels: tuple[tuple[str, str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -346,7 +351,20 @@ def graph_facts(
         plan.compute_bytes,
         plan.flops / 1e9,
         plan.native,
+        () if plan.native is not None else _ways(plan),
     )
+
+
+def _ways(plan: Plan) -> tuple[tuple[str, str, int], ...]:
+    found: Counter[tuple[str, str]] = Counter()
+    for step in plan.steps:
+        if step.node.op == "copy" or step.backend.space != "cpu" or not step.backend.native:
+            continue
+        kernel = choose(step.node)
+        way = kernel and kernel.how(*types_of(step.node), **step.node.attrs)
+        if way:
+            found[step.node.op, way] += 1
+    return tuple((op, way, count) for (op, way), count in found.items())
 
 
 def _kind(refusal: Refusal) -> tuple[Any, ...]:

@@ -159,6 +159,9 @@ def _graphs(report: WarmupFacts) -> Iterator[str]:
         )
         yield from _memory(facts)
         yield from _native(facts)
+        if facts.kernels:
+            ways = ", ".join(f"{count} x {op} as {way}" for op, way, count in facts.kernels)
+            yield f"    kernels: {ways}"
         for copy in facts.copies[:SHOWN]:
             yield f"    copy {copy.name}: {copy.source} -> {copy.destination}, {mib(copy.bytes)}"
         if len(facts.copies) > SHOWN:

@@ -28,7 +28,7 @@ from llvmlite import ir
 from mtmd.kernels.cpu.native.emit import I64, PTR, Emitter
 
 KERNEL = (PTR, I64, I64, PTR)
-SOURCES = ("cpu/native", "quantization")  # whose text decides what a kernel is
+SOURCES = ("cpu/native", "cpu/tiled", "quantization")  # whose text decides what a kernel is
 
 
 @dataclass

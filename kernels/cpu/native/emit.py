@@ -41,6 +41,12 @@ BF16 = _BFloat()
 DTYPES = ("f32", "bf16")  # how values are stored; kernels compute in float32
 SIZES = {"f32": 4, "bf16": 2}
 
+# 2^x for x from 0 to 1, by degree: coefficients of the least relative error, by Remez' exchange
+POWERS_OF_TWO = {
+    3: (0.9999252186, 0.6958335405, 0.2260671554, 0.07802452264),
+    5: (0.9999999251, 0.6931530732, 0.240153617, 0.05582631805, 0.008989340091, 0.001877576675),
+}
+
 Number = int | float
 
 
@@ -395,9 +401,11 @@ class Emitter:
         where = ptr.at(index, scalar_of(value.type))
         self.b.store(value.ir, where.ir, align=align or size_of(value.type))
 
-    def prefetch(self, ptr: Value) -> None:
-        """Asks for the cache line at an address, which may be anywhere."""
-        options = [ir.Constant(I32, n) for n in (0, 3, 1)]  # to read, to every cache, data
+    def prefetch(self, ptr: Value, near: int = 3) -> None:
+        """Asks for the cache line at an address, which may be anywhere. `near`: 3 to every cache,
+        2 to the second.
+        """
+        options = [ir.Constant(I32, n) for n in (0, near, 1)]  # to read, where to, data
         self.call("llvm.prefetch.p0", VOID, ptr, *options)
 
     def masked_load(self, ptr: Value, type_: ir.Type, index: Operand, mask: Value) -> Value:
@@ -589,6 +597,35 @@ class Emitter:
         y = self.select(x < -87.3, self.f32(0.0, x.lanes), y)
         return self.select(x > 88.72, self.f32(float("inf"), x.lanes), y)
 
+    def exp2(self, x: Value, degree: int) -> Value:
+        """2 to the x, relative error by the polynomial's degree: 8e-5 for 3, 1e-7 for 5; 0 below
+        -126, infinity from 128 on, NaN stays.
+        """
+        if x.lanes == 16 and self.has("avx512dq"):
+            keep, near = self.const(I16, -1), self.const(I32, 4)
+            zero = self.f32(0.0, 16)
+            name = "llvm.x86.avx512.mask.{}.ps.512"
+            down = self.const(I32, 9)  # what is left by rounding down, as scalef does
+            rest = self.call(name.format("reduce"), x.type, x, down, zero, keep, near)
+            p = self._polynomial(rest, POWERS_OF_TWO[degree])
+            return self.call(name.format("scalef"), x.type, p, x, zero, keep, near)
+        bounded = self.maximum(self.f32(-126.0, x.lanes), x)  # x where x is NaN
+        bounded = self.minimum(self.f32(127.99999, x.lanes), bounded)
+        magic = 12582912.0  # 1.5 * 2^23, as in exp
+        shifted = bounded - 0.5 + magic
+        p = self._polynomial(bounded - (shifted - magic), POWERS_OF_TWO[degree])
+        whole = vec(I32, x.lanes)
+        y = (p.bits(whole) + (shifted.bits(whole) << 23)).bits(p.type)
+        y = self.select(x < -126.0, self.f32(0.0, x.lanes), y)
+        return self.select(x >= 128.0, self.f32(float("inf"), x.lanes), y)
+
+    def _polynomial(self, x: Value, coefficients: Sequence[float]) -> Value:
+        """Coefficients from that of x^0 on."""
+        result = self.f32(coefficients[-1], x.lanes)
+        for c in coefficients[-2::-1]:
+            result = self.fma(result, x, self.f32(c, x.lanes))
+        return result
+
     def sigmoid(self, x: Value) -> Value:
         return 1.0 / (self.exp(-x) + 1.0)
 
@@ -682,9 +719,13 @@ class Emitter:
         return x * 0.5 * (self.erf(x * 0.7071067811865476) + 1.0)
 
     def sums(self, vectors: Sequence[Value]) -> Value:
-        """The sum of each vector's lanes, as one vector: by folding two vectors into one, which
-        takes a quarter of what one sum after another does. As many vectors as lanes, or a power of
-        two fewer.
+        """The sum of each vector's lanes, as one vector."""
+        return self.folded(vectors, lambda a, b: a + b)
+
+    def folded(self, vectors: Sequence[Value], both: Callable[[Value, Value], Value]) -> Value:
+        """Each vector's lanes put together, as one vector: by folding two vectors into one, which
+        takes a quarter of what one after another does. As many vectors as lanes, or a power of two
+        fewer.
         """
         result, lanes = list(vectors), vectors[0].lanes
         width = lanes  # over which each vector's sum is spread
@@ -695,11 +736,11 @@ class Emitter:
             if len(result) > 1:
                 far = [lanes + i for i in low], [lanes + i for i in high]
                 result = [
-                    a.shuffle([*low, *far[0]], b) + a.shuffle([*high, *far[1]], b)
+                    both(a.shuffle([*low, *far[0]], b), a.shuffle([*high, *far[1]], b))
                     for a, b in zip(result[0::2], result[1::2], strict=True)
                 ]
             else:
-                result = [result[0].shuffle(low) + result[0].shuffle(high)]
+                result = [both(result[0].shuffle(low), result[0].shuffle(high))]
             width //= 2
         return result[0]
 
@@ -719,6 +760,58 @@ class Emitter:
         for x, y in (even, odd):
             total = self.fma(x.bits(total.type), y.bits(total.type), total)
         return total
+
+    def pairs_of_bf16(self, low: Value, high: Value) -> Value:
+        """Float32 [L] twice to the bits of bfloat16 [2 L], to the nearest even; where the CPU does
+        that, numbers below 1.2e-38 become 0.
+        """
+        if low.lanes == 16 and self.has("avx512bf16"):
+            name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
+            return self.call(name, vec(BF16, 32), high, low).bits(vec(I16, 32))
+        return low.f32_to_bf16().concat(high.f32_to_bf16())
+
+    def transposed(self, rows: Sequence[Value]) -> list[Value]:
+        """As many vectors as lanes, the other way round."""
+        result, lanes = list(rows), rows[0].lanes
+        assert len(result) == lanes
+        width = 1  # what is exchanged between two rows: runs of so many lanes
+        while width < lanes:
+            low = [i if not i & width else i - width + lanes for i in range(lanes)]
+            high = [i + width if not i & width else i + lanes for i in range(lanes)]
+            for i in range(lanes):
+                if not i & width:
+                    a, b = result[i], result[i + width]
+                    result[i], result[i + width] = a.shuffle(low, b), a.shuffle(high, b)
+            width *= 2
+        return result
+
+    # Tiles of AMX: eight registers of 16 rows of 64 bytes -----------------------------------------
+
+    def tiles_begin(self) -> None:
+        """Before the first tile of a call."""
+        setup = [1, *[0] * 15, *[64, 0] * 8, *[0] * 16, *[16] * 8, *[0] * 8]
+        self.call("llvm.x86.ldtilecfg", VOID, self.table(I8, setup))
+
+    def tiles_end(self) -> None:
+        """After the last: what is left in tiles costs at every switch of threads."""
+        self.call("llvm.x86.tilerelease", VOID)
+
+    def tile_zero(self, tile: int) -> None:
+        self.call("llvm.x86.tilezero", VOID, self.const(I8, tile))
+
+    def tile_load(self, tile: int, ptr: Value, stride: Operand = 64) -> None:
+        """16 rows of 64 bytes, `stride` bytes apart."""
+        self.call("llvm.x86.tileloadd64", VOID, self.const(I8, tile), ptr, self.i64(stride))
+
+    def tile_store(self, tile: int, ptr: Value, stride: Operand = 64) -> None:
+        self.call("llvm.x86.tilestored64", VOID, self.const(I8, tile), ptr, self.i64(stride))
+
+    def tile_dot(self, total: int, a: int, b: int) -> None:
+        """total[m, n] += sum_k a[m, k] b[k, n]: fp32 [16, 16], bf16 [16, 32], and bf16 [32, 16]
+        with rows 2i and 2i + 1 of a column side by side.
+        """
+        tiles = [self.const(I8, tile) for tile in (total, a, b)]
+        self.call("llvm.x86.tdpbf16ps", VOID, *tiles)
 
     def bytes_of_lanes(self, value: Value, index: Sequence[int]) -> Value:
         """Bytes of each 16 of a vector in another order, the same for all of them where there are

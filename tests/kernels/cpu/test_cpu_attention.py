@@ -9,9 +9,9 @@ import torch
 from op_cases import draw, node_of
 from torch import Tensor
 
-from mtmd.kernels.backends import Cpu
-from mtmd.kernels.cpu.attention import ROWS, flash_attention
+from mtmd.kernels.cpu.attention import KERNEL, ROWS, flash_attention
 from mtmd.kernels.graph import Node
+from mtmd.kernels.kernel import types_of
 from mtmd.kernels.ops import attention
 
 pytestmark = pytest.mark.usefixtures("poisoned")
@@ -216,8 +216,8 @@ def test_random_cases_strided_or_not(dtype):
 def peak(peak_bytes: Any, inputs: list[Tensor | None], options: dict[str, Any]) -> tuple[int, int]:
     """(measured, predicted) bytes, the result among them."""
     node: Node = node_of("attention", inputs, options)
-    run = Cpu().lower(node)
-    return peak_bytes(lambda: run(*inputs)), node.type.bytes + Cpu().workspace(node)
+    told = KERNEL.workspace(*types_of(node), **options)
+    return peak_bytes(lambda: KERNEL.run(*inputs, **options)), node.type.bytes + told
 
 
 LONG = 4096

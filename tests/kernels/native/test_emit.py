@@ -13,7 +13,7 @@ import torch
 
 from mtmd.kernels.cpu.native import compile
 from mtmd.kernels.cpu.native.compile import Compiler, Cpu, compile_kernel, compiler
-from mtmd.kernels.cpu.native.emit import F32, Emitter, vec
+from mtmd.kernels.cpu.native.emit import F32, I16, Emitter, vec
 
 CALL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 
@@ -130,3 +130,65 @@ def test_what_kernels_are_written_with_is_part_of_their_key():
     files = {p.name for folder in compile.SOURCES for p in (root / folder).glob("*.py")}
     assert all((root / folder).is_dir() for folder in compile.SOURCES)
     assert {"emit.py", "products.py", "unpack.py", "blocks.py", "blocks_of_32.py"} <= files
+
+
+def emit_power(e: Emitter, degree: int, lanes: int) -> None:
+    with e.loop(e.first, e.last, lanes) as i:
+        x = e.load(e.arg_ptr(0), vec(F32, lanes), i)
+        e.store(e.arg_ptr(1), e.exp2(x, degree), i)
+
+
+TARGETS = {"this CPU": None, "AVX2": Cpu("x86-64-v3", "+avx2,+fma")}
+
+
+def compilers(tmp_path: Path) -> list[Compiler]:
+    """This CPU's, and one that makes code without AVX-512 where that runs."""
+    old = [Compiler(TARGETS["AVX2"], tmp_path)] if compile.host().has("avx2") else []
+    return [compiler(), *old]
+
+
+@pytest.mark.parametrize("degree, error", [(3, 8e-5), (5, 2e-7)])
+def test_powers_of_two(degree: int, error: float, tmp_path: Path) -> None:
+    edges = [0.0, -0.0, -math.inf, math.inf, math.nan, -1e30, -3.4e38, 200.0]
+    x = np.concatenate((np.linspace(-125.9, 127.99, 4096 - 8), edges)).astype(np.float32)
+    for made in compilers(tmp_path):
+        y = np.full_like(x, np.nan)
+        address = made.kernel(emit_power, degree, 16)
+        call(address, [x.ctypes.data, y.ctypes.data], 0, len(x))
+        expected = np.exp2(x[:-8].astype(np.float64))
+        assert np.abs(y[:-8] / expected - 1).max() < error
+        assert y[-8:-6] == pytest.approx(1, rel=error)
+        assert y[-6] == 0 and y[-5] == np.inf and np.isnan(y[-4])
+        assert (y[-3:-1] == 0).all() and y[-1] == np.inf
+
+
+def emit_turned(e: Emitter, lanes: int) -> None:
+    rows = [e.load(e.arg_ptr(0), vec(F32, lanes), i * lanes) for i in range(lanes)]
+    for i, row in enumerate(e.transposed(rows)):
+        e.store(e.arg_ptr(1), row, i * lanes)
+    largest = e.folded(rows[: lanes // 2], e.maximum)
+    e.store(e.arg_ptr(2), largest)
+
+
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+def test_rows_turned_and_folded(lanes: int, tmp_path: Path) -> None:
+    x = np.random.default_rng(lanes).standard_normal((lanes, lanes)).astype(np.float32)
+    for made in compilers(tmp_path):
+        y, top = np.empty_like(x), np.empty(lanes // 2, np.float32)
+        address = made.kernel(emit_turned, lanes)
+        call(address, [x.ctypes.data, y.ctypes.data, top.ctypes.data], 0, 1)
+        assert (y == x.T).all() and (top == x[: lanes // 2].max(1)).all()
+
+
+def emit_bf16(e: Emitter) -> None:
+    halves = [e.load(e.arg_ptr(0), vec(F32, 16), at) for at in (0, 16)]
+    e.store(e.arg_ptr(1), e.pairs_of_bf16(*halves).bits(vec(I16, 32)))
+
+
+def test_two_vectors_to_bf16(tmp_path: Path) -> None:
+    x = torch.randn(32, generator=torch.Generator().manual_seed(0)) * 100
+    x[:4] = torch.tensor([math.inf, -0.0, 1.00390625, math.nan])  # the third lies between two
+    for made in compilers(tmp_path):
+        y = torch.empty(32, dtype=torch.bfloat16)
+        call(made.kernel(emit_bf16), [x.data_ptr(), y.data_ptr()], 0, 1)
+        assert torch.equal(y.nan_to_num(7), x.bfloat16().nan_to_num(7))
