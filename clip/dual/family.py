@@ -51,7 +51,8 @@ class DualFamily:
 
 def is_dual(config: Settings) -> bool:
     """Whether a config.json is that of a dual encoder."""
-    return config.get("model_type", None) in FAMILIES
+    kind = config.get("model_type", None)
+    return isinstance(kind, str) and kind in FAMILIES
 
 
 def dual_family(config: Settings, image: Settings) -> DualFamily:

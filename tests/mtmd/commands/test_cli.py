@@ -233,8 +233,9 @@ def test_every_option_of_describe_is_tried_here() -> None:
         "--model",
         "--help",
         *IN_TEST_GGUF,
-        "--memory-limit",
-    }  # tests/mtmd/loaded/test_memory_admission.py
+        "--memory-limit",  # tests/mtmd/loaded/test_memory_admission.py
+        "--isolate",  # tests/mtmd/test_isolate.py
+    }
 
 
 @pytest.fixture(scope="module")

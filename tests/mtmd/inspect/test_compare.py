@@ -393,6 +393,7 @@ def test_every_option(mtmd: Any) -> None:
         "--image-min-tokens",
         "--image-max-tokens",
         "--memory-limit",
+        "--speculate",
         "--threads",
         "--context",
         *sides,

@@ -330,6 +330,7 @@ def test_every_option(mtmd: Any) -> None:
         "--threads",
         "--context",
         "--memory-limit",
+        "--speculate",
     }
     off = told(mtmd, "--flash-attn", "off")
     assert off["graphs"] != told(mtmd)["graphs"], "explicit attention takes more"

@@ -280,11 +280,12 @@ def test_a_panic_below_is_answered_and_its_connection_closed(caplog):
     def panic(*_, **__):
         raise Panic("inside a library")
 
-    service = FakeService()
-    service.submit = panic
-    with running(service) as server, raw_request(server, {"messages": [user("hi")]}) as sock:
-        response(sock)
+    with running(FakeService()) as server:
+        answering, server.application = server.application, panic  # the application answers its own
+        with raw_request(server, {"messages": [user("hi")]}) as sock:
+            response(sock)
         assert until(lambda: not server.active_channels)
+        server.application = answering
         assert health(server) == 200
     assert "Panic" in caplog.text
 

@@ -215,14 +215,14 @@ def gif(side):
 def test_what_the_page_uploads_counts_among_all_pixels(monkeypatch):
     page = Page(media=MediaBudget(pixels=10_000, server_pixels=15_000))
     inside, go_on = threading.Semaphore(0), threading.Event()
-    real = picture_budget.load_image
+    real = picture_budget.load_isolated
 
     def slow(*args):
         inside.release()
         assert go_on.wait(20)
         return real(*args)
 
-    monkeypatch.setattr(picture_budget, "load_image", slow)
+    monkeypatch.setattr(picture_budget, "load_isolated", slow)
     found = []
     thread = threading.Thread(target=lambda: found.append(page.upload(gif(100)).status_code))
     thread.start()
@@ -346,8 +346,8 @@ def test_a_panic_in_a_library_leaves_its_place_free():
     service = FakeService()
     service.submit = panic
     app = create_app(service, ServerSettings())
-    with pytest.raises(Panic), app.test_client() as client:
-        post_chat(client, "hi")
+    with app.test_client() as client:
+        assert post_chat(client, "hi").status_code == 500
     assert app.gate.taken(Work.ANSWER) == 0
 
 

@@ -36,6 +36,8 @@ RECEIPT = Receipt(
     20,
     3,
     5,
+    2,
+    1,
     "stop",
     0.0,
     1.0,
@@ -45,6 +47,7 @@ RECEIPT = Receipt(
     "cpu",
     "fp32",
     {"encoder": "flash"},
+    "as many as pay",
     None,
     (),
 )
