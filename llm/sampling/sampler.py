@@ -11,9 +11,11 @@ import math
 import secrets
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from mtmd.kernels.errors import MtmdError
+from mtmd.kernels.threads import one_thread
 from mtmd.llm.sampling.options import Sampling
 
 __all__ = ["Sampler", "Sampling", "candidates", "penalize"]
@@ -40,17 +42,17 @@ class Sampler:
         """
         if logits.ndim != 1 or not logits.numel():
             raise MtmdError(f"the logits have shape {list(logits.shape)}; expected [V], one row")
-        if self.sampling.repetition_penalty != 1 and seen:
-            logits = penalize(logits.float(), seen, self.sampling.repetition_penalty)
-        values = logits.detach().float().cpu()
-        # numpy's is much faster than torch's; of equal logits the first; NaN, if there is one,
-        # counts as the largest
-        token = int(values.numpy().argmax())
-        _check_peak(float(values[token]), logits)
-        if self.sampling.temperature == 0:
-            return token
-        tokens, probabilities = candidates(values, self.sampling)
-        return self._draw(tokens, probabilities)
+        with one_thread():
+            if self.sampling.repetition_penalty != 1 and seen:
+                logits = penalize(logits.float(), seen, self.sampling.repetition_penalty)
+            values = _float32(logits)
+            # numpy's is much faster than torch's; of equal logits the first; NaN, if there is one,
+            # counts as the largest
+            token = int(values.argmax())
+            _check_peak(float(values[token]), logits)
+            if self.sampling.temperature == 0:
+                return token
+            return self._draw(*candidates(torch.from_numpy(values), self.sampling))
 
     def _draw(self, tokens: torch.Tensor, probabilities: torch.Tensor) -> int:
         """One of `tokens` [N] by `probabilities` [N]: inverse of the cumulated sum, one random
@@ -60,6 +62,16 @@ class Sampler:
         point = torch.rand((), dtype=torch.float64, generator=self._generator) * edges[-1]
         index = torch.searchsorted(edges, point, right=True)
         return int(tokens[min(int(index), len(tokens) - 1)])
+
+
+def _float32(logits: torch.Tensor) -> np.ndarray:
+    """Logits of any type in numpy's hands, without a pass of torch's that wakes its threads."""
+    logits = logits.detach().cpu()
+    if logits.dtype == torch.bfloat16:
+        words = logits.contiguous().view(torch.int16).numpy().view(np.uint16)
+        return (words.astype(np.uint32) << 16).view(np.float32)
+    values: np.ndarray = logits.float().numpy()
+    return values
 
 
 def penalize(logits: torch.Tensor, seen: Sequence[int], penalty: float) -> torch.Tensor:

@@ -163,9 +163,10 @@ def multiply_blocks(
         sums = _Sums(e, rows, together)
         with e.loop(0, chunks) as chunk:
             at, x_at = chunk * unpack.chunk_bytes, chunk * layout.bytes
-            for weight in weights:
-                for line in range(unpack.chunk_bytes // 64):
-                    e.prefetch(weight.at(at + (AHEAD + 64 * line)))
+            # The group's rows lie one after the other: every line of as much as this turn reads
+            read = together * unpack.chunk_bytes
+            for line in range(-(-read // 64)):
+                e.prefetch(weights[0].at(chunk * read + (AHEAD + 64 * line)))
             _chunk(e, unpack, [w.at(at) for w in weights], [x.at(x_at) for x in xs], sums)
         _finish(args, sums, begin, first, out, bias, add)
 
