@@ -34,4 +34,4 @@ def resize_tensor(pixels: Pixels, width: int, height: int, mode: str) -> Pixels:
         )
         if not exact:
             resized = resized.round_().to(torch.uint8)
-    return resized[0].permute(1, 2, 0).contiguous().numpy()
+        return resized[0].permute(1, 2, 0).contiguous().numpy()
