@@ -4,13 +4,14 @@ program has.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from mtmd.kernels.cpu.native.pool import Pool, shared_pool
+from mtmd.kernels.cpu.native.pool import Pool, shared_pool, thread_choice
 from mtmd.kernels.cpu.native.program import Frame, Pointer, Program
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
@@ -55,6 +56,7 @@ class NativePlan:
     ):
         self.lowered, self._calls, self._outputs = lowered, calls, outputs
         self._placed, self._written, self._pool = placed, written, pool
+        self.threads = thread_choice(pool)
         leaves = [(root, node, node.attrs["fill"]) for node, root in lowered.leaves.items()]
         self._states = [leaf for leaf in leaves if leaf[1].attrs.get("state")]
         self._fresh = [leaf for leaf in leaves if not leaf[1].attrs.get("state")]
@@ -86,13 +88,16 @@ class NativePlan:
         for root, kind in results.results.items():
             result = tensors[root] = torch.empty(kind.shape, dtype=kind.dtype)
             roots[root] = result.data_ptr()
+        threads, seconds, undisturbed = self.threads.next(), 0.0, True
         for number, part in enumerate(results.parts):
             if isinstance(part, Program):
                 frame = memory.frames[number]
                 # what is held must outlive every thread that is in the frame
-                frame.open(roots, (tensors[:], results, memory))
+                frame.open(roots, (tensors[:], results, memory), alone=threads == 1)
+                start = time.perf_counter()
                 try:
-                    self._pool.run(frame)
+                    undisturbed &= self._pool.run(frame, threads)
+                    seconds += time.perf_counter() - start
                 finally:
                     memory.sound = frame.close() and memory.sound
             else:
@@ -101,6 +106,8 @@ class NativePlan:
                 if root not in self._kept:
                     tensors[root] = None
             yield
+        if undisturbed:
+            self.threads.took(threads, seconds)
         if memory.sound and ARENA not in self._kept:
             self._pool.give(self, memory)
         return [self._tensor(o, tensors) for o in self._outputs]
