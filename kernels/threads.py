@@ -4,8 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
+
+
+@dataclass
+class _Asked:
+    threads: int | None = None
+    before: int | None = None  # torch's, before anybody asked
+
+
+_asked = _Asked()
+
+
+def ask_threads(count: int | None) -> None:
+    """So many, for the whole process: torch in this thread and those that begin with it from now
+    on, and machine code, which else finds out by itself how many are best. None: as before.
+    """
+    if _asked.before is None:
+        _asked.before = torch.get_num_threads()
+    torch.set_num_threads(count or _asked.before)
+    _asked.threads = count
+
+
+def asked_threads() -> int | None:
+    """What was asked for last, None where nobody has."""
+    return _asked.threads
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from mtmd.kernels.plan.heartbeat import beat, patience
 from mtmd.kernels.plan.scheduler import Plan
 
 if TYPE_CHECKING:
+    from mtmd.kernels.cpu.native.thread_choice import ThreadChoice
     from mtmd.kernels.plan.native_run import NativePlan
 
 SLOWEST = 1e9  # FLOP/s: a node that takes longer hangs
@@ -172,6 +173,12 @@ class Executor:
                     values[slot] = None
                 yield
             return [values[i] for i in self._outputs]  # type: ignore[misc]
+
+    @property
+    def threads(self) -> ThreadChoice | None:
+        """By how many threads machine code runs it, None before there is some and where none is."""
+        native = self._native
+        return None if native is None else native.threads
 
     def _programs(self) -> NativePlan | None:
         """The plan as programs, where it is one of few rows on a backend that has them. They are

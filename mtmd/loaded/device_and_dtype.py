@@ -6,6 +6,7 @@ import torch
 
 from mtmd.kernels.backends import Backend
 from mtmd.kernels.dtype import DTYPES
+from mtmd.kernels.threads import asked_threads
 
 SMALL_BYTES = 256 << 20  # weights in fp32: below this, fp32 on the CPU costs little and is exact
 BF16_CAPABILITY = (8, 0)
@@ -47,6 +48,8 @@ def device_name(backend: Backend) -> str:
     )
 
 
-def set_threads(count: int) -> None:
-    """CPU threads that torch uses, for the whole process."""
-    torch.set_num_threads(count)
+def own_threads(default: int) -> None:
+    """At the start of a thread that computes: as many of torch's as were asked for. Else it would
+    begin with as many as whoever set a number last, perhaps for a moment (`one_thread`).
+    """
+    torch.set_num_threads(asked_threads() or default)

@@ -10,8 +10,7 @@ from __future__ import annotations
 import atexit
 import os
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from threading import Lock, Thread
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -20,6 +19,7 @@ import torch
 
 from mtmd.kernels.cpu.native.program import Frame
 from mtmd.kernels.cpu.native.thread_choice import ThreadChoice
+from mtmd.kernels.threads import asked_threads
 
 SPARE = 3  # plans whose memory is kept
 
@@ -129,7 +129,7 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-@lru_cache(maxsize=1)
+@cache
 def _pool_of(threads: int) -> Pool:
     return Pool(threads)
 
@@ -139,19 +139,6 @@ def shared_pool() -> Pool:
     return _pool_of(torch.get_num_threads())
 
 
-@dataclass
-class _Asked:
-    threads: int | None = None
-
-
-_asked = _Asked()
-
-
-def ask_threads(count: int) -> None:
-    """Programs that are made from now on run by so many, which somebody has decided."""
-    _asked.threads = count
-
-
 def thread_choice(pool: Pool) -> ThreadChoice:
-    """For a program that runs by a pool."""
-    return ThreadChoice(pool.threads, fixed=_asked.threads == pool.threads)
+    """For a program that runs by a pool: as many threads as were asked for, or the best."""
+    return ThreadChoice(pool.threads, fixed=asked_threads() == pool.threads)

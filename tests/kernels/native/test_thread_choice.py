@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from test_program import mixes
 
-from mtmd.kernels.cpu.native.pool import Pool, ask_threads, thread_choice
+from mtmd.kernels.cpu.native.pool import Pool, thread_choice
 from mtmd.kernels.cpu.native.thread_choice import KEPT, ThreadChoice
 
 
@@ -56,8 +56,7 @@ def test_it_follows_the_machine() -> None:
 
 
 def test_what_was_asked_for_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mtmd.kernels.cpu.native.pool._asked.threads", None)
-    ask_threads(2)
+    monkeypatch.setattr("mtmd.kernels.threads._asked.threads", 2)
     assert set(drive(thread_choice(Pool(2)), {2: 2.0, 1: 1.0})) == {2}
     assert set(drive(thread_choice(Pool(4)), {4: 2.0, 2: 1.5, 1: 1.0})) == {4, 2, 1}
 
