@@ -20,8 +20,8 @@ from mtmd.kernels.plan.heartbeat import beat, patience
 from mtmd.kernels.plan.scheduler import Plan
 
 if TYPE_CHECKING:
-    from mtmd.kernels.cpu.native.thread_choice import ThreadChoice
     from mtmd.kernels.plan.native_run import NativePlan
+    from mtmd.kernels.plan.thread_choice import ThreadChoice
 
 SLOWEST = 1e9  # FLOP/s: a node that takes longer hangs
 LONG_S = 10.0  # nodes that may take longer at this rate say so

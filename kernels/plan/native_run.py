@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mtmd.kernels.cpu.native.pool import Pool, shared_pool, thread_choice
+from mtmd.kernels.cpu.native.pool import Pool, shared_pool
 from mtmd.kernels.cpu.native.program import Frame, Pointer, Program
-from mtmd.kernels.cpu.native.thread_choice import ThreadChoice
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.lower import ARENA, Lowered, Lowering, StepFacts, worth
+from mtmd.kernels.plan.thread_choice import ThreadChoice
 from mtmd.kernels.threads import asked_threads
 
 if TYPE_CHECKING:
@@ -79,7 +79,8 @@ class NativePlan:
         """For runs of the calling thread."""
         pool, asked = self._pool(), asked_threads()
         if (pool, asked) not in self._ways:
-            self._ways = {**self._ways, (pool, asked): thread_choice(pool)}
+            choice = ThreadChoice(pool.threads, fixed=asked == pool.threads)
+            self._ways = {**self._ways, (pool, asked): choice}
         return self._ways[pool, asked]
 
     def steps(self, batch: Any) -> Generator[None, None, list[Tensor]]:

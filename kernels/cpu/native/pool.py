@@ -18,8 +18,6 @@ from weakref import WeakKeyDictionary
 import torch
 
 from mtmd.kernels.cpu.native.program import Frame
-from mtmd.kernels.cpu.native.thread_choice import ThreadChoice
-from mtmd.kernels.threads import asked_threads
 
 SPARE = 3  # plans whose memory is kept
 
@@ -137,8 +135,3 @@ def _pool_of(threads: int) -> Pool:
 def shared_pool() -> Pool:
     """The process's, of as many threads as torch uses."""
     return _pool_of(torch.get_num_threads())
-
-
-def thread_choice(pool: Pool) -> ThreadChoice:
-    """For a program that runs by a pool: as many threads as were asked for, or the best."""
-    return ThreadChoice(pool.threads, fixed=asked_threads() == pool.threads)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pytest
-from test_program import mixes
 
-from mtmd.kernels.cpu.native.pool import Pool, thread_choice
-from mtmd.kernels.cpu.native.thread_choice import KEPT, ThreadChoice
+from mtmd.kernels.plan.thread_choice import KEPT, ThreadChoice
 
 
 def drive(choice: ThreadChoice, seconds: dict[int, float], runs: int = 100) -> list[int]:
@@ -55,25 +52,5 @@ def test_it_follows_the_machine() -> None:
     assert choice.best == 1
 
 
-def test_what_was_asked_for_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mtmd.kernels.threads._asked.threads", 2)
-    assert set(drive(thread_choice(Pool(2)), {2: 2.0, 1: 1.0})) == {2}
-    assert set(drive(thread_choice(Pool(4)), {4: 2.0, 2: 1.5, 1: 1.0})) == {4, 2, 1}
-
-
-def test_any_number_of_threads_does_all_the_work() -> None:
-    """Also where those who helped in the last run come late to one that is its owner's alone."""
-    pool, draw = Pool(3), random.Random(1)
-    program, memory, expected = mixes(40, 3)
-    frame = program.frame(3)
-    for _ in range(300):
-        threads = draw.choice((1, 2, 3))
-        memory[1:] = np.nan
-        frame.open([memory.ctypes.data], memory, alone=threads == 1)
-        assert pool.run(frame, threads)
-        if not frame.close():  # somebody is in it still, and writes what nobody reads
-            memory = memory.copy()
-            frame = program.frame(3)
-            continue
-        np.testing.assert_array_equal(memory[-1], expected)
-    pool.close()
+def test_what_was_asked_for_is_kept() -> None:
+    assert set(drive(ThreadChoice(2, fixed=True), {2: 2.0, 1: 1.0})) == {2}
