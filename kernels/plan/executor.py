@@ -211,12 +211,14 @@ def _placed(node: Node, value: Tensor, device: torch.device, written: bool) -> T
     """An input as the plan expects it. What is written in place is not copied, which would lose
     what is written.
     """
-    if tuple(value.shape) != node.shape or value.dtype != node.dtype:
+    if value.shape != node.shape or value.dtype != node.dtype:
         raise PlacementError(
             f"input {node.name} was filled with {Type.of(value)}, the plan is made for "
             f"{node.type}; "
             "make a plan for this size"
         )
+    if value.device == device and value.is_contiguous():
+        return value  # as most are, in every step of decoding
     placed = value.to(device).contiguous()
     if written and placed is not value:
         raise PlacementError(
