@@ -8,13 +8,15 @@ from mtmd.kernels.backends import Backend
 from mtmd.kernels.dtype import DTYPES
 from mtmd.kernels.threads import asked_threads
 
-SMALL_BYTES = 256 << 20  # weights in fp32: below this, fp32 on the CPU costs little and is exact
+# Of weights as they are stored: below this, fp32 on the CPU costs little and is exact; above, it is
+# twice the bytes a token, and prompts are read several times slower
+SMALL_BYTES = 16 << 20
 BF16_CAPABILITY = (8, 0)
 
 
 def choose_dtype(asked: str, preferred: Backend, weight_bytes: int) -> torch.dtype:
-    """auto: bf16 on a GPU that multiplies it; on a CPU fp32, unless the model is large and the CPU
-    has bf16 instructions.
+    """auto: bf16 on a GPU that multiplies it; on a CPU fp32, unless the model is more than tiny and
+    the CPU has bf16 instructions. `weight_bytes` as they are stored.
     """
     if asked != "auto":
         return DTYPES[asked]
@@ -27,9 +29,7 @@ def choose_dtype(asked: str, preferred: Backend, weight_bytes: int) -> torch.dty
         return torch.float32 if old else torch.bfloat16
     if kind != "cpu":
         return torch.bfloat16
-    return (
-        torch.bfloat16 if 2 * weight_bytes > SMALL_BYTES and _multiplies_bf16() else torch.float32
-    )
+    return torch.bfloat16 if weight_bytes > SMALL_BYTES and _multiplies_bf16() else torch.float32
 
 
 def _multiplies_bf16() -> bool:
