@@ -60,7 +60,7 @@ ORDER = {
         ("warmup",),
     ),
     "mtmd": (
-        ("chat_template", "config", "receipt", "tracebacks"),
+        ("chat_template", "config", "openmp", "receipt", "tracebacks"),
         ("checkpoint", "events"),
         ("loaded",),  # a model in memory, without anybody to ask it
         ("prompt",),  # messages into spans
@@ -101,6 +101,7 @@ WITHOUT_TORCH = (
 )
 ENVIRONMENT = (
     "mtmd/config.py",
+    "mtmd/openmp.py",  # set, before torch reads it
     "kernels/cpu/native/compile.py",  # where the user's cache is
 )
 FAMILY_WORDS = re.compile(
