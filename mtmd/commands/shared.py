@@ -79,7 +79,8 @@ def add_model_arguments(
         "--threads",
         type=int,
         metavar="N",
-        help="CPU threads (default: torch's choice, 1 for a very small model)",
+        help="CPU threads (default: torch's choice, 1 for a very small model; decoding measures "
+        "how many are best)",
     )
     group.add_argument(
         "--context",
