@@ -1,17 +1,24 @@
 """The same work through this project and through whatever peers are installed, alternating in one
-run: encode one 512 px tile and one of 896 px, read 256 tokens, decode 64.
+run: encode one 512 px tile and one of 896 px, read a prompt of 256 tokens,
+decode 64 after it.
 
     python benchmarks/peers.py                              all types, two threads
     python benchmarks/peers.py --stage encode               pictures alone
     python benchmarks/peers.py --types Q4_0 --load 0,1      also beside a busy core
+    python benchmarks/peers.py --types BF16,Q4_0 --context 256,4096 --batch 1,16
+    python benchmarks/peers.py --types Q4_0,Q8_0 --shape smollm2-1.7b
     python benchmarks/peers.py --llama-dir ~/llama.cpp/build/bin
 
-Peers: llama-bench and llama-mtmd-cli (on PATH or in --llama-dir), the llama-cpp-python package, and
-transformers. The models have SmolVLM-256M's shape and random weights, written here as GGUF by the
-gguf package; --folder keeps them. The tile of 896 px goes through the tower of Gemma 3's shape,
-with transformers beside it. Every measurement is a process of its own, so that no library's threads
-are in another's way. Ratios above 1 say that this project is faster. Of an encode, the memory
-beside the weights at its peak is told, too, where Linux does.
+--context are the tokens read before those that are decoded, --batch the sequences that decode at
+once; the first of each is the base, from which the others are varied one at a time. Peers:
+llama-bench, llama-batched-bench (several sequences) and llama-mtmd-cli, on PATH or in --llama-dir,
+and at the base the llama-cpp-python package and transformers. The models have random weights and
+SmolVLM-256M's shape, or for text another of `mtmd bench --random-weights list` whose decoder is a
+llama's or qwen3's, written here as GGUF by the gguf package; --folder keeps them. The tile of 896
+px goes through the tower of Gemma 3's shape, with transformers beside it. Every measurement is a
+process of its own, so that no library's threads are in another's way. Ratios above 1 say that this
+project is faster; the share is that of what the machine reads and computes at most, measured in the
+same run. Of an encode, the memory beside the weights at its peak is told, too, where Linux does.
 """
 
 from __future__ import annotations
@@ -34,7 +41,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-SHAPE, TILE, PROMPT, DECODE = "smolvlm-256m", 512, 256, 64
+SHAPE, TILE, DECODE = "smolvlm-256m", 512, 64
 TYPES = ("BF16", "Q8_0", "Q4_0", "Q4_K_M")
 PROJECTOR, TOWER = "mmproj-BF16", "tower-BF16"
 STAGES = {"encode": (PROJECTOR, TOWER), "text": TYPES}
@@ -44,7 +51,34 @@ RUNS = 5  # of an encode, in one process
 TIMEOUT_S = 900
 Rates = dict[str, float]  # per second, by the name of the work; MEMORY in MiB
 MEMORY = "memory of an encode"
+SHARE = "share of "  # before the name of a work: of the roofline
 Measure = Callable[[str, int], Rates]  # of a type, with so many threads
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured beside the tile."""
+
+    context: tuple[int, ...]
+    batch: tuple[int, ...]
+
+    @property
+    def prefill(self) -> str:
+        return f"prefill of {self.context[0]}"
+
+    @property
+    def decode(self) -> str:
+        return f"decode after {self.context[0]}"
+
+    def works(self) -> dict[tuple[int, int], str]:
+        """Names by context and batch."""
+        found = {(context, 1): f"decode after {context}" for context in self.context}
+        for batch in self.batch:
+            if batch > 1:
+                found[self.context[0], batch] = (
+                    f"decode of {batch} sequences after {self.context[0]}"
+                )
+        return found
 
 
 @dataclass(frozen=True)
@@ -56,22 +90,40 @@ class Party:
     measure: Measure
 
 
-def parties(folder: Path, llama: Path | None, more: list[str], dtype: str) -> list[Party]:
+def parties(
+    folder: Path, shape: str, sizes: Sizes, llama: Path | None, more: list[str], dtype: str
+) -> list[Party]:
     """Ours first, then the peers that are installed."""
-    found = [Party("mtmd", (*TYPES, *ENCODES), lambda t, n: ours(folder, t, n, dtype))]
+    found = [
+        Party("mtmd", (*TYPES, *ENCODES), lambda t, n: ours(folder, shape, sizes, t, n, dtype))
+    ]
     if bench := program("llama-bench", llama):
         found.append(
-            Party("llama-bench", TYPES, lambda t, n: llama_bench([bench, *more], folder, t, n))
+            Party(
+                "llama-bench", TYPES, lambda t, n: llama_bench([bench, *more], folder, sizes, t, n)
+            )
+        )
+    if max(sizes.batch) > 1 and (batched := program("llama-batched-bench", llama)):
+        found.append(
+            Party(
+                "llama-batched-bench", TYPES, lambda t, n: llama_batch(batched, folder, sizes, t, n)
+            )
         )
     if cli := program("llama-mtmd-cli", llama):
         found.append(
             Party("llama-mtmd-cli", (PROJECTOR,), lambda _, n: llama_encode(cli, folder, n))
         )
     if importlib.util.find_spec("llama_cpp"):
-        found.append(Party("llama-cpp-python", TYPES, lambda t, n: worker("llama", folder, t, n)))
+        found.append(
+            Party(
+                "llama-cpp-python", TYPES, lambda t, n: worker("llama", folder, shape, sizes, t, n)
+            )
+        )
     if importlib.util.find_spec("transformers"):
         both = ("BF16", *ENCODES)
-        found.append(Party("transformers", both, lambda t, n: worker("torch", folder, t, n)))
+        found.append(
+            Party("transformers", both, lambda t, n: worker("torch", folder, shape, sizes, t, n))
+        )
     return found
 
 
@@ -79,21 +131,45 @@ def program(name: str, folder: Path | None) -> str | None:
     return shutil.which(name, path=folder) if folder else shutil.which(name)
 
 
-def ours(folder: Path, kind: str, threads: int, dtype: str) -> Rates:
+def ours(folder: Path, shape: str, sizes: Sizes, kind: str, threads: int, dtype: str) -> Rates:
     if kind in ENCODES:
-        return worker("mtmd", folder, kind, threads, dtype)
+        return worker("mtmd", folder, shape, sizes, kind, threads, dtype)
     command = [sys.executable, "-m", "mtmd.cli", "bench", "--json", "--no-ops", "--rounds", "1"]
     command += ["--threads", str(threads), "--dtype", dtype]
-    command += [str(folder / f"{kind}.gguf"), "--images", "0"]
-    command += ["--context", str(PROMPT), "--decode", str(DECODE)]
-    stages = {s["name"]: s for s in json.loads(output(command))["stages"]}
-    return {name: stages[name]["tokens_per_s"] for name in ("prefill", "decode")}
+    command += [str(folder / f"{kind}.gguf"), "--images", "0", "--decode", str(DECODE)]
+    command += ["--context", ",".join(map(str, sizes.context))]
+    command += ["--batch", ",".join(map(str, sizes.batch))]
+    rates: Rates = {}
+    for stage in json.loads(output(command))["stages"]:
+        at = stage["point"]["context"], stage["point"]["batch"]
+        name = sizes.works().get(at) if stage["name"] == "decode" else None
+        if stage["name"] == "prefill" and at == (sizes.context[0], sizes.batch[0]):
+            name = sizes.prefill
+        if name:
+            rates[name], rates[SHARE + name] = stage["tokens_per_s"], stage["roofline_share"]
+    return rates
 
 
-def llama_bench(start: list[str], folder: Path, kind: str, threads: int) -> Rates:
-    command = [*start, "-m", str(folder / f"{kind}.gguf"), "-p", str(PROMPT), "-n", str(DECODE)]
-    rows = json.loads(output([*command, "-t", str(threads), "-r", "1", "-o", "json"]))
-    return {"prefill" if row["n_prompt"] else "decode": row["avg_ts"] for row in rows}
+def llama_bench(start: list[str], folder: Path, sizes: Sizes, kind: str, threads: int) -> Rates:
+    command = [*start, "-m", str(folder / f"{kind}.gguf"), "-t", str(threads), "-r", "1"]
+    command += ["-o", "json"]
+    first = json.loads(output([*command, "-p", str(sizes.context[0]), "-n", "0"]))
+    depths = ",".join(map(str, sizes.context))
+    rows = json.loads(output([*command, "-p", "0", "-n", str(DECODE), "-d", depths]))
+    works = sizes.works()
+    rates = {works[row["n_depth"], 1]: row["avg_ts"] for row in rows}
+    return {sizes.prefill: first[0]["avg_ts"], **rates}
+
+
+def llama_batch(program: str, folder: Path, sizes: Sizes, kind: str, threads: int) -> Rates:
+    batches, context = [b for b in sizes.batch if b > 1], sizes.context[0]
+    command = [program, "-m", str(folder / f"{kind}.gguf"), "-t", str(threads)]
+    command += ["-c", str(max(batches) * (context + DECODE)), "-npp", str(context)]
+    command += ["-ntg", str(DECODE), "-npl", ",".join(map(str, batches))]
+    lines = output([*command, "--output-format", "jsonl"]).splitlines()
+    rows = [json.loads(line) for line in lines if line.startswith("{")]
+    works = sizes.works()
+    return {works[context, row["pl"]]: row["speed_tg"] for row in rows}
 
 
 def llama_encode(program: str, folder: Path, threads: int) -> Rates:
@@ -117,11 +193,13 @@ def llama_encode(program: str, folder: Path, threads: int) -> Rates:
     return {"encode": 1e3 / min(times)}
 
 
-def worker(which: str, folder: Path, kind: str, threads: int, dtype: str = "bf16") -> Rates:
+def worker(
+    which: str, folder: Path, shape: str, sizes: Sizes, kind: str, threads: int, dtype: str = "bf16"
+) -> Rates:
     command = [sys.executable, __file__, "--worker", which, "--folder", str(folder)]
-    command += ["--dtype", dtype]
+    command += ["--types", kind, "--threads", str(threads), "--shape", shape, "--dtype", dtype]
     found: Rates = json.loads(
-        output([*command, "--types", kind, "--threads", str(threads)]).splitlines()[-1]
+        output([*command, "--context", str(sizes.context[0])]).splitlines()[-1]
     )
     return found
 
@@ -208,7 +286,7 @@ def transformers_encoder(kind: str) -> Callable[[], object]:
     return lambda: tower.get_image_features(picture)
 
 
-def transformers_rates(kind: str, threads: int) -> Rates:
+def transformers_rates(shape: str, sizes: Sizes, kind: str, threads: int) -> Rates:
     import torch
     import transformers
 
@@ -218,10 +296,12 @@ def transformers_rates(kind: str, threads: int) -> Rates:
     with torch.inference_mode():
         if kind in ENCODES:
             return encode_rates(transformers_encoder(kind))
-        config = read_shape(SHAPE)[1].values
-        text = transformers.LlamaConfig(**config["text_config"], attn_implementation="sdpa")
-        model = transformers.LlamaForCausalLM(text).to(torch.bfloat16).eval()
-        tokens = torch.randint(0, text.vocab_size, (1, PROMPT))
+        config = read_shape(shape)[1].values
+        values = dict(config.get("text_config", config))
+        text = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
+        model = transformers.AutoModelForCausalLM.from_config(text, attn_implementation="sdpa")
+        model = model.to(torch.bfloat16).eval()
+        tokens = torch.randint(0, text.vocab_size, (1, sizes.context[0]))
 
         def read() -> object:
             return model(tokens, use_cache=True, logits_to_keep=1)
@@ -231,23 +311,23 @@ def transformers_rates(kind: str, threads: int) -> Rates:
             for _ in range(DECODE):
                 token = model(token, past_key_values=past, use_cache=True).logits.argmax(-1)
 
-        prefill = PROMPT / timed(read)
+        prefill = sizes.context[0] / timed(read)
         past = read().past_key_values  # type: ignore[attr-defined]
-        return {"prefill": prefill, "decode": DECODE / timed(lambda: answer(past))}
+        return {sizes.prefill: prefill, sizes.decode: DECODE / timed(lambda: answer(past))}
 
 
-def llama_cpp_rates(folder: Path, kind: str, threads: int) -> Rates:
+def llama_cpp_rates(folder: Path, sizes: Sizes, kind: str, threads: int) -> Rates:
     from llama_cpp import Llama
 
     model = Llama(
         str(folder / f"{kind}.gguf"),
-        n_ctx=4 * (PROMPT + DECODE),
+        n_ctx=sizes.context[0] + 4 * DECODE,
         n_threads=threads,
         n_threads_batch=threads,
         n_batch=512,
         verbose=False,
     )
-    tokens = [i * 7919 % 40_000 for i in range(PROMPT)]
+    tokens = [i * 7919 % 40_000 for i in range(sizes.context[0])]
 
     def read() -> None:
         model.reset()
@@ -257,10 +337,11 @@ def llama_cpp_rates(folder: Path, kind: str, threads: int) -> Rates:
         for _ in range(DECODE):
             model.eval([model.sample(temp=0.0)])
 
-    return {"prefill": PROMPT / timed(read), "decode": DECODE / timed(answer)}
+    prefill = sizes.context[0] / timed(read)
+    return {sizes.prefill: prefill, sizes.decode: DECODE / timed(answer)}
 
 
-def write_models(folder: Path, kinds: Sequence[str]) -> None:
+def write_models(folder: Path, shape: str, kinds: Sequence[str]) -> None:
     """GGUF files that are not there yet, and a picture."""
     from mtmd.bench.shapes import random_checkpoint
 
@@ -268,26 +349,28 @@ def write_models(folder: Path, kinds: Sequence[str]) -> None:
     for kind in kinds:
         if kind != TOWER and not (path := folder / f"{kind}.gguf").exists():
             weights = "BF16" if kind == PROJECTOR else kind
-            checkpoint = random_checkpoint(SHAPE, weights)
+            own = SHAPE if kind == PROJECTOR else shape
+            checkpoint = random_checkpoint(own, weights)
             whole = checkpoint.vision_weights if kind == PROJECTOR else checkpoint.text_weights
             assert whole is not None
-            write_gguf(path.with_suffix(".part"), whole.file, kind == PROJECTOR)
+            write_gguf(path.with_suffix(".part"), own, whole.file, kind == PROJECTOR)
             path.with_suffix(".part").rename(path)
     (folder / "tile.png").write_bytes(png(TILE))
 
 
-def write_gguf(path: Path, file, projector: bool) -> None:  # type: ignore[no-untyped-def]
+def write_gguf(path: Path, shape: str, file, projector: bool) -> None:  # type: ignore[no-untyped-def]
     import gguf
     import torch
 
     from mtmd.bench.shapes import read_shape
 
-    _, config, image = read_shape(SHAPE)
-    writer = gguf.GGUFWriter(path, "clip" if projector else "llama")
+    _, config, image = read_shape(shape)
+    text = config.values.get("text_config", config.values)
+    writer = gguf.GGUFWriter(path, "clip" if projector else text["model_type"])
     if projector:
         add_vision_keys(writer, config.values, image.values)
     else:
-        add_text_keys(writer, config.values["text_config"])
+        add_text_keys(writer, text)
     for name in file.names():
         kind = gguf.GGMLQuantizationType[file.kind(name)]
         values = file.read(name)
@@ -306,15 +389,16 @@ def add_text_keys(writer, c: dict) -> None:  # type: ignore[no-untyped-def,type-
     from mtmd.bench.shapes import TEMPLATE
 
     heads = c["num_attention_heads"]
+    size = c.get("head_dim") or c["hidden_size"] // heads
     writer.add_block_count(c["num_hidden_layers"])
     writer.add_context_length(c["max_position_embeddings"])
     writer.add_embedding_length(c["hidden_size"])
     writer.add_feed_forward_length(c["intermediate_size"])
     writer.add_head_count(heads)
     writer.add_head_count_kv(c["num_key_value_heads"])
-    writer.add_rope_dimension_count(c["hidden_size"] // heads)
-    writer.add_key_length(c["hidden_size"] // heads)
-    writer.add_value_length(c["hidden_size"] // heads)
+    writer.add_rope_dimension_count(size)
+    writer.add_key_length(size)
+    writer.add_value_length(size)
     writer.add_layer_norm_rms_eps(c["rms_norm_eps"])
     writer.add_rope_freq_base(c["rope_theta"])
     writer.add_vocab_size(c["vocab_size"])
@@ -377,10 +461,9 @@ def compare(args: argparse.Namespace, folder: Path) -> dict[Key, list[float]]:
     """Rates by type, work, load and party, of every round; who fails is told of and left out."""
     from mtmd.bench.measure import busy
 
-    everybody, failed = (
-        parties(folder, args.llama_dir, args.llama_bench_args.split(), args.dtype),
-        set(),
-    )
+    more = args.llama_bench_args.split()
+    everybody = parties(folder, args.shape, args.sizes, args.llama_dir, more, args.dtype)
+    failed = set()
     found: dict[Key, list[float]] = {}
     for number in range(args.rounds):
         for load in args.load:
@@ -406,15 +489,20 @@ def show(found: dict[Key, list[float]]) -> None:
         at = {
             name: found[key] for key in found if key[:3] == (kind, work, load) for name in key[3:]
         }
+        if work.startswith(SHARE):
+            continue
         unit = {"encode": "tiles/s", MEMORY: "MiB"}.get(work, "tok/s")
         least = work == MEMORY  # the better one
         beside = f", {load} busy processes beside it" if load else ""
         print(f"\n{work}, {kind}{beside}")
-        mine = at.get("mtmd")
+        mine, shares = at.get("mtmd"), found.get((kind, SHARE + work, load, "mtmd"))
         for name, rates in at.items():
             median = statistics.median(rates)
             most = min if least else max
-            line = f"  {name:<17} best {most(rates):9.2f}  median {median:9.2f} {unit}"
+            line = f"  {name:<19} best {most(rates):9.2f}  median {median:9.2f} {unit}"
+            if name == "mtmd" and shares:
+                line += f"   share of the roofline: best {max(shares):.0%}, "
+                line += f"median {statistics.median(shares):.0%}"
             if mine and name != "mtmd":
                 best, middle = most(mine) / most(rates), statistics.median(mine) / median
                 line += f"   mtmd / it: best {best:.2f}, median {middle:.2f}"
@@ -430,6 +518,9 @@ def main() -> None:
     parser.add_argument("--types", help=f"some of {','.join(known)} (default: all of the stage)")
     parser.add_argument("--rounds", type=int, default=5, help="(default: %(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="(default: %(default)s)")
+    parser.add_argument("--shape", default=SHAPE, help="of text (default: %(default)s)")
+    parser.add_argument("--context", default="256", metavar="LIST", help="(default: %(default)s)")
+    parser.add_argument("--batch", default="1", metavar="LIST", help="(default: %(default)s)")
     parser.add_argument("--load", default="0", help="busy processes, like 0,1 (default: 0)")
     parser.add_argument("--dtype", default="bf16", help="of this project (default: %(default)s)")
     parser.add_argument("--llama-dir", type=Path, help="where llama.cpp's programs are")
@@ -446,20 +537,23 @@ def main() -> None:
     chosen = STAGES[args.stage] if args.stage else known
     args.types = args.types.split(",") if args.types else list(chosen)
     args.load = [int(n) for n in args.load.split(",")]
+    context, batch = (tuple(map(int, a.split(","))) for a in (args.context, args.batch))
+    args.sizes = Sizes(context, batch)
     if wrong := [t for t in args.types if t not in known]:
         parser.error(f"type {wrong[0]!r}: expected some of {','.join(known)}")
     if args.worker:
         kind, threads = args.types[0], args.threads
         rates = {
             "mtmd": lambda: our_rates(kind, threads, args.dtype),
-            "torch": lambda: transformers_rates(kind, threads),
-            "llama": lambda: llama_cpp_rates(args.folder, kind, threads),
+            "torch": lambda: transformers_rates(args.shape, args.sizes, kind, threads),
+            "llama": lambda: llama_cpp_rates(args.folder, args.sizes, kind, threads),
         }[args.worker]()
         print(json.dumps(rates))
         return
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.folder or Path(temporary)
-        write_models(folder, dict.fromkeys([*args.types, "BF16"]))
+        extra = ["BF16"] if PROJECTOR in args.types else []  # llama-mtmd-cli wants a decoder
+        write_models(folder, args.shape, dict.fromkeys([*args.types, *extra]))
         found = compare(args, folder)
     if args.json:
         rows = [

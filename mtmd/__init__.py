@@ -3,13 +3,16 @@
     from mtmd import describe
     print(describe("cat.png", "What is this?"))
 
-Importing this loads nothing heavy: torch comes with the first call.
+Importing this loads nothing heavy: torch comes with the first call. Import it before torch, if you
+use both: torch's threads then wait for each other in a way that other processes do not spoil.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from mtmd.openmp import wait_shortly
 
 if TYPE_CHECKING:  # what type checkers see of the table below; a test keeps the two alike
     from mtmd.clip.image.decode import Picture as Picture
@@ -43,6 +46,8 @@ if TYPE_CHECKING:  # what type checkers see of the table below; a test keeps the
     from mtmd.service.ticket import Ticket as Ticket
 
 __version__ = "0.1.0"
+
+wait_shortly()
 
 _PLACES = {
     "mtmd.events": ("Answer", "Event", "Finished", "Progress", "TextPiece", "TokenInfo"),

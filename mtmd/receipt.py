@@ -27,7 +27,8 @@ class Receipt:
     `proposed_tokens` were read out of the text and verified, `accepted_tokens` of them were right;
     `speculation` says how many are proposed, or why none.
 
-    `attention` tells by which kernel it runs, for each graph; `warnings` what was refused."""
+    `threads` of the CPU decoded last, where machine code decodes, else None. `attention` tells by
+    which kernel it runs, for each graph; `warnings` what was refused."""
 
     model: str
     images: tuple[ImageReceipt, ...]
@@ -49,6 +50,7 @@ class Receipt:
     speculation: str
     seed: int | None
     warnings: tuple[str, ...]
+    threads: int | None = None
 
     def asdict(self) -> dict[str, Any]:
         return asdict(self)
@@ -81,7 +83,12 @@ class Receipt:
         )
         where = "; ".join(f"{part}: {kernel} attention" for part, kernel in self.attention.items())
         seed = "" if self.seed is None else f"; seed {self.seed}"
-        lines.append(f"{self.model} on {self.device}, {self.dtype}; {where}{seed}")
+        threads = (
+            ""
+            if self.threads is None
+            else f" ({self.threads} thread{'s' if self.threads > 1 else ''})"
+        )
+        lines.append(f"{self.model} on {self.device}{threads}, {self.dtype}; {where}{seed}")
         return "\n".join([*lines, *(f"warning: {w}" for w in self.warnings)])
 
 

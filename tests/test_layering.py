@@ -34,7 +34,7 @@ UPWARD = {  # inside their functions
 # that lies flat in its room counts by its name; names in one row do not import each other.
 ORDER = {
     "kernels": (
-        ("errors", "dtype", "files"),  # words that everybody uses
+        ("errors", "dtype", "files", "threads"),  # words that everybody uses
         ("options", "graph", "quantization", "text"),  # what a value is
         ("isolation", "panics"),  # work that may end badly
         ("checkpoint", "kernel"),  # where weights come from; what a kernel says of itself
@@ -60,7 +60,7 @@ ORDER = {
         ("warmup",),
     ),
     "mtmd": (
-        ("chat_template", "config", "receipt", "tracebacks"),
+        ("chat_template", "config", "openmp", "receipt", "tracebacks"),
         ("checkpoint", "events"),
         ("loaded",),  # a model in memory, without anybody to ask it
         ("prompt",),  # messages into spans
@@ -101,6 +101,7 @@ WITHOUT_TORCH = (
 )
 ENVIRONMENT = (
     "mtmd/config.py",
+    "mtmd/openmp.py",  # set, before torch reads it
     "kernels/cpu/native/compile.py",  # where the user's cache is
 )
 FAMILY_WORDS = re.compile(

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from mtmd.clip.image.pixels import Pixels
+from mtmd.kernels.threads import one_thread
 
 MODES = ("bilinear", "bicubic")
 
@@ -23,13 +24,14 @@ def resize_tensor(pixels: Pixels, width: int, height: int, mode: str) -> Pixels:
         return pixels
     planes = torch.from_numpy(pixels.transpose(2, 0, 1).copy())[None]
     exact = mode != "bilinear" or torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-    resized = F.interpolate(
-        planes if exact else planes.float(),
-        (height, width),
-        mode=mode,
-        align_corners=False,
-        antialias=True,
-    )
-    if not exact:
-        resized = resized.round_().to(torch.uint8)
-    return resized[0].permute(1, 2, 0).contiguous().numpy()
+    with one_thread():
+        resized = F.interpolate(
+            planes if exact else planes.float(),
+            (height, width),
+            mode=mode,
+            align_corners=False,
+            antialias=True,
+        )
+        if not exact:
+            resized = resized.round_().to(torch.uint8)
+        return resized[0].permute(1, 2, 0).contiguous().numpy()

@@ -21,6 +21,7 @@ from mtmd.kernels.plan.scheduler import Plan
 
 if TYPE_CHECKING:
     from mtmd.kernels.plan.native_run import NativePlan
+    from mtmd.kernels.plan.thread_choice import ThreadChoice
 
 SLOWEST = 1e9  # FLOP/s: a node that takes longer hangs
 LONG_S = 10.0  # nodes that may take longer at this rate say so
@@ -173,6 +174,12 @@ class Executor:
                 yield
             return [values[i] for i in self._outputs]  # type: ignore[misc]
 
+    @property
+    def threads(self) -> ThreadChoice | None:
+        """By how many threads machine code runs it, None before there is some and where none is."""
+        native = self._native
+        return None if native is None else native.threads
+
     def _programs(self) -> NativePlan | None:
         """The plan as programs, where it is one of few rows on a backend that has them. They are
         made when they are first needed: looking on goes node by node.
@@ -204,12 +211,14 @@ def _placed(node: Node, value: Tensor, device: torch.device, written: bool) -> T
     """An input as the plan expects it. What is written in place is not copied, which would lose
     what is written.
     """
-    if tuple(value.shape) != node.shape or value.dtype != node.dtype:
+    if value.shape != node.shape or value.dtype != node.dtype:
         raise PlacementError(
             f"input {node.name} was filled with {Type.of(value)}, the plan is made for "
             f"{node.type}; "
             "make a plan for this size"
         )
+    if value.device == device and value.is_contiguous():
+        return value  # as most are, in every step of decoding
     placed = value.to(device).contiguous()
     if written and placed is not value:
         raise PlacementError(

@@ -760,6 +760,7 @@ def _emit_matmul(low: Lowering, node: Node, inputs: Operands) -> None:
         name_of(node),
         name_of(bias) if bias is not None else None,
         addend is not None,
+        width >= products.WIDE,
     )
     low.scratch = max(low.scratch, kernel.scratch(width))
     here, stride = low.place(x), width
@@ -906,7 +907,7 @@ def _chosen(
 ) -> None:
     """One of the three products: `count` rows of x, each for `each` experts."""
     kind, n = node.attrs.get(f"{part}_quant") or _kind(node, table), table.shape[1]
-    kernel = products.product(kind, 1, name_of(x), name_of(x))
+    kernel = products.product(kind, 1, name_of(x), name_of(x), wide=width >= products.WIDE)
     low.scratch = max(low.scratch, kernel.scratch(width))
     step, stride = width * x.dtype.itemsize, width
     if kernel.prepare is not None:

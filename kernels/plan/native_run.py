@@ -4,6 +4,7 @@ program has.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ from mtmd.kernels.cpu.native.program import Frame, Pointer, Program
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.lower import ARENA, Lowered, Lowering, StepFacts, worth
+from mtmd.kernels.plan.thread_choice import ThreadChoice
+from mtmd.kernels.threads import asked_threads
 
 if TYPE_CHECKING:
     from mtmd.kernels.backends.backend import Backend
@@ -51,10 +54,12 @@ class NativePlan:
         outputs: Sequence[Node],
         placed: Callable[[Node, Tensor, torch.device, bool], Tensor],
         written: Collection[Node],
-        pool: Pool,
+        pool: Callable[[], Pool] = shared_pool,
     ):
         self.lowered, self._calls, self._outputs = lowered, calls, outputs
         self._placed, self._written, self._pool = placed, written, pool
+        self._ways: dict[tuple[Pool, int | None], ThreadChoice] = {}
+        """By what is asked for, how many threads have turned out to be best."""
         leaves = [(root, node, node.attrs["fill"]) for node, root in lowered.leaves.items()]
         self._states = [leaf for leaf in leaves if leaf[1].attrs.get("state")]
         self._fresh = [leaf for leaf in leaves if not leaf[1].attrs.get("state")]
@@ -69,10 +74,20 @@ class NativePlan:
             if isinstance(place, Pointer)
         }
 
+    @property
+    def threads(self) -> ThreadChoice:
+        """For runs of the calling thread."""
+        pool, asked = self._pool(), asked_threads()
+        if (pool, asked) not in self._ways:
+            choice = ThreadChoice(pool.threads, fixed=asked == pool.threads)
+            self._ways = {**self._ways, (pool, asked): choice}
+        return self._ways[pool, asked]
+
     def steps(self, batch: Any) -> Generator[None, None, list[Tensor]]:
         """As the executor's: the outputs, a pause after each part."""
         results = self.lowered
-        memory = self._pool.take(self) or Memory(self, self._pool.threads)
+        pool, choice = self._pool(), self.threads
+        memory = pool.take(self) or Memory(self, pool.threads)
         tensors: list[Tensor | None] = [None] * results.roots
         roots = [0] * results.roots
         tensors[ARENA], roots[ARENA] = memory.arena, memory.arena.data_ptr()
@@ -86,13 +101,16 @@ class NativePlan:
         for root, kind in results.results.items():
             result = tensors[root] = torch.empty(kind.shape, dtype=kind.dtype)
             roots[root] = result.data_ptr()
+        threads, seconds, undisturbed = choice.next(), 0.0, True
         for number, part in enumerate(results.parts):
             if isinstance(part, Program):
                 frame = memory.frames[number]
                 # what is held must outlive every thread that is in the frame
-                frame.open(roots, (tensors[:], results, memory))
+                frame.open(roots, (tensors[:], results, memory), alone=threads == 1)
+                start = time.perf_counter()
                 try:
-                    self._pool.run(frame)
+                    undisturbed &= pool.run(frame, threads)
+                    seconds += time.perf_counter() - start
                 finally:
                     memory.sound = frame.close() and memory.sound
             else:
@@ -101,8 +119,10 @@ class NativePlan:
                 if root not in self._kept:
                     tensors[root] = None
             yield
+        if undisturbed:
+            choice.took(threads, seconds)
         if memory.sound and ARENA not in self._kept:
-            self._pool.give(self, memory)
+            pool.give(self, memory)
         return [self._tensor(o, tensors) for o in self._outputs]
 
     def _fill(
@@ -157,4 +177,4 @@ def native_plan(
     written = {
         s.inputs[0] for s in plan.steps if s.inputs and s.inputs[0] and OPS[s.node.op].writes_first
     }
-    return NativePlan(lowered, calls, plan.outputs, placed, written, shared_pool())
+    return NativePlan(lowered, calls, plan.outputs, placed, written)

@@ -57,7 +57,8 @@ class CopyFact:
 @dataclass(frozen=True)
 class NativeRun:
     """A run as programs beside one node by node: NMSE of the results, and what was made ready in
-    this process up to now. `folder`, where machine code is kept, is None where none can be.
+    this process up to now. `folder`, where machine code is kept, is None where none can be. It
+    runs with so many `threads`; `tried` are (threads, ms) of those that were measured to choose.
     """
 
     error: float
@@ -67,6 +68,8 @@ class NativeRun:
     compile_ms: float
     load_ms: float
     folder: str | None
+    threads: int
+    tried: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True)

@@ -194,7 +194,7 @@ def _native(facts: GraphFacts) -> Iterator[str]:
     yield (
         f"    machine code: {native.nodes} of {facts.nodes} nodes, {native.instructions} "
         f"instructions in {native.programs} program{'s' if native.programs != 1 else ''}, "
-        f"{native.threads} thread{'s' if native.threads != 1 else ''}"
+        f"{native.threads} thread{'s' if native.threads != 1 else ''} at most"
     )
     for op, reason, count in native.refused:
         yield f"    {count:4d} x {op:<12} not as machine code: {reason}"
@@ -236,6 +236,11 @@ def _checks(report: WarmupFacts) -> Iterator[str]:
                 f"    machine code against node by node: {native.error:.1e}; {native.kernels} "
                 f"kernels, {native.from_cache} of them from {native.folder or 'nowhere'}, the "
                 f"others compiled in {native.compile_ms:.0f} ms"
+            )
+            tried = ", ".join(f"{count}: {ms:.2f} ms" for count, ms in native.tried)
+            yield (
+                f"    decodes with {native.threads} thread{'s' if native.threads != 1 else ''}"
+                + (f", measured: {tried}" if tried else ", as asked")
             )
         for problem in check.failed:
             yield f"WARNING: {problem}"

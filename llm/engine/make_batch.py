@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import abc
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,6 +33,11 @@ def make_batch(
     for sequence, spans in parts:
         made.add(sequence, spans)
     return made.finish((rows or [1] * len(parts)) if wants_logits else [])
+
+
+def _numbers(values: abc.Sequence[int] | abc.Sequence[abc.Sequence[int]]) -> Tensor:
+    """int64, in a tenth of the time that `torch.tensor` takes for a few."""
+    return torch.from_numpy(np.array(values, np.int64))
 
 
 @dataclass
@@ -101,20 +107,20 @@ class _Making:
         rows = torch.cat(self.images) if self.images else None
         if rows is not None and shape.images > images:
             rows = torch.cat((rows, rows.new_zeros(shape.images - images, rows.shape[1])))
-        first, own, block_last = torch.tensor(self.marks).unbind(1)
+        first, own, block_last = _numbers(self.marks).unbind(1)
         return Batch(
-            torch.tensor(self.tokens),
+            _numbers(self.tokens),
             self._all_positions(),
-            torch.tensor(self.slots),
+            _numbers(self.slots),
             first,
             own,
             block_last,
-            torch.tensor(self.starts),
-            torch.tensor(self.sequence_slots),
-            torch.tensor(self._all_pages(shape.pages)),
+            _numbers(self.starts),
+            _numbers(self.sequence_slots),
+            _numbers(self._all_pages(shape.pages)),
             rows,
-            torch.tensor(self.image_at) if rows is not None else None,
-            torch.tensor(wanted, dtype=torch.int64),
+            _numbers(self.image_at) if rows is not None else None,
+            _numbers(wanted),
             answers,
             self.cache,
         )
@@ -123,7 +129,7 @@ class _Making:
         """[3, T]; of text alone it is made at once, as in most steps of decoding."""
         if all(isinstance(p, range) for p in self.positions):
             row = [i for part in self.positions for i in part]
-            return torch.tensor([row, row, row])
+            return _numbers([row, row, row])
         return torch.cat(
             [torch.tensor(p).expand(3, -1) if isinstance(p, range) else p for p in self.positions],
             1,

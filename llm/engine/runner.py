@@ -78,6 +78,8 @@ class Runner:
         self.pages = 1 + sequences * self.pages_for(context)
         self.residency = residency or Residency()
         self.flash: FlashChoice = choose(self._probes, backends, overrides, flash_attn)
+        self.threads: int | None = None
+        """Of the CPU, by which machine code ran last; None before that."""
         self.fallbacks: dict[BatchShape, Plan] = {}
         """Plans in use in which the preferred backend refused something, the last `FALLBACKS` of
         them.
@@ -186,7 +188,11 @@ class Runner:
         """Logits [R, V] of the last token of each of the batch's sequences, where they are
         wanted.
         """
-        return self._executor(batch.shape).run(batch, observe)[-1][: batch.answers]
+        executor = self._executor(batch.shape)
+        logits = executor.run(batch, observe)[-1][: batch.answers]
+        if executor.threads is not None:
+            self.threads = executor.threads.best
+        return logits
 
     def read(
         self,

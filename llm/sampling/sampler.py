@@ -11,9 +11,11 @@ import math
 import secrets
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from mtmd.kernels.errors import MtmdError
+from mtmd.kernels.threads import one_thread
 from mtmd.llm.sampling.options import Sampling
 
 __all__ = ["Sampler", "Sampling", "candidates", "penalize"]
@@ -30,6 +32,7 @@ class Sampler:
         self.sampling = sampling
         # 32 bits are enough to tell requests apart, and short enough to be typed again.
         self.seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
+        self._widened = np.empty(0, np.uint32)
         self._generator = torch.Generator(device="cpu").manual_seed(self.seed)
 
     def __call__(self, logits: torch.Tensor, seen: Sequence[int]) -> int:
@@ -40,17 +43,31 @@ class Sampler:
         """
         if logits.ndim != 1 or not logits.numel():
             raise MtmdError(f"the logits have shape {list(logits.shape)}; expected [V], one row")
-        if self.sampling.repetition_penalty != 1 and seen:
-            logits = penalize(logits.float(), seen, self.sampling.repetition_penalty)
-        values = logits.detach().float().cpu()
-        # numpy's is much faster than torch's; of equal logits the first; NaN, if there is one,
-        # counts as the largest
-        token = int(values.numpy().argmax())
-        _check_peak(float(values[token]), logits)
-        if self.sampling.temperature == 0:
-            return token
-        tokens, probabilities = candidates(values, self.sampling)
-        return self._draw(tokens, probabilities)
+        with one_thread():
+            if self.sampling.repetition_penalty != 1 and seen:
+                logits = penalize(logits.float(), seen, self.sampling.repetition_penalty)
+            values = self._float32(logits)
+            # numpy's is much faster than torch's; of equal logits the first; NaN, if there is one,
+            # counts as the largest
+            token = int(values.argmax())
+            _check_peak(float(values[token]), logits)
+            if self.sampling.temperature == 0:
+                return token
+            return self._draw(*candidates(torch.from_numpy(values), self.sampling))
+
+    def _float32(self, logits: torch.Tensor) -> np.ndarray:
+        """Logits in numpy's hands, until those of the next token: widening them by torch would wake
+        its threads, and new memory for each token takes longer than the work.
+        """
+        logits = logits.detach().cpu()
+        if logits.dtype != torch.bfloat16:
+            values: np.ndarray = logits.float().numpy()
+            return values
+        words = logits.contiguous().view(torch.int16).numpy().view(np.uint16)
+        if len(self._widened) != len(words):
+            self._widened = np.empty(len(words), np.uint32)
+        np.left_shift(words, 16, out=self._widened, dtype=np.uint32)
+        return self._widened.view(np.float32)
 
     def _draw(self, tokens: torch.Tensor, probabilities: torch.Tensor) -> int:
         """One of `tokens` [N] by `probabilities` [N]: inverse of the cumulated sum, one random

@@ -21,6 +21,7 @@ from mtmd.bench.measure import Sample, busy, resident_bytes
 from mtmd.bench.report import AXES, Machine, OpRow, Point, PredictedMemory, Report, Stage
 from mtmd.bench.subject import OpCost, Prefilled, Subject, Work
 from mtmd.config import LoadOptions
+from mtmd.kernels.threads import asked_threads
 from mtmd.model import Model
 
 # What an axis can change; the rest is as at the base.
@@ -112,7 +113,7 @@ def run(
         detail=plan.detail,
     )
     settle(subject.model)
-    subject.threads(torch.get_num_threads())
+    subject.threads(asked_threads())
     if not plan.images:
         plan = replace(plan, images=(int(subject.encoder is not None),))
     progress("measuring the machine's ceilings")
@@ -156,7 +157,7 @@ class _Bench:
 
     def __init__(self, subject: Subject, plan: Plan, ceilings: Ceilings):
         self.subject, self.plan, self.ceilings = subject, plan, ceilings
-        self.threads = torch.get_num_threads()
+        self.threads = asked_threads()
         self.series: dict[tuple[str, Point], _Series] = {}
         self._pictures: dict[tuple[int, int], tuple[list[Any], list[Any]]] = {}
 

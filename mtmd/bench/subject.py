@@ -29,6 +29,7 @@ from mtmd.kernels.errors import OptionError
 from mtmd.kernels.graph import Node
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.scheduler import Plan
+from mtmd.kernels.threads import ask_threads
 from mtmd.llm.batch import Batch
 from mtmd.llm.engine.engine import Engine, Prompt
 from mtmd.llm.engine.make_batch import make_batch
@@ -36,7 +37,7 @@ from mtmd.llm.engine.runner import PREFILL
 from mtmd.llm.engine.sequence import Sequence as Running
 from mtmd.llm.engine.spans import Span, cut, lay_out
 from mtmd.llm.sampling.sampler import Sampler, Sampling
-from mtmd.loaded.device_and_dtype import device_name, set_threads
+from mtmd.loaded.device_and_dtype import device_name
 from mtmd.loading import find_checkpoint
 from mtmd.model import Model
 
@@ -138,10 +139,12 @@ class Subject:
     def weight_bytes(self) -> int:
         return self.model.checkpoint.weight_bytes
 
-    def threads(self, count: int) -> None:
-        """For what follows: the device's thread has had its own number since it began."""
-        set_threads(count)
-        self.model.exclusively(lambda: set_threads(count))
+    def threads(self, count: int | None) -> None:
+        """For what follows, None for what torch and machine code choose: the device's thread has
+        had its own number since it began.
+        """
+        ask_threads(count)
+        self.model.exclusively(lambda: ask_threads(count))
 
     def ceilings(self, runs: int) -> Ceilings:
         """The machine's, measured where the model runs."""

@@ -79,7 +79,8 @@ def add_model_arguments(
         "--threads",
         type=int,
         metavar="N",
-        help="CPU threads (default: torch's choice, 1 for a very small model)",
+        help="CPU threads (default: torch's choice, 1 for a very small model; decoding measures "
+        "how many are best)",
     )
     group.add_argument(
         "--context",
@@ -218,7 +219,7 @@ def load_from(args: argparse.Namespace) -> Any:
 
 def settle_threads(asked: int | None, models: Sequence[Any]) -> None:
     """One thread for very small models, unless a number was asked for."""
-    from mtmd.loaded.device_and_dtype import set_threads
+    from mtmd.kernels.threads import ask_threads
 
     if asked is None and all(model.checkpoint.weight_bytes < SMALL_BYTES for model in models):
-        set_threads(1)
+        ask_threads(1)

@@ -30,7 +30,8 @@ from mtmd.kernels.plan.executor import Residency
 from mtmd.kernels.plan.free_memory import free_bytes
 from mtmd.kernels.plan.scheduler import Override
 from mtmd.kernels.report.warmup_report import WarmupReport
-from mtmd.loaded.device_and_dtype import choose_dtype, device_name, set_threads
+from mtmd.kernels.threads import ask_threads
+from mtmd.loaded.device_and_dtype import choose_dtype, device_name
 from mtmd.loaded.report import attention_kernels, refusal_warnings
 from mtmd.prompt.load_image import ImageSource, load_image
 from mtmd.receipt import ImageReceipt
@@ -65,7 +66,7 @@ class Embedder:
         self.checkpoint, self.options = checkpoint, chosen
         self.name = name or checkpoint.folder.resolve().name
         if chosen.threads:
-            set_threads(chosen.threads)
+            ask_threads(chosen.threads)
         self.backends = list(backends) if backends else backends_for(chosen.device, chosen.refuse)
         self.dtype = choose_dtype(chosen.dtype, self.backends[0], checkpoint.weight_bytes)
         overrides = [Override.parse(o) for o in chosen.override_tensor]

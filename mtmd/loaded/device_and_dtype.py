@@ -6,14 +6,17 @@ import torch
 
 from mtmd.kernels.backends import Backend
 from mtmd.kernels.dtype import DTYPES
+from mtmd.kernels.threads import asked_threads
 
-SMALL_BYTES = 256 << 20  # weights in fp32: below this, fp32 on the CPU costs little and is exact
+# Of weights as they are stored: below this, fp32 on the CPU costs little and is exact; above, it is
+# twice the bytes a token, and prompts are read several times slower
+SMALL_BYTES = 16 << 20
 BF16_CAPABILITY = (8, 0)
 
 
 def choose_dtype(asked: str, preferred: Backend, weight_bytes: int) -> torch.dtype:
-    """auto: bf16 on a GPU that multiplies it; on a CPU fp32, unless the model is large and the CPU
-    has bf16 instructions.
+    """auto: bf16 on a GPU that multiplies it; on a CPU fp32, unless the model is more than tiny and
+    the CPU has bf16 instructions. `weight_bytes` as they are stored.
     """
     if asked != "auto":
         return DTYPES[asked]
@@ -26,9 +29,7 @@ def choose_dtype(asked: str, preferred: Backend, weight_bytes: int) -> torch.dty
         return torch.float32 if old else torch.bfloat16
     if kind != "cpu":
         return torch.bfloat16
-    return (
-        torch.bfloat16 if 2 * weight_bytes > SMALL_BYTES and _multiplies_bf16() else torch.float32
-    )
+    return torch.bfloat16 if weight_bytes > SMALL_BYTES and _multiplies_bf16() else torch.float32
 
 
 def _multiplies_bf16() -> bool:
@@ -47,6 +48,8 @@ def device_name(backend: Backend) -> str:
     )
 
 
-def set_threads(count: int) -> None:
-    """CPU threads that torch uses, for the whole process."""
-    torch.set_num_threads(count)
+def own_threads(default: int) -> None:
+    """At the start of a thread that computes: as many of torch's as were asked for. Else it would
+    begin with as many as whoever set a number last, perhaps for a moment (`one_thread`).
+    """
+    torch.set_num_threads(asked_threads() or default)

@@ -42,7 +42,10 @@ def _close_all() -> None:
 
 
 class DeviceThread:
-    def __init__(self) -> None:
+    """`begin` is the first thing that is done on it."""
+
+    def __init__(self, begin: Callable[[], None] = lambda: None) -> None:
+        self._begin = begin
         self._inbox: list[Callable[[], None]] = []
         self._users: dict[DeviceUser, None] = {}  # in order; those with something posted lately
         # Reentrant: a user posts while it holds it, so that nothing comes after its end.
@@ -141,6 +144,7 @@ class DeviceThread:
 
     def _loop(self, ended: threading.Event) -> None:
         self._heart.count_this_thread()
+        self._begin()
         try:
             self._take_turns()
         except BaseException as error:

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import torch
+
 from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.family import VisionFamily
@@ -20,12 +22,13 @@ from mtmd.kernels.isolation.limits import available as can_isolate
 from mtmd.kernels.plan.executor import Residency
 from mtmd.kernels.plan.scheduler import Override
 from mtmd.kernels.report.facts import Placement
+from mtmd.kernels.threads import ask_threads
 from mtmd.llm.batch import BatchShape
 from mtmd.llm.engine.runner import PREFILL, Runner
 from mtmd.llm.sampling.constraint import Grammars
 from mtmd.llm.sampling.isolated import IsolatedGrammars
 from mtmd.llm.warmup import decoder_placement
-from mtmd.loaded.device_and_dtype import choose_dtype, set_threads
+from mtmd.loaded.device_and_dtype import choose_dtype, own_threads
 from mtmd.loaded.device_thread import DeviceThread
 from mtmd.loaded.memory_admission import CACHE_BYTES, Admission
 
@@ -52,7 +55,7 @@ class LoadedModel:
                 "isolate: this system has no limits for processes, expected Linux or macOS"
             )
         if chosen.threads:
-            set_threads(chosen.threads)
+            ask_threads(chosen.threads)
         self.backends = list(backends) if backends else backends_for(chosen.device, chosen.refuse)
         self.dtype = choose_dtype(chosen.dtype, self.backends[0], checkpoint.weight_bytes)
         overrides = [Override.parse(o) for o in chosen.override_tensor]
@@ -87,7 +90,8 @@ class LoadedModel:
         assert not isinstance(chosen.memory_limit, str)  # the options made it a number
         self.admission = Admission(self.encoder, self.runner, chosen.memory_limit, CACHE_BYTES)
         self.grammars = (IsolatedGrammars if chosen.isolate else Grammars)(checkpoint.tokenizer)
-        self.device_thread = DeviceThread()
+        threads = torch.get_num_threads()
+        self.device_thread = DeviceThread(lambda: own_threads(threads))
         self._placements: dict[Any, tuple[Placement, ...]] = {}
         self._check_overrides(overrides)
         self.admission.check()

@@ -35,4 +35,5 @@ def make_receipt(loaded: LoadedModel, request: Request, finish: str, speculation
         speculation=speculation,
         seed=request.sampler.seed if request.settings.temperature else None,
         warnings=refusal_warnings(loaded.placements),
+        threads=loaded.runner.threads,
     )

@@ -43,6 +43,7 @@ def mtmd(capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
     import torch
 
     from mtmd.cli import main
+    from mtmd.kernels.threads import ask_threads
 
     threads = torch.get_num_threads()
 
@@ -56,6 +57,7 @@ def mtmd(capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
         return Ran(code, *capsys.readouterr())
 
     yield run
+    ask_threads(None)
     torch.set_num_threads(threads)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from mtmd.loading import load
@@ -142,6 +143,7 @@ def test_what_is_told_is_what_was_done(demo: Model, pictures: list[Path]) -> Non
         demo.warmup_report.dtype,
     )
     assert told.attention == {"encoder": "flash", "decoder": "flash"}
+    assert told.threads is not None and 1 <= told.threads <= torch.get_num_threads()
 
 
 def test_refusals_are_told_and_change_no_answer(demo: Model, one: Path) -> None:

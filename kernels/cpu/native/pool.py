@@ -10,7 +10,7 @@ from __future__ import annotations
 import atexit
 import os
 from contextlib import suppress
-from functools import lru_cache
+from functools import cache
 from threading import Lock, Thread
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -32,23 +32,27 @@ class Pool:
         self._frame: Frame | None = None
         self._busy = Lock()
         self._bells: list[Lock] = []
-        self._process = self._closed = 0
+        self._process = self._closed = self._last = 0
         self._workers: list[Thread] = []
         self._keeping = Lock()
         self._spare: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
-    def run(self, frame: Frame) -> None:
-        """All of a frame's program."""
-        if self.threads == 1 or not self._busy.acquire(blocking=False):
+    def run(self, frame: Frame, threads: int | None = None) -> bool:
+        """All of a frame's program, by all threads or so many. Whether they were there: not while
+        another caller has them.
+        """
+        threads = min(threads or self.threads, frame.threads)
+        if threads == 1 or not self._busy.acquire(blocking=False):
             frame.work(0)
-            return
+            return threads == 1
         try:
             self._start()
-            self._frame = frame
-            for bell in self._bells:
+            self._frame, self._last = frame, threads
+            for bell in self._bells[: threads - 1]:
                 if bell.locked():  # else it has been rung already, and the thread comes anyway
                     bell.release()
             frame.work(0)
+            return True
         finally:
             self._frame = None
             self._busy.release()
@@ -111,7 +115,7 @@ class Pool:
             if self._closed != closed:
                 return
             frame = self._frame
-            if frame is not None and index < frame.threads:
+            if frame is not None and index < self._last:
                 frame.help(index)
             del frame
 
@@ -123,7 +127,7 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-@lru_cache(maxsize=1)
+@cache
 def _pool_of(threads: int) -> Pool:
     return Pool(threads)
 

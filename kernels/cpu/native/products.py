@@ -37,6 +37,7 @@ PLAIN = {"F32": "f32", "BF16": "bf16"}
 KINDS = (*PLAIN, *UNPACK)
 CHUNK_BYTES = 32 << 10  # of weight that a thread takes at a time: a few microseconds
 AHEAD = 8 << 10  # bytes that a weight is asked for before it is read: 5 to 30 % from beyond the L2
+WIDE = 1536  # values of a weight's row that is worth working on alone
 STEP = 16  # values of a floating-point weight at a time
 
 
@@ -98,15 +99,23 @@ def grain(kind: str, width: int) -> int:
 
 
 def product(
-    kind: str, rows: int, x: str, out: str, bias: str | None = None, add: bool = False
+    kind: str,
+    rows: int,
+    x: str,
+    out: str,
+    bias: str | None = None,
+    add: bool = False,
+    wide: bool = False,
 ) -> Kernel:
-    """The kernel for a type of weight, so many rows of x (one of ROWS) and types of storage."""
+    """The kernel for a type of weight, so many rows of x (one of ROWS) and types of storage. `wide`
+    where a row of the weight is so long that adding up its sums costs little.
+    """
     if kind in PLAIN:
         address = compile_kernel(multiply_plain, PLAIN[kind], rows, x, out, bias, add)
         return Kernel(kind, address, None)
     layout = UNPACK[kind].layout
     preparation = Preparation(layout, f"{layout.name} {x}", compile_kernel(prepare_rows, kind, x))
-    address = compile_kernel(multiply_blocks, kind, rows, out, bias, add)
+    address = compile_kernel(multiply_blocks, kind, rows, out, bias, add, wide and rows == 1)
     return Kernel(kind, address, preparation)
 
 
@@ -150,30 +159,34 @@ def _pairs(e: Emitter, args: _Args, xs: list[Value], weights: list[Value], sums:
 
 
 def multiply_blocks(
-    e: Emitter, kind: str, rows: int, out: str, bias: str | None, add: bool
+    e: Emitter, kind: str, rows: int, out: str, bias: str | None, add: bool, wide: bool
 ) -> None:
     """Weights in blocks of integers, x prepared."""
     args, unpack = _Args(e), UNPACK[kind]
     layout = unpack.layout
     chunks = (args.width + (layout.values - 1)) // layout.values
-    together = _together(unpack, rows)
+    together = _together(unpack, rows, wide)
     padded = _padded_row(args, unpack)
     with args.passes(rows) as begin, _groups(args, together, padded) as (first, weights):
         xs = [args.x.at(at * args.x_stride) for at in args.x_rows(begin, rows)]
         sums = _Sums(e, rows, together)
         with e.loop(0, chunks) as chunk:
             at, x_at = chunk * unpack.chunk_bytes, chunk * layout.bytes
-            for weight in weights:
-                for line in range(unpack.chunk_bytes // 64):
-                    e.prefetch(weight.at(at + (AHEAD + 64 * line)))
+            # The group's rows lie one after the other: every line of as much as this turn reads
+            read = together * unpack.chunk_bytes
+            for line in range(-(-read // 64)):
+                e.prefetch(weights[0].at(chunk * read + (AHEAD + 64 * line)), near=2)
             _chunk(e, unpack, [w.at(at) for w in weights], [x.at(x_at) for x in xs], sums)
         _finish(args, sums, begin, first, out, bias, add)
 
 
-def _together(unpack: Unpack, rows: int) -> int:
+def _together(unpack: Unpack, rows: int, wide: bool) -> int:
     """Rows of the weight to multiply at once: their integers and all sums should fit in the 32
-    registers there are at best.
+    registers there are at best. One row after the other is read from memory at its speed; several
+    at once only where a type has hardly anything to unpack.
     """
+    if rows == 1 and wide and unpack.kind != "Q8_0":
+        return 1
     if rows <= 2:
         return 4 // rows
     return 2 if len(unpack.layout.vectors) <= 4 else 1

@@ -226,17 +226,19 @@ class Frame:
         words[SCRATCH] = -(-self._scratch.ctypes.data // 64) * 64
         words[SCRATCH_BYTES] = program.scratch
         self._run, words[YIELD] = _runner()
-        words[ALONE] = threads == 1
+        self._words_of_run = words
         self.address = words.ctypes.data
         self._counters = words[HEADER:]
         self._lock = Lock()
-        self._inside, self._open = 0, False
+        self._inside, self._open, self._alone = 0, False, False
         self._held: Any = None
 
-    def open(self, roots: Sequence[int], held: Any = None) -> None:
+    def open(self, roots: Sequence[int], held: Any = None, alone: bool = False) -> None:
         """Begin a run with these addresses of the program's roots; `held` is what has to live as
-        long as a thread is in it. Nobody may be in the frame.
+        long as a thread is in it. Nobody may be in the frame, and nobody comes to help where its
+        owner is to work `alone`.
         """
+        alone = alone or self.threads == 1
         self._counters.fill(0)
         if roots != self._roots:
             for root, (was, now) in enumerate(zip(self._roots, roots, strict=True)):
@@ -244,7 +246,8 @@ class Frame:
                     self._args[self.program.places[root]] += now - was
             self._roots = list(roots)
         with self._lock:
-            self._open, self._held = True, held
+            self._open, self._held, self._alone = True, held, alone
+            self._words_of_run[ALONE] = alone
 
     def close(self) -> bool:
         """End the run: nobody enters any more. Whether all have left, so that the frame may be
@@ -259,7 +262,7 @@ class Frame:
     def help(self, thread: int) -> None:
         """Work if there is a run."""
         with self._lock:
-            if not self._open:
+            if not self._open or self._alone:
                 return
             self._inside += 1
         self._run(self.address, thread)

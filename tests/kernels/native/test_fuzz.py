@@ -59,9 +59,11 @@ def test_random_graphs(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         steps = [StepFacts(s.node, s.inputs, draw.random() < share) for s in plan.steps]
         lowered = Lowering(steps, plan.outputs, lambda n: residency.get(n, Cpu())).run()
         calls = [(s.backend.lower(s.node), s.inputs, s.node) for s in plan.steps]
-        threads = draw.choice((1, 2, 3))
-        native = NativePlan(lowered, calls, plan.outputs, lambda _, t, *__: t, set(), Pool(threads))
-        for _ in range(3):
+        pool = Pool(draw.choice((1, 2, 3)))
+        native = NativePlan(
+            lowered, calls, plan.outputs, lambda _, t, *__: t, set(), lambda pool=pool: pool
+        )
+        for _ in range(4):  # the fourth by fewer threads
             batch = {name: t.clone() for name, t in graph.batch.items()}
             run = native.steps(batch)
             while True:

@@ -59,7 +59,8 @@ def run_native(
     lowered = Lowering(steps, [node], lambda n: held.tensors[n.name]).run()
     assert not lowered.refused, lowered.refused
     calls = [(lambda: None, node.inputs, node)]
-    plan = NativePlan(lowered, calls, [node], lambda _, t, *__: t, set(), Pool(threads))
+    pool = Pool(threads)
+    plan = NativePlan(lowered, calls, [node], lambda _, t, *__: t, set(), lambda: pool)
     run = plan.steps({str(i): v for i, v in enumerate(values)})
     while True:
         try:

@@ -218,3 +218,21 @@ def test_a_process_ends_while_threads_work() -> None:
     for _ in range(3):
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, ""), done.stderr
+
+
+def test_any_number_of_threads_does_all_the_work() -> None:
+    """Also where those who helped in the last run come late to one that is its owner's alone."""
+    pool, draw = Pool(3), random.Random(1)
+    program, memory, expected = mixes(40, 3)
+    frame = program.frame(3)
+    for _ in range(300):
+        threads = draw.choice((1, 2, 3))
+        memory[1:] = np.nan
+        frame.open([memory.ctypes.data], memory, alone=threads == 1)
+        assert pool.run(frame, threads)
+        if not frame.close():  # somebody is in it still, and writes what nobody reads
+            memory = memory.copy()
+            frame = program.frame(3)
+            continue
+        np.testing.assert_array_equal(memory[-1], expected)
+    pool.close()

@@ -12,7 +12,8 @@ from mtmd.loaded import device_and_dtype
 @pytest.mark.parametrize(
     ("asked", "weight_bytes", "has_bf16", "chosen"),
     [
-        ("auto", 1 << 20, True, torch.float32),
+        ("auto", 10 << 20, True, torch.float32),  # the demo model
+        ("auto", 80 << 20, True, torch.bfloat16),  # 256M in four bits
         ("auto", 1 << 30, True, torch.bfloat16),
         ("auto", 1 << 30, False, torch.float32),
         ("fp32", 1 << 30, True, torch.float32),

@@ -36,7 +36,7 @@ function body(receipt, options, pictures) {
     ["Speed", receipt.decode_ms > 0 && receipt.output_tokens > 1 ? `${(((receipt.output_tokens - 1) / receipt.decode_ms) * 1000).toFixed(1)} tokens/s` : null],
     ["Proposed", receipt.proposed_tokens ? `${plural(receipt.proposed_tokens, "token")} out of the text, ${receipt.accepted_tokens.toLocaleString("en")} accepted` : null],
     ["Model", receipt.model],
-    ["Device", `${receipt.device}, ${receipt.dtype}`],
+    ["Device", `${receipt.device}${receipt.threads ? `, ${plural(receipt.threads, "thread")}` : ""}, ${receipt.dtype}`],
     ["Attention", Object.entries(receipt.attention).map(([part, kernel]) => `${part}: ${kernel}`).join("; ")],
     ["Sampling", sampling(receipt, options)],
     ...receipt.warnings.map((warning) => ["Warning", warning, "warning"]),
