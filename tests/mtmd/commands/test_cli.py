@@ -74,6 +74,7 @@ def test_json(one: Path, mtmd: Any, demo: Model) -> None:
         "proposed_tokens",
         "accepted_tokens",
         "speculation",
+        "threads",
         "preprocess_ms",
         "encode_ms",
         "prefill_ms",
