@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # what type checkers see of the table below; a test keeps the
     from mtmd.events import Progress as Progress
     from mtmd.events import TextPiece as TextPiece
     from mtmd.events import TokenInfo as TokenInfo
+    from mtmd.events import ToolCallPiece as ToolCallPiece
     from mtmd.inspect.predict_target import predict as predict
     from mtmd.kernels.errors import BusyError as BusyError
     from mtmd.kernels.errors import DeviceError as DeviceError
@@ -38,25 +39,39 @@ if TYPE_CHECKING:  # what type checkers see of the table below; a test keeps the
     from mtmd.loading import describe as describe
     from mtmd.loading import load as load
     from mtmd.model import Model as Model
+    from mtmd.prompt.conversation import RawPrompt as RawPrompt
     from mtmd.receipt import ImageReceipt as ImageReceipt
     from mtmd.receipt import Receipt as Receipt
     from mtmd.service.service import Service as Service
     from mtmd.service.stats import ServiceStats as ServiceStats
     from mtmd.service.stats import TokenCount as TokenCount
     from mtmd.service.ticket import Ticket as Ticket
+    from mtmd.service.ticket import gather as gather
+    from mtmd.tools.tool import Tool as Tool
+    from mtmd.tools.tool import ToolCall as ToolCall
 
 __version__ = "0.1.0"
 
 wait_shortly()
 
 _PLACES = {
-    "mtmd.events": ("Answer", "Event", "Finished", "Progress", "TextPiece", "TokenInfo"),
+    "mtmd.events": (
+        "Answer",
+        "Event",
+        "Finished",
+        "Progress",
+        "TextPiece",
+        "TokenInfo",
+        "ToolCallPiece",
+    ),
+    "mtmd.tools.tool": ("Tool", "ToolCall"),
     "mtmd.embedding.embedder": ("Embedder", "load_embedder"),
     "mtmd.loading": ("describe", "load"),
     "mtmd.model": ("Model",),
     "mtmd.service.service": ("Service",),
     "mtmd.service.stats": ("ServiceStats", "TokenCount"),
-    "mtmd.service.ticket": ("Ticket",),
+    "mtmd.prompt.conversation": ("RawPrompt",),
+    "mtmd.service.ticket": ("Ticket", "gather"),
     "mtmd.inspect.predict_target": ("predict",),
     "mtmd.receipt": ("ImageReceipt", "Receipt"),
     "mtmd.clip.image.decode": ("Picture",),

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,8 +15,10 @@ from typing import Any, TypeVar
 from mtmd.clip.token_budget import DETAILS
 from mtmd.kernels.errors import OptionError
 from mtmd.kernels.options import integer, integer_or_none, refuse, size_or_none
+from mtmd.llm.sampling.grammar_notations import grammar_source
 from mtmd.llm.sampling.json_schema import schema_text
 from mtmd.llm.sampling.options import Sampling
+from mtmd.tools.tool import Tool, Toolbox, read_toolbox
 
 DTYPES = ("auto", "bf16", "fp32")
 FLASH = ("auto", "on", "off")
@@ -27,6 +29,7 @@ MOST_PROPOSED = 32
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 STOPS_MAX = 16
 STOP_CHARS_MAX = 256
+STOP_IDS_MAX = 256
 T = TypeVar("T")
 
 
@@ -93,7 +96,13 @@ class AnswerOptions(Sampling):
     closely pictures are looked at; `stop` are texts before which it ends, 16 of 256 characters at
     most; `logprobs` asks for the probability of each token, and of so
     many others at its place; `json_schema`, a mapping, JSON text or True for any object, is what an
-    answer that ends by itself follows. It is kept as JSON text.
+    answer that ends by itself follows. It is kept as JSON text. `grammar` is what it follows in
+    another notation: {"regex": ...}, {"choice": [...]}, {"lark": ...} or {"gbnf": ...}, or a text
+    in one of the last two; kept in Lark notation. `min_tokens`: none that ends the answer comes
+    before; `stop_token_ids` end it as well. `continue_final_message`: the last message is the
+    beginning of the answer. `tools` are functions that the model may call, as OpenAI's interface
+    describes them, `tool_choice` "none", "auto", "required", or one of them; without
+    `parallel_tool_calls` an answer has one call at most. The three are kept as `Toolbox`.
     """
 
     max_tokens: int = 256
@@ -102,16 +111,45 @@ class AnswerOptions(Sampling):
     detail: str = "auto"
     logprobs: int | None = None
     json_schema: Mapping[str, Any] | str | bool | None = None
+    grammar: Mapping[str, Any] | str | None = None
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    continue_final_message: bool = False
+    tools: Sequence[Mapping[str, Any] | Tool] | Toolbox | None = None
+    tool_choice: Mapping[str, Any] | str | None = None
+    parallel_tool_calls: bool | None = None
 
     def __post_init__(self) -> None:
         _among("detail", self.detail, DETAILS)
         object.__setattr__(self, "logprobs", integer_or_none("logprobs", self.logprobs, 0, 20))
         object.__setattr__(self, "json_schema", schema_text(self.json_schema))
         super().__post_init__()
-        object.__setattr__(self, "max_tokens", integer("max_tokens", self.max_tokens, 1, 1 << 20))
-        if type(self.ignore_eos) is not bool:
-            refuse("ignore_eos", self.ignore_eos, "true or false")
+        object.__setattr__(self, "max_tokens", integer("max_tokens", self.max_tokens, 0, 1 << 20))
+        object.__setattr__(self, "min_tokens", integer("min_tokens", self.min_tokens, 0, 1 << 20))
+        for name in ("ignore_eos", "continue_final_message"):
+            if type(getattr(self, name)) is not bool:
+                refuse(name, getattr(self, name), "true or false")
+        object.__setattr__(self, "stop_token_ids", _ids(self.stop_token_ids))
+        object.__setattr__(self, "grammar", grammar_source(self.grammar))
+        if self.grammar is not None and self.json_schema is not None:
+            raise OptionError("grammar: found beside json_schema, expected one of them")
+        box = read_toolbox(self.tools, self.tool_choice, self.parallel_tool_calls)
+        object.__setattr__(self, "tools", box)
+        if self.grammar is not None and box.callable:
+            raise OptionError("grammar: found beside tools, expected one of them")
         object.__setattr__(self, "stop", _stops(self.stop))
+
+    @property
+    def toolbox(self) -> Toolbox:
+        assert isinstance(self.tools, Toolbox)  # made so when this was
+        return self.tools
+
+
+def _ids(value: object) -> tuple[int, ...]:
+    """Ids of tokens: how many there are, the model knows."""
+    if not isinstance(value, (list, tuple)) or len(value) > STOP_IDS_MAX:
+        refuse("stop_token_ids", value, f"a list of at most {STOP_IDS_MAX} ids of tokens")
+    return tuple(integer("stop_token_ids", item, 0, (1 << 31) - 1) for item in value)
 
 
 def data_folder() -> Path:

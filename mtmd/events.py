@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from mtmd.receipt import Receipt
+from mtmd.tools.tool import ToolCall
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,26 @@ class TextPiece:
 
 
 @dataclass(frozen=True)
+class ToolCallPiece:
+    """More of a tool call: `index` tells which of the answer's, in order; the first piece of each
+    has its `id` and `name`, all joined have its `arguments`, JSON text.
+    """
+
+    index: int
+    id: str | None
+    name: str | None
+    arguments: str
+
+
+@dataclass(frozen=True)
 class Answer:
+    """`tool_calls` are those that the model wrote, not part of the text."""
+
     text: str
     prompt_token_ids: tuple[int, ...]
     output_token_ids: tuple[int, ...]
     receipt: Receipt
+    tool_calls: tuple[ToolCall, ...] = ()
 
     def asdict(self) -> dict[str, Any]:
         return {
@@ -52,6 +68,7 @@ class Answer:
             "prompt_token_ids": list(self.prompt_token_ids),
             "output_token_ids": list(self.output_token_ids),
             "receipt": self.receipt.asdict(),
+            "tool_calls": [call.asdict() for call in self.tool_calls],
         }
 
 
@@ -62,4 +79,4 @@ class Finished:
     answer: Answer
 
 
-Event: TypeAlias = "Progress | TextPiece | Finished"
+Event: TypeAlias = "Progress | TextPiece | ToolCallPiece | Finished"

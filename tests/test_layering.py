@@ -60,7 +60,8 @@ ORDER = {
         ("warmup",),
     ),
     "mtmd": (
-        ("chat_template", "config", "openmp", "receipt", "tracebacks"),
+        ("chat_template", "openmp", "receipt", "tools", "tracebacks"),
+        ("config",),
         ("checkpoint", "events"),
         ("loaded",),  # a model in memory, without anybody to ask it
         ("prompt",),  # messages into spans

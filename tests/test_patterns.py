@@ -52,6 +52,18 @@ MADE = {
     ("mtmd/inspect/dump.py", "text or ''"): "whoever runs `mtmd dump --match`",
     ("kernels/plan/scheduler.py", "expression"): "whoever runs --override-tensor",
     ("kernels/backends/limited.py", "pattern[1:-1]"): "whoever runs --refuse",
+    ("mtmd/tools/lark.py", "'|'.join(map(re.escape, [*spellings, ID]))"): [
+        r"<\|tool_call_start\|>|<\|im_end\|>|\[TOOL_CALLS\]",
+    ],
+    ("mtmd/tools/parser.py", "ID_PATTERN.join(parts)"): [
+        r', "id": "[A-Za-z0-9]{9}"\}', r"\[CALL_ID\][A-Za-z0-9]{9}\[ARGS\]",
+    ],
+    ("mtmd/tools/probe.py", "re.escape(assign) + '([Tt]rue)' + re.escape(separator)"): ["=([Tt]rue), "],
+    ("mtmd/tools/probe.py", "re.escape(assign) + '(None|null)'"): ["=(None|null)"],
+    ("mtmd/tools/probe.py", "'\\\\{\\\\s*' + _KEYS[1]"): [r"\{\s*qbtwo"],
+    ("mtmd/tools/probe.py", "f'\\\\{{\\\\s*\"{_KEYS[0]}\"\\\\s*:\\\\s*\"{_STRING}\"\\\\s*\\\\}}'"): [
+        r'\{\s*"qaone"\s*:\s*"probedvalue"\s*\}',
+    ],
     ("clip/image/quiet.py", "_MODULES"): "a name, to find a filter by; nothing is matched",
 }  # fmt: skip
 ADVICE = (

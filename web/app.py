@@ -65,7 +65,11 @@ def create_app(
     uploads = Uploads(settings.upload_bytes, owners=lambda: keys.owners)
     fetcher = Fetcher() if settings.allow_remote_media else None
     api = openai.Api(
-        service, model, Media(budget, uploads, fetcher, settings.media_path), Watcher()
+        service,
+        model,
+        Media(budget, uploads, fetcher, settings.media_path),
+        Watcher(),
+        settings.unknown_fields,
     )
     app.register_blueprint(openai.blueprint(api))
     app.register_blueprint(files.blueprint(uploads, budget))

@@ -5,6 +5,7 @@ of the inside goes out.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +85,10 @@ def as_api_error(error: BaseException, request_id: str) -> ApiError:
         return invalid(error)
     if isinstance(error, (PromptError, ImageError, OptionError)):
         return ApiError(
-            400, str(error), code="invalid_image" if isinstance(error, ImageError) else None
+            400,
+            str(error),
+            param=_field(str(error)) if isinstance(error, OptionError) else None,
+            code="invalid_image" if isinstance(error, ImageError) else None,
         )
     if isinstance(error, BusyError):
         return ApiError(429, str(error), code="server_busy", headers={"Retry-After": "1"})
@@ -198,6 +202,12 @@ def _place(location: tuple[int | str, ...]) -> str:
         elif not part.startswith(TAG):
             place += f".{part}" if place else part
     return place
+
+
+def _field(message: str) -> str | None:
+    """What an option's error is about: "tools[0].type: found ...", "n is 3, expected ..."."""
+    found = re.match(r"([a-z_][a-z_.\[\]\d]*):? ", message[:80])
+    return found[1] if found and ("found" in message or "expected" in message) else None
 
 
 def _type(status: int) -> str:

@@ -11,6 +11,8 @@ from mtmd import OptionError
 from mtmd.prompt.load_image import ImageLimits
 from mtmd.web.keys import Keys, NamedKey
 
+UNKNOWN_FIELDS = ("ignore", "refuse")
+
 
 @dataclass(frozen=True)
 class MediaBudget:
@@ -69,8 +71,8 @@ class ServerSettings:
     `media_path`: the folder that file:// may name. `upload_bytes`: of uploaded files in all.
     `storage_bytes`: of pictures of conversations. `queue`: requests that may wait. `followers`:
     pages that read answers of the page as they are written; `downloads`: files being read at once.
-    `hang_s`: how long the device may do nothing in the midst of an answer, 0 for any time. Raises
-    OptionError.
+    `hang_s`: how long the device may do nothing in the midst of an answer, 0 for any time.
+    `unknown_fields` of requests: "ignore", which the receipt says, or "refuse". Raises OptionError.
     """
 
     host: str = "127.0.0.1"
@@ -93,10 +95,15 @@ class ServerSettings:
     downloads: int = 32
     connections: ConnectionLimits = ConnectionLimits()
     json: JsonLimits = JsonLimits()
+    unknown_fields: str = "ignore"
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 1 << 16:
             raise OptionError(f"port: found {self.port}, expected 0 to 65535")
+        if self.unknown_fields not in UNKNOWN_FIELDS:
+            raise OptionError(
+                f"unknown_fields: found {self.unknown_fields!r:.40}, expected ignore or refuse"
+            )
         if self.queue < 1:
             raise OptionError(f"queue: found {self.queue}, expected at least 1")
         if not 0 <= self.hang_s <= threading.TIMEOUT_MAX or 0 < self.hang_s < 1:

@@ -60,7 +60,8 @@ class Constraint(Protocol):
 class Prompt:
     """What is to be read, and how it is to be answered. `alternatives`: how many of the most
     probable tokens to give beside each, None for no probabilities at all. `constraint` is of this
-    answer alone. What was read for a prompt of another `salt` is not used for this one.
+    answer alone. What was read for a prompt of another `salt` is not used for this one. Before
+    `min_tokens` no token of `stop` comes, where another may.
     """
 
     spans: abc.Sequence[Span]
@@ -70,6 +71,7 @@ class Prompt:
     alternatives: int | None = None
     constraint: Constraint | None = None
     salt: bytes = b""
+    min_tokens: int = 0
 
 
 class Engine:
@@ -314,8 +316,13 @@ class Engine:
             assert sequence.admitted is not None
             sequence.first, sequence.prefill_ms = now, (now - sequence.admitted) * 1e3
             self.speculation.begin(sequence, _texts(prompt.spans), prompt.max_tokens)
+        if prompt.max_tokens == 0:
+            self.end(sequence, "length")
+            return -1
         allowed = prompt.constraint.mask(logits) if prompt.constraint else logits
-        token = prompt.sampler(allowed, self._seen(sequence, prompt))
+        if len(sequence.tokens) < prompt.min_tokens:
+            allowed = _without(allowed, prompt.stop)
+        token = prompt.sampler(allowed, self._seen(sequence, prompt), sequence.tokens)
         sequence.decode_ms = (time.perf_counter() - sequence.first) * 1e3
         if token in prompt.stop:
             self.end(sequence, "stop")
@@ -426,6 +433,13 @@ def _texts(spans: abc.Iterable[Span]) -> abc.Iterator[int]:
     """The tokens of a prompt, pictures among them told apart."""
     for span in spans:
         yield from span.tokens if span.is_text else (PICTURE,) * len(span)
+
+
+def _without(logits: Tensor, tokens: frozenset[int]) -> Tensor:
+    """Logits [V] with -inf at these tokens, the same where nothing else would be left."""
+    result = logits.clone()
+    result[[token for token in tokens if token < len(logits)]] = float("-inf")
+    return result if bool(result.isfinite().any()) else logits
 
 
 def _with_probabilities(token: int, logits: Tensor, alternatives: int | None) -> Token:

@@ -20,7 +20,7 @@ from mtmd.llm.sampling.grammar import (
     read_vocabulary,
     take,
 )
-from mtmd.llm.sampling.json_schema import schema_text
+from mtmd.llm.sampling.json_schema import grammar_text, schema_text
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -47,6 +47,10 @@ class Grammars:
     def checked(self, schema: object) -> str | None:
         """As `schema_text`."""
         return schema_text(schema)
+
+    def check(self, text: str) -> None:
+        """Raises OptionError for a schema or a grammar, as text, that cannot be followed."""
+        grammar_text(text)
 
     def constraint(self, schema: str, stop: frozenset[int]) -> JsonConstraint:
         """For one answer. `schema` as `schema_text` returns it; `stop` are the tokens that end the

@@ -90,9 +90,11 @@ class _Spellings:
     """
 
     def __init__(self, tokens: Sequence[bytes]):
-        self.tokens = [*tokens, b""]
+        spellings = [*tokens, b""]
         self.eos_token_id, self.bos_token_id = len(tokens), None
-        self.special_token_ids = [i for i, spelling in enumerate(self.tokens) if not spelling]
+        self.special_token_ids = [i for i, spelling in enumerate(spellings) if not spelling]
+        # Grammars name them by their ids; without spellings of their own, one would allow all.
+        self.tokens = [spelling or b"\xff[%d]" % i for i, spelling in enumerate(spellings)]
 
     def __call__(self, text: Any) -> list[int]:
         """Asked for by the library, never called: `json_schema` forbids forcing."""

@@ -15,7 +15,7 @@ from mtmd.kernels.errors import OptionError
 from mtmd.kernels.isolation.channel import Channel
 from mtmd.kernels.isolation.limits import allow_time
 from mtmd.llm.sampling.grammar import allowed_tokens, compile_grammar, read_vocabulary, take
-from mtmd.llm.sampling.json_schema import SCHEMA_BYTES_MAX
+from mtmd.llm.sampling.json_schema import GRAMMAR_CHARS_MAX
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -45,7 +45,7 @@ def prepare(setup: bytes) -> LLTokenizer:
 
 
 def serve(channel: Channel, vocabulary: LLTokenizer) -> None:
-    message = bytes(channel.receive(SCHEMA_BYTES_MAX + 1))
+    message = bytes(channel.receive(4 * GRAMMAR_CHARS_MAX))
     kind, schema = message[:1], message[1:].decode()
     if kind == ANSWER:
         _follow(channel, vocabulary, schema)

@@ -55,6 +55,10 @@ class IsolatedGrammars:
         text = schema_text(schema, self._try)
         return None if text is None else CheckedSchema(text)
 
+    def check(self, text: str) -> None:
+        """As `Grammars.check`, tried in a worker."""
+        self._try(text)
+
     def constraint(self, schema: str, stop: frozenset[int]) -> IsolatedConstraint:
         """For one answer. Raises OptionError where no token can end it."""
         check_end(stop)

@@ -22,16 +22,17 @@ SCHEMA_BYTES_MAX = 64 << 10
 # A grammar for multiples of N has N states, for several at once as many as their common multiple:
 # 20,000 take 0.2 s to make.
 MULTIPLE_MAX = 20_000
+LARK = "%llguidance"  # begins a grammar in Lark notation
+GRAMMAR_CHARS_MAX = 1 << 20
 
-# One spelling for each string: were "\u0061" allowed for "a", a key could pass for another one. One
-# blank, or one line break and indentation, so that an answer cannot go on with blanks for ever.
+# One spelling for each string: were "\u0061" allowed for "a", a key could pass for another one. On
+# one line, with a blank or none after commas and colons: blanks are tokens that say nothing.
 # These take the place of a schema's own "x-guidance".
 GRAMMAR_OPTIONS = {
     "x-guidance": {
-        "item_separator": ",",
-        "key_separator": ":",
-        "whitespace_flexible": True,
-        "whitespace_pattern": r" |\n {0,32}",
+        "item_separator": ", ?",
+        "key_separator": ": ?",
+        "whitespace_flexible": False,
         "json_allowed_escapes": 'nrbtf\\"',
         "json_allow_general_unicode_escapes": False,
         "coerce_one_of": False,
@@ -81,13 +82,15 @@ def schema_text(value: object, check: Callable[[str], object] | None = None) -> 
     return text
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=512)  # of all the tools of a request, and more
 def grammar_text(schema: str) -> str:
-    """The grammar of a schema as `schema_text` returns it, in the library's form. Raises
-    OptionError where there is none.
+    """The grammar of a schema as `schema_text` returns it, or of one in the library's Lark notation
+    (`grammars.py`), in the library's form. Raises OptionError where there is none.
     """
     from llguidance import LLMatcher
 
+    if schema.startswith(LARK):
+        return lark_grammar(schema)
     parsed = json.loads(schema)
     _check_promises(parsed)
     # Without forcing, every way to cut a text into tokens stays open: the model is asked, not the
@@ -102,6 +105,22 @@ def grammar_text(schema: str) -> str:
         # without the grammar's own text, and where in it
         reason = _before_the_place(problem).split("JSON schema: ")[-1]
         raise _wrong(f"a schema that cannot be followed ({_short(reason)})", "one without that")
+    return grammar
+
+
+def lark_grammar(source: str) -> str:
+    """A grammar in Lark notation in the library's form. Raises OptionError."""
+    from llguidance import LLMatcher
+
+    if len(source) > GRAMMAR_CHARS_MAX:
+        raise OptionError(
+            f"grammar: found {len(source)} characters, expected at most {GRAMMAR_CHARS_MAX}"
+        )
+    grammar = LLMatcher.grammar_from_lark(source)
+    problem = LLMatcher.validate_grammar(grammar)
+    if problem:
+        reason = _short(_before_the_place(problem))
+        raise OptionError(f"grammar: found one that cannot be followed ({reason})")
     return grammar
 
 

@@ -4,6 +4,7 @@ wrong one is told at once.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mtmd.kernels.options import as_float, integer, integer_or_none, number, refuse
@@ -14,6 +15,8 @@ TOP_K_MAX = (1 << 31) - 1
 # differently
 TEMPERATURE_MIN = 1e-5
 TEMPERATURE_MAX = 100.0
+BIASES_MAX = 1024
+BIAS_MAX = 100.0
 PENALTY_RANGE = (0.01, 100.0)  # keeps penalised float32 logits finite
 
 
@@ -24,8 +27,10 @@ class Sampling:
 
     `top_k`: keep this many tokens (0: all). `top_p`: keep the smallest set of tokens with this
     probability. `min_p`: keep tokens with at least this share of the best token's probability.
-    `repetition_penalty`: above 1 makes tokens seen before less likely. `seed`: equal seeds give
-    equal answers; None draws one.
+    `repetition_penalty`: above 1 makes tokens seen before less likely, in prompt and answer.
+    `frequency_penalty` is taken off the logit of a token of the answer as often as it came,
+    `presence_penalty` once; `logit_bias` is added to those of its tokens, by id. `seed`: equal
+    seeds give equal answers; None draws one.
 
     Raises OptionError naming the field, what was found and what is expected.
     """
@@ -35,6 +40,9 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int | str, float] | tuple[tuple[int, float], ...] = ()
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -46,6 +54,9 @@ class Sampling:
             "repetition_penalty": number(
                 "repetition_penalty", self.repetition_penalty, *PENALTY_RANGE
             ),
+            "frequency_penalty": number("frequency_penalty", self.frequency_penalty, -2, 2),
+            "presence_penalty": number("presence_penalty", self.presence_penalty, -2, 2),
+            "logit_bias": _biases(self.logit_bias),
             "seed": integer_or_none("seed", self.seed, 0, SEED_MAX),
         }
         for name, value in checked.items():
@@ -63,8 +74,25 @@ def _temperature(value: object) -> float:
     return result
 
 
+def _biases(value: object) -> tuple[tuple[int, float], ...]:
+    """(token, bias) of each; tokens may come as text, as they do in JSON."""
+    items = list(value.items()) if isinstance(value, Mapping) else value
+    if not isinstance(items, (list, tuple)) or len(items) > BIASES_MAX:
+        refuse("logit_bias", value, f"at most {BIASES_MAX} biases by tokens' ids")
+    result = []
+    for item in items:
+        if not isinstance(item, tuple) or len(item) != 2:
+            refuse("logit_bias", item, "a token's id and its bias")
+        token, bias = item
+        if isinstance(token, str) and token.isascii() and token.isdigit() and len(token) < 12:
+            token = int(token)
+        token = integer("logit_bias", token, 0, TOP_K_MAX)
+        result.append((token, number("logit_bias", bias, -BIAS_MAX, BIAS_MAX)))
+    return tuple(result)
+
+
 def _top_p(value: object) -> float:
     result = as_float(value)
-    if not 0 < result <= 1:
-        refuse("top_p", value, "a number above 0, at most 1 (off)")
+    if not 0 <= result <= 1:
+        refuse("top_p", value, "a number from 0 (the best token alone) to 1 (off)")
     return result

@@ -35,8 +35,11 @@ class Sampler:
         self._widened = np.empty(0, np.uint32)
         self._generator = torch.Generator(device="cpu").manual_seed(self.seed)
 
-    def __call__(self, logits: torch.Tensor, seen: Sequence[int]) -> int:
-        """The next token from `logits` [V] (any float dtype, any device) after the tokens `seen`.
+    def __call__(
+        self, logits: torch.Tensor, seen: Sequence[int], written: Sequence[int] = ()
+    ) -> int:
+        """The next token from `logits` [V] (any float dtype, any device) after the tokens `seen`,
+        those `written` of the answer.
 
         -inf marks a token that must not be chosen. Raises MtmdError for NaN or +inf, or if every
         token is at -inf.
@@ -47,6 +50,7 @@ class Sampler:
             if self.sampling.repetition_penalty != 1 and seen:
                 logits = penalize(logits.float(), seen, self.sampling.repetition_penalty)
             values = self._float32(logits)
+            values = adjusted(torch.from_numpy(values), written, self.sampling).numpy()
             # numpy's is much faster than torch's; of equal logits the first; NaN, if there is one,
             # counts as the largest
             token = int(values.argmax())
@@ -94,6 +98,27 @@ def penalize(logits: torch.Tensor, seen: Sequence[int], penalty: float) -> torch
         )
     result = logits[tokens]
     return logits.index_put((tokens,), torch.where(result < 0, result * penalty, result / penalty))
+
+
+def adjusted(logits: torch.Tensor, written: Sequence[int], sampling: Sampling) -> torch.Tensor:
+    """float32 logits [V] with biases added, and the penalties of the tokens `written` taken off:
+    OpenAI's formula (platform.openai.com/docs, "frequency and presence penalties"). A copy, or the
+    same where nothing changes. Raises MtmdError for a token outside the vocabulary.
+    """
+    assert isinstance(sampling.logit_bias, tuple)  # the options made it so
+    penalised = bool(written and (sampling.frequency_penalty or sampling.presence_penalty))
+    if not sampling.logit_bias and not penalised:
+        return logits
+    result = logits.clone()
+    if sampling.logit_bias:
+        tokens, biases = zip(*sampling.logit_bias, strict=True)
+        if max(tokens) >= len(logits):
+            raise MtmdError(f"logit_bias: found token {max(tokens)}, expected below {len(logits)}")
+        result.index_add_(0, torch.tensor(tokens), torch.tensor(biases))
+    if penalised:
+        seen, counts = torch.tensor(list(written)).unique(return_counts=True)
+        result[seen] -= sampling.frequency_penalty * counts + sampling.presence_penalty
+    return result
 
 
 def candidates(logits: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:

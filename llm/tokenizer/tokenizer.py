@@ -191,9 +191,18 @@ class Tokenizer:
         """
         return self._inner.decode(list(ids), skip_special_tokens=skip_special)
 
-    def stream(self, skip_special: bool = True) -> TextStream:
-        """A decoder for ids that arrive one at a time."""
-        return TextStream(self._inner, self._skipped if skip_special else frozenset())
+    def stream(self, skip_special: bool = True, keep: Iterable[int] = ()) -> TextStream:
+        """A decoder for ids that arrive one at a time. Special tokens give no text, but for those
+        to `keep`.
+        """
+        skipped = self._skipped - frozenset(keep) if skip_special else frozenset[int]()
+        return TextStream(self._inner, skipped)
+
+    @cached_property
+    def silent(self) -> dict[str, int]:
+        """The tokens that add nothing to an answer, by their spelling."""
+        spelled = ((self._inner.id_to_token(i), i) for i in self._skipped)
+        return {text: i for text, i in spelled if text and text.strip()}
 
     def token_bytes(self) -> list[bytes]:
         """What each id adds to an answer, in UTF-8: nothing for special tokens."""

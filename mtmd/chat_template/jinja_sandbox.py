@@ -80,7 +80,8 @@ class SafeTemplate:
         """`name` is used in errors. Raises ModelError for a template that is too long or does not
         compile.
         """
-        self._name = name
+        # Whoever sends messages need not know where the file lies.
+        self._shown = re.split(r"[/\\]", name)[-1]
         if len(source) > TEMPLATE_CHARS_MAX:
             raise ModelError(
                 f"{name} has {len(source)} characters; expected a chat template of at most "
@@ -98,7 +99,7 @@ class SafeTemplate:
         Raises PromptError where the template refuses or cannot use the variables, or they are too
         long for it; ModelError where it goes beyond a limit by itself.
         """
-        meter = Meter(self._name, _characters(variables))
+        meter = Meter(self._shown, _characters(variables))
         try:
             return self._collect({**variables, _METER: meter}, meter)
         except MtmdError:
@@ -109,7 +110,7 @@ class SafeTemplate:
             meter.exceed(f"too much ({type(error).__name__}: {_cause(error)})", error)
         except Exception as error:
             raise PromptError(
-                f"{self._name} cannot render these messages: {type(error).__name__}: "
+                f"{self._shown} cannot render these messages: {type(error).__name__}: "
                 f"{_cause(error)}"
             ) from error
 

@@ -46,6 +46,12 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="answers computed at once (default: %(default)s)",
     )
     server.add_argument(
+        "--unknown-fields",
+        choices=("ignore", "refuse"),
+        default="ignore",
+        help="fields of requests that nobody knows: ignored, which the receipt says, or refused",
+    )
+    server.add_argument(
         "--queue",
         type=int,
         default=64,
@@ -264,6 +270,7 @@ def _settings(args: argparse.Namespace) -> Any:
         connections=ConnectionLimits(
             most=args.max_connections, per_address=args.max_connections_per_address
         ),
+        unknown_fields=args.unknown_fields,
     )
 
 

@@ -26,7 +26,9 @@ from mtmd.kernels.threads import ask_threads
 from mtmd.llm.batch import BatchShape
 from mtmd.llm.engine.runner import PREFILL, Runner
 from mtmd.llm.sampling.constraint import Grammars
+from mtmd.llm.sampling.grammar_notations import grammar_source
 from mtmd.llm.sampling.isolated import IsolatedGrammars
+from mtmd.llm.sampling.json_schema import CheckedSchema
 from mtmd.llm.warmup import decoder_placement
 from mtmd.loaded.device_and_dtype import choose_dtype, own_threads
 from mtmd.loaded.device_thread import DeviceThread
@@ -106,6 +108,9 @@ class LoadedModel:
         """
         if values.get("json_schema") is not None:
             values = {**values, "json_schema": self.grammars.checked(values["json_schema"])}
+        if values.get("grammar") is not None:
+            source = grammar_source(values["grammar"], self.grammars.check)
+            values = {**values, "grammar": CheckedSchema(source)}
         return options(AnswerOptions, values)
 
     def start_workers(self) -> None:

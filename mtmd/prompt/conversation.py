@@ -4,6 +4,7 @@ shape checked.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,19 +13,34 @@ from typing import Any, TypeAlias
 from mtmd.clip.image.decode import Picture
 from mtmd.kernels.errors import ImageError, PromptError
 from mtmd.prompt.load_image import ImageSource, load_image
+from mtmd.tools.history import sealed
+from mtmd.tools.tool import NAME
 
 Images: TypeAlias = "ImageSource | Sequence[ImageSource]"
 Message: TypeAlias = Mapping[str, Any]
+ID_CHARS_MAX = 256
+CALLS_MAX = 256  # of one message
+SYSTEM_PICTURES = "pictures of the system message are shown in the first turn after it"
 
 
 @dataclass(frozen=True)
 class Conversation:
     """`messages` as the chat template takes them, an {"type": "image"} where each of the `pictures`
-    belongs, in order.
+    belongs, in order. `notes` say what had to be moved.
     """
 
     messages: tuple[dict[str, Any], ...]
     pictures: tuple[Picture, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RawPrompt:
+    """A prompt without a chat template: text, in which the spellings of special tokens are those
+    tokens, or the tokens' ids.
+    """
+
+    text: str | tuple[int, ...]
 
 
 def user_message(image: Images, prompt: str) -> Message:
@@ -55,8 +71,10 @@ def read_conversation(
     a special token.
 
     messages: {"role": ..., "content": text, or a list of {"type": "text", "text": ...} and {"type":
-    "image", "image": source}}. Raises PromptError for anything else and for a conversation in which
-    the user says nothing, ImageError for a picture.
+    "image", "image": source}}. A message of the assistant may have "tool_calls" as OpenAI's
+    interface has them, and then no content; one of role "tool" has the result of the call
+    "tool_call_id". Raises PromptError for anything else and for a conversation in which the user
+    says and shows nothing, ImageError for a picture.
     """
     if (
         isinstance(messages, (str, bytes, Mapping))
@@ -68,10 +86,38 @@ def read_conversation(
             f"{{'role': ..., 'content': ...}}"
         )
     images: list[ImageSource | Picture] = []
+    messages, notes = _without_system_pictures(messages)
     plain = tuple(_message(m, i, seal, images) for i, m in enumerate(messages, 1))
-    if not any(_says_something(m["content"]) for m in plain if m["role"] == "user"):
+    if not any(_says_something(m["content"]) for m in plain if m["role"] in ("user", "tool")):
         raise PromptError("the prompt is empty; say what you want to know")
-    return Conversation(plain, _load(images, load))
+    return Conversation(plain, _load(images, load), notes)
+
+
+def _without_system_pictures(messages: Sequence[Message]) -> tuple[list[Message], tuple[str, ...]]:
+    """Chat templates show no pictures of system messages: they go to the first turn after."""
+    made: list[Message] = []
+    pictures: list[Any] = []
+    for message in messages:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if not isinstance(content, (list, tuple)):
+            parts = [{"type": "text", "text": content}] if isinstance(content, str) else []
+        else:
+            parts = list(content)
+        if isinstance(message, Mapping) and message.get("role") in ("system", "developer"):
+            shown = [p for p in parts if isinstance(p, Mapping) and p.get("type") == "image"]
+            if shown:
+                pictures += shown
+                message = {**message, "content": [p for p in parts if p not in shown]}
+        elif pictures and isinstance(message, Mapping) and message.get("role") == "user":
+            message = {**message, "content": [*pictures, *parts]}
+            pictures = []
+        made.append(message)
+    if pictures:
+        made.append({"role": "user", "content": pictures})
+    moved = len(made) != len(messages) or any(
+        a is not b for a, b in zip(made, messages, strict=False)
+    )
+    return made, (SYSTEM_PICTURES,) if moved else ()
 
 
 def _load(
@@ -100,13 +146,79 @@ def _message(
             f"messages[{number - 1}] has role {role!r:.60}; expected a word such as 'user', "
             "'assistant' or 'system'"
         )
+    more = _calls(message, where, seal) | _answered(message, where)
+    if content is None and (role == "assistant" or "tool_call_id" in more):
+        content = ""
+    role = "tool" if "tool_call_id" in more else role
     if isinstance(content, str):
-        return {"role": role, "content": seal(content)}
+        return {"role": role, "content": seal(content), **more}
     if not isinstance(content, (list, tuple)):
         raise PromptError(
             f"{where}: content is {type(content).__name__}, expected a text or a list of parts"
         )
-    return {"role": role, "content": [_part(p, where, seal, images) for p in content]}
+    return {"role": role, "content": [_part(p, where, seal, images) for p in content], **more}
+
+
+def _calls(message: Message, where: str, seal: Callable[[str], str]) -> dict[str, Any]:
+    """The tool calls of a message, their arguments as values, sealed."""
+    calls = message.get("tool_calls")
+    if calls is None and isinstance(message.get("function_call"), Mapping):
+        calls = [{"id": "", "function": message["function_call"]}]  # OpenAI's older interface
+    if message["role"] != "assistant" or not calls:
+        return {}
+    if not isinstance(calls, (list, tuple)) or len(calls) > CALLS_MAX:
+        raise PromptError(f"{where}: expected as tool_calls a list of at most {CALLS_MAX}")
+    return {
+        "tool_calls": [_call(call, f"{where}, call {n}", seal) for n, call in enumerate(calls, 1)]
+    }
+
+
+def _call(call: Any, where: str, seal: Callable[[str], str]) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        raise PromptError(f"{where}: expected an object with 'id' and 'function'")
+    name, arguments = function.get("name"), function.get("arguments")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise PromptError(f"{where}: found the name {name!r:.60}, expected a function's")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments) if arguments.strip() else {}
+        except (ValueError, RecursionError):
+            arguments = None
+    if arguments is None and "arguments" not in function:
+        arguments = {}
+    if not isinstance(arguments, Mapping):
+        raise PromptError(
+            f"{where}: the arguments are not a JSON object; send what the model wrote"
+        )
+    values = sealed(arguments, seal)
+    return {
+        "id": _id(call.get("id"), where),
+        "type": "function",
+        "function": {"name": name, "arguments": values},
+    }
+
+
+def _answered(message: Message, where: str) -> dict[str, Any]:
+    """What a result answers."""
+    if message["role"] not in ("tool", "function"):
+        return {}
+    name, id_ = message.get("name"), _id(message.get("tool_call_id"), where)
+    if name is not None and (not isinstance(name, str) or not NAME.fullmatch(name)):
+        raise PromptError(f"{where}: found the name {name!r:.60}, expected a function's")
+    return {"tool_call_id": id_, **({} if name is None else {"name": name})}
+
+
+def _id(value: object, where: str) -> str:
+    """Chat templates write ids, so they must not spell anything else."""
+    if value is None:
+        return ""
+    fits = isinstance(value, str) and len(value) <= ID_CHARS_MAX
+    if not isinstance(value, str) or not fits or not re.fullmatch(r"[A-Za-z0-9_.:/-]*", value):
+        raise PromptError(
+            f"{where}: found the id {value!r:.60}, expected letters, digits and any of _ - . : /"
+        )
+    return value
 
 
 def _part(
@@ -130,4 +242,4 @@ def _part(
 def _says_something(content: str | list[dict[str, str]]) -> bool:
     if isinstance(content, str):
         return bool(content.strip())
-    return any(p.get("text", "").strip() for p in content)
+    return any(p["type"] == "image" or p.get("text", "").strip() for p in content)

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 from torch import Tensor
 
@@ -15,16 +17,25 @@ from mtmd.kernels.plan.executor import Observer
 from mtmd.llm.engine.spans import Span
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.prompt.bridge import Bridge, Piece, Prepared
-from mtmd.prompt.conversation import Conversation, Message, read_conversation
+from mtmd.prompt.conversation import Conversation, Message, RawPrompt, read_conversation
+from mtmd.prompt.leniency import open_ended, system_moved
 from mtmd.prompt.load_image import load_image, load_isolated
+from mtmd.tools.history import tell
+from mtmd.tools.probe import ToolTemplate, read_template
+from mtmd.tools.tool import Toolbox
+
+NO_TOOLS = Toolbox()
 
 
 @dataclass(frozen=True)
 class PreparedPrompt:
-    """A conversation tokenized, its pictures ready to be encoded, in order."""
+    """A conversation tokenized, its pictures ready to be encoded, in order. `notes` say what was
+    done to it that its owner may not expect.
+    """
 
     pieces: list[Piece]
     pictures: list[Prepared]
+    notes: tuple[str, ...] = ()
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -74,22 +85,95 @@ class Prompts:
             )
         return conversation
 
+    @cached_property
+    def tool_template(self) -> ToolTemplate:
+        """What the chat template knows of tools, found out when it is first asked for."""
+        checkpoint, encoder = self._loaded.checkpoint, self._loaded.encoder
+        tokenizer = checkpoint.tokenizer
+        stops = [text for text, i in tokenizer.silent.items() if i in checkpoint.stop_tokens]
+        return read_template(
+            checkpoint.template.render,
+            tuple(tokenizer.silent),
+            stops,
+            encoder.family.marker if encoder else None,
+        )
+
     def prepare(
-        self, messages: Sequence[Message], detail: str = "auto", anew: bool = False, salt: str = ""
+        self,
+        messages: Sequence[Message],
+        detail: str = "auto",
+        anew: bool = False,
+        salt: str = "",
+        box: Toolbox = NO_TOOLS,
+        open_end: bool = False,
     ) -> PreparedPrompt:
         """A conversation ready for the device; nothing of it needs the device yet. `anew`: also
-        pictures in the cache are to be encoded; `salt`: pictures of another are not found there.
+        pictures in the cache are to be encoded; `salt`: pictures of another are not found there;
+        `box`: tools that the answer may call; `open_end`: the answer goes on from the last message.
         Raises what `read` and `Bridge.prepare` do.
         """
         conversation = self.read(messages)
-        rendered = self._loaded.checkpoint.template.render(conversation.messages)
+        rendered, notes = self._render(conversation, box, open_end)
         budget = replace(self._loaded.limits, detail=detail)
         pictures = (
             self.bridge.prepare(conversation.pictures, budget, anew, salt)
             if self._loaded.encoder
             else []
         )
-        return PreparedPrompt(self.bridge.read(rendered, pictures), pictures)
+        notes = (*conversation.notes, *notes)
+        return PreparedPrompt(self.bridge.read(rendered, pictures), pictures, notes)
+
+    def prepare_raw(self, prompt: RawPrompt) -> PreparedPrompt:
+        """Raises PromptError for an empty one, and for tokens that are not the model's, or stand
+        for pictures.
+        """
+        tokenizer, encoder = self._loaded.checkpoint.tokenizer, self._loaded.encoder
+        tokens = prompt.text
+        if isinstance(tokens, str):
+            tokens = tuple(tokenizer.encode_prompt(tokens))
+        if not tokens:
+            raise PromptError("the prompt is empty; say what is to be gone on from")
+        if not 0 <= min(tokens) <= max(tokens) < len(tokenizer):
+            raise PromptError(
+                f"prompt: found token {min(tokens) if min(tokens) < 0 else max(tokens)}, expected "
+                f"ids from 0 to {len(tokenizer) - 1}"
+            )
+        if encoder is not None and tokenizer.id(encoder.family.image_token) in tokens:
+            raise PromptError("prompt: found a token that stands for a picture; send messages")
+        return PreparedPrompt([Piece(tokens)], [])
+
+    def _render(
+        self, conversation: Conversation, box: Toolbox, open_end: bool
+    ) -> tuple[str, tuple[str, ...]]:
+        """The prompt, and what was done for the template."""
+        checkpoint = self._loaded.checkpoint
+        render, seal = checkpoint.template.render, checkpoint.tokenizer.seal
+        messages, tools = [*conversation.messages], None
+        notes: tuple[str, ...] = ()
+        if box.callable or any("tool_calls" in m or m["role"] == "tool" for m in messages):
+            told = tell(messages, box, self.tool_template, seal)
+            messages, tools, notes = told.messages, told.tools, told.notes
+        try:
+            return self._written(render, messages, tools, open_end), notes
+        except PromptError as refused:
+            # Many templates take one system message, at the beginning, some none.
+            for other, note in system_moved(messages):
+                try:
+                    return self._written(render, other, tools, open_end), (*notes, note)
+                except PromptError:
+                    continue
+            raise refused
+
+    @staticmethod
+    def _written(
+        render: Callable[..., str],
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        open_end: bool,
+    ) -> str:
+        if not open_end:
+            return render(messages, tools=tools)
+        return open_ended(render, messages, tools)
 
     def encode(self, prompt: PreparedPrompt, observe: Observer | None = None) -> EncodedPrompt:
         """Its pictures encoded, one after another, every node shown to `observe`. Needs the

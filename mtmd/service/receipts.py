@@ -34,6 +34,6 @@ def make_receipt(loaded: LoadedModel, request: Request, finish: str, speculation
         attention=attention_kernels(loaded.placements),
         speculation=speculation,
         seed=request.sampler.seed if request.settings.temperature else None,
-        warnings=refusal_warnings(loaded.placements),
+        warnings=(*refusal_warnings(loaded.placements), *request.prompt.notes, *request.warnings),
         threads=loaded.runner.threads,
     )

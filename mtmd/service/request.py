@@ -12,6 +12,7 @@ from mtmd.llm.tokenizer.text_stream import StopChecker, TextStream
 from mtmd.prompt.prompts import PreparedPrompt
 from mtmd.service.encode_queue import Job
 from mtmd.service.ticket import Ticket
+from mtmd.tools.parser import CallParser
 
 
 @dataclass(eq=False)
@@ -31,7 +32,13 @@ class Request:
     constraint: Constraint | None
     salt: str = ""
     """Of the caches: what is kept of it is known only to requests of the same."""
+    parser: CallParser | None = None
+    warnings: tuple[str, ...] = ()
 
+    waits: bool = False
+    """For another to read the prompt of both."""
+    followers: list[Request] = field(default_factory=list)
+    """Requests for the same prompt: they begin when this one has read it, and need not read it."""
     jobs: dict[int, Job] = field(default_factory=dict)
     encode_ms: float = 0.0
     tiles_reported: int = -1

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import abc
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -20,24 +21,27 @@ from torch import Tensor
 
 from mtmd.clip.image.decode import Picture
 from mtmd.config import AnswerOptions
-from mtmd.events import Answer, Finished, Progress, TextPiece, TokenInfo
-from mtmd.kernels.errors import BusyError, DeviceError, DeviceMemoryError, MtmdError
+from mtmd.events import Answer, Finished, Progress, TextPiece, TokenInfo, ToolCallPiece
+from mtmd.kernels.errors import BusyError, DeviceError, DeviceMemoryError, MtmdError, OptionError
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.llm.engine.engine import Constraint, Engine, Prompt
 from mtmd.llm.engine.sequence import Sequence, Token
+from mtmd.llm.sampling.options import SEED_MAX
 from mtmd.llm.sampling.sampler import Sampler
 from mtmd.llm.tokenizer.text_stream import StopChecker
 from mtmd.loaded.device_thread import AGAIN, HANG_S, DeviceUser, again
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.loaded.report import warmup_report
-from mtmd.prompt.conversation import Message
+from mtmd.prompt.conversation import Message, RawPrompt
 from mtmd.prompt.prompts import Prompts
+from mtmd.service.call_plan import CallPlan, check_ids, plan_calls
 from mtmd.service.encode_queue import EncodeQueue, Job
 from mtmd.service.processed_tiles import ProcessedTiles
 from mtmd.service.receipts import make_receipt
 from mtmd.service.request import Request
 from mtmd.service.stats import ServiceStats, TokenCount
 from mtmd.service.ticket import Ticket
+from mtmd.tools.parser import CallPiece, Piece
 from mtmd.tracebacks import traceback_text
 
 __all__ = ["Service", "ServiceStats", "Ticket", "TokenCount"]
@@ -136,7 +140,9 @@ class Service:
         if self.fault is not None:
             tell(self.fault)
 
-    def submit(self, messages: abc.Sequence[Message], *, tenant: str = "", **chosen: Any) -> Ticket:
+    def submit(
+        self, messages: abc.Sequence[Message] | RawPrompt, *, tenant: str = "", **chosen: Any
+    ) -> Ticket:
         """Take a conversation to be answered; `chosen` are the fields of `AnswerOptions`. Pictures
         are loaded and prepared here. `tenant`: for whom; what is kept of it, to be known when it
         comes again, is for them alone.
@@ -148,10 +154,38 @@ class Service:
         """
         return self.submit_checked(messages, self._loaded.answer_options(chosen), tenant)
 
+    def submit_several(
+        self,
+        messages: abc.Sequence[Message] | RawPrompt,
+        number: int,
+        *,
+        tenant: str = "",
+        **chosen: Any,
+    ) -> list[Ticket]:
+        """As `submit`, so many answers to one prompt, which is read once. A seed is that of the
+        first; the others have those after it.
+        """
+        first = self._loaded.answer_options(chosen)
+        tickets = [self.submit_checked(messages, first, tenant)]
+        try:
+            for index in range(1, number):
+                seed = None if first.seed is None else (first.seed + index) % (SEED_MAX + 1)
+                settings = replace(first, seed=seed)
+                tickets.append(self.submit_checked(messages, settings, tenant, tickets[0]))
+        except BaseException:
+            for ticket in tickets:
+                ticket.cancel()
+            raise
+        return tickets
+
     def submit_checked(
-        self, messages: abc.Sequence[Message], settings: AnswerOptions, tenant: str = ""
+        self,
+        messages: abc.Sequence[Message] | RawPrompt,
+        settings: AnswerOptions,
+        tenant: str = "",
+        after: Ticket | None = None,
     ) -> Ticket:
-        """As `submit`, with the options made."""
+        """As `submit`, with the options made; not begun before the prompt of `after` is read."""
         if self.fault is not None:
             raise again(self.fault)
         if not self._places.acquire(blocking=False):
@@ -162,17 +196,17 @@ class Service:
             )
         try:
             request = self._prepare(messages, settings, self._salt(tenant))
-            self._post(request)
+            self._post(request, after)
         except BaseException:
             self._places.release()
             raise
         self._processed.add(request.prompt.pictures, tenant)
         return request.ticket
 
-    def _post(self, request: Request) -> None:
+    def _post(self, request: Request, after: Ticket | None) -> None:
         self._open[request.ticket] = None
         try:
-            self._device.post(lambda: self._take(request))
+            self._device.post(lambda: self._take(request, after))
         except MtmdError:
             del self._open[request.ticket]
             raise
@@ -181,38 +215,79 @@ class Service:
         return "" if self._share_cache else tenant
 
     def _prepare(
-        self, messages: abc.Sequence[Message], settings: AnswerOptions, salt: str
+        self, messages: abc.Sequence[Message] | RawPrompt, settings: AnswerOptions, salt: str
     ) -> Request:
         """All that can be done, and go wrong, on the caller's thread."""
         clock, loaded = time.perf_counter(), self._loaded
         try:
-            prompt = self._prompts.prepare(messages, settings.detail, salt=salt)
+            box = settings.toolbox
+            prompt = (
+                self._prompts.prepare_raw(messages)
+                if isinstance(messages, RawPrompt)
+                else self._prompts.prepare(
+                    messages,
+                    settings.detail,
+                    salt=salt,
+                    box=box,
+                    open_end=settings.continue_final_message,
+                )
+            )
         except DeviceMemoryError:
             self._count("images_refused")
             raise
         loaded.runner.check(prompt.pieces)
         preprocess_ms = (time.perf_counter() - clock) * 1e3
         stop = frozenset() if settings.ignore_eos else loaded.checkpoint.stop_tokens
+        tokenizer = loaded.checkpoint.tokenizer
+        check_ids(settings, len(tokenizer))
+        plan = (
+            plan_calls(
+                settings, self._prompts.tool_template, tokenizer.silent, loaded.grammars.check
+            )
+            if box.callable
+            else None
+        )
+        constraint, warnings = self._constraint(settings, plan, stop)
         return Request(
             Ticket(self._give_up),
             prompt,
             settings,
             Sampler(settings),
             preprocess_ms,
-            loaded.checkpoint.tokenizer.stream(),
+            tokenizer.stream(keep=plan.marks if plan else ()),
             StopChecker(settings.stop),
-            stop,
-            self._constraint(settings, stop),
+            stop | frozenset(settings.stop_token_ids),
+            constraint,
             salt,
+            plan.parser() if plan else None,
+            warnings,
         )
 
     def count(
-        self, messages: abc.Sequence[Message], detail: str = "auto", *, tenant: str = ""
+        self,
+        messages: abc.Sequence[Message],
+        detail: str = "auto",
+        *,
+        tenant: str = "",
+        **chosen: Any,
     ) -> TokenCount:
-        """What a conversation would take. Nothing is encoded."""
-        prompt = self._prompts.prepare(messages, detail, salt=self._salt(tenant))
+        """What a conversation would take; `chosen` are fields of `AnswerOptions` that matter.
+        Nothing is encoded.
+        """
+        settings = self._loaded.answer_options(chosen)
+        prompt = self._prompts.prepare(
+            messages,
+            detail,
+            salt=self._salt(tenant),
+            box=settings.toolbox,
+            open_end=settings.continue_final_message,
+        )
         images = tuple(picture.plan.tokens for picture in prompt.pictures)
         return TokenCount(len(prompt.tokens), images, self.context)
+
+    def text_of(self, tokens: abc.Sequence[int]) -> str:
+        """What they spell, special tokens left out."""
+        return self._loaded.checkpoint.tokenizer.decode(tokens)
 
     def stats(self) -> ServiceStats:
         """Of this moment. The device is not asked, which may be in a long step, or hang."""
@@ -248,14 +323,23 @@ class Service:
         """
         self._device.close(within_s)
 
-    def _constraint(self, settings: AnswerOptions, stop: frozenset[int]) -> Constraint | None:
-        """What an answer has to look like, None for anything. Raises OptionError. The first call
-        reads the vocabulary, which takes time.
+    def _constraint(
+        self, settings: AnswerOptions, plan: CallPlan | None, stop: frozenset[int]
+    ) -> tuple[Constraint | None, tuple[str, ...]]:
+        """What an answer has to look like, None for anything, and what of that is not held to.
+        Raises OptionError. The first call reads the vocabulary, which takes time.
         """
-        if settings.json_schema is None:
-            return None
-        assert isinstance(settings.json_schema, str)  # the options made it so
-        return self._loaded.grammars.constraint(settings.json_schema, stop)
+        make = self._loaded.grammars.constraint
+        if plan is None:
+            source = settings.grammar or settings.json_schema
+            assert source is None or isinstance(source, str)  # the options made it so
+            return (None if source is None else make(source, stop)), ()
+        try:
+            return make(plan.grammar, stop), plan.warnings
+        except OptionError as error:
+            if settings.toolbox.choice.mode == "required" or settings.json_schema:
+                raise
+            return None, (*plan.warnings, f"tool calls are not held to their schemas: {error}")
 
     def _count(self, statistic: str) -> None:
         """One more of what any thread counts; the device thread alone counts the rest."""
@@ -332,7 +416,7 @@ class Service:
                 self._hand_out(self._by_sequence[sequence])
             self._batch_s = time.perf_counter() - start
 
-    def _take(self, request: Request) -> None:
+    def _take(self, request: Request, after: Ticket | None = None) -> None:
         self._requests[request.ticket] = request
         self._stats.requests += 1
         self._stats.preprocess_ms += request.preprocess_ms
@@ -345,7 +429,20 @@ class Service:
         for index, prepared in enumerate(request.prompt.pictures):
             if prepared.embeddings is None and self.encoding:
                 request.jobs[index] = self.encoding.add(prepared)
-        self._encode_progress(request)
+        leader = None if after is None else self._requests.get(after)
+        if leader is not None and not leader.tokens:
+            request.waits = True
+            leader.followers.append(request)
+        else:
+            self._encode_progress(request)
+
+    def _let_follow(self, request: Request) -> None:
+        """Those for the same prompt begin."""
+        followers, request.followers = request.followers, []
+        for follower in followers:
+            follower.waits = False
+            if follower.ticket in self._requests:
+                self._encode_progress(follower)
 
     def _encoded(self, job: Job) -> None:
         if isinstance(job.error, DeviceMemoryError):
@@ -368,7 +465,7 @@ class Service:
         if total and done != request.tiles_reported:
             request.tiles_reported = done
             request.ticket.put(Progress("encode", done, total))
-        if any(job.embeddings is None for job in jobs):
+        if request.waits or any(job.embeddings is None for job in jobs):
             return
         request.encode_ms = sum(job.encode_ms for job in jobs)
         self._stats.encode_ms += request.encode_ms
@@ -390,6 +487,7 @@ class Service:
                 settings.logprobs,
                 request.constraint,
                 request.salt.encode(),
+                settings.min_tokens,
             )
             request.sequence = self.engine.submit(prompt)
         except MtmdError as error:
@@ -404,7 +502,8 @@ class Service:
         assert sequence is not None
         for token in sequence.take():
             request.tokens.append(token.id)
-            self._write(request, request.checker.push(request.stream.push(token.id)), token)
+            self._let_follow(request)
+            self._read(request, request.stream.push(token.id), token)
             if request.checker.found is not None:
                 if sequence.finish is None:
                     self.engine.end(sequence, "stop")
@@ -413,12 +512,26 @@ class Service:
         if sequence.error is not None:
             self._fail(request, sequence.error)
         elif sequence.finish is not None:
-            self._write(
-                request,
-                request.checker.push(request.stream.finish()) + request.checker.finish(),
-                None,
-            )
-            self._finish(request, sequence.finish)
+            self._read(request, request.stream.finish(), None, last=True)
+            called = sequence.finish == "stop" and request.parser and request.parser.calls
+            self._finish(request, "tool_calls" if called else sequence.finish)
+
+    def _read(
+        self, request: Request, text: str, token: Token | None, *, last: bool = False
+    ) -> None:
+        """More of the answer: its text goes on to the caller, calls in it by themselves."""
+        pieces: list[Piece] = [text]
+        if request.parser is not None:
+            pieces = request.parser.push(text)
+            pieces += request.parser.finish() if last else []
+        texts = [request.checker.push(piece) for piece in pieces if isinstance(piece, str)]
+        texts += [request.checker.finish()] if last else []
+        self._write(request, "".join(texts), token)
+        for piece in pieces:
+            if isinstance(piece, CallPiece) and request.checker.found is None:
+                request.ticket.put(
+                    ToolCallPiece(piece.index, piece.id, piece.name, piece.arguments)
+                )
 
     def _write(self, request: Request, text: str, token: Token | None) -> None:
         infos = () if token is None or token.logprob is None else (self._info(token),)
@@ -452,7 +565,11 @@ class Service:
         stats.image_tokens += sum(p.plan.tokens for p in request.prompt.pictures)
         receipt = make_receipt(self._loaded, request, finish, str(self.engine.speculation))
         answer = Answer(
-            "".join(request.texts), request.prompt.tokens, tuple(request.tokens), receipt
+            "".join(request.texts),
+            request.prompt.tokens,
+            tuple(request.tokens),
+            receipt,
+            request.parser.calls if request.parser else (),
         )
         self._let_go(request)
         request.ticket.put(Finished(answer))
@@ -483,3 +600,4 @@ class Service:
         del self._requests[request.ticket]
         self._open.pop(request.ticket, None)
         self._places.release()
+        self._let_follow(request)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import queue
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from threading import Lock
 
 from mtmd.events import Event, Finished
 
@@ -19,6 +20,8 @@ class Ticket:
         self._cancel = cancel
         self._events: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
         self._over = False
+        self._put: Callable[[Event | BaseException], None] = self._events.put
+        self._lock = Lock()
 
     def __iter__(self) -> Iterator[Event]:
         """Events as they come, `Finished` the last, each once. Raises the MtmdError by which the
@@ -43,4 +46,37 @@ class Ticket:
         self._cancel(self)
 
     def put(self, event: Event | BaseException) -> None:
-        self._events.put(event)
+        with self._lock:
+            self._put(event)
+
+    def redirect(self, put: Callable[[Event | BaseException], None]) -> None:
+        """Hand all events, those that wait here first, to `put` in place of who iterates."""
+        with self._lock:
+            while not self._events.empty():
+                put(self._events.get())
+            self._put = put
+
+
+def gather(tickets: Sequence[Ticket]) -> Iterator[tuple[int, Event]]:
+    """Events of several requests as they come, each with its request's place in the list. Raises
+    the error of the first that fails; leaving the loop, or an error, gives all up.
+    """
+    events: queue.SimpleQueue[tuple[int, Event | BaseException]] = queue.SimpleQueue()
+
+    def sink(index: int) -> Callable[[Event | BaseException], None]:
+        return lambda event: events.put((index, event))
+
+    for index, ticket in enumerate(tickets):
+        ticket.redirect(sink(index))
+    left = len(tickets)
+    try:
+        while left:
+            index, event = events.get()
+            if isinstance(event, BaseException):
+                raise event
+            left -= isinstance(event, Finished)
+            yield index, event
+    finally:
+        if left:
+            for ticket in tickets:
+                ticket.cancel()

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 from mtmd import BusyError, PromptError, Receipt
 from mtmd.config import AnswerOptions, options
-from mtmd.events import Answer, Finished, Progress, TextPiece, TokenInfo
+from mtmd.events import Answer, Finished, Progress, TextPiece, TokenInfo, ToolCallPiece
+from mtmd.prompt.conversation import RawPrompt
 from mtmd.prompt.load_image import Picture
 from mtmd.receipt import ImageReceipt
 
@@ -37,8 +38,16 @@ class FakeTicket:
     def cancel(self):
         self.cancelled.set()
 
+    def redirect(self, put):
+        for event in self:
+            put(event)
+
     def __iter__(self):
-        service, words = self.service, self.service.answer(self.messages, self.pictures).split(" ")
+        service = self.service
+        if service.calls and self.settings.toolbox.callable:
+            yield from self._call(service.calls)
+            return
+        words = service.answer(self.messages, self.pictures).split(" ")
         for tile in range(len(self.pictures)):
             yield Progress("encode", tile + 1, len(self.pictures))
         yield Progress("prefill", 0, 7)
@@ -55,7 +64,16 @@ class FakeTicket:
             yield TextPiece(said[-1], tokens)
         yield self._finished(said, "stop" if len(said) == len(words) else "length")
 
-    def _finished(self, said, finish):
+    def _call(self, calls):
+        """Each in three pieces, as a model's would come."""
+        for index, call in enumerate(calls):
+            half = len(call.arguments) // 2
+            yield ToolCallPiece(index, call.id, call.name, "")
+            yield ToolCallPiece(index, None, None, call.arguments[:half])
+            yield ToolCallPiece(index, None, None, call.arguments[half:])
+        yield self._finished([], "tool_calls", tuple(calls))
+
+    def _finished(self, said, finish, calls=()):
         images = tuple(
             ImageReceipt(p.size, p.size, 1, 4, p.sha256, False, p.notes) for p in self.pictures
         )
@@ -87,6 +105,7 @@ class FakeTicket:
                     seed=self.settings.seed,
                     warnings=(),
                 ),
+                calls,
             )
         )
 
@@ -100,6 +119,7 @@ class FakeService:
         self.pace_s, self.fails, self.refuses, self.waiting = pace_s, None, None, 0
         self.tickets, self.ended, self.words = [], [], None
         self.tenants, self.fault, self.told = [], None, []
+        self.calls = ()  # of tools, in place of words where a request has tools
         self.name, self.context, self.sees, self.warmup_report = "fake", CONTEXT, True, Report()
 
     def on_fault(self, tell):
@@ -120,12 +140,23 @@ class FakeService:
         )
         if self.waiting > 60:
             raise BusyError("full")
-        if not any(_text(m).strip() for m in messages if m["role"] == "user"):
+        if isinstance(messages, RawPrompt):
+            text = messages.text if isinstance(messages.text, str) else self.text_of(messages.text)
+            messages = [{"role": "user", "content": text}]
+        if not pictures and not any(
+            _text(m).strip() for m in messages if m["role"] in ("user", "tool")
+        ):
             raise PromptError("the prompt is empty; say what you want to know")
         ticket = FakeTicket(self, messages, settings, pictures)
         ticket.chosen = chosen
         self.tickets.append(ticket)
         return ticket
+
+    def submit_several(self, messages, number, **chosen):
+        return [self.submit(messages, **chosen) for _ in range(number)]
+
+    def text_of(self, tokens):
+        return " ".join(map(str, tokens))
 
     def answer(self, messages, pictures):
         return (
@@ -134,7 +165,7 @@ class FakeService:
             f"{_text(messages[-1])}"
         )
 
-    def count(self, messages, detail="auto", *, tenant=""):  # noqa: ARG002
+    def count(self, messages, detail="auto", *, tenant="", **chosen):  # noqa: ARG002
         self.tenants.append(tenant)
         pictures = _pictures(messages)
         return SimpleNamespace(
@@ -167,10 +198,12 @@ def until(condition, limit_s=10.0):
 
 
 def _pictures(messages):
+    if isinstance(messages, RawPrompt):
+        return []
     found = [
         p["image"]
         for m in messages
-        if not isinstance(m["content"], str)
+        if isinstance(m["content"], list)
         for p in m["content"]
         if p["type"] == "image"
     ]
@@ -181,7 +214,7 @@ def _pictures(messages):
 def _text(message):
     content = message["content"]
     return (
-        content
-        if isinstance(content, str)
+        content or ""
+        if content is None or isinstance(content, str)
         else " ".join(p["text"] for p in content if p["type"] == "text")
     )

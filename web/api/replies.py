@@ -9,35 +9,55 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mtmd import Answer, Progress, Receipt, TokenInfo
+from mtmd import Answer, Progress, Receipt, TokenInfo, ToolCallPiece
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What all parts of one answer have in common. `logprobs`: whether they were asked for."""
+    """What all parts of one answer have in common. `logprobs`: whether they were asked for;
+    `warnings` go into its receipt; `index` is its place among several answers to one request.
+    """
 
     id: str
     model: str
     logprobs: bool = False
+    warnings: tuple[str, ...] = ()
+    index: int = 0
     created: int = field(default_factory=lambda: int(time.time()))
 
     def chat(self, answer: Answer, tokens: Sequence[TokenInfo]) -> dict[str, Any]:
-        message = {"role": "assistant", "content": answer.text, "refusal": None}
+        calls = [call.asdict() for call in answer.tool_calls]
+        text = answer.text or (None if calls else "")
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        message |= {"tool_calls": calls} if calls else {}
         choice = {
-            "index": 0,
+            "index": self.index,
             "message": message,
             "logprobs": self._chat_logprobs(tokens),
             "finish_reason": answer.receipt.finish,
         }
-        return self._head("chat.completion") | {"choices": [choice], "usage": usage(answer.receipt)}
+        return self._head("chat.completion") | {
+            "choices": [choice],
+            "usage": self.usage(answer.receipt),
+        }
 
     def chat_chunk(
         self, delta: dict[str, Any], tokens: Sequence[TokenInfo] = (), finish: str | None = None
     ) -> dict[str, Any]:
         logprobs = self._chat_logprobs(tokens) if tokens else None
         return self._head("chat.completion.chunk") | {
-            "choices": [{"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}]
+            "choices": [
+                {"index": self.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+            ]
         }
+
+    def chat_call(self, piece: ToolCallPiece) -> dict[str, Any]:
+        call: dict[str, Any] = {"index": piece.index}
+        if piece.id is not None:
+            call |= {"id": piece.id, "type": "function"}
+        name = {} if piece.name is None else {"name": piece.name}
+        call["function"] = {**name, "arguments": piece.arguments}
+        return self.chat_chunk({"tool_calls": [call]})
 
     def chat_text(self, text: str, tokens: Sequence[TokenInfo]) -> dict[str, Any]:
         return self.chat_chunk({"content": text}, tokens)
@@ -47,7 +67,7 @@ class Reply:
 
     def plain(self, answer: Answer, tokens: Sequence[TokenInfo]) -> dict[str, Any]:
         return self._plain(answer.text, tokens, answer.receipt.finish) | {
-            "usage": usage(answer.receipt)
+            "usage": self.usage(answer.receipt)
         }
 
     def plain_text(self, text: str, tokens: Sequence[TokenInfo]) -> dict[str, Any]:
@@ -67,11 +87,26 @@ class Reply:
             else None
         )
         return self._head("text_completion") | {
-            "choices": [{"index": 0, "text": text, "logprobs": logprobs, "finish_reason": finish}]
+            "choices": [
+                {"index": self.index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+            ]
         }
 
     def _chat_logprobs(self, tokens: Sequence[TokenInfo]) -> dict[str, Any] | None:
         return {"content": list(_chat_tokens(tokens)), "refusal": None} if self.logprobs else None
+
+    def usage(self, *receipts: Receipt) -> dict[str, Any]:
+        """Of all answers to one prompt; the receipt is the first one's."""
+        first = receipts[0]
+        output = sum(receipt.output_tokens for receipt in receipts)
+        given = first.asdict()
+        return {
+            "prompt_tokens": first.prompt_tokens,
+            "completion_tokens": output,
+            "total_tokens": first.prompt_tokens + output,
+            "prompt_tokens_details": {"cached_tokens": first.reused_tokens},
+            "mtmd_receipt": given | {"warnings": [*given["warnings"], *self.warnings]},
+        }
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
@@ -82,18 +117,10 @@ def progress(chunk: dict[str, Any], event: Progress) -> dict[str, Any]:
     return chunk | {"mtmd": {"progress": asdict(event)}}
 
 
-def usage_chunk(chunk: dict[str, Any], receipt: Receipt) -> dict[str, Any]:
-    return chunk | {"choices": [], "usage": usage(receipt)}
-
-
-def usage(receipt: Receipt) -> dict[str, Any]:
-    return {
-        "prompt_tokens": receipt.prompt_tokens,
-        "completion_tokens": receipt.output_tokens,
-        "total_tokens": receipt.prompt_tokens + receipt.output_tokens,
-        "prompt_tokens_details": {"cached_tokens": receipt.reused_tokens},
-        "mtmd_receipt": receipt.asdict(),
-    }
+def together(replies: Sequence[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+    """Several answers to one request as one."""
+    choices = [choice for reply in replies for choice in reply["choices"]]
+    return replies[0] | {"choices": choices, "usage": usage}
 
 
 def _chat_tokens(tokens: Sequence[TokenInfo]) -> Iterator[dict[str, Any]]:

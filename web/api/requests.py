@@ -1,5 +1,5 @@
-"""What requests look like. Fields that are not known are left aside, as OpenAI's servers do; what
-cannot be done is refused by name.
+"""What requests look like. Fields that nobody knows are ignored, and the receipt says so; what is
+known and cannot be done is refused by name.
 """
 
 from __future__ import annotations
@@ -14,17 +14,23 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
+    ValidationInfo,
     WithJsonSchema,
     field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError, to_json
 
-from mtmd.config import STOP_CHARS_MAX, STOPS_MAX
+from mtmd.config import STOP_CHARS_MAX, STOP_IDS_MAX, STOPS_MAX
+from mtmd.tools.tool import TOOLS_MAX
 from mtmd.web.errors import TAG
 
 MOST_MESSAGES = 4096
 MOST_PARTS = 1 << 14  # of one message
+MOST_CALLS = 256  # of one message
+MOST_CHOICES = 128
+MOST_PROMPTS = 128
+LONGEST_GRAMMAR = 1 << 20
 LONGEST_SCHEMA = 64 << 10  # in characters of JSON: it is compiled before the answer begins
 
 
@@ -32,9 +38,23 @@ class _Loose(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
 
+def _detail(value: Any) -> Any:
+    if value is None or value == "":
+        return "auto"
+    return "high" if value == "original" else value
+
+
+Detail: TypeAlias = Annotated[
+    Literal["auto", "low", "high"],
+    # as clients write that they ask for nothing, or for the picture as it is
+    BeforeValidator(_detail),
+    WithJsonSchema({"enum": ["auto", "low", "high", "original", "", None]}),
+]
+
+
 class ImageURL(_Loose):
     url: str
-    detail: Literal["auto", "low", "high"] = "auto"
+    detail: Detail = "auto"
 
 
 class FileReference(_Loose):
@@ -73,8 +93,42 @@ def _text_or_list(value: Any) -> str | None:
     )
 
 
+def _minus_one(value: Any) -> Any:
+    """-1 is how some clients leave an option out."""
+    return None if type(value) is int and value == -1 else value
+
+
+def _prompts(value: Any) -> Any:
+    """A list of prompts, each a text or a list of ids."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value and all(type(item) is int for item in value):
+        return [value]
+    return value
+
+
+Count: TypeAlias = Annotated[
+    Annotated[int, Field(ge=0, le=1 << 20)] | None,
+    BeforeValidator(_minus_one),
+    WithJsonSchema({"type": "integer", "minimum": -1, "maximum": 1 << 20}),
+]
+RawText: TypeAlias = (
+    str | Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(min_length=1)]
+)
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_PROMPT_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        _IDS,
+        {"type": "array", "items": {"anyOf": [{"type": "string"}, _IDS]}, "minItems": 1},
+    ]
+}
+
+
 def _several(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
+    """A list; empty texts, which some clients send for none, are left out."""
+    values = [value] if isinstance(value, str) else value
+    return [v for v in values if v != ""] if isinstance(values, list) else values
 
 
 Part: TypeAlias = Annotated[
@@ -118,9 +172,33 @@ Texts: TypeAlias = Annotated[
 ]
 
 
+class CalledFunction(_Loose):
+    name: str = Field(max_length=128)
+    arguments: str | dict[str, Any] | None = None
+
+
+class MessageCall(_Loose):
+    """A call that the assistant made."""
+
+    id: str | None = Field(default=None, max_length=256)
+    function: CalledFunction
+
+
 class Message(_Loose):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Content | None = Field(default=None, validate_default=True)
+    name: str | None = Field(default=None, max_length=256)
+    tool_calls: list[MessageCall] | None = Field(default=None, max_length=MOST_CALLS)
+    function_call: CalledFunction | None = None
+    tool_call_id: str | None = Field(default=None, max_length=256)
+
+    @field_validator("content")
+    @classmethod
+    def _has_content(cls, value: Any, info: ValidationInfo) -> Any:
+        """Only an assistant may say nothing, and a tool."""
+        if value is None and info.data.get("role") in ("system", "developer", "user"):
+            raise PydanticCustomError("content", "expected a text or a list of parts")
+        return value
 
 
 class StreamOptions(_Loose):
@@ -142,7 +220,10 @@ class NamedSchema(_Loose):
 
 
 class PlainFormat(_Loose):
+    """`schema` beside json_object is llama.cpp's way to ask for one."""
+
     type: Literal["text", "json_object"]
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
 
 
 class SchemaFormat(_Loose):
@@ -162,44 +243,144 @@ ResponseFormat: TypeAlias = Annotated[
 ]
 
 
-class Generation(_Loose):
-    """What chat and plain completions have in common. `top_k`, `min_p`, `repetition_penalty` and
-    `ignore_eos` are not OpenAI's.
+class Structured(_Loose):
+    """vLLM's `structured_outputs`: one of them."""
+
+    json_: dict[str, Any] | str | None = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class Generation(BaseModel):
+    """What chat and plain completions have in common. `top_k`, `min_p`, `repetition_penalty`,
+    `min_tokens`, `stop_token_ids`, `ignore_eos` and grammars are not OpenAI's.
     """
 
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {  # field -> values that ask for nothing
-        "n": (None, 1),
-        "logit_bias": (None, {}),
-        "frequency_penalty": (None, 0),
-        "presence_penalty": (None, 0),
+        "prompt_logprobs": (None, 0),
+        "best_of": (None, 1),
+        "use_beam_search": (None, False),
+        "length_penalty": (None, 1),
+        "early_stopping": (None, False),
+        "truncate_prompt_tokens": (None,),
+        "typical_p": (None, 1),
+        "mirostat": (None, 0),
+        "dry_multiplier": (None, 0),
+        "xtc_probability": (None, 0),
+        "bad_words": (None, []),
+        "allowed_token_ids": (None, []),
+        "logits_processors": (None, []),
+        "lora": (None, []),
     }
+    # fields of OpenAI's that say who asks and how the answer is kept, and nothing of the answer
+    harmless: ClassVar[frozenset[str]] = frozenset(
+        [
+            "user",
+            "metadata",
+            "store",
+            "service_tier",
+            "safety_identifier",
+            "prompt_cache_key",
+            "prompt_cache_retention",
+            "prediction",
+        ]
+    )
 
     model: str | None = Field(default=None, max_length=512)
-    max_tokens: int | None = Field(default=None, ge=1, le=1 << 20)
+    max_tokens: Count | None = None
     temperature: float | None = Field(default=None, ge=0, le=100)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=0, lt=1 << 31)
+    top_p: float | None = Field(default=None, ge=0, le=1)
+    top_k: Annotated[int | None, BeforeValidator(_minus_one)] = Field(
+        default=None, ge=0, lt=1 << 31
+    )
     min_p: float | None = Field(default=None, ge=0, le=1)
     repetition_penalty: float | None = Field(default=None, ge=0.01, le=100)
-    seed: int | None = Field(default=None, ge=0, lt=1 << 63)
+    repeat_penalty: float | None = Field(default=None, ge=0.01, le=100)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
+        default=None, max_length=1024
+    )
+    seed: Annotated[int | None, BeforeValidator(_minus_one)] = Field(default=None, ge=0, lt=1 << 63)
     stop: Texts | None = None
+    min_tokens: int | None = Field(default=None, ge=0, le=1 << 20)
+    stop_token_ids: list[Annotated[int, Field(ge=0, lt=1 << 31)]] | None = Field(
+        default=None, max_length=STOP_IDS_MAX
+    )
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Any = None
-    logit_bias: Any = None
-    frequency_penalty: Any = None
-    presence_penalty: Any = None
+    n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
+    grammar: str | None = Field(default=None, max_length=LONGEST_GRAMMAR)
+    json_schema: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structured_outputs: Structured | None = None
+
+    @property
+    def unknown(self) -> list[str]:
+        """Names of fields that nobody knows here."""
+        given = self.model_extra or {}
+        return [n for n in given if n not in self.harmless and n not in self.unsupported]
+
+    def warnings(self) -> tuple[str, ...]:
+        """What was asked for, and is not answered to."""
+        names = ["".join(c for c in name[:60] if c.isprintable()) for name in self.unknown[:20]]
+        return (f"not known here, and ignored: {', '.join(names)}",) if names else ()
+
+    def _structures(self) -> Iterator[tuple[str, str, Any]]:
+        """(field, option, value) of each way to say what the answer has to look like."""
+        wanted = self.structured_outputs or Structured()
+        for field, option, value in (
+            ("json_schema", "json_schema", self.json_schema),
+            ("guided_json", "json_schema", self.guided_json),
+            ("structured_outputs", "json_schema", wanted.json_),
+            ("structured_outputs", "json_schema", True if wanted.json_object else None),
+            ("grammar", "grammar", self.grammar),
+            ("guided_grammar", "grammar", self.guided_grammar),
+            ("ebnf", "grammar", self.ebnf),
+            ("structured_outputs", "grammar", wanted.grammar),
+        ):
+            if value is not None and value != "":
+                yield field, option, value
+        for field, kind, given in (
+            ("guided_regex", "regex", self.guided_regex),
+            ("regex", "regex", self.regex),
+            ("structured_outputs", "regex", wanted.regex),
+            ("guided_choice", "choice", self.guided_choice),
+            ("structured_outputs", "choice", wanted.choice),
+        ):
+            if given:
+                yield field, "grammar", {kind: given}
 
     @model_validator(mode="after")
     def _refuse_unsupported(self) -> Generation:
         for name, harmless in self.unsupported.items():
-            if getattr(self, name) not in harmless:
+            if (self.model_extra or {}).get(name) not in harmless:
                 raise PydanticCustomError(
                     "unsupported",
                     "{param}: not supported here; leave it out",
                     {"param": name, "code": "unsupported_parameter"},
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _one_structure(self) -> Generation:
+        fields = [field for field, *_ in self._structures()]
+        if len(fields) > 1:
+            raise PydanticCustomError(
+                "structures",
+                "{param}: given beside {other}; an answer follows one of them",
+                {"param": fields[1], "other": fields[0]},
+            )
         return self
 
     def options(self) -> dict[str, Any]:
@@ -211,32 +392,64 @@ class Generation(_Loose):
             "top_k",
             "min_p",
             "repetition_penalty",
+            "frequency_penalty",
+            "presence_penalty",
             "seed",
+            "min_tokens",
             "ignore_eos",
         )
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if self.repetition_penalty is None and self.repeat_penalty is not None:
+            given["repetition_penalty"] = self.repeat_penalty
+        if self.logit_bias:
+            given["logit_bias"] = self.logit_bias
+        if self.stop_token_ids:
+            given["stop_token_ids"] = tuple(self.stop_token_ids)
+        given |= {option: value for _, option, value in self._structures()}
         return given | ({"stop": tuple(self.stop)} if self.stop else {})
 
 
 class ChatRequest(Generation):
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = Generation.unsupported | {
-        "tools": (None, []),
         "functions": (None, []),
+        "function_call": (None, "none", "auto"),
         "audio": (None,),
+        "chat_template": (None, ""),
+        "chat_template_kwargs": (None, {}),
+        "documents": (None, []),
         "modalities": (None, [], ["text"]),
         "web_search_options": (None,),
     }
 
     messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)
-    max_completion_tokens: int | None = Field(default=None, ge=1, le=1 << 20)
+    max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     response_format: ResponseFormat | None = None
-    tools: Any = None
-    functions: Any = None
-    audio: Any = None
-    modalities: Any = None
-    web_search_options: Any = None
+    tools: list[dict[str, Any]] | None = Field(default=None, max_length=TOOLS_MAX)
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+
+    @property
+    def continues(self) -> bool:
+        """Whether the answer goes on from the last message: as asked for, else where that is a text
+        of the assistant.
+        """
+        if self.continue_final_message is not None:
+            return self.continue_final_message
+        last = self.messages[-1]
+        says = last.role == "assistant" and last.content and not last.tool_calls
+        return bool(says) and not self.add_generation_prompt
+
+    def _structures(self) -> Iterator[tuple[str, str, Any]]:
+        yield from super()._structures()
+        wanted = self.response_format
+        if isinstance(wanted, SchemaFormat):
+            yield "response_format", "json_schema", wanted.json_schema.schema_
+        elif wanted is not None and wanted.type == "json_object":
+            yield "response_format", "json_schema", wanted.schema_ or {"type": "object"}
 
     @model_validator(mode="after")
     def _need_logprobs(self) -> ChatRequest:
@@ -254,18 +467,21 @@ class ChatRequest(Generation):
             given["max_tokens"] = self.max_completion_tokens
         if self.logprobs:
             given["logprobs"] = self.top_logprobs or 0
-        if isinstance(self.response_format, SchemaFormat):
-            given["json_schema"] = self.response_format.json_schema.schema_
-        elif self.response_format is not None and self.response_format.type == "json_object":
-            given["json_schema"] = {"type": "object"}
+        return given | self.prompt_options()
+
+    def prompt_options(self) -> dict[str, Any]:
+        """Those that are part of the prompt."""
+        given: dict[str, Any] = {"continue_final_message": True} if self.continues else {}
+        if self.tools:
+            given |= {"tools": self.tools, "parallel_tool_calls": self.parallel_tool_calls}
+        if self.tool_choice not in (None, "none", "auto") or self.tools:
+            given["tool_choice"] = self.tool_choice
         return given
 
     def images(self) -> Iterator[tuple[str, str, str]]:
         """(place in the request, URL or id of an upload, detail) of each picture, in order."""
         for i, message in enumerate(self.messages):
-            for j, part in enumerate(
-                message.content if not isinstance(message.content, str) else ()
-            ):
+            for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
                 place = f"messages[{i}].content[{j}]"
                 if isinstance(part, ImagePart):
                     yield f"{place}.image_url", part.image_url.url, part.image_url.detail
@@ -277,37 +493,27 @@ class ChatRequest(Generation):
         texts = (
             [m.content]
             if isinstance(m.content, str)
-            else [p.text for p in m.content if isinstance(p, TextPart)]
+            else [p.text for p in m.content or () if isinstance(p, TextPart)]
             for m in self.messages
         )
-        return sum(len(text) for some in texts for text in some)
+        calls = (str(c.function.arguments or "") for m in self.messages for c in m.tool_calls or ())
+        return sum(len(text) for some in texts for text in some) + sum(map(len, calls))
 
 
 class CompletionRequest(Generation):
-    """`prompt` is what the user says: the model's chat template is put around it."""
+    """`prompt` is what the model goes on from: text, in which the spellings of special tokens are
+    those tokens, or tokens' ids; one or several.
+    """
 
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = Generation.unsupported | {
-        "best_of": (None, 1),
-        "echo": (None, False),
-        "suffix": (None, ""),
+        "suffix": (None, "")
     }
 
-    prompt: Annotated[
-        str,
-        BeforeValidator(lambda v: v[0] if isinstance(v, list) and len(v) == 1 else v),
-        WithJsonSchema(
-            {
-                "anyOf": [
-                    {"type": "string"},
-                    {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 1},
-                ]
-            }
-        ),
-    ]
+    prompt: Annotated[list[RawText], BeforeValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)] = (
+        Field(min_length=1, max_length=MOST_PROMPTS)
+    )
     logprobs: int | None = Field(default=None, ge=0, le=20)
-    best_of: Any = None
-    echo: Any = None
-    suffix: Any = None
+    echo: bool | None = None
 
     def options(self) -> dict[str, Any]:
         return super().options() | ({} if self.logprobs is None else {"logprobs": self.logprobs})

@@ -4,19 +4,41 @@ the document that describes them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flask import Blueprint, Response, g, jsonify, request
 
-from mtmd import Answer, Finished, MtmdError, Picture, PromptError, TextPiece, Ticket, TokenInfo
+from mtmd import (
+    Answer,
+    Event,
+    Finished,
+    MtmdError,
+    Picture,
+    PromptError,
+    RawPrompt,
+    Receipt,
+    TextPiece,
+    Ticket,
+    TokenInfo,
+    gather,
+)
 from mtmd.web import sse
 from mtmd.web.api import openapi
-from mtmd.web.api.replies import Reply
-from mtmd.web.api.requests import ChatRequest, CompletionRequest, FilePart, Generation, ImagePart
+from mtmd.web.api.replies import Reply, together
+from mtmd.web.api.requests import (
+    MOST_CHOICES,
+    ChatRequest,
+    CompletionRequest,
+    FilePart,
+    Generation,
+    ImagePart,
+    Message,
+    MessageCall,
+)
 from mtmd.web.api.stream import CHAT, PLAIN, SHUTTING_DOWN, Form, stream
 from mtmd.web.auth import owner, without_key
 from mtmd.web.errors import ApiError, as_api_error
@@ -42,6 +64,7 @@ class Api:
     model: ServedModel
     media: Media
     watcher: Watcher
+    unknown_fields: str = "ignore"  # or "refuse"
 
     def check_model(self, name: str | None) -> None:
         """Raises ApiError for another model than the one loaded: an answer in its name would
@@ -54,6 +77,28 @@ class Api:
                 param="model",
                 code="model_not_found",
             )
+
+    def submit(
+        self, messages: Sequence[dict[str, Any]] | RawPrompt, number: int, options: dict[str, Any]
+    ) -> list[Ticket]:
+        if number == 1:
+            return [self.service.submit(messages, tenant=owner(), **options)]
+        return self.service.submit_several(messages, number, tenant=owner(), **options)
+
+    def warnings(self, body: Generation) -> tuple[str, ...]:
+        """Raises ApiError for fields that nobody knows, where those are to be refused."""
+        if body.unknown and self.unknown_fields == "refuse":
+            raise ApiError(
+                400,
+                f"{body.unknown[0]:.60}: not known here; leave it out",
+                param=body.unknown[0][:60],
+                code="unknown_parameter",
+            )
+        return body.warnings()
+
+    def echo(self, prompt: str | list[int]) -> str:
+        """A prompt as text."""
+        return prompt if isinstance(prompt, str) else self.service.text_of(prompt)
 
     def check_length(self, field: str, characters: int) -> None:
         """Raises PromptError for a text that cannot fit: it is not tokenized to find that out."""
@@ -80,27 +125,40 @@ def blueprint(api: Api) -> Blueprint:
     def chat() -> Response:
         body = json_body(ChatRequest)
         api.check_model(body.model)
+        warnings = api.warnings(body)
         with ExitStack() as stack:
             messages = stack.enter_context(api.messages(body))
             usual = {"max_tokens": api.model.context, "detail": _detail(body)}
-            ticket = api.service.submit(messages, tenant=owner(), **usual | body.options())
-            reply = Reply(f"chatcmpl-{g.request_id}", api.model.name, bool(body.logprobs))
-            return _answer(api, ticket, reply, body, CHAT, reply.chat, stack)
+            tickets = api.submit(messages, body.n or 1, usual | body.options())
+            reply = Reply(f"chatcmpl-{g.request_id}", api.model.name, bool(body.logprobs), warnings)
+            return _answer(api, Answering(tickets, reply, CHAT, Reply.chat), body, stack)
 
     @routes.post("/v1/completions")
     @takes(Body.JSON, Work.ANSWER)
     def completions() -> Response:
         body = json_body(CompletionRequest)
         api.check_model(body.model)
-        api.check_length("prompt", len(body.prompt))
+        api.check_length("prompt", sum(map(len, body.prompt)))
+        warnings, number = api.warnings(body), body.n or 1
+        if number * len(body.prompt) > MOST_CHOICES:
+            raise ApiError(400, f"n: expected at most {MOST_CHOICES} answers in all", param="n")
         with ExitStack() as stack:
-            ticket = api.service.submit(
-                [{"role": "user", "content": body.prompt}],
-                tenant=owner(),
-                **{"max_tokens": api.model.context} | body.options(),
+            options = {"max_tokens": api.model.context} | body.options()
+            tickets: list[Ticket] = []
+            with ExitStack() as begun:
+                for text in body.prompt:
+                    prompt = RawPrompt(text if isinstance(text, str) else tuple(text))
+                    tickets += api.submit(prompt, number, options)
+                    begun.callback(_give_up_all, tickets)
+                begun.pop_all()
+            reply = Reply(
+                f"cmpl-{g.request_id}", api.model.name, body.logprobs is not None, warnings
             )
-            reply = Reply(f"cmpl-{g.request_id}", api.model.name, body.logprobs is not None)
-            return _answer(api, ticket, reply, body, PLAIN, reply.plain, stack)
+            texts = [api.echo(text) for text in body.prompt for _ in range(number)]
+            answering = Answering(
+                tickets, reply, PLAIN, Reply.plain, number, texts if body.echo else []
+            )
+            return _answer(api, answering, body, stack)
 
     @routes.post("/v1/chat/completions/input_tokens")
     @takes(Body.JSON_WITH_PICTURES, Work.ANSWER)
@@ -108,7 +166,9 @@ def blueprint(api: Api) -> Blueprint:
         body = json_body(ChatRequest)
         api.check_model(body.model)
         with api.messages(body) as messages:
-            count = api.service.count(messages, detail=_detail(body), tenant=owner())
+            count = api.service.count(
+                messages, detail=_detail(body), tenant=owner(), **body.prompt_options()
+            )
         return {
             "object": "response.input_tokens",
             "input_tokens": count.prompt_tokens,
@@ -135,45 +195,93 @@ def blueprint(api: Api) -> Blueprint:
     return routes
 
 
-def _answer(
-    api: Api,
-    ticket: Ticket,
-    reply: Reply,
-    body: Generation,
-    form: Form,
-    whole: Callable[[Answer, Sequence[TokenInfo]], dict[str, Any]],
-    held: ExitStack,
-) -> Response:
-    """The answer streamed or whole. However it ends, and even if it is never begun, the ticket is
-    given up and `held` let go.
+@dataclass(frozen=True)
+class Answering:
+    """The answers under way to one request, `each` for every prompt; `echo` is what they begin
+    with.
+    """
+
+    tickets: Sequence[Ticket]
+    reply: Reply
+    form: Form
+    whole: Callable[[Reply, Answer, Sequence[TokenInfo]], dict[str, Any]]
+    each: int = 0
+    echo: Sequence[str] = ()
+
+    @property
+    def replies(self) -> list[Reply]:
+        return [replace(self.reply, index=index) for index in range(len(self.tickets))]
+
+    def events(self) -> Iterator[tuple[int, Event]]:
+        if len(self.tickets) == 1:
+            return ((0, event) for event in self.tickets[0])
+        return gather(self.tickets)
+
+    def usage(self, receipts: Mapping[int, Receipt]) -> dict[str, Any]:
+        """Of all answers: each prompt counts once."""
+        ordered = [receipts[index] for index in sorted(receipts)]
+        each = self.each or len(ordered)
+        firsts = ordered[::each]
+        usage = self.reply.usage(*ordered)
+        usage["prompt_tokens"] = sum(receipt.prompt_tokens for receipt in firsts)
+        usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]
+        return usage
+
+
+def _answer(api: Api, answering: Answering, body: Generation, held: ExitStack) -> Response:
+    """The answers streamed or whole. However they end, and even if they are never begun, the
+    tickets are given up and `held` let go.
     """
     finish = ExitStack()
     finish.push(held.pop_all())
-    finish.callback(give_up, ticket)
     is_gone = request.environ.get("waitress.client_disconnected")
-    if is_gone is not None:
-        finish.callback(api.watcher.watch(is_gone, ticket))
+    for ticket in answering.tickets:
+        finish.callback(give_up, ticket)
+        if is_gone is not None:
+            finish.callback(api.watcher.watch(is_gone, ticket))
     if not body.stream:
         with finish:
-            return jsonify(whole(*_collect(ticket)))
+            return jsonify(_collected(answering))
     include_usage = body.stream_options is not None and body.stream_options.include_usage
-    as_error = partial(as_api_error, request_id=g.request_id)
-    chunks = stream(ticket, reply, form, include_usage, as_error)
+    chunks = stream(
+        answering.events(),
+        answering.replies,
+        answering.form,
+        include_usage,
+        partial(as_api_error, request_id=g.request_id),
+        answering.usage,
+        answering.echo,
+    )
     response = sse.response(chunks, cache_control="no-cache")
     response.call_on_close(finish.close)
     return response
 
 
-def _collect(ticket: Ticket) -> tuple[Answer, list[TokenInfo]]:
-    tokens: list[TokenInfo] = []
-    for event in ticket:
+def _collected(answering: Answering) -> dict[str, Any]:
+    tokens: dict[int, list[TokenInfo]] = {}
+    answers: dict[int, Answer] = {}
+    for index, event in answering.events():
         if isinstance(event, TextPiece):
-            tokens.extend(event.tokens)
+            tokens.setdefault(index, []).extend(event.tokens)
         elif isinstance(event, Finished):
             if event.answer.receipt.finish == "cancelled":
                 raise SHUTTING_DOWN
-            return event.answer, tokens
-    raise MtmdError("the service ended an answer without saying how")
+            answers[index] = event.answer
+    if len(answers) < len(answering.tickets):
+        raise MtmdError("the service ended an answer without saying how")
+    parts = []
+    for index, reply in enumerate(answering.replies):
+        answer = answers[index]
+        if answering.echo:
+            answer = replace(answer, text=answering.echo[index] + answer.text)
+        parts.append(answering.whole(reply, answer, tokens.get(index, [])))
+    receipts = {index: answer.receipt for index, answer in answers.items()}
+    return together(parts, answering.usage(receipts))
+
+
+def _give_up_all(tickets: Sequence[Ticket]) -> None:
+    for ticket in tickets:
+        ticket.cancel()
 
 
 def _detail(body: ChatRequest) -> str:
@@ -188,7 +296,7 @@ def _messages(body: ChatRequest, pictures: Sequence[Picture]) -> list[dict[str, 
         role = "system" if message.role == "developer" else message.role
         content = (
             message.content
-            if isinstance(message.content, str)
+            if message.content is None or isinstance(message.content, str)
             else [
                 {"type": "image", "image": next(left)}
                 if isinstance(part, (ImagePart, FilePart))
@@ -196,8 +304,24 @@ def _messages(body: ChatRequest, pictures: Sequence[Picture]) -> list[dict[str, 
                 for part in message.content
             ]
         )
-        made.append({"role": role, "content": content})
+        made.append({"role": role, "content": content, **_tool_fields(message)})
     return made
+
+
+def _tool_fields(message: Message) -> dict[str, Any]:
+    """What calls and results have beside a text; nothing where there is none of it."""
+    calls: Sequence[MessageCall] = message.tool_calls or ()
+    if message.function_call is not None and not calls:
+        calls = (MessageCall(function=message.function_call),)
+    given: dict[str, Any] = {}
+    if calls:
+        given["tool_calls"] = [
+            {"id": c.id, "function": {"name": c.function.name, "arguments": c.function.arguments}}
+            for c in calls
+        ]
+    if message.role in ("tool", "function"):
+        given |= {"tool_call_id": message.tool_call_id, "name": message.name}
+    return given
 
 
 def _model(api: Api) -> dict[str, Any]:

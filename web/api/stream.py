@@ -1,13 +1,15 @@
-"""An answer as a stream of chunks, in the order in which OpenAI's servers send them."""
+"""An answer as a stream of chunks, in the order in which OpenAI's servers send them; several, as
+their parts come.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mtmd import Event, Finished, Progress, TextPiece
-from mtmd.web.api.replies import Reply, progress, usage_chunk
+from mtmd import Event, Finished, Progress, Receipt, TextPiece, ToolCallPiece
+from mtmd.web.api.replies import Reply, progress
 from mtmd.web.errors import ApiError
 from mtmd.web.sse import event
 
@@ -24,6 +26,7 @@ class Form:
     first: Callable[[Reply], dict[str, Any] | None]
     quiet: Callable[[Reply], dict[str, Any]]
     text: Callable[[Reply, str, Any], dict[str, Any]]
+    call: Callable[[Reply, ToolCallPiece], dict[str, Any]]
     end: Callable[[Reply, str], dict[str, Any]]
 
 
@@ -31,39 +34,56 @@ CHAT = Form(
     lambda r: r.chat_chunk({"role": "assistant", "content": ""}),
     lambda r: r.chat_chunk({}),
     Reply.chat_text,
+    Reply.chat_call,
     Reply.chat_end,
 )
-PLAIN = Form(lambda _: None, lambda r: r.plain_text("", ()), Reply.plain_text, Reply.plain_end)
+PLAIN = Form(
+    lambda _: None,
+    lambda r: r.plain_text("", ()),
+    Reply.plain_text,
+    lambda r, _: r.plain_text("", ()),  # plain completions have no tools
+    Reply.plain_end,
+)
 
 
 def stream(
-    events: Iterable[Event],
-    reply: Reply,
+    events: Iterable[tuple[int, Event]],
+    replies: Sequence[Reply],
     form: Form,
     include_usage: bool,
     as_error: Callable[[Exception], ApiError],
+    usage: Callable[[dict[int, Receipt]], dict[str, Any]],
+    echo: Sequence[str] = (),
 ) -> Iterator[str]:
-    """`as_error`: what is sent for an exception, whose status cannot be sent any more."""
-    if first := form.first(reply):
-        yield event(first)
+    """`events` with the place of their answer among `replies`. `as_error`: what is sent for an
+    exception, whose status cannot be sent any more; `usage` of the answers' receipts; `echo`: what
+    each answer begins with.
+    """
+    receipts: dict[int, Receipt] = {}
+    for reply in replies:
+        if first := form.first(reply):
+            yield event(first)
     try:
-        for item in events:
+        for index, text in enumerate(echo):
+            yield event(form.text(replies[index], text, ()))
+        for index, item in events:
+            reply = replies[index]
             if isinstance(item, Progress):
                 yield event(progress(form.quiet(reply), item))
             elif isinstance(item, TextPiece):
                 yield event(form.text(reply, item.text, item.tokens))
+            elif isinstance(item, ToolCallPiece):
+                yield event(form.call(reply, item))
             elif isinstance(item, Finished):
-                yield from _end(item, reply, form, include_usage)
+                receipt = receipts[index] = item.answer.receipt
+                if receipt.finish == "cancelled":
+                    # and yet somebody listens: the service is being closed
+                    yield event(SHUTTING_DOWN.body())
+                    break
+                yield event(form.end(reply, receipt.finish))
+        else:
+            if include_usage:
+                yield event(form.quiet(replies[0]) | {"choices": [], "usage": usage(receipts)})
     except Exception as error:
         yield event(as_error(error).body())
     yield DONE
-
-
-def _end(finished: Finished, reply: Reply, form: Form, include_usage: bool) -> Iterator[str]:
-    receipt = finished.answer.receipt
-    if receipt.finish == "cancelled":  # and yet somebody listens: the service is being closed
-        yield event(SHUTTING_DOWN.body())
-        return
-    yield event(form.end(reply, receipt.finish))
-    if include_usage:
-        yield event(usage_chunk(form.quiet(reply), receipt))

@@ -164,16 +164,7 @@ def test_refused(case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "content",
-    [
-        "",
-        " ",
-        "\n\t  \u3000",
-        [],
-        [{"type": "text", "text": " "}],
-        [{"type": "image", "image": RED}],
-    ],
-    ids=str,
+    "content", ["", " ", "\n\t  \u3000", [], [{"type": "text", "text": " "}]], ids=str
 )
 def test_a_user_who_says_nothing(content: Any) -> None:
     with pytest.raises(PromptError, match="the prompt is empty; say what you want to know"):

@@ -108,7 +108,7 @@ def test_the_official_client_raises_its_own_errors(served, service):
         "invalid_image",
     )
     with pytest.raises(openai.BadRequestError) as several:
-        ask(model="fake", messages=[user("hi")], n=2)
+        ask(model="fake", messages=[user("hi")], n=999)
     assert several.value.param == "n"
     service.refuses = BusyError("64 requests wait, the most that may; try again later")
     with pytest.raises(openai.RateLimitError) as busy:
@@ -216,17 +216,25 @@ def test_the_closest_look_that_any_picture_asks_for_holds_for_all(service, clien
 @pytest.mark.parametrize(
     "body, param",
     [
-        ({"n": 2}, "n"),
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"functions": [{"name": "x"}]}, "functions"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
+        ({"grammar": "root ::= 5"}, "grammar"),
+        ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),
+        ({"mirostat": 2}, "mirostat"),
         ({"audio": {"voice": "x"}}, "audio"),
         ({"modalities": ["text", "audio"]}, "modalities"),
-        ({"frequency_penalty": 1}, "frequency_penalty"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"frequency_penalty": 3}, "frequency_penalty"),
+        ({"logit_bias": {"5": 101}}, "logit_bias.5"),
         ({"temperature": "1"}, "temperature"),
         ({"temperature": -1}, "temperature"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -2}, "max_tokens"),
         ({"top_logprobs": 3}, "top_logprobs"),
-        ({"stop": [""]}, "stop[0]"),
         ({"stop": ["x"] * 17}, "stop"),
         ({"response_format": {"type": "xml"}}, "response_format"),
         (
@@ -234,7 +242,7 @@ def test_the_closest_look_that_any_picture_asks_for_holds_for_all(service, clien
             "response_format.json_schema.schema",
         ),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
         (
@@ -315,7 +323,7 @@ def test_a_full_server_does_not_decode_pictures(monkeypatch):
     service.pace_s = 0
     assert post_chat(client, "hi").status_code == 200
     assert (
-        post_chat(client, "hi", n=2).status_code == 400 and post_chat(client, "").status_code == 400
+        post_chat(client, "hi", n=0).status_code == 400 and post_chat(client, "").status_code == 400
     )
     assert post_chat(client, "hi").status_code == 200
     for response in held:

@@ -1,0 +1,179 @@
+"""The grammar of an answer that may, or has to, call tools: calls as the template writes them, with
+arguments that follow each tool's schema.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from mtmd.kernels.errors import OptionError
+from mtmd.tools.lark import ANY, Lark, loose_pattern_of
+from mtmd.tools.schemas import types_of, without_annotations
+from mtmd.tools.syntax import Arguments, CallSyntax, common_prefix
+from mtmd.tools.tool import Tool, Toolbox
+from mtmd.tools.value_grammar import ValueGrammar, raw_pattern
+
+# The name under which arguments stand that are written as one JSON object though the form has
+# names for each.
+ALL = "**"
+
+
+@dataclass(frozen=True)
+class HeldTool:
+    """A tool whose arguments follow `schema`; `lenient`: keywords that no grammar can promise are
+    passed over.
+    """
+
+    tool: Tool
+    schema: Mapping[str, object]
+    lenient: bool = False
+
+
+def hold(tool: Tool, check: Callable[[str], object]) -> tuple[HeldTool, str | None]:
+    """What of a tool's schema can be followed, and a warning where that is not all. `check` raises
+    OptionError for the text of a schema or a grammar that cannot be followed; so does this, where
+    the tool is strict.
+    """
+    schema = without_annotations(tool.schema)
+    if schema.get("properties") and not {"additionalProperties", "patternProperties"} & set(schema):
+        # What the schema leaves open no function takes, and a model may not find an end there.
+        schema["additionalProperties"] = False
+    try:
+        check(json.dumps(schema, ensure_ascii=False))
+        return HeldTool(tool, schema), None
+    except OptionError as error:
+        reason = str(error).removeprefix("json_schema: ")
+        if tool.strict:
+            raise OptionError(
+                f"tools: the parameters of {tool.name!r}, which is strict: {reason}"
+            ) from error
+    try:
+        lark = Lark({})
+        check(lark.source(lark.json(schema, lenient=True)))
+        held = HeldTool(tool, schema, lenient=True)
+        return held, f"tool {tool.name}: its arguments follow its schema in part: {reason}"
+    except OptionError:
+        held = HeldTool(tool, {"type": "object"})
+        return held, f"tool {tool.name}: its arguments are any JSON object: {reason}"
+
+
+def answer_grammar(
+    tools: Sequence[HeldTool],
+    box: Toolbox,
+    syntax: CallSyntax,
+    special: Mapping[str, int],
+    schema: Mapping[str, object] | None = None,
+) -> str:
+    """`special`: tokens that add nothing to a text. `schema`: what an answer without calls
+    follows.
+    """
+    lark = Lark(special)
+    calls = [_call(lark, tool, syntax) for tool in tools]
+    call = lark.rule(" | ".join(calls))
+    several = box.several and syntax.several
+    after = lark.text(syntax.end)
+    if several:
+        again = lark.text(syntax.between + syntax.before_name)
+        after = f"({again} {call})* {after}"
+    trigger = syntax.trigger(tuple(special))
+    opening = syntax.opening.lstrip()
+    if box.choice.mode == "required":
+        return lark.source(f"{lark.text(opening)} {call} {after}")
+    if schema is not None:
+        free = lark.rule(lark.json(schema))
+        return lark.source(f"{free} | {lark.text(opening)} {call} {after}")
+    if trigger is None:
+        begins = "|".join(
+            f"{loose_pattern_of(opening + name)}"
+            for name in ([""] if opening.strip("[ \n") else [f"{held.tool.name}" for held in tools])
+        )
+        free = lark.without(f"({begins}){ANY}")
+        return lark.source(f"{free} | {lark.text(opening)} {call} {after}")
+    head, rest = lark.until(trigger), lark.text(opening[len(trigger) :])
+    free = (
+        lark.terminal(f"/{ANY}/")
+        if lark.is_special(trigger)
+        else lark.without(f"{ANY}{loose_pattern_of(trigger).removeprefix(chr(92) + 's*')}{ANY}")
+    )
+    return lark.source(f"{free} | {head} {rest} {call} {after}")
+
+
+def _call(lark: Lark, held: HeldTool, syntax: CallSyntax) -> str:
+    """A rule for a call from its name on."""
+    name = held.tool.name
+    if syntax.arguments is None:
+        value = lark.json(held.schema, held.lenient)
+        return lark.rule(f"{lark.text(name + syntax.after_name)} {value} {lark.text(syntax.after)}")
+    how = syntax.arguments
+    after = lark.text(syntax.after)
+    values = ValueGrammar(lark, how.form, held.schema, held.lenient)
+    pairs = _raw(lark, values, held, syntax) if how.form.is_raw else None
+    if not how.form.is_raw:
+        pairs = values.pairs(held.schema, how.assign, how.separator)
+        if pairs is not None:
+            pairs = f"{pairs[0]} {after}", pairs[1]
+    if pairs is None:
+        assign = "" if how.assign == "=" else how.assign
+        whole = f"{lark.text(ALL + assign)} {lark.json(held.schema, held.lenient)} {after}"
+        return lark.rule(f"{lark.text(name + how.first)} {whole}")
+    some, may_be_empty = pairs
+    written = f"{lark.text(name + how.first)} {some}"
+    none = lark.text(name + how.none)
+    return lark.rule(f"{written} | {none}" if may_be_empty else written)
+
+
+def closing(arguments: Arguments, after: str) -> str:
+    """What ends a value of a form without marks, whatever follows it."""
+    return common_prefix(arguments.separator, after)
+
+
+def _raw(
+    lark: Lark, values: ValueGrammar, held: HeldTool, syntax: CallSyntax
+) -> tuple[str, bool] | None:
+    """As `ValueGrammar.pairs`, of a form whose texts end with the argument, and the rest of the
+    call.
+    """
+    how, properties = syntax.arguments, held.schema.get("properties")
+    assert how is not None
+    end = closing(how, syntax.after)
+    plain = values.pairs(held.schema, how.assign, how.separator)
+    if plain is None or not isinstance(properties, dict):
+        return None
+    required = held.schema.get("required", [])
+    assert isinstance(required, list)
+    follow, stop = lark.text(how.separator[len(end) :]), lark.text(syntax.after[len(end) :])
+    rest, first = lark.rule(stop), list[str]()
+    for name, schema in reversed(properties.items()):
+        value = _raw_value(lark, values, held, schema, end)
+        pair = lark.rule(f"{lark.text(name + how.assign)} {value}")
+        first = [f"{pair} {rest}", *([] if name in required else first)]
+        next_one = f"{follow} {pair} {rest}"
+        rest = lark.rule(next_one if name in required else f"{next_one} | {rest}")
+    return lark.rule(" | ".join(first)), not required
+
+
+def _raw_value(lark: Lark, values: ValueGrammar, held: HeldTool, schema: object, end: str) -> str:
+    """A value and what ends it: texts as they are, all else as JSON."""
+    kinds = types_of(schema, held.schema)
+    close = lark.text(end)
+    if "string" not in kinds:
+        return f"{values.json(schema)} {close}"
+    words = schema if isinstance(schema, dict) else {}
+    choices = [words["const"]] if "const" in words else words.get("enum")
+    if isinstance(choices, list) and all(isinstance(c, str) and end not in c for c in choices):
+        return f"{lark.rule(' | '.join(lark.text(c) for c in choices))} {close}"
+    if kinds == {"string"} and set(words) <= {
+        "type",
+        "minLength",
+        "maxLength",
+        "pattern",
+        "format",
+    }:
+        pattern = raw_pattern(words, end[0])
+        if pattern is None:
+            return lark.until(end)
+        return f"{lark.terminal(pattern)} {close}"
+    # Of several types, as JSON: read back as what it says.
+    return f"{values.json(schema)} {close}"

@@ -1,0 +1,169 @@
+"""Random tools by random schemas, in every way in which templates write calls: what a grammar
+allows is read back as arguments that follow the schema. `TOOL_SCHEMAS=500 pytest ...` tries so many.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+
+import jsonschema
+import pytest
+from tool_templates import SPECIAL, STOPS, TEMPLATES, template
+from tool_walks import MARKS, random_tools, vocabulary, walk
+
+from mtmd.kernels.errors import OptionError
+from mtmd.llm.sampling.json_schema import grammar_text
+from mtmd.tools.grammar import HeldTool, answer_grammar, hold
+from mtmd.tools.parser import CallParser, CallPiece
+from mtmd.tools.probe import read_template
+from mtmd.tools.tool import Tool, read_toolbox
+
+SCHEMAS = int(os.environ.get("TOOL_SCHEMAS", "12"))
+
+
+@pytest.fixture(scope="module")
+def words():
+    return vocabulary()
+
+
+def syntax_of(kind):
+    return read_template(template(kind).render, SPECIAL, STOPS).syntax
+
+
+def pieces(parser, text, rng):
+    """What a parser gives for a text that comes in parts."""
+    found, at = [], 0
+    while at < len(text):
+        length = rng.randint(1, 7)
+        found += parser.push(text[at : at + length])
+        at += length
+    return found + parser.finish()
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_arguments_follow_their_schemas(kind, words):
+    syntax, called = syntax_of(kind), 0
+    for seed in range(SCHEMAS):
+        rng = random.Random(f"{kind} {seed}")
+        box = read_toolbox(random_tools(rng), rng.choice(["required", "auto"]))
+        held = [hold(tool, grammar_text)[0] for tool in box.callable]
+        text, ended = walk(answer_grammar(held, box, syntax, MARKS), words, rng)
+        if not ended:
+            continue
+        parser = CallParser(syntax, held, SPECIAL)
+        found = pieces(parser, text, rng)
+        said = "".join(piece for piece in found if isinstance(piece, str))
+        if not parser.calls:
+            assert box.choice.mode == "auto" and said == text
+        for index, call in enumerate(parser.calls):
+            schema = next(tool.schema for tool in box.tools if tool.name == call.name)
+            jsonschema.validate(json.loads(call.arguments), schema)
+            parts = [p for p in found if isinstance(p, CallPiece) and p.index == index]
+            assert (parts[0].id, parts[0].name) == (call.id, call.name)
+            assert (
+                [p.id for p in parts[1:]] == [p.name for p in parts[1:]] == [None] * len(parts[1:])
+            )
+            assert "".join(p.arguments for p in parts) == call.arguments
+        called += len(parser.calls)
+    assert called > SCHEMAS // 4
+
+
+CALL = {"a": "x, 'y' \"z\"\n<b>", "b": 3, "c": True, "d": None, "e": [1, {"f": "g"}], "h": -1.5}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "string"},
+        "b": {"type": "integer"},
+        "c": {"type": "boolean"},
+        "d": {"type": "null"},
+        "e": {"type": "array"},
+        "h": {"type": "number"},
+    },
+}
+
+
+@pytest.mark.parametrize("size", [1, 3, 10_000])
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_calls_that_a_template_writes_are_read_back(kind, size):
+    syntax = syntax_of(kind)
+    values = CALL if kind != "elements" else {**CALL, "a": "several\nlines & <tags>"}
+    calls = [("f", values, "callid001"), ("g", {}, "callid002")][: 2 if syntax.several else 1]
+    text = syntax.write(calls)
+    tools = [HeldTool(Tool(name), SCHEMA if name == "f" else {}) for name in ("f", "g")]
+    parser = CallParser(syntax, tools, SPECIAL)
+    before = "" if syntax.trigger(SPECIAL) is None else "I look.\n\n"
+    text, found = before + text, []
+    for at in range(0, len(text), size):
+        found += parser.push(text[at : at + size])
+    found += parser.finish()
+    assert "".join(p for p in found if isinstance(p, str)) == before.rstrip()
+    assert [(c.name, json.loads(c.arguments)) for c in parser.calls] == [c[:2] for c in calls]
+    assert len({c.id for c in parser.calls}) == len(calls)
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_text_that_is_no_call_stays_text(kind):
+    parser = CallParser(syntax_of(kind), [HeldTool(Tool("f"), {})], SPECIAL)
+    text = "  <tool is [not] a <|tool, nor {a: 1} or f(x)  \n "
+    found = [piece for char in text for piece in parser.push(char)] + parser.finish()
+    assert "".join(found) == text and parser.calls == ()
+
+
+def test_a_call_that_is_cut_keeps_what_there_is():
+    parser = CallParser(syntax_of("tags"), [HeldTool(Tool("f"), {})], SPECIAL)
+    parser.push('<tool_call>\n{"name": "f", "arguments": {"a": "hal')
+    (call,) = parser.calls
+    assert (call.name, call.arguments) == ("f", '{"a": "hal')
+
+
+@pytest.mark.parametrize("kind", ["python", "marks", "elements"])
+def test_work_grows_with_the_length_of_a_value(kind):
+    """Characters of a value are not looked at again for each token."""
+    import time
+
+    def seconds(length):
+        syntax = syntax_of(kind)
+        parser = CallParser(syntax, [HeldTool(Tool("f"), SCHEMA)], SPECIAL)
+        text = syntax.write([("f", {"a": "ab, " * length}, "callid001")])
+        start = time.thread_time()
+        for at in range(0, len(text), 4):
+            parser.push(text[at : at + 4])
+        assert len(json.loads(parser.calls[0].arguments)["a"]) == 4 * length
+        return time.thread_time() - start
+
+    seconds(100)
+    assert seconds(16_000) < 5  # quadratic in Python: minutes
+
+
+def test_schemas_that_no_grammar_follows():
+    unique = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    held, warning = hold(Tool("f", parameters=json.dumps(unique)), grammar_text)
+    assert held.lenient and "tool f" in warning
+    with pytest.raises(OptionError, match="the parameters of 'f', which is strict"):
+        hold(Tool("f", parameters=json.dumps(unique), strict=True), grammar_text)
+    broken = {"type": "object", "properties": {"a": {"$ref": "#/$defs/missing"}}}
+    held, warning = hold(Tool("f", parameters=json.dumps(broken)), grammar_text)
+    assert held.schema == {"type": "object"} and "any JSON object" in warning
+
+
+def test_choices():
+    tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
+    assert read_toolbox(tools, "none").callable == ()
+    one = read_toolbox(tools, {"type": "function", "function": {"name": "g"}})
+    assert (one.choice.mode, [t.name for t in one.callable], one.several) == (
+        "required",
+        ["g"],
+        False,
+    )
+    part = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": tools[:1]}}
+    assert [t.name for t in read_toolbox(tools, part).callable] == ["f"]
+    for choice, words in (
+        ({"type": "function", "function": {"name": "h"}}, r"tool_choice.function.name: found 'h'"),
+        ("maybe", "tool_choice: found 'maybe'"),
+    ):
+        with pytest.raises(OptionError, match=words):
+            read_toolbox(tools, choice)
+    with pytest.raises(OptionError, match=r"tools\[1\]: found a second 'f'"):
+        read_toolbox([tools[0], tools[0]])
