@@ -78,6 +78,7 @@ class FakeTicket:
             ImageReceipt(p.size, p.size, 1, 4, p.sha256, False, p.notes) for p in self.pictures
         )
         self.service.ended.append(finish)
+        self.said = len(said)
         return Finished(
             Answer(
                 "".join(said),
