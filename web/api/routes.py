@@ -213,9 +213,11 @@ class Answering:
         return [replace(self.reply, index=index) for index in range(len(self.tickets))]
 
     def events(self) -> Iterator[tuple[int, Event]]:
-        if len(self.tickets) == 1:
-            return ((0, event) for event in self.tickets[0])
-        return gather(self.tickets)
+        if len(self.tickets) > 1:
+            yield from gather(self.tickets)
+            return
+        for event in self.tickets[0]:
+            yield 0, event
 
     def usage(self, receipts: Mapping[int, Receipt]) -> dict[str, Any]:
         """Of all answers: each prompt counts once."""

@@ -19,7 +19,7 @@ from transformers.generation.logits_process import (
 )
 
 from mtmd.kernels.errors import MtmdError, OptionError
-from mtmd.llm.sampling.sampler import Sampler, Sampling, candidates, penalize
+from mtmd.llm.sampling.sampler import Sampler, Sampling, adjusted, candidates, penalize
 
 
 def reference(logits: torch.Tensor, seen: list[int], sampling: Sampling) -> torch.Tensor:
@@ -195,3 +195,22 @@ def test_the_edges_of_the_ranges_are_allowed() -> None:
     )
     sampler = Sampler(Sampling(temperature=2, top_k=10**9, top_p=1e-9, min_p=1, seed=0))
     assert sampler(torch.tensor([0.0, 1.0, 0.5]), []) == 1
+
+
+def test_biases_and_penalties_of_the_answer() -> None:
+    """OpenAI's formula: as often as a token came, and once; the prompt does not count."""
+    logits = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    sampling = Sampling(frequency_penalty=0.5, presence_penalty=0.25, logit_bias={0: 5, "1": -100})
+    found = adjusted(logits, [3, 3, 2], sampling)
+    assert found.tolist() == [6.0, -98.0, 3 - 0.75, 4 - 1.25]
+    assert logits.tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert adjusted(logits, [], Sampling(presence_penalty=2)) is logits
+    assert Sampler(sampling)(logits, [], [3, 3]) == 0
+    assert Sampler(Sampling(frequency_penalty=2))(logits, [3] * 9, [3]) == 2
+    with pytest.raises(MtmdError, match="logit_bias: found token 4"):
+        adjusted(logits, [], Sampling(logit_bias={4: 1}))
+
+
+def test_top_p_of_nothing_keeps_the_best_token() -> None:
+    sampler = Sampler(Sampling(temperature=2.0, top_p=0, seed=1))
+    assert {sampler(torch.tensor([1.0, 1.1, 0.9]), []) for _ in range(20)} == {1}
