@@ -53,6 +53,8 @@ def user_message(image: Images, prompt: str) -> Message:
             "images: found an empty list, expected at least one; give a path, bytes, a Pillow "
             "image or an array"
         )
+    if isinstance(prompt, str) and not prompt.strip():
+        raise PromptError("the prompt is empty; say what you want to know")
     return {
         "role": "user",
         "content": [
