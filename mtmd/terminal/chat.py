@@ -51,6 +51,8 @@ NOTES = (
     "Ctrl-C stops an answer. A line that ends with \\ goes on in the next; "
     '""" begins and ends a text of several lines.'
 )
+# options whose effect a terminal does not show
+NOT_HERE = ("logprobs", "continue_final_message", "tools", "tool_choice", "parallel_tool_calls")
 
 
 class CommandError(MtmdError):
@@ -185,7 +187,7 @@ class Chat:
 
     def _set(self, value: str) -> None:
         name, _, text = value.partition(" ")
-        names = [f.name for f in dataclasses.fields(AnswerOptions) if f.name != "logprobs"]
+        names = [f.name for f in dataclasses.fields(AnswerOptions) if f.name not in NOT_HERE]
         if name and name not in names:
             raise OptionError(
                 f"option {name!r:.60} is not known; expected one of {', '.join(names)}"

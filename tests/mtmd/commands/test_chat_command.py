@@ -164,12 +164,18 @@ def test_options(piped: Any, one: Path) -> None:
         "top_p",
         "min_p",
         "repetition_penalty",
+        "frequency_penalty",
+        "presence_penalty",
+        "logit_bias",
         "seed",
         "max_tokens",
         "ignore_eos",
         "stop",
         "detail",
         "json_schema",
+        "grammar",
+        "min_tokens",
+        "stop_token_ids",
     ]
     answer = "\n".join(said[7 : said.index("temperature 0.0")])
     assert isinstance(json.loads(answer), dict)

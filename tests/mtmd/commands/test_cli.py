@@ -450,10 +450,7 @@ CALLS: dict[str, tuple[tuple[object, ...], str]] = {
         "temperature: found -1.0, expected a number from 1e-05",
     ),
     "temperature inf": (("describe", "IMAGE", "--temperature", "inf"), "temperature: found inf"),
-    "top-p 2": (
-        ("describe", "IMAGE", "--top-p", 2),
-        "top_p: found 2.0, expected a number from 0",
-    ),
+    "top-p 2": (("describe", "IMAGE", "--top-p", 2), "top_p: found 2.0, expected a number from 0"),
     "top-k -1": (("describe", "IMAGE", "--top-k", "-1"), "top_k: found -1"),
     "min-p 7": (("describe", "IMAGE", "--min-p", 7), "min_p: found 7.0"),
     "a penalty of 0": (
