@@ -54,13 +54,16 @@ class ToolCallPiece:
 
 @dataclass(frozen=True)
 class Answer:
-    """`tool_calls` are those that the model wrote, not part of the text."""
+    """`tool_calls` are those that the model wrote, not part of the text. `stop`: the text of the
+    option's before which it ended, None where it ended otherwise.
+    """
 
     text: str
     prompt_token_ids: tuple[int, ...]
     output_token_ids: tuple[int, ...]
     receipt: Receipt
     tool_calls: tuple[ToolCall, ...] = ()
+    stop: str | None = None
 
     def asdict(self) -> dict[str, Any]:
         return {

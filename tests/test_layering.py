@@ -78,6 +78,7 @@ ORDER = {
         ("errors", "settings", "sse", "store", "served_model", "metrics", "access_log"),
         ("auth", "headers", "intake", "connections"),  # what may come in
         ("api", "page", "server", "status"),  # two products that do not know each other
+        ("adapters",),  # other interfaces, over what OpenAI's is made of
         ("app",),
     ),
 }
@@ -105,8 +106,9 @@ ENVIRONMENT = (
     "mtmd/openmp.py",  # set, before torch reads it
     "kernels/cpu/native/compile.py",  # where the user's cache is
 )
+# Ollama and llama.cpp are programs.
 FAMILY_WORDS = re.compile(
-    r"gemma|siglip|smolvlm|idefics|llava|qwen|pixtral|mistral|lfm|internvl|llama|glm|cohere|aya[-_ ]?vision|phi-?[34]|minicpm|moondream",
+    r"gemma|siglip|smolvlm|idefics|llava|qwen|pixtral|mistral|lfm|internvl|(?<!o)llama(?!_cpp)|glm|cohere|aya[-_ ]?vision|phi-?[34]|minicpm|moondream",
     re.I,
 )
 NOT_FAMILIES = ("llama3",)  # the name of a kind of rotary scaling, which many families have

@@ -1,4 +1,6 @@
-"""Puts the application together: both products, and what every request passes through."""
+"""Puts the application together: both products, the adapters beside them, and what every request
+passes through.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,9 @@ from flask import Request
 
 from mtmd import WarmupReport
 from mtmd.web import access_log, auth, errors, headers, status
+from mtmd.web.adapters import ollama
+from mtmd.web.adapters.bare import add_bare_routes
+from mtmd.web.adapters.door import Door
 from mtmd.web.api import files
 from mtmd.web.api import routes as openai
 from mtmd.web.intake.fetch import Fetcher
@@ -60,7 +65,8 @@ def create_app(
     auth.register(app, settings)
     gate = Gate(app, settings, service.stats().slots, auth.owner)
     errors.register(app)
-    model, budget = ServedModel(service, warmup), gate.budget
+    model = ServedModel(service, warmup, settings.aliases, any_name=settings.any_model)
+    budget = gate.budget
     keys = auth.keys_of(app)
     uploads = Uploads(settings.upload_bytes, owners=lambda: keys.owners)
     fetcher = Fetcher() if settings.allow_remote_media else None
@@ -73,8 +79,10 @@ def create_app(
     )
     app.register_blueprint(openai.blueprint(api))
     app.register_blueprint(files.blueprint(uploads, budget))
+    app.register_blueprint(ollama.blueprint(Door(api)))
     app.register_blueprint(status.blueprint(service, model, settings))
     chat = Chat(service, store or Store(None), settings, budget)
     app.register_blueprint(page.blueprint(chat, model))
     app.register_blueprint(diagnostics.blueprint(service, model))
+    add_bare_routes(app)
     return app

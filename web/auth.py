@@ -13,7 +13,7 @@ from flask import Flask, Response, current_app, g, request
 from werkzeug.datastructures import Headers
 
 from mtmd.web.errors import ApiError
-from mtmd.web.keys import ANYBODY, Caller, Keys
+from mtmd.web.keys import ANYBODY, Caller, Keys, authorization
 from mtmd.web.settings import ServerSettings, is_loopback
 
 _SAFE = ("GET", "HEAD", "OPTIONS")
@@ -81,7 +81,11 @@ def register(app: Flask, settings: ServerSettings) -> None:
             and not (request.endpoint or "").endswith("static")
             and not getattr(view, _OPEN, False)
         ):
-            caller = keys.find(request.headers.get("Authorization", ""))
+            caller = keys.find(
+                authorization(
+                    request.headers.get("Authorization", ""), request.headers.get("X-Api-Key", "")
+                )
+            )
             if caller is None:
                 raise ApiError(
                     401,

@@ -52,6 +52,11 @@ class NamedKey:
         return f"NamedKey({self.name!r}, ...)"
 
 
+def authorization(header: str, api_key: str) -> str:
+    """The Authorization header of a request, or what its X-Api-Key stands for where it has none."""
+    return header or (f"Bearer {api_key}" if api_key else "")
+
+
 def check_key(key: str, where: str) -> None:
     """Raises OptionError, which never has the key in it."""
     if len(key) < LEAST_CHARS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mtmd import WarmupReport
@@ -11,14 +12,37 @@ if TYPE_CHECKING:
 
 
 class ServedModel:
-    """`warmup`: the report to show, None for one that is made, once, without a run."""
+    """`warmup`: the report to show, None for one that is made, once, without a run. `aliases`:
+    other names of the model; `any_name`: it answers to every one.
+    """
 
-    def __init__(self, service: Service, warmup: WarmupReport | None = None) -> None:
+    def __init__(
+        self,
+        service: Service,
+        warmup: WarmupReport | None = None,
+        aliases: Sequence[str] = (),
+        *,
+        any_name: bool = False,
+    ) -> None:
         self._service, self._warmup = service, warmup
+        self._aliases, self._any_name = tuple(aliases), any_name
 
     @property
     def name(self) -> str:
         return self._service.name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its own, then its aliases."""
+        return tuple(dict.fromkeys((self.name, *self._aliases)))
+
+    def answers_to(self, name: str | None) -> bool:
+        """Whether a request may call it so; None for one that names no model."""
+        return name is None or self._any_name or name in self.names
+
+    def called(self, name: str | None) -> str:
+        """The name in an answer: the one of its names that was asked for, or its own."""
+        return name if name is not None and name in self.names else self.name
 
     @property
     def context(self) -> int:

@@ -12,6 +12,7 @@ from mtmd.prompt.load_image import ImageLimits
 from mtmd.web.keys import Keys, NamedKey
 
 UNKNOWN_FIELDS = ("ignore", "refuse")
+ALIAS_CHARS = 256
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,9 @@ class ServerSettings:
     `storage_bytes`: of pictures of conversations. `queue`: requests that may wait. `followers`:
     pages that read answers of the page as they are written; `downloads`: files being read at once.
     `hang_s`: how long the device may do nothing in the midst of an answer, 0 for any time.
-    `unknown_fields` of requests: "ignore", which the receipt says, or "refuse". Raises OptionError.
+    `unknown_fields` of requests: "ignore", which the receipt says, or "refuse". `aliases`: other
+    names by which requests may call the model; `any_model`: they may call it by any. Raises
+    OptionError.
     """
 
     host: str = "127.0.0.1"
@@ -88,6 +91,8 @@ class ServerSettings:
     cors_origins: tuple[str, ...] = ()
     queue: int = 64
     hang_s: float = 300.0
+    aliases: tuple[str, ...] = ()
+    any_model: bool = False
     media: MediaBudget = MediaBudget()
     upload_bytes: int = 256 << 20
     storage_bytes: int = 16 << 30
@@ -115,6 +120,16 @@ class ServerSettings:
                 f"rate_limit: found {self.rate_limit}, expected requests a minute, or 0 for no "
                 "limit"
             )
+        for alias in self.aliases:
+            if (
+                not 0 < len(alias) <= ALIAS_CHARS
+                or not alias.isprintable()
+                or alias != alias.strip()
+            ):
+                raise OptionError(
+                    f"alias: found {alias!r:.80}, expected a name of at most {ALIAS_CHARS} "
+                    "characters"
+                )
         for name, least in (("most", 16), ("per_address", 1)):
             if (found := getattr(self.connections, name)) < least:
                 raise OptionError(f"connections, {name}: found {found}, expected at least {least}")

@@ -11,9 +11,9 @@ from flask import Response
 MIMETYPE = "text/event-stream"
 
 
-def event(data: dict[str, Any], id_: int | None = None) -> str:
-    """`id_`: what a client that comes back sends as Last-Event-ID."""
-    head = "" if id_ is None else f"id: {id_}\n"
+def event(data: dict[str, Any], id_: int | None = None, name: str | None = None) -> str:
+    """`id_`: what a client that comes back sends as Last-Event-ID. `name`: the event's."""
+    head = ("" if id_ is None else f"id: {id_}\n") + ("" if name is None else f"event: {name}\n")
     return f"{head}data: {json.dumps(data)}\n\n"
 
 

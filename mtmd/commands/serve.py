@@ -39,6 +39,18 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "--port", type=int, default=8080, help="0 takes a free one (default: %(default)s)"
     )
     server.add_argument(
+        "--alias",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="another name by which requests may call the model; may be repeated",
+    )
+    server.add_argument(
+        "--any-model",
+        action="store_true",
+        help="answer whatever model a request names; answers tell the model's own name",
+    )
+    server.add_argument(
         "--parallel",
         type=int,
         default=16,
@@ -265,6 +277,8 @@ def _settings(args: argparse.Namespace) -> Any:
         cors_origins=tuple(args.cors_origin),
         queue=args.queue,
         hang_s=args.hang_limit,
+        aliases=tuple(args.alias),
+        any_model=args.any_model,
         media=MediaBudget(bytes=args.max_request << 20),
         storage_bytes=args.max_storage << 30,
         connections=ConnectionLimits(

@@ -22,12 +22,20 @@ from torch import Tensor
 from mtmd.clip.image.decode import Picture
 from mtmd.config import AnswerOptions
 from mtmd.events import Answer, Finished, Progress, TextPiece, TokenInfo, ToolCallPiece
-from mtmd.kernels.errors import BusyError, DeviceError, DeviceMemoryError, MtmdError, OptionError
+from mtmd.kernels.errors import (
+    BusyError,
+    DeviceError,
+    DeviceMemoryError,
+    MtmdError,
+    OptionError,
+    PromptError,
+)
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.llm.engine.engine import Constraint, Engine, Prompt
 from mtmd.llm.engine.sequence import Sequence, Token
 from mtmd.llm.sampling.options import SEED_MAX
 from mtmd.llm.sampling.sampler import Sampler
+from mtmd.llm.tokenizer.control_tokens import SEAL
 from mtmd.llm.tokenizer.text_stream import StopChecker
 from mtmd.loaded.device_thread import AGAIN, HANG_S, DeviceUser, again
 from mtmd.loaded.loaded_model import LoadedModel
@@ -288,6 +296,31 @@ class Service:
     def text_of(self, tokens: abc.Sequence[int]) -> str:
         """What they spell, special tokens left out."""
         return self._loaded.checkpoint.tokenizer.decode(tokens)
+
+    def tokens_of(self, text: str, *, special: bool = True, around: bool = False) -> list[int]:
+        """Ids of a text. `special`: spellings of special tokens become those tokens; `around`: with
+        what the tokenizer puts around a prompt. Raises PromptError.
+        """
+        tokenizer = self._loaded.checkpoint.tokenizer
+        text = text.replace(SEAL, "")
+        ids = tokenizer.encode(text if special else tokenizer.seal(text))
+        return [*tokenizer.prefix, *ids, *tokenizer.suffix] if around else ids
+
+    def spelling_of(self, tokens: abc.Sequence[int]) -> str:
+        """What tokens spell, special ones too. Raises PromptError for ids that are none."""
+        tokenizer = self._loaded.checkpoint.tokenizer
+        wrong = next((i for i in tokens if not 0 <= i < len(tokenizer)), None)
+        if wrong is not None:
+            raise PromptError(
+                f"tokens: found {wrong}, expected ids of the vocabulary, 0 to {len(tokenizer) - 1}"
+            )
+        return tokenizer.decode(tokens, skip_special=False)
+
+    def rendered(self, messages: abc.Sequence[Message]) -> str:
+        """A conversation as its chat template writes it. Raises what `submit` does."""
+        conversation = self._prompts.read(messages)
+        text = self._loaded.checkpoint.template.render(conversation.messages)
+        return text.replace(SEAL, "")
 
     def stats(self) -> ServiceStats:
         """Of this moment. The device is not asked, which may be in a long step, or hang."""
@@ -570,6 +603,7 @@ class Service:
             tuple(request.tokens),
             receipt,
             request.parser.calls if request.parser else (),
+            request.checker.found,
         )
         self._let_go(request)
         request.ticket.put(Finished(answer))

@@ -18,6 +18,8 @@ CONTEXT = 512
 
 
 class Report:
+    device, dtype, graphs = "cpu", "fp32", (SimpleNamespace(weight_bytes={"cpu": 1000}),)
+
     def asdict(self):
         return {"model": "fake", "device": "cpu"}
 
@@ -58,6 +60,9 @@ class FakeTicket:
             if self.cancelled.wait(service.pace_s):
                 yield self._finished(said, "cancelled")
                 return
+            if word in self.settings.stop:
+                yield self._finished(said, "stop", stop=word)
+                return
             said.append(word if not said else f" {word}")
             top = tuple((f"other{i}", -2.0) for i in range(self.settings.logprobs or 0))
             tokens = () if self.settings.logprobs is None else (TokenInfo(5, said[-1], -0.5, top),)
@@ -73,7 +78,7 @@ class FakeTicket:
             yield ToolCallPiece(index, None, None, call.arguments[half:])
         yield self._finished([], "tool_calls", tuple(calls))
 
-    def _finished(self, said, finish, calls=()):
+    def _finished(self, said, finish, calls=(), stop=None):
         images = tuple(
             ImageReceipt(p.size, p.size, 1, 4, p.sha256, False, p.notes) for p in self.pictures
         )
@@ -107,6 +112,7 @@ class FakeTicket:
                     warnings=(),
                 ),
                 calls,
+                stop,
             )
         )
 
@@ -172,6 +178,16 @@ class FakeService:
         return SimpleNamespace(
             prompt_tokens=10 + 4 * len(pictures), image_tokens=(4,) * len(pictures), context=CONTEXT
         )
+
+    def tokens_of(self, text, *, special=True, around=False):
+        return [1] * around + [2 if special else 3, *text.encode()]
+
+    def spelling_of(self, tokens):
+        return bytes(tokens).decode()
+
+    def rendered(self, messages):
+        _pictures(messages)
+        return "".join(f"<{m['role']}>{_text(m)}" for m in messages)
 
     def stats(self):
         from mtmd.service.service import ServiceStats

@@ -43,7 +43,8 @@ def document() -> dict[str, Any]:
         "info": {
             "title": "mtmd",
             "version": __version__,
-            "description": "Images and prompts in, answers out.",
+            "description": "Images and prompts in, answers out. Routes of /v1/ are there without "
+            "it too.",
         },
         "paths": _paths(),
         "security": [{}, {"key": []}],

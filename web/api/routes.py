@@ -70,7 +70,7 @@ class Api:
         """Raises ApiError for another model than the one loaded: an answer in its name would
         deceive.
         """
-        if name is not None and name != self.model.name:
+        if not self.model.answers_to(name):
             raise ApiError(
                 404,
                 f"the model asked for is not here; this server has {self.model.name!r}",
@@ -129,8 +129,9 @@ def blueprint(api: Api) -> Blueprint:
         with ExitStack() as stack:
             messages = stack.enter_context(api.messages(body))
             usual = {"max_tokens": api.model.context, "detail": _detail(body)}
+            name = api.model.called(body.model)
             tickets = api.submit(messages, body.n or 1, usual | body.options())
-            reply = Reply(f"chatcmpl-{g.request_id}", api.model.name, bool(body.logprobs), warnings)
+            reply = Reply(f"chatcmpl-{g.request_id}", name, bool(body.logprobs), warnings)
             return _answer(api, Answering(tickets, reply, CHAT, Reply.chat), body, stack)
 
     @routes.post("/v1/completions")
@@ -152,7 +153,10 @@ def blueprint(api: Api) -> Blueprint:
                     begun.callback(_give_up_all, tickets)
                 begun.pop_all()
             reply = Reply(
-                f"cmpl-{g.request_id}", api.model.name, body.logprobs is not None, warnings
+                f"cmpl-{g.request_id}",
+                api.model.called(body.model),
+                body.logprobs is not None,
+                warnings,
             )
             texts = [api.echo(text) for text in body.prompt for _ in range(number)]
             answering = Answering(
@@ -178,13 +182,13 @@ def blueprint(api: Api) -> Blueprint:
     @routes.get("/v1/models")
     @takes(Body.NOTHING)
     def models() -> dict[str, Any]:
-        return {"object": "list", "data": [_model(api)]}
+        return {"object": "list", "data": [_model(api, name) for name in api.model.names]}
 
     @routes.get("/v1/models/<path:name>")
     @takes(Body.NOTHING)
     def model(name: str) -> dict[str, Any]:
         api.check_model(name)
-        return _model(api)
+        return _model(api, api.model.called(name))
 
     @routes.get("/openapi.json")
     @takes(Body.NOTHING)
@@ -326,9 +330,9 @@ def _tool_fields(message: Message) -> dict[str, Any]:
     return given
 
 
-def _model(api: Api) -> dict[str, Any]:
+def _model(api: Api, name: str) -> dict[str, Any]:
     return {
-        "id": api.model.name,
+        "id": name,
         "object": "model",
         "created": 0,
         "owned_by": "mtmd",

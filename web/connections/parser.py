@@ -14,6 +14,7 @@ from waitress.utilities import Error
 
 from mtmd.web.connections.body_budget import BodyBudget
 from mtmd.web.connections.refusal import Refusal
+from mtmd.web.keys import authorization
 
 SHORT_BODY = 64 << 10  # bytes
 _JUST_BEGUN_S = 0.05
@@ -77,7 +78,9 @@ class Parser(HTTPRequestParser):  # type: ignore[misc]  # waitress has no types
 
     def _look_at_head(self) -> None:
         rules = self._rules
-        self.known = rules.knows(self.headers.get("AUTHORIZATION", ""))
+        self.known = rules.knows(
+            authorization(self.headers.get("AUTHORIZATION", ""), self.headers.get("X_API_KEY", ""))
+        )
         self._limit, self.work = rules.route(self.command, self.path)
         if not self.chunked and not self.content_length:
             return

@@ -9,7 +9,11 @@ from itertools import accumulate
 from mtmd.web.errors import ApiError
 from mtmd.web.settings import JsonLimits
 
-_PICTURE = b"data:"  # begins the URL of a picture that comes along
+# begins a picture that comes along: its URL, or, in base64, the first bytes of its file, as PNG,
+# JPEG (with a slash that may be escaped), GIF, WebP, BMP and TIFF have them
+_PICTURES = (
+    b"data:", b"iVBORw0KGgo", b"/9j/", b"\\/9j\\/", b"R0lGOD", b"UklGR", b"Qk", b"SUkqA", b"TU0AK"
+)  # fmt: skip
 _NO_BRACKETS = bytes(c for c in range(256) if c not in b"[]{}")
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
@@ -18,8 +22,10 @@ def check_json(data: bytes, limits: JsonLimits) -> None:
     """Raises ApiError (413, 400 for depth) for a body that is over a limit. One that is no JSON may
     pass.
     """
-    words = f"{limits.bytes:,} bytes beside pictures as data URLs"
-    if data.count(b"\\") > limits.bytes or (_PICTURE not in data and len(data) > limits.bytes):
+    words = f"{limits.bytes:,} bytes beside pictures in base64"
+    if data.count(b"\\") > limits.bytes or (
+        len(data) > limits.bytes and not any(b'"' + begin in data for begin in _PICTURES)
+    ):
         raise _too_large(words)
     plain = _without_escapes(data)
     values = f"{limits.values:,} names and values"
@@ -27,7 +33,7 @@ def check_json(data: bytes, limits: JsonLimits) -> None:
         raise _too_large(values)
     parts = plain.split(b'"')
     texts, outside = parts[1::2], b"".join(parts[::2])
-    if len(data) - sum(len(t) for t in texts if t.startswith(_PICTURE)) > limits.bytes:
+    if len(data) - sum(len(t) for t in texts if t.startswith(_PICTURES)) > limits.bytes:
         raise _too_large(words)
     brackets = outside.translate(None, _NO_BRACKETS)
     first = brackets[: 2 * limits.values]

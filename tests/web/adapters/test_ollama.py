@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import base64
+import json
+
+import ollama
+import pytest
+from fake_service import CONTEXT, FakeService
+from serving import client_for, png, running
+
+from mtmd import BusyError, DeviceMemoryError
+from mtmd.web.settings import JsonLimits
+
+RED = base64.b64encode(png(20, 10)).decode()
+
+
+@pytest.fixture
+def service():
+    return FakeService()
+
+
+@pytest.fixture
+def client(service):
+    return client_for(service)
+
+
+@pytest.fixture
+def sdk(service):
+    """The official client, on a real server."""
+    with running(service) as server:
+        made = ollama.Client(server.url, timeout=20, trust_env=False)
+        yield made
+        made._client.close()
+
+
+def test_the_official_client_chats_about_pictures(sdk, service):
+    found = sdk.chat(
+        "fake:latest",
+        [
+            {"role": "system", "content": "be brief"},
+            {"role": "user", "content": "what?", "images": [png(20, 10), png(64, 4, kind="JPEG")]},
+        ],
+        options={"temperature": 0.5, "num_predict": 40, "seed": 3, "stop": ["END"], "num_ctx": 99},
+        keep_alive="5m",
+    )
+    assert found.message.content == "2 messages, pictures [(20, 10), (64, 4)]: what?"
+    assert (found.model, found.done, found.done_reason) == ("fake:latest", True, "stop")
+    assert (found.prompt_eval_count, found.eval_count) == (7, 8)
+    assert found.total_duration > 0 and found.load_duration == 0
+    chosen = service.tickets[0].settings
+    assert (chosen.temperature, chosen.max_tokens, chosen.seed, chosen.stop) == (
+        0.5,
+        40,
+        3,
+        ("END",),
+    )
+
+
+def test_the_official_client_streams(sdk):
+    parts = list(sdk.chat("fake", [{"role": "user", "content": "hello there"}], stream=True))
+    assert "".join(p.message.content for p in parts) == "1 messages, pictures []: hello there"
+    assert [p.done for p in parts] == [False] * (len(parts) - 1) + [True]
+    assert (parts[-1].done_reason, parts[-1].eval_count, parts[-1].message.content) == (
+        "stop",
+        6,
+        "",
+    )
+
+
+def test_the_official_client_generates(sdk, service):
+    found = sdk.generate("fake", "what?", system="be brief", images=[RED], format="json")
+    assert found.response == "2 messages, pictures [(20, 10)]: what?" and found.done
+    assert service.tickets[0].chosen["json_schema"] == {"type": "object"}
+    parts = list(sdk.generate("fake", "hi", stream=True, options={"num_predict": 2}))
+    assert "".join(p.response for p in parts) == "1 messages,"
+    assert parts[-1].done_reason == "length"
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    sdk.generate("fake", "hi", format=schema, options={"num_predict": -1})
+    assert service.tickets[-1].chosen["json_schema"] == schema
+    assert service.tickets[-1].settings.max_tokens == CONTEXT
+
+
+def test_the_official_client_lists_and_shows_the_model(service):
+    with running(service, aliases=("camera:small",)) as server:
+        sdk = ollama.Client(server.url, timeout=20, trust_env=False)
+        assert [m.model for m in sdk.list().models] == ["fake:latest", "camera:small"]
+        shown = sdk.show("fake:latest")
+        assert shown.modelinfo["mtmd.context_length"] == CONTEXT
+        assert shown.capabilities == ["completion", "vision"]
+        (loaded,) = sdk.ps().models
+        assert (loaded.model, loaded.context_length, int(loaded.size)) == (
+            "fake:latest",
+            CONTEXT,
+            1000,
+        )
+        assert sdk.chat("camera:small", [{"role": "user", "content": "hi"}]).model == "camera:small"
+        sdk._client.close()
+
+
+def test_the_official_client_raises_its_own_errors(sdk, service):
+    with pytest.raises(ollama.ResponseError, match=r"has .fake") as missing:
+        sdk.chat("other", [{"role": "user", "content": "hi"}])
+    assert missing.value.status_code == 404
+    with pytest.raises(ollama.ResponseError, match=r"images\[0\]") as bad:
+        sdk.chat(
+            "fake",
+            [{"role": "user", "content": "hi", "images": [base64.b64encode(b"no").decode()]}],
+        )
+    assert bad.value.status_code == 400
+    service.refuses = BusyError("64 requests wait, the most that may; try again later")
+    with pytest.raises(ollama.ResponseError) as busy:
+        sdk.generate("fake", "hi")
+    assert busy.value.status_code == 429
+    service.refuses, service.fails = None, DeviceMemoryError("found 3 bytes, expected 4")
+    with pytest.raises(ollama.ResponseError, match="found 3 bytes"):
+        list(sdk.generate("fake", "hi", stream=True))
+
+
+def test_what_says_nothing_loads_a_model_that_is_loaded(client, service):
+    for path in ("/api/chat", "/api/generate"):
+        found = client.post(path, json={"model": "fake"}).get_json()
+        assert (found["done"], found["done_reason"]) == (True, "load")
+    assert service.tickets == []
+
+
+@pytest.mark.parametrize(
+    "more, named",
+    [
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"think": True}, "think"),
+        ({"options": {"mirostat": 2}}, "mirostat"),
+        ({"options": {"num_predict": 0}}, "num_predict"),
+        ({"format": "yaml"}, "format"),
+        ({"messages": [{"role": "tool", "content": "3"}]}, "messages[0].role"),
+        ({"messages": [{"role": "assistant", "content": "so"}]}, "messages"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_done_is_refused_by_name(client, more, named):
+    body = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "tools": None}
+    found = client.post("/api/chat", json=body | more)
+    assert found.status_code == 400 and list(found.get_json()) == ["error"]
+    assert named in found.get_json()["error"]
+
+
+def test_keys_hold_for_it(service):
+    client = client_for(service, api_keys=("a-long-enough-key",))
+    found = client.get("/api/tags")
+    assert found.status_code == 401 and isinstance(found.get_json()["error"], str)
+    key = {"Authorization": "Bearer a-long-enough-key"}
+    assert client.get("/api/tags", headers=key).status_code == 200
+
+
+def test_pictures_in_base64_count_as_pictures(service):
+    client = client_for(service, json=JsonLimits(bytes=20_000))
+    noise = base64.b64encode(png(20, 10) + bytes(60_000)).decode()
+
+    def ask(text):
+        body = {"model": "fake", "stream": False, "prompt": "hi", "images": [text]}
+        return client.post("/api/generate", json=body).status_code
+
+    assert ask(noise) == 200
+    assert ask("A" * len(noise)) == 413
+    assert (
+        client.post(
+            "/api/generate", data=json.dumps({"x": "z" * 30_000}), content_type="application/json"
+        ).status_code
+        == 413
+    )
