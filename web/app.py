@@ -11,7 +11,7 @@ from flask import Request
 
 from mtmd import WarmupReport
 from mtmd.web import access_log, auth, errors, headers, status
-from mtmd.web.adapters import ollama
+from mtmd.web.adapters import anthropic, ollama
 from mtmd.web.adapters.bare import add_bare_routes
 from mtmd.web.adapters.door import Door
 from mtmd.web.api import files
@@ -79,7 +79,9 @@ def create_app(
     )
     app.register_blueprint(openai.blueprint(api))
     app.register_blueprint(files.blueprint(uploads, budget))
-    app.register_blueprint(ollama.blueprint(Door(api)))
+    door = Door(api)
+    for adapter in (ollama, anthropic):
+        app.register_blueprint(adapter.blueprint(door))
     app.register_blueprint(status.blueprint(service, model, settings))
     chat = Chat(service, store or Store(None), settings, budget)
     app.register_blueprint(page.blueprint(chat, model))

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import base64
+
+import anthropic
+import pytest
+from fake_service import FakeService
+from serving import client_for, png, running
+
+from mtmd import BusyError, DeviceMemoryError
+
+KEY = "a-long-enough-key"
+
+
+def picture(width, height):
+    data = base64.b64encode(png(width, height)).decode()
+    return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+
+
+def hi(*more):
+    return [{"role": "user", "content": "hi"}, *more]
+
+
+@pytest.fixture
+def service():
+    return FakeService()
+
+
+@pytest.fixture
+def sdk(service):
+    """The official client, which sends its key as X-Api-Key, on a real server that asks for one."""
+    with (
+        running(service, api_keys=(KEY,)) as server,
+        anthropic.Anthropic(base_url=server.url, api_key=KEY, max_retries=0, timeout=20) as client,
+    ):
+        yield client
+
+
+def test_the_official_client_asks_about_pictures(sdk, service):
+    found = sdk.messages.create(
+        model="fake",
+        max_tokens=40,
+        system=[{"type": "text", "text": "be brief", "cache_control": {"type": "ephemeral"}}],
+        extra_body={"temperature": 0.5},
+        messages=[
+            {
+                "role": "user",
+                "content": [picture(20, 10), {"type": "text", "text": "what?"}, picture(64, 4)],
+            }
+        ],
+    )
+    assert found.content[0].text == "2 messages, pictures [(20, 10), (64, 4)]: what?"
+    assert (found.type, found.role, found.model) == ("message", "assistant", "fake")
+    assert (found.stop_reason, found.stop_sequence) == ("end_turn", None)
+    usage = found.usage
+    assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (4, 3, 8)
+    assert found._request_id.startswith("req-")
+    chosen = service.tickets[0].settings
+    assert (chosen.temperature, chosen.max_tokens) == (0.5, 40)
+
+
+def test_the_official_client_streams(sdk):
+    with sdk.messages.stream(model="fake", max_tokens=99, messages=hi()) as stream:
+        kinds = [event.type for event in stream]
+        whole = stream.get_final_message()
+    assert whole.content[0].text == "1 messages, pictures []: hi"
+    assert whole.stop_reason == "end_turn" and whole.usage.output_tokens == 5
+    assert (whole.usage.input_tokens, whole.usage.cache_read_input_tokens) == (4, 3)
+    kinds = [kind for kind in kinds if kind != "text"]
+    assert kinds[:2] == ["message_start", "content_block_start"]
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+
+
+def test_the_raw_stream_tells_the_tokens_of_the_prompt_first(sdk):
+    events = list(
+        sdk.messages.create(
+            model="fake",
+            max_tokens=99,
+            stream=True,
+            messages=[{"role": "user", "content": [picture(4, 4), {"type": "text", "text": "x"}]}],
+        )
+    )
+    assert events[0].type == "message_start" and events[0].message.usage.input_tokens == 7
+
+
+def test_why_it_ended(sdk):
+    def ask(**more):
+        found = sdk.messages.create(**{"model": "fake", "max_tokens": 99, "messages": hi()} | more)
+        return found.stop_reason, found.stop_sequence, found.content[0].text
+
+    assert ask(max_tokens=2) == ("max_tokens", None, "1 messages,")
+    stopped = ask(stop_sequences=["no", "pictures"])
+    assert stopped == ("stop_sequence", "pictures", "1 messages,")
+
+
+def test_the_official_client_counts(sdk):
+    count = sdk.messages.count_tokens
+    assert count(model="fake", messages=hi()).input_tokens == 10
+    messages = [{"role": "user", "content": [picture(4, 4), {"type": "text", "text": "x"}]}]
+    assert count(model="fake", messages=messages, system="be brief").input_tokens == 14
+
+
+def test_answers_in_a_schema(sdk, service):
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    sdk.messages.create(
+        model="fake",
+        max_tokens=9,
+        messages=hi(),
+        output_config={"format": {"type": "json_schema", "schema": schema}},
+    )
+    assert service.tickets[0].chosen["json_schema"] == schema
+
+
+def test_the_official_client_raises_its_own_errors(sdk, service):
+    def ask(**more):
+        return sdk.messages.create(**{"model": "fake", "max_tokens": 9, "messages": hi()} | more)
+
+    with pytest.raises(anthropic.NotFoundError, match=r"has .fake") as missing:
+        ask(model="other")
+    assert missing.value.body["error"]["type"] == "not_found_error"
+    bad = picture(4, 4)
+    bad["source"]["data"] = "iVBORw0KGgo="
+    place = r"messages\[0\]\.content\[0\]\.source\.base64"
+    with pytest.raises(anthropic.BadRequestError, match=place):
+        ask(messages=[{"role": "user", "content": [bad, {"type": "text", "text": "x"}]}])
+    with pytest.raises(anthropic.BadRequestError, match="tools"):
+        ask(tools=[{"name": "look", "input_schema": {"type": "object"}}])
+    with pytest.raises(anthropic.BadRequestError, match="thinking"):
+        ask(thinking={"type": "enabled", "budget_tokens": 1024})
+    with pytest.raises(anthropic.BadRequestError, match="cannot be continued"):
+        ask(messages=hi({"role": "assistant", "content": "so"}))
+    with pytest.raises(anthropic.BadRequestError, match="documents cannot be read"):
+        ask(messages=[{"role": "user", "content": [{"type": "document", "source": {}}]}])
+    service.refuses = BusyError("64 requests wait, the most that may; try again later")
+    with pytest.raises(anthropic.RateLimitError) as busy:
+        ask()
+    assert busy.value.response.headers["retry-after"] == "1"
+    service.refuses, service.fails = None, DeviceMemoryError("found 3 bytes, expected 4")
+    with pytest.raises(anthropic.APIError, match="found 3 bytes"):
+        list(ask(stream=True))
+
+
+def test_a_wrong_key_is_refused_in_its_own_form(service):
+    client = client_for(service, api_keys=(KEY,))
+    found = client.post("/v1/messages", json={}, headers={"X-Api-Key": "another-such-key"})
+    assert found.status_code == 401
+    assert found.get_json()["error"]["type"] == "authentication_error"
+    found = client.post("/v1/messages", json={}, headers={"X-Api-Key": KEY})
+    assert found.status_code == 400 and found.get_json()["type"] == "error"
+
+
+def test_a_long_body_with_the_key_in_x_api_key_is_read(service):
+    text = "x" * 20_000
+    with (
+        running(service, api_keys=(KEY,)) as server,
+        anthropic.Anthropic(base_url=server.url, api_key=KEY, max_retries=0) as client,
+    ):
+        system = [{"type": "text", "text": "", "cache_control": {"type": "e", "x": text * 5}}]
+        found = client.messages.create(model="fake", max_tokens=9, system=system, messages=hi())
+        assert found.content
