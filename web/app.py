@@ -11,9 +11,10 @@ from flask import Request
 
 from mtmd import WarmupReport
 from mtmd.web import access_log, auth, errors, headers, status
-from mtmd.web.adapters import anthropic, ollama
+from mtmd.web.adapters import anthropic, llama_cpp, ollama, responses
 from mtmd.web.adapters.bare import add_bare_routes
 from mtmd.web.adapters.door import Door
+from mtmd.web.adapters.kept_responses import KeptResponses
 from mtmd.web.api import files
 from mtmd.web.api import routes as openai
 from mtmd.web.intake.fetch import Fetcher
@@ -80,8 +81,10 @@ def create_app(
     app.register_blueprint(openai.blueprint(api))
     app.register_blueprint(files.blueprint(uploads, budget))
     door = Door(api)
-    for adapter in (ollama, anthropic):
+    for adapter in (ollama, anthropic, llama_cpp):
         app.register_blueprint(adapter.blueprint(door))
+    kept = KeptResponses(lambda: keys.owners)
+    app.register_blueprint(responses.blueprint(door, kept))
     app.register_blueprint(status.blueprint(service, model, settings))
     chat = Chat(service, store or Store(None), settings, budget)
     app.register_blueprint(page.blueprint(chat, model))

@@ -34,13 +34,20 @@ def blueprint(service: Service, model: ServedModel, settings: ServerSettings) ->
     @routes.get("/props")
     @takes(Body.NOTHING)
     def props() -> dict[str, Any]:
-        media = settings.media
+        media, slots = settings.media, service.stats().slots
         return {
+            # as llama.cpp's clients look for it
+            "default_generation_settings": {"n_ctx": model.context},
+            "total_slots": slots,
+            "model_alias": model.name,
+            "modalities": {"vision": model.sees, "audio": False},
+            "build_info": f"mtmd {__version__}",
+            "chat_template": service.chat_template,
             "version": __version__,
             "model": model.name,
             "context": model.context,
             "vision": model.sees,
-            "slots": service.stats().slots,
+            "slots": slots,
             "queue": settings.queue,
             "limits": {
                 "images": media.images,

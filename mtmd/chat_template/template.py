@@ -21,7 +21,7 @@ class ChatTemplate:
         """`special`: `bos_token` and so on with their spellings; `name` is used in errors. Raises
         ModelError for a broken template.
         """
-        self._special = dict(special)
+        self.source, self._special = source, dict(special)
         self._template = SafeTemplate(source, name)
 
     @classmethod

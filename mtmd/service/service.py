@@ -316,6 +316,11 @@ class Service:
             )
         return tokenizer.decode(tokens, skip_special=False)
 
+    @property
+    def chat_template(self) -> str:
+        """Its source."""
+        return self._loaded.checkpoint.template.source
+
     def rendered(self, messages: abc.Sequence[Message]) -> str:
         """A conversation as its chat template writes it. Raises what `submit` does."""
         conversation = self._prompts.read(messages)

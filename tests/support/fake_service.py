@@ -124,7 +124,7 @@ class FakeService:
 
     def __init__(self, pace_s=0.0):
         self.pace_s, self.fails, self.refuses, self.waiting = pace_s, None, None, 0
-        self.tickets, self.ended, self.words = [], [], None
+        self.tickets, self.ended, self.words, self.running = [], [], None, 0
         self.tenants, self.fault, self.told = [], None, []
         self.calls = ()  # of tools, in place of words where a request has tools
         self.name, self.context, self.sees, self.warmup_report = "fake", CONTEXT, True, Report()
@@ -185,6 +185,8 @@ class FakeService:
     def spelling_of(self, tokens):
         return bytes(tokens).decode()
 
+    chat_template = "{{ messages }}"
+
     def rendered(self, messages):
         _pictures(messages)
         return "".join(f"<{m['role']}>{_text(m)}" for m in messages)
@@ -193,7 +195,11 @@ class FakeService:
         from mtmd.service.service import ServiceStats
 
         return ServiceStats(
-            slots=4, waiting=self.waiting, requests=len(self.tickets), decode_ms=1500.0
+            slots=4,
+            running=self.running,
+            waiting=self.waiting,
+            requests=len(self.tickets),
+            decode_ms=1500.0,
         )
 
     def processed(self, sha256, tenant=""):  # noqa: ARG002

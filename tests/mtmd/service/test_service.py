@@ -527,3 +527,29 @@ def test_proposals_change_no_event(world: dict[int, Path], stop: Any) -> None:
         assert stats.proposed_tokens == sum(a.receipt.proposed_tokens for a in answers)
     assert found[0] == found[1]
     assert stop == ("e a",) or stats.accepted_tokens > 0
+
+
+def test_text_and_tokens_and_the_prompt(service: Service) -> None:
+    text = "How many shapes <end_of_turn> are there?"
+    plain, special = service.tokens_of(text, special=False), service.tokens_of(text)
+    assert len(special) < len(plain)
+    assert service.spelling_of(special) == service.spelling_of(plain) == text
+    assert service.tokens_of(text, around=True) == special  # this tokenizer puts nothing there
+    with pytest.raises(PromptError, match=r"found 99999999, expected ids of the vocabulary"):
+        service.spelling_of([special[0], 99999999])
+    messages = [{"role": "user", "content": f"{text}"}]
+    rendered = service.rendered(messages)
+    assert text in rendered and rendered != text and "\ufdd0" not in rendered
+    assert "messages" in service.chat_template
+
+
+def test_an_answer_tells_the_text_that_ended_it(service: Service) -> None:
+    whole = answer(service.submit([{"role": "user", "content": COUNT}], max_tokens=20))
+    assert whole.stop is None and len(whole.text) > 2
+    end = whole.text[2]
+    cut = answer(service.submit([{"role": "user", "content": COUNT}], max_tokens=20, stop=(end,)))
+    assert (cut.stop, cut.text, cut.receipt.finish) == (
+        end,
+        whole.text[: whole.text.index(end)],
+        "stop",
+    )

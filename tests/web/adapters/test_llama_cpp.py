@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+from fake_service import CONTEXT, FakeService
+from serving import client_for, data_url, image_part, png, user
+
+from mtmd import DeviceError
+
+
+@pytest.fixture
+def client():
+    return client_for(FakeService())
+
+
+def test_text_and_tokens(client):
+    def tokens(**body):
+        return client.post("/tokenize", json=body).get_json()["tokens"]
+
+    assert tokens(content="ab") == [2, 97, 98]
+    assert tokens(content="ab", add_special=True, parse_special=False) == [1, 3, 97, 98]
+    assert tokens(content="b", with_pieces=True)[1] == {"id": 98, "piece": "b"}
+    found = client.post("/detokenize", json={"tokens": [97, 98]}).get_json()
+    assert found == {"content": "ab"}
+    for path, body in (
+        ("/tokenize", {"content": "x" * (CONTEXT * 64 + 1)}),
+        ("/tokenize", {"content": 3}),
+        ("/detokenize", {"tokens": [-1]}),
+        ("/detokenize", {"tokens": ["a"] * 100}),
+    ):
+        assert client.post(path, json=body).status_code == 400
+
+
+def test_the_prompt_as_the_template_writes_it(client):
+    messages = [{"role": "system", "content": "a"}, user("b", image_part(data_url(png())))]
+    found = client.post("/apply-template", json={"messages": messages}).get_json()
+    assert found == {"prompt": "<system>a<user>b"}
+    found = client.post("/apply-template", json={"messages": messages, "model": "other"})
+    assert found.status_code == 404
+
+
+def test_slots_and_properties():
+    service = FakeService()
+    client = client_for(service)
+    slots = client.get("/slots").get_json()
+    assert [slot["id"] for slot in slots] == [0, 1, 2, 3]
+    assert slots[0]["n_ctx"] == CONTEXT and not any(slot["is_processing"] for slot in slots)
+    assert client.get("/slots?fail_on_no_slot=1").status_code == 200
+    service.running = 4
+    assert all(slot["is_processing"] for slot in client.get("/slots").get_json())
+    assert client.get("/slots?fail_on_no_slot=1").status_code == 503
+    found = client.get("/props").get_json()
+    assert found["default_generation_settings"]["n_ctx"] == CONTEXT
+    assert found["modalities"]["vision"] and found["total_slots"] == 4
+    assert found["chat_template"] == "{{ messages }}"
+
+
+def test_whether_it_is_ready_is_told_without_a_key():
+    service = FakeService()
+    client = client_for(service, api_keys=("a-long-enough-key",))
+    assert client.get("/ready").get_json() == {"status": "ready"}
+    assert client.get("/version").status_code == 200
+    assert client.get("/slots").status_code == 401
+    service.fail(DeviceError("the device hangs"))
+    found = client.get("/ready")
+    assert found.status_code == 503 and found.get_json()["reason"] == "the device hangs"

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import openai
+import pydantic
+import pytest
+from fake_service import FakeService
+from serving import client_for, data_url, png, running
+
+from mtmd import DeviceMemoryError
+from mtmd.web.adapters.door import Turn
+from mtmd.web.adapters.kept_responses import LIFETIME_S, RECORD_BYTES, KeptResponses
+from mtmd.web.errors import ApiError
+
+RED = {"type": "input_image", "image_url": data_url(png(20, 10)), "detail": "high"}
+
+
+def said(text, *pictures):
+    return [{"role": "user", "content": [*pictures, {"type": "input_text", "text": text}]}]
+
+
+@pytest.fixture
+def service():
+    return FakeService()
+
+
+@pytest.fixture
+def sdk(service):
+    """The official client, on a real server."""
+    with (
+        running(service) as server,
+        openai.OpenAI(
+            base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=20
+        ) as client,
+    ):
+        yield client
+
+
+def test_the_official_client_asks_about_pictures(sdk, service):
+    found = sdk.responses.create(
+        model="fake",
+        instructions="be brief",
+        input=said("what?", RED),
+        temperature=0.5,
+        max_output_tokens=40,
+        metadata={"for": "us"},
+    )
+    assert found.output_text == "2 messages, pictures [(20, 10)]: what?"
+    assert (found.status, found.model, found.metadata) == ("completed", "fake", {"for": "us"})
+    usage = found.usage
+    assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (7, 6, 13)
+    assert usage.input_tokens_details.cached_tokens == 3
+    chosen = service.tickets[0].settings
+    assert (chosen.temperature, chosen.max_tokens, chosen.detail) == (0.5, 40, "high")
+
+
+def test_the_official_client_streams(sdk):
+    with sdk.responses.stream(model="fake", input="hello there") as stream:
+        events = list(stream)
+        whole = stream.get_final_response()
+    assert whole.output_text == "1 messages, pictures []: hello there"
+    assert (
+        "".join(e.delta for e in events if e.type == "response.output_text.delta")
+        == whole.output_text
+    )
+    assert [e.sequence_number for e in events] == list(range(len(events)))
+    kinds = list(dict.fromkeys(e.type.removeprefix("response.") for e in events))
+    assert kinds == [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "completed",
+    ]  # fmt: skip
+
+
+def test_answers_in_a_schema(sdk, service):
+    class Count(pydantic.BaseModel):
+        n: int
+
+    service.words = '{"n":3}'
+    found = sdk.responses.parse(model="fake", input="how many?", text_format=Count)
+    assert found.output_parsed == Count(n=3)
+    assert service.tickets[0].chosen["json_schema"]["properties"]["n"]["type"] == "integer"
+
+
+def test_an_answer_that_is_cut_is_incomplete(sdk):
+    found = sdk.responses.create(model="fake", input="hi", max_output_tokens=2)
+    assert (found.status, found.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+
+
+def test_a_conversation_goes_on_by_the_id_of_a_response(sdk):
+    first = sdk.responses.create(model="fake", instructions="a", input=said("what?", RED))
+    assert first.store
+    second = sdk.responses.create(model="fake", input="and?", previous_response_id=first.id)
+    assert second.output_text == "3 messages, pictures [(20, 10)]: and?"
+    third = sdk.responses.create(
+        model="fake", instructions="b", input="so?", previous_response_id=second.id, store=False
+    )
+    assert third.output_text.startswith("6 messages,") and not third.store
+    assert sdk.responses.retrieve(second.id).output_text == second.output_text
+    for id_ in (third.id, "resp_other"):
+        with pytest.raises(openai.BadRequestError, match="no response of this id") as gone:
+            sdk.responses.create(model="fake", input="?", previous_response_id=id_)
+        assert gone.value.code == "previous_response_not_found"
+    sdk.responses.delete(second.id)
+    with pytest.raises(openai.NotFoundError):
+        sdk.responses.retrieve(second.id)
+
+
+def test_another_key_does_not_see_them():
+    keys = ("a-long-enough-key", "another-such-key")
+    client = client_for(FakeService(), api_keys=keys)
+    mine, other = ({"Authorization": f"Bearer {key}"} for key in keys)
+    id_ = client.post("/v1/responses", json={"input": "hi"}, headers=mine).get_json()["id"]
+    assert client.get(f"/v1/responses/{id_}", headers=mine).status_code == 200
+    assert client.get(f"/v1/responses/{id_}", headers=other).status_code == 404
+    body = {"input": "hi", "previous_response_id": id_}
+    assert client.post("/v1/responses", json=body, headers=other).status_code == 400
+
+
+def test_the_oldest_make_room():
+    now = [0.0]
+    kept = KeptResponses(lambda: 2, 2 * (2 * RECORD_BYTES + 1050), lambda: now[0])
+
+    def add(id_, size, owner="anna"):
+        return kept.add(owner, (Turn("user", ("x" * size,)),), {"id": id_})
+
+    def there(*ids):
+        found = []
+        for id_ in ids:
+            for owner in ("anna", "ben"):
+                try:
+                    found.append(kept.get(owner, id_).body["id"])
+                except ApiError:
+                    continue
+        return found
+
+    add("a", 500)
+    add("b", 400)
+    add("of ben", 400, "ben")
+    assert there("a", "b", "of ben") == ["a", "b", "of ben"]
+    add("c", 500)
+    assert there("a", "b", "c", "of ben") == ["b", "c", "of ben"]
+    assert not add("d", 20_000) and there("b", "c", "d") == ["b", "c"]
+    now[0] = LIFETIME_S
+    assert there("b", "c", "of ben") == []
+
+
+@pytest.mark.parametrize(
+    "more, named",
+    [
+        ({"tools": [{"type": "function", "name": "look"}]}, "tools"),
+        ({"input": [{"type": "function_call_output", "call_id": "1", "output": "3"}]}, "input[0]"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
+        ({"input": said("x", {"type": "input_file", "file_id": "x"})}, "input[0].content[0]"),
+        ({"input": said("x", {"type": "input_image"})}, "input[0].content[0]"),
+        ({"background": True}, "background"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
+        ({"model": "other"}, "model"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_done_is_refused_by_name(more, named):
+    found = client_for(FakeService()).post("/v1/responses", json={"input": "hi"} | more)
+    assert found.status_code == (404 if named == "model" else 400)
+    assert found.get_json()["error"]["param"] == named
+
+
+def test_what_fails_in_a_stream_is_its_last_event(sdk, service):
+    service.fails = DeviceMemoryError("found 3 bytes, expected 4")
+    events = list(sdk.responses.create(model="fake", input="hi", stream=True))
+    assert events[-1].type == "response.failed"
+    assert "found 3 bytes" in events[-1].response.error.message

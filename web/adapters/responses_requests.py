@@ -1,0 +1,258 @@
+"""Requests in the form of OpenAI's Responses API: the reference at platform.openai.com/docs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+from pydantic import Discriminator, Field, Tag
+
+from mtmd.web.adapters.door import Turn
+from mtmd.web.adapters.fields import (
+    MOST_MESSAGES,
+    MOST_PARTS,
+    Loose,
+    MaxTokens,
+    ModelName,
+    Schema,
+    Temperature,
+    TopP,
+    given,
+    kind,
+    refuse_unsupported,
+    text_or_list,
+)
+from mtmd.web.adapters.tools import check_history, check_tools
+from mtmd.web.errors import TAG, ApiError
+from mtmd.web.intake.media import Reference
+
+
+class TextPart(Loose):
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+
+
+class RefusalPart(Loose):
+    type: Literal["refusal"]
+    refusal: str
+
+
+class ImagePart(Loose):
+    type: Literal["input_image"]
+    image_url: str | None = None
+    file_id: str | None = None
+    detail: Literal["auto", "low", "high", "original"] | None = None
+
+
+Part: TypeAlias = Annotated[
+    Annotated[TextPart, Tag(f"{TAG}input_text")]
+    | Annotated[TextPart, Tag(f"{TAG}output_text")]
+    | Annotated[TextPart, Tag(f"{TAG}text")]
+    | Annotated[RefusalPart, Tag(f"{TAG}refusal")]
+    | Annotated[ImagePart, Tag(f"{TAG}input_image")],
+    Discriminator(
+        kind,
+        custom_error_type="part",
+        custom_error_message="the type of a part has to be input_text, input_image, output_text or "
+        "refusal; other files and sound cannot be understood",
+    ),
+]
+Content: TypeAlias = Annotated[
+    Annotated[str, Tag(f"{TAG}text")]
+    | Annotated[list[Part], Tag(f"{TAG}parts"), Field(max_length=MOST_PARTS, fail_fast=True)],
+    Discriminator(
+        text_or_list,
+        custom_error_type="content",
+        custom_error_message="expected a text or a list of parts",
+    ),
+]
+
+
+class MessageItem(Loose):
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+
+
+class ReasoningItem(Loose):
+    """Of an answer of another model; left out."""
+
+    type: Literal["reasoning"]
+
+
+class ToolItem(Loose):
+    type: Literal["function_call", "function_call_output"]
+
+
+def _item(value: Any) -> str | None:
+    """Messages may come without a type."""
+    return kind(value) or f"{TAG}message"
+
+
+Item: TypeAlias = Annotated[
+    Annotated[MessageItem, Tag(f"{TAG}message")]
+    | Annotated[ReasoningItem, Tag(f"{TAG}reasoning")]
+    | Annotated[ToolItem, Tag(f"{TAG}function_call")]
+    | Annotated[ToolItem, Tag(f"{TAG}function_call_output")],
+    Discriminator(
+        _item,
+        custom_error_type="item",
+        custom_error_message="the type of an item has to be message; no other can be read here",
+    ),
+]
+Input: TypeAlias = Annotated[
+    Annotated[str, Tag(f"{TAG}text")]
+    | Annotated[
+        list[Item],
+        Tag(f"{TAG}parts"),
+        Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True),
+    ],
+    Discriminator(
+        text_or_list,
+        custom_error_type="input",
+        custom_error_message="expected a text or a list of items",
+    ),
+]
+
+
+class PlainFormat(Loose):
+    type: Literal["text", "json_object"]
+
+
+class SchemaFormat(Loose):
+    type: Literal["json_schema"]
+    name: str = Field(default="answer", max_length=64)
+    schema_: Schema = Field(alias="schema")
+    strict: bool | None = None
+
+
+Format: TypeAlias = Annotated[
+    Annotated[PlainFormat, Tag(f"{TAG}text")]
+    | Annotated[PlainFormat, Tag(f"{TAG}json_object")]
+    | Annotated[SchemaFormat, Tag(f"{TAG}json_schema")],
+    Discriminator(
+        kind,
+        custom_error_type="format",
+        custom_error_message="expected type text, json_object or json_schema",
+    ),
+]
+
+
+class TextConfig(Loose):
+    format: Format | None = None
+
+
+class Reasoning(Loose):
+    effort: str | None = None
+
+
+Metadata: TypeAlias = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16),
+]
+
+
+class ResponsesRequest(Loose):
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "background": (False,),
+        "conversation": (),
+        "prompt": (),
+        "truncation": ("disabled",),
+        "top_logprobs": (0,),
+        "include": ([], ["reasoning.encrypted_content"]),
+    }
+
+    model: ModelName | None = None
+    input: Input
+    instructions: str | None = None
+    max_output_tokens: MaxTokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    text: TextConfig | None = None
+    stream: bool | None = None
+    store: bool | None = None
+    previous_response_id: str | None = Field(default=None, max_length=128)
+    metadata: Metadata | None = None
+    reasoning: Reasoning | None = None
+    tools: Any = None
+    tool_choice: Any = None
+    background: Any = None
+    conversation: Any = None
+    prompt: Any = None
+    truncation: Any = None
+    top_logprobs: Any = None
+    include: Any = None
+
+    @property
+    def is_kept(self) -> bool:
+        return self.store is not False
+
+    def check(self) -> None:
+        """Raises ApiError for what cannot be done."""
+        check_tools(self.tools, self.tool_choice)
+        effort = self.reasoning.effort if self.reasoning else None
+        refuse_unsupported({"reasoning.effort": effort}, {"reasoning.effort": ("none",)})
+        refuse_unsupported(
+            {name: getattr(self, name) for name in self.unsupported}, self.unsupported
+        )
+
+    def turns(self) -> list[Turn]:
+        """What is said in this request, without its instructions."""
+        if isinstance(self.input, str):
+            return [Turn("user", (self.input,))]
+        turns = []
+        for i, item in enumerate(self.input):
+            if isinstance(item, ToolItem):
+                check_history(f"input[{i}]", item.type)
+            elif isinstance(item, MessageItem):
+                role = "system" if item.role == "developer" else item.role
+                turns.append(Turn(role, _parts(item.content, f"input[{i}].content")))
+        return turns
+
+    def details(self) -> list[str]:
+        """How closely pictures are to be looked at: "original" is as they are."""
+        items = self.input if not isinstance(self.input, str) else ()
+        return [
+            {"original": "high"}.get(part.detail, part.detail)
+            for item in items
+            if isinstance(item, MessageItem) and not isinstance(item.content, str)
+            for part in item.content
+            if isinstance(part, ImagePart) and part.detail is not None
+        ]
+
+    def chosen(self) -> dict[str, Any]:
+        """The fields of AnswerOptions that were given."""
+        written = self.text.format if self.text else None
+        schema: dict[str, Any] | None = None
+        if isinstance(written, SchemaFormat):
+            schema = written.schema_
+        elif written is not None and written.type == "json_object":
+            schema = {"type": "object"}
+        return given(
+            max_tokens=self.max_output_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            json_schema=schema,
+        )
+
+
+def _parts(content: str | list[Any], place: str) -> tuple[str | Reference, ...]:
+    if isinstance(content, str):
+        return (content,)
+    return tuple(
+        part.text
+        if isinstance(part, TextPart)
+        else part.refusal
+        if isinstance(part, RefusalPart)
+        else _picture(part, f"{place}[{i}]")
+        for i, part in enumerate(content)
+    )
+
+
+def _picture(part: ImagePart, place: str) -> Reference:
+    url = part.image_url if part.image_url is not None else part.file_id
+    if url is None:
+        raise ApiError(
+            400, f"{place}: expected an image_url or a file_id", param=place, code="invalid_image"
+        )
+    return Reference(
+        f"{place}.image_url" if part.image_url is not None else f"{place}.file_id", url
+    )
