@@ -1,0 +1,180 @@
+"""Requests with anything anywhere in them: every adapter refuses in its own form, nothing of the
+inside in it, or answers.
+
+MTMD_FUZZ_EXAMPLES sets how many requests are made up for each route.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+import os
+import random
+import re
+
+import pytest
+from fake_service import FakeService
+from serving import client_for, data_url, png
+
+EXAMPLES = 8 * int(os.environ.get("MTMD_FUZZ_EXAMPLES", "12"))
+INSIDE = re.compile(
+    r"Traceback|File \"|/work/|/home/|/root/|/usr/|/tmp/|site-packages|0x[0-9a-f]{6,}|\.py\b|PIL\.|Errno|werkzeug|pydantic"
+)
+PICTURE = base64.b64encode(png(6, 6)).decode()
+BLOCKS = [
+    {"type": "text", "text": "hi"},
+    {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PICTURE}},
+]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
+REQUESTS = {
+    "/api/chat": {
+        "model": "fake",
+        "messages": [
+            {"role": "system", "content": "a"},
+            {"role": "user", "content": "b", "images": [PICTURE]},
+        ],
+        "format": SCHEMA,
+        "options": {"num_predict": 4, "temperature": 0.5, "top_k": 3, "stop": ["x"], "seed": 1},
+        "stream": True,
+        "keep_alive": "5m",
+        "think": False,
+        "tools": [],
+    },
+    "/api/generate": {
+        "model": "fake",
+        "prompt": "a",
+        "system": "b",
+        "images": [PICTURE],
+        "raw": False,
+        "context": [],
+        "stream": False,
+        "options": {"mirostat": 0},
+    },
+    "/api/show": {"model": "fake", "name": "fake", "verbose": True},
+    "/v1/messages": {
+        "model": "fake",
+        "max_tokens": 4,
+        "system": [{"type": "text", "text": "a"}],
+        "messages": [
+            {"role": "user", "content": "b"},
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "c"}, BLOCKS[0]]},
+            {"role": "user", "content": BLOCKS},
+        ],
+        "stop_sequences": ["x"],
+        "temperature": 1,
+        "top_k": 3,
+        "stream": True,
+        "thinking": {"type": "disabled"},
+        "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
+        "tools": [],
+    },
+    "/v1/messages/count_tokens": {
+        "model": "fake",
+        "messages": [{"role": "user", "content": BLOCKS}],
+    },
+    "/v1/responses": {
+        "model": "fake",
+        "instructions": "a",
+        "input": [
+            {"role": "developer", "content": "b"},
+            {"type": "reasoning", "summary": []},
+            {
+                "type": "message",
+                "role": "user",
+                "content": [
+                    {"type": "input_text", "text": "c"},
+                    {"type": "input_image", "image_url": data_url(png(6, 6)), "detail": "low"},
+                ],
+            },
+        ],
+        "text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}},
+        "metadata": {"a": "b"},
+        "max_output_tokens": 4,
+        "previous_response_id": None,
+        "reasoning": {"effort": None},
+        "store": True,
+        "stream": True,
+    },
+    "/tokenize": {"content": "a", "add_special": True, "with_pieces": True},
+    "/detokenize": {"tokens": [97, 98]},
+    "/apply-template": {"messages": [{"role": "user", "content": "a"}]},
+}
+ANYTHING = (
+    None, True, False, 0, -1, 1 << 70, 0.5, -1e308, "", "x" * 3000, "file:///etc/passwd", "file-1",
+    "data:,", "data:image/png;base64,", "http://127.0.0.1/", "\ud800", "\x00", "../../x", [], {}, [[]],
+    [None], {"type": "text"}, {"type": ["a"]}, {"type": "image", "source": None}, {"$ref": "#"}, [0] * 500,
+)  # fmt: skip
+
+
+def places(value, place=()):
+    yield place
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
+    for key, item in items:
+        yield from places(item, (*place, key))
+
+
+def changed(body, chance):
+    """`body` with anything at one or a few places, a place taken out, or one put twice."""
+    body = copy.deepcopy(body)
+    for _ in range(chance.choice((1, 1, 1, 2, 4))):
+        place = chance.choice(list(places(body)))
+        if not place:
+            return copy.deepcopy(chance.choice(ANYTHING))
+        inside = body
+        for key in place[:-1]:
+            inside = inside[key]
+        what = chance.random()
+        if what < 0.15:
+            del inside[place[-1]]
+        elif what < 0.25 and isinstance(inside, list):
+            inside += copy.deepcopy([inside[place[-1]]] * chance.choice((1, 20)))
+        else:
+            inside[place[-1]] = copy.deepcopy(chance.choice(ANYTHING))
+        if not isinstance(body, dict) or not body:
+            break
+    return body
+
+
+def is_error(path, found):
+    if path.startswith("/v1/messages"):
+        return found["type"] == "error" and set(found["error"]) == {"type", "message"}
+    if path.startswith("/api/"):
+        return list(found) == ["error"] and isinstance(found["error"], str)
+    return set(found["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("path", REQUESTS)
+def test_anything_anywhere_is_answered_or_refused_in_the_right_form(path):
+    client, chance = client_for(FakeService(), rate_limit=0), random.Random(path)
+    assert client.post(path, json=REQUESTS[path]).status_code == 200
+    seen = set()
+    for _ in range(EXAMPLES):
+        body = changed(REQUESTS[path], chance)
+        found = client.post(path, data=json.dumps(body), content_type="application/json")
+        seen.add(found.status_code)
+        assert found.status_code in (200, 400, 404, 413), (body, found.text)
+        if found.status_code >= 400:
+            assert is_error(path, found.get_json()), found.text
+            assert len(found.data) < 2000 and not INSIDE.search(found.text), found.text
+    assert seen >= {200, 400}
+
+
+@pytest.mark.parametrize("path", REQUESTS)
+def test_what_is_no_json_is_refused_in_the_right_form(path):
+    client = client_for(FakeService())
+    for data, kind, status in (
+        (b"{", "application/json", 400),
+        (b"\xff", "application/json", 400),
+        (b"[" * 5000, "application/json", 400),
+        (b"{}", "text/plain", 415),
+        (b"x=1", "application/x-www-form-urlencoded", 415),
+    ):
+        found = client.post(path, data=data, content_type=kind)
+        assert found.status_code == status and is_error(path, found.get_json())
