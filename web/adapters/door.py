@@ -73,18 +73,11 @@ class Door:
 
     def begin(self, asked: Asked) -> Answering:
         """Raises ApiError and MtmdError for what is wrong with it."""
-        if asked.turns and asked.turns[-1].role == "assistant":
-            raise ApiError(
-                400,
-                "messages: the last one is the assistant's, and an answer cannot be continued at "
-                "this address; end with one of the user",
-                param="messages",
-                code="unsupported_parameter",
-            )
         with ExitStack() as stack:
             messages = stack.enter_context(self._opened(asked.turns))
             usual = {"max_tokens": self.model.context, "detail": _detail(asked)}
-            ticket = self.service.submit(messages, tenant=owner(), **usual | dict(asked.options))
+            options = usual | _continued(asked) | dict(asked.options)
+            ticket = self.service.submit(messages, tenant=owner(), **options)
             stack.callback(give_up, ticket)
             is_gone = request.environ.get("waitress.client_disconnected")
             if is_gone is not None:
@@ -93,7 +86,9 @@ class Door:
 
     def count(self, asked: Asked) -> TokenCount:
         with self._opened(asked.turns) as messages:
-            return self.service.count(messages, detail=_detail(asked), tenant=owner())
+            return self.service.count(
+                messages, detail=_detail(asked), tenant=owner(), **_continued(asked)
+            )
 
     def check_length(self, where: str, characters: int) -> None:
         """Raises PromptError for a text that cannot fit."""
@@ -186,6 +181,12 @@ def _content(turn: Turn, pictures: Iterator[Any]) -> str | list[dict[str, Any]]:
         else {"type": "image", "image": next(pictures)}
         for part in turn.parts
     ]
+
+
+def _continued(asked: Asked) -> dict[str, bool]:
+    """What the assistant says last is the beginning of the answer."""
+    goes_on = bool(asked.turns) and asked.turns[-1].role == "assistant"
+    return {"continue_final_message": True} if goes_on else {}
 
 
 def _detail(asked: Asked) -> str:

@@ -38,6 +38,7 @@ TopP = Annotated[float, Field(gt=0, le=1)]
 TopK = Annotated[int, Field(ge=0, lt=1 << 31)]
 MinP = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=0.01, le=100)]
+Additive = Annotated[float, Field(ge=-2, le=2)]  # of a penalty taken off a logit
 Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
 MaxTokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
 Stops = Annotated[

@@ -11,6 +11,7 @@ from mtmd.web.adapters.fields import (
     MOST_MESSAGES,
     MOST_PARTS,
     MOST_TOKENS,
+    Additive,
     Loose,
     MinP,
     ModelName,
@@ -28,13 +29,7 @@ from mtmd.web.errors import ApiError
 from mtmd.web.intake.media import Reference
 
 # option -> values that ask for nothing
-_OPTIONS: dict[str, tuple[Any, ...]] = {
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "typical_p": (1, 0),
-    "tfs_z": (1, 0),
-    "mirostat": (0,),
-}
+_OPTIONS: dict[str, tuple[Any, ...]] = {"typical_p": (1, 0), "tfs_z": (1, 0), "mirostat": (0,)}
 _DATA = "data:image/unknown;base64,"
 
 Images = Annotated[list[str], Field(max_length=MOST_PARTS)]
@@ -53,8 +48,8 @@ class Options(Loose):
     repeat_penalty: Penalty | None = None
     seed: Seed | Literal[-1] | None = None
     stop: Stops | None = None
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
+    presence_penalty: Additive | None = None
+    frequency_penalty: Additive | None = None
     typical_p: Any = None
     tfs_z: Any = None
     mirostat: Any = None
@@ -76,6 +71,8 @@ class Options(Loose):
             top_p=self.top_p,
             min_p=self.min_p,
             repetition_penalty=self.repeat_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
             seed=None if self.seed == -1 else self.seed,
             stop=tuple(self.stop) if self.stop else None,
         )

@@ -127,8 +127,6 @@ def test_the_official_client_raises_its_own_errors(sdk, service):
         ask(tools=[{"name": "look", "input_schema": {"type": "object"}}])
     with pytest.raises(anthropic.BadRequestError, match="thinking"):
         ask(thinking={"type": "enabled", "budget_tokens": 1024})
-    with pytest.raises(anthropic.BadRequestError, match="cannot be continued"):
-        ask(messages=hi({"role": "assistant", "content": "so"}))
     with pytest.raises(anthropic.BadRequestError, match="documents cannot be read"):
         ask(messages=[{"role": "user", "content": [{"type": "document", "source": {}}]}])
     service.refuses = BusyError("64 requests wait, the most that may; try again later")

@@ -132,7 +132,6 @@ def test_what_says_nothing_loads_a_model_that_is_loaded(client, service):
         ({"options": {"num_predict": 0}}, "num_predict"),
         ({"format": "yaml"}, "format"),
         ({"messages": [{"role": "tool", "content": "3"}]}, "messages[0].role"),
-        ({"messages": [{"role": "assistant", "content": "so"}]}, "messages"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -141,6 +140,18 @@ def test_what_cannot_be_done_is_refused_by_name(client, more, named):
     found = client.post("/api/chat", json=body | more)
     assert found.status_code == 400 and list(found.get_json()) == ["error"]
     assert named in found.get_json()["error"]
+
+
+def test_an_answer_goes_on_from_what_the_assistant_says_last(client, service):
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "so"}]
+    for path, body in (
+        ("/api/chat", {"messages": messages, "options": {"presence_penalty": 1}}),
+        ("/v1/messages", {"messages": messages, "max_tokens": 9}),
+        ("/v1/responses", {"input": messages}),
+    ):
+        assert client.post(path, json={"model": "fake", "stream": False} | body).status_code == 200
+        assert service.tickets[-1].settings.continue_final_message
+    assert service.tickets[0].settings.presence_penalty == 1
 
 
 def test_keys_hold_for_it(service):
