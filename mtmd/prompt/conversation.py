@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from mtmd.clip.image.decode import Picture
 from mtmd.kernels.errors import ImageError, PromptError
+from mtmd.llm.tokenizer.control_tokens import SEAL
 from mtmd.prompt.load_image import ImageSource, load_image
 from mtmd.tools.history import sealed
 from mtmd.tools.tool import NAME
@@ -53,7 +54,7 @@ def user_message(image: Images, prompt: str) -> Message:
             "images: found an empty list, expected at least one; give a path, bytes, a Pillow "
             "image or an array"
         )
-    if isinstance(prompt, str) and not prompt.strip():
+    if isinstance(prompt, str) and not prompt.replace(SEAL, "").strip():
         raise PromptError("the prompt is empty; say what you want to know")
     return {
         "role": "user",

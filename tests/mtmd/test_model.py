@@ -140,7 +140,7 @@ def test_load_refuses_answer_options_and_answers_refuse_load_options(
 
 
 def test_stream_checks_options_before_the_first_event(demo: Model) -> None:
-    for wrong in ({"top_p": 0.0}, {"temperature": 1e-9}, {"colour": 1}):
+    for wrong in ({"top_p": -0.1}, {"temperature": 1e-9}, {"colour": 1}):
         with pytest.raises(OptionError):
             demo.stream([{"role": "user", "content": "hi"}], **wrong)
 
@@ -246,7 +246,13 @@ def test_events(demo: Model, one: Path) -> None:
         and all(texts)
     )
     assert demo.checkpoint.tokenizer.decode(answer.output_token_ids) == answer.text
-    assert list(answer.asdict()) == ["text", "prompt_token_ids", "output_token_ids", "receipt"]
+    assert list(answer.asdict()) == [
+        "text",
+        "prompt_token_ids",
+        "output_token_ids",
+        "receipt",
+        "tool_calls",
+    ]
 
 
 def test_closing_a_stream_early(demo: Model, one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
