@@ -34,6 +34,7 @@ class Account:
 
     statuses: Counter[str] = field(default_factory=Counter)
     by_what: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    waited_ms: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     slowest_s: float = 0.0
     turned_away: int = 0
@@ -41,6 +42,7 @@ class Account:
     def add(self, attempt: Attempt, number: str, status: str, seconds: float, data: bytes) -> None:
         self.statuses[status] += 1
         self.by_what[attempt.what][status] += 1
+        self.waited_ms[attempt.what] += round(1e3 * seconds)
         self.slowest_s = max(self.slowest_s, seconds)
         where = f"{number} ({attempt.what})"
         if status == "unanswered" or (attempt.whole and status in ("closed", "refused")):
@@ -60,6 +62,7 @@ class Account:
             "statuses": dict(sorted(self.statuses.items())),
             "turned_away": self.turned_away,
             "slowest_s": round(self.slowest_s, 1),
+            "waited_ms": dict(self.waited_ms.most_common(12)),
             "problems": len(self.problems),
             "first_problems": self.problems[:KEPT],
         }
@@ -79,14 +82,19 @@ def attack(
     seconds: float = 1e9,
     at_once: int = 24,
     first: int = 0,
+    heavy: bool = True,
 ) -> Account:
-    """`count` attempts, or as many as are made in `seconds`."""
+    """`count` attempts, or as many as are made in `seconds`. `heavy`: those too that take seconds
+    of a core.
+    """
     account, numbers = Account(), iter(range(first, first + count))
     end = time.monotonic() + seconds
 
     async def work() -> None:
         for number in itertools.takewhile(lambda _: time.monotonic() < end, numbers):
             attempt = generator(chance(generator.__name__, seed, number), key)
+            if attempt.what.startswith("heavy") and not heavy:
+                continue
             for _ in range(RETRIES):
                 start = time.monotonic()
                 status, data = await send(where, attempt)

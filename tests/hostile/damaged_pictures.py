@@ -192,8 +192,7 @@ def _text_chunk(kind: bytes) -> Callable[[random.Random], bytes]:
     return lambda rng: png(4, 4, 8, 2, rows, _chunk(kind, b"a\0\0" + _zeros(64 << 20)))
 
 
-def _gif(rng: random.Random) -> bytes:
-    side = rng.choice((8000, 11_000, 40_000, 65_535))
+def _gif(side: int) -> bytes:
     frame = b"," + struct.pack("<HHHHB", 0, 0, 1, 1, 0) + b"\2\2\x4c\1\0"
     return b"GIF89a" + struct.pack("<HHBBB", side, side, 0x80, 0, 0) + bytes(6) + frame + b";"
 
@@ -205,7 +204,7 @@ BOMBS: dict[str, Callable[[random.Random], bytes]] = {
     "zTXt": _text_chunk(b"zTXt"),
     "iCCP": _text_chunk(b"iCCP"),
     "eXIf": lambda rng: png(4, 4, 8, 2, zlib.compress(bytes(52)), _chunk(b"eXIf", _tiff(rng))),
-    "a large GIF": _gif,
+    "a large GIF": lambda rng: _gif(rng.choice((2000, 40_000, 65_535))),
     "an empty bitmap of 100,000 x 100,000": lambda rng: (
         b"BM"
         + struct.pack("<IHHIIiiHHII", 60, 0, 0, 54, 40, 100_000, 100_000, 1, 24, 0, 0)
@@ -224,6 +223,7 @@ BOMBS: dict[str, Callable[[random.Random], bytes]] = {
     "nothing": lambda rng: b"",
 }
 HEAVY_BOMBS: dict[str, Callable[[random.Random], bytes]] = {
+    "a GIF of 43 bytes": lambda rng: _gif(rng.choice((8000, 11_000))),
     "grey of 16 bits, 11,300 x 11,300": lambda rng: png(
         11_300, 11_300, 16, 0, _zeros(11_300 * 22_601)
     ),

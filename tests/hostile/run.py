@@ -184,6 +184,7 @@ def joined(accounts: list[Account]) -> dict[str, Any]:
     for account in accounts:
         whole.statuses += account.statuses
         whole.problems += account.problems
+        whole.waited_ms += account.waited_ms
         whole.turned_away += account.turned_away
         whole.slowest_s = max(whole.slowest_s, account.slowest_s)
         for what, statuses in account.by_what.items():

@@ -19,7 +19,7 @@ from served import ATTACKER, Served, Watched, served
 from slow_clients import attack_slowly
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are read from /proc")
-COUNTS: dict[Generator, int] = {http_shape: 400, picture_attempt: 250, schema_attempt: 200}
+COUNTS: dict[Generator, int] = {http_shape: 400, picture_attempt: 200, schema_attempt: 200}
 SLOW = 200
 
 
@@ -48,10 +48,11 @@ def watched(server: Served) -> Iterator[None]:
 def test_all_are_answered_and_none_with_an_error_of_ours(
     generator: Generator, server: Served
 ) -> None:
-    found = attack((server.host, server.port), generator, ATTACKER, 1, count=COUNTS[generator])
-    assert found.count == COUNTS[generator]
+    where, count = (server.host, server.port), COUNTS[generator]
+    found = attack(where, generator, ATTACKER, 1, count=count, heavy=False)
     assert not found.problems, found.problems
-    assert len(found.statuses) > 2, found.statuses
+    assert count * 0.95 < found.count <= count
+    assert {"200", "400"} <= set(found.statuses), found.statuses
 
 
 def test_slow_clients_keep_nobody_from_being_answered(server: Served) -> None:
