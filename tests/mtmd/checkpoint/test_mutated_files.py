@@ -110,6 +110,16 @@ FOUND = {  # by longer campaigns than the one above
         edited("tokenizer_config.json", "image_token", value="\ud800"),
         "expected the token's text",
     ),
+    "a kind that is no text": (
+        "qwen2_vl",
+        edited("config.json", "model_type", value={}),
+        "model_type is",
+    ),
+    "more than a head that turns": (
+        "qwen3_next",
+        edited("config.json", "rope_parameters", value={"partial_rotary_factor": 1e308}),
+        "inf dimensions of a head of 48 turn, expected no more than it has",
+    ),
     "tokens that are a number": (
         "gguf",
         no_tokens,
