@@ -39,7 +39,7 @@ GENERATORS: dict[str, Generator] = {
     "pictures": picture_attempt,
     "schemas": schema_attempt,
 }
-CALM_S = 15.0
+CALM_S, AFTER_S = 15.0, 5.0
 STEP = 500  # attempts between looks at the memory
 MODEL_KINDS = (
     "config",
@@ -147,9 +147,10 @@ def run_on(
                 report[kind]["first_problems"].append("the server ended")
                 break
         watched.begin("after")
-        report["after"] = {"files": server.settled_files(), "files_at_start": server.files}
+        time.sleep(AFTER_S)
         for name, found in watched.end().items():
             report.setdefault(name, {})["watched"] = found
+        report["files"] = {"now": server.settled_files(), "at_start": server.files}
     finally:
         watched.close()
     return report
