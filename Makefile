@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 QUICK := tests/test_layering.py tests/clip tests/kernels tests/llm tests/mtmd/prompt tests/mtmd/test_config.py \
     --ignore tests/kernels/gpu --ignore tests/mtmd/prompt/test_bridge.py
 
-.PHONY: demo test check quick lint floors audit clean
+.PHONY: demo test check quick lint floors audit hostile clean
 
 demo: $(VENV)/installed
 	$(BIN)/mtmd describe examples/shapes.png
@@ -55,6 +55,12 @@ audit: $(VENV)/tested-with
 	$(VENV)-audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
 	$(BIN)/python -m pip freeze --exclude-editable > $(VENV)-audit/installed.txt
 	$(VENV)-audit/bin/pip-audit --strict --no-deps --disable-pip -r $(VENV)-audit/installed.txt
+
+# A server under attack for half an hour, then the data folder under kill -9. HOSTILE="--minutes 5 --schemas 0" chooses; --help lists.
+hostile: $(VENV)/tested-with
+	$(BIN)/python tests/hostile/run.py $(HOSTILE)
+	$(BIN)/python tests/hostile/store_kills.py --kills 50
+	$(BIN)/python tests/hostile/growth.py
 
 # torch first and by its pinned version: a wider request takes gigabytes of CUDA packages.
 $(VENV)/installed: pyproject.toml constraints.txt

@@ -41,6 +41,16 @@ def rotary(base: float, dims: int) -> Rotary:
     return Rotary(tuple(_inverse(base, dims).tolist()))
 
 
+def turning_dims(head: int, share: float, where: str) -> int:
+    """Dimensions of a head of which a share turns. Raises ModelError for more than it has."""
+    if share > 1:
+        raise ModelError(
+            f"{where}: {head * share:g} dimensions of a head of {head} turn, expected no more than "
+            "it has"
+        )
+    return int(head * share)
+
+
 def read_rotary(parameters: Settings, dims: int, base: float, context: int) -> Rotary:
     """From `rope_parameters` (or `rope_scaling`) of a config.json: `dims` of each head turn, `base`
     where it is not given there, `context` the tokens the checkpoint is made for. Raises ModelError

@@ -12,7 +12,7 @@ import torch
 
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
-from mtmd.kernels.checkpoint.rotary import Rotary, read_rotary
+from mtmd.kernels.checkpoint.rotary import Rotary, read_rotary, turning_dims
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, WeightSource
@@ -157,7 +157,9 @@ def read(c: Settings) -> Glm4Text:
         f"{c.where}: rope_parameters",
     )
     share = rope.number("partial_rotary_factor", c.number("partial_rotary_factor", 1.0))
-    dims = c.count("rope_dimension_count", int(head * share))  # GGUF's way to say it
+    dims = c.count(
+        "rope_dimension_count", turning_dims(head, share, c.where)
+    )  # GGUF's way to say it
     if dims > head:
         raise ModelError(
             f"{c.where}: {dims} dimensions of a head of {head} turn, expected no more than it has"

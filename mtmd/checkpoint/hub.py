@@ -22,6 +22,7 @@ ALLOWED = ["*.safetensors", "*.json", "*.jinja"]
 IGNORED = ["*/*", "consolidated*.safetensors"]
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
+DEFAULT_REVISION = "main"  # as huggingface_hub has it
 NOTHING = ["-"]  # names no file: the folder alone is asked for
 PROJECTOR_TYPES = ("BF16", "F16", "F32", "Q8_0")  # of several projectors, the first there is
 PART = re.compile(r"-(?P<part>\d{5})-of-\d{5}\.gguf", re.I)
@@ -89,12 +90,12 @@ def _fetch(
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    def snapshot(wanted: list[str], local: bool) -> Path:
+    def snapshot(wanted: list[str], commit: str | None, local: bool) -> Path:
         ignored = IGNORED if kind is None else []
         return Path(
             snapshot_download(
                 repo,
-                revision=revision,
+                revision=commit,
                 cache_dir=cache_dir,
                 endpoint=endpoint,
                 allow_patterns=wanted,
@@ -118,7 +119,7 @@ def _fetch(
         if status < 500 and status != 429:
             raise ModelError(_explain(model, error, status)) from error
         try:
-            folder = snapshot(ALLOWED if kind is None else NOTHING, local=True)
+            folder = snapshot(ALLOWED if kind is None else NOTHING, revision, local=True)
         except Exception:
             raise ModelError(
                 f"model {model!r} is not in the local cache and the Hugging Face hub cannot be "
@@ -136,7 +137,11 @@ def _fetch(
         _check_weights(model, files)
     wanted = ALLOWED if kind is None else _gguf_files(model, kind, files)
     try:
-        return _in(snapshot(wanted, local=False), model, kind, files)
+        # Of the commit whose files were looked at: the branch may have moved since.
+        folder = snapshot(wanted, info.sha or revision, local=False)
+        if info.sha and revision != info.sha:
+            _remember(folder, revision or DEFAULT_REVISION, info.sha)
+        return _in(folder, model, kind, files)
     except ModelError:
         raise
     except Exception as error:
@@ -144,6 +149,18 @@ def _fetch(
             f"model {model!r} could not be fetched from the Hugging Face hub ({_cause(error)}); "
             "check network and disk space and run again: finished files are kept"
         ) from error
+
+
+def _remember(folder: Path, revision: str, commit: str) -> None:
+    """Which commit a branch or tag was, as huggingface_hub notes it in its cache when it is asked
+    for a branch: by that the model is found without the hub.
+    """
+    notes = (folder.parents[1] / "refs").resolve()
+    note = (notes / revision).resolve()
+    if notes not in note.parents:  # "../x" is no name of a branch
+        return
+    note.parent.mkdir(parents=True, exist_ok=True)
+    note.write_text(commit)
 
 
 def _in(folder: Path, model: str, kind: str | None, files: list[str]) -> Found:

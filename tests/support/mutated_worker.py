@@ -1,5 +1,5 @@
 """Opens mutated checkpoints and asks them something, one after another, and writes a line of JSON
-for each: run by mtmd/test_mutated_files.
+for each: run by `Worker` of mutated_files.py.
 
     python tests/support/mutated_worker.py SEEDS SCRATCH [KIND FIRST LAST]
 
@@ -52,6 +52,7 @@ NEEDED = {
     "config": CONFIG,
     "processor": PROCESSOR,
     "tokenizer": CONFIG,
+    "bombs": ("tokenizer.json",),
     "template": CONFIG,
     "safetensors": CONFIG,
     "gguf": ("*.gguf",),
@@ -261,6 +262,62 @@ def mutate_weights(folder: Path, rng: random.Random) -> str:
     return change(folder / INDEX, mutate_json, rng)
 
 
+def mutate_into_bomb(folder: Path, rng: random.Random) -> str:
+    """A tokenizer that makes much of little, in its steps, its tokens, or its form."""
+    path = folder / "tokenizer.json"
+    values: dict[str, Any] = json.loads(path.read_text())
+    many = rng.choice((1, 3, 7, 60))
+    longer = {
+        "type": "Replace",
+        "pattern": {"String": "a"},
+        "content": "a" * rng.choice((1, 16, 999)),
+    }
+    kind = rng.choice(
+        ("normalizer", "decoder", "pre_tokenizer", "tokens", "length", "depth", "merges")
+    )
+    if kind in ("normalizer", "decoder"):
+        values[kind] = {"type": "Sequence", f"{kind}s": [longer] * many}
+    elif kind == "pre_tokenizer":
+        pattern = rng.choice(
+            ("(a|b)*a(a|b){15}", "(a+)+$", "(?=.*x)", "", ".", "(", "\\p{L}{1000}")
+        )
+        split = {
+            "type": "Split",
+            "pattern": {"Regex": pattern},
+            "behavior": "Isolated",
+            "invert": False,
+        }
+        values[kind] = {"type": "Sequence", "pretokenizers": [split] * many}
+    elif kind in ("tokens", "length"):
+        count, length = (many * 200, 20) if kind == "tokens" else (many, rng.choice((2000, 60_000)))
+        begin = max((t["id"] for t in values["added_tokens"]), default=0) + 1
+        form = {
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": rng.random() < 0.5,
+        }
+        values["added_tokens"] += [
+            form | {"id": begin + i, "content": f"<{i}" + "x" * length, "special": True}
+            for i in range(count)
+        ]
+    elif kind == "depth":
+        step: Any = {"type": "Strip", "strip_left": True, "strip_right": True}
+        for _ in range(many * 5):  # of 60: deeper than any limit, and what json writes
+            step = {"type": "Sequence", "normalizers": [step]}
+        values["normalizer"] = step
+    else:
+        model = values["model"]
+        words = sorted(model.get("vocab", {}), key=len)[-50:]
+        model["merges"] = [
+            *model.get("merges", []),
+            *([[a, b] for a in words for b in words] * many),
+        ]
+    path.unlink()
+    path.write_text(json.dumps(values))
+    return f"tokenizer.json: {kind}, {many}"
+
+
 def mutate_gguf_file(folder: Path, rng: random.Random) -> str:
     return change(rng.choice(sorted(folder.glob("*.gguf"))), mutate_gguf, rng)
 
@@ -293,6 +350,7 @@ MUTATIONS: dict[str, Mutation] = {
     "template": mutate_chat,
     "safetensors": mutate_weights,
     "gguf": mutate_gguf_file,
+    "bombs": mutate_into_bomb,
     "files": mutate_any,
     "none": mutate_nothing,
 }

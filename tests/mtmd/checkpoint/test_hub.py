@@ -18,6 +18,7 @@ from mtmd.checkpoint.hub import Found, resolve_model
 from mtmd.kernels.errors import ModelError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+NEXT_COMMIT = COMMIT[::-1]
 FILES = {
     "config.json": b"{}",
     "tokenizer.json": b'{"a": 1}',
@@ -44,6 +45,7 @@ GGUFS = {
 }
 REPOS = {
     "org/good": FILES,
+    "org/moving": FILES,  # its branch has a new commit by the time that files are asked for
     "org/pickles": {"config.json": b"{}", "pytorch_model.bin": b"x"},
     "org/empty": {},
     "org/GGUF": GGUFS,
@@ -106,7 +108,7 @@ class FakeHub(BaseHTTPRequestHandler):
         siblings = [{"rfilename": name} for name in files]
         info = {
             "id": repo,
-            "sha": COMMIT,
+            "sha": NEXT_COMMIT if repo == "org/moving" and parts[5:] == ["main"] else COMMIT,
             "siblings": siblings,
             "private": False,
             "tags": [],
@@ -264,6 +266,14 @@ def test_a_fetched_model_is_found_without_the_hub(
 ) -> None:
     first = resolve_model("org/good", endpoint=endpoint, cache_dir=tmp_path)
     assert resolve_model("org/good", endpoint=closed_port, cache_dir=tmp_path) == first
+
+
+def test_what_is_fetched_is_the_commit_that_was_looked_at(
+    endpoint: str, closed_port: str, tmp_path: Path
+) -> None:
+    found = resolve_model("org/moving", endpoint=endpoint, cache_dir=tmp_path)
+    assert found.path.name == COMMIT
+    assert resolve_model("org/moving", endpoint=closed_port, cache_dir=tmp_path) == found
 
 
 @pytest.mark.parametrize("progress", [True, False])

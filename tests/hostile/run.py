@@ -1,0 +1,251 @@
+"""One real server under attack, kind by kind, with neighbours who chat; then model files. Ends with
+exit code 1 where the account shows what should not be.
+
+    .venv/bin/python tests/hostile/run.py --minutes 30 --seed 1 --out report.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "families"))
+
+from attack import Account, attack
+from attempts import Generator
+from damaged_pictures import picture_attempt
+from hostile_schemas import schema_attempt
+from http_shapes import http_shape
+from served import ATTACKER, Served, Watched, served
+from slow_clients import attack_slowly
+
+HEALTH_MS = 250.0
+MEMORY_MIB = 3072
+"""Of the server and its workers together: the demo model 0.5 GiB, one picture of the most pixels
+that may be decoded in 2.5."""
+SHARES = {"requests": 8, "pictures": 8, "schemas": 5, "slow": 5, "models": 4}
+"""Of the minutes."""
+GENERATORS: dict[str, Generator] = {
+    "requests": http_shape,
+    "pictures": picture_attempt,
+    "schemas": schema_attempt,
+}
+CALM_S, AFTER_S = 15.0, 5.0
+STEP = 500  # attempts between looks at the memory
+MODEL_KINDS = (
+    "config",
+    "processor",
+    "tokenizer",
+    "bombs",
+    "template",
+    "safetensors",
+    "gguf",
+    "files",
+)
+MODEL_STEP = 20
+
+
+def main() -> int:
+    options = parse()
+    minutes = {k: options.minutes * s / sum(SHARES.values()) for k, s in SHARES.items()}
+    wanted = {k: getattr(options, k) for k in SHARES}
+    report: dict[str, Any] = {"seed": options.seed}
+    problems: list[str] = []
+    if any(wanted[k] for k in (*GENERATORS, "slow")):
+        with served("--threads", str(options.threads)) as server:
+            report |= run_on(server, options, wanted, minutes)
+        problems += server.problems
+        report["log"] = server.problems
+    if wanted["models"]:
+        began = time.monotonic()
+        report["models"] = model_files(options.seed, wanted["models"], 60 * minutes["models"])
+        report["models"]["minutes"] = round((time.monotonic() - began) / 60, 1)
+    calm = report.get("calm", {}).get("watched", {})
+    busy = calm.get("over_250_ms", 0) > 0  # with something else: times decide nothing
+    if busy:
+        print(
+            "the machine is busy: how long /health took is reported and not judged", file=sys.stderr
+        )
+    for name, found in report.items():
+        if isinstance(found, dict):
+            problems += [f"{name}: {p}" for p in found.get("first_problems", ())]
+            problems += judged(name, found.get("watched", {}), options.memory, busy)
+    report["problems"] = problems
+    text = json.dumps(report, indent=1)
+    if options.out:
+        Path(options.out).write_text(text + "\n")
+    print(text)
+    return 1 if problems else 0
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=30, help="in all, shared out (30)")
+    for name in SHARES:
+        text = "connections at a time" if name == "slow" else "at most"
+        most = 500 if name == "slow" else 1_000_000
+        parser.add_argument(
+            f"--{name}", type=int, default=most, help=f"{text}, 0 for none ({most:,})"
+        )
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0, help="number of the first attempt (0)")
+    parser.add_argument("--at-once", type=int, default=24, help="attempts at a time (24)")
+    parser.add_argument("--chats", type=int, default=4, help="neighbours who chat (4)")
+    parser.add_argument("--threads", type=int, default=1, help="of the server (1)")
+    parser.add_argument(
+        "--memory", type=int, default=MEMORY_MIB, help="budget in MiB (%(default)s)"
+    )
+    parser.add_argument("--out", help="file for the report")
+    return parser.parse_args()
+
+
+def run_on(
+    server: Served, options: argparse.Namespace, wanted: dict[str, int], minutes: dict[str, float]
+) -> dict[str, Any]:
+    where, report = (server.host, server.port), dict[str, Any]()
+    watched = Watched(server, options.chats)
+    try:
+        watched.begin("start")
+        time.sleep(5)
+        watched.begin("calm")
+        time.sleep(CALM_S)
+        report["calm"] = {"server_mib": [server.resident_mib()]}
+        for kind in (k for k in (*GENERATORS, "slow") if wanted[k]):
+            watched.begin(kind)
+            began = time.monotonic()
+            seconds = 60 * minutes[kind]
+            if kind == "slow":
+                accounts = [
+                    attack_slowly(
+                        where,
+                        ATTACKER,
+                        options.seed,
+                        count=wanted[kind],
+                        seconds=seconds,
+                        to_the_end=True,
+                    )
+                ]
+                sizes = [server.resident_mib()]
+            else:
+                accounts, sizes = in_steps(server, kind, wanted[kind], seconds, options)
+            report[kind] = joined(accounts) | {
+                "minutes": round((time.monotonic() - began) / 60, 1),
+                "server_mib": sizes,
+            }
+            told = {k: report[kind][k] for k in ("count", "statuses", "problems", "minutes")}
+            print(kind, json.dumps(told), file=sys.stderr, flush=True)
+            if server.process.poll() is not None:
+                report[kind]["first_problems"].append("the server ended")
+                break
+        watched.begin("after")
+        time.sleep(AFTER_S)
+        for name, found in watched.end().items():
+            report.setdefault(name, {})["watched"] = found
+        report["files"] = {"now": server.settled_files(), "at_start": server.files}
+    finally:
+        watched.close()
+    return report
+
+
+def in_steps(
+    server: Served, kind: str, count: int, seconds: float, options: argparse.Namespace
+) -> tuple[list[Account], list[int]]:
+    """Accounts, and the server's resident memory in MiB after each step."""
+    accounts, sizes = list[Account](), list[int]()
+    end = time.monotonic() + seconds
+    for first in range(options.first, options.first + count, STEP):
+        if (left := end - time.monotonic()) <= 0 or server.process.poll() is not None:
+            break
+        accounts.append(
+            attack(
+                (server.host, server.port),
+                GENERATORS[kind],
+                ATTACKER,
+                options.seed,
+                count=min(STEP, options.first + count - first),
+                seconds=left,
+                at_once=options.at_once,
+                first=first,
+            )
+        )
+        if server.process.poll() is None:
+            sizes.append(server.resident_mib())
+    return accounts, sizes
+
+
+def joined(accounts: list[Account]) -> dict[str, Any]:
+    whole = Account()
+    for account in accounts:
+        whole.statuses += account.statuses
+        whole.problems += account.problems
+        whole.waited_ms += account.waited_ms
+        whole.turned_away += account.turned_away
+        whole.slowest_s = max(whole.slowest_s, account.slowest_s)
+        for what, statuses in account.by_what.items():
+            whole.by_what[what] += statuses
+    return whole.report() | {"by_what": {k: dict(v) for k, v in sorted(whole.by_what.items())}}
+
+
+def model_files(seed: int, count: int, seconds: float) -> dict[str, Any]:
+    """Damaged checkpoints opened in processes of their own, kind after kind."""
+    from mutated_files import Worker, failures, make_seeds
+
+    found, wrong, end = Counter[str](), list[str](), time.monotonic() + seconds
+    peak = 0
+    with tempfile.TemporaryDirectory() as name:
+        (seeds := Path(name) / "seeds").mkdir()
+        (scratch := Path(name) / "scratch").mkdir()
+        worker = Worker(make_seeds(seeds), scratch)
+        try:
+            for kind, number in zip(itertools.cycle(MODEL_KINDS), itertools.count()):
+                left = count - found.total()
+                if left <= 0 or time.monotonic() > end:
+                    break
+                first = seed * 1_000_000 + number // len(MODEL_KINDS) * MODEL_STEP
+                results = worker.run(kind, first, min(MODEL_STEP, left))
+                found.update(r["outcome"] for r in results)
+                peak = max(peak, *(r["peak"] for r in results))
+                wrong += [f"{kind}: {failure}" for failure in failures(results)]
+        finally:
+            worker.close()
+    return {
+        "count": found.total(),
+        "outcomes": dict(found),
+        "peak_mib": peak >> 20,
+        "processes": worker.started,
+        "problems": len(wrong),
+        "first_problems": wrong[:20],
+    }
+
+
+def judged(name: str, watched: dict[str, Any], memory_mib: int, busy: bool) -> list[str]:
+    """What should not be in what the watcher saw."""
+    if not watched or name == "start":
+        return []
+    rules: list[tuple[str, Callable[[], bool]]] = [
+        (f"health {watched['health']}", lambda: set(watched["health"]) != {"200"}),
+        (
+            f"health took {watched['health_ms'].get('max')} ms, {watched['over_250_ms']} times more "
+            f"than {HEALTH_MS:g}",
+            lambda: watched["over_250_ms"] > 0 and not busy,
+        ),
+        (
+            f"{watched['peak_memory_mib']} MiB, the budget is {memory_mib}",
+            lambda: watched["peak_memory_mib"] > memory_mib,
+        ),
+        (f"chats {watched['chats']}", lambda: "cut off" in watched["chats"]),
+    ]
+    return [f"{name}: {text}" for text, holds in rules if holds()]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

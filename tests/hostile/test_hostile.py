@@ -1,0 +1,113 @@
+"""A real server under a few hundred attempts of each kind, and one account of them. Nothing here is
+decided by how long it took; `make hostile` goes on for longer.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from urllib.request import urlopen
+
+import pytest
+from attack import Account, attack, examples
+from attempts import Attempt, Generator
+from damaged_pictures import picture_attempt
+from hostile_schemas import schema_attempt
+from http_shapes import KINDS, http_shape
+from run import MEMORY_MIB, judged
+from served import ATTACKER, Served, Watched, served
+from slow_clients import attack_slowly
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are read from /proc")
+COUNTS: dict[Generator, int] = {http_shape: 400, picture_attempt: 200, schema_attempt: 200}
+SLOW = 200
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with served("--no-warmup", "--threads", "1") as made:
+        yield made
+    assert not made.problems, made.problems
+
+
+@pytest.fixture(scope="module", autouse=True)
+def watched(server: Served) -> Iterator[None]:
+    watcher = Watched(server, chats=1)
+    watcher.begin("attacked")
+    try:
+        yield
+        found = watcher.end()["attacked"]
+    finally:
+        watcher.close()
+    assert not judged("attacked", found, MEMORY_MIB, busy=True)
+    assert found["chats"].get("200"), found
+    server.settled_files()
+
+
+@pytest.mark.parametrize("generator", COUNTS, ids=lambda g: g.__name__)
+def test_all_are_answered_and_none_with_an_error_of_ours(
+    generator: Generator, server: Served
+) -> None:
+    where, count = (server.host, server.port), COUNTS[generator]
+    found = attack(where, generator, ATTACKER, 1, count=count, heavy=False)
+    assert not found.problems, found.problems
+    assert count * 0.95 < found.count <= count
+    assert {"200", "400"} <= set(found.statuses), found.statuses
+
+
+def test_slow_clients_keep_nobody_from_being_answered(server: Served) -> None:
+    where = (server.host, server.port)
+    found = attack_slowly(where, ATTACKER, 1, count=SLOW, seconds=2, to_the_end=False)
+    assert found.count >= SLOW and not found.problems, found.problems
+    with urlopen(f"{server.url}/health", timeout=120) as health:
+        assert health.status == 200
+
+
+@pytest.mark.parametrize("generator", COUNTS, ids=lambda g: g.__name__)
+def test_the_same_seed_makes_the_same(generator: Generator) -> None:
+    first, again = (list(examples(generator, 5, 30)) for _ in range(2))
+    assert first == again != list(examples(generator, 6, 30))
+
+
+def test_every_shape_is_made() -> None:
+    assert len({a.what for a in examples(http_shape, 1, 400)}) >= len(KINDS)
+
+
+@pytest.mark.parametrize(
+    "status, whole, data, wrong",
+    [
+        ("200", True, b"", False),
+        ("503", True, b"", False),
+        ("500", True, b"", True),
+        ("502", False, b"", True),
+        ("closed", True, b"", True),
+        ("closed", False, b"", False),
+        ("unanswered", False, b"", True),
+        ("400", True, b'File "web/app.py"', True),
+    ],
+)
+def test_what_the_account_takes_for_a_problem(
+    status: str, whole: bool, data: bytes, wrong: bool
+) -> None:
+    account = Account()
+    account.add(Attempt("x", b"", whole), "1", status, 0.1, data)
+    assert bool(account.problems) is wrong and account.count == 1
+
+
+def test_what_the_watcher_sees_is_judged() -> None:
+    well = {
+        "health": {"200": 9},
+        "health_ms": {"max": 30.0},
+        "over_250_ms": 0,
+        "peak_memory_mib": 900,
+        "chats": {"200": 4, "429": 1},
+    }
+    assert not judged("x", well, MEMORY_MIB, busy=False)
+    for wrong in (
+        {"health": {"200": 9, "unanswered": 1}},
+        {"over_250_ms": 1},
+        {"peak_memory_mib": MEMORY_MIB + 1},
+        {"chats": {"cut off": 1}},
+    ):
+        assert len(judged("x", well | wrong, MEMORY_MIB, busy=False)) == 1
+    assert not judged("x", well | {"over_250_ms": 1}, MEMORY_MIB, busy=True)
