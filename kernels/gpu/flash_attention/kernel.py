@@ -43,8 +43,6 @@ from math import isfinite
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from mtmd.kernels.dtype import name_of
@@ -57,6 +55,7 @@ from mtmd.kernels.gpu.flash_attention.tiles import (
     plan_launch,
     workspace,
 )
+from mtmd.kernels.gpu.jit import tl, triton
 from mtmd.kernels.gpu.launch import on_device_of
 from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel
 from mtmd.kernels.graph import Type

@@ -1,0 +1,40 @@
+"""Triton, or, where it is not installed, what lets the kernels' files be read all the same: what
+they take, how they would be called and what memory they need is plain arithmetic, and a prediction
+asks for it on any machine. Kernels import `triton` and `tl` from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
+
+INSTALL = "pip install 'mtmd[gpu]'"
+
+
+def has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+class NotCompiled:
+    """A kernel on a machine without Triton: it has a name and cannot be launched."""
+
+    def __init__(self, function: Callable[..., Any]):
+        self.__name__ = function.__name__
+        self.arg_names = list(function.__code__.co_varnames[: function.__code__.co_argcount])
+
+    def __getitem__(self, grid: object) -> Any:
+        from mtmd.kernels.errors import PlacementError
+
+        raise PlacementError(
+            f"{self.__name__}: kernels are compiled by Triton, which is not installed; {INSTALL}"
+        )
+
+
+if has_triton():
+    import triton
+    import triton.language as tl
+else:
+    triton = SimpleNamespace(jit=NotCompiled)
+    tl = SimpleNamespace(constexpr=lambda value: value)
