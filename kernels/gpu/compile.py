@@ -18,12 +18,15 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from mtmd.kernels.errors import OptionError, PlacementError
+from mtmd.kernels.errors import PlacementError
+from mtmd.kernels.gpu.architectures import ARCHITECTURES, architecture
 from mtmd.kernels.gpu.triton_kernel import Program
 
-# What one program may use: CUDA C++ Programming Guide, "Compute Capabilities"; AMD CDNA 3 ISA
-# guide, local data share of a workgroup.
-SHARED_LIMIT = {"cuda:80": 163 * 1024, "cuda:90": 227 * 1024, "hip:gfx942": 64 * 1024}
+# Of those that docs/kernels.md has a column for.
+SHARED_LIMIT = {
+    target: ARCHITECTURES[target].shared_per_program
+    for target in ("cuda:80", "cuda:90", "hip:gfx942")
+}
 POINTER = {
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
@@ -49,13 +52,9 @@ class Resources:
 
 def parse_target(text: str) -> GPUTarget:
     """`cuda:90` (compute capability 9.0) or `hip:gfx942`. Raises OptionError."""
-    match = re.fullmatch(r"cuda:(\d{2,3})|hip:(gfx\w+)", text)
-    if not match:
-        raise OptionError(
-            f"target {text!r}: expected cuda:CAPABILITY such as cuda:90, or hip:ARCH such as "
-            "hip:gfx942"
-        )
-    return GPUTarget("cuda", int(match[1]), 32) if match[1] else GPUTarget("hip", match[2], 64)
+    known = architecture(text)
+    kind, _, version = text.partition(":")
+    return GPUTarget(kind, int(version) if kind == "cuda" else version, known.warp)
 
 
 def compile_program(target: str, program: Program) -> Resources:

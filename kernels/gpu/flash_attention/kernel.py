@@ -565,6 +565,7 @@ def run_launch(
             **call.constants,
             num_warps=call.warps,
             num_stages=call.stages,
+            enable_fp_fusion=True,
         )
     return out
 
@@ -587,6 +588,13 @@ def program(
     )
 
 
+def launches(
+    q: Type, k: Type, v: Type, mask: Type | None = None, bounds: Type | None = None, **options: Any
+) -> int:
+    """One, and one more where the keys are shared out."""
+    return 1 if plan_launch(q, k, v, mask, bounds, **options).splits == 1 else 2
+
+
 def combine_program(
     q: Type, k: Type, v: Type, mask: Type | None = None, bounds: Type | None = None, **options: Any
 ) -> Program:
@@ -602,6 +610,7 @@ KERNEL = TritonKernel(
     rejects=rejects,
     workspace=workspace,
     program=program,
+    launches=launches,
     cases=CASES,
     uses=USES,
     error=largest_error,
