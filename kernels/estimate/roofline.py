@@ -12,7 +12,6 @@ so has the time. docs/gpu.md says where each comes from.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 from mtmd.kernels.backends.target import Target
@@ -149,7 +148,7 @@ def shares(plan: Plan, target: Target, card: Card | None) -> tuple[OpShare, ...]
         )
     result = []
     for (op, kernel), costs in rows.items():
-        device, causes = 0.0, Counter({LAUNCHES: 0.0})
+        device, causes = 0.0, {LAUNCHES: 0.0}
         if card is not None and card.is_known:
             _, device, causes = _times(costs, card, factors_of(card)[MIDDLE])
         result.append(
@@ -177,9 +176,9 @@ def _kernel(node: Node, backend: object, target: Target) -> str:
 
 def _times(
     costs: list[tuple[Node, Cost]], card: Card, factors: Factors
-) -> tuple[float, float, Counter[str]]:
+) -> tuple[float, float, dict[str, float]]:
     """Seconds of the host, of the device, and of the device by what holds it up."""
-    causes: Counter[str] = Counter()
+    causes: dict[str, float] = dict.fromkeys((BANDWIDTH, FLOPS, LAUNCHES), 0.0)
     for node, used in costs:
         if node.op == "copy":
             continue

@@ -91,7 +91,7 @@ def specialisation(program: Program) -> Hashable:
         program.function,
         tuple(signature.items()),
         tuple(sorted(constants.items())),
-        tuple(attributes),
+        tuple(at for at, known in attributes.items() if known),
         program.call.warps,
         program.call.stages,
     )
@@ -102,7 +102,8 @@ def _specialised(
 ) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int, ...], Any]]:
     """Types of arguments, values of constants, and what is known of other arguments, as the
     just-in-time compiler would have them: an integer of 1 is a constant, multiples of 16 and
-    pointers are marked as such.
+    pointers are marked as such, and of other integers and constants it is noted that nothing is
+    known, which is part of what it tells programs apart by.
     """
     kernel, call, pointers = program.function, program.call, program.operands
     signature: dict[str, str] = {}
@@ -112,13 +113,17 @@ def _specialised(
     fixed = {p.name for p in getattr(kernel, "params", ()) if p.do_not_specialize}
     for index, name in enumerate(kernel.arg_names):
         value = call.scalars.get(name)
-        if name in call.constants or (value == 1 and isinstance(value, int) and name not in fixed):
+        is_one = value == 1 and isinstance(value, int) and name not in fixed
+        if name in call.constants or is_one:
             signature[name] = "constexpr"
             constants.setdefault(name, value)
+            attributes[(index,)] = []
             continue
         signature[name] = POINTER[pointers[name].dtype] if name in pointers else _scalar(value)
-        if name in pointers or (isinstance(value, int) and value % 16 == 0 and name not in fixed):
+        if name in pointers:
             attributes[(index,)] = [["tt.divisibility", 16]]
+        elif isinstance(value, int) and name not in fixed:
+            attributes[(index,)] = [["tt.divisibility", 16]] if value % 16 == 0 else []
     return signature, constants, attributes
 
 

@@ -6,6 +6,7 @@ asks for it on any machine. Kernels import `triton` and `tl` from here.
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -32,9 +33,9 @@ class NotCompiled:
         )
 
 
-if has_triton():
-    import triton
-    import triton.language as tl
-else:
-    triton = SimpleNamespace(jit=NotCompiled)
-    tl = SimpleNamespace(constexpr=lambda value: value)
+triton: Any = import_module("triton") if has_triton() else SimpleNamespace(jit=NotCompiled)
+tl: Any = (
+    import_module("triton.language")
+    if has_triton()
+    else SimpleNamespace(constexpr=lambda value: value)
+)

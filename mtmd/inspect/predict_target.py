@@ -81,6 +81,7 @@ def predict(
         usable_bytes=usable_bytes(card.memory_bytes),
         weight_bytes=needs.weight_bytes(),
         longest_context=needs.longest_context(),
+        most_answers=needs.most_answers(),
         lengths=needs.lengths,
         pictures=needs.pictures,
         work=tuple(_work(g, plan, device, needs) for g, plan in plans),

@@ -26,6 +26,7 @@ SCHEMA = 1  # of `Prediction.asdict`: raised when a field is renamed, removed or
 LENGTHS = (1024, 8192, 32768, 131072)  # tokens of a sequence
 SIZES = ((224, 224), (640, 480), (1024, 768), (1920, 1080), (3840, 2160))  # pictures, in pixels
 DRIVER_BYTES = 512 << 20  # the driver's context, and the workspaces of cuBLAS or hipBLAS: about
+MOST_ANSWERS = 1024
 CHUNK = 1024  # tokens: how finely the longest context is looked for
 
 
@@ -105,6 +106,7 @@ class Prediction(WarmupFacts):
     usable_bytes: int | None = None
     weight_bytes: int = 0
     longest_context: int | None = None
+    most_answers: int | None = None
     lengths: tuple[Length, ...] = ()
     pictures: tuple[Picture, ...] = ()
     work: tuple[GraphOps, ...] = ()
@@ -209,7 +211,23 @@ class Needs:
             plans.append(encoder.plan(1, encoder.family.resolution.tile_type().shape))
         return sum(plan.weight_bytes.get(self.space, 0) for plan in plans)
 
-    def bytes(self, context: int, picture: Picture | None = None) -> int:
+    def most_answers(self) -> int | None:
+        """At once, of the context asked for, beside the largest picture; up to `MOST_ANSWERS`."""
+        usable, context = usable_bytes(self.card.memory_bytes), self.model.runner.context
+        if usable is None:
+            return None
+        low, high = 0, MOST_ANSWERS + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._worst(context, middle) <= usable:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def bytes(
+        self, context: int, picture: Picture | None = None, answers: int | None = None
+    ) -> int:
         """Everything: weights, the cache of all sequences, and what is computed with, with the
         margins that a loaded model keeps: a step of the decoder beside an encode, or a prefill, and
         the cache of encoded pictures.
@@ -218,12 +236,12 @@ class Needs:
         encode = _with_margin(picture.compute_bytes) if picture else 0
         compute = max(prefill, step + encode)
         kept = min(-(-compute * CACHE_PART // (CACHE_PART - 1)), compute + CACHE_BYTES)
-        cache = self.model.runner.cache_bytes(context).get(self.space, 0)
+        cache = self.model.runner.cache_bytes(context, answers).get(self.space, 0)
         return self.weight_bytes() + cache + kept
 
-    def _worst(self, context: int) -> int:
+    def _worst(self, context: int, answers: int | None = None) -> int:
         return max(
-            self.bytes(context, picture)
+            self.bytes(context, picture, answers)
             for picture in (None, *(p for p in self.pictures if p.refused is None))
         )
 
