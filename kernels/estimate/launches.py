@@ -22,10 +22,10 @@ NOTHING = frozenset({
     "aten::new_empty_strided", "aten::detach", "aten::lift_fresh", "aten::_unsafe_view",
     "aten::sym_size", "aten::sym_stride",
 })  # fmt: skip
-# One expert of `moe`: which tokens chose it (compare, nonzero), their rows, three products, the
-# activation (up to 2), the gate, the share (index, scale) and the sum; each quantized table is
-# decoded in some thirty calls more. Before them: softmax, choice, scaling, the list of experts.
-EXPERT, DECODED, ROUTER = 13, 30, 8
+# One expert of `moe`: which tokens chose it (2), their rows, three products, the activation, the
+# gate, the share (2) and the sum; each quantized table is decoded in some thirty calls more. Before
+# them: softmax, choice, scaling, the list of experts.
+EXPERT, DECODED, ROUTER = 11, 30, 8
 
 
 class Cost(NamedTuple):

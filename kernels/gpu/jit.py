@@ -11,6 +11,8 @@ from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
+from mtmd.kernels.errors import PlacementError
+
 INSTALL = "pip install 'mtmd[gpu]'"
 
 
@@ -19,21 +21,24 @@ def has_triton() -> bool:
 
 
 class NotCompiled:
-    """A kernel on a machine without Triton: it has a name and cannot be launched."""
+    """A kernel on a machine without Triton: it has a name and arguments, and cannot be launched."""
 
     def __init__(self, function: Callable[..., Any]):
         self.__name__ = function.__name__
         self.arg_names = list(function.__code__.co_varnames[: function.__code__.co_argcount])
 
     def __getitem__(self, grid: object) -> Any:
-        from mtmd.kernels.errors import PlacementError
-
         raise PlacementError(
             f"{self.__name__}: kernels are compiled by Triton, which is not installed; {INSTALL}"
         )
 
 
-triton: Any = import_module("triton") if has_triton() else SimpleNamespace(jit=NotCompiled)
+def _jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:  # noqa: ARG001
+    """`@triton.jit`, with options or without."""
+    return NotCompiled if function is None else NotCompiled(function)
+
+
+triton: Any = import_module("triton") if has_triton() else SimpleNamespace(jit=_jit)
 tl: Any = (
     import_module("triton.language")
     if has_triton()

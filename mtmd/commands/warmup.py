@@ -101,7 +101,7 @@ def _predict(args: argparse.Namespace) -> int:
     given = {name: getattr(args, name) for name in PREDICTED}
     # Of a device that is here; `predict` refuses them.
     given |= {n: getattr(args, n) for n in ("device", "refuse", "threads", "memory_limit")}
-    chosen = {name: value for name, value in given.items() if value and value != "auto"}
+    chosen = {name: value for name, value in given.items() if value not in (None, "auto", [])}
     reports = [
         predict(
             name,

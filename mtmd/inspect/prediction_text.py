@@ -7,7 +7,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from mtmd.inspect.prediction import GraphOps, Length, Picture, Prediction
+from mtmd.inspect.prediction import MOST_ANSWERS, GraphOps, Length, Picture, Prediction
 from mtmd.kernels.estimate.roofline import Estimate
 from mtmd.kernels.report.facts import CompiledKernel
 
@@ -50,7 +50,9 @@ def _fit(report: Prediction) -> Iterator[str]:
         + (" and any picture of those below" if report.pictures else "")
     )
     yield from _wrapped(f"  longest context that fits: {_longest(report)}")
-    yield f"  most answers at once of {asked.context:,} tokens: {report.most_answers or 'none'}"
+    more = " or more" if report.most_answers == MOST_ANSWERS else ""
+    most = f"{report.most_answers:,}{more}" if report.most_answers else "none"
+    yield f"  most answers at once of {asked.context:,} tokens: {most}"
     if report.pictures:
         yield from _wrapped(f"  largest picture at {asked.context:,} tokens: {_largest(report)}")
 
@@ -273,10 +275,10 @@ def render_comparison(reports: Sequence[Prediction]) -> str:
         ),
         NOT_RUN,
         "",
-        f"{'':<11}{'needed of':>10}{'':>8}{'longest':>9}{'encode':>9}{'prefill':>9}"
-        f"{'decode':>8}{f'x {first.sequences}':>7}",
-        f"{'card':<11}{'usable GiB':>18}{'context':>9}{'ms':>9}{'tok/s':>9}{'tok/s':>8}"
-        f"{'tok/s':>7}  bound",
+        f"{'':<10}{'needed of':>15} {'longest':>9}{'encode':>8}{'prefill':>8}{'decode':>7}"
+        f"{f'x {first.sequences}':>8}",
+        f"{'card':<10}{'usable GiB':>15} {'context':>9}{'ms':>8}{'tok/s':>8}{'tok/s':>7}"
+        f"{'tok/s':>8}  bound",
     ]
     lines += [_compared(report, picture) for report in reports]
     if any(report.fits(report.needed_bytes) is False for report in reports):
@@ -310,13 +312,15 @@ def _compared(report: Prediction, picture: Picture | None) -> str:
     needed = f"{_gib(report.needed_bytes)} of {usable}{star}"
     bound = at.decode.bound if at.decode else ""
     return (
-        f"{card.name:<11}{needed:>18}{longest:>9}{encode:>9}{rates[0]:>9}{rates[1]:>8}"
-        f"{rates[2]:>7}  {bound}"
+        f"{card.name:<10}{needed:>16}{longest:>9}{encode:>8}{rates[0]:>8}{rates[1]:>7}"
+        f"{rates[2]:>8}  {bound}"
     )
 
 
 def _digits(value: float) -> str:
     """Two that count: more would be a promise."""
+    if value >= 99_500:
+        return f"{float(f'{value:.2g}') / 1000:,.0f}k"
     if value >= 9.95:
         rounded = float(f"{value:.2g}")
         return f"{rounded:,.0f}"
