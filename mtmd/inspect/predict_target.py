@@ -11,6 +11,7 @@ from mtmd.bench.shapes import random_checkpoint
 from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.config import LoadOptions, options
 from mtmd.inspect.prediction import GraphOps, Needs, Prediction, card_facts, facts_of, usable_bytes
+from mtmd.inspect.prediction_text import render_prediction
 from mtmd.kernels.backends import Cpu, Reference
 from mtmd.kernels.backends.target import MIN_CAPABILITY, Target
 from mtmd.kernels.errors import OptionError
@@ -24,6 +25,13 @@ from mtmd.loading import find_checkpoint
 from mtmd.model import Model
 
 
+class PredictionReport(Prediction):
+    """What `predict` finds out, and `str()` of it as text for a terminal."""
+
+    def __str__(self) -> str:
+        return render_prediction(self)
+
+
 def predict(
     target: str,
     model: str | PathLike[str] | None = None,
@@ -33,7 +41,7 @@ def predict(
     weights: str | None = None,
     compile: bool = True,
     **chosen: Any,
-) -> Prediction:
+) -> PredictionReport:
     """What `model` would need and do on `target`: a card by name (rtx4090, h100, mi300x) or an
     architecture (cuda:90, hip:gfx942), of which times are not known, and memory only where `memory`
     says it, in bytes or as "24GiB".
@@ -72,7 +80,7 @@ def predict(
     )
     facts = facts_of(report)
     facts["device_name"] = "not here: predicted"
-    return Prediction(
+    return PredictionReport(
         **facts,
         card=card_facts(card),
         sequences=subject.runner.sequences,

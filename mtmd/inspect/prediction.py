@@ -91,7 +91,7 @@ class GraphOps:
 @dataclass(frozen=True)
 class Prediction(WarmupFacts):
     """A warm-up report of a card that is not here. Nothing was run on it: memory is what plans
-    say, times are estimates with a range. `str()` of it is text for a terminal, `asdict()` JSON.
+    say, times are estimates with a range.
 
     usable_bytes: of the card's memory, less what the driver takes and what is left to others; None
     where the memory is not known. sequences: answers computed at once. longest_context: tokens of
@@ -137,11 +137,6 @@ class Prediction(WarmupFacts):
             "needed_bytes": self.needed_bytes,
             "fits": self.fits(self.needed_bytes),
         }
-
-    def __str__(self) -> str:
-        from mtmd.inspect.prediction_text import render_prediction
-
-        return render_prediction(self)
 
 
 def card_facts(card: Card) -> CardFacts:
