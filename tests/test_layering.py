@@ -42,6 +42,7 @@ ORDER = {
         ("layers", "cpu", "gpu"),  # what families call; how ops are computed quickly
         ("backends",),  # where
         ("plan",),  # in which order, and run
+        ("estimate",),  # how long it would take on a GPU that is not here
         ("report",),  # and what came of it
     ),
     "clip": (
@@ -68,7 +69,8 @@ ORDER = {
         ("service",),  # requests into answers
         ("batch", "model"),
         ("loading", "terminal"),
-        ("bench", "inspect", "embedding"),
+        ("bench", "embedding"),
+        ("inspect",),  # whose predictions take a model's shape from the benchmark
         ("commands", "__init__"),
         ("cli",),
         ("__main__",),

@@ -1,18 +1,17 @@
 """A GPU that is not here: what it would take and what it would need. Nothing runs on it.
 
-Support and memory are what `Gpu` says of the same nodes. `report/compiled.py` compiles each Triton
-kernel for it ahead of time, which tells whether it fits and what it uses.
+Support and memory are what `Gpu` says of the same nodes, and need no Triton. `report/compiled.py`
+compiles each Triton kernel for it ahead of time, which tells whether it fits and what it uses.
 """
 
 from __future__ import annotations
-
-from importlib.util import find_spec
 
 import torch
 
 from mtmd.kernels.backends.backend import Run
 from mtmd.kernels.backends.gpu import chosen_workspace
-from mtmd.kernels.errors import OptionError, PlacementError
+from mtmd.kernels.errors import PlacementError
+from mtmd.kernels.gpu.architectures import architecture
 from mtmd.kernels.gpu.table import Choice, choose
 from mtmd.kernels.graph import Node
 
@@ -27,14 +26,7 @@ class Target:
     native = False
 
     def __init__(self, name: str):
-        if find_spec("triton") is None:
-            raise OptionError(
-                f"target {name!r}: kernels are compiled by Triton, which is not installed; pip "
-                "install 'mtmd[gpu]'"
-            )
-        from mtmd.kernels.gpu.compile import parse_target
-
-        parse_target(name)
+        self.architecture = architecture(name)
         self.name = self.space = name
         self.device = torch.device("meta")
 

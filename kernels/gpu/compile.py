@@ -18,12 +18,15 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from mtmd.kernels.errors import OptionError, PlacementError
+from mtmd.kernels.errors import PlacementError
+from mtmd.kernels.gpu.architectures import ARCHITECTURES, architecture
 from mtmd.kernels.gpu.triton_kernel import Program
 
-# What one program may use: CUDA C++ Programming Guide, "Compute Capabilities"; AMD CDNA 3 ISA
-# guide, local data share of a workgroup.
-SHARED_LIMIT = {"cuda:80": 163 * 1024, "cuda:90": 227 * 1024, "hip:gfx942": 64 * 1024}
+# Of those that docs/kernels.md has a column for.
+SHARED_LIMIT = {
+    target: ARCHITECTURES[target].shared_per_program
+    for target in ("cuda:80", "cuda:90", "hip:gfx942")
+}
 POINTER = {
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
@@ -49,13 +52,9 @@ class Resources:
 
 def parse_target(text: str) -> GPUTarget:
     """`cuda:90` (compute capability 9.0) or `hip:gfx942`. Raises OptionError."""
-    match = re.fullmatch(r"cuda:(\d{2,3})|hip:(gfx\w+)", text)
-    if not match:
-        raise OptionError(
-            f"target {text!r}: expected cuda:CAPABILITY such as cuda:90, or hip:ARCH such as "
-            "hip:gfx942"
-        )
-    return GPUTarget("cuda", int(match[1]), 32) if match[1] else GPUTarget("hip", match[2], 64)
+    known = architecture(text)
+    kind, _, version = text.partition(":")
+    return GPUTarget(kind, int(version) if kind == "cuda" else version, known.warp)
 
 
 def compile_program(target: str, program: Program) -> Resources:
@@ -92,7 +91,7 @@ def specialisation(program: Program) -> Hashable:
         program.function,
         tuple(signature.items()),
         tuple(sorted(constants.items())),
-        tuple(attributes),
+        tuple(at for at, known in attributes.items() if known),
         program.call.warps,
         program.call.stages,
     )
@@ -103,7 +102,8 @@ def _specialised(
 ) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int, ...], Any]]:
     """Types of arguments, values of constants, and what is known of other arguments, as the
     just-in-time compiler would have them: an integer of 1 is a constant, multiples of 16 and
-    pointers are marked as such.
+    pointers are marked as such, and of other integers and constants it is noted that nothing is
+    known, which is part of what it tells programs apart by.
     """
     kernel, call, pointers = program.function, program.call, program.operands
     signature: dict[str, str] = {}
@@ -113,13 +113,17 @@ def _specialised(
     fixed = {p.name for p in getattr(kernel, "params", ()) if p.do_not_specialize}
     for index, name in enumerate(kernel.arg_names):
         value = call.scalars.get(name)
-        if name in call.constants or (value == 1 and isinstance(value, int) and name not in fixed):
+        is_one = value == 1 and isinstance(value, int) and name not in fixed
+        if name in call.constants or is_one:
             signature[name] = "constexpr"
             constants.setdefault(name, value)
+            attributes[(index,)] = []
             continue
         signature[name] = POINTER[pointers[name].dtype] if name in pointers else _scalar(value)
-        if name in pointers or (isinstance(value, int) and value % 16 == 0 and name not in fixed):
+        if name in pointers:
             attributes[(index,)] = [["tt.divisibility", 16]]
+        elif isinstance(value, int) and name not in fixed:
+            attributes[(index,)] = [["tt.divisibility", 16]] if value % 16 == 0 else []
     return signature, constants, attributes
 
 

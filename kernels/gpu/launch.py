@@ -39,5 +39,10 @@ def run_call(kernel: Any, call: Call, tensors: tuple[Tensor, ...]) -> None:
     """Launch `kernel` over a grid of one dimension; `tensors` are its first arguments, in order."""
     with on_device_of(tensors[0]):
         kernel[(call.programs,)](
-            *tensors, **call.scalars, **call.constants, num_warps=call.warps, num_stages=call.stages
+            *tensors,
+            **call.scalars,
+            **call.constants,
+            num_warps=call.warps,
+            num_stages=call.stages,
+            enable_fp_fusion=True,  # as what is compiled ahead of time (compile.py)
         )

@@ -21,12 +21,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import PlacementError
+from mtmd.kernels.gpu.jit import tl, triton
 from mtmd.kernels.gpu.launch import Call, power_of_two, run_call
 from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel
 from mtmd.kernels.graph import Type

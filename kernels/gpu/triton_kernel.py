@@ -73,6 +73,7 @@ class TritonKernel(Kernel):
         of 1, primes, just over a block, every layout that `rejects` lets through).
     uses: problems of real sizes by what they are, compiled for docs/kernels.md and timed by
         benchmarks/gpu.py.
+    launches: how many kernels one run launches.
     error, limits: how far a result is from the op's reference, as `relative_error` is called, and
         the most that is right, by the type of the inputs.
     """
@@ -81,6 +82,7 @@ class TritonKernel(Kernel):
     cases: Sequence[Case] = field(kw_only=True)
     limits: Mapping[torch.dtype, float] = field(kw_only=True)
     uses: Mapping[str, Case] = field(kw_only=True)
+    launches: Callable[..., int] = lambda *types, **attrs: 1  # noqa: ARG005
     error: Callable[[str, Tensor, Sequence[Tensor | None], Mapping[str, Any]], float] = (
         relative_error
     )

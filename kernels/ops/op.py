@@ -87,6 +87,11 @@ class Op:
     def flops(self, node: Node) -> int:
         return self._flops(node) if self._flops else 0
 
+    @property
+    def reads_a_part(self) -> bool:
+        """Whether it says itself what it moves: operands are not read whole."""
+        return self._traffic is not None
+
     def bytes(self, node: Node) -> int:
         if self._traffic:
             return self._traffic(node)

@@ -17,7 +17,9 @@ def compiled_kernels(graph: str, plan: Plan, target: Target) -> list[CompiledKer
 
     Raises PlacementError where the compiler refuses.
     """
-    from mtmd.kernels.gpu.compile import SHARED_LIMIT, compile_program, specialisation
+    from mtmd.kernels.gpu.compile import compile_program, specialisation
+
+    limits = target.architecture
 
     alike: dict[Hashable, list[tuple[Node, str, Program]]] = {}
     for step in plan.steps:
@@ -41,10 +43,11 @@ def compiled_kernels(graph: str, plan: Plan, target: Target) -> list[CompiledKer
                 program.head,
                 target.name,
                 used.shared_bytes,
-                SHARED_LIMIT.get(target.name),
+                limits.shared_per_program,
                 used.registers,
                 used.spill_bytes,
                 used.instruction,
+                limits.programs_at_once(program.call.warps, used.registers, used.shared_bytes),
             )
         )
     return kernels

@@ -154,7 +154,7 @@ class Check:
 class CompiledKernel:
     """A kernel compiled ahead of time for a GPU that is not here, and what one program of it uses.
     `name` is the first of its nodes. `head` is the head size, of attention; `spill_bytes` are per
-    thread: registers that did not fit; `shared_limit` is None where it is not known.
+    thread: registers that did not fit. `programs_at_once` is how many a multiprocessor holds.
     """
 
     graph: str
@@ -164,10 +164,11 @@ class CompiledKernel:
     head: int | None
     target: str
     shared_bytes: int
-    shared_limit: int | None
+    shared_limit: int
     registers: int
     spill_bytes: int
     instruction: str
+    programs_at_once: int
 
 
 @dataclass(frozen=True)
@@ -195,9 +196,7 @@ class SpeculationFacts:
 
 @dataclass(frozen=True)
 class WarmupFacts:
-    """All that `mtmd warmup` reports. `checks` is empty where nothing was run, `compiled` is empty
-    where the device is here.
-    """
+    """All that `mtmd warmup` reports. `checks` is empty where nothing was run."""
 
     model: str
     device: str
@@ -207,7 +206,6 @@ class WarmupFacts:
     refused: tuple[RefusedOp, ...]
     graphs: tuple[GraphFacts, ...]
     checks: tuple[Check, ...] = ()
-    compiled: tuple[CompiledKernel, ...] = ()
     dequantized: tuple[DequantizedTensor, ...] = ()
     speculation: SpeculationFacts | None = None
 

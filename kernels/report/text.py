@@ -19,17 +19,7 @@ SHOWN = 12  # copies of one graph that are listed by name
 
 
 def render(report: WarmupFacts) -> str:
-    parts = (
-        _head,
-        _flash,
-        _speculation,
-        _warnings,
-        _dequantized,
-        _graphs,
-        _compiled,
-        _checks,
-        _verdict,
-    )
+    parts = (_head, _flash, _speculation, _warnings, _dequantized, _graphs, _checks, _verdict)
     return "\n".join(line.rstrip() for part in parts for line in part(report))
 
 
@@ -198,21 +188,6 @@ def _native(facts: GraphFacts) -> Iterator[str]:
     )
     for op, reason, count in native.refused:
         yield f"    {count:4d} x {op:<12} not as machine code: {reason}"
-
-
-def _compiled(report: WarmupFacts) -> Iterator[str]:
-    for kernel in report.compiled:
-        limit = f" of {kernel.shared_limit}" if kernel.shared_limit else ""
-        spills = f"{kernel.spill_bytes} bytes spilled" if kernel.spill_bytes else "no spills"
-        head = f" (head size {kernel.head})" if kernel.head else ""
-        yield (
-            f"{kernel.kernel} kernel compiled for {kernel.target}, {kernel.graph}, {kernel.nodes} "
-            f"nodes like {kernel.name}{head}: "
-            f"{kernel.shared_bytes}{limit} bytes of shared memory, {kernel.registers} registers, "
-            f"{spills}, {kernel.instruction}"
-        )
-    if report.compiled:
-        yield ""
 
 
 def _checks(report: WarmupFacts) -> Iterator[str]:

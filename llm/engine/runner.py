@@ -153,12 +153,17 @@ class Runner:
                 in_place=all(backend.native for backend in where.values()),
             )
 
-    def cache_bytes(self) -> dict[str, int]:
-        """Bytes of a full cache, per memory space."""
-        where = self._state_backends()
+    def cache_bytes(
+        self, context: int | None = None, sequences: int | None = None
+    ) -> dict[str, int]:
+        """Bytes of a full cache, per memory space; of so many sequences of `context` tokens in
+        place of the runner's own.
+        """
+        where, sequences = self._state_backends(), sequences or self.sequences
+        pages = 1 + sequences * self.pages_for(context or self.context)
         spaces: dict[str, int] = {}
         for name, state in states_by_name(self.family.layers).items():
-            count = torch.Size(state.shape(self.sequences + 1, self.pages)).numel()
+            count = torch.Size(state.shape(sequences + 1, pages)).numel()
             spaces[where[name].space] = (
                 spaces.get(where[name].space, 0) + count * state_dtype(state, self.dtype).itemsize
             )

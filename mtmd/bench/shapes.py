@@ -17,7 +17,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from mtmd.bench.random_weights import RandomFile, plain_kinds, text_kinds
 from mtmd.chat_template.template import ChatTemplate
 from mtmd.checkpoint.checkpoint import Checkpoint
-from mtmd.checkpoint.folder import _text_settings
+from mtmd.checkpoint.folder import text_settings
 from mtmd.clip.family import VisionFamily, vision_family
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights
 from mtmd.kernels.checkpoint.settings import Settings, read_json
@@ -49,7 +49,7 @@ def random_checkpoint(shape: str, weights: str) -> Checkpoint:
         raise ModelError(
             f"{config.where}: model_type is {kind!r:.60}, expected the name of an architecture"
         )
-    text_config = _text_settings(config)
+    text_config = text_settings(config)
     sees = config.get("vision_config", None) is not None
     vision = vision_family(kind, config, image) if sees else None
     usual = f"{kind}_text" if sees else kind

@@ -67,7 +67,7 @@ def _families(folder: Path, settings: Settings) -> tuple[VisionFamily | None, Te
         )
     if settings.get("vision_config", None) is None:
         return None, text_family(kind, settings)
-    text = _text_settings(settings)
+    text = text_settings(settings)
     text_kind = text.get("model_type", f"{kind}_text") if text is not settings else f"{kind}_text"
     if not isinstance(text_kind, str):
         raise ModelError(
@@ -77,7 +77,7 @@ def _families(folder: Path, settings: Settings) -> tuple[VisionFamily | None, Te
     return vision_family(kind, settings, _image_processor(folder)), text_family(text_kind, text)
 
 
-def _text_settings(settings: Settings) -> Settings:
+def text_settings(settings: Settings) -> Settings:
     """The decoder's: below text_config, or, in older checkpoints, beside vision_config; with those
     it shares with the whole model, whose model_type is its `part_of`.
     """

@@ -7,9 +7,24 @@ import json
 from typing import Any
 
 from mtmd.commands.shared import add_model_arguments, load_from, settle_threads
+from mtmd.kernels.errors import OptionError
 from mtmd.kernels.text import for_terminal
 
 HELP = "Ask the device about every op, run one encode and one step of decode, and report."
+
+MOST_TARGETS = 32
+PREDICTED = (  # what of the options of loading is taken into account where nothing is loaded
+    "mmproj",
+    "chat_template",
+    "dtype",
+    "flash_attn",
+    "override_tensor",
+    "context",
+    "parallel",
+    "image_min_tokens",
+    "image_max_tokens",
+    "speculate",
+)
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
@@ -20,37 +35,111 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         action="store_true",
         help="exit with 3 if anything is not fully on the accelerated path",
     )
-    sub.add_argument(
+    sub.add_argument("--no-run", action="store_true", help="ask and predict only, run nothing")
+    group = sub.add_argument_group("a GPU that is not here (nothing is run)")
+    group.add_argument(
         "--target",
         metavar="GPU",
-        help="predict for a GPU that is not here: cuda:90, cuda:80 or hip:gfx942; runs nothing",
+        help="predict memory, times and kernels for a card (rtx4090, h100, mi300x) or an "
+        "architecture (cuda:90, hip:gfx942); several between commas for one table; list shows "
+        "all cards",
     )
-    sub.add_argument("--no-run", action="store_true", help="ask and predict only, run nothing")
+    group.add_argument(
+        "--memory", metavar="SIZE", help="the GPU's memory, like 24GiB (default: the card's)"
+    )
+    group.add_argument(
+        "--random-weights",
+        metavar="CONFIG",
+        help="a model's shape in place of a model: a config.json, or a name; list shows all names",
+    )
+    group.add_argument(
+        "--weights", metavar="TYPE", help="the type of random weights, like Q4_K_M (default: BF16)"
+    )
+    group.add_argument(
+        "--parallel",
+        type=int,
+        metavar="N",
+        help="answers computed at once, each with a cache of its own (default: 4)",
+    )
+    group.add_argument(
+        "--no-compile",
+        action="store_true",
+        help="leave out compiling the kernels, which takes seconds",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.target:
-        from mtmd.inspect.predict_target import predict
+    if args.target == "list":
+        return _list_cards()
+    if args.random_weights == "list":
+        from mtmd.bench.shapes import shape_names
 
-        here = {
-            "device": args.device,
-            "refuse": args.refuse,
-            "threads": args.threads,
-        }  # refused there, if given
-        report = predict(
-            args.target,
-            args.model,
-            dtype=args.dtype,
-            flash_attn=args.flash_attn,
-            override_tensor=args.override_tensor,
-            context=args.context,
-            **{k: v for k, v in here.items() if v and v != "auto"},
-        )
-    else:
-        model = _dual_encoder(args) or load_from(args)
-        report = model.warmup_report if args.no_run else model.warm_up()
+        print("\n".join(shape_names()))
+        return 0
+    if args.target:
+        return _predict(args)
+    for name in ("memory", "random_weights", "weights", "parallel", "no_compile"):
+        if getattr(args, name):
+            option = "--" + name.replace("_", "-")
+            raise OptionError(f"{option} is for a GPU that is not here; give it with --target")
+    del args.parallel  # `load` keeps its own default
+    model = _dual_encoder(args) or load_from(args)
+    report = model.warmup_report if args.no_run else model.warm_up()
     print(json.dumps(report.asdict()) if args.json else for_terminal(str(report)))
     return 3 if args.strict and not report.fully_accelerated else 0
+
+
+def _predict(args: argparse.Namespace) -> int:
+    """3 with `--strict` where not everything would run as intended, or does not fit."""
+    from mtmd.inspect.predict_target import predict
+
+    names = list(dict.fromkeys(name for name in args.target.split(",") if name.strip()))
+    if not names:
+        raise OptionError(f"target {args.target!r:.60}: expected a card, or several between commas")
+    if len(names) > MOST_TARGETS:
+        raise OptionError(f"target: found {len(names)}, expected at most {MOST_TARGETS}")
+    given = {name: getattr(args, name) for name in PREDICTED}
+    # Of a device that is here; `predict` refuses them.
+    given |= {n: getattr(args, n) for n in ("device", "refuse", "threads", "memory_limit")}
+    chosen = {name: value for name, value in given.items() if value not in (None, "auto", [])}
+    reports = [
+        predict(
+            name,
+            args.model,
+            memory=args.memory,
+            random_weights=args.random_weights,
+            weights=args.weights,
+            # A table of several cards has no place for registers.
+            compile=not args.no_compile and (len(names) == 1 or args.json),
+            **chosen,
+        )
+        for name in names
+    ]
+    if args.json:
+        found = [report.asdict() for report in reports]
+        print(json.dumps(found[0] if len(found) == 1 else found))
+    elif len(reports) == 1:
+        print(for_terminal(str(reports[0])))
+    else:
+        from mtmd.inspect.prediction_text import render_comparison
+
+        print(for_terminal(render_comparison(reports)))
+    sound = all(r.fully_accelerated and r.fits(r.needed_bytes) is not False for r in reports)
+    return 3 if args.strict and not sound else 0
+
+
+def _list_cards() -> int:
+    from mtmd.kernels.estimate.cards import CARDS
+
+    print(f"{'card':<11}{'target':<13}{'GiB':>5}{'GB/s':>7}{'bf16':>7}{'fp32':>6} TFLOP/s")
+    for card in CARDS.values():
+        assert card.memory_bytes and card.bandwidth and card.flops_16 and card.flops_32
+        print(
+            f"{card.name:<11}{card.target:<13}{card.memory_bytes / 2**30:>5.0f}"
+            f"{card.bandwidth / 1e9:>7,.0f}{card.flops_16 / 1e12:>7,.0f}"
+            f"{card.flops_32 / 1e12:>6.0f}  {card.title}"
+        )
+    return 0
 
 
 def _dual_encoder(args: argparse.Namespace) -> Any:

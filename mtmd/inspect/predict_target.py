@@ -2,43 +2,138 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from os import PathLike
 from typing import Any
 
+import torch
+
+from mtmd.bench.shapes import random_checkpoint
+from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.config import LoadOptions, options
+from mtmd.inspect.prediction import GraphOps, Needs, Prediction, card_facts, facts_of, usable_bytes
+from mtmd.inspect.prediction_text import render_prediction
 from mtmd.kernels.backends import Cpu, Reference
-from mtmd.kernels.backends.target import Target
+from mtmd.kernels.backends.target import MIN_CAPABILITY, Target
 from mtmd.kernels.errors import OptionError
+from mtmd.kernels.estimate.cards import find_card
+from mtmd.kernels.estimate.roofline import shares
+from mtmd.kernels.gpu.jit import INSTALL, has_triton
+from mtmd.kernels.options import size_or_none
+from mtmd.kernels.plan.scheduler import Plan
 from mtmd.kernels.report.compiled import compiled_kernels
-from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.loading import find_checkpoint
 from mtmd.model import Model
 
 
-def predict(target: str, model: str | PathLike[str] | None = None, **chosen: Any) -> WarmupReport:
-    """The warm-up report for `target`, cuda:90 or hip:gfx942: ops taken and refused, memory,
-    attention kernels compiled ahead of time.
+class PredictionReport(Prediction):
+    """What `predict` finds out, and `str()` of it as text for a terminal."""
 
-    Nothing is run and no weight is read. `chosen` are the fields of `LoadOptions` less those of a
-    device that is here. Raises MtmdError.
+    def __str__(self) -> str:
+        return render_prediction(self)
+
+
+def predict(
+    target: str,
+    model: str | PathLike[str] | None = None,
+    *,
+    memory: int | str | None = None,
+    random_weights: str | None = None,
+    weights: str | None = None,
+    compile: bool = True,
+    **chosen: Any,
+) -> PredictionReport:
+    """What `model` would need and do on `target`: a card by name (rtx4090, h100, mi300x) or an
+    architecture (cuda:90, hip:gfx942), of which times are not known, and memory only where `memory`
+    says it, in bytes or as "24GiB".
+
+    Nothing is run and no weight is read; with `random_weights`, a config.json or a name such as
+    gemma-3-4b, there need be none, and `weights` is their type (BF16, Q4_K_M). `compile=False`
+    leaves out what takes seconds, compiling the kernels ahead of time. `chosen` are the fields of
+    `LoadOptions` less those of a device that is here. Raises MtmdError.
     """
-    if useless := [name for name in ("device", "refuse", "threads") if name in chosen]:
+    if useless := [
+        name for name in ("device", "refuse", "threads", "memory_limit") if name in chosen
+    ]:
+        hint = "give memory" if useless[0] == "memory_limit" else "leave it out"
         raise OptionError(
             f"{useless[0]}: has no meaning for the target {target!r:.60}, a GPU that is not here; "
-            "leave it out"
+            f"{hint}"
         )
-    device = Target(target)
+    card = find_card(target, size_or_none("memory", memory))
+    if random_weights is not None and model is not None:
+        raise OptionError(
+            f"found both the model {str(model)!r:.60} and random_weights; expected one of them"
+        )
+    if weights is not None and random_weights is None:
+        raise OptionError("weights is the type of random weights; give it with random_weights")
+    if _is_old(card.target) and chosen.get("dtype", "auto") == "auto":
+        chosen = {**chosen, "dtype": "fp32"}
     settings = options(LoadOptions, chosen)
-    checkpoint, name = find_checkpoint(model, settings)
+    checkpoint, name = _checkpoint(model, random_weights, weights, settings)
+    device = Target(card.target)
     subject = Model(checkpoint, settings, [device, Cpu(), Reference()], name=name)
-    encoder, runner = subject.encoder, subject.runner
-    sizes = encoder.sizes().items() if encoder else ()
-    plans = [
-        (f"encoder, {label}", encoder.plan(batch, tile.shape))
-        for label, (batch, tile) in sizes
-        if encoder
-    ]
+    report, needs = subject.warmup_report, Needs(subject, device, card)
+    plans = list(_plans(subject))
+    not_compiled = _why_not(compile)
+    kernels = (
+        () if not_compiled else (k for g, plan in plans for k in compiled_kernels(g, plan, device))
+    )
+    facts = facts_of(report)
+    facts["device_name"] = "not here: predicted"
+    return PredictionReport(
+        **facts,
+        card=card_facts(card),
+        sequences=subject.runner.sequences,
+        context=subject.runner.context,
+        context_most=checkpoint.text.context,
+        usable_bytes=usable_bytes(card.memory_bytes),
+        weight_bytes=needs.weight_bytes(),
+        longest_context=needs.longest_context(),
+        most_answers=needs.most_answers(),
+        lengths=needs.lengths,
+        pictures=needs.pictures,
+        work=tuple(_work(g, plan, device, needs) for g, plan in plans),
+        compiled=tuple(kernels),
+        not_compiled=not_compiled,
+    )
+
+
+def _checkpoint(
+    model: str | PathLike[str] | None, shape: str | None, weights: str | None, settings: LoadOptions
+) -> tuple[Checkpoint, str | None]:
+    if shape is None:
+        return find_checkpoint(model, settings)
+    kind = weights or ("F32" if settings.dtype == "fp32" else "BF16")
+    checkpoint = random_checkpoint(shape, kind)
+    return checkpoint, f"{checkpoint.folder}, random weights ({kind})"
+
+
+def _is_old(target: str) -> bool:
+    """Whether it has no bf16, and a model loaded there would be in fp32."""
+    kind, _, version = target.partition(":")
+    return kind == "cuda" and int(version) < MIN_CAPABILITY
+
+
+def _why_not(compile: bool) -> str | None:
+    if not compile:
+        return "not asked for"
+    if not has_triton():
+        return f"Triton, which compiles them, is not installed; {INSTALL}"
+    return None
+
+
+def _plans(model: Model) -> list[tuple[str, Plan]]:
+    """Every graph at the sizes that a warm-up asks about."""
+    encoder, runner = model.encoder, model.runner
+    plans = []
+    if encoder:
+        for label, (batch, tile) in encoder.sizes().items():
+            plans.append((f"encoder, {label}", encoder.plan(batch, tile.shape)))
     plans += [(f"decoder, {label}", runner.plan(batch)) for label, batch in runner.sizes().items()]
-    kernels = tuple(k for graph, plan in plans for k in compiled_kernels(graph, plan, device))
-    return replace(subject.warmup_report, device_name="not here: predicted", compiled=kernels)
+    return plans
+
+
+def _work(graph: str, plan: Plan, device: Target, needs: Needs) -> GraphOps:
+    with torch.no_grad():
+        ops = shares(plan, device, needs.card)
+    return GraphOps(graph, sum(op.launches for op in ops), ops)

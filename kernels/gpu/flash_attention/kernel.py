@@ -43,8 +43,6 @@ from math import isfinite
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from mtmd.kernels.dtype import name_of
@@ -57,6 +55,7 @@ from mtmd.kernels.gpu.flash_attention.tiles import (
     plan_launch,
     workspace,
 )
+from mtmd.kernels.gpu.jit import tl, triton
 from mtmd.kernels.gpu.launch import on_device_of
 from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel
 from mtmd.kernels.graph import Type
@@ -566,6 +565,7 @@ def run_launch(
             **call.constants,
             num_warps=call.warps,
             num_stages=call.stages,
+            enable_fp_fusion=True,
         )
     return out
 
@@ -588,6 +588,13 @@ def program(
     )
 
 
+def launches(
+    q: Type, k: Type, v: Type, mask: Type | None = None, bounds: Type | None = None, **options: Any
+) -> int:
+    """One, and one more where the keys are shared out."""
+    return 1 if plan_launch(q, k, v, mask, bounds, **options).splits == 1 else 2
+
+
 def combine_program(
     q: Type, k: Type, v: Type, mask: Type | None = None, bounds: Type | None = None, **options: Any
 ) -> Program:
@@ -603,6 +610,7 @@ KERNEL = TritonKernel(
     rejects=rejects,
     workspace=workspace,
     program=program,
+    launches=launches,
     cases=CASES,
     uses=USES,
     error=largest_error,

@@ -13,9 +13,7 @@ the first cache serves all but one.
 
 from __future__ import annotations
 
-import triton
-import triton.language as tl
-
+from mtmd.kernels.gpu.jit import tl, triton
 from mtmd.kernels.quantization.blocks_of_32 import IQ4_VALUES
 
 # The values of IQ4 codes plus 128, eight to a word, first in the lowest byte.

@@ -17,12 +17,11 @@ Weights stay as they are in memory; each program decodes the blocks it needs in 
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import PlacementError
+from mtmd.kernels.gpu.jit import tl, triton
 from mtmd.kernels.gpu.launch import Call, run_call
 from mtmd.kernels.gpu.quant_matmul.blocks import decode
 from mtmd.kernels.gpu.quant_matmul.cases import CASES, NMSE, USES, product_error

@@ -98,5 +98,46 @@ def test_interpreted_kernel_cannot_be_compiled():
 
 @pytest.mark.parametrize("target", ["cuda", "cuda:9", "cuda:x", "hip:90", "tpu:1", ""])
 def test_unknown_target(target):
-    with pytest.raises(OptionError, match="cuda:CAPABILITY"):
+    with pytest.raises(OptionError, match="one of cuda:75"):
         resources(VISION, 72, target)
+
+
+SPECIALISED = """
+import torch
+from triton._C.libtriton import native_specialize_impl as specialize
+from triton.backends.nvidia.compiler import CUDABackend as Backend
+from mtmd.kernels.gpu.compile import _specialised
+from mtmd.kernels.gpu.table import KERNELS
+from mtmd.kernels.gpu.triton_kernel import node_of
+from mtmd.kernels.kernel import types_of
+for op, (entry, *_) in KERNELS.items():
+    kernel = entry.load()
+    for case in kernel.uses.values():
+        node = node_of(op, case)
+        program = kernel.program(*types_of(node), **node.attrs)
+        call, (_, _, attributes) = program.call, _specialised(program)
+        expected = {}
+        for index, parameter in enumerate(program.function.params):
+            name = parameter.name
+            if name in call.constants:
+                expected[index,] = []
+                continue
+            known = name in program.operands
+            value = torch.empty(64) if known else call.scalars[name]
+            kind, found = specialize(Backend, value, False, not parameter.do_not_specialize, True)
+            if kind == "constexpr":
+                expected[index,] = []
+            elif found is not None:
+                expected[index,] = Backend.parse_attr(found)
+        assert attributes == expected, (op, str(case), attributes, expected)
+        break
+"""
+
+
+def test_what_is_known_of_arguments_is_as_the_running_compiler_knows_it() -> None:
+    """Plain integers and constants among them: programs are told apart by it."""
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", SPECIALISED], capture_output=True, text=True, env=env, timeout=120
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,205 @@
+"""How long a plan would take on a card: a roofline for each node, and the host that launches them.
+
+    device = sum over nodes of max(bytes / (bandwidth x eb), FLOPs / (rate x ef), launches x FLOOR)
+    host   = torch launches x t + Triton launches x u + nodes x STEP
+    time   = max(host, device)
+
+Kernels are launched one after another by the host while the device works, so the slower of the two
+is what one waits for. Bytes, FLOPs and launches are counted from the plan; eb, ef, t, u, FLOOR and
+STEP are the `Factors` below. **None of this was run on a GPU**: each has a middle and a range, and
+so has the time. docs/gpu.md says where each comes from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mtmd.kernels.backends.target import Target
+from mtmd.kernels.estimate.cards import Card
+from mtmd.kernels.estimate.launches import Cost, cost
+from mtmd.kernels.graph import Node
+from mtmd.kernels.ops import OPS
+from mtmd.kernels.plan.scheduler import Plan
+
+BANDWIDTH, FLOPS, LAUNCHES = "bandwidth", "FLOPs", "launches"
+PRODUCTS = ("attention", "attn_scores", "attn_mix", "gated_delta")
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Parts of the published rates that are reached, and seconds.
+
+    bandwidth: of reading and writing; quantized: of reading four-bit and like blocks in products;
+    product: of the rate of matrix products; attention: the same, of attention kernels.
+    torch_launch, triton_launch: the host's time for one; floor: the least a kernel takes on the
+    device; step: the host's time for a node beside its launches.
+    """
+
+    bandwidth: float
+    quantized: float
+    product: float
+    attention: float
+    torch_launch: float
+    triton_launch: float
+    floor: float
+    step: float
+
+
+US = 1e-6
+MIDDLE, SLOW, FAST = "middle", "slow", "fast"
+# Sources: docs/gpu.md, "Where the factors come from".
+NVIDIA = {
+    SLOW: Factors(0.55, 0.15, 0.40, 0.20, 8 * US, 60 * US, 3 * US, 0.5 * US),
+    MIDDLE: Factors(0.75, 0.25, 0.60, 0.32, 5 * US, 25 * US, 2 * US, 0.33 * US),
+    FAST: Factors(0.90, 0.35, 0.80, 0.46, 3 * US, 10 * US, 1.5 * US, 0.2 * US),
+}
+AMD = {
+    SLOW: Factors(0.45, 0.10, 0.25, 0.08, 12 * US, 70 * US, 5 * US, 0.5 * US),
+    MIDDLE: Factors(0.65, 0.20, 0.45, 0.20, 7 * US, 30 * US, 3 * US, 0.33 * US),
+    FAST: Factors(0.85, 0.30, 0.60, 0.35, 4 * US, 12 * US, 2 * US, 0.2 * US),
+}
+
+
+def factors_of(card: Card) -> dict[str, Factors]:
+    return AMD if card.target.startswith("hip") else NVIDIA
+
+
+@dataclass(frozen=True)
+class OpShare:
+    """All nodes of one op that run the same way. `ms` is device time, in the middle of its range;
+    `bound` is what takes most of it.
+    """
+
+    op: str
+    kernel: str
+    nodes: int
+    launches: int
+    gflop: float
+    mib: float
+    ms: float
+    bound: str
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Of one run of a plan. `ms` lies between `fast_ms` and `slow_ms`; `host_ms` and `device_ms`
+    are the two that it is the larger of. `bound`: bandwidth, FLOPs or launches.
+    """
+
+    ms: float
+    fast_ms: float
+    slow_ms: float
+    bound: str
+    host_ms: float
+    device_ms: float
+    launches: int
+    gflop: float
+    gib: float
+
+    def plus(self, other: Estimate, times: int = 1) -> Estimate:
+        """This run and then `times` that one."""
+        longer = self if self.ms >= other.ms * times else other
+        return Estimate(
+            self.ms + times * other.ms,
+            self.fast_ms + times * other.fast_ms,
+            self.slow_ms + times * other.slow_ms,
+            longer.bound,
+            self.host_ms + times * other.host_ms,
+            self.device_ms + times * other.device_ms,
+            self.launches + times * other.launches,
+            self.gflop + times * other.gflop,
+            self.gib + times * other.gib,
+        )
+
+
+def estimate(plan: Plan, target: Target, card: Card) -> Estimate | None:
+    """How long one run of `plan` takes on `card`; None where its rates are not known, or where some
+    of the plan runs elsewhere, which this says nothing of.
+    """
+    if not card.is_known or any(step.backend is not target for step in plan.steps):
+        return None
+    costs = [(step.node, cost(step, target)) for step in plan.steps]
+    factors = factors_of(card)
+    times = {name: _times(costs, card, f) for name, f in factors.items()}
+    host, device, causes = times[MIDDLE]
+    return Estimate(
+        max(host, device) * 1e3,
+        max(times[FAST][:2]) * 1e3,
+        max(times[SLOW][:2]) * 1e3,
+        LAUNCHES if host > device else max(causes, key=lambda cause: causes[cause]),
+        host * 1e3,
+        device * 1e3,
+        sum(c.torch + c.triton for _, c in costs),
+        plan.flops / 1e9,
+        sum(c.bytes for _, c in costs) / 2**30,
+    )
+
+
+def shares(plan: Plan, target: Target, card: Card | None) -> tuple[OpShare, ...]:
+    """The plan's nodes by op and kernel, most time first; without a card whose rates are known,
+    most launches first, and no times.
+    """
+    rows: dict[tuple[str, str], list[tuple[Node, Cost]]] = {}
+    for step in plan.steps:
+        if step.node.alias and OPS.get(step.node.op) and OPS[step.node.op].is_view:
+            continue
+        rows.setdefault((step.node.op, _kernel(step.node, step.backend, target)), []).append(
+            (step.node, cost(step, target))
+        )
+    result = []
+    for (op, kernel), costs in rows.items():
+        device, causes = 0.0, {LAUNCHES: 0.0}
+        if card is not None and card.is_known:
+            _, device, causes = _times(costs, card, factors_of(card)[MIDDLE])
+        result.append(
+            OpShare(
+                op,
+                kernel,
+                len(costs),
+                sum(c.torch + c.triton for _, c in costs),
+                sum(OPS[n.op].flops(n) for n, _ in costs if n.op != "copy") / 1e9,
+                sum(c.bytes for _, c in costs) / 2**20,
+                device * 1e3,
+                max(causes, key=lambda cause: causes[cause]) if device else "",
+            )
+        )
+    return tuple(sorted(result, key=lambda r: (-r.ms, -r.launches)))
+
+
+def _kernel(node: Node, backend: object, target: Target) -> str:
+    if node.op == "copy":
+        return "copy"
+    if backend is not target:
+        return f"on {getattr(backend, 'name', backend)}"
+    return f"{target.choose(node).name} (Triton)" if target.choose(node).kernel else "torch"
+
+
+def _times(
+    costs: list[tuple[Node, Cost]], card: Card, factors: Factors
+) -> tuple[float, float, dict[str, float]]:
+    """Seconds of the host, of the device, and of the device by what holds it up."""
+    causes: dict[str, float] = dict.fromkeys((BANDWIDTH, FLOPS, LAUNCHES), 0.0)
+    for node, used in costs:
+        if node.op == "copy":
+            continue
+        seconds, cause = node_time(node, used, card, factors)
+        causes[cause] += seconds
+    host = sum(
+        used.torch * factors.torch_launch + used.triton * factors.triton_launch + factors.step
+        for _, used in costs
+    )
+    return host, sum(causes.values()), causes
+
+
+def node_time(node: Node, used: Cost, card: Card, factors: Factors) -> tuple[float, str]:
+    """Seconds that one node takes on the device, and what holds it up."""
+    assert card.bandwidth is not None
+    quantized = node.attrs.get("quant") is not None and node.op == "matmul"
+    part = factors.quantized if quantized else factors.bandwidth
+    first = next(node.operands, node)
+    reached = factors.attention if node.op in PRODUCTS else factors.product
+    return max(
+        (used.bytes / (card.bandwidth * part), BANDWIDTH),
+        (OPS[node.op].flops(node) / (card.flops(first.dtype) * reached), FLOPS),
+        ((used.torch + used.triton) * factors.floor, LAUNCHES),
+    )

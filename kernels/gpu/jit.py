@@ -1,0 +1,46 @@
+"""Triton, or, where it is not installed, what lets the kernels' files be read all the same: what
+they take, how they would be called and what memory they need is plain arithmetic, and a prediction
+asks for it on any machine. Kernels import `triton` and `tl` from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
+
+from mtmd.kernels.errors import PlacementError
+
+INSTALL = "pip install 'mtmd[gpu]'"
+
+
+def has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+class NotCompiled:
+    """A kernel on a machine without Triton: it has a name and arguments, and cannot be launched."""
+
+    def __init__(self, function: Callable[..., Any]):
+        self.__name__ = function.__name__
+        self.arg_names = list(function.__code__.co_varnames[: function.__code__.co_argcount])
+
+    def __getitem__(self, grid: object) -> Any:
+        raise PlacementError(
+            f"{self.__name__}: kernels are compiled by Triton, which is not installed; {INSTALL}"
+        )
+
+
+def _jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:  # noqa: ARG001
+    """`@triton.jit`, with options or without."""
+    return NotCompiled if function is None else NotCompiled(function)
+
+
+triton: Any = import_module("triton") if has_triton() else SimpleNamespace(jit=_jit)
+tl: Any = (
+    import_module("triton.language")
+    if has_triton()
+    else SimpleNamespace(constexpr=lambda value: value)
+)

@@ -1,0 +1,239 @@
+"""What is told about a card that is not here: memory as the plans and a loaded model have it, the
+report for people and the one for programs, and what is refused. Nothing is compiled here.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mtmd import OptionError, predict
+from mtmd.bench.shapes import random_checkpoint
+from mtmd.clip.token_budget import Budget
+from mtmd.config import LoadOptions
+from mtmd.inspect.prediction import SIZES, Needs, Prediction, usable_bytes
+from mtmd.inspect.prediction_text import render_comparison
+from mtmd.kernels.backends import Cpu, Reference
+from mtmd.kernels.backends.target import Target
+from mtmd.kernels.estimate.cards import find_card
+from mtmd.llm.batch import BatchShape
+from mtmd.model import Model
+
+GOLDEN = Path(__file__).parent / "golden" / "demo_h100.txt"
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def demo_h100() -> Prediction:
+    return predict("h100", compile=False)
+
+
+@pytest.fixture(scope="module")
+def small() -> Prediction:
+    return predict("rtx4090", random_weights="smolvlm-256m", compile=False)
+
+
+def on_target(limit: int | None = None) -> Model:
+    """The model of `small` as if it were loaded on such a card."""
+    options = LoadOptions(memory_limit=limit)
+    backends = [Target("cuda:89"), Cpu(), Reference()]
+    return Model(random_checkpoint("smolvlm-256m", "BF16"), options, backends)
+
+
+def test_the_report_for_people(demo_h100: Prediction) -> None:
+    """`mtmd warmup --target h100 --no-compile > tests/mtmd/inspect/golden/demo_h100.txt`"""
+    text = str(demo_h100)
+    assert text + "\n" == GOLDEN.read_text()
+
+
+def test_every_report_has_80_columns(small: Prediction, demo_h100: Prediction) -> None:
+    tight = predict("l4", random_weights="qwen3-vl-8b", memory="4GiB", compile=False)
+    texts = [str(small), str(tight), render_comparison([small, tight, demo_h100])]
+    assert [line for text in texts for line in text.splitlines() if len(line) > 80] == []
+    assert "DOES NOT FIT" in texts[1] and "* does not fit" in texts[1]
+    assert (
+        "longest context that fits: none" in texts[1]
+        and "at once of 8,192 tokens: none" in texts[1]
+    )
+
+
+def test_memory_is_what_the_plans_say(small: Prediction) -> None:
+    """Weights, cache and compute of a model on such a device, with the margins it keeps."""
+    model = on_target()
+    encoder, runner, at = model.encoder, model.runner, small.asked
+    assert encoder is not None and at.context == runner.context == 8192
+    report = model.warmup_report
+    by_graph = {f"{g.graph}, {g.label}": g for g in report.graphs}
+    weights = sum(
+        by_graph[g].weight_bytes["cuda:89"] for g in ("encoder, warm-up", "decoder, decode")
+    )
+    assert small.weight_bytes == weights
+    assert at.cache_bytes == by_graph["decoder, decode"].cache_bytes["cuda:89"]
+    step, prefill = (
+        by_graph[f"decoder, {label}"].compute_bytes["cuda:89"] for label in ("decode", "prefill")
+    )
+    encode = by_graph["encoder, warm-up"].compute_bytes["cuda:89"]
+    picture = next(p for p in small.pictures if p.compute_bytes == encode)
+    compute = max(prefill + prefill // 8, step + step // 8 + encode + encode // 8)
+    told = at.picture_bytes[small.pictures.index(picture)]
+    assert told == weights + at.cache_bytes + -(-compute * 8 // 7)
+    assert runner.plan(BatchShape(1, pages=256)).compute_bytes["cuda:89"] == step
+
+
+def test_what_is_told_to_fit_is_let_in_by_a_loaded_model_and_less_is_not(small: Prediction) -> None:
+    at = small.asked
+    largest = max(b for b in at.picture_bytes if b is not None)
+    pixels = np.zeros((SIZES[-1][1], SIZES[-1][0], 3), np.uint8)
+    whole = on_target(largest).loaded.admission.fit(pixels, Budget())
+    assert whole.shrunk_from is None and whole.tokens == small.pictures[-1].tokens
+    with pytest.raises(OptionError, match="memory_limit"):
+        on_target(small.weight_bytes + at.cache_bytes)
+
+
+def test_the_longest_context_and_the_most_answers_fit_and_more_do_not() -> None:
+    needs = Needs(on_target(), Target("cuda:89"), find_card("rtx4090", 3 * GIB))
+    usable, longest, answers = usable_bytes(3 * GIB), needs.longest_context(), needs.most_answers()
+    assert usable and longest and answers
+
+    def fits(context: int, answers: int) -> bool:
+        return all(needs.bytes(context, p, answers) <= usable for p in (None, *needs.pictures))
+
+    most = needs.model.checkpoint.text.context
+    assert longest == most == 8192 and fits(longest, 4)
+    assert fits(8192, answers) and not fits(8192, answers + 1)
+    tight = Needs(needs.model, Target("cuda:89"), find_card("rtx4090", GIB + GIB // 2))
+    usable, longest = usable_bytes(GIB + GIB // 2), tight.longest_context()
+    assert usable and longest and 0 < longest < most and longest % 1024 == 0
+    assert fits(longest, 4) and not fits(longest + 1024, 4)
+
+
+def test_more_costs_more(small: Prediction) -> None:
+    needs = [length.bytes for length in small.lengths]
+    assert needs == sorted(needs) and len(set(needs)) == len(needs)
+    steps = [length.decode for length in small.lengths]
+    assert all(a and b and a.device_ms < b.device_ms for a, b in pairwise(steps))
+    for length in small.lengths:
+        for e in (length.prefill, length.decode, length.decode_all):
+            assert e is not None and e.fast_ms < e.ms < e.slow_ms
+            assert e.ms == pytest.approx(max(e.host_ms, e.device_ms))
+            assert (e.bound == "launches") or e.device_ms >= e.host_ms
+    costs = [p.encode for p in sorted(small.pictures, key=lambda p: p.tiles)]
+    assert all(a and b and a.ms <= b.ms for a, b in pairwise(costs))
+
+
+def test_memory_of_the_card_is_read_as_sizes_are() -> None:
+    found = predict("cuda:90", memory="24GiB", compile=False)
+    assert found.card is not None and found.card.memory_bytes == 24 * GIB
+    assert found.usable_bytes == usable_bytes(24 * GIB) == (24 * GIB - GIB // 2) // 16 * 15
+    assert found.fits(found.needed_bytes) and "any GPU of cuda:90" in str(found)
+    unknown = predict("cuda:90", compile=False)
+    assert (unknown.usable_bytes, unknown.longest_context) == (None, None)
+    assert unknown.fits(unknown.needed_bytes) is None and "give --memory" in str(unknown)
+    assert all(length.decode is None for length in unknown.lengths)
+
+
+# Names and kinds of `asdict`: what is renamed or removed here raises SCHEMA.
+FIELDS = {
+    "schema", "ran_on_a_gpu", "model", "device", "device_name", "dtype", "flash", "refused",
+    "graphs", "checks", "dequantized", "speculation", "fully_accelerated", "card", "sequences",
+    "context", "context_most", "usable_bytes", "weight_bytes", "longest_context", "most_answers",
+    "lengths", "pictures", "work", "compiled", "not_compiled", "needed_bytes", "fits",
+}  # fmt: skip
+ESTIMATE = {
+    "ms", "fast_ms", "slow_ms", "bound", "host_ms", "device_ms", "launches", "gflop", "gib",
+}  # fmt: skip
+
+
+def test_the_report_for_programs(mtmd: Any) -> None:
+    found = json.loads(mtmd("warmup", "--target", "h100", "--no-compile", "--json").out)
+    assert set(found) == FIELDS and found["schema"] == 1 and found["ran_on_a_gpu"] is False
+    assert set(found["card"]) == {
+        "name", "title", "target", "multiprocessors", "memory_bytes", "gb_per_s", "tflops_16",
+        "tflops_32", "source",
+    }  # fmt: skip
+    length, picture, work = found["lengths"][0], found["pictures"][0], found["work"][0]
+    assert set(length) == {
+        "context", "cache_bytes", "bytes", "picture_bytes", "prefill_tokens", "prefill", "decode",
+        "decode_all",
+    }  # fmt: skip
+    assert set(picture) == {"size", "tokens", "tiles", "compute_bytes", "encode", "refused"}
+    assert set(length["decode"]) == set(picture["encode"]) == ESTIMATE
+    assert set(work) == {"graph", "launches", "ops"}
+    assert set(work["ops"][0]) == {
+        "op", "kernel", "nodes", "launches", "gflop", "mib", "ms", "bound",
+    }  # fmt: skip
+    assert found["compiled"] == [] and found["not_compiled"] == "not asked for"
+    assert found["fits"] is True and len(length["picture_bytes"]) == len(found["pictures"])
+
+
+def test_several_cards_are_one_table(mtmd: Any) -> None:
+    text = mtmd("warmup", "--target", "h100,RTX 4090,mi300x,h100").out
+    rows = [line.split()[0] for line in text.splitlines() if " of " in line and "launches" in line]
+    assert rows == ["h100", "rtx4090", "mi300x"]
+    found = json.loads(mtmd("warmup", "--target", "l4,a10", "--no-compile", "--json").out)
+    assert [report["card"]["name"] for report in found] == ["l4", "a10"]
+
+
+def test_cards_and_shapes_are_listed(mtmd: Any) -> None:
+    cards = mtmd("warmup", "--target", "list").out
+    assert "rtx4090" in cards and "mi300x" in cards and "cuda:100" in cards
+    assert "gemma-3-4b" in mtmd("warmup", "--random-weights", "list").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--target", "rtx9090"), "near it: rtx"),
+        (("--target", ","), "expected a card"),
+        (("--target", "l4," * 40 + ",".join(f"c{i}" for i in range(40))), "at most 32"),
+        (("--target", "h100", "--memory", "lots"), "memory: found 'lots'"),
+        (("--target", "h100", "--memory", "-1"), "memory"),
+        (("--target", "h100", "--memory-limit", "8GiB"), "give memory"),
+        (("--target", "h100", "--random-weights", "gemma"), "random-weights 'gemma'"),
+        (("--target", "h100", "--weights", "Q4_K_M"), "weights is the type of random weights"),
+        (("--target", "h100", "-m", "x", "--random-weights", "gemma-3-4b"), "expected one of them"),
+        (("--target", "h100", "--parallel", "0"), "parallel"),
+        (("--target", "h100", "--context", "999999"), "context"),
+        (("--memory", "24GiB"), "--memory is for a GPU that is not here"),
+        (("--random-weights", "gemma-3-4b"), "--random-weights is for a GPU"),
+        (("--parallel", "2"), "--parallel is for a GPU"),
+        (("--no-compile",), "--no-compile is for a GPU"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, tuple) else "",
+)
+def test_refusals(arguments: tuple[str, ...], told: str, mtmd: Any) -> None:
+    line = mtmd("warmup", *arguments).refused()
+    assert told in line and len(line.strip().splitlines()) == 1
+
+
+def test_strict_counts_memory(mtmd: Any) -> None:
+    asked = ("warmup", "--no-compile", "--strict", "--target")
+    assert mtmd(*asked, "h100").code == 0
+    assert mtmd(*asked, "h100", "--memory", "520MiB").code == 3
+
+
+def test_without_triton_all_but_the_kernels_is_told() -> None:
+    """In a process of its own, where Triton cannot be found; memory and times are the same."""
+    code = (
+        "import sys, importlib.util as util\n"
+        "find = util.find_spec\n"
+        "util.find_spec = lambda name, *a: None if name == 'triton' else find(name, *a)\n"
+        "sys.modules['triton'] = None\n"
+        "from mtmd.cli import main\n"
+        "sys.exit(main(['warmup', '--target', 'h100']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    told = "kernels not compiled: Triton, which compiles them, is not installed; pip install 'mtmd[gpu]'"
+    assert told in " ".join(done.stdout.split())
+    head = GOLDEN.read_text().split("kernels not compiled")[0]
+    assert done.stdout.startswith(head)

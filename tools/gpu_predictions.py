@@ -1,0 +1,161 @@
+"""docs/gpu.md: predictions for cards that are not here, and the formula that they rest on.
+
+python tools/gpu_predictions.py > docs/gpu.md     half a minute; needs no GPU, no weights, no Triton
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mtmd.bench.shapes import random_checkpoint
+from mtmd.inspect.predict_target import predict
+from mtmd.inspect.prediction import DRIVER_BYTES, Prediction
+from mtmd.inspect.prediction_text import render_comparison
+from mtmd.kernels.estimate.cards import CARDS
+from mtmd.kernels.estimate.roofline import AMD, FAST, MIDDLE, NVIDIA, SLOW
+
+MODELS = ("smolvlm-256m", "gemma-3-4b", "qwen3-vl-8b", "pixtral-12b")
+COMPARED = ("rtx3090", "rtx4090", "l40s", "h100", "mi300x")
+COUNTED = ("smolvlm-256m", "gemma-3-4b", "qwen3-vl-8b", "lfm2-vl-1.6b", "qwen2.5-vl-7b")
+
+TEXT = """# GPUs that are not here
+
+Written by `python tools/gpu_predictions.py > docs/gpu.md`. Do not edit by hand.
+
+    mtmd warmup --target rtx4090 -m MODEL                              one card, in full
+    mtmd warmup --target rtx4090 --random-weights gemma-3-4b           without having the model
+    mtmd warmup --target h100,rtx4090,mi300x -m MODEL                  one table
+    mtmd warmup --target cuda:90 --memory 24GiB --json                 an architecture; for programs
+    mtmd warmup --target list
+
+**Nothing here was run on a GPU.** Memory is what the plans say, by the rule that a loaded model lets work in (`mtmd/loaded/memory_admission.py`).
+Which op runs by which kernel is asked of the same table that a GPU uses; registers, shared memory and spills are the compiler's (they
+need Triton, `pip install 'mtmd[gpu]'`, all else does not). Times are estimates, each with a range.
+
+## Memory
+
+    needed = weights + cache of all answers + kept
+    compute = max(prefill x 9/8, (decode + encode) x 9/8)
+    kept = min(compute x 8/7, compute + 256 MiB)        compute, and the cache of encoded pictures
+    usable = (memory - {driver} MiB) x 15/16
+
+`prefill`, `decode` and `encode` are the predicted peaks of those plans. {driver} MiB stand for the driver's context and the libraries' workspaces,
+an assumption: it differs by card and version.
+
+## Times
+
+For one run of a plan:
+
+    device = sum over nodes of max(bytes / (bandwidth x eb), FLOPs / (rate x ef), launches x floor)
+    host   = torch launches x t + Triton launches x u + nodes x step
+    time   = max(host, device)
+
+The bound that is told is `launches` where the host is slower, else what takes most of the device's time. Bytes, FLOPs and launches are
+counted from the plan: what torch computes is called on meta tensors, and what reaches its dispatcher and is no view is a launch that
+reads its inputs and writes its result; a Triton kernel is one launch, two where attention shares out its keys. Of experts, as many are
+counted as an even router would use. FLOPs of attention are those of all keys, also of those that a causal mask or a window hides.
+Copies between host and card, image decoding and sampling are not counted. CUDA graphs are not used today, so none are assumed.
+
+| factor | | NVIDIA: slow, middle, fast | AMD: slow, middle, fast |
+|---|---|---|---|
+{factors}
+
+### Where the factors come from
+
+They are assumptions, to be replaced by measurements of `benchmarks/gpu.py`; the range is meant to hold the truth, and nobody has checked it.
+
+- eb, fast: a copy on an H200 reaches about 4.3 of its 4.8 TB/s, 0.90. Products of one row reach less; 0.75 is in the middle of what is commonly reported.
+- eb of quantized rows: read off the kernel, which loads two bytes at a time and is not pipelined; 15 to 35 %.
+- ef of products, fast: a bf16 product of 8192 x 8192 matrices by cuBLAS on an H200 reaches about 790 of 989 TFLOP/s, 0.80. On an MI300X about 620 of 1,307 are reported, 0.47.
+- ef of attention: 280 to 350 of 989 TFLOP/s from the order of instructions in the compiled kernel (head 72); 0.46 is Triton's published 459 TFLOP/s at head 128 on an H100 (the FlashAttention-3 paper).
+- t: the host's time for an op of torch, some microseconds on any machine. u: planning and binding took 51 us for attention and 16 us for a quantized product on a two-core machine, launch left out; norms have less to plan.
+- step: 0.3 ms for the 924 nodes of a step of Gemma 3 4B, without kernels. floor: what a kernel takes that has nothing to do.
+- AMD's other factors are NVIDIA's, taken lower and wider: less is known.
+
+## Cards
+
+As published: dense rates (no sparsity) with sums in fp32.
+
+{cards}
+
+## Four models on five cards
+
+    mtmd warmup --target {compared} --random-weights MODEL
+
+{tables}
+
+## Launches
+
+Of one step of decode, of a prefill of 512 tokens and of an encode at the warm-up's size. Each costs the host `t` or `u`: what the bound
+`launches` comes from.
+
+| model | layers | decode | a layer | by Triton nodes | prefill | encode |
+|---|---|---|---|---|---|---|
+{launches}
+"""
+NAMES = {
+    "bandwidth": ("eb", "part of the published bandwidth"),
+    "quantized": ("eb, quantized", "of products with quantized weights"),
+    "product": ("ef", "part of the published rate, products"),
+    "attention": ("ef, attention", "attention and the gated delta rule"),
+    "torch_launch": ("t", "us, a launch by torch"),
+    "triton_launch": ("u", "us, a launch by Triton"),
+    "floor": ("floor", "us, the least a kernel takes"),
+    "step": ("step", "us, a node"),
+}
+
+
+def factor_rows() -> Iterator[str]:
+    for name, (symbol, meaning) in NAMES.items():
+        unit = 1e6 if name in ("torch_launch", "triton_launch", "floor", "step") else 1
+        cells = [
+            ", ".join(f"{getattr(table[which], name) * unit:g}" for which in (SLOW, MIDDLE, FAST))
+            for table in (NVIDIA, AMD)
+        ]
+        yield f"| {symbol} | {meaning} | {cells[0]} | {cells[1]} |"
+
+
+def card_rows() -> Iterator[str]:
+    yield "| name | card | target | multiprocessors | GiB | GB/s | TFLOP/s bf16, fp32 | source |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for c in CARDS.values():
+        assert c.memory_bytes and c.bandwidth and c.flops_16 and c.flops_32
+        yield (
+            f"| `{c.name}` | {c.title} | `{c.target}` | {c.multiprocessors} | "
+            f"{c.memory_bytes / 2**30:.0f} | {c.bandwidth / 1e9:,.0f} | {c.flops_16 / 1e12:g}, "
+            f"{c.flops_32 / 1e12:g} | {c.source} |"
+        )
+
+
+def compared(model: str) -> str:
+    """As the command prints it."""
+    return render_comparison([predict(c, random_weights=model, compile=False) for c in COMPARED])
+
+
+def launch_row(model: str) -> str:
+    report: Prediction = predict("h100", random_weights=model, compile=False)
+    layers = len(random_checkpoint(model, "BF16").text.layers)
+    work = {w.graph: w for w in report.work}
+    step = work["decoder, decode"]
+    triton = sum(op.launches for op in step.ops if "Triton" in op.kernel)
+    encode = f"{work['encoder, warm-up'].launches:,}" if "encoder, warm-up" in work else "-"
+    return (
+        f"| {model} | {layers} | {step.launches:,} | {step.launches / layers:.1f} | {triton:,} | "
+        f"{work['decoder, prefill'].launches:,} | {encode} |"
+    )
+
+
+def main() -> None:
+    text = TEXT.format(
+        driver=DRIVER_BYTES >> 20,
+        factors="\n".join(factor_rows()),
+        cards="\n".join(card_rows()),
+        compared=",".join(COMPARED),
+        tables="\n\n".join(f"```\n{compared(model)}\n```" for model in MODELS),
+        launches="\n".join(map(launch_row, COUNTED)),
+    )
+    print(text, end="")
+
+
+if __name__ == "__main__":
+    main()
