@@ -22,8 +22,8 @@ from mtmd.web.intake.body import json_body
 from mtmd.web.intake.gate import Body, Work, checked_json, keep_place, takes
 from mtmd.web.page.answers import follow
 from mtmd.web.page.chat import Chat
-from mtmd.web.page.samples import offered
 from mtmd.web.page.requests import Change, Draft, NewAnswer, NewConversation, NewMessage
+from mtmd.web.page.samples import offered
 from mtmd.web.served_model import ServedModel
 from mtmd.web.store.conversation import Conversation, StoredImage
 from mtmd.web.store.errors import StoreBusyError, StoreDamagedError, StoreError, StoreReadOnlyError

@@ -9,7 +9,6 @@ from fake_service import FakeService
 from serving import running
 
 from mtmd import load
-from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.web.app import create_app
 from mtmd.web.settings import ServerSettings
 from mtmd.web.store.store import Store
@@ -54,7 +53,6 @@ class Slow(FakeService):
 
     def __init__(self):
         super().__init__(pace_s=0.0)
-        self.warmup_report = WarmupReport("fake", "cpu", "fake device", "fp32", (), (), ())
 
     def processed(self, _sha256, _tenant):
         return (np.full((8, 8, 3), 127, np.uint8),)

@@ -44,7 +44,17 @@ async function start() {
   new ResizeObserver(() => document.documentElement.style.setProperty("--composer-height", `${$("composer").offsetHeight}px`)).observe($("composer"));
   setSide(!NARROW.matches);
   list.refresh();
+  showBadge();
   await open(idInAddress());
+}
+
+/** Beside the way to the diagnostics, where they have something to say. */
+async function showBadge() {
+  const { state, title } = await get("/api/verdict").catch(() => ({ state: "fast" }));
+  $("badge").hidden = state === "fast";
+  $("badge").className = `badge ${state}`;
+  $("badge").textContent = { slower: "slower", wrong: "wrong" }[state] ?? "";
+  $("badge").title = title ?? "";
 }
 
 /** What happened to the history, until this person has put it away. */

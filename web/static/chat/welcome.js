@@ -1,6 +1,7 @@
 // What an empty chat shows: sample pictures with questions to click, and what the model knows.
 
-import { $, copyText, el, icon, iconButton } from "../shared/dom.js";
+import { commandBox } from "../shared/command.js";
+import { $, el, icon } from "../shared/dom.js";
 import { openViewer } from "./viewer.js";
 
 const path = (sample) => `/static/samples/${sample.file}`;
@@ -38,12 +39,6 @@ async function once(button, run) {
 }
 
 function demoNote() {
-  const command = "mtmd serve -m org/name";
-  const copy = iconButton("copy", "Copy the command", async () => {
-    await copyText(command);
-    copy.replaceChildren(icon("done"));
-    setTimeout(() => copy.replaceChildren(icon("copy")), 1500);
-  });
   return [el("p", {}, "This is the small demo model. It knows drawn shapes, short words and numbers on a plain ground, and nothing of photos; show the picture first, then ask."),
-    el("p", {}, "For a real model: ", el("span", { class: "command" }, el("code", {}, command), copy))];
+    el("p", {}, "For a real model: ", commandBox("mtmd serve -m org/name"))];
 }
