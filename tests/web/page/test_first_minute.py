@@ -414,3 +414,41 @@ def test_the_first_screen_fits_every_window(visit, scheme, width):
     person = visit(size={"width": width, "height": 720}, color_scheme=scheme)
     person.until("document.querySelectorAll('.sample').length === 3")
     assert person.overflow() == 0 and person.axe() == []
+
+
+def test_an_address_without_anything_is_a_page_for_people_and_json_for_programs(visit):
+    person = visit()
+    person.expects = ("404",)
+    page = person.page
+    address = page.url
+    page.goto("/nothing/here")
+    page.wait_for_selector("h1:has-text('There is nothing at this address')")
+    assert person.axe() == [] and person.overflow() == 0
+    page.click("text=To the chat")
+    page.wait_for_selector("#welcome:visible")
+    for accepted in ("*/*", "application/json"):
+        told = page.request.get(f"{address}nothing", headers={"Accept": accepted})
+        assert told.status == 404 and told.json()["error"]["message"]
+
+
+def test_a_full_conversation_goes_on_in_a_new_one_with_what_was_written(person, fake):
+    person.say("the first words")
+    page, count = person.page, fake.count
+    fake.count = lambda *a, **k: replace_tokens(count(*a, **k), 600 if len(a[0]) > 1 else 10)
+    person.attach(SHAPES)
+    page.fill("#prompt", "one word more")
+    page.wait_for_selector("#meter-text:has-text('too long')")
+    page.press("#prompt", "Enter")
+    page.wait_for_selector(".toast:has-text('no room for another message')")
+    assert len(fake.tickets) == 1 and person.axe() == []
+    page.click("#meter >> text=Go on in a new chat")
+    page.wait_for_selector("#welcome:visible")
+    assert page.input_value("#prompt") == "one word more" and page.locator(".thumb").count() == 1
+    page.press("#prompt", "Enter")
+    person.answered("one word more")
+    assert len(fake.tickets[-1].messages) == 1 and len(person.listed()) == 2
+
+
+def replace_tokens(count, tokens):
+    count.prompt_tokens = tokens
+    return count

@@ -81,7 +81,9 @@ def test_an_answer_appears_word_by_word_and_stop_keeps_it(person, fake):
     page.click("#stop")
     person.answered()
     (text,) = person.texts("answer")
-    assert 3 <= len(text.split()) < 400 and page.locator(".aside").inner_text() == "Stopped."
+    assert (
+        3 <= len(text.split()) < 400 and page.locator(".aside").inner_text() == "Stopped. Continue"
+    )
     assert fake.ended == ["cancelled"]
 
 

@@ -34,7 +34,7 @@ async function start() {
   $("not-kept").hidden = about.kept;
   tell(about.notice);
   if (about.fault) toast(`The server cannot answer: ${about.fault}.`, { sticky: true });
-  composer = new Composer(about, { send, where, editLast });
+  composer = new Composer(about, { send, where, editLast, anew: () => go(null) });
   list = new ConversationList({ open: (id) => go(id), gone: (id) => { if (conversation?.id === id) go(null); }, renamed: onRenamed });
   startSettings(about, () => composer.changed());
   startViewer(about.model, onRegion);

@@ -11,9 +11,9 @@ const COUNT_AFTER_MS = 250;
 const touch = matchMedia("(pointer: coarse)").matches;
 
 export class Composer {
-  /** `about`: what the server says of its model and limits. `send(text, images, editing)`, `where()`: {conversation, parent}, `editLast()`. */
-  constructor(about, { send, where, editLast }) {
-    Object.assign(this, { about, submit: send, where, editLast });
+  /** `about`: what the server says of its model and limits. `send(text, images, editing)`, `where()`: {conversation, parent}, `editLast()`, `anew()`: an empty chat. */
+  constructor(about, { send, where, editLast, anew }) {
+    Object.assign(this, { about, submit: send, where, editLast, anew });
     this.attached = []; // {key, image | null, preview, name, tokens, uploading}
     this.editing = null;
     this.busy = false;
@@ -142,6 +142,10 @@ export class Composer {
       return;
     }
     if (this.sending || (!text.trim() && !this.attached.length)) return;
+    if (this.over) {
+      toast("Not sent: this conversation has no room for another message.", { action: this.where(null).parent ? { label: "New chat", run: () => this.#moveOn() } : null });
+      return;
+    }
     if (this.refused) { // it may not have been seen that the picture is not there
       this.#hold();
       return;
@@ -160,6 +164,14 @@ export class Composer {
     } finally {
       this.sending = false;
     }
+  }
+
+  /** What is in the box, in an empty chat. */
+  #moveOn() {
+    const draft = { text: $("prompt").value, images: this.attached.map((one) => one.image).filter(Boolean) };
+    this.clear();
+    sessionStorage.setItem("mtmd.draft.", JSON.stringify(draft));
+    this.anew();
   }
 
   #hold() {
@@ -231,6 +243,7 @@ export class Composer {
   }
 
   changed() {
+    this.over = false; // as far as is known
     const prompt = $("prompt");
     prompt.style.height = "auto";
     prompt.style.height = `${prompt.scrollHeight}px`;
@@ -275,7 +288,7 @@ export class Composer {
       const own = images.length ? count.image_tokens.slice(-images.length) : [];
       images.forEach((one, index) => { one.tokens = own[index]; });
       this.draw();
-      this.#showCount(count);
+      this.#showCount(count, parent);
     } catch (error) {
       if (error.name === "AbortError") return;
       $("meter").hidden = true;
@@ -283,14 +296,16 @@ export class Composer {
     }
   }
 
-  #showCount({ prompt_tokens: tokens, context }) {
+  #showCount({ prompt_tokens: tokens, context }, parent) {
     const over = tokens >= context;
+    this.over = over;
     $("meter").hidden = false;
     $("meter").classList.toggle("full", over);
     const bar = $("meter-bar");
     [bar.max, bar.high, bar.value] = [context, context * 0.8, Math.min(tokens, context)];
     const numbers = `${tokens.toLocaleString("en")} of ${context.toLocaleString("en")}`;
-    $("meter-text").replaceChildren(numbers, el("span", { class: "unit" }, " tokens"), over ? ": too long" : "");
+    $("meter-text").replaceChildren(numbers, el("span", { class: "unit" }, " tokens"), over ? ": too long" : "",
+      over && parent ? el("button", { class: "link", type: "button", on: { click: () => this.#moveOn() } }, "Go on in a new chat") : "");
   }
 }
 
