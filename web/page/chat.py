@@ -89,7 +89,11 @@ class Chat:
             begun = _text_to_continue(known, parent, continues)
             held.enter_context(self.budget.held(checked_pixels(path, self.budget)))
             messages = model_messages(path, system, self.pictures)
-            ticket = self.service.submit(messages, tenant=owner(), begun=begun, **options)
+            if begun:
+                messages.append({"role": "assistant", "content": begun})
+            ticket = self.service.submit(
+                messages, tenant=owner(), **options, continue_final_message=bool(begun)
+            )
             try:
                 message = self.store.add(
                     conversation,

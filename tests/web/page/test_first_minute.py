@@ -247,7 +247,7 @@ def test_a_killed_server_takes_nothing_that_was_read(browser, tmp_path):
             page.click(".aside button:has-text('Continue')")
             page.wait_for_selector(".branches:has-text('2 / 2')")
             person.answered()
-            assert again.begun == ["w0 w1"]
+            assert again.tickets[-1].messages[-1] == {"role": "assistant", "content": "w0 w1"}
             assert person.texts("answer") == ["w0 w1 and the rest"]
             person.close()
         after.close()
@@ -324,10 +324,12 @@ def test_an_answer_that_was_cut_goes_on_from_its_end(person, fake):
     page.click(".aside button:has-text('Continue')")
     page.wait_for_selector(".branches:has-text('2 / 2')")
     person.answered()
-    assert fake.begun == ["", "one two three"] and person.texts("answer") == [
-        "one two three four five"
+    assert person.texts("answer") == ["one two three four five"]
+    assert fake.tickets[-1].settings.continue_final_message
+    assert fake.tickets[-1].messages == [
+        {"role": "user", "content": "count"},
+        {"role": "assistant", "content": "one two three"},
     ]
-    assert fake.tickets[-1].messages == [{"role": "user", "content": "count"}]
     assert page.locator(".aside").count() == 0 and person.axe() == []
 
 
@@ -341,7 +343,8 @@ def test_the_demo_model_goes_on_in_mid_sentence(model):
             {"type": "text", "text": "Describe the image."},
         ],
     }
-    *_, end = model.service.submit([message], begun=begun)
+    messages = [message, {"role": "assistant", "content": begun}]
+    *_, end = model.service.submit(messages, continue_final_message=True)
     assert begun + end.answer.text == whole
 
 

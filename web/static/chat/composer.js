@@ -181,7 +181,7 @@ export class Composer {
 
   clear() {
     for (const one of this.attached) URL.revokeObjectURL(one.preview);
-    [this.attached, this.editing] = [[], null];
+    [this.attached, this.editing, this.over] = [[], null, false];
     $("prompt").value = "";
     this.changed();
   }
@@ -243,7 +243,6 @@ export class Composer {
   }
 
   changed() {
-    this.over = false; // as far as is known
     const prompt = $("prompt");
     prompt.style.height = "auto";
     prompt.style.height = `${prompt.scrollHeight}px`;
@@ -277,7 +276,7 @@ export class Composer {
     const { conversation, parent } = this.where(this.editing);
     const text = $("prompt").value;
     if (!text && !images.length && !parent) {
-      $("meter").hidden = true;
+      [$("meter").hidden, this.over] = [true, false];
       return;
     }
     const { system, detail } = options();
@@ -291,7 +290,7 @@ export class Composer {
       this.#showCount(count, parent);
     } catch (error) {
       if (error.name === "AbortError") return;
-      $("meter").hidden = true;
+      [$("meter").hidden, this.over] = [true, false];
       if (images.length) toast(error.message);
     }
   }
