@@ -14,6 +14,7 @@ from mtmd.model import DEFAULT_PROMPT, Model
 from mtmd.prompt.conversation import Images
 
 DEMO_MODEL = Path(__file__).parent / "demo_model"
+DEMO_NAME = "demo model"
 
 
 def load(
@@ -40,7 +41,7 @@ def find_checkpoint(
         Path(p).expanduser() if p else None for p in (settings.mmproj, settings.chat_template)
     )
     if model is None:
-        return open_checkpoint(DEMO_MODEL, projector, template), "demo model"
+        return open_checkpoint(DEMO_MODEL, projector, template), DEMO_NAME
     if not isinstance(model, (str, PathLike)):
         raise ModelError(
             f"model is an object of type {type(model).__name__}; expected a checkpoint folder, a "

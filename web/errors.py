@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from flask import Flask, Response, g, json
+from flask import Flask, Response, g, json, render_template, request
 from pydantic import ValidationError
-from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import HTTPException, NotFound
 
 from mtmd import (
     BusyError,
@@ -21,6 +21,7 @@ from mtmd import (
     MtmdError,
     OptionError,
     PromptError,
+    __version__,
 )
 from mtmd.tracebacks import traceback_text
 
@@ -142,8 +143,18 @@ def register(app: Flask) -> None:
     app.wsgi_app = _Answering(app.wsgi_app)  # type: ignore[method-assign]
 
     @app.errorhandler(Exception)
-    def _answer(error: Exception) -> Response:
+    def _answer(error: Exception) -> Response | tuple[str, int]:
+        if isinstance(error, NotFound) and _is_for_a_person():
+            return render_template("missing.html", version=__version__), 404
         return response(as_api_error(error, g.get("request_id", "req")))
+
+
+def _is_for_a_person() -> bool:
+    """A page is wanted, as browsers ask where an address is typed: not JSON, and not just
+    anything.
+    """
+    kinds = request.accept_mimetypes
+    return request.method == "GET" and kinds["text/html"] > kinds["application/json"]
 
 
 class _Answering:

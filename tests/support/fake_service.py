@@ -10,18 +10,13 @@ from types import SimpleNamespace
 from mtmd import BusyError, PromptError, Receipt
 from mtmd.config import AnswerOptions, options
 from mtmd.events import Answer, Finished, Progress, TextPiece, TokenInfo, ToolCallPiece
+from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.prompt.conversation import RawPrompt
 from mtmd.prompt.load_image import Picture
 from mtmd.receipt import ImageReceipt
 
 CONTEXT = 512
-
-
-class Report:
-    device, dtype, graphs = "cpu", "fp32", (SimpleNamespace(weight_bytes={"cpu": 1000}),)
-
-    def asdict(self):
-        return {"model": "fake", "device": "cpu"}
+REPORT = WarmupReport("fake", "cpu", "fake device", "fp32", (), (), ())
 
 
 class FakeTicket:
@@ -127,7 +122,7 @@ class FakeService:
         self.tickets, self.ended, self.words, self.running = [], [], None, 0
         self.tenants, self.fault, self.told = [], None, []
         self.calls = ()  # of tools, in place of words where a request has tools
-        self.name, self.context, self.sees, self.warmup_report = "fake", CONTEXT, True, Report()
+        self.name, self.context, self.sees, self.warmup_report = "fake", CONTEXT, True, REPORT
 
     def on_fault(self, tell):
         self.told.append(tell)

@@ -21,7 +21,7 @@ from typing import Any
 from mtmd import Finished, Progress, TextPiece, Ticket
 from mtmd.web.errors import as_api_error
 from mtmd.web.intake.watcher import give_up
-from mtmd.web.store.conversation import COMPLETE, FAILED, STOPPED
+from mtmd.web.store.conversation import COMPLETE, FAILED, STOPPED, title_from
 from mtmd.web.store.errors import StoreBusyError, StoreError
 from mtmd.web.store.store import Store
 
@@ -66,7 +66,14 @@ class Answer:
         merged: list[dict[str, Any]] = []
         for kind, run in groupby(news, key=itemgetter("type")):
             if kind == "text":
-                merged.append({"type": kind, "text": "".join(event["text"] for event in run)})
+                texts = list(run)
+                merged.append(
+                    {
+                        "type": kind,
+                        "text": "".join(event["text"] for event in texts),
+                        "tokens": sum(event["tokens"] for event in texts),
+                    }
+                )
             elif kind == "progress":
                 *_, last = run
                 merged.append(last)
@@ -86,11 +93,15 @@ class Answers:
         self._saver: threading.Thread | None = None
         store.before_close.append(self.end)
 
-    def start(self, id_: str, conversation: str, ticket: Ticket, held: ExitStack) -> Answer:
+    def start(
+        self, id_: str, conversation: str, ticket: Ticket, held: ExitStack, begun: str = ""
+    ) -> Answer:
         """`id_`: the message in the store, in state running, that the answer is written to.
-        `held`: what is let go at its end.
+        `held`: what is let go at its end. `begun`: the text that it goes on from.
         """
         answer = Answer(id_, conversation, ticket, held)
+        if begun:
+            answer.add({"type": "text", "text": begun, "tokens": 0})
         with self._lock:
             self._answers[id_] = answer
             ended = [a.id for a in self._answers.values() if a.ended]
@@ -150,9 +161,12 @@ class Answers:
         is waited for: nobody can ask for this answer again.
         """
         latest = time.monotonic() + BUSY_SECONDS
+        text = "".join(answer.pieces)
         while True:
             try:
-                self._store.finish(answer.id, "".join(answer.pieces), state, receipt, error)
+                self._store.finish(answer.id, text, state, receipt, error)
+                if text:
+                    self._store.name(answer.conversation, title_from(text, ()))
                 return None
             except StoreError as failure:
                 if isinstance(failure, StoreBusyError) and time.monotonic() < latest:
@@ -167,7 +181,7 @@ class Answers:
             if isinstance(event, Progress):
                 answer.add({"type": "progress", **asdict(event)})
             elif isinstance(event, TextPiece):
-                answer.add({"type": "text", "text": event.text})
+                answer.add({"type": "text", "text": event.text, "tokens": 1})
             elif isinstance(event, Finished):
                 receipt = event.answer.receipt.asdict()
                 state = STOPPED if receipt["finish"] == "cancelled" else COMPLETE

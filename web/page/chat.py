@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from mtmd import ImageError, Service, TokenCount
+from mtmd.model import DEFAULT_PROMPT
 from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.picture_budget import PictureBudget
@@ -57,11 +58,13 @@ class Chat:
     def add_message(
         self, conversation: str, parent: str | None, text: str, images: Sequence[StoredImage]
     ) -> Message:
-        """A message of the user's, in the store when this returns; the first one gives the
-        conversation its title.
+        """A message of the user's, in the store when this returns; pictures alone are to be
+        described. The first message gives the conversation its title, unless it says no more than
+        that: then the answer will.
         """
+        text = text if text.strip() else DEFAULT_PROMPT
         message = self.store.add(conversation, parent, "user", text, images=images)
-        if parent is None:
+        if parent is None and text.strip() != DEFAULT_PROMPT:
             self.store.name(conversation, title_from(text, images))
         return message
 
@@ -72,22 +75,31 @@ class Chat:
         system: str,
         options: dict[str, Any],
         keep_place: Callable[[], Callable[[], None]],
+        *,
+        continues: str | None = None,
     ) -> Message:
-        """An answer to the branch that ends in `parent`. Raises ApiError where one is being
-        written, and what `Service.submit` raises. `keep_place` is called once it has begun; what
-        that returns, and the pixels of its pictures, are let go at its end.
+        """An answer to the branch that ends in `parent`; it begins with the text of the answer
+        `continues`. Raises ApiError where one is being written, and what `Service.submit` raises.
+        `keep_place` is called once it has begun; what that returns, and the pixels of its
+        pictures, are let go at its end.
         """
         with self._alone(conversation), ExitStack() as held:
-            path = branch(self._by_id(conversation), parent)
+            known = self._by_id(conversation)
+            path = branch(known, parent)
+            begun = _text_to_continue(known, parent, continues)
             held.enter_context(self.budget.held(checked_pixels(path, self.budget)))
             messages = model_messages(path, system, self.pictures)
-            ticket = self.service.submit(messages, tenant=owner(), **options)
+            if begun:
+                messages.append({"role": "assistant", "content": begun})
+            ticket = self.service.submit(
+                messages, tenant=owner(), **options, continue_final_message=bool(begun)
+            )
             try:
                 message = self.store.add(
                     conversation,
                     parent,
                     "assistant",
-                    "",
+                    begun,
                     state=RUNNING,
                     options={**options, "system": system},
                 )
@@ -95,7 +107,7 @@ class Chat:
                 ticket.cancel()
                 raise
             held.callback(keep_place())
-            self.answers.start(message.id, conversation, ticket, held.pop_all())
+            self.answers.start(message.id, conversation, ticket, held.pop_all(), begun)
         return message
 
     @contextmanager
@@ -179,6 +191,20 @@ class Chat:
 
     def _by_id(self, conversation: str) -> dict[str, Message]:
         return {m.id: m for m in self.store.messages(conversation)}
+
+
+def _text_to_continue(messages: dict[str, Message], parent: str, answer: str | None) -> str:
+    """Of an answer to `parent`, empty for None. Raises ApiError where there is no such answer, or
+    nothing in it.
+    """
+    if answer is None:
+        return ""
+    found = messages.get(answer)
+    if found is None or found.role != "assistant" or found.parent != parent:
+        raise ApiError(404, "there is no such answer to this message", param="continues")
+    if not found.text:
+        raise ApiError(400, "this answer has no text to go on from; ask again", param="continues")
+    return found.text
 
 
 def _regions(answer: Message) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ from mtmd import Service, __version__
 from mtmd.web.auth import without_key
 from mtmd.web.intake.gate import Body, takes
 from mtmd.web.page import charts
+from mtmd.web.page.verdict import verdict
 from mtmd.web.served_model import ServedModel
 
 
@@ -27,6 +28,18 @@ def blueprint(service: Service, model: ServedModel) -> Blueprint:
     def stats() -> Response:
         fault = service.fault
         return jsonify(asdict(service.stats()) | {"fault": str(fault) if fault else None})
+
+    @routes.get("/api/verdict")
+    @takes(Body.NOTHING)
+    def show_verdict() -> Response:
+        fault = service.fault
+        return jsonify(verdict(model.warmup_report, str(fault) if fault else None).asdict())
+
+    @routes.get("/api/report.txt")
+    @takes(Body.NOTHING)
+    def report_text() -> Response:
+        """As `mtmd warmup` prints it, to be copied."""
+        return Response(str(model.warmup_report), mimetype="text/plain")
 
     @routes.get("/api/report")
     @takes(Body.NOTHING)

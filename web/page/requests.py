@@ -57,7 +57,10 @@ class NewMessage(_Strict):
 
 
 class NewAnswer(_Strict):
+    """`continues`: an answer to the same message that ended early, to go on from its end."""
+
     parent: Id
+    continues: Id | None = None
     options: Options = Options()
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from flask import Blueprint, Response, g, jsonify, render_template, request
 
 from mtmd import __version__
+from mtmd.loading import DEMO_NAME
 from mtmd.prompt.load_image import png_bytes
 from mtmd.web import sse
 from mtmd.web.auth import owner, without_key
@@ -22,6 +23,7 @@ from mtmd.web.intake.gate import Body, Work, checked_json, keep_place, takes
 from mtmd.web.page.answers import follow
 from mtmd.web.page.chat import Chat
 from mtmd.web.page.requests import Change, Draft, NewAnswer, NewConversation, NewMessage
+from mtmd.web.page.samples import offered
 from mtmd.web.served_model import ServedModel
 from mtmd.web.store.conversation import Conversation, StoredImage
 from mtmd.web.store.errors import StoreBusyError, StoreDamagedError, StoreError, StoreReadOnlyError
@@ -74,8 +76,11 @@ def _page_routes(routes: Blueprint, chat: Chat, model: ServedModel) -> None:
     @takes(Body.NOTHING)
     def about() -> dict[str, Any]:
         fault, notice = chat.service.fault, chat.store.notice
+        demo = model.name == DEMO_NAME
         return {
             "model": model.name,
+            "demo": demo,
+            "samples": offered(demo) if model.sees else [],
             "fault": str(fault) if fault else None,
             "key": caller.name if (caller := g.get("caller")) else None,
             "context": model.context,
@@ -168,7 +173,7 @@ def _message_routes(routes: Blueprint, chat: Chat) -> None:
         """
         _conversation(chat, id_)
         new = json_body(NewMessage)
-        if not new.text.strip():
+        if not new.text.strip() and not new.images:
             raise ApiError(400, "the message is empty; say what you want to know", param="text")
         if new.parent is not None:
             _check_message(chat, id_, new.parent)
@@ -178,14 +183,21 @@ def _message_routes(routes: Blueprint, chat: Chat) -> None:
     @routes.post("/api/conversations/<id_>/answers")
     @takes(Body.SMALL_JSON, Work.ANSWER)
     def start_answer(id_: str) -> Response:
-        """Start an answer to a message; another one is another branch."""
+        """Start an answer to a message; another one is another branch, also one that continues
+        one that ended early.
+        """
         _conversation(chat, id_)
         new = json_body(NewAnswer)
         _check_message(chat, id_, new.parent, "user")
         return jsonify(
             asdict(
                 chat.start_answer(
-                    id_, new.parent, new.options.system, new.options.chosen(), keep_place
+                    id_,
+                    new.parent,
+                    new.options.system,
+                    new.options.chosen(),
+                    keep_place,
+                    continues=new.continues,
                 )
             )
         )

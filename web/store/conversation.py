@@ -83,7 +83,10 @@ def title_from(text: str, images: Sequence[StoredImage]) -> str:
     """The title that a conversation gets from its first message: the beginning of its text, else
     the name of its first picture.
     """
-    words = " ".join(text.split())[:TITLE_LENGTH]
+    words = " ".join(text.split())
+    if len(words) > TITLE_LENGTH:
+        kept, space, _ = words[:TITLE_LENGTH].rpartition(" ")
+        words = f"{(kept if space else words)[: TITLE_LENGTH - 1].rstrip(' .,;:')}…"
     return words or (images[0].name if images else "") or "Picture"
 
 

@@ -61,6 +61,8 @@ BODIES = {  # what each route takes from outside; a new one is added here with o
     ("GET", "/api/about"): (Body.NOTHING, Work.QUICK),
     ("GET", "/api/stats"): (Body.NOTHING, Work.QUICK),
     ("GET", "/api/report"): (Body.NOTHING, Work.QUICK),
+    ("GET", "/api/verdict"): (Body.NOTHING, Work.QUICK),
+    ("GET", "/api/report.txt"): (Body.NOTHING, Work.QUICK),
     ("GET", "/api/conversations"): (Body.NOTHING, Work.DOWNLOAD),
     ("POST", "/api/conversations"): (Body.SMALL_JSON, Work.QUICK),
     ("GET", "/api/conversations/<id_>"): (Body.NOTHING, Work.DOWNLOAD),

@@ -669,7 +669,7 @@ def test_texts_that_come_together_are_joined_once():
     for event in (
         {"type": "progress", "stage": "encode", "done": 1, "total": 2},
         {"type": "progress", "stage": "encode", "done": 2, "total": 2},
-        *({"type": "text", "text": Text(f"{n} ")} for n in range(1000)),
+        *({"type": "text", "text": Text(f"{n} "), "tokens": 1} for n in range(1000)),
         {"type": "end"},
     ):
         answer.add(event)
@@ -677,7 +677,7 @@ def test_texts_that_come_together_are_joined_once():
         1003,
         [
             {"type": "progress", "stage": "encode", "done": 2, "total": 2},
-            {"type": "text", "text": "".join(f"{n} " for n in range(1000))},
+            {"type": "text", "text": "".join(f"{n} " for n in range(1000)), "tokens": 1000},
             {"type": "end"},
         ],
     )

@@ -12,7 +12,9 @@ from mtmd.web.store.conversation import StoredImage, title_from
     [
         ("what  is\n\nit?", (), "what is it?"),
         ("what is it?", ("cat.png",), "what is it?"),
-        ("x" * 61, (), "x" * 60),
+        ("x" * 60, (), "x" * 60),
+        ("x" * 61, (), "x" * 59 + "…"),
+        ("word " * 20, (), "word " * 11 + "word…"),
         (" \n", ("cat.png", "dog.png"), "cat.png"),
         ("", ("",), "Picture"),
         ("", (), "Picture"),

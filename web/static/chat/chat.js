@@ -1,7 +1,7 @@
 // The chat page: opens conversations, sends messages, follows answers while they are written.
 
 import { $, announce, themeButton, toast } from "../shared/dom.js";
-import { ServerError, events, get, patch, post } from "../shared/server.js";
+import { ServerError, events, get, patch, post, upload } from "../shared/server.js";
 import { Composer } from "./composer.js";
 import { ConversationList } from "./conversation_list.js";
 import { Growing, answerMessage, userMessage } from "./message.js";
@@ -9,6 +9,7 @@ import { startScrolling, stayAtEnd } from "./scroll.js";
 import { options, optionsForAnother, startSettings } from "./settings.js";
 import { Tree } from "./tree.js";
 import { startViewer } from "./viewer.js";
+import { startWelcome } from "./welcome.js";
 
 const TOLD = "mtmd.notice";
 const NARROW = matchMedia("(max-width: 760px)");
@@ -20,9 +21,11 @@ let list;
 let conversation = null; // {id, title, head}
 let following = null; // {id, controller, growing}
 let problem = ""; // why the last message has no answer
+let unsure = null; // {conversation, parent, text, images}: a message that may have arrived, for the server went while it was sent
+let unsureAnswer = null; // the message that an answer was asked for when the server went
 const drawn = new Map(); // message id -> {message, key, element}: what has not changed stays as it is, an open receipt too
 
-const act = { edit: startEdit, answer: (message) => ask(message, options()), again, show: showBranch };
+const act = { edit: startEdit, answer, again, goOn, look, show: showBranch };
 
 async function start() {
   themeButton($("theme"));
@@ -31,15 +34,27 @@ async function start() {
   $("not-kept").hidden = about.kept;
   tell(about.notice);
   if (about.fault) toast(`The server cannot answer: ${about.fault}.`, { sticky: true });
-  composer = new Composer(about, { send, where, editLast });
+  composer = new Composer(about, { send, where, editLast, anew: () => go(null) });
   list = new ConversationList({ open: (id) => go(id), gone: (id) => { if (conversation?.id === id) go(null); }, renamed: onRenamed });
   startSettings(about, () => composer.changed());
   startViewer(about.model, onRegion);
+  startWelcome(about, askSample);
   listen();
   startScrolling();
+  new ResizeObserver(() => document.documentElement.style.setProperty("--composer-height", `${$("composer").offsetHeight}px`)).observe($("composer"));
   setSide(!NARROW.matches);
   list.refresh();
+  showBadge();
   await open(idInAddress());
+}
+
+/** Beside the way to the diagnostics, where they have something to say. */
+async function showBadge() {
+  const { state, title } = await get("/api/verdict").catch(() => ({ state: "fast" }));
+  $("badge").hidden = state === "fast";
+  $("badge").className = `badge ${state}`;
+  $("badge").textContent = { slower: "slower", wrong: "wrong" }[state] ?? "";
+  $("badge").title = title ?? "";
 }
 
 /** What happened to the history, until this person has put it away. */
@@ -107,6 +122,7 @@ async function open(id) {
 
 async function reload() {
   const loaded = await get(`/api/conversations/${conversation.id}`);
+  conversation = loaded.conversation;
   tree.load(loaded.messages, loaded.conversation.head);
   draw();
 }
@@ -136,7 +152,7 @@ function drawMessage(message, last) {
   }
   const context = { tree, act, running, problem, model: about.model, last, redraw: redrawAll };
   const element = message.role === "user" ? userMessage(message, context) : answerMessage(message, context);
-  if (following?.id === message.id) element.append(following.growing.progress, following.growing.plain);
+  if (following?.id === message.id) element.append(...following.growing.elements);
   drawn.set(message.id, { message, key, element });
   return element;
 }
@@ -158,12 +174,10 @@ async function send(text, images, editing) {
     if (!conversation) {
       conversation = await post("/api/conversations");
       window.history.pushState(null, "", `/c/${conversation.id}`);
+      composer.moveDraft(conversation.id);
     }
-    const parent = editing ? editing.parent : tree.head;
-    const sent = await post(`/api/conversations/${conversation.id}/messages`,
-      { parent, text, images: images.map(({ sha256, name }) => ({ sha256, name })) });
-    sessionStorage.removeItem("mtmd.draft.");
-    composer.draftKey = `mtmd.draft.${conversation.id}`;
+    const draft = { parent: editing ? editing.parent : tree.head, text, images: images.map(({ sha256, name }) => ({ sha256, name })) };
+    const sent = await arrived(draft) ?? await deliver(draft);
     conversation = sent.conversation;
     tree.put({ ...sent.message, html: null, regions: null });
     tree.head = sent.message.id;
@@ -173,54 +187,125 @@ async function send(text, images, editing) {
     return true;
   } catch (error) {
     composer.setBusy(false);
-    toast(error.message, { sticky: true });
+    toast(`Not sent: ${error.message}`, { sticky: true });
     return false;
   }
 }
 
-async function ask(message, chosen) {
+async function deliver(draft) {
+  try {
+    const sent = await post(`/api/conversations/${conversation.id}/messages`, draft);
+    unsure = null;
+    return sent;
+  } catch (error) {
+    if (error.status === 0) unsure = { ...draft, conversation: conversation.id };
+    throw error;
+  }
+}
+
+/** The same message where it arrived although the server's answer to it did not: nothing is sent twice. */
+async function arrived(draft) {
+  const key = ({ parent, text, images }) => JSON.stringify([parent, text.trim(), images.map(({ sha256 }) => sha256)]);
+  if (unsure?.conversation !== conversation.id || key(unsure) !== key(draft)) return null;
+  const loaded = await get(`/api/conversations/${conversation.id}`);
+  const found = loaded.messages.find((message) => message.role === "user" && !tree.messages.has(message.id)
+    && (key(message) === key(draft) || (!draft.text.trim() && message.parent === draft.parent)));
+  unsure = null;
+  return found ? { conversation: loaded.conversation, message: found } : null;
+}
+
+/** A sample picture with a question to it, from the first screen: what stands in the message box stays there. */
+async function askSample(file, name, question) {
+  if (following || composer.busy) return;
+  try {
+    await send(question, [await upload(await file(), name)], null);
+  } catch (error) {
+    toast(`Not sent: ${error.message}`, { sticky: true });
+  }
+}
+
+/** `continued`: an answer that ended early, to go on from its end. */
+async function ask(message, chosen, continued = null) {
   if (following) return;
-  problem = "";
+  [problem, unsureAnswer] = ["", null];
   composer.setBusy(true);
   draw();
   try {
-    const answer = await post(`/api/conversations/${conversation.id}/answers`, { parent: message.id, options: chosen });
+    const asked = { parent: message.id, options: chosen, ...(continued ? { continues: continued.id } : {}) };
+    const answer = await post(`/api/conversations/${conversation.id}/answers`, asked);
     tree.put(answer);
     tree.head = answer.id;
     list.refresh();
     await follow(answer);
   } catch (error) {
     problem = error.message;
+    unsureAnswer = error.status === 0 ? message.id : null;
     composer.setBusy(false);
-    tree.head = message.id;
+    if (continued) {
+      toast(problem, { sticky: true });
+      problem = "";
+    } else tree.head = message.id;
     draw();
     announce(error.message);
   }
 }
 
-function again(answer) {
-  const message = tree.messages.get(answer.parent);
-  if (following) return toast("An answer is being written; stop it first.");
-  tree.head = message.id;
-  return ask(message, answer.state === "failed" ? options() : optionsForAnother());
+/** To a message without one. Where it was asked for when the server went, it may be under way. */
+async function answer(message) {
+  if (following) return;
+  if (unsureAnswer === message.id) {
+    try {
+      await reload();
+    } catch (error) {
+      [problem, unsureAnswer] = [error.message, error.status === 0 ? message.id : null];
+      redrawAll();
+      return;
+    }
+    const known = tree.messages.get(tree.children.get(message.id)?.at(-1));
+    if (known) {
+      [problem, unsureAnswer, tree.head] = ["", null, known.id];
+      if (known.state === "running") await follow(known);
+      else draw();
+      return;
+    }
+  }
+  await ask(message, options());
 }
 
-/** Show an answer as it is written, from its beginning: also after a reload of the page in its midst. */
-async function follow(answer) {
-  const controller = new AbortController();
-  const mine = { id: answer.id, controller, growing: new Growing(document.createElement("div")) };
+function again(old) {
+  const message = tree.messages.get(old.parent);
+  if (following) return toast("An answer is being written; stop it first.");
+  tree.head = message.id;
+  return ask(message, old.state === "failed" ? options() : optionsForAnother());
+}
+
+/** On from where an answer ended: what it says already stays, and the longer one is another version of it. */
+function goOn(old) {
+  if (following) return toast("An answer is being written; stop it first.");
+  return ask(tree.messages.get(old.parent), options(), old);
+}
+
+/** Whether the server is back, and what it has. */
+function look() {
+  return open(conversation.id);
+}
+
+/** Show an answer as it is written, from its beginning: also after a reload of the page in its midst, and over broken
+ * connections. */
+async function follow(running) {
+  const mine = { id: running.id, controller: new AbortController(), growing: new Growing(), left: false };
   following = mine;
   composer.setBusy(true);
   draw();
   let ended = null;
   try {
-    for await (const event of events(answer.id, controller.signal)) {
+    for await (const event of events(running.id, mine.controller.signal, (whether) => connected(mine, whether))) {
       if (event.type === "end") ended = event;
       else mine.growing.take(event);
     }
   } catch (error) {
-    if (controller.signal.aborted) return;
-    if (!(error instanceof ServerError) || error.code !== "ended") toast(error.message, { sticky: true });
+    if (following !== mine) return; // another conversation is shown
+    if (!mine.left && (!(error instanceof ServerError) || error.code !== "ended")) toast(error.message, { sticky: true });
   }
   following = null;
   composer.setBusy(false);
@@ -228,18 +313,49 @@ async function follow(answer) {
     tree.put({ ...ended.message, unsaved: ended.unsaved });
     draw();
     announce(`Answer: ${ended.message.text}`);
-  } else await reload().catch((error) => toast(error.message));
+  } else await settle(running, mine.growing.text);
   composer.changed();
-  list.refresh();
+  await list.refresh();
+  takeTitle();
+}
+
+function connected(mine, whether) {
+  const lost = !mine.growing.lost.hidden;
+  mine.growing.connected(whether);
+  if (lost && whether) announce("Connected again");
+}
+
+/** An answer whose end was not told: as the server has it, but with everything that was `read` here, and where it ended. */
+async function settle(running, read) {
+  try {
+    await reload();
+  } catch {
+    tree.put({ ...running, text: read, html: null, state: "lost" });
+    draw();
+    return;
+  }
+  const stored = tree.messages.get(running.id);
+  if (stored && stored.state !== "complete" && read.length > stored.text.length) tree.put({ ...stored, text: read, html: null });
+  draw();
+}
+
+/** The title that the server has given this conversation meanwhile. */
+function takeTitle() {
+  const listed = list.conversations.find((one) => one.id === conversation?.id);
+  if (listed && listed.title !== conversation.title) onRenamed({ ...conversation, title: listed.title });
 }
 
 async function stop() {
-  if (!following) return;
+  const mine = following;
+  if (!mine) return;
   $("stop").disabled = true;
   try {
-    await post(`/api/answers/${following.id}/stop`);
+    await post(`/api/answers/${mine.id}/stop`);
   } catch (error) {
-    toast(error.message);
+    if (error.status === 0) { // nobody there to be told: what was read stays
+      mine.left = true;
+      mine.controller.abort();
+    } else toast(error.message);
   }
   $("stop").disabled = false;
 }

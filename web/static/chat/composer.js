@@ -11,9 +11,9 @@ const COUNT_AFTER_MS = 250;
 const touch = matchMedia("(pointer: coarse)").matches;
 
 export class Composer {
-  /** `about`: what the server says of its model and limits. `send(text, images, editing)`, `where()`: {conversation, parent}, `editLast()`. */
-  constructor(about, { send, where, editLast }) {
-    Object.assign(this, { about, submit: send, where, editLast });
+  /** `about`: what the server says of its model and limits. `send(text, images, editing)`, `where()`: {conversation, parent}, `editLast()`, `anew()`: an empty chat. */
+  constructor(about, { send, where, editLast, anew }) {
+    Object.assign(this, { about, submit: send, where, editLast, anew });
     this.attached = []; // {key, image | null, preview, name, tokens, uploading}
     this.editing = null;
     this.busy = false;
@@ -27,7 +27,10 @@ export class Composer {
       event.preventDefault();
       this.send();
     });
-    prompt.addEventListener("input", () => this.changed());
+    prompt.addEventListener("input", () => {
+      this.refused = false;
+      this.changed();
+    });
     prompt.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing && !touch) {
         event.preventDefault();
@@ -43,7 +46,11 @@ export class Composer {
     document.addEventListener("paste", (event) => {
       const files = [...(event.clipboardData?.files ?? [])];
       if (!files.length || document.querySelector("dialog[open]")) return;
+      const elsewhere = event.target instanceof HTMLInputElement; // a field of its own, which takes text
+      const text = elsewhere ? "" : event.clipboardData.getData("text/plain"); // a spreadsheet gives its cells both as text and as a picture
+      if (elsewhere && event.clipboardData.types.includes("text/plain")) return;
       event.preventDefault();
+      if (text.trim()) this.#type(text);
       this.attach(files);
     });
     for (const [button, input] of [["pick", "files"], ["shoot", "camera"], ["welcome-pick", "files"]]) {
@@ -85,18 +92,36 @@ export class Composer {
     $("prompt").focus();
   }
 
+  /** Text as if it was typed: at the cursor, and to be undone. */
+  #type(text) {
+    const prompt = $("prompt");
+    prompt.focus();
+    if (!document.execCommand("insertText", false, text)) this.insert(text);
+  }
+
   async #add(blob, name) {
-    const one = { key: crypto.getRandomValues(new Uint32Array(1))[0], image: null, preview: URL.createObjectURL(blob), name, tokens: null };
+    const one = { key: crypto.getRandomValues(new Uint32Array(1))[0], blob, image: null, preview: URL.createObjectURL(blob), name, tokens: null };
     this.attached.push(one);
-    one.uploading = upload(blob, name).then((image) => {
-      one.image = image;
-      announce(`${name || "Picture"} attached`);
-    }, (error) => {
-      this.#remove(one);
-      toast(`${name || "Picture"}: ${error.message}`);
-    }).finally(() => this.changed());
+    this.#upload(one);
     this.draw();
     await one.uploading;
+  }
+
+  /** A picture that the server refuses goes; one that could not get there stays, and is tried again when it is sent. */
+  #upload(one) {
+    one.failed = false;
+    one.uploading = upload(one.blob, one.name).then((image) => {
+      one.image = image;
+      announce(`${one.name || "Picture"} attached`);
+      return true;
+    }, (error) => {
+      one.failed = true;
+      const refused = error.status >= 400 && error.status < 500 && error.status !== 429;
+      this.refused = refused;
+      if (refused) this.#remove(one);
+      toast(refusal(one.name, error, refused));
+      return false;
+    }).finally(() => this.changed());
   }
 
   /** A picture made on this page, a region of another. */
@@ -116,19 +141,47 @@ export class Composer {
       toast("An answer is being written; stop it first.");
       return;
     }
-    if (!text.trim()) {
-      if (this.attached.length) toast("Say what you want to know about the picture.");
+    if (this.sending || (!text.trim() && !this.attached.length)) return;
+    if (this.over) {
+      toast("Not sent: this conversation has no room for another message.", { action: this.where(null).parent ? { label: "New chat", run: () => this.#moveOn() } : null });
       return;
     }
-    await Promise.all(this.attached.map((one) => one.uploading));
-    const images = this.attached.map((one) => one.image).filter(Boolean);
-    const editing = this.editing;
-    if (await this.submit(text, images, editing)) this.clear();
+    if (this.refused) { // it may not have been seen that the picture is not there
+      this.#hold();
+      return;
+    }
+    this.sending = true;
+    try {
+      for (const one of this.attached) if (one.failed) this.#upload(one);
+      this.draw();
+      const here = await Promise.all(this.attached.map((one) => one.uploading ?? true));
+      if (here.includes(false)) {
+        this.#hold();
+        return;
+      }
+      const images = this.attached.map((one) => one.image).filter(Boolean);
+      if (await this.submit($("prompt").value, images, this.editing)) this.clear();
+    } finally {
+      this.sending = false;
+    }
+  }
+
+  /** What is in the box, in an empty chat. */
+  #moveOn() {
+    const draft = { text: $("prompt").value, images: this.attached.map((one) => one.image).filter(Boolean) };
+    this.clear();
+    sessionStorage.setItem("mtmd.draft.", JSON.stringify(draft));
+    this.anew();
+  }
+
+  #hold() {
+    this.refused = false;
+    toast("Not sent: a picture could not be attached. Send again to ask without it, or attach another.");
   }
 
   clear() {
     for (const one of this.attached) URL.revokeObjectURL(one.preview);
-    [this.attached, this.editing] = [[], null];
+    [this.attached, this.editing, this.over] = [[], null, false];
     $("prompt").value = "";
     this.changed();
   }
@@ -169,6 +222,13 @@ export class Composer {
     this.changed();
   }
 
+  /** What is in the box belongs to a conversation that was just begun. */
+  moveDraft(conversation) {
+    sessionStorage.removeItem(this.draftKey);
+    this.draftKey = `mtmd.draft.${conversation}`;
+    this.#keepDraft();
+  }
+
   #keepDraft() {
     if (!this.draftKey || this.editing) return;
     const draft = { text: $("prompt").value, images: this.attached.map((one) => one.image).filter(Boolean) };
@@ -198,11 +258,12 @@ export class Composer {
       const picture = el("img", { alt: one.name || "Picture" });
       if (one.preview) picture.src = one.preview;
       else show(picture, imagePath(one.image.sha256));
+      const retry = one.failed && el("button", { class: "retry", type: "button", "aria-label": `Try again to attach ${one.name || "picture"}`, on: { click: () => { this.#upload(one); this.draw(); } } }, icon("again"));
       const open = () => { if (one.image) openViewer(items, items.findIndex((item) => item.image === one.image)); };
-      return el("div", { class: `thumb${one.image ? "" : " loading"}`, role: "listitem" },
-        el("button", { class: "picture", type: "button", "aria-label": `Show ${one.name || "picture"} large`, on: { click: open } }, picture),
+      return el("div", { class: `thumb${one.image ? "" : one.failed ? " failed" : " loading"}`, role: "listitem" },
+        el("button", { class: "picture", type: "button", "aria-label": `Show ${one.name || "picture"} large`, on: { click: open } }, picture), retry,
         el("button", { class: "off", type: "button", "aria-label": `Remove ${one.name || "picture"}`, on: { click: () => { this.#remove(one); $("prompt").focus(); } } }, icon("close")),
-        el("span", {}, one.tokens === null ? " " : plural(one.tokens, "token")));
+        el("span", {}, one.failed ? "not attached" : one.tokens === null ? " " : plural(one.tokens, "token")));
     });
     $("attached").replaceChildren(...thumbs);
     $("editing").hidden = !this.editing;
@@ -215,7 +276,7 @@ export class Composer {
     const { conversation, parent } = this.where(this.editing);
     const text = $("prompt").value;
     if (!text && !images.length && !parent) {
-      $("meter").hidden = true;
+      [$("meter").hidden, this.over] = [true, false];
       return;
     }
     const { system, detail } = options();
@@ -226,21 +287,30 @@ export class Composer {
       const own = images.length ? count.image_tokens.slice(-images.length) : [];
       images.forEach((one, index) => { one.tokens = own[index]; });
       this.draw();
-      this.#showCount(count);
+      this.#showCount(count, parent);
     } catch (error) {
       if (error.name === "AbortError") return;
-      $("meter").hidden = true;
+      [$("meter").hidden, this.over] = [true, false];
       if (images.length) toast(error.message);
     }
   }
 
-  #showCount({ prompt_tokens: tokens, context }) {
+  #showCount({ prompt_tokens: tokens, context }, parent) {
     const over = tokens >= context;
+    this.over = over;
     $("meter").hidden = false;
     $("meter").classList.toggle("full", over);
     const bar = $("meter-bar");
     [bar.max, bar.high, bar.value] = [context, context * 0.8, Math.min(tokens, context)];
     const numbers = `${tokens.toLocaleString("en")} of ${context.toLocaleString("en")}`;
-    $("meter-text").replaceChildren(numbers, el("span", { class: "unit" }, " tokens"), over ? ": too long" : "");
+    $("meter-text").replaceChildren(numbers, el("span", { class: "unit" }, " tokens"), over ? ": too long" : "",
+      over && parent ? el("button", { class: "link", type: "button", on: { click: () => this.#moveOn() } }, "Go on in a new chat") : "");
   }
+}
+
+/** Why a picture is not attached: which file, what was found in it and what is taken. */
+function refusal(name, error, refused) {
+  const file = name || "The picture";
+  if (refused && error.code === "invalid_image") return `${file}: ${error.message.replace(/^(picture|image): /i, "")}`;
+  return `${file} is not attached. ${error.message}`;
 }

@@ -5,6 +5,7 @@ import { plural } from "../shared/format.js";
 import { download, get, patch, post, remove } from "../shared/server.js";
 
 const SEARCH_AFTER_MS = 150;
+const UNDO_MS = 8000;
 const DAY_S = 86_400;
 
 export class ConversationList {
@@ -13,6 +14,8 @@ export class ConversationList {
     Object.assign(this, { open, gone, renamed });
     this.current = null;
     this.conversations = [];
+    this.leaving = new Map(); // id -> function that deletes it now: deleted here, and on the server once it cannot be undone
+    addEventListener("pagehide", () => { for (const now of this.leaving.values()) now({ keepalive: true }); });
     $("search").addEventListener("input", () => {
       clearTimeout(this.timer);
       this.timer = setTimeout(() => this.refresh(), SEARCH_AFTER_MS);
@@ -60,7 +63,7 @@ export class ConversationList {
     const query = $("search").value.trim();
     const parts = [];
     let group = "";
-    for (const conversation of this.conversations) {
+    for (const conversation of this.conversations.filter(({ id }) => !this.leaving.has(id))) {
       const name = query ? "" : age(conversation.changed);
       if (name !== group) parts.push(el("h2", {}, name));
       group = name;
@@ -121,15 +124,33 @@ export class ConversationList {
     input.select();
   }
 
-  async #delete(conversation) {
-    if (!await confirm(`Delete “${conversation.title || "New chat"}”?`, "Its messages and pictures are gone for good.", "Delete")) return;
-    try {
-      await remove(`/api/conversations/${conversation.id}`);
-      this.gone(conversation.id);
-    } catch (error) {
-      toast(error.message);
-    }
-    this.refresh();
+  /** Gone from the list at once, from the server when nobody has undone it, or the page is left. */
+  #delete(conversation) {
+    const { id, title } = conversation;
+    const now = async (options) => {
+      clearTimeout(timer);
+      if (!this.leaving.has(id)) return;
+      try {
+        await remove(`/api/conversations/${id}`, options);
+        this.conversations = this.conversations.filter((one) => one.id !== id);
+      } catch (error) {
+        toast(`“${title || "New chat"}” is not deleted. ${error.message}`);
+      }
+      this.leaving.delete(id);
+      this.refresh();
+    };
+    const undo = () => {
+      clearTimeout(timer);
+      this.leaving.delete(id);
+      this.draw();
+      if (shown) this.open(id);
+    };
+    const timer = setTimeout(now, UNDO_MS);
+    const shown = this.current === id;
+    this.leaving.set(id, now);
+    this.draw();
+    this.gone(id);
+    toast(`Deleted “${title || "New chat"}”.`, { action: { label: "Undo", run: undo }, closed: now, ms: UNDO_MS });
   }
 
   /** One conversation at a time, with the pictures it needs: a large history would be more than one request may bring. */
@@ -152,20 +173,6 @@ export class ConversationList {
     }
     this.refresh();
   }
-}
-
-function confirm(question, detail, action) {
-  const made = el("dialog", { class: "sheet small", "aria-label": question }, el("form", { method: "dialog" },
-    el("h2", {}, question), el("p", { class: "soft" }, detail),
-    el("div", { class: "row end" }, el("button", { class: "button", value: "" }, "Cancel"), el("button", { class: "button danger", value: "ok" }, action))));
-  document.body.append(made);
-  made.showModal();
-  return new Promise((resolve) => {
-    made.addEventListener("close", () => {
-      made.remove();
-      resolve(made.returnValue === "ok");
-    });
-  });
 }
 
 function age(seconds) {

@@ -7,12 +7,24 @@ import { chosenUnits, figure, inPixels } from "./regions.js";
 import { receiptOf } from "./receipt.js";
 import { openViewer } from "./viewer.js";
 
+const LARGEST = [320, 240]; // CSS pixels of a picture in the thread
+const SMALLEST = 48;
+const ENDINGS = { stopped: "Stopped.", interrupted: "Cut off when the server ended.", lost: "The connection was lost here." };
+const RATE_EVERY_MS = 300;
 const WORK = { encode: "Looking at the pictures", prefill: "Reading" };
 
 export const viewerItem = (image, number, grounding, sizes) => ({
   path: imagePath(image.sha256), title: image.name || `Picture ${number}`, info: pixels([image.width, image.height]),
   width: image.width, height: image.height, askable: true, grounding, sizes, number, image,
 });
+
+/** As large as a picture of any shape is shown in the thread: whole, in its own proportions, never larger than it is, and with
+ * room for a finger. */
+function shownSize({ width, height }) {
+  const widest = Math.min(LARGEST[0], innerWidth - 40);
+  const scale = Math.min(widest / width, LARGEST[1] / height, 1);
+  return { width: Math.max(SMALLEST, Math.round(width * scale)), height: Math.max(SMALLEST, Math.round(height * scale)) };
+}
 
 /** `context`: {tree, model, last, running, act}, `act` with the functions behind the buttons. */
 export function userMessage(message, context) {
@@ -21,7 +33,7 @@ export function userMessage(message, context) {
   const items = message.images.map((image, index) => viewerItem(image, before + index + 1));
   const pictures = message.images.map((image, index) => el("button", {
     class: "picture", type: "button", "aria-label": `Show ${image.name || "picture"} large`, on: { click: () => openViewer(items, index) },
-  }, show(el("img", { alt: image.name || "Attached picture", width: image.width, height: image.height }), imagePath(image.sha256))));
+  }, show(el("img", { alt: image.name || "Attached picture", ...shownSize(image) }), imagePath(image.sha256))));
   return el("article", { class: `message user${context.last ? " last" : ""}`, id: `m-${message.id}`, "aria-label": "You" },
     pictures.length ? el("div", { class: `pictures${pictures.length > 1 ? " many" : ""}` }, pictures) : null,
     el("div", { class: "turn" }, el("div", { class: "actions" }, branches(message, context), copyButton(message.text),
@@ -35,11 +47,14 @@ export function answerMessage(message, context) {
   const made = el("article", { class: `message answer${context.last ? " last" : ""}`, id: `m-${message.id}`, "aria-label": "Answer" });
   if (message.state === "running") return made;
   const text = el("div", { class: "text" });
-  text.innerHTML = message.html; // rendered and cleaned by the server
+  if (message.html === null) [text.className, text.textContent] = ["text plain", message.text]; // read here, and lost by the server
+  else text.innerHTML = message.html; // rendered and cleaned by the server
   if (message.text) made.append(text);
   if (message.regions) made.append(marked(message, context));
-  const ending = { stopped: "Stopped.", interrupted: "Cut off when the server ended." }[message.state];
-  if (ending) made.append(el("p", { class: "aside" }, ending));
+  const ending = ENDINGS[message.state];
+  const cut = message.receipt?.finish === "length" && message.state === "complete";
+  if (message.text && (ending || cut)) made.append(endOf(message, ending ?? "Cut at the longest length that the settings allow.", act));
+  else if (ending) made.append(el("p", { class: "aside" }, ending));
   if (message.state === "failed") {
     made.append(el("div", { class: "problem" }, el("span", {}, message.error ?? "The answer failed."),
       el("button", { class: "button", type: "button", on: { click: () => act.again(message) } }, "Try again")));
@@ -48,8 +63,15 @@ export function answerMessage(message, context) {
   made.append(el("div", { class: "foot" },
     message.receipt ? receiptOf(message.receipt, message.options, context.tree.picturesBefore(message)) : null,
     el("div", { class: "actions" }, message.text ? copyButton(message.text) : null,
-      iconButton("again", "Answer again", () => act.again(message)), branches(message, context))));
+      iconButton("again", "Answer again", () => act.again(message), "Answer again, drawn with another seed"), branches(message, context))));
   return made;
+}
+
+/** Where an answer ended early, and the way on. */
+function endOf(message, words, act) {
+  const button = message.state === "lost" ? el("button", { class: "link", type: "button", on: { click: () => act.look() } }, "Look again")
+    : el("button", { class: "link", type: "button", title: "Go on from here, as another version of this answer", on: { click: () => act.goOn(message) } }, "Continue");
+  return el("p", { class: "aside" }, `${words} `, button);
 }
 
 /** The answer's boxes over the last picture before it. */
@@ -88,27 +110,55 @@ function branches(message, { tree, act }) {
   return el("span", { class: "branches" }, step(-1, "left", "Previous version"), el("span", {}, `${at + 1} / ${all.length}`), step(1, "right", "Next version"));
 }
 
-/** The part of an answer that grows: plain text, and before the first of it how far the work is. */
+/** The part of an answer that grows: plain text with how fast it comes, and before the first of it how far the work is. */
 export class Growing {
-  constructor(target) {
+  constructor() {
     this.text = "";
+    this.tokens = 0;
     this.words = el("span", {});
     this.bar = el("progress", { "aria-label": "Progress", hidden: true });
     this.progress = el("div", { class: "progress" }, el("span", { class: "dot" }), this.words, this.bar);
-    this.plain = el("div", { class: "text plain" });
-    target.append(this.progress, this.plain);
+    this.plain = el("div", { class: "text plain growing", hidden: true });
+    this.rate = el("div", { class: "rate", hidden: true });
+    this.lost = el("div", { class: "reconnecting", role: "status", hidden: true }, el("span", { class: "dot" }),
+      el("span", {}, "Reconnecting to the server… What was read stays here."));
+    this.elements = [this.progress, this.plain, this.lost, this.rate];
   }
 
   take(event) {
     if (event.type === "text") {
       this.text += event.text;
       this.plain.append(event.text);
+      this.plain.hidden = this.text === "";
       this.progress.hidden = this.text !== "";
+      this.#measure(event.tokens ?? 0);
     } else if (event.type === "progress") {
       const { stage, done, total } = event;
       this.words.textContent = stage === "encode" && total > 1 ? `Encoding tile ${Math.min(done + 1, total)} of ${total}` : WORK[stage] ?? "Working";
       this.bar.hidden = total < 2;
       if (total) [this.bar.max, this.bar.value] = [total, done];
     }
+  }
+
+  /** Tokens a second since the first that was seen to come; a text that was there before is not counted. */
+  #measure(tokens) {
+    const now = performance.now();
+    if (this.began === undefined) {
+      if (tokens) this.began = this.told = now;
+      return;
+    }
+    this.tokens += tokens;
+    if (now - this.told < RATE_EVERY_MS) return;
+    this.told = now;
+    const rate = this.tokens / ((now - this.began) / 1000);
+    this.rate.hidden = false;
+    this.rate.textContent = `${rate.toLocaleString("en", { maximumFractionDigits: rate < 10 ? 1 : 0 })} tokens/s`;
+  }
+
+  /** Whether the server is there. */
+  connected(whether) {
+    this.lost.hidden = whether;
+    this.plain.classList.toggle("waiting", !whether);
+    if (!whether) [this.began, this.tokens, this.rate.hidden] = [undefined, 0, true];
   }
 }

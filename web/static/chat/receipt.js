@@ -12,6 +12,7 @@ export function receiptOf(receipt, options, pictures) {
   const made = el("details", { class: "receipt" }, el("summary", {}, ...summary(receipt)));
   made.addEventListener("toggle", () => {
     if (made.open && made.children.length === 1) made.append(body(receipt, options ?? {}, pictures));
+    if (made.open) requestAnimationFrame(() => made.scrollIntoView({ block: "nearest" })); // not behind the message box
   });
   return made;
 }

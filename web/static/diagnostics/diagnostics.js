@@ -1,6 +1,7 @@
 // The diagnostics page: what the server does now, asked for every second, and its warm-up report.
 
-import { $, el, svg, themeButton } from "../shared/dom.js";
+import { $, copyText, el, icon, svg, themeButton, toast } from "../shared/dom.js";
+import { commandBox } from "../shared/command.js";
 import { STAGES, milliseconds } from "../shared/format.js";
 import { get, getText } from "../shared/server.js";
 
@@ -38,7 +39,7 @@ function draw(stats) {
   const answered = stats.finished + stats.cancelled;
   tiles($("now"), [
     ["being answered", `${stats.running} of ${stats.slots}`], ["waiting", number(stats.waiting)], ["pictures being encoded", number(stats.encoding)],
-    ["cache pages in use", stats.pages ? `${number((100 * stats.pages_used) / stats.pages)} %` : "none"]]);
+    ["context memory in use", stats.pages ? `${number((100 * stats.pages_used) / stats.pages)} %` : "none"]]);
   $("lines").replaceChildren(...LINES.map(line));
   tiles($("since"), [
     ["requests", number(stats.requests)], ["answers", number(stats.finished)], ["stopped", number(stats.cancelled)], ["failed", number(stats.failed)],
@@ -46,7 +47,7 @@ function draw(stats) {
     ["pictures from the cache", stats.images ? `${number((100 * stats.image_cache_hits) / stats.images)} %` : "none"],
     ["prompt known before", stats.prompt_tokens ? `${number((100 * stats.reused_tokens) / stats.prompt_tokens)} %` : "none"],
     ["proposed tokens accepted", stats.proposed_tokens ? `${number((100 * stats.accepted_tokens) / stats.proposed_tokens)} %` : "none proposed"],
-    ["sequences a batch", stats.batches ? number(stats.batch_rows / stats.batches) : "none"], ["made to wait again", number(stats.preemptions)]]);
+    ["tokens a batch", stats.batches ? number(stats.batch_rows / stats.batches) : "none"], ["interrupted for others", number(stats.preemptions)]]);
   stages(stats, answered);
 }
 
@@ -76,6 +77,28 @@ async function poll() {
   setTimeout(poll, EVERY_MS);
 }
 
+const SIGNS = { fast: "done", slower: "slow", wrong: "warn" };
+
+/** The first answer of the page: how it is, why, and what to do. */
+function drawVerdict({ state, title, summary, findings }) {
+  const copy = el("button", { class: "button", type: "button", on: { click: async () => {
+    try {
+      await copyText(await getText("/api/report.txt"));
+      copy.lastChild.textContent = "Copied";
+      setTimeout(() => { copy.lastChild.textContent = "Copy report"; }, 1500);
+    } catch (error) {
+      toast(error.message);
+    }
+  } } }, icon("copy"), el("span", {}, "Copy report"));
+  const list = findings.map(({ what, do: remedy, command }) => el("li", {}, el("p", {}, what),
+    remedy || command ? el("p", { class: "remedy" }, remedy ? `${remedy} ` : "", command ? commandBox(command) : null) : null));
+  $("verdict").className = `verdict ${state}`;
+  $("verdict").replaceChildren(el("div", { class: "verdict-top" }, el("span", { class: "sign" }, icon(SIGNS[state])),
+    el("div", { class: "verdict-words" }, el("h2", { id: "verdict-title" }, title), el("p", { class: "soft" }, summary)), copy),
+  findings.length ? el("ul", { class: "findings" }, list) : "");
+}
+
 themeButton($("theme"));
 poll();
+get("/api/verdict").then(drawVerdict, (error) => { $("verdict").textContent = error.message; });
 getText("/api/report").then((html) => { $("report").innerHTML = html; }, (error) => { $("report").textContent = error.message; });

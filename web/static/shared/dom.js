@@ -30,8 +30,8 @@ export function icon(name) {
   return svg("svg", { class: "icon", "aria-hidden": "true" }, svg("use", { href: `#i-${name}` }));
 }
 
-export function iconButton(name, label, run) {
-  return el("button", { class: "icon-button", type: "button", "aria-label": label, title: label, on: { click: run } }, icon(name));
+export function iconButton(name, label, run, title = label) {
+  return el("button", { class: "icon-button", type: "button", "aria-label": label, title, on: { click: run } }, icon(name));
 }
 
 /** Said to screen readers, seen by nobody. */
@@ -40,15 +40,21 @@ export function announce(text) {
   requestAnimationFrame(() => { $("live").textContent = text; });
 }
 
-/** A notice that goes away by itself, or with `sticky` when it is closed; `closed` is then called. */
-export function toast(text, { sticky = false, closed = () => {} } = {}) {
-  const made = el("div", { class: "toast" }, el("span", {}, text), iconButton("close", "Dismiss", () => {
+/** A notice that goes away by itself, or with `sticky` when it is closed; `closed` is then called. `action`: {label, run}, a button in it.
+ * Gives a function that takes it away. */
+export function toast(text, { sticky = false, closed = () => {}, action = null, ms = 7000 } = {}) {
+  const put = action && el("button", { class: "toast-action", type: "button", on: { click: () => {
+    made.remove();
+    action.run();
+  } } }, action.label);
+  const made = el("div", { class: "toast" }, el("span", {}, text), put, iconButton("close", "Dismiss", () => {
     made.remove();
     closed();
   }));
   $("toasts").append(made);
   while ($("toasts").children.length > 3) $("toasts").firstChild.remove();
-  if (!sticky) setTimeout(() => made.remove(), 7000);
+  if (!sticky) setTimeout(() => made.remove(), ms);
+  return () => made.remove();
 }
 
 /** navigator.clipboard is there on https and localhost only. */

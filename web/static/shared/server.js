@@ -3,7 +3,8 @@
 import { $ } from "./dom.js";
 
 const KEY = "mtmd.key";
-const PATIENCE_MS = 20_000;
+const SILENCE_MS = 25_000; // the server gives a sign of life every ten seconds
+const RETRY_MS = [300, 700, 1500, 3000, 5000];
 
 export class ServerError extends Error {
   constructor(message, status, code) {
@@ -15,10 +16,11 @@ export class ServerError extends Error {
 
 let asking = null;
 
-/** One dialog, however many requests wait for it. */
-function askForKey() {
+/** One dialog, however many requests wait for it. `refused`: the key that the server did not take, if there was one. */
+function askForKey(refused) {
   asking ??= new Promise((resolve) => {
     const dialog = $("key-dialog");
+    $("key-wrong").hidden = !refused;
     $("key-input").value = "";
     dialog.addEventListener("close", () => {
       asking = null;
@@ -45,7 +47,8 @@ const hasKey = () => Boolean(localStorage.getItem(KEY));
 async function call(path, options = {}) {
   for (let attempt = 0; ; attempt += 1) {
     const headers = new Headers(options.headers);
-    if (hasKey()) headers.set("Authorization", `Bearer ${localStorage.getItem(KEY)}`);
+    const key = localStorage.getItem(KEY);
+    if (key) headers.set("Authorization", `Bearer ${key}`);
     let response;
     try {
       response = await fetch(path, { ...options, headers });
@@ -54,7 +57,10 @@ async function call(path, options = {}) {
       throw new ServerError("The server cannot be reached. Is it still running?", 0, "unreachable");
     }
     if (response.ok) return response;
-    if (response.status === 401 && await askForKey()) continue;
+    if (response.status === 401) {
+      const changed = localStorage.getItem(KEY) !== key; // by another request, while this one was on its way
+      if (changed || await askForKey(key)) continue;
+    }
     const body = await response.json().catch(() => null);
     const problem = body?.error ?? { message: `The server answered ${response.status}.` };
     if (response.status === 429 && problem.code === "rate_limit_exceeded" && attempt < 3) {
@@ -74,7 +80,7 @@ const send = async (method, path, body = {}, options = {}) =>
   (await call(path, { ...options, method, body: JSON.stringify(body), headers: { "Content-Type": "application/json" } })).json();
 export const post = (path, body, options) => send("POST", path, body, options);
 export const patch = (path, body) => send("PATCH", path, body);
-export const remove = (path) => send("DELETE", path);
+export const remove = (path, options) => send("DELETE", path, {}, options);
 
 export const upload = async (blob, name) =>
   (await call(`/api/images?name=${encodeURIComponent(name)}`, { method: "POST", body: blob, headers: { "Content-Type": "application/octet-stream" } })).json();
@@ -118,25 +124,55 @@ export function show(img, path) {
   return img;
 }
 
-/** Events of an answer to its end, over broken connections: after each break it goes on behind the last event that came. */
-export async function* events(answer, signal) {
+/** Events of an answer to its end, over broken connections: after each break it goes on behind the last event that came, and
+ * tries until `signal` ends it. `connected(whether)` is told of each break and of each connection. */
+export async function* events(answer, signal, connected = () => {}) {
   let last = 0;
-  let since = Date.now();
+  let failures = 0;
   for (;;) {
     try {
       const response = await call(`/api/answers/${answer}/events`, { signal, headers: { "Last-Event-ID": String(last) } });
+      connected(true);
       for await (const event of parse(response.body)) {
+        failures = 0;
         if (event.id) last = event.id;
-        since = Date.now();
         yield event.data;
         if (event.data.type === "end") return;
       }
     } catch (error) {
-      if (signal.aborted || (error instanceof ServerError && error.status !== 0 && error.code !== "server_busy")) throw error;
+      const passes = error.status === 0 || error.status === 502 || error.status === 504 || error.code === "server_busy" || !(error instanceof ServerError);
+      if (signal.aborted || !passes) throw error;
     }
     if (signal.aborted) throw new DOMException("stopped", "AbortError");
-    if (Date.now() - since > PATIENCE_MS) throw new ServerError("The connection to the server is lost.", 0, "unreachable");
-    await sleep(700);
+    connected(false);
+    await pause(RETRY_MS[Math.min(failures, RETRY_MS.length - 1)], signal);
+    failures += 1;
+  }
+}
+
+/** Until the time is over, the network is back, or `signal` ends it. */
+function pause(ms, signal) {
+  return new Promise((resolve) => {
+    const ended = new AbortController();
+    const end = () => {
+      clearTimeout(timer);
+      ended.abort();
+      resolve();
+    };
+    const timer = setTimeout(end, ms);
+    addEventListener("online", end, { signal: ended.signal });
+    signal.addEventListener("abort", end, { signal: ended.signal });
+  });
+}
+
+/** What a reader has next; an error where nothing comes for so long that the connection must be gone. */
+async function next(reader) {
+  let timer;
+  const silence = new Promise((_, reject) => { timer = setTimeout(() => reject(new TypeError("the connection is silent")), SILENCE_MS); });
+  try {
+    return await Promise.race([reader.read(), silence]);
+  } finally {
+    clearTimeout(timer);
   }
 }
 
@@ -146,7 +182,7 @@ async function* parse(body) {
   let broken = false; // between the two line ends after it
   try {
     for (;;) {
-      const { done, value } = await reader.read();
+      const { done, value } = await next(reader);
       if (done) return;
       if (!value.includes("\n\n") && !(broken && value.startsWith("\n"))) {
         if (value) broken = value.endsWith("\n");

@@ -1,0 +1,457 @@
+"""What somebody meets in the first minutes: an empty chat, pictures of any shape, a server that goes
+away, answers that are cut, a deletion that was a mistake.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+from pathlib import Path
+
+import pytest
+from browsing import PHONE, Visitor
+from fake_service import FakeService
+from PIL import Image
+from serving import png, running
+from wire import wire
+
+from mtmd.web.app import create_app
+from mtmd.web.page.samples import SAMPLES
+from mtmd.web.settings import ServerSettings
+from mtmd.web.store.store import Store
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+STATIC = Path(__file__).parents[3] / "web" / "static" / "samples"
+SHAPES = EXAMPLES / "shapes.png"
+
+
+def file(width, height, name="a.png"):
+    return {"name": name, "mimeType": "image/png", "buffer": png(width, height, "#336699")}
+
+
+def test_samples_are_the_examples_at_their_size():
+    for sample in SAMPLES:
+        data = (STATIC / sample.file).read_bytes()
+        assert data == (EXAMPLES / sample.file).read_bytes()
+        assert Image.open(io.BytesIO(data)).size == (sample.width, sample.height)
+
+
+def test_the_demo_model_is_right_about_every_sample_as_it_is_offered(model):
+    said = {(s.file, q): model.describe(EXAMPLES / s.file, q) for s in SAMPLES for q in s.asks}
+    assert "black cross" in said["shapes.png", "Describe the image."]
+    assert "black cross" in said["shapes.png", "What is at the center?"]
+    assert said["four.png", "How many shapes are there?"] == "Four."
+    assert "red" in said["four.png", "What color is the triangle?"].lower()
+    assert "fish" in said["word.png", "What does the text say?"]
+    assert "green" in said["word.png", "What color is the text?"].lower()
+
+
+def test_an_empty_chat_offers_pictures_to_ask_about(browser, served_demo):
+    person = Visitor(browser, served_demo)
+    page = person.page
+    person.until(
+        "[...document.querySelectorAll('.sample img')].filter((i) => i.naturalWidth === 256).length === 3"
+    )
+    words = page.inner_text("#welcome")
+    assert "demo model" in words and "mtmd serve -m org/name" in words and person.axe() == []
+    page.fill("#prompt", "half a thought")
+    page.click(".ask:has-text('How many shapes')")
+
+    person.answered("How many shapes are there?")
+    assert person.texts("answer") == ["Four."]
+    assert page.input_value("#prompt") == "half a thought"
+    page.click("#new-chat")
+    page.wait_for_selector(".sample .picture")
+    page.click(".sample .picture >> nth=0")
+    person.until("document.querySelector('#viewer-image').naturalWidth === 256")
+    person.close()
+
+
+def test_another_model_is_offered_general_questions_and_no_word_of_the_demo(person, fake):
+    page = person.page
+    assert page.locator(".sample").count() == 3 and "demo" not in page.inner_text("#welcome")
+    page.click(".ask:has-text('Which colors')")
+    person.answered("Which colors do you see?")
+    assert [p.size for p in fake.tickets[-1].pictures] == [(256, 256)]
+
+
+def test_a_model_without_eyes_is_offered_no_pictures(visit, fake):
+    fake.sees = False
+    page = visit().page
+    assert page.locator(".sample").count() == 0
+    assert "reads text only" in page.inner_text("#welcome")
+
+
+@pytest.mark.parametrize(
+    ("width", "height"),
+    [(3000, 2000), (1920, 1080), (2000, 400), (400, 1600), (64, 48), (1, 1), (3000, 20)],
+    ids=str,
+)
+@pytest.mark.parametrize("small", [False, True], ids=["desk", "phone"])
+def test_a_picture_of_any_shape_fills_its_frame(visit, width, height, small):
+    person = visit(size=PHONE) if small else visit()
+    page = person.page
+    page.set_input_files("#files", files=[file(width, height)])
+    page.wait_for_selector(".thumb:not(.loading)")
+    person.say("what")
+    person.until(f"document.querySelector('.message.user img').naturalWidth === {width}")
+    frame, shown = (
+        page.evaluate(
+            f"(() => {{ const r = document.querySelector('{s}').getBoundingClientRect(); return [r.width, r.height]; }})()"
+        )
+        for s in (".message.user .picture", ".message.user .picture img")
+    )
+    assert [f - s for f, s in zip(frame, shown, strict=True)] == pytest.approx([2, 2], abs=0.1)
+    assert max(shown[0] / 320, shown[1] / 240) <= 1 and min(shown) >= 48
+    if 1 / 5 <= width / height <= 6 and width > 48:
+        assert shown[0] / shown[1] == pytest.approx(width / height, rel=0.02)
+    assert person.overflow() == 0
+
+
+def test_a_picture_alone_is_described_and_the_answer_names_the_conversation(person, fake):
+    fake.words = "A red bird on a branch."
+    person.attach(SHAPES)
+    person.page.press("#prompt", "Enter")
+    person.answered()
+    assert person.texts("user") == ["Describe the image."]
+    person.until("document.querySelector('#title').textContent === 'A red bird on a branch.'")
+    assert person.listed() == ["A red bird on a branch."]
+
+
+def test_text_and_picture_pasted_together_are_both_kept(person):
+    page = person.page
+    page.fill("#prompt", "Sum: ")
+    page.evaluate("""() => {
+        const data = new DataTransfer();
+        data.setData("text/plain", "1\\t2");
+        const canvas = document.createElement("canvas");
+        const bytes = Uint8Array.from(atob(canvas.toDataURL("image/png").split(",")[1]), (c) => c.charCodeAt(0));
+        data.items.add(new File([bytes], "image.png", { type: "image/png" }));
+        document.querySelector("#prompt").focus();
+        document.querySelector("#prompt").dispatchEvent(new ClipboardEvent("paste", { clipboardData: data, bubbles: true, cancelable: true }));
+    }""")
+    page.wait_for_selector(".thumb:not(.loading)")
+    assert page.input_value("#prompt") == "Sum: 1\t2"
+
+
+def test_nothing_is_sent_without_the_picture_that_was_attached(person, fake):
+    person.expects = ("400",)
+    page = person.page
+    broken = {"name": "broken.png", "mimeType": "image/png", "buffer": png(50, 50)[:60]}
+    page.fill("#prompt", "what is it")
+    page.set_input_files("#files", files=[broken])
+    page.press("#prompt", "Enter")
+    page.wait_for_selector(".toast:has-text('broken.png: found a truncated PNG')")
+    page.wait_for_selector(".thumb", state="detached")
+    page.wait_for_selector(".toast:has-text('Not sent')")
+    assert page.input_value("#prompt") == "what is it" and fake.tickets == []
+    assert page.locator(".message").count() == 0
+    page.press("#prompt", "Enter")  # now that it is known
+    person.answered("what is it")
+
+
+def test_an_upload_that_could_not_arrive_is_tried_again_when_it_is_sent(person, fake):
+    person.expects = ("ERR_FAILED",)
+    page = person.page
+    page.route("**/api/images?**", lambda route: route.abort())
+    page.set_input_files("#files", files=[file(40, 30)])
+    page.wait_for_selector(".thumb.failed")
+    assert person.axe() == []
+    person.say("what", wait=False)
+    page.wait_for_selector(".toast:has-text('is not attached')")
+    assert fake.tickets == [] and page.input_value("#prompt") == "what"
+    page.unroute("**/api/images?**")
+    page.press("#prompt", "Enter")
+    person.answered("what")
+    assert [p.size for p in fake.tickets[-1].pictures] == [(40, 30)]
+
+
+def test_a_file_of_another_kind_is_told_what_is_taken(person):
+    person.expects = ("400",)
+    pdf = {"name": "doc.pdf", "mimeType": "application/pdf", "buffer": b"%PDF-1.7 hello"}
+    person.page.set_input_files("#files", files=[pdf])
+    person.page.wait_for_selector(".toast")
+    words = person.page.inner_text(".toast")
+    assert words.startswith("doc.pdf: found a PDF") and "JPEG, PNG, WebP, GIF, BMP or TIFF" in words
+
+
+@pytest.mark.parametrize("arrives", [False, True], ids=["lost on its way", "its answer lost"])
+def test_a_message_that_fails_keeps_its_draft_and_is_never_there_twice(person, fake, arrives):
+    person.expects = ("ERR_FAILED",)
+    page = person.page
+    person.attach(SHAPES)
+
+    def cut(route):
+        if arrives:
+            route.fetch()
+        route.abort()
+
+    page.route("**/messages", cut)
+    person.say("once", wait=False)
+    page.wait_for_selector(".toast:has-text('Not sent')")
+    assert page.input_value("#prompt") == "once" and page.locator(".thumb").count() == 1
+    page.unroute("**/messages")
+    page.press("#prompt", "Enter")
+    person.answered("once")
+    assert page.input_value("#prompt") == "" and page.locator(".thumb").count() == 0
+    page.reload()
+    page.wait_for_selector(".message.answer")
+    assert person.texts("user") == ["once"] and page.locator(".branches").count() == 0
+    assert len(fake.tickets) == 1
+
+
+def test_an_answer_whose_start_was_lost_is_found_and_not_asked_for_twice(person, fake):
+    person.expects = ("ERR_FAILED",)
+    page = person.page
+    page.route("**/answers", lambda route: (route.fetch(), route.abort()))
+    person.say("once", wait=False)
+    page.wait_for_selector(".problem:has-text('cannot be reached')")
+    page.unroute("**/answers")
+    page.click("button:has-text('Try again')")
+    person.answered("once")
+    assert len(fake.tickets) == 1 and page.locator(".branches").count() == 0
+
+
+def test_a_killed_server_takes_nothing_that_was_read(browser, tmp_path):
+    """It comes back with less of the answer than was read: that stays, with where it ended, and the
+    answer can go on.
+    """
+    fake, again = FakeService(pace_s=0.02), FakeService()
+    fake.words = " ".join(f"w{i}" for i in range(3000))
+    store = Store(tmp_path / "before")
+    with (
+        running(fake, create_app(fake, ServerSettings(port=0), store)) as server,
+        wire(int(server.effective_port)) as line,
+    ):
+        person = Visitor(browser, line.url)
+        person.expects = ("ERR_", "404")
+        page = person.page
+        person.say("go", wait=False)
+        page.wait_for_selector(".growing:has-text('w20')")
+        line.cut()
+        page.wait_for_selector(".reconnecting:visible")
+        read = page.inner_text(".growing")
+        assert "w20" in read and person.axe() == []
+        page.fill("#prompt", "the next question")
+        page.press("#prompt", "Enter")
+        assert page.input_value("#prompt") == "the next question" and len(fake.tickets) == 1
+        shutil.copytree(tmp_path / "before", tmp_path / "after")
+        after = Store(tmp_path / "after")
+        with after.change() as db:  # as a kill leaves it: the last half second is not saved
+            db.execute("UPDATE messages SET text = 'w0 w1' WHERE role = 'assistant'")
+        with running(again, create_app(again, ServerSettings(port=0), after)) as second:
+            line.to = int(second.effective_port)
+            page.wait_for_selector(".aside:has-text('Cut off when the server ended')")
+            assert person.texts("answer") == [read] and again.tickets == []
+            again.words = " and the rest"
+            page.click(".aside button:has-text('Continue')")
+            page.wait_for_selector(".branches:has-text('2 / 2')")
+            person.answered()
+            assert again.tickets[-1].messages[-1] == {"role": "assistant", "content": "w0 w1"}
+            assert person.texts("answer") == ["w0 w1 and the rest"]
+            person.close()
+        after.close()
+    store.close()
+
+
+def test_an_answer_goes_on_over_every_cut_of_the_wire(browser, fake):
+    fake.pace_s, fake.words = 0.01, " ".join(f"w{i}" for i in range(240))
+    with (
+        running(fake, create_app(fake, ServerSettings(port=0), Store(None))) as server,
+        wire(int(server.effective_port)) as line,
+    ):
+        person = Visitor(browser, line.url)
+        person.expects = ("ERR_",)
+        page = person.page
+        person.say("go", wait=False)
+        for word in ("w5", "w30", "w90"):
+            page.wait_for_selector(f".growing:has-text('{word} ')")
+            line.cut()
+            page.wait_for_selector(".reconnecting:visible")
+            line.to = int(server.effective_port)
+        person.answered()
+        assert person.texts("answer") == [fake.words] and len(fake.tickets) == 1
+        person.close()
+
+
+def test_who_stops_waiting_for_a_server_keeps_what_was_read(browser, fake):
+    fake.pace_s, fake.words = 0.02, " ".join(f"w{i}" for i in range(60))
+    with (
+        running(fake, create_app(fake, ServerSettings(port=0), Store(None))) as server,
+        wire(int(server.effective_port)) as line,
+    ):
+        person = Visitor(browser, line.url)
+        person.expects = ("ERR_",)
+        page = person.page
+        person.say("go", wait=False)
+        page.wait_for_selector(".growing:has-text('w9')")
+        line.cut()
+        page.wait_for_selector(".reconnecting:visible")
+        page.click("#stop")
+        page.wait_for_selector(".aside:has-text('The connection was lost here')")
+        assert person.texts("answer")[0].startswith("w0 w1 w2") and person.axe() == []
+        line.to = int(server.effective_port)
+        page.click("text=Look again")
+        person.answered()
+        assert person.texts("answer") == [fake.words] and len(fake.tickets) == 1
+        person.close()
+
+
+def test_a_growing_answer_has_a_caret_and_tells_its_pace(person, fake):
+    fake.pace_s, fake.words = 0.02, "word " * 400
+    person.say("go", wait=False)
+    page = person.page
+    page.wait_for_selector(".rate:has-text('tokens/s')")
+    caret = "getComputedStyle(document.querySelector('.growing'), '::after').width"
+    assert float(page.evaluate(caret)[:-2]) > 4 and person.axe() == []
+    rate = float(page.inner_text(".rate").split()[0])
+    assert 1 < rate < 51
+    page.click("#stop")
+    person.answered()
+    assert page.locator(".growing, .rate").count() == 0
+
+
+def test_an_answer_that_was_cut_goes_on_from_its_end(person, fake):
+    page = person.page
+    page.click("#open-settings")
+    page.fill("[name=max_tokens]", "3")
+    page.click("#settings >> text=Done")
+    fake.words = "one two three four five"
+    person.say("count")
+    assert person.texts("answer") == ["one two three"]
+    assert "Cut at the longest length" in page.inner_text(".message.answer .aside")
+    fake.words = " four five"
+    page.click(".aside button:has-text('Continue')")
+    page.wait_for_selector(".branches:has-text('2 / 2')")
+    person.answered()
+    assert person.texts("answer") == ["one two three four five"]
+    assert fake.tickets[-1].settings.continue_final_message
+    assert fake.tickets[-1].messages == [
+        {"role": "user", "content": "count"},
+        {"role": "assistant", "content": "one two three"},
+    ]
+    assert page.locator(".aside").count() == 0 and person.axe() == []
+
+
+def test_the_demo_model_goes_on_in_mid_sentence(model):
+    whole = model.describe(SHAPES)
+    begun = " ".join(whole.split()[:9])
+    message = {
+        "role": "user",
+        "content": [
+            {"type": "image", "image": str(SHAPES)},
+            {"type": "text", "text": "Describe the image."},
+        ],
+    }
+    messages = [message, {"role": "assistant", "content": begun}]
+    *_, end = model.service.submit(messages, continue_final_message=True)
+    assert begun + end.answer.text == whole
+
+
+def test_a_deletion_can_be_undone(person):
+    for question in ("about elephants", "about ships"):
+        person.say(question)
+        person.page.click("#new-chat")
+    page = person.page
+    person.until("document.querySelectorAll('#list .item').length === 2")
+    for keep in (True, False):
+        page.hover("#list .item:has-text('ships')")
+        page.click("[aria-label='More about about ships']")
+        page.click(".menu >> text=Delete")
+        person.until("document.querySelectorAll('#list .item').length === 1")
+        assert person.axe() == []
+        page.click(".toast >> text=Undo" if keep else ".toast [aria-label=Dismiss]")
+        if keep:
+            person.until("document.querySelectorAll('#list .item').length === 2")
+    page.wait_for_timeout(200)
+    page.reload()
+    page.wait_for_selector("#list .item")
+    assert person.listed() == ["about elephants"]
+
+
+def test_a_deletion_is_made_when_the_page_is_left_before_its_time(person):
+    person.say("about ships")
+    page = person.page
+    page.hover("#list .item")
+    page.click("[aria-label='More about about ships']")
+    page.click(".menu >> text=Delete")
+    page.wait_for_selector("#welcome:visible")
+    page.goto("/diagnostics")
+    page.goto("/")
+    page.wait_for_selector("#list .empty")
+    assert person.listed() == []
+
+
+def test_a_wrong_key_is_told(browser, fake):
+    keys = {"api_keys": ("a-key-of-this-server",)}
+    with running(
+        fake, create_app(fake, ServerSettings(port=0, **keys), Store(None)), **keys
+    ) as server:
+        person = Visitor(browser, server.url, begins="#key-dialog[open]")
+        person.expects = ("401",)
+        page = person.page
+        assert not page.is_visible("#key-wrong")
+        page.fill("#key-input", "a-wrong-key-to-begin-with")
+        page.click("#key-dialog >> text=Continue")
+        page.wait_for_selector("#key-wrong:has-text('does not know this key')")
+        assert person.axe() == []
+        person.close()
+
+
+def test_a_receipt_that_opens_is_not_behind_the_message_box(visit, fake):
+    fake.words = "word " * 300
+    person = visit(size={"width": 1280, "height": 600})
+    page = person.page
+    person.say("go")
+    page.click(".receipt summary")
+    page.wait_for_timeout(200)
+    bottom = page.evaluate("document.querySelector('.receipt').getBoundingClientRect().bottom")
+    assert bottom <= page.evaluate(
+        "document.querySelector('#composer').getBoundingClientRect().top"
+    )
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 768, 1280, 1920])
+def test_the_first_screen_fits_every_window(visit, scheme, width):
+    person = visit(size={"width": width, "height": 720}, color_scheme=scheme)
+    person.until("document.querySelectorAll('.sample').length === 3")
+    assert person.overflow() == 0 and person.axe() == []
+
+
+def test_an_address_without_anything_is_a_page_for_people_and_json_for_programs(visit):
+    person = visit()
+    person.expects = ("404",)
+    page = person.page
+    address = page.url
+    page.goto("/nothing/here")
+    page.wait_for_selector("h1:has-text('There is nothing at this address')")
+    assert person.axe() == [] and person.overflow() == 0
+    page.click("text=To the chat")
+    page.wait_for_selector("#welcome:visible")
+    for accepted in ("*/*", "application/json"):
+        told = page.request.get(f"{address}nothing", headers={"Accept": accepted})
+        assert told.status == 404 and told.json()["error"]["message"]
+
+
+def test_a_full_conversation_goes_on_in_a_new_one_with_what_was_written(person, fake):
+    person.say("the first words")
+    page, count = person.page, fake.count
+    fake.count = lambda *a, **k: replace_tokens(count(*a, **k), 600 if len(a[0]) > 1 else 10)
+    person.attach(SHAPES)
+    page.fill("#prompt", "one word more")
+    page.wait_for_selector("#meter-text:has-text('too long')")
+    page.press("#prompt", "Enter")
+    page.wait_for_selector(".toast:has-text('no room for another message')")
+    assert len(fake.tickets) == 1 and person.axe() == []
+    page.click("#meter >> text=Go on in a new chat")
+    page.wait_for_selector("#welcome:visible")
+    assert page.input_value("#prompt") == "one word more" and page.locator(".thumb").count() == 1
+    page.press("#prompt", "Enter")
+    person.answered("one word more")
+    assert len(fake.tickets[-1].messages) == 1 and len(person.listed()) == 2
+
+
+def replace_tokens(count, tokens):
+    count.prompt_tokens = tokens
+    return count

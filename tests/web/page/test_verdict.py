@@ -1,0 +1,118 @@
+"""What the diagnostics answer first, from reports of every kind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from browsing import PHONE
+
+from mtmd import DeviceError
+from mtmd.cli import main
+from mtmd.kernels.report.facts import Check, DequantizedTensor, FlashFacts, OpTime, RefusedOp
+from mtmd.kernels.report.warmup_report import WarmupReport
+from mtmd.web.page.verdict import verdict
+
+ON = FlashFacts("encoder", "auto", "on", 12, (), ())
+CHECK = Check(
+    "encoder",
+    "one picture",
+    None,
+    (("matmul", "n1", 1e-9),),
+    1e-4,
+    20.0,
+    12.0,
+    (OpTime("matmul", 3, 9.0, 1.0, 1.0), OpTime("rope", 3, 3.0, 1.0, 1.0)),
+)
+GOOD = WarmupReport("a model", "cuda", "a GPU", "bf16", (ON,), (), (), (CHECK,))
+ROPE = RefusedOp("encoder", "rope", "n7", 3, "cuda", "head size 72 is not known", "cpu", ())
+
+
+def test_a_good_report_is_fast_and_says_how_fast():
+    found = verdict(GOOD, None)
+    assert (found.state, found.findings) == ("fast", ())
+    assert "one picture in 12 ms" in found.summary and "agree with the reference" in found.summary
+
+
+def test_a_report_without_a_run_does_not_say_that_results_are_right():
+    found = verdict(replace(GOOD, checks=()), None)
+    assert found.state == "fast" and "not checked" in found.summary and "right" not in found.summary
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "command"),
+    [
+        (
+            {"refused": (ROPE,)},
+            "3 rope nodes of the encoder run on cpu, 25% of the encoder",
+            "fp32",
+        ),
+        (
+            {"flash": (replace(ON, state="mixed", rebuilt=("a", "b")),)},
+            "2 of 12 nodes were rebuilt as explicit attention",
+            "",
+        ),
+        (
+            {"flash": (replace(ON, state="off", setting="off"),)},
+            "because it was asked",
+            "--flash-attn auto",
+        ),
+        ({"flash": (replace(ON, on_fallback=("a",)),)}, "runs on another backend in 1 of 12", ""),
+        (
+            {"dequantized": (DequantizedTensor("w", "IQ1_S", 1, 4),)},
+            "1 tensors (IQ1_S) are kept dequantized",
+            "Q4_K_M",
+        ),
+    ],
+    ids=["refused", "rebuilt", "off", "elsewhere", "dequantized"],
+)
+def test_what_is_slower_is_told_with_its_reason_and_its_remedy(change, words, command):
+    found = verdict(replace(GOOD, **change), None)
+    (finding,) = found.findings
+    assert found.state == "slower" and words in finding.what and command in finding.command
+
+
+def test_false_results_and_a_device_that_is_gone_are_wrong_whatever_else_there_is():
+    false = replace(CHECK, worst=(("matmul", "n1", 0.5),))
+    found = verdict(replace(GOOD, checks=(false,), refused=(ROPE,)), None)
+    assert found.state == "wrong" and "matmul at n1" in found.findings[0].what
+    assert "false" in found.summary and len(found.findings) == 2
+    assert verdict(GOOD, "the device hangs").state == "wrong"
+
+
+def test_every_command_of_a_verdict_is_one_that_there_is(capsys):
+    reports = (
+        replace(GOOD, refused=(ROPE,), flash=(replace(ON, state="off", setting="off"),)),
+        replace(GOOD, checks=(replace(CHECK, first_nan="n3"),)),
+    )
+    for finding in (f for r in reports for f in verdict(r, None).findings if f.command):
+        _, verb, *rest = finding.command.split()
+        with pytest.raises(SystemExit):
+            main([verb, "--help"])
+        known = capsys.readouterr().out
+        assert all(option in known for option in rest if option.startswith("--")), finding.command
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("state", ["fast", "slower", "wrong"])
+def test_the_diagnostics_begin_with_the_verdict(visit, fake, state, scheme):
+    report = replace(GOOD, refused=(ROPE,)) if state != "fast" else GOOD
+    fake.warmup_report = report
+    person = visit(color_scheme=scheme, size=PHONE)
+    page = person.page
+    if state == "wrong":
+        person.expects = ("503",)
+        fake.fault = DeviceError("the device hangs")
+        page.reload()
+    if state != "fast":
+        page.wait_for_selector(f"#badge.{state}", state="attached")
+    page.goto("/diagnostics")
+    page.wait_for_selector(f"#verdict.{state} h2")
+    assert page.evaluate("document.querySelector('#verdict').getBoundingClientRect().top") < 100
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.click("text=Copy report")
+    page.wait_for_selector("text=Copied")
+    assert page.evaluate("navigator.clipboard.readText()").startswith(
+        "mtmd warm-up: a model on cuda"
+    )
+    assert person.axe() == [] and person.overflow() == 0

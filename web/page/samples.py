@@ -1,0 +1,60 @@
+"""The pictures that an empty chat offers, with what to ask about them. Their files are in
+`static/samples/`, the same as in the repository's `examples/`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Sample:
+    """`asks` are questions that the demo model was trained for, `asks_any` those for a model that
+    knows more.
+    """
+
+    file: str
+    shows: str
+    width: int
+    height: int
+    asks: tuple[str, ...]
+    asks_any: tuple[str, ...]
+
+
+SAMPLES = (
+    Sample(
+        "shapes.png",
+        "Three shapes on white",
+        256,
+        256,
+        ("Describe the image.", "What is at the center?"),
+        ("Describe the image.", "Which shapes are here, and where?"),
+    ),
+    Sample(
+        "four.png",
+        "Four shapes on purple",
+        256,
+        256,
+        ("How many shapes are there?", "What color is the triangle?"),
+        ("How many shapes are there?", "Which colors do you see?"),
+    ),
+    Sample(
+        "word.png",
+        "A word on yellow",
+        256,
+        256,
+        ("What does the text say?", "What color is the text?"),
+        ("What does the text say?", "Describe the picture in one sentence."),
+    ),
+)
+
+
+def offered(demo: bool) -> list[dict[str, Any]]:
+    """As the page draws them."""
+    offers = []
+    for sample in SAMPLES:
+        fields = asdict(sample)
+        general, own = fields.pop("asks_any"), fields.pop("asks")
+        offers.append(fields | {"asks": own if demo else general})
+    return offers
