@@ -10,13 +10,17 @@ from types import SimpleNamespace
 from mtmd import BusyError, PromptError, Receipt
 from mtmd.config import AnswerOptions, options
 from mtmd.events import Answer, Finished, Progress, TextPiece, TokenInfo, ToolCallPiece
+from mtmd.kernels.report.facts import GraphFacts
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.prompt.conversation import RawPrompt
 from mtmd.prompt.load_image import Picture
 from mtmd.receipt import ImageReceipt
 
 CONTEXT = 512
-REPORT = WarmupReport("fake", "cpu", "fake device", "fp32", (), (), ())
+GRAPH = GraphFacts(
+    "decoder", "warm-up", "1 token", 1, {"cpu": 1}, 1, (), {"cpu": 1000}, {}, {}, 0.0
+)
+REPORT = WarmupReport("fake", "cpu", "fake device", "fp32", (), (), (GRAPH,))
 
 
 class FakeTicket:

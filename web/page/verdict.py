@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mtmd import WarmupReport
-from mtmd.kernels.report.facts import FlashFacts, RefusedOp
 from mtmd.loading import DEMO_NAME
 
 FAST, SLOWER, WRONG = "fast", "slower", "wrong"
@@ -97,7 +96,7 @@ def _failed_checks(report: WarmupReport) -> list[Finding]:
     ]
 
 
-def _flash(report: WarmupReport, flash: FlashFacts) -> list[Finding]:
+def _flash(report: WarmupReport, flash: Any) -> list[Finding]:
     if not flash.nodes:
         return []
     if flash.on_fallback:
@@ -137,7 +136,7 @@ def _refused(report: WarmupReport) -> list[Finding]:
     return findings
 
 
-def _refusal(report: WarmupReport, refused: RefusedOp) -> Finding:
+def _refusal(report: WarmupReport, refused: Any) -> Finding:
     share = max(
         (
             op.ms / total

@@ -309,7 +309,12 @@ def test_every_option_of_warmup(mtmd: Any, tmp_path: Path) -> None:
         "--refuse",
         "--threads",
         "--context",
-        "--target",  # the last in test_predict_target
+        "--target",  # these in tests/mtmd/inspect/test_predict_target.py and test_prediction.py
+        "--memory",
+        "--random-weights",
+        "--weights",
+        "--parallel",
+        "--no-compile",
         "--memory-limit",
         "--speculate",
         *IN_TEST_GGUF - {"--detail"},

@@ -53,7 +53,7 @@ CASES = {
         told=", expected ",
         calls=[
             ["describe", "a.png", "--top-p", "2"],
-            ["describe", "a.png", "--top-p", "0"],
+            ["describe", "a.png", "--top-p", "-1"],
             ["describe", "a.png", "--temperature", "1e-6"],
             ["describe", "a.png", "--threads", "0"],
             ["warmup", "--dtype", "x"],
@@ -106,7 +106,7 @@ def test_every_public_name_is_there() -> None:
     for name in mtmd.__all__:
         value = getattr(mtmd, name)
         assert (
-            value == "Progress | TextPiece | Finished"
+            value == "Progress | TextPiece | ToolCallPiece | Finished"
             if name == "Event"
             else value.__name__ == name
         )

@@ -39,7 +39,7 @@ def test_a_pasted_picture_is_answered_rightly_with_its_receipt(browser, served_d
     for words in (
         "256 × 256 px",
         "96 × 96 px in 1 tile",
-        "cpu, fp32",
+        "cpu, 1 thread, fp32",
         "encoder: flash; decoder: flash",
         "prefill",
         "decode",
