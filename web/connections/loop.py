@@ -38,11 +38,13 @@ class Sockets(dict[int, Any]):
             dispatcher = self.get(number)
             if dispatcher is None:  # closed by what another one was asked
                 continue
+            # Asked first: a thread may end an answer while it is asked what it waits for.
+            quiet = _is_quiet(dispatcher)
             waits_for = _mask(dispatcher)
             if number not in self:
                 continue
             self._wait_for(number, waits_for)
-            if _is_quiet(dispatcher):
+            if quiet:
                 self._lively.discard(number)
         for key, mask in self._selector.select(timeout_s):
             for event, handle in (
