@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mtmd.commands.shared import settle_threads
+from mtmd.commands.shared import add_device_arguments, settle_threads
 from mtmd.kernels.text import for_terminal, one_line
 
 HELP = "Turn images and texts into vectors of one space, find images by a text, label them."
@@ -77,34 +77,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--json", action="store_true", help="print one JSON object")
     sub.add_argument("--quiet", action="store_true", help="no receipt on stderr")
-    group = sub.add_argument_group("model and device")
-    group.add_argument(
-        "--device",
-        default="auto",
-        metavar="DEVICE",
-        help="auto, cpu, cuda or cuda:N (default: auto)",
-    )
-    group.add_argument(
-        "--dtype", default="auto", metavar="TYPE", help="auto, bf16 or fp32 (default: auto)"
-    )
-    group.add_argument(
-        "--flash-attn", default="auto", metavar="WHEN", help="auto, on or off (default: auto)"
-    )
-    group.add_argument(
-        "--override-tensor",
-        action="append",
-        default=[],
-        metavar="RE=DEVICE",
-        help="run nodes whose name, or weight's name, matches RE on DEVICE; may be repeated",
-    )
-    group.add_argument(
-        "--refuse",
-        action="append",
-        default=[],
-        metavar="RULE",
-        help="plan as if the device did not support it, as in `mtmd describe`",
-    )
-    group.add_argument("--threads", type=int, metavar="N", help="CPU threads")
+    add_device_arguments(sub.add_argument_group("model and device"))
 
 
 def run(args: argparse.Namespace) -> int:

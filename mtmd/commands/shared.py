@@ -19,23 +19,8 @@ MODEL_HELP = (
 )
 
 
-def add_model_arguments(
-    sub: argparse.ArgumentParser, model: bool = True, isolate: bool = False
-) -> None:
-    """All of `LoadOptions`, `isolate` where it can be chosen, and, with `model`, which model."""
-    group = sub.add_argument_group("model and device")
-    if model:
-        group.add_argument(
-            "-m", "--model", metavar="MODEL", help=f"{MODEL_HELP} (default: the demo model)"
-        )
-    group.add_argument(
-        "--mmproj", metavar="FILE", help="the projector of a GGUF (default: the one beside it)"
-    )
-    group.add_argument(
-        "--chat-template",
-        metavar="FILE",
-        help="a Jinja chat template to use in place of the model's own",
-    )
+def add_device_arguments(group: argparse._ArgumentGroup) -> None:
+    """Where a model runs and how: what every kind of model has."""
     group.add_argument(
         "--device",
         metavar="DEVICE",
@@ -64,6 +49,33 @@ def add_model_arguments(
         "OP:/NAME REGEX/; may be repeated",
     )
     group.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="CPU threads (default: torch's choice, 1 for a very small model; decoding measures "
+        "how many are best)",
+    )
+
+
+def add_model_arguments(
+    sub: argparse.ArgumentParser, model: bool = True, isolate: bool = False
+) -> None:
+    """All of `LoadOptions`, `isolate` where it can be chosen, and, with `model`, which model."""
+    group = sub.add_argument_group("model and device")
+    if model:
+        group.add_argument(
+            "-m", "--model", metavar="MODEL", help=f"{MODEL_HELP} (default: the demo model)"
+        )
+    group.add_argument(
+        "--mmproj", metavar="FILE", help="the projector of a GGUF (default: the one beside it)"
+    )
+    group.add_argument(
+        "--chat-template",
+        metavar="FILE",
+        help="a Jinja chat template to use in place of the model's own",
+    )
+    add_device_arguments(group)
+    group.add_argument(
         "--image-min-tokens",
         type=int,
         metavar="N",
@@ -74,13 +86,6 @@ def add_model_arguments(
         type=int,
         metavar="N",
         help="most tokens of one picture (default: the model's)",
-    )
-    group.add_argument(
-        "--threads",
-        type=int,
-        metavar="N",
-        help="CPU threads (default: torch's choice, 1 for a very small model; decoding measures "
-        "how many are best)",
     )
     group.add_argument(
         "--context",

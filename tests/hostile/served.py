@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from watcher import descendants, open_files, resident_bytes
+from processes import descendants
+from watcher import open_files, resident_bytes
 
 ATTACKER, NEIGHBOUR = "attacker-" + "a" * 20, "neighbour-" + "n" * 20
+SUPPORT = Path(__file__).parents[1] / "support"
 END_S = 60.0
 FEW_FILES = 16  # that come and go: threads, workers, SQLite
 
@@ -117,6 +119,7 @@ class Watched:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            env=os.environ | {"PYTHONPATH": str(SUPPORT)},
         )
 
     def begin(self, phase: str) -> None:

@@ -2,7 +2,7 @@
 the memory, processes and files that it takes. A process of its own, so that the attacker's work is
 not in its way.
 
-    python tests/hostile/watcher.py URL PID KEY CHATS < phases
+    PYTHONPATH=tests/support python tests/hostile/watcher.py URL PID KEY CHATS < phases
 
 A line of the standard input begins the phase of that name; at its end the findings are written, as
 JSON, by phase.
@@ -23,6 +23,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+from processes import descendants
 
 POLL_S, SAMPLE_S, RETRY_S = 0.05, 0.25, 0.2
 ANSWER_TOKENS = 48
@@ -157,26 +159,15 @@ def has_text(line: bytes) -> bool:
     return bool(choices[0].get("delta", {}).get("content"))
 
 
-def descendants(pid: int) -> list[int]:
-    """Processes that live, the one itself first."""
-    children = defaultdict(list)
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError, IndexError):
-                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-                if state != "Z":
-                    children[int(parent)].append(int(entry.name))
-    found = [pid] if Path(f"/proc/{pid}").exists() else []
-    for one in found:
-        found += children[one]
-    return found
-
-
 def proportional_bytes(pid: int) -> int:
-    """What a process takes, its part of what it shares."""
+    """What a process takes, its part of what it shares; all of that where the kernel does not tell
+    parts; 0 of one that has ended.
+    """
     with suppress(OSError, IndexError, ValueError):
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
         return int(text.partition("\nPss:")[2].split()[0]) << 10
+    with suppress(OSError, IndexError, ValueError):
+        return resident_bytes(pid)
     return 0
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from processes import children
 
 from mtmd.kernels.errors import MtmdError
 from mtmd.kernels.isolation import fork_server as module
@@ -57,11 +58,6 @@ def ended(number: int) -> bool:
 
 def files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def children(number: int) -> list[int]:
-    text = Path(f"/proc/{number}/task/{number}/children").read_text()
-    return [int(word) for word in text.split()]
 
 
 def test_a_worker_whose_jobs_go_well_does_others(server: ForkServer) -> None:

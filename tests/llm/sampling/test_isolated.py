@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import small_tokenizers
 import torch
+from processes import children
 from small_tokenizers import NAMES
 
 from mtmd.kernels.errors import OptionError
@@ -150,9 +150,7 @@ def test_one_whose_worker_ends_is_told_and_others_go_on(
 
 
 def workers(grammars: IsolatedGrammars) -> list[int]:
-    number = grammars._server.pid
-    text = Path(f"/proc/{number}/task/{number}/children").read_text()
-    return [int(word) for word in text.split()]
+    return children(grammars._server.pid)
 
 
 def test_an_answer_that_is_over_leaves_no_worker(
