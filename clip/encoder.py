@@ -13,6 +13,7 @@ from mtmd.clip.family import Tower, VisionFamily
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.kernels.backends.backend import Backend
 from mtmd.kernels.graph import Node, Shape, Type, WeightSource, graph_input, weight
+from mtmd.kernels.parallel.shard import Sharding
 from mtmd.kernels.plan.executor import Executor, Observer, Residency, finish
 from mtmd.kernels.plan.flash_choice import AttentionForm, FlashChoice, choose
 from mtmd.kernels.plan.scheduler import Override, Plan, make_plan
@@ -35,7 +36,10 @@ class TowerEncoder:
         flash_attn: str = "auto",
         overrides: Sequence[Override] = (),
         residency: Residency | None = None,
+        sharding: Sharding | None = None,
     ):
+        """`sharding`: this is one rank of several, which has a part of the tower."""
+        self.sharding = sharding
         self.family: Tower = family
         self.weights, self.backends, self.overrides = weights, backends, tuple(overrides)
         self.dtype = dtype
@@ -56,7 +60,8 @@ class TowerEncoder:
     def graph(self, batch: int, tile: Shape, form: AttentionForm | None = None) -> Node:
         """-> embeddings [B, T, D]"""
         tiles = graph_input("inp.pixels", (batch, *tile), self.dtype, lambda tiles: tiles)
-        return self.family.graph(tiles, self.weights, form or self.flash.form)
+        embeddings = self.family.graph(tiles, self.weights, form or self.flash.form)
+        return self.sharding.rewrite([embeddings])[0] if self.sharding else embeddings
 
     def plan(self, batch: int, tile: Shape, overwrite: bool = True) -> Plan:
         """The plan of one shape of batch. `overwrite=False` keeps every value intact, for looking

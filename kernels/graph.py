@@ -132,6 +132,12 @@ def graph_input(
     return Node("input", (), Type.contiguous(shape, dtype), {"fill": fill}, name)
 
 
+def constant(name: str, places: torch.Tensor) -> Node:
+    """int64 [N] that every run reads the same: `values` of the node."""
+    attrs = {"fill": lambda _: places, "values": tuple(places.tolist())}
+    return Node("input", (), Type.contiguous(places.shape, torch.int64), attrs, name)
+
+
 def weight(name: str, source: WeightSource, dtype: torch.dtype) -> Node:
     """A parameter under its canonical name, wanted in `dtype`. It is read when a plan makes it
     resident.

@@ -10,7 +10,7 @@ import torch
 
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.rotary import Rotary
-from mtmd.kernels.graph import Node, Type, graph_input
+from mtmd.kernels.graph import Node, Type, constant, graph_input
 from mtmd.llm.batch import Batch, BatchShape
 from mtmd.llm.state import State, state_dtype
 
@@ -106,7 +106,9 @@ class TextInputs:
 
     def constant(self, name: str, places: torch.Tensor) -> Node:
         """int64 [N], the same in every batch."""
-        return self._input(name, tuple(places.shape), torch.int64, lambda _: places)
+        if name not in self._made:
+            self._made[name] = constant(name, places)
+        return self._made[name]
 
     @cached_property
     def starts(self) -> Node:

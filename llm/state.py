@@ -1,9 +1,11 @@
-"""What a sequence leaves behind in each layer, and the memory it is kept in."""
+"""What a sequence leaves behind in each layer, and the memory it is kept in. Ranks that share a
+model each have a `part` of a state, cut along its axis 2.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeAlias
 
@@ -29,6 +31,9 @@ class KV:
         """[2, S, G, K], S = pages * PAGE"""
         return 2, pages * PAGE, self.groups, self.head
 
+    def part(self, groups: int) -> KV:
+        return replace(self, groups=groups)
+
 
 @dataclass(frozen=True)
 class ConvWindow:
@@ -41,6 +46,9 @@ class ConvWindow:
 
     def shape(self, sequences: int, pages: int) -> Shape:  # noqa: ARG002
         return sequences, self.rows, self.channels
+
+    def part(self, channels: int) -> ConvWindow:
+        return replace(self, channels=channels)
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,9 @@ class DeltaState:
 
     def shape(self, sequences: int, pages: int) -> Shape:  # noqa: ARG002
         return sequences, self.head, self.heads, self.value
+
+    def part(self, heads: int) -> DeltaState:
+        return replace(self, heads=heads)
 
 
 State: TypeAlias = "KV | ConvWindow | DeltaState"

@@ -1,6 +1,7 @@
 """The op set. Importing this registers every op in `OPS`."""
 
 from mtmd.kernels.ops.attention import attention, attn_mix, attn_scores, attn_softmax
+from mtmd.kernels.ops.collective import all_gather, all_reduce, embed_part, part, without
 from mtmd.kernels.ops.elementwise import (
     add,
     cast,
@@ -40,6 +41,8 @@ __all__ = [
     "Op",
     "add",
     "add_rows",
+    "all_gather",
+    "all_reduce",
     "attention",
     "attn_mix",
     "attn_scores",
@@ -49,6 +52,7 @@ __all__ = [
     "columns",
     "concat",
     "embed",
+    "embed_part",
     "gated_delta",
     "gather_pages",
     "gelu",
@@ -60,6 +64,7 @@ __all__ = [
     "matmul",
     "moe",
     "mul",
+    "part",
     "patch_embed",
     "place_rows",
     "pool2d",
@@ -81,4 +86,5 @@ __all__ = [
     "state_store",
     "take_rows",
     "unshuffle",
+    "without",
 ]

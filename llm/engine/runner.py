@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import abc
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Protocol
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from mtmd.kernels.backends.backend import Backend
 from mtmd.kernels.errors import ModelError, PromptError
 from mtmd.kernels.graph import Node, WeightSource
+from mtmd.kernels.parallel.shard import Sharding
 from mtmd.kernels.plan.executor import Executor, Observer, Residency, memory_for
 from mtmd.kernels.plan.flash_choice import AttentionForm, FlashChoice, choose
 from mtmd.kernels.plan.scheduler import Override, Plan, make_plan
@@ -22,7 +23,7 @@ from mtmd.llm.engine.spans import Span, cut, lay_out
 from mtmd.llm.engine.speculation import Pace
 from mtmd.llm.family import TextFamily
 from mtmd.llm.inputs import TextInputs
-from mtmd.llm.state import KV, PAGE, Cache, state_dtype, states_by_name
+from mtmd.llm.state import KV, PAGE, Cache, Layers, state_dtype, states_by_name
 
 PREFILL = 512  # tokens of a prefill batch
 PLANS = 64  # kept for shapes that come again; some MiB each, of a large model
@@ -62,7 +63,10 @@ class Runner:
         flash_attn: str = "auto",
         overrides: abc.Sequence[Override] = (),
         residency: Residency | None = None,
+        sharding: Sharding | None = None,
     ):
+        """`sharding`: this is one rank of several, which has a part of the model."""
+        self.sharding = sharding
         self.family, self.weights, self.backends, self.overrides = (
             family,
             weights,
@@ -93,7 +97,8 @@ class Runner:
         """-> what is kept for later, then logits [R, V]"""
         inputs = TextInputs(batch, self.family.image_width, self.sequences, self.pages, self.dtype)
         logits = self.family.graph(inputs, self.weights, form or self.flash.form)
-        return [*inputs.kept, logits]
+        outputs = [*inputs.kept, logits]
+        return self.sharding.rewrite(outputs) if self.sharding else outputs
 
     def sizes(self) -> dict[str, BatchShape]:
         """Batches by label: a step of decode, and the largest prefill."""
@@ -145,7 +150,7 @@ class Runner:
             lambda: sum(self.cache_bytes().values()),
         ):
             return Cache(
-                self.family.layers,
+                self.layers,
                 self.sequences,
                 self.pages,
                 self.dtype,
@@ -162,7 +167,7 @@ class Runner:
         where, sequences = self._state_backends(), sequences or self.sequences
         pages = 1 + sequences * self.pages_for(context or self.context)
         spaces: dict[str, int] = {}
-        for name, state in states_by_name(self.family.layers).items():
+        for name, state in states_by_name(self.layers).items():
             count = torch.Size(state.shape(sequences + 1, pages)).numel()
             spaces[where[name].space] = (
                 spaces.get(where[name].space, 0) + count * state_dtype(state, self.dtype).itemsize
@@ -175,10 +180,22 @@ class Runner:
         return sum(
             torch.Size(state.shape(self.sequences, 0)).numel()
             * state_dtype(state, self.dtype).itemsize
-            for states in self.family.layers
+            for states in self.layers
             for state in states
             if not isinstance(state, KV)
         )
+
+    @cached_property
+    def layers(self) -> Layers:
+        """The states of every layer; of a rank, its part of them."""
+        if self.sharding is None:
+            return self.family.layers
+        self.plan(BatchShape(1))
+        parts = self.sharding.states
+        return [
+            [state.part(parts[f"{state.name}.{layer}"].shape[2]) for state in states]
+            for layer, states in enumerate(self.family.layers)
+        ]
 
     def _state_backends(self) -> dict[str, Backend]:
         """Where each state is written, by its name."""

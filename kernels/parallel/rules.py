@@ -1,0 +1,536 @@
+"""For each op: how its operands have to be shared out over ranks, and how its result then is.
+
+A value is whole (every rank has all of it), split along an axis, or partial: the ranks' values add
+up to it. A rule says what it asks of each operand; who rewrites the graph brings operands there (a
+sum over ranks makes a partial value whole, a whole one is cut for nothing). An op without a rule
+asks for whole operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from math import prod
+from typing import Any, TypeAlias
+
+from mtmd.kernels.graph import Node
+from mtmd.kernels.parallel.dims import Conflict, Dims, Segments, total
+from mtmd.kernels.quantization.blocks import BLOCKS
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Every rank has all of it."""
+
+
+@dataclass(frozen=True)
+class Partial:
+    """The ranks' values add up to it."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """`block`: values that an element of the axis stands for, in bytes of quantized rows."""
+
+    axis: int
+    segments: Segments
+    block: str | None = None
+
+
+State: TypeAlias = "Whole | Partial | Split"
+WHOLE, PARTIAL = Whole(), Partial()
+
+
+@dataclass(frozen=True)
+class Placed:
+    """What a rule says. `attrs`: those that hold of a rank's part, from its operands' sizes along
+    their split axes and its own, by the rewriter. `once`: operands that only the first rank uses.
+    """
+
+    operands: tuple[State, ...]
+    result: State
+    once: tuple[int, ...] = ()
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+Rule = Callable[[Dims, Node, "list[State]"], Placed]
+RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+def all_whole(node: Node) -> Placed:
+    return Placed((WHOLE,) * len(node.inputs), WHOLE)
+
+
+def settled(dims: Dims, axis: int, segments: Segments) -> State:
+    """A split, or whole where no part of the axis is cut."""
+    seen = dims.see(segments)
+    return WHOLE if all(dim is None for _, dim in seen) else Split(axis, seen)
+
+
+def _others(node: Node, first: State, result: State) -> Placed:
+    """Operand 0 as said, the others whole."""
+    return Placed((first, *(WHOLE,) * (len(node.inputs) - 1)), result)
+
+
+def _size(node: Node, index: int, axis: int) -> int:
+    operand = node.inputs[index]
+    assert operand is not None
+    return operand.shape[axis]
+
+
+def _rank(node: Node, index: int = 0) -> int:
+    operand = node.inputs[index]
+    assert operand is not None
+    return len(operand.shape)
+
+
+@rule("matmul")
+def _matmul(dims: Dims, node: Node, states: list[State]) -> Placed:
+    """By the outputs where x is whole; where its columns are split, by the inputs: partial sums."""
+    quant = node.attrs.get("quant")
+    x, last = states[0], _rank(node) - 1
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    more = (WHOLE,) * (len(node.inputs) - 2)
+    if isinstance(x, Split) and x.axis != last:
+        return Placed((x, WHOLE, *more), x)
+    if isinstance(x, Split):
+        if any(dim is None for _, dim in dims.flat(x.segments)):
+            raise Conflict([d for _, d in x.segments], "a product reads columns of which some are whole")
+        inner = _in_blocks(dims, x.segments, quant, f"{node.name} is {quant}")
+        for _, dim in inner:
+            assert dim is not None
+            dim.root.exact = True
+        return Placed((x, Split(1, inner, quant), *more), PARTIAL, once=(2,) if bias else ())
+    size = node.shape[-1]
+    segments = dims.see([(Fraction(size), dims.fresh(node.name, size))])
+    out = settled(dims, last, segments)
+    if not isinstance(out, Split):
+        return all_whole(node)
+    rows = Split(0, segments)
+    return Placed((WHOLE, rows, *((rows,) if bias else more)), out)
+
+
+def _in_blocks(dims: Dims, segments: Segments, quant: str | None, what: str) -> Segments:
+    """Boundaries fall on blocks of quantized rows."""
+    flat = dims.flat(segments)
+    if quant is None:
+        return dims.see(flat)
+    block = BLOCKS[quant].values
+    counts = tuple((size / block, dim) for size, dim in flat)
+    if any(size.denominator != 1 for size, _ in counts):
+        sizes = ", ".join(str(int(size)) for size, _ in flat)
+        raise Conflict(
+            [d for _, d in flat], f"{what}: parts of {sizes} columns in blocks of {block}", refused=True
+        )
+    dims.see(counts)
+    return flat
+
+
+@rule("embed")
+def _embed(dims: Dims, node: Node, states: list[State]) -> Placed:  # noqa: ARG001
+    """By rows of the table: a token's row is on one rank, the others have zeros."""
+    size = _size(node, 1, 0)
+    segments = dims.see([(Fraction(size), dims.fresh(node.name, size))])
+    table = settled(dims, 0, segments)
+    if not isinstance(table, Split):
+        return all_whole(node)
+    for _, dim in segments:
+        assert dim is not None
+        dim.root.exact = True
+    return Placed((WHOLE, table), PARTIAL, notes={"embed": segments})
+
+
+@rule("gelu", "silu", "relu", "sigmoid", "softplus", "softcap", "cast")
+def _each_element(dims: Dims, node: Node, states: list[State]) -> Placed:  # noqa: ARG001
+    x = states[0] if isinstance(states[0], Split) else WHOLE
+    return _others(node, x, x)
+
+
+@rule("scale")
+def _scale(dims: Dims, node: Node, states: list[State]) -> Placed:
+    if states[0] is PARTIAL and not node.attrs.get("offset"):
+        return Placed((PARTIAL,), PARTIAL)
+    return _each_element(dims, node, states)
+
+
+@rule("clamp")
+def _clamp(dims: Dims, node: Node, states: list[State]) -> Placed:
+    return _each_element(dims, node, states)
+
+
+@rule("add", "mul", "silu_mul", "gelu_mul")
+def _two(dims: Dims, node: Node, states: list[State]) -> Placed:
+    a, b = states
+    first, second = node.inputs
+    assert first is not None and second is not None
+    if PARTIAL in (a, b):
+        if node.op == "add" and a is PARTIAL and b is PARTIAL and first.shape == second.shape:
+            return Placed((PARTIAL, PARTIAL), PARTIAL)
+        if node.op == "add" and a is PARTIAL and b is WHOLE:
+            return Placed((PARTIAL, WHOLE), PARTIAL, once=(1,))
+        if node.op == "add" and a is WHOLE and b is PARTIAL and first.shape == second.shape:
+            return Placed((WHOLE, PARTIAL), PARTIAL, once=(0,))
+        if node.op == "mul" and a is PARTIAL and b is WHOLE:
+            return Placed((PARTIAL, WHOLE), PARTIAL)
+        a, b = (WHOLE if s is PARTIAL else s for s in (a, b))
+    if isinstance(a, Split):
+        axis = a.axis - (len(first.shape) - len(second.shape))
+        if axis < 0 or second.shape[axis] == 1:
+            return Placed((a, WHOLE), a)
+        if isinstance(b, Split):
+            if b.axis != axis:
+                raise Conflict(_dims(a, b), f"{node.op} of values split along two axes")
+            both = dims.unify(a.segments, b.segments)
+        else:
+            both = a.segments
+        state = settled(dims, a.axis, both)
+        return Placed((state, Split(axis, both) if isinstance(state, Split) else WHOLE), state)
+    if isinstance(b, Split):
+        axis = b.axis + (len(first.shape) - len(second.shape))
+        if second.shape[b.axis] != first.shape[axis]:
+            raise Conflict(_dims(b), f"{node.op} broadcasts it")
+        return Placed((Split(axis, b.segments), b), Split(axis, b.segments))
+    return all_whole(node)
+
+
+def _dims(*states: State) -> list[Any]:
+    return [d for s in states if isinstance(s, Split) for _, d in s.segments]
+
+
+@rule("rms_norm", "layer_norm", "l2_norm")
+def _norm(dims: Dims, node: Node, states: list[State]) -> Placed:
+    if isinstance(states[0], Split) and states[0].axis == len(node.shape) - 1:
+        raise Conflict(_dims(states[0]), f"{node.op} reads all of a row")
+    return _each_element(dims, node, states)
+
+
+@rule("rope")
+def _rope(dims: Dims, node: Node, states: list[State]) -> Placed:
+    if isinstance(states[0], Split) and states[0].axis in (len(node.shape) - 1, len(node.shape) - 3):
+        raise Conflict(_dims(states[0]), "rope turns whole heads of whole rows")
+    return _each_element(dims, node, states)
+
+
+@rule("reshape")
+def _reshape(dims: Dims, node: Node, states: list[State]) -> Placed:
+    x = states[0]
+    if x is PARTIAL:
+        return Placed((PARTIAL,), PARTIAL)
+    if not isinstance(x, Split):
+        return all_whole(node)
+    source = node.inputs[0]
+    assert source is not None
+    axis, ratio = _axis_after(source.shape, node.shape, x)
+    segments = tuple((size * ratio, dim) for size, dim in dims.flat(x.segments))
+    result = settled(dims, axis, segments)
+    return Placed((x if isinstance(result, Split) else WHOLE,), result)
+
+
+def _axis_after(before: tuple[int, ...], after: tuple[int, ...], x: Split) -> tuple[int, Fraction]:
+    """Which axis of the new shape the split axis is cut along, and its size there by that here."""
+    if len(before) > 2 and after == (1, *before):  # a batch of one
+        return x.axis + 1, Fraction(1)
+    i = j = 0
+    while i < len(before) and j < len(after):
+        i_end, j_end = i + 1, j + 1
+        while (a := prod(before[i:i_end])) != (b := prod(after[j:j_end])):
+            if a < b:
+                i_end += 1
+            else:
+                j_end += 1
+        if i <= x.axis < i_end:
+            if prod(before[i : x.axis]) != 1:
+                break  # rows of several would lie between its parts
+            return j, Fraction(after[j], before[x.axis])
+        i, j = i_end, j_end
+    raise Conflict(_dims(x), f"reshaped from {list(before)} to {list(after)}")
+
+
+@rule("columns")
+def _columns(dims: Dims, node: Node, states: list[State]) -> Placed:
+    x = states[0]
+    if not isinstance(x, Split) or x.axis != len(node.shape) - 1:
+        return _each_element(dims, node, states)
+    start, stop = node.attrs["start"], node.attrs["stop"]
+    part = dims.between(x.segments, start, stop)
+    return Placed((x,), settled(dims, x.axis, part), notes={"before": dims.between(x.segments, 0, start)})
+
+
+@rule("rows")
+def _rows(dims: Dims, node: Node, states: list[State]) -> Placed:
+    if states[0] is PARTIAL:
+        return Placed((PARTIAL,), PARTIAL)
+    if isinstance(states[0], Split) and states[0].axis == 0:
+        raise Conflict(_dims(states[0]), "some rows of it are looked at")
+    return _each_element(dims, node, states)
+
+
+@rule("take_rows")
+def _take_rows(dims: Dims, node: Node, states: list[State]) -> Placed:
+    if states[0] is PARTIAL:
+        return Placed((PARTIAL, WHOLE), PARTIAL)
+    x = states[0]
+    if not isinstance(x, Split) or x.axis != len(node.shape) - 2:
+        return _each_element(dims, node, states)
+    before, at = _size(node, 0, x.axis), node.inputs[1]
+    places = at.attrs.get("values") if at is not None else None
+    step = before // len(places) if places else 0
+    if not places or not step or list(places) != list(range(places[0], before, step)):
+        raise Conflict(_dims(x), "some rows of it are taken")
+    segments = tuple((size / step, dim) for size, dim in dims.flat(x.segments))
+    return Placed((x, WHOLE), settled(dims, x.axis, segments), notes={"every": (places[0], step)})
+
+
+@rule("place_rows", "add_rows")
+def _place_rows(dims: Dims, node: Node, states: list[State]) -> Placed:
+    x, rows = states[:2]
+    axis = 1
+    for state in (x, rows):
+        if isinstance(state, Split) and state.axis != axis:
+            raise Conflict(_dims(state), "rows of it are replaced")
+    split = [s.segments for s in (x, rows) if isinstance(s, Split)]
+    if not split:
+        return all_whole(node)
+    state = settled(dims, axis, split[0] if len(split) == 1 else dims.unify(*split))
+    return Placed((state, state, WHOLE), state)
+
+
+@rule("concat")
+def _concat(dims: Dims, node: Node, states: list[State]) -> Placed:
+    along = node.attrs["axis"]
+    split = [s for s in states if isinstance(s, Split)]
+    if not split:
+        return all_whole(node)
+    if any(s.axis != split[0].axis for s in split):
+        raise Conflict(_dims(*states), "values split along two axes are put together")
+    axis = split[0].axis
+    if axis != along:
+        segments = split[0].segments if len(split) == 1 else dims.unify(*(s.segments for s in split))
+        state = settled(dims, axis, segments)
+        return Placed((state, state), state)
+    parts: list[Segments] = []
+    operands: list[State] = []
+    for index, state in enumerate(states):
+        whole = ((Fraction(_size(node, index, axis)), None),)
+        parts.append(state.segments if isinstance(state, Split) else whole)
+        operands.append(state if isinstance(state, Split) else WHOLE)
+    return Placed(tuple(operands), settled(dims, axis, (*parts[0], *parts[1])))
+
+
+@rule("kv_store")
+def _kv_store(dims: Dims, node: Node, states: list[State]) -> Placed:
+    """The cache is split as the keys and values are, by their groups of heads."""
+    cache, k, v = states[:3]
+    if k is PARTIAL or v is PARTIAL or not any(isinstance(s, Split) for s in (cache, k, v)):
+        return all_whole(node)
+    segments = [s.segments for s in (k, v) if isinstance(s, Split) and s.axis == 1]
+    segments += [cache.segments] if isinstance(cache, Split) else []
+    if sum(isinstance(s, Split) for s in (cache, k, v)) != len(segments) or len(segments) < 2:
+        raise Conflict(_dims(cache, k, v), "keys or values are whole")
+    both = segments[0]
+    for other in segments[1:]:
+        both = dims.unify(both, other)
+    state = settled(dims, 1, both)
+    if not isinstance(state, Split):
+        return all_whole(node)
+    rows = Split(1, state.segments)
+    return Placed((Split(2, state.segments), rows, rows, WHOLE), Split(2, state.segments))
+
+
+@rule("gather_pages", "kv_half")
+def _pages(dims: Dims, node: Node, states: list[State]) -> Placed:
+    if isinstance(states[0], Split) and states[0].axis != 2:
+        raise Conflict(_dims(states[0]), "a cache is split by heads")
+    return _each_element(dims, node, states)
+
+
+def _heads(
+    dims: Dims, node: Node, heads: tuple[State, int, int], groups: tuple[State, int, int]
+) -> tuple[Segments, Segments] | None:
+    """Segments of an axis of heads, and of that of the groups they read; None where both are whole.
+    Each is a state, the axis of heads and its size.
+    """
+    (a, a_axis, a_size), (b, b_axis, b_size) = heads, groups
+    for state, axis in ((a, a_axis), (b, b_axis)):
+        if isinstance(state, Split) and state.axis != axis:
+            raise Conflict(_dims(a, b), f"{node.op} of values that are not split by heads")
+    if not isinstance(a, Split) and not isinstance(b, Split):
+        return None
+    if not isinstance(a, Split) or (not isinstance(b, Split) and a_size != b_size):
+        raise Conflict(_dims(a, b), "heads that read it, or groups that they read, are whole")
+    if not isinstance(b, Split):
+        return a.segments, a.segments
+    if a_size == b_size:
+        both = dims.unify(a.segments, b.segments)
+        return both, both
+    ratio = Fraction(a_size, b_size)
+    edges, at = [], Fraction(0)
+    for size, _ in dims.flat(b.segments):
+        at += size
+        edges.append(at)
+    fine = dims.cut_at(a.segments, [e * ratio for e in edges])
+    coarse, at = [], Fraction(0)
+    for size, _ in fine:
+        at += size
+        coarse.append(at / ratio)
+    several = dims.cut_at(b.segments, coarse)
+    for (_, one), (_, other) in zip(fine, several, strict=True):
+        if (one is None) != (other is None):
+            raise Conflict([one, other], "heads that read it, or groups that they read, are whole")
+        if one is not None and other is not None:
+            dims.link(one, other)
+    return fine, several
+
+
+@rule("attention")
+def _attention(dims: Dims, node: Node, states: list[State]) -> Placed:
+    q, k, v = states[:3]
+    if isinstance(k, Split) and isinstance(v, Split) and k.axis == v.axis:
+        dims.unify(k.segments, v.segments)
+    elif isinstance(k, Split) or isinstance(v, Split):
+        raise Conflict(_dims(q, k, v), "keys or values are whole")
+    found = _heads(dims, node, (q, 2, _size(node, 0, 2)), (k, 2, _size(node, 1, 2)))
+    if found is None:
+        return all_whole(node)
+    _check_mask(node, (q, k, v))
+    fine, coarse = found
+    return Placed(
+        (Split(2, fine), Split(2, coarse), Split(2, coarse), *(WHOLE,) * (len(states) - 3)),
+        settled(dims, 2, fine),
+    )
+
+
+@rule("attn_scores")
+def _attn_scores(dims: Dims, node: Node, states: list[State]) -> Placed:
+    found = _heads(
+        dims, node, (states[0], 2, _size(node, 0, 2)), (states[1], 2, _size(node, 1, 2))
+    )
+    if found is None:
+        return all_whole(node)
+    _check_mask(node, states[:2])
+    return Placed(
+        (Split(2, found[0]), Split(2, found[1]), *(WHOLE,) * (len(states) - 2)),
+        settled(dims, 1, found[0]),
+    )
+
+
+def _check_mask(node: Node, states: Any) -> None:
+    mask = node.inputs[3 if node.op == "attention" else 2] if len(node.inputs) > 2 else None
+    if node.op == "attention" and len(node.inputs) <= 3:
+        mask = None
+    if mask is not None and len(mask.shape) > 2 and mask.shape[-3] > 1:
+        raise Conflict(_dims(*states), "a mask of its own for each head")
+
+
+@rule("attn_softmax")
+def _attn_softmax(dims: Dims, node: Node, states: list[State]) -> Placed:
+    if isinstance(states[0], Split) and states[0].axis != 1:
+        raise Conflict(_dims(states[0]), "scores are split by heads")
+    return _each_element(dims, node, states)
+
+
+@rule("attn_mix")
+def _attn_mix(dims: Dims, node: Node, states: list[State]) -> Placed:
+    found = _heads(
+        dims, node, (states[0], 1, _size(node, 0, 1)), (states[1], 2, _size(node, 1, 2))
+    )
+    if found is None:
+        return all_whole(node)
+    return Placed((Split(1, found[0]), Split(2, found[1])), settled(dims, 2, found[0]))
+
+
+@rule("moe")
+def _moe(dims: Dims, node: Node, states: list[State]) -> Placed:
+    """Inside every expert: each rank has some of its neurons, and sums are partial."""
+    gate = node.inputs[2]
+    assert gate is not None
+    size = gate.shape[1]
+    segments = dims.see([(Fraction(size), dims.fresh(node.name, size))])
+    if not isinstance(settled(dims, 1, segments), Split):
+        return all_whole(node)
+    quant = node.attrs.get("down_quant")
+    inner = _in_blocks(dims, segments, quant, f"{node.name} is {quant}")
+    for _, dim in inner:
+        assert dim is not None
+        dim.root.exact = True
+    rows = Split(1, segments)
+    shares = (WHOLE,) * (len(states) - 5)
+    return Placed((WHOLE, WHOLE, rows, rows, Split(2, inner, quant), *shares), PARTIAL)
+
+
+@rule("short_conv")
+def _short_conv(dims: Dims, node: Node, states: list[State]) -> Placed:
+    """By channels."""
+    x = states[0]
+    if not isinstance(x, Split):
+        return all_whole(node)
+    if x.axis != 1:
+        raise Conflict(_dims(x), "a convolution reads all rows")
+    segments = x.segments
+    if isinstance(states[2], Split):
+        segments = dims.unify(segments, states[2].segments)
+    state = settled(dims, 1, segments)
+    if not isinstance(state, Split):
+        return all_whole(node)
+    s = state.segments
+    bias = (Split(0, s),) if len(node.inputs) > 5 and node.inputs[5] is not None else (WHOLE,) * (len(states) - 5)
+    return Placed((state, Split(0, s), Split(2, s), WHOLE, WHOLE, *bias), state)
+
+
+@rule("gated_delta")
+def _gated_delta(dims: Dims, node: Node, states: list[State]) -> Placed:
+    """By heads of values; a head of keys goes with those that read it."""
+    q, k, v, decay, beta, state = states[:6]
+    if isinstance(q, Split) and isinstance(k, Split):
+        dims.unify(q.segments, k.segments)
+    elif isinstance(q, Split) or isinstance(k, Split):
+        raise Conflict(_dims(q, k), "queries or keys are whole")
+    found = _heads(dims, node, (v, 1, _size(node, 2, 1)), (q, 1, _size(node, 0, 1)))
+    if found is None:
+        return all_whole(node)
+    fine, coarse = found
+    for other, axis in ((decay, 1), (beta, 1), (state, 2)):
+        if isinstance(other, Split):
+            if other.axis != axis:
+                raise Conflict(_dims(v, other), "it is not split by heads")
+            fine = dims.unify(fine, other.segments)
+    result = settled(dims, 1, fine)
+    if not isinstance(result, Split):
+        return all_whole(node)
+    s = Split(1, result.segments)
+    keys = Split(1, coarse)
+    return Placed((keys, keys, s, s, s, Split(2, result.segments), WHOLE, WHOLE), result)
+
+
+@rule("state_store")
+def _state_store(dims: Dims, node: Node, states: list[State]) -> Placed:
+    """state [N, R, ...], rows [S R, ...]: an axis of one is the next of the other."""
+    state, rows = states[:2]
+    if not isinstance(rows, Split):
+        if isinstance(state, Split):
+            raise Conflict(_dims(state), "what is stored is whole")
+        return all_whole(node)
+    if rows.axis == 0:
+        raise Conflict(_dims(rows), "rows are stored whole")
+    segments = rows.segments
+    if isinstance(state, Split):
+        if state.axis != rows.axis + 1:
+            raise Conflict(_dims(state, rows), "a state split along another axis")
+        segments = dims.unify(segments, state.segments)
+    result = settled(dims, rows.axis + 1, segments)
+    if not isinstance(result, Split):
+        return all_whole(node)
+    return Placed((result, Split(rows.axis, result.segments), WHOLE), result)
+
+
+def size_of(state: State) -> int:
+    return total(state.segments) if isinstance(state, Split) else 0
