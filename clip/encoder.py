@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
 
 import numpy as np
@@ -40,6 +41,8 @@ class TowerEncoder:
     ):
         """`sharding`: this is one rank of several, which has a part of the tower."""
         self.sharding = sharding
+        self.lead: Callable[[Tensor], AbstractContextManager[None]] | None = None
+        """Has the other ranks encode the same pixels."""
         self.family: Tower = family
         self.weights, self.backends, self.overrides = weights, backends, tuple(overrides)
         self.dtype = dtype
@@ -58,10 +61,14 @@ class TowerEncoder:
         }
 
     def graph(self, batch: int, tile: Shape, form: AttentionForm | None = None) -> Node:
-        """-> embeddings [B, T, D]"""
-        tiles = graph_input("inp.pixels", (batch, *tile), self.dtype, lambda tiles: tiles)
-        embeddings = self.family.graph(tiles, self.weights, form or self.flash.form)
+        """-> embeddings [B, T, D]; of a rank, its part of the graph"""
+        embeddings = self.whole_graph(batch, tile, form)
         return self.sharding.rewrite([embeddings])[0] if self.sharding else embeddings
+
+    def whole_graph(self, batch: int, tile: Shape, form: AttentionForm | None = None) -> Node:
+        """The graph as if there were one rank."""
+        tiles = graph_input("inp.pixels", (batch, *tile), self.dtype, lambda tiles: tiles)
+        return self.family.graph(tiles, self.weights, form or self.flash.form)
 
     def plan(self, batch: int, tile: Shape, overwrite: bool = True) -> Plan:
         """The plan of one shape of batch. `overwrite=False` keeps every value intact, for looking
@@ -93,11 +100,27 @@ class TowerEncoder:
         -> embeddings [T, D] of each, or [D], in the compute type
         """
         pixels = torch.from_numpy(np.stack(tiles)).to(self.dtype)
-        (embeddings,) = yield from self._executor(len(tiles), tuple(tiles[0].shape)).steps(
-            pixels, observe
-        )
+        embeddings = yield from self._run(pixels, observe)
         self.backends[0].synchronize()  # so that whoever measures, measures the encoding
         return list(embeddings.unbind(0))
+
+    def prepare(self, pixels: Tensor) -> None:
+        """Have the weights and the plan for such pixels in memory."""
+        self._executor(len(pixels), tuple(pixels.shape[1:]))
+
+    def run(self, pixels: Tensor, observe: Observer | None = None) -> Tensor:
+        """pixels [B, 3, Y, X] -> embeddings [B, T, D], or [B, D]"""
+        return finish(self._run(pixels, observe))
+
+    def _run(self, pixels: Tensor, observe: Observer | None) -> Generator[None, None, Tensor]:
+        """A node at a time; of several ranks at once, whose collectives have one order."""
+        steps = self._executor(len(pixels), tuple(pixels.shape[1:])).steps(pixels, observe)
+        if self.lead is None:
+            (embeddings,) = yield from steps
+        else:
+            with self.lead(pixels):
+                (embeddings,) = finish(steps)
+        return embeddings
 
     def encode(self, tiles: Sequence[np.ndarray], observe: Observer | None = None) -> list[Tensor]:
         """Embeddings [T, D], or [D], of each tile, in order; tiles fp32 [3, Y, X], those of equal

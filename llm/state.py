@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -86,6 +86,21 @@ def states_by_name(layers: Layers) -> dict[str, State]:
     }
 
 
+class Snapshot(dict[str, Tensor]):
+    """A slot's recurrent states by name, at one token."""
+
+    __hash__ = object.__hash__  # known by itself, to those who mirror it
+    __eq__ = object.__eq__
+
+
+class Mirror(Protocol):
+    """Who does with other parts of a cache what is done with one."""
+
+    def clear(self, slot: int) -> None: ...
+    def snapshot(self, slot: int, snapshot: Snapshot) -> None: ...
+    def restore(self, slot: int, snapshot: Snapshot) -> None: ...
+
+
 class Cache:
     """The states of up to `sequences` sequences, in `pages` pages of keys and values. A sequence is
     known by its slot, 0 to sequences - 1.
@@ -101,10 +116,13 @@ class Cache:
         dtype: torch.dtype,
         device_of: Callable[[str], torch.device],
         in_place: bool = False,
+        mirror: Mirror | None = None,
     ):
         """`in_place`: attention to a few tokens reads pages where they lie, and a table of pages
-        that is longer than needed costs nothing.
+        that is longer than needed costs nothing. `mirror`: those who keep parts of these states
+        and do the same with them.
         """
+        self.mirror = mirror
         self.sequences, self.pages, self.in_place = sequences, pages, in_place
         self._states = states_by_name(layers)
         self.tensors: Mapping[str, Tensor] = {
@@ -125,19 +143,26 @@ class Cache:
         """Forget a slot's recurrent state. Keys and values need no clearing: nobody looks beyond
         what has been written.
         """
+        if self.mirror is not None:
+            self.mirror.clear(slot)
         for name, state in self._states.items():
             if not isinstance(state, KV):
                 self.tensors[name][slot].zero_()
 
-    def snapshot(self, slot: int) -> dict[str, Tensor]:
+    def snapshot(self, slot: int) -> Snapshot:
         """A copy of a slot's recurrent states, to go back to."""
-        return {
-            name: self.tensors[name][slot].clone()
+        states = Snapshot(
+            (name, self.tensors[name][slot].clone())
             for name, state in self._states.items()
             if not isinstance(state, KV)
-        }
+        )
+        if self.mirror is not None:
+            self.mirror.snapshot(slot, states)
+        return states
 
-    def restore(self, slot: int, snapshot: Mapping[str, Tensor]) -> None:
+    def restore(self, slot: int, snapshot: Snapshot) -> None:
+        if self.mirror is not None:
+            self.mirror.restore(slot, snapshot)
         for name, value in snapshot.items():
             self.tensors[name][slot].copy_(value)
 

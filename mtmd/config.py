@@ -24,6 +24,7 @@ DTYPES = ("auto", "bf16", "fp32")
 FLASH = ("auto", "on", "off")
 SPECULATE = ("auto", "off")
 MOST_PROPOSED = 32
+MOST_RANKS = 64
 # Of files that are taken for pictures where none is named: in folders, and dropped on a terminal.
 # One that is named may have any.
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
@@ -46,7 +47,9 @@ class LoadOptions:
     picture files are decoded, and JSON schemas followed, in worker processes with limits of memory
     and time; for what others send. `speculate`: how many tokens of an answer to propose at once
     from what stands in prompt and answer, "auto" for as many as pay, by measurement, or "off";
-    answers are the same.
+    answers are the same. `tp`: so many processes share every layer out among themselves (tensor
+    parallelism), each with a device of its own where there are several; `tensor_split` are their
+    shares, such as (3, 1), equal ones where there are none.
     """
 
     device: str = "auto"
@@ -64,6 +67,8 @@ class LoadOptions:
     memory_limit: int | str | None = None
     isolate: bool = False
     speculate: int | str = "auto"
+    tp: int = 1
+    tensor_split: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("mmproj", "chat_template"):
@@ -88,6 +93,8 @@ class LoadOptions:
             object.__setattr__(self, name, _texts(name, getattr(self, name)))
         object.__setattr__(self, "threads", integer_or_none("threads", self.threads, 1, 1024))
         object.__setattr__(self, "context", integer_or_none("context", self.context, 16, 1 << 24))
+        object.__setattr__(self, "tp", integer("tp", self.tp, 1, MOST_RANKS))
+        object.__setattr__(self, "tensor_split", _shares(self.tensor_split, self.tp))
 
 
 @dataclass(frozen=True)
@@ -172,6 +179,34 @@ def api_keys_from_environment() -> list[str]:
     return os.environ.get("MTMD_API_KEYS", "").replace(",", " ").split()
 
 
+@dataclass(frozen=True)
+class Launched:
+    """What a launcher (torchrun) says of the processes it has started: which this is, of how many,
+    and where the first one is.
+    """
+
+    rank: int
+    size: int
+    address: str
+    port: int
+
+
+def launcher(tp: int) -> Launched | None:
+    """None where nobody has started several. Raises OptionError where that is not one for each of
+    `tp` ranks.
+    """
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    values = [os.environ.get(name) for name in names]
+    if tp == 1 or any(v is None for v in values):
+        return None
+    rank, size, port = (int(v) if v and v.isdecimal() else -1 for v in (*values[:2], values[3]))
+    if size != tp or not 0 <= rank < size or port < 0:
+        raise OptionError(
+            f"tp: found {tp}, expected {size}, as many as processes were started (WORLD_SIZE)"
+        )
+    return Launched(rank, size, str(values[2]), port)
+
+
 def options(kind: type[T], values: Mapping[str, Any]) -> T:
     """`kind(**values)`, with an OptionError for a name it does not have."""
     return kind(**_known(values, kind))
@@ -205,6 +240,19 @@ def _speculate(value: object) -> int | str:
     if type(number) is not int or not 1 <= number <= MOST_PROPOSED:
         refuse("speculate", value, f"auto, off, or a number from 1 to {MOST_PROPOSED}")
     return number
+
+
+def _shares(value: object, ranks: int) -> tuple[float, ...]:
+    """Also as text, as a command has it: 3,1."""
+    items: Any = [v for v in value.split(",") if v] if isinstance(value, str) else value
+    expected = f"{ranks} positive numbers, one for each of tp's ranks"
+    try:
+        shares = tuple(float(item) for item in items)
+    except (TypeError, ValueError):
+        refuse("tensor_split", value, expected)
+    if shares and (len(shares) != ranks or not all(0 < s < 1e6 for s in shares)):
+        refuse("tensor_split", value, expected)
+    return shares
 
 
 def _among(name: str, value: object, among: tuple[str, ...]) -> None:

@@ -28,7 +28,8 @@ class Receipt:
     `speculation` says how many are proposed, or why none.
 
     `threads` of the CPU decoded last, where machine code decodes, else None. `attention` tells by
-    which kernel it runs, for each graph; `warnings` what was refused."""
+    which kernel it runs, for each graph; `warnings` what was refused. `ranks` processes shared the
+    model."""
 
     model: str
     images: tuple[ImageReceipt, ...]
@@ -51,6 +52,7 @@ class Receipt:
     seed: int | None
     warnings: tuple[str, ...]
     threads: int | None = None
+    ranks: int = 1
 
     def asdict(self) -> dict[str, Any]:
         return asdict(self)
@@ -88,7 +90,8 @@ class Receipt:
             if self.threads is None
             else f" ({self.threads} thread{'s' if self.threads > 1 else ''})"
         )
-        lines.append(f"{self.model} on {self.device}{threads}, {self.dtype}; {where}{seed}")
+        ranks = f" on each of {self.ranks} ranks" if self.ranks > 1 else ""
+        lines.append(f"{self.model} on {self.device}{threads}{ranks}, {self.dtype}; {where}{seed}")
         return "\n".join([*lines, *(f"warning: {w}" for w in self.warnings)])
 
 

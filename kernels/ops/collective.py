@@ -97,7 +97,9 @@ def _embed_part_shape(
 
 def _embed_part_traffic(node: Node) -> int:
     tokens, table = node.operands
-    return node.shape[0] * table.shape[1] * table.dtype.itemsize + node.type.bytes + tokens.type.bytes
+    return (
+        node.shape[0] * table.shape[1] * table.dtype.itemsize + node.type.bytes + tokens.type.bytes
+    )
 
 
 @op(

@@ -19,7 +19,9 @@ class Cuts:
         """`shares` are the ranks', of any sum. `conflicts` are the dims that cannot be cut so."""
         self.conflicts: list[Conflict] = []
         self._ranks = len(shares)
-        self._ends = [Fraction(x / sum(shares)).limit_denominator(10**6) for x in accumulate(shares)]
+        self._ends = [
+            Fraction(x / sum(shares)).limit_denominator(10**6) for x in accumulate(shares)
+        ]
         self._edges: dict[Dim, tuple[Fraction, ...]] = {}
         self._covered: dict[Dim, int] = {}
         roots = dict.fromkeys(d.root for d in dims.made)
@@ -72,7 +74,9 @@ class Cuts:
         if groups.parts or groups in heads:
             raise Conflict(several, "heads that read parts of groups")
         if any(h.units % units for h in heads) or units % groups.units or units > MOST_UNITS:
-            raise Conflict(several, f"{units} parts of heads for {groups.units} groups", refused=True)
+            raise Conflict(
+                several, f"{units} parts of heads for {groups.units} groups", refused=True
+            )
         each = units // groups.units
         overlap = not groups.exact
         best: dict[int, tuple[Fraction, tuple[int, ...]]] = {0: (Fraction(0), (0,))}

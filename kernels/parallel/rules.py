@@ -104,7 +104,9 @@ def _matmul(dims: Dims, node: Node, states: list[State]) -> Placed:
         return Placed((x, WHOLE, *more), x)
     if isinstance(x, Split):
         if any(dim is None for _, dim in dims.flat(x.segments)):
-            raise Conflict([d for _, d in x.segments], "a product reads columns of which some are whole")
+            raise Conflict(
+                [d for _, d in x.segments], "a product reads columns of which some are whole"
+            )
         inner = _in_blocks(dims, x.segments, quant, f"{node.name} is {quant}")
         for _, dim in inner:
             assert dim is not None
@@ -129,7 +131,9 @@ def _in_blocks(dims: Dims, segments: Segments, quant: str | None, what: str) -> 
     if any(size.denominator != 1 for size, _ in counts):
         sizes = ", ".join(str(int(size)) for size, _ in flat)
         raise Conflict(
-            [d for _, d in flat], f"{what}: parts of {sizes} columns in blocks of {block}", refused=True
+            [d for _, d in flat],
+            f"{what}: parts of {sizes} columns in blocks of {block}",
+            refused=True,
         )
     dims.see(counts)
     return flat
@@ -215,7 +219,10 @@ def _norm(dims: Dims, node: Node, states: list[State]) -> Placed:
 
 @rule("rope")
 def _rope(dims: Dims, node: Node, states: list[State]) -> Placed:
-    if isinstance(states[0], Split) and states[0].axis in (len(node.shape) - 1, len(node.shape) - 3):
+    if isinstance(states[0], Split) and states[0].axis in (
+        len(node.shape) - 1,
+        len(node.shape) - 3,
+    ):
         raise Conflict(_dims(states[0]), "rope turns whole heads of whole rows")
     return _each_element(dims, node, states)
 
@@ -262,7 +269,9 @@ def _columns(dims: Dims, node: Node, states: list[State]) -> Placed:
         return _each_element(dims, node, states)
     start, stop = node.attrs["start"], node.attrs["stop"]
     part = dims.between(x.segments, start, stop)
-    return Placed((x,), settled(dims, x.axis, part), notes={"before": dims.between(x.segments, 0, start)})
+    return Placed(
+        (x,), settled(dims, x.axis, part), notes={"before": dims.between(x.segments, 0, start)}
+    )
 
 
 @rule("rows")
@@ -314,7 +323,9 @@ def _concat(dims: Dims, node: Node, states: list[State]) -> Placed:
         raise Conflict(_dims(*states), "values split along two axes are put together")
     axis = split[0].axis
     if axis != along:
-        segments = split[0].segments if len(split) == 1 else dims.unify(*(s.segments for s in split))
+        segments = (
+            split[0].segments if len(split) == 1 else dims.unify(*(s.segments for s in split))
+        )
         state = settled(dims, axis, segments)
         return Placed((state, state), state)
     parts: list[Segments] = []
@@ -411,9 +422,7 @@ def _attention(dims: Dims, node: Node, states: list[State]) -> Placed:
 
 @rule("attn_scores")
 def _attn_scores(dims: Dims, node: Node, states: list[State]) -> Placed:
-    found = _heads(
-        dims, node, (states[0], 2, _size(node, 0, 2)), (states[1], 2, _size(node, 1, 2))
-    )
+    found = _heads(dims, node, (states[0], 2, _size(node, 0, 2)), (states[1], 2, _size(node, 1, 2)))
     if found is None:
         return all_whole(node)
     _check_mask(node, states[:2])
@@ -440,9 +449,7 @@ def _attn_softmax(dims: Dims, node: Node, states: list[State]) -> Placed:
 
 @rule("attn_mix")
 def _attn_mix(dims: Dims, node: Node, states: list[State]) -> Placed:
-    found = _heads(
-        dims, node, (states[0], 1, _size(node, 0, 1)), (states[1], 2, _size(node, 1, 2))
-    )
+    found = _heads(dims, node, (states[0], 1, _size(node, 0, 1)), (states[1], 2, _size(node, 1, 2)))
     if found is None:
         return all_whole(node)
     return Placed((Split(1, found[0]), Split(2, found[1])), settled(dims, 2, found[0]))
@@ -482,7 +489,11 @@ def _short_conv(dims: Dims, node: Node, states: list[State]) -> Placed:
     if not isinstance(state, Split):
         return all_whole(node)
     s = state.segments
-    bias = (Split(0, s),) if len(node.inputs) > 5 and node.inputs[5] is not None else (WHOLE,) * (len(states) - 5)
+    bias = (
+        (Split(0, s),)
+        if len(node.inputs) > 5 and node.inputs[5] is not None
+        else (WHOLE,) * (len(states) - 5)
+    )
     return Placed((state, Split(0, s), Split(2, s), WHOLE, WHOLE, *bias), state)
 
 

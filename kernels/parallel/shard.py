@@ -7,8 +7,7 @@ the rules of the ops; what cannot go on split makes its projection whole again, 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,15 +18,7 @@ from mtmd.kernels.ops import OPS
 from mtmd.kernels.ops.collective import Group
 from mtmd.kernels.parallel.cuts import Cuts, length
 from mtmd.kernels.parallel.dims import Conflict, Dims, Key
-from mtmd.kernels.parallel.rules import (
-    PARTIAL,
-    RULES,
-    WHOLE,
-    Placed,
-    Split,
-    State,
-    all_whole,
-)
+from mtmd.kernels.parallel.rules import PARTIAL, RULES, WHOLE, Placed, Split, State, all_whole
 from mtmd.kernels.parallel.slices import Slices
 
 PASSES = 64
@@ -63,9 +54,7 @@ class Sharding:
 
     @property
     def kept_whole(self) -> list[KeptWhole]:
-        seen = {
-            (name, reason): refused for (name, *_), (reason, refused) in self._whole.items()
-        }
+        seen = {(name, reason): refused for (name, *_), (reason, refused) in self._whole.items()}
         return [KeptWhole(name, reason, refused) for (name, reason), refused in seen.items()]
 
     def rewrite(self, outputs: Sequence[Node]) -> list[Node]:
@@ -251,7 +240,11 @@ class _Rewriting:
         if isinstance(result, Split) and node.op == "reshape":
             size = length(self._ranges(result))
             attrs["shape"] = (*node.shape[: result.axis], size, *node.shape[result.axis + 1 :])
-        if isinstance(placed.operands[0], Split) and node.op == "columns" and "before" in placed.notes:
+        if (
+            isinstance(placed.operands[0], Split)
+            and node.op == "columns"
+            and "before" in placed.notes
+        ):
             assert inputs[0] is not None
             before = length(self._ranges(Split(0, placed.notes["before"])))
             size = length(self._ranges(result)) if isinstance(result, Split) else node.shape[-1]
@@ -259,10 +252,25 @@ class _Rewriting:
         return OPS[node.op](*inputs, name=node.name, **attrs)
 
 
-def collectives(outputs: Sequence[Node]) -> Counter[str]:
-    """Bytes that a rank hands on for whole values, by op."""
-    counts: Counter[str] = Counter()
-    for node in toposort(*outputs):
+@dataclass(frozen=True)
+class Seat:
+    """The place of a rank, for who only plans: nothing can be run with it."""
+
+    rank: int
+    size: int
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        raise PlacementError(f"rank {self.rank} of {self.size} is planned, not started")
+
+    def gather(self, x: torch.Tensor, axis: int, sizes: tuple[int, ...]) -> torch.Tensor:  # noqa: ARG002
+        return self.sum(x)
+
+
+def collectives(nodes: Iterable[Node]) -> dict[str, tuple[int, int]]:
+    """How many there are of each op, and the bytes of their values."""
+    counts: dict[str, tuple[int, int]] = {}
+    for node in nodes:
         if node.op in ("all_reduce", "all_gather"):
-            counts[node.op] += node.type.bytes
+            count, size = counts.get(node.op, (0, 0))
+            counts[node.op] = count + 1, size + node.type.bytes
     return counts

@@ -109,6 +109,51 @@ class FlashFacts:
 
 
 @dataclass(frozen=True)
+class RankFacts:
+    """One of several processes that share a model: what it is predicted to take."""
+
+    rank: int
+    share: float
+    weight_bytes: int
+    cache_bytes: int
+    compute_bytes: int
+
+
+@dataclass(frozen=True)
+class KeptWholeFacts:
+    """Projections of one graph that every rank has whole. `refused`: they were to be shared."""
+
+    graph: str
+    reason: str
+    names: tuple[str, ...]
+    refused: bool
+
+
+@dataclass(frozen=True)
+class CollectiveFacts:
+    """Collectives of one op in one graph: how many, and the bytes of a rank's values."""
+
+    graph: str
+    label: str
+    op: str
+    count: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class RanksFacts:
+    """How several processes share a model (tensor parallelism)."""
+
+    ranks: tuple[RankFacts, ...]
+    collectives: tuple[CollectiveFacts, ...]
+    kept_whole: tuple[KeptWholeFacts, ...]
+
+    @property
+    def refused(self) -> list[KeptWholeFacts]:
+        return [k for k in self.kept_whole if k.refused]
+
+
+@dataclass(frozen=True)
 class OpTime:
     op: str
     count: int
@@ -208,6 +253,7 @@ class WarmupFacts:
     checks: tuple[Check, ...] = ()
     dequantized: tuple[DequantizedTensor, ...] = ()
     speculation: SpeculationFacts | None = None
+    ranks: RanksFacts | None = None
 
     @property
     def fully_accelerated(self) -> bool:

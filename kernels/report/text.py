@@ -10,6 +10,7 @@ from mtmd.kernels.report.facts import (
     DequantizedTensor,
     FlashFacts,
     GraphFacts,
+    KeptWholeFacts,
     RefusedOp,
     WarmupFacts,
 )
@@ -19,7 +20,17 @@ SHOWN = 12  # copies of one graph that are listed by name
 
 
 def render(report: WarmupFacts) -> str:
-    parts = (_head, _flash, _speculation, _warnings, _dequantized, _graphs, _checks, _verdict)
+    parts = (
+        _head,
+        _flash,
+        _speculation,
+        _warnings,
+        _ranks,
+        _dequantized,
+        _graphs,
+        _checks,
+        _verdict,
+    )
     return "\n".join(line.rstrip() for part in parts for line in part(report))
 
 
@@ -110,6 +121,44 @@ def _warnings(report: WarmupFacts) -> Iterator[str]:
         yield f"         {r.reason}; runs on {r.runs_on}"
     yield RULE
     yield ""
+
+
+def _ranks(report: WarmupFacts) -> Iterator[str]:
+    """What the ranks of a model share, and what they do not."""
+    facts = report.ranks
+    if facts is None:
+        return
+    total = sum(r.share for r in facts.ranks)
+    yield f"tensor parallelism: {len(facts.ranks)} ranks"
+    for rank in facts.ranks:
+        yield (
+            f"  rank {rank.rank}, {rank.share / total:4.0%}: weights {mib(rank.weight_bytes):>11}, "
+            f"cache {mib(rank.cache_bytes):>11}, compute {mib(rank.compute_bytes):>11}"
+        )
+    for c in facts.collectives:
+        yield f"  {c.graph}, {c.label}: {c.count} {c.op} of {mib(c.bytes)} together"
+    whole = [k for k in facts.kept_whole if not k.refused]
+    for kept in whole:
+        yield f"  whole on every rank: {_names(kept)} ({kept.reason})"
+    yield ""
+    if not facts.refused:
+        return
+    yield RULE
+    count = sum(len(k.names) for k in facts.refused)
+    yield (
+        f"WARNING: {count} projection{'s' if count > 1 else ''} cannot be shared out; every rank "
+        "has all of them, and computes them"
+    )
+    for kept in facts.refused:
+        yield f"  {_names(kept)}, {kept.graph}"
+        yield f"         {kept.reason}"
+    yield RULE
+    yield ""
+
+
+def _names(kept: KeptWholeFacts) -> str:
+    more = len(kept.names) - 1
+    return f"{kept.names[0]} and {more} more" if more else kept.names[0]
 
 
 def _dequantized(report: WarmupFacts) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import abc
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, lru_cache
 from typing import Protocol
 
@@ -23,7 +24,7 @@ from mtmd.llm.engine.spans import Span, cut, lay_out
 from mtmd.llm.engine.speculation import Pace
 from mtmd.llm.family import TextFamily
 from mtmd.llm.inputs import TextInputs
-from mtmd.llm.state import KV, PAGE, Cache, Layers, state_dtype, states_by_name
+from mtmd.llm.state import KV, PAGE, Cache, Layers, Mirror, state_dtype, states_by_name
 
 PREFILL = 512  # tokens of a prefill batch
 PLANS = 64  # kept for shapes that come again; some MiB each, of a large model
@@ -42,6 +43,15 @@ class Readable(Protocol):
 
     @property
     def is_text(self) -> bool: ...
+
+
+class Lead(Protocol):
+    """Who has the other ranks of a model do what the first one does."""
+
+    def forward(self, batch: Batch) -> AbstractContextManager[None]:
+        """Around a run of the batch."""
+
+    def new_cache(self) -> Mirror: ...
 
 
 class Runner:
@@ -67,6 +77,7 @@ class Runner:
     ):
         """`sharding`: this is one rank of several, which has a part of the model."""
         self.sharding = sharding
+        self.lead: Lead | None = None
         self.family, self.weights, self.backends, self.overrides = (
             family,
             weights,
@@ -94,11 +105,15 @@ class Runner:
         self._executor = lru_cache(maxsize=PLANS)(self._make_executor)
 
     def graph(self, batch: BatchShape, form: AttentionForm | None = None) -> list[Node]:
-        """-> what is kept for later, then logits [R, V]"""
+        """-> what is kept for later, then logits [R, V]; of a rank, its part of the graph"""
+        outputs = self.whole_graph(batch, form)
+        return self.sharding.rewrite(outputs) if self.sharding else outputs
+
+    def whole_graph(self, batch: BatchShape, form: AttentionForm | None = None) -> list[Node]:
+        """The graph as if there were one rank."""
         inputs = TextInputs(batch, self.family.image_width, self.sequences, self.pages, self.dtype)
         logits = self.family.graph(inputs, self.weights, form or self.flash.form)
-        outputs = [*inputs.kept, logits]
-        return self.sharding.rewrite(outputs) if self.sharding else outputs
+        return [*inputs.kept, logits]
 
     def sizes(self) -> dict[str, BatchShape]:
         """Batches by label: a step of decode, and the largest prefill."""
@@ -140,6 +155,10 @@ class Runner:
                 self.fallbacks.pop(oldest, None)
         return Executor(plan, self.residency)
 
+    def prepare(self, batch: BatchShape) -> None:
+        """Have the weights and the plan of a shape of batch in memory."""
+        self._executor(batch)
+
     def new_cache(self) -> Cache:
         """Memory for every layer's states, where the nodes run that write them. It is taken as
         slots are written, not before.
@@ -156,6 +175,7 @@ class Runner:
                 self.dtype,
                 lambda name: where[name].device,
                 in_place=all(backend.native for backend in where.values()),
+                mirror=self.lead.new_cache() if self.lead else None,
             )
 
     def cache_bytes(
@@ -211,7 +231,8 @@ class Runner:
         wanted.
         """
         executor = self._executor(batch.shape)
-        logits = executor.run(batch, observe)[-1][: batch.answers]
+        with self.lead.forward(batch) if self.lead else nullcontext():
+            logits = executor.run(batch, observe)[-1][: batch.answers]
         if executor.threads is not None:
             self.threads = executor.threads.best
         return logits

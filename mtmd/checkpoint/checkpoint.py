@@ -17,7 +17,9 @@ from mtmd.llm.tokenizer.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """`without_vision` says why there is no vision family, where pictures are refused."""
+    """`without_vision` says why there is no vision family, where pictures are refused. `files` are
+    what it was opened from: the model, its projector and its template, None where not given.
+    """
 
     folder: Path
     vision: VisionFamily | None
@@ -29,6 +31,7 @@ class Checkpoint:
     template: ChatTemplate
     stop_tokens: frozenset[int]
     without_vision: str = "use a vision model"
+    files: tuple[Path | None, ...] = ()
 
 
 def check_vocabulary(tokenizer: Tokenizer, text: TextFamily, where: str) -> None:

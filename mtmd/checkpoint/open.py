@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from mtmd.checkpoint.checkpoint import Checkpoint
@@ -25,7 +26,7 @@ def open_checkpoint(
     if is_gguf(path):
         from mtmd.checkpoint.gguf import open_gguf  # here: a start reads the code of one format
 
-        return open_gguf(path, projector, template)
+        return replace(open_gguf(path, projector, template), files=(path, projector, template))
     if projector is not None:
         raise ModelError(
             f"projector {projector}: {path} is a checkpoint folder, which has its own; give it "
@@ -33,7 +34,7 @@ def open_checkpoint(
         )
     from mtmd.checkpoint.folder import open_folder
 
-    return open_folder(path, template)
+    return replace(open_folder(path, template), files=(path, None, template))
 
 
 def _decoder_in(folder: Path) -> Path:

@@ -94,6 +94,20 @@ def add_model_arguments(
         help="longest sequence in tokens, answer included (default: the model's, at most 8192)",
     )
     group.add_argument(
+        "--tp",
+        type=int,
+        metavar="N",
+        default=1,
+        help="share every layer out among N processes, each with a GPU of its own where there are "
+        "several (default: 1)",
+    )
+    group.add_argument(
+        "--tensor-split",
+        metavar="SHARES",
+        default="",
+        help="the shares of --tp's processes, such as 3,1 (default: equal ones)",
+    )
+    group.add_argument(
         "--speculate",
         metavar="HOW",
         default="auto",

@@ -4,8 +4,11 @@ answers are computed within. Prompts, services and `mtmd.model.Model` stand on i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -15,10 +18,12 @@ from mtmd.clip.family import VisionFamily
 from mtmd.clip.image.isolated import start as start_picture_workers
 from mtmd.clip.token_budget import Budget
 from mtmd.clip.warmup import encoder_placement
-from mtmd.config import AnswerOptions, LoadOptions, options
+from mtmd.config import AnswerOptions, LoadOptions, launcher, options
 from mtmd.kernels.backends import Backend, backends_for
+from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import ModelError, OptionError
 from mtmd.kernels.isolation.limits import available as can_isolate
+from mtmd.kernels.parallel.shard import Sharding
 from mtmd.kernels.plan.executor import Residency
 from mtmd.kernels.plan.scheduler import Override
 from mtmd.kernels.report.facts import Placement
@@ -33,6 +38,10 @@ from mtmd.llm.warmup import decoder_placement
 from mtmd.loaded.device_and_dtype import choose_dtype, own_threads
 from mtmd.loaded.device_thread import DeviceThread
 from mtmd.loaded.memory_admission import CACHE_BYTES, Admission
+
+if TYPE_CHECKING:  # torch.distributed takes its time to load
+    from mtmd.kernels.parallel.distributed import DistributedGroup
+    from mtmd.ranks.leader import Ranks
 
 DEFAULT_CONTEXT = 8192
 T = TypeVar("T")
@@ -49,7 +58,9 @@ class LoadedModel:
         chosen: LoadOptions,
         backends: Sequence[Backend] | None = None,
         name: str | None = None,
+        group: DistributedGroup | None = None,
     ):
+        """`group`: this is one of the other ranks of a model that several processes share."""
         self.checkpoint, self.options = checkpoint, chosen
         self.name = name or checkpoint.folder.resolve().name
         if chosen.isolate and not can_isolate():
@@ -58,7 +69,10 @@ class LoadedModel:
             )
         if chosen.threads:
             ask_threads(chosen.threads)
-        self.backends = list(backends) if backends else backends_for(chosen.device, chosen.refuse)
+        device = chosen.device
+        if group is not None and device.startswith("cuda"):
+            device = f"cuda:{group.rank}"
+        self.backends = list(backends) if backends else backends_for(device, chosen.refuse)
         self.dtype = choose_dtype(chosen.dtype, self.backends[0], checkpoint.weight_bytes)
         overrides = [Override.parse(o) for o in chosen.override_tensor]
         placement: dict[str, Any] = {
@@ -74,6 +88,9 @@ class LoadedModel:
                 f"{self.name} was made for"
             )
         self.limits = Budget(chosen.image_min_tokens, chosen.image_max_tokens)
+        self.ranks = self._start_ranks(context) if chosen.tp > 1 and group is None else None
+        group = self.ranks.group if self.ranks else group
+        shares = chosen.tensor_split or None
         self.runner = Runner(
             checkpoint.text,
             checkpoint.text_weights,
@@ -81,12 +98,17 @@ class LoadedModel:
             context=context,
             sequences=chosen.parallel,
             image_tokens=_longest_image(checkpoint.vision, self.limits),
+            sharding=Sharding(group, shares) if group else None,
             **placement,
         )
         self.encoder = None
         if checkpoint.vision and checkpoint.vision_weights:
             self.encoder = Encoder(
-                checkpoint.vision, checkpoint.vision_weights, self.backends, **placement
+                checkpoint.vision,
+                checkpoint.vision_weights,
+                self.backends,
+                sharding=Sharding(group, shares) if group else None,
+                **placement,
             )
             _check_fit(self.encoder, checkpoint)
         assert not isinstance(chosen.memory_limit, str)  # the options made it a number
@@ -94,9 +116,54 @@ class LoadedModel:
         self.grammars = (IsolatedGrammars if chosen.isolate else Grammars)(checkpoint.tokenizer)
         threads = torch.get_num_threads()
         self.device_thread = DeviceThread(lambda: own_threads(threads))
+        if self.ranks:
+            self._lead(self.ranks)
         self._placements: dict[Any, tuple[Placement, ...]] = {}
         self._check_overrides(overrides)
         self.admission.check()
+
+    def _start_ranks(self, context: int) -> Ranks:
+        """The other ranks, which load their parts from the same files."""
+        from mtmd.ranks.leader import Ranks, threads_of_a_rank
+
+        chosen = replace(
+            self.options,
+            device=self.backends[0].name if self.backends[0].device.type == "cuda" else "cpu",
+            dtype=name_of(self.dtype),
+            context=context,
+            threads=threads_of_a_rank(self.options),
+            isolate=False,
+            memory_limit=None,
+        )
+        ask_threads(chosen.threads)
+        return Ranks(chosen, self.checkpoint.files, launcher(chosen.tp))
+
+    @contextmanager
+    def checked_together(self) -> Iterator[None]:
+        """Whoever is led runs the same checks meanwhile, of its own."""
+        if self.ranks is None:
+            yield
+            return
+        leads = self.runner.lead, self.encoder and self.encoder.lead
+        with self.ranks.checks():
+            self.runner.lead = None
+            if self.encoder:
+                self.encoder.lead = None
+            try:
+                yield
+            finally:
+                self.runner.lead, lead = leads
+                if self.encoder:
+                    self.encoder.lead = lead
+
+    def _lead(self, ranks: Ranks) -> None:
+        from mtmd.ranks.leader import RunnerLead
+
+        self.runner.lead = RunnerLead(ranks)
+        if self.encoder:
+            self.encoder.lead = ranks.encode
+        ranks.on_loss.append(self.device_thread.fail)
+        weakref.finalize(self, ranks.close)
 
     def exclusively(self, work: Callable[[], T]) -> T:
         """Use the device while nobody else does. Raises what `work` raises."""

@@ -8,12 +8,19 @@ from collections.abc import Sequence
 
 from mtmd.clip.warmup import check_encoder, encoder_graphs
 from mtmd.kernels.dtype import name_of
-from mtmd.kernels.report.facts import DequantizedTensor, FlashFacts, Placement, SpeculationFacts
+from mtmd.kernels.report.facts import (
+    Check,
+    DequantizedTensor,
+    FlashFacts,
+    Placement,
+    SpeculationFacts,
+)
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.llm.engine.speculation import refusal
 from mtmd.llm.warmup import check_decoder, decoder_graphs, measure_rows
 from mtmd.loaded.device_and_dtype import device_name
 from mtmd.loaded.loaded_model import LoadedModel
+from mtmd.loaded.ranks_report import ranks_facts
 
 
 def warmup_report(loaded: LoadedModel, check: bool) -> WarmupReport:
@@ -22,11 +29,10 @@ def warmup_report(loaded: LoadedModel, check: bool) -> WarmupReport:
     """
     encoder, runner = loaded.encoder, loaded.runner
     graphs = [*(encoder_graphs(encoder) if encoder else []), *decoder_graphs(runner)]
-    checks = (
-        [*([check_encoder(encoder)] if encoder else []), check_decoder(runner)] if check else []
-    )
-    if check and loaded.options.speculate == "auto":
-        measure_rows(runner)
+    checks: list[Check] = []
+    if check:
+        with loaded.checked_together():
+            checks = run_checks(loaded)
     placements = loaded.placements  # after the checks, which may bring shapes of their own
     return WarmupReport(
         loaded.name,
@@ -39,7 +45,17 @@ def warmup_report(loaded: LoadedModel, check: bool) -> WarmupReport:
         checks=tuple(checks),
         dequantized=_dequantized(loaded),
         speculation=_speculation(loaded),
+        ranks=ranks_facts(loaded),
     )
+
+
+def run_checks(loaded: LoadedModel) -> list[Check]:
+    """An encode and a step of decode; every rank of a model does the same."""
+    encoder, runner = loaded.encoder, loaded.runner
+    checks = [*([check_encoder(encoder)] if encoder else []), check_decoder(runner)]
+    if loaded.options.speculate == "auto":
+        measure_rows(runner)
+    return checks
 
 
 def _speculation(loaded: LoadedModel) -> SpeculationFacts:

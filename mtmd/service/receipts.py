@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mtmd.kernels.dtype import name_of
 from mtmd.loaded.loaded_model import LoadedModel
+from mtmd.loaded.ranks_report import ranks_warnings
 from mtmd.loaded.report import attention_kernels, refusal_warnings
 from mtmd.receipt import Receipt
 from mtmd.service.request import Request
@@ -34,6 +35,12 @@ def make_receipt(loaded: LoadedModel, request: Request, finish: str, speculation
         attention=attention_kernels(loaded.placements),
         speculation=speculation,
         seed=request.sampler.seed if request.settings.temperature else None,
-        warnings=(*refusal_warnings(loaded.placements), *request.prompt.notes, *request.warnings),
+        warnings=(
+            *refusal_warnings(loaded.placements),
+            *ranks_warnings(loaded),
+            *request.prompt.notes,
+            *request.warnings,
+        ),
         threads=loaded.runner.threads,
+        ranks=loaded.options.tp,
     )

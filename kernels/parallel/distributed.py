@@ -1,0 +1,98 @@
+"""The ranks of one model as processes: torch.distributed, over gloo on CPUs and NCCL on NVIDIA and
+AMD cards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mtmd.kernels.errors import DeviceError
+
+WAIT_S = 8.0  # for the other ranks at a sum; all have the same work
+FIRST_WAIT_S = 600.0  # in the first run of a plan, which reads weights and compiles
+
+
+class DistributedGroup:
+    """All ranks that meet at `store`. Raises DeviceError, also from every collective, where one
+    does not come.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, backend: str):
+        self.rank, self.size = rank, size
+        try:
+            dist.init_process_group(
+                backend,
+                store=store,
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(seconds=FIRST_WAIT_S),
+            )
+            self._patient: Any = dist.group.WORLD
+            self._strict: Any = dist.new_group(timeout=timedelta(seconds=WAIT_S))
+        except RuntimeError as error:
+            raise DeviceError(f"the {size} ranks did not meet: {_reason(error)}") from error
+        self._now = self._patient
+        self.bytes = 0
+        """Handed to collectives so far, by this rank."""
+
+    def __repr__(self) -> str:
+        return f"rank {self.rank} of {self.size}"
+
+    @contextmanager
+    def first_run(self) -> Iterator[None]:
+        """Ranks may be far apart meanwhile."""
+        self._now = self._patient
+        try:
+            yield
+        finally:
+            self._now = self._strict
+
+    def sum(self, x: Tensor) -> Tensor:
+        self.bytes += x.nbytes
+        try:
+            dist.all_reduce(x, group=self._now)
+        except RuntimeError as error:
+            raise self._lost(error) from error
+        return x
+
+    def gather(self, x: Tensor, axis: int, sizes: tuple[int, ...]) -> Tensor:
+        """Ranks with fewer send what the largest has: every part is of one size on its way."""
+        self.bytes += x.nbytes
+        most = max(sizes)
+        if x.shape[axis] < most:
+            shape = [*x.shape]
+            shape[axis] = most - x.shape[axis]
+            x = torch.cat((x, x.new_zeros(shape)), axis)
+        parts = [torch.empty_like(x) for _ in sizes]
+        try:
+            dist.all_gather(parts, x, group=self._now)
+        except RuntimeError as error:
+            raise self._lost(error) from error
+        return torch.cat(
+            [p.narrow(axis, 0, size) for p, size in zip(parts, sizes, strict=True)], axis
+        )
+
+    def _lost(self, error: RuntimeError) -> DeviceError:
+        if "timeout" in str(error).lower():
+            wait = FIRST_WAIT_S if self._now is self._patient else WAIT_S
+            return DeviceError(
+                f"{self} has waited {wait:g} s for the others in vain; start the process again"
+            )
+        return DeviceError(f"{self} has lost the others: {_reason(error)}; start the process again")
+
+    def leave(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _reason(error: RuntimeError) -> str:
+    """torch's messages have the source line first and the callers last."""
+    text = str(error).split("\n")[0]
+    return text.rpartition("] ")[2][:200] or type(error).__name__

@@ -1,0 +1,87 @@
+"""What several processes that share a model are predicted to take, and to tell each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from mtmd.kernels.graph import Node
+from mtmd.kernels.parallel.shard import KeptWhole, Seat, Sharding, collectives
+from mtmd.kernels.plan.scheduler import Plan, make_plan
+from mtmd.kernels.report.facts import CollectiveFacts, KeptWholeFacts, RankFacts, RanksFacts
+from mtmd.loaded.loaded_model import LoadedModel
+
+
+def ranks_facts(loaded: LoadedModel) -> RanksFacts | None:
+    """None where a model has one rank. Every rank's plans are made here; nothing is run."""
+    sharding = loaded.runner.sharding
+    if sharding is None:
+        return None
+    facts = [_rank(loaded, rank, sharding.shares) for rank in range(len(sharding.shares))]
+    rank, own, kept = facts[0]
+    told = [
+        CollectiveFacts(graph, label, op, count, size)
+        for (graph, label), plan in own.items()
+        for op, (count, size) in collectives(s.node for s in plan.steps).items()
+    ]
+    return RanksFacts(tuple(f for f, *_ in facts), tuple(told), tuple(kept))
+
+
+def ranks_warnings(loaded: LoadedModel) -> tuple[str, ...]:
+    """One line for each kind of projection that could not be shared out."""
+    return tuple(
+        f"{len(k.names)} projection{'s' if len(k.names) > 1 else ''} of the {k.graph} on every "
+        f"rank: {k.reason}"
+        for graph, part in (("encoder", loaded.encoder), ("decoder", loaded.runner))
+        if part is not None and part.sharding is not None
+        for k in _kept(graph, part.sharding.kept_whole)
+        if k.refused
+    )
+
+
+def _rank(
+    loaded: LoadedModel, rank: int, shares: Sequence[float]
+) -> tuple[RankFacts, dict[tuple[str, str], Plan], list[KeptWholeFacts]]:
+    runner, encoder, seat = loaded.runner, loaded.encoder, Seat(rank, len(shares))
+    text = Sharding(seat, shares)
+
+    def planned(outputs: Sequence[Node], sharding: Sharding) -> Plan:
+        return make_plan(sharding.rewrite(outputs), loaded.backends, runner.overrides)
+
+    plans = {
+        ("decoder", label): planned(runner.whole_graph(batch), text)
+        for label, batch in runner.sizes().items()
+    }
+    kept = _kept("decoder", text.kept_whole)
+    if encoder:
+        vision = Sharding(seat, shares)
+        for label, (batch, tile) in encoder.sizes().items():
+            plans["encoder", label] = planned([encoder.whole_graph(batch, tile.shape)], vision)
+        kept = [*_kept("encoder", vision.kept_whole), *kept]
+    weights: dict[object, int] = {}
+    for plan in plans.values():
+        for node, space in plan.leaves:
+            if node.op == "weight":
+                weights[node.attrs["source"], node.name, node.type, space[0]] = node.type.bytes
+    return (
+        RankFacts(
+            rank,
+            shares[rank],
+            sum(weights.values()),
+            sum(prod(t.shape) * t.dtype.itemsize for t in text.states.values()),
+            max(sum(plan.compute_bytes.values()) for plan in plans.values()),
+        ),
+        plans,
+        kept,
+    )
+
+
+def _kept(graph: str, kept: Sequence[KeptWhole]) -> list[KeptWholeFacts]:
+    """Those of one reason together; where a reason names its node, the first stands for all."""
+    together: dict[tuple[str, bool], list[str]] = {}
+    for one in kept:
+        together.setdefault((one.reason.partition(" (")[0], one.refused), []).append(one.name)
+    return [
+        KeptWholeFacts(graph, reason, tuple(dict.fromkeys(names)), refused)
+        for (reason, refused), names in together.items()
+    ]

@@ -1,0 +1,337 @@
+"""The first rank's side: it starts the others, has them do what it does, and notices when one is
+gone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import json
+import logging
+import os
+import secrets
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection, Listener
+from typing import Any
+
+from torch import Tensor
+
+from mtmd.config import Launched, LoadOptions
+from mtmd.kernels.errors import DeviceError
+from mtmd.kernels.parallel.distributed import DistributedGroup
+from mtmd.llm.batch import Batch
+from mtmd.llm.engine.runner import PLANS
+from mtmd.llm.state import Snapshot
+from mtmd.ranks.meeting import KEY, LOCALHOST, launcher_store, new_store, transport
+from mtmd.ranks.wire import Head, Wire
+
+START_S = 120.0  # for a process that imports torch, perhaps on a busy machine
+END_S = 5.0
+log = logging.getLogger("mtmd.ranks")
+BATCH = tuple(
+    f.name
+    for f in dataclasses.fields(Batch)
+    if f.name not in ("answers", "cache", "images", "image_at")
+)
+
+
+class Follower:
+    """One of the other ranks, as the first one sees it."""
+
+    def __init__(self, rank: int, wire: Wire, process: subprocess.Popen[bytes] | None):
+        self.rank, self.wire, self.process = rank, wire, process
+        self.answers: deque[Head] = deque()
+        self.answered = threading.Condition()
+        self.gone: str | None = None
+
+
+class Ranks:
+    """The ranks of one model, of which this process is the first. Raises DeviceError where they do
+    not start.
+    """
+
+    def __init__(self, chosen: LoadOptions, files: Sequence[Any], launched: Launched | None):
+        """`launched`: somebody else has started the processes; else they are started here."""
+        self.size, self._lock = chosen.tp, threading.RLock()
+        self.on_loss: list[Callable[[DeviceError], None]] = []
+        self.fault: DeviceError | None = None
+        self._closing = False
+        self._dropped: deque[dict[str, int]] = deque()
+        self._known: OrderedDict[str, None] = OrderedDict()
+        self._caches = self._snapshots = 0
+        self._numbers: weakref.WeakKeyDictionary[Snapshot, int] = weakref.WeakKeyDictionary()
+        key = secrets.token_bytes(32)
+        address = (launched.address if launched else LOCALHOST, 0)
+        with Listener(address, backlog=self.size, authkey=key) as listener:
+            store = launcher_store(launched) if launched else new_store(self.size)
+            place = {
+                "address": list(listener.address),
+                "key": key.hex(),
+                "store": [LOCALHOST, store.port] if launched is None else None,
+                "size": self.size,
+            }
+            processes = {} if launched else self._start(place)
+            if launched:
+                store.set(KEY, json.dumps(place))
+            try:
+                self.followers = self._accept(listener, processes)
+            except BaseException:
+                for process in processes.values():
+                    process.kill()
+                raise
+        files = [None if f is None else str(f) for f in files]
+        self._tell("load", options=dataclasses.asdict(chosen), files=files)
+        self.group = DistributedGroup(store, 0, self.size, transport(chosen.device))
+        atexit.register(self.close)
+        for follower in self.followers:
+            threading.Thread(
+                target=self._listen,
+                args=(follower,),
+                name=f"mtmd rank {follower.rank}",
+                daemon=True,
+            ).start()
+        self._wait("ready", START_S * 5)
+
+    def _start(self, place: dict[str, Any]) -> dict[int, subprocess.Popen[bytes]]:
+        processes = {}
+        for rank in range(1, self.size):
+            process = subprocess.Popen(
+                [sys.executable, "-m", "mtmd.loaded.follower"], stdin=subprocess.PIPE
+            )
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(place | {"rank": rank}).encode() + b"\n")
+            process.stdin.flush()
+            processes[rank] = process
+        return processes
+
+    def _accept(
+        self, listener: Listener, processes: dict[int, subprocess.Popen[bytes]]
+    ) -> list[Follower]:
+        """Of every other rank its connection; each says which it is."""
+        found: dict[int, Follower] = {}
+        accepted: deque[Connection] = deque()
+
+        def accept() -> None:
+            with suppress(OSError, EOFError):
+                while True:
+                    accepted.append(listener.accept())
+
+        threading.Thread(target=accept, name="mtmd ranks", daemon=True).start()
+        end = time.monotonic() + START_S
+        while len(found) < self.size - 1:
+            while accepted:
+                wire = Wire(accepted.popleft())
+                head, _ = wire.receive()
+                rank = int(head["rank"])
+                found[rank] = Follower(rank, wire, processes.get(rank))
+            dead = [(r, p.returncode) for r, p in processes.items() if p.poll() is not None]
+            if dead or time.monotonic() > end:
+                why = f"rank {dead[0][0]} {_ended(dead[0][1])}" if dead else f"{START_S:g} s passed"
+                raise DeviceError(f"of {self.size} ranks, {1 + len(found)} have started: {why}")
+            time.sleep(0.01)
+        return [found[rank] for rank in sorted(found)]
+
+    def _listen(self, follower: Follower) -> None:
+        """Until the follower is gone."""
+        try:
+            while True:
+                head, _ = follower.wire.receive()
+                with follower.answered:
+                    follower.answers.append(head)
+                    follower.answered.notify_all()
+                if head["kind"] == "error":
+                    self._lost(follower, str(head["text"]))
+        except (EOFError, OSError, ValueError):
+            code = None
+            if follower.process is not None:
+                with suppress(subprocess.TimeoutExpired):
+                    code = follower.process.wait(1.0)
+            self._lost(follower, _ended(code))
+
+    def _lost(self, follower: Follower, why: str) -> None:
+        with follower.answered:
+            first, follower.gone = follower.gone is None, follower.gone or why
+            follower.answered.notify_all()
+        if not first or self._closing:
+            return
+        self.fault = self.fault or DeviceError(
+            f"rank {follower.rank} of {self.size} {why}; start the process again"
+        )
+        log.error("%s", self.fault)
+        for tell in self.on_loss:
+            tell(self.fault)
+
+    def _tell(self, kind: str, tensors: Sequence[Tensor] = (), **head: Any) -> None:
+        with self._lock:
+            if self.fault is not None:
+                raise DeviceError(str(self.fault))
+            drops = [self._dropped.popleft() for _ in range(len(self._dropped))]
+            for follower in self.followers:
+                try:
+                    follower.wire.send(kind, tensors, drop=drops, **head)
+                except (OSError, ValueError) as error:
+                    self._lost(follower, f"cannot be reached ({type(error).__name__})")
+            if self.fault is not None:
+                raise DeviceError(str(self.fault))
+
+    def _wait(self, kind: str, seconds: float) -> None:
+        """For an answer of every follower."""
+        end = time.monotonic() + seconds
+        for follower in self.followers:
+            with follower.answered:
+                while not follower.answers and follower.gone is None:
+                    if not follower.answered.wait(end - time.monotonic()):
+                        raise DeviceError(
+                            f"rank {follower.rank} of {self.size} has not answered for "
+                            f"{seconds:.0f} s; start the process again"
+                        )
+                if follower.gone is not None and not follower.answers:
+                    raise DeviceError(f"rank {follower.rank} of {self.size} {follower.gone}")
+                assert follower.answers.popleft()["kind"] == kind
+
+    @contextmanager
+    def _together(
+        self, key: str, kind: str, tensors: Sequence[Tensor], **head: Any
+    ) -> Iterator[None]:
+        """Around this rank's part of a run. The first run of a plan begins when all are ready."""
+        with self._lock:
+            first = key not in self._known
+            self._known[key] = None
+            self._known.move_to_end(key)
+            while len(self._known) > PLANS:
+                self._known.popitem(last=False)
+            self._tell(kind, tensors, first=first, **head)
+            try:
+                if not first:
+                    yield
+                    return
+                self._wait("ready", START_S * 5)
+                with self.group.first_run():
+                    yield
+            except DeviceError as error:
+                raise self._cause(error) from error
+
+    def _cause(self, error: DeviceError) -> DeviceError:
+        """What became of another rank says more than that it was missed."""
+        end = time.monotonic() + 1.0
+        while self.fault is None and time.monotonic() < end:
+            time.sleep(0.01)
+        return DeviceError(str(self.fault)) if self.fault is not None else error
+
+    def forward(self, batch: Batch, cache: int) -> Any:
+        names = [*BATCH, *(("images", "image_at") if batch.images is not None else ())]
+        tensors = [getattr(batch, name) for name in names]
+        return self._together(
+            f"forward {batch.shape}",
+            "forward",
+            tensors,
+            names=names,
+            answers=batch.answers,
+            cache=cache,
+        )
+
+    def encode(self, pixels: Tensor) -> Any:
+        return self._together(f"encode {tuple(pixels.shape)}", "encode", [pixels])
+
+    @contextmanager
+    def checks(self) -> Iterator[None]:
+        """Every rank runs the checks of a warm-up."""
+        with self._lock, self.group.first_run():
+            self._tell("check")
+            try:
+                yield
+            except DeviceError as error:
+                raise self._cause(error) from error
+
+    def new_cache(self) -> CacheMirror:
+        with self._lock:
+            self._caches += 1
+            self._tell("cache", number=self._caches)
+            mirror = CacheMirror(self, self._caches)
+            weakref.finalize(mirror, self._dropped.append, {"cache": self._caches})
+            return mirror
+
+    def snapshot(self, cache: int, slot: int, snapshot: Snapshot) -> None:
+        with self._lock:
+            self._snapshots += 1
+            self._tell("snapshot", cache=cache, slot=slot, number=self._snapshots)
+            self._numbers[snapshot] = self._snapshots
+            weakref.finalize(snapshot, self._dropped.append, {"snapshot": self._snapshots})
+
+    def restore(self, cache: int, slot: int, snapshot: Snapshot) -> None:
+        self._tell("restore", cache=cache, slot=slot, number=self._numbers[snapshot])
+
+    def clear(self, cache: int, slot: int) -> None:
+        self._tell("clear", cache=cache, slot=slot)
+
+    def close(self) -> None:
+        """End the others: at once where they do not end by themselves."""
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+            for follower in self.followers:
+                with suppress(OSError, ValueError):
+                    follower.wire.send("end")
+        atexit.unregister(self.close)
+        for follower in self.followers:
+            if follower.process is not None:
+                try:
+                    follower.process.wait(END_S)
+                except subprocess.TimeoutExpired:
+                    follower.process.kill()
+                    follower.process.wait()
+                assert follower.process.stdin is not None
+                follower.process.stdin.close()
+            with follower.answered:
+                follower.answered.wait_for(lambda f=follower: f.gone is not None, END_S)  # type: ignore[misc]
+            follower.wire.close()
+        self.group.leave()
+
+
+class RunnerLead:
+    """What a `Runner` asks of the other ranks."""
+
+    def __init__(self, ranks: Ranks):
+        self._ranks = ranks
+
+    def forward(self, batch: Batch) -> Any:
+        assert isinstance(batch.cache.mirror, CacheMirror)
+        return self._ranks.forward(batch, batch.cache.mirror.number)
+
+    def new_cache(self) -> CacheMirror:
+        return self._ranks.new_cache()
+
+
+class CacheMirror:
+    """The other ranks' parts of one cache."""
+
+    def __init__(self, ranks: Ranks, number: int):
+        self._ranks, self.number = ranks, number
+
+    def clear(self, slot: int) -> None:
+        self._ranks.clear(self.number, slot)
+
+    def snapshot(self, slot: int, snapshot: Snapshot) -> None:
+        self._ranks.snapshot(self.number, slot, snapshot)
+
+    def restore(self, slot: int, snapshot: Snapshot) -> None:
+        self._ranks.restore(self.number, slot, snapshot)
+
+
+def _ended(code: int | None) -> str:
+    if code is None:
+        return "is gone"
+    return f"was ended by signal {-code}" if code < 0 else f"has ended with exit code {code}"
+
+
+def threads_of_a_rank(chosen: LoadOptions) -> int:
+    """CPU threads: what was asked for, or its part of the cores."""
+    return chosen.threads or max(1, (os.cpu_count() or 1) // chosen.tp)

@@ -1,0 +1,46 @@
+"""Where ranks meet: a store of torch.distributed, of this machine's own or of the launcher that
+has started all of them (torchrun).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import torch.distributed as dist
+
+from mtmd.config import Launched
+
+LOCALHOST = "127.0.0.1"
+KEY = "mtmd/ranks"
+
+
+def new_store(size: int) -> Any:
+    """On a free port of this machine."""
+    stay_on_this_machine()
+    return dist.TCPStore(LOCALHOST, 0, size, True, wait_for_workers=False)
+
+
+def join_store(host: str, port: int, size: int) -> Any:
+    stay_on_this_machine()
+    return dist.TCPStore(host, port, size, False)
+
+
+def launcher_store(launched: Launched) -> Any:
+    """The launcher's, which every process it has started joins."""
+    url = f"tcp://{launched.address}:{launched.port}"
+    rank, size = launched.rank, launched.size
+    return next(
+        iter(dist.rendezvous("env://" if dist.is_torchelastic_launched() else url, rank, size))
+    )[0]
+
+
+def stay_on_this_machine() -> None:
+    """gloo would ask for the machine's name, which may be no address of it."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+
+
+def transport(device: str) -> str:
+    """torch.distributed's backend for ranks on such devices."""
+    return "nccl" if device.startswith("cuda") else "gloo"
