@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.verb is None:
         top.error(f"found no command, expected one of {', '.join(VERBS)}")
     try:
-        code: int = VERBS[args.verb].run(args)
+        code = _run(args)
         sys.stdout.flush()
         return code
     except MtmdError as error:
@@ -110,6 +110,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _leave_stdout()
         where = f": {error.filename}" if error.filename else ""
         return _refuse(args.verb, f"{error.strerror or type(error).__name__}{where}")
+
+
+def _run(args: argparse.Namespace) -> int:
+    """The command; or, in a process that a launcher has started as one of several ranks and not as
+    the first, whatever the first one says.
+    """
+    if getattr(args, "tp", 1) > 1:
+        from mtmd.config import launcher
+
+        launched = launcher(args.tp)
+        if launched is not None and launched.rank:
+            from mtmd.loaded.follower import join
+
+            return join(launched)
+    code: int = VERBS[args.verb].run(args)
+    return code
 
 
 def _refuse(verb: str, message: str) -> int:

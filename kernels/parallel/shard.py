@@ -225,9 +225,11 @@ class _Rewriting:
                 inputs.append(self._part(value, need))
             else:
                 inputs.append(self.made[value] if need is PARTIAL else self._whole(value))
-        if placed.once and self.group.rank and node.op == "add":
+        if placed.once and node.op == "add":
+            # The operands in one order on every rank: its collectives have to come in one, too.
             (added,) = placed.once
-            return OPS["without"](inputs[1 - added], inputs[added], name=node.name)
+            op = OPS["without" if self.group.rank else "add"]
+            return op(inputs[1 - added], inputs[added], name=node.name)
         if "embed" in placed.notes:
             ((first, _),) = self._ranges(Split(0, placed.notes["embed"]))
             return OPS["embed_part"](*inputs, first=first, name=node.name, **node.attrs)

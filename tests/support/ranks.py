@@ -1,14 +1,19 @@
-"""Ranks that are threads of one process: what several processes compute, quickly."""
+"""Ranks that are threads of one process, and ranks whose nodes are evaluated in turn: what several
+processes compute, quickly.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+from mtmd.kernels.graph import Node, toposort
+from mtmd.kernels.ops import OPS
 
 T = TypeVar("T")
 
@@ -65,3 +70,55 @@ def run_ranks(size: int, work: Callable[[ThreadGroup], T]) -> list[T]:
         if first or errors:
             raise first or errors[0]
         return [f.result() for f in futures]
+
+
+class Seat:
+    """A rank whose collectives `lockstep` does."""
+
+    def __init__(self, rank: int, size: int):
+        self.rank, self.size = rank, size
+
+
+def lockstep(
+    graphs: Sequence[Sequence[Node]], batch: dict[str, Tensor], states: Sequence[dict[str, Tensor]]
+) -> list[list[Tensor]]:
+    """Every rank's outputs, by references, a node of each in turn: they have to have the same nodes
+    in the same order. `states` are each rank's, written in place, zeros where there are none yet.
+    """
+    orders = [[n for n in toposort(*outputs) if not n.is_leaf] for outputs in graphs]
+    values: list[dict[Node, Tensor]] = [{} for _ in graphs]
+
+    def value(rank: int, node: Node) -> Tensor:
+        if node not in values[rank]:
+            assert node.is_leaf
+            values[rank][node] = leaf(rank, node)
+        return values[rank][node]
+
+    def leaf(rank: int, node: Node) -> Tensor:
+        if node.op == "weight":
+            read: Tensor = node.attrs["source"].read(node.name, node.dtype)
+            return read
+        if node.attrs.get("state"):
+            return states[rank].setdefault(node.name, torch.zeros(node.shape, dtype=node.dtype))
+        given: Tensor = node.attrs["fill"](batch)
+        return given
+
+    for nodes in zip(*orders, strict=True):
+        ops = {"add" if n.op == "without" else n.op for n in nodes}
+        assert len(ops) == len({n.name for n in nodes}) == 1, nodes
+        inputs = [
+            [None if i is None else value(rank, i) for i in node.inputs]
+            for rank, node in enumerate(nodes)
+        ]
+        firsts = [i[0] for i in inputs if i[0] is not None]
+        for rank, node in enumerate(nodes):
+            if node.op == "all_reduce":
+                result = torch.stack(firsts).sum(0)
+            elif node.op == "all_gather":
+                assert tuple(p.shape[node.attrs["axis"]] for p in firsts) == node.attrs["sizes"]
+                result = torch.cat(firsts, node.attrs["axis"])
+            else:
+                result = OPS[node.op].reference(*inputs[rank], **node.attrs)
+            assert tuple(result.shape) == node.shape, node
+            values[rank][node] = result
+    return [[value(r, o) for o in outputs] for r, outputs in enumerate(graphs)]

@@ -1,0 +1,71 @@
+"""Graphs shared out among ranks compute what the whole graph does: every op's rule, on random
+decoders with random shares.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import torch
+from ranks import Seat, lockstep
+from shared_graphs import Maker
+
+from mtmd.kernels.graph import toposort
+from mtmd.kernels.parallel.rules import RULES
+from mtmd.kernels.parallel.shard import Sharding
+from mtmd.kernels.parallel.slices import Slice
+
+CASES = 100  # `python tests/kernels/parallel/test_shard.py 10000` for more
+STEPS = 2  # a second step reads the states that the first has left
+
+
+def check(seed: int) -> Counter[str]:
+    """One random graph on random ranks; ops that ran on parts of values."""
+    made, rng = Maker(seed), Random(seed + 1)
+    size = rng.choice((2, 2, 3, 4))
+    shares = [rng.choice((1, 1, 1, 2, 3)) for _ in range(size)] if rng.random() < 0.5 else None
+    shardings = [Sharding(Seat(rank, size), shares) for rank in range(size)]
+    graphs = [sharding.rewrite(made.outputs) for sharding in shardings]
+    whole: list[dict[str, torch.Tensor]] = [{}]
+    parts: list[dict[str, torch.Tensor]] = [{} for _ in graphs]
+    for _ in range(STEPS):
+        (expected,) = lockstep([made.outputs], made.batch, whole)
+        for outputs in lockstep(graphs, made.batch, parts):
+            assert len(outputs) == len(made.outputs)
+            torch.testing.assert_close(outputs[-1], expected[-1], rtol=2e-4, atol=2e-5)
+    for name, state in whole[0].items():
+        sizes = [p[name].shape[2] for p in parts]
+        assert sum(sizes) == state.shape[2] or max(sizes) <= state.shape[2]
+        if sum(sizes) == state.shape[2] and state.dim() == 4 and state.shape[0] == 2:
+            joined = torch.cat([p[name] for p in parts], 2)
+            if joined.shape == state.shape and "kv" in name:
+                torch.testing.assert_close(joined, state, rtol=2e-4, atol=2e-5)
+    before = {n.name: n.shape for n in toposort(*made.outputs)}
+    return Counter(
+        n.op
+        for n in toposort(*graphs[0])
+        if n.shape != before.get(n.name, n.shape) or any(_is_part(i) for i in n.operands)
+    )
+
+
+def _is_part(node: object) -> bool:
+    return isinstance(getattr(node, "attrs", {}).get("source"), Slice)
+
+
+# Of values that ranks have whole, in these graphs
+ON_WHOLE = {"add_rows", "cast", "concat", "embed", "kv_half", "layer_norm", "place_rows", "rows"}
+
+
+def test_random_graphs_compute_what_the_whole_computes() -> None:
+    seen = sum((check(seed) for seed in range(CASES)), Counter[str]())
+    assert set(RULES) - set(seen) <= ON_WHOLE
+
+
+if __name__ == "__main__":
+    import sys
+
+    totals: Counter[str] = Counter()
+    for number in range(int(sys.argv[1])):
+        totals += check(number)
+    print(dict(totals))

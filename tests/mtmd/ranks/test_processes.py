@@ -1,0 +1,155 @@
+"""Ranks as processes: the answers of one, and what becomes of those who wait when a rank is gone or
+hangs.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from processes import children
+
+from mtmd import DeviceError, OptionError, load
+from mtmd.kernels.parallel import distributed
+from mtmd.kernels.threads import ask_threads
+from mtmd.model import Model
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+SHAPES = EXAMPLES / "shapes.png"
+
+
+@pytest.fixture
+def shared() -> Iterator[Model]:
+    model = load(tp=2, speculate="off")
+    yield model
+    assert model.loaded.ranks
+    model.close()
+    model.loaded.ranks.close()
+    ask_threads(None)
+
+
+def processes(model: Model) -> list[int]:
+    assert model.loaded.ranks
+    return [f.process.pid for f in model.loaded.ranks.followers if f.process is not None]
+
+
+def gone(pids: list[int]) -> bool:
+    return not set(pids) & set(children(os.getpid()))
+
+
+def test_answers_are_those_of_one_process(shared: Model, demo: Model) -> None:
+    questions = ("Describe the image.", "How many shapes are there?")
+    for question in questions:
+        ours, one = (m.answer(SHAPES, question) for m in (shared, demo))
+        assert ours.output_token_ids == one.output_token_ids
+        assert "on each of 2 ranks" in str(ours.receipt) and ours.receipt.ranks == 2
+    report = shared.warm_up()
+    assert report.ranks and len(report.ranks.ranks) == 2
+    assert not any(check.failed for check in report.checks)
+    text = str(report)
+    assert "tensor parallelism: 2 ranks" in text and "all_reduce" in text
+    pids = processes(shared)
+    assert shared.loaded.ranks
+    shared.close()
+    shared.loaded.ranks.close()
+    assert pids and gone(pids)
+
+
+def test_a_rank_that_is_killed_ends_what_waits(shared: Model) -> None:
+    shared.describe(SHAPES)
+    events = shared.stream(
+        [{"role": "user", "content": [{"type": "image", "image": SHAPES}]}], ignore_eos=True
+    )
+    next(events)
+    os.kill(processes(shared)[0], signal.SIGKILL)
+    with pytest.raises(DeviceError, match="rank 1 of 2 was ended by signal 9"):
+        list(events)
+    with pytest.raises(DeviceError, match="rank 1 of 2"):
+        shared.describe(SHAPES)
+
+
+def test_a_rank_that_is_killed_between_requests_is_a_fault(shared: Model) -> None:
+    shared.describe(SHAPES)
+    told: list[DeviceError] = []
+    shared.service.on_fault(told.append)
+    os.kill(processes(shared)[0], signal.SIGKILL)
+    with pytest.raises(DeviceError, match="signal 9"):
+        shared.describe(SHAPES)
+    assert told and "rank 1 of 2" in str(told[0])
+
+
+def test_a_rank_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "WAIT_S", 3.0)  # of this rank
+    model = load(tp=2, speculate="off")
+    try:
+        model.describe(SHAPES)
+        (pid,) = processes(model)
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(DeviceError, match="waited 3 s for the others in vain"):
+            model.describe(SHAPES)
+        os.kill(pid, signal.SIGCONT)
+        assert model.loaded.ranks
+        model.close()
+        model.loaded.ranks.close()
+        assert gone([pid])
+    finally:
+        ask_threads(None)
+
+
+def test_no_rank_outlives_the_first(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, mtmd\n"
+        "model = mtmd.load(tp=2)\n"
+        "print(*[f.process.pid for f in model.loaded.ranks.followers], flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert run.returncode == -signal.SIGKILL
+    (pid,) = map(int, run.stdout.split())
+    until_gone(pid)
+
+
+def until_gone(pid: int) -> None:
+    import time
+
+    for _ in range(2000):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return
+        if state == "Z":
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"process {pid} has not ended")
+
+
+def test_started_by_torchrun(tmp_path: Path) -> None:
+    """Every rank is started alike; the first one answers."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += ["-m", "mtmd", "describe", str(SHAPES), "-p", "How many shapes are there?"]
+    run = subprocess.run(
+        [*command, "--tp", "2", "--quiet"], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert run.stdout.split() == ["Three."]
+
+
+@pytest.mark.parametrize("chosen", [{"tp": 0}, {"tp": 65}, {"tp": 2, "tensor_split": (1,)}])
+def test_wrong_options(chosen: dict[str, object]) -> None:
+    with pytest.raises(OptionError):
+        load(**chosen)
+
+
+def test_processes_that_are_not_one_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "x"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_PORT", "1")
+    with pytest.raises(OptionError, match="expected 3"):
+        load(tp=2)
