@@ -86,11 +86,11 @@ def states_by_name(layers: Layers) -> dict[str, State]:
     }
 
 
-class Snapshot(dict[str, Tensor]):
+@dataclass(frozen=True, eq=False)
+class Snapshot:
     """A slot's recurrent states by name, at one token."""
 
-    __hash__ = object.__hash__  # known by itself, to those who mirror it
-    __eq__ = object.__eq__
+    states: Mapping[str, Tensor]
 
 
 class Mirror(Protocol):
@@ -151,19 +151,21 @@ class Cache:
 
     def snapshot(self, slot: int) -> Snapshot:
         """A copy of a slot's recurrent states, to go back to."""
-        states = Snapshot(
-            (name, self.tensors[name][slot].clone())
-            for name, state in self._states.items()
-            if not isinstance(state, KV)
+        snapshot = Snapshot(
+            {
+                name: self.tensors[name][slot].clone()
+                for name, state in self._states.items()
+                if not isinstance(state, KV)
+            }
         )
         if self.mirror is not None:
-            self.mirror.snapshot(slot, states)
-        return states
+            self.mirror.snapshot(slot, snapshot)
+        return snapshot
 
     def restore(self, slot: int, snapshot: Snapshot) -> None:
         if self.mirror is not None:
             self.mirror.restore(slot, snapshot)
-        for name, value in snapshot.items():
+        for name, value in snapshot.states.items():
             self.tensors[name][slot].copy_(value)
 
 

@@ -121,7 +121,7 @@ def _run(args: argparse.Namespace) -> int:
 
         launched = launcher(args.tp)
         if launched is not None and launched.rank:
-            from mtmd.loaded.follower import join
+            from mtmd.follower import join
 
             return join(launched)
     code: int = VERBS[args.verb].run(args)

@@ -49,7 +49,8 @@ class LoadOptions:
     from what stands in prompt and answer, "auto" for as many as pay, by measurement, or "off";
     answers are the same. `tp`: so many processes share every layer out among themselves (tensor
     parallelism), each with a device of its own where there are several; `tensor_split` are their
-    shares, such as (3, 1), equal ones where there are none.
+    shares, such as (3, 1), equal ones where there are none. `no_kv_offload`: keys and values lie in
+    the host's memory, and attention of the decoder runs there.
     """
 
     device: str = "auto"
@@ -69,6 +70,7 @@ class LoadOptions:
     speculate: int | str = "auto"
     tp: int = 1
     tensor_split: tuple[float, ...] = ()
+    no_kv_offload: bool = False
 
     def __post_init__(self) -> None:
         for name in ("mmproj", "chat_template"):
@@ -85,8 +87,9 @@ class LoadOptions:
         object.__setattr__(self, "memory_limit", size_or_none("memory_limit", self.memory_limit))
         _among("dtype", self.dtype, DTYPES)
         _among("flash_attn", self.flash_attn, FLASH)
-        if type(self.isolate) is not bool:
-            refuse("isolate", self.isolate, "true or false")
+        for name in ("isolate", "no_kv_offload"):
+            if type(getattr(self, name)) is not bool:
+                refuse(name, getattr(self, name), "true or false")
         object.__setattr__(self, "speculate", _speculate(self.speculate))
         _text("device", self.device)
         for name in ("override_tensor", "refuse"):
@@ -205,6 +208,13 @@ def launcher(tp: int) -> Launched | None:
             f"tp: found {tp}, expected {size}, as many as processes were started (WORLD_SIZE)"
         )
     return Launched(rank, size, str(values[2]), port)
+
+
+def stay_on_this_machine() -> None:
+    """For ranks that all are here: gloo would ask for the machine's name, which may be no address
+    of it.
+    """
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
 
 
 def options(kind: type[T], values: Mapping[str, Any]) -> T:

@@ -39,7 +39,12 @@ ORDER = {
         ("isolation", "panics"),  # work that may end badly
         ("checkpoint", "kernel"),  # where weights come from; what a kernel says of itself
         ("ops",),  # what can be computed
-        ("layers", "cpu", "gpu"),  # what families call; how ops are computed quickly
+        (
+            "layers",
+            "cpu",
+            "gpu",
+            "parallel",
+        ),  # what families call; how ops are computed; by several
         ("backends",),  # where
         ("plan",),  # in which order, and run
         ("estimate",),  # how long it would take on a GPU that is not here
@@ -64,6 +69,7 @@ ORDER = {
         ("chat_template", "openmp", "receipt", "tools", "tracebacks"),
         ("config",),
         ("checkpoint", "events"),
+        ("ranks",),  # the other processes of a model that several share
         ("loaded",),  # a model in memory, without anybody to ask it
         ("prompt",),  # messages into spans
         ("service",),  # requests into answers
@@ -71,7 +77,7 @@ ORDER = {
         ("loading", "terminal"),
         ("bench", "embedding"),
         ("inspect",),  # whose predictions take a model's shape from the benchmark
-        ("commands", "__init__"),
+        ("commands", "follower", "__init__"),
         ("cli",),
         ("__main__",),
     ),

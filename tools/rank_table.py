@@ -34,9 +34,18 @@ def main(word: str = "") -> None:
                     if ROWS[row].vision:
                         subject.check_tower(size, flash)
                 most = max(r.residency.bytes["cpu"] for r in runners)
-                kept = {k.reason for r in runners if r.sharding for k in r.sharding.kept_whole if k.refused}
+                kept = {
+                    k.reason
+                    for r in runners
+                    if r.sharding
+                    for k in r.sharding.kept_whole
+                    if k.refused
+                }
                 share = most / total.weight_bytes["cpu"]
-                print(f"{row + ': ' + variant:<70.70} {size:>5} {share:>12.0%}   {'; '.join(kept)}", flush=True)
+                print(
+                    f"{row + ': ' + variant:<70.70} {size:>5} {share:>12.0%}   {'; '.join(kept)}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

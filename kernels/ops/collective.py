@@ -19,8 +19,11 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 class Group(Hashable, Protocol):
-    rank: int
-    size: int
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
 
     def sum(self, x: Tensor) -> Tensor:
         """Over all ranks; it may overwrite x."""

@@ -45,7 +45,8 @@ class Sharding:
         self.shares = tuple(shares or (1.0,) * group.size)
         if len(self.shares) != group.size or min(self.shares) <= 0:
             raise PlacementError(
-                f"{len(self.shares)} shares for {group.size} ranks; expected a positive number for each"
+                f"{len(self.shares)} shares for {group.size} ranks; expected a positive number for "
+                "each"
             )
         self._whole: dict[Key, tuple[str, bool]] = {}
         self._slices = Slices()
@@ -261,7 +262,7 @@ class Seat:
     rank: int
     size: int
 
-    def sum(self, x: torch.Tensor) -> torch.Tensor:
+    def sum(self, x: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         raise PlacementError(f"rank {self.rank} of {self.size} is planned, not started")
 
     def gather(self, x: torch.Tensor, axis: int, sizes: tuple[int, ...]) -> torch.Tensor:  # noqa: ARG002

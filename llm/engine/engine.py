@@ -27,7 +27,7 @@ from mtmd.llm.engine.sequence import Sequence, Token
 from mtmd.llm.engine.spans import Span, blocks, identities, lay_out, stretch
 from mtmd.llm.engine.speculation import MOST_ROWS, Mode, Speculation, speculation
 from mtmd.llm.sampling.sampler import Sampler
-from mtmd.llm.state import PAGE, Cache
+from mtmd.llm.state import PAGE, Cache, Snapshot
 
 # recurrent states kept for prompts that begin alike, as far as they do not take more than
 SNAPSHOTS = 32
@@ -115,10 +115,10 @@ class Engine:
         self._prompts: dict[Sequence, Prompt] = {}
         self._held: dict[Sequence, Tensor] = {}
         """Logits [V] of sequences whose constraints are not ready. Batches go on without these."""
-        self._snapshots: OrderedDict[bytes, dict[str, Tensor]] = OrderedDict()
+        self._snapshots: OrderedDict[bytes, Snapshot] = OrderedDict()
         self._suspects: deque[Sequence] = deque()
         """Sequences of a batch that failed, each to be run by itself."""
-        self._before: dict[Sequence, dict[str, Tensor]] = {}
+        self._before: dict[Sequence, Snapshot] = {}
         """Recurrent states before proposed tokens: of a sequence's `done` tokens."""
         self._chosen = 0  # tokens of all answers
         self.speculation.reset()
@@ -372,7 +372,7 @@ class Engine:
         self._snapshots[key] = self.cache.snapshot(sequence.slot)
         self._snapshots.move_to_end(key)
         self.batcher.snapshots.add(key)
-        each = sum(state.nbytes for state in self._snapshots[key].values())
+        each = sum(state.nbytes for state in self._snapshots[key].states.values())
         while len(self._snapshots) > max(min(SNAPSHOTS, SNAPSHOT_BYTES // each), 1):
             oldest, _ = self._snapshots.popitem(last=False)
             self.batcher.snapshots.discard(oldest)

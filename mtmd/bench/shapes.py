@@ -16,7 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from mtmd.bench.random_weights import RandomFile, plain_kinds, text_kinds
 from mtmd.chat_template.template import ChatTemplate
-from mtmd.checkpoint.checkpoint import Checkpoint
+from mtmd.checkpoint.checkpoint import RANDOM, Checkpoint
 from mtmd.checkpoint.folder import text_settings
 from mtmd.clip.family import VisionFamily, vision_family
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights
@@ -69,6 +69,7 @@ def random_checkpoint(shape: str, weights: str) -> Checkpoint:
         tokenizer,
         ChatTemplate(TEMPLATE, {"image_marker": vision.marker if vision else ""}, "stand-in"),
         frozenset({tokenizer.id(END)}),
+        opened_from=(RANDOM, shape, weights),
     )
 
 

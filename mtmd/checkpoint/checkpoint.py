@@ -14,11 +14,14 @@ from mtmd.kernels.errors import ModelError
 from mtmd.llm.family import TextFamily
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
 
+FILES, RANDOM = "files", "random weights"
+
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """`without_vision` says why there is no vision family, where pictures are refused. `files` are
-    what it was opened from: the model, its projector and its template, None where not given.
+    """`without_vision` says why there is no vision family, where pictures are refused.
+    `opened_from` is what another process opens the same with: FILES, the model, its projector
+    and its template, None where not given; or RANDOM, a shape and a type of weights.
     """
 
     folder: Path
@@ -31,7 +34,7 @@ class Checkpoint:
     template: ChatTemplate
     stop_tokens: frozenset[int]
     without_vision: str = "use a vision model"
-    files: tuple[Path | None, ...] = ()
+    opened_from: tuple[str | None, ...] = ()
 
 
 def check_vocabulary(tokenizer: Tokenizer, text: TextFamily, where: str) -> None:

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from mtmd.checkpoint.checkpoint import Checkpoint
+from mtmd.checkpoint.checkpoint import FILES, Checkpoint
 from mtmd.kernels.checkpoint.open_weights import is_gguf
 from mtmd.kernels.errors import ModelError
 
@@ -26,7 +26,8 @@ def open_checkpoint(
     if is_gguf(path):
         from mtmd.checkpoint.gguf import open_gguf  # here: a start reads the code of one format
 
-        return replace(open_gguf(path, projector, template), files=(path, projector, template))
+        checkpoint = open_gguf(path, projector, template)
+        return replace(checkpoint, opened_from=_paths(path, projector, template))
     if projector is not None:
         raise ModelError(
             f"projector {projector}: {path} is a checkpoint folder, which has its own; give it "
@@ -34,7 +35,11 @@ def open_checkpoint(
         )
     from mtmd.checkpoint.folder import open_folder
 
-    return replace(open_folder(path, template), files=(path, None, template))
+    return replace(open_folder(path, template), opened_from=_paths(path, None, template))
+
+
+def _paths(*paths: Path | None) -> tuple[str | None, ...]:
+    return (FILES, *(None if p is None else str(p.absolute()) for p in paths))
 
 
 def _decoder_in(folder: Path) -> Path:

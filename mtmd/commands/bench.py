@@ -73,9 +73,23 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         ("--device", "DEVICE", "auto, cpu, cuda or cuda:N (default: auto)"),
         ("--dtype", "TYPE", "auto, bf16 or fp32 (default: auto)"),
         ("--flash-attn", "WHEN", "auto, on or off (default: auto)"),
+        ("--tensor-split", "SHARES", "the shares of --tp's processes, such as 3,1"),
         ("--memory-limit", "SIZE", "most memory of the device to take, like 8GiB"),
     ):
         device.add_argument(option, metavar=metavar, default=argparse.SUPPRESS, help=text)
+    device.add_argument(
+        "--tp",
+        type=int,
+        metavar="N",
+        default=argparse.SUPPRESS,
+        help="share every layer out among N processes (default: 1)",
+    )
+    device.add_argument(
+        "--no-kv-offload",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="keep keys and values in the host's memory, and run the decoder's attention there",
+    )
     for option, text in (("--image-min-tokens", "least"), ("--image-max-tokens", "most")):
         device.add_argument(
             option,

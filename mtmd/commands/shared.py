@@ -108,6 +108,11 @@ def add_model_arguments(
         help="the shares of --tp's processes, such as 3,1 (default: equal ones)",
     )
     group.add_argument(
+        "--no-kv-offload",
+        action="store_true",
+        help="keep keys and values in the host's memory, and run the decoder's attention there",
+    )
+    group.add_argument(
         "--speculate",
         metavar="HOW",
         default="auto",

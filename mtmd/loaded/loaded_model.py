@@ -44,6 +44,7 @@ if TYPE_CHECKING:  # torch.distributed takes its time to load
     from mtmd.ranks.leader import Ranks
 
 DEFAULT_CONTEXT = 8192
+KV_NODES = r"^blk\.\d+\.(kv_store|keys|values|attn|attn\.(scores|softmax))$"
 T = TypeVar("T")
 
 
@@ -75,6 +76,7 @@ class LoadedModel:
         self.backends = list(backends) if backends else backends_for(device, chosen.refuse)
         self.dtype = choose_dtype(chosen.dtype, self.backends[0], checkpoint.weight_bytes)
         overrides = [Override.parse(o) for o in chosen.override_tensor]
+        overrides += [Override.parse(f"{KV_NODES}=cpu")] * chosen.no_kv_offload
         placement: dict[str, Any] = {
             "dtype": self.dtype,
             "flash_attn": chosen.flash_attn,
@@ -118,6 +120,8 @@ class LoadedModel:
         self.device_thread = DeviceThread(lambda: own_threads(threads))
         if self.ranks:
             self._lead(self.ranks)
+            self.ranks.on_loss.append(self.device_thread.fail)
+            weakref.finalize(self, self.ranks.close)
         self._placements: dict[Any, tuple[Placement, ...]] = {}
         self._check_overrides(overrides)
         self.admission.check()
@@ -136,7 +140,7 @@ class LoadedModel:
             memory_limit=None,
         )
         ask_threads(chosen.threads)
-        return Ranks(chosen, self.checkpoint.files, launcher(chosen.tp))
+        return Ranks(chosen, self.checkpoint.opened_from, launcher(chosen.tp))
 
     @contextmanager
     def checked_together(self) -> Iterator[None]:
@@ -144,17 +148,15 @@ class LoadedModel:
         if self.ranks is None:
             yield
             return
-        leads = self.runner.lead, self.encoder and self.encoder.lead
-        with self.ranks.checks():
+        ranks = self.ranks
+        with ranks.checks():
             self.runner.lead = None
             if self.encoder:
                 self.encoder.lead = None
             try:
                 yield
             finally:
-                self.runner.lead, lead = leads
-                if self.encoder:
-                    self.encoder.lead = lead
+                self._lead(ranks)
 
     def _lead(self, ranks: Ranks) -> None:
         from mtmd.ranks.leader import RunnerLead
@@ -162,8 +164,6 @@ class LoadedModel:
         self.runner.lead = RunnerLead(ranks)
         if self.encoder:
             self.encoder.lead = ranks.encode
-        ranks.on_loss.append(self.device_thread.fail)
-        weakref.finalize(self, ranks.close)
 
     def exclusively(self, work: Callable[[], T]) -> T:
         """Use the device while nobody else does. Raises what `work` raises."""

@@ -18,7 +18,7 @@ def ranks_facts(loaded: LoadedModel) -> RanksFacts | None:
     if sharding is None:
         return None
     facts = [_rank(loaded, rank, sharding.shares) for rank in range(len(sharding.shares))]
-    rank, own, kept = facts[0]
+    _, own, kept = facts[0]
     told = [
         CollectiveFacts(graph, label, op, count, size)
         for (graph, label), plan in own.items()

@@ -57,7 +57,7 @@ class Ranks:
     not start.
     """
 
-    def __init__(self, chosen: LoadOptions, files: Sequence[Any], launched: Launched | None):
+    def __init__(self, chosen: LoadOptions, opened_from: Sequence[Any], launched: Launched | None):
         """`launched`: somebody else has started the processes; else they are started here."""
         self.size, self._lock = chosen.tp, threading.RLock()
         self.on_loss: list[Callable[[DeviceError], None]] = []
@@ -86,8 +86,7 @@ class Ranks:
                 for process in processes.values():
                     process.kill()
                 raise
-        files = [None if f is None else str(f) for f in files]
-        self._tell("load", options=dataclasses.asdict(chosen), files=files)
+        self._tell("load", options=dataclasses.asdict(chosen), opened_from=opened_from)
         self.group = DistributedGroup(store, 0, self.size, transport(chosen.device))
         atexit.register(self.close)
         for follower in self.followers:
@@ -103,7 +102,7 @@ class Ranks:
         processes = {}
         for rank in range(1, self.size):
             process = subprocess.Popen(
-                [sys.executable, "-m", "mtmd.loaded.follower"], stdin=subprocess.PIPE
+                [sys.executable, "-m", "mtmd.follower"], stdin=subprocess.PIPE
             )
             assert process.stdin is not None
             process.stdin.write(json.dumps(place | {"rank": rank}).encode() + b"\n")
@@ -194,7 +193,11 @@ class Ranks:
                         )
                 if follower.gone is not None and not follower.answers:
                     raise DeviceError(f"rank {follower.rank} of {self.size} {follower.gone}")
-                assert follower.answers.popleft()["kind"] == kind
+                answer = follower.answers.popleft()
+                if answer["kind"] != kind:
+                    raise DeviceError(
+                        f"rank {follower.rank} of {self.size} {answer.get('text', 'is lost')}"
+                    )
 
     @contextmanager
     def _together(

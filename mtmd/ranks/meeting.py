@@ -4,13 +4,13 @@ has started all of them (torchrun).
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import is_torchelastic_launched
+from torch.distributed.rendezvous import rendezvous
 
-from mtmd.config import Launched
+from mtmd.config import Launched, stay_on_this_machine
 
 LOCALHOST = "127.0.0.1"
 KEY = "mtmd/ranks"
@@ -19,26 +19,23 @@ KEY = "mtmd/ranks"
 def new_store(size: int) -> Any:
     """On a free port of this machine."""
     stay_on_this_machine()
-    return dist.TCPStore(LOCALHOST, 0, size, True, wait_for_workers=False)
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        LOCALHOST, 0, size, True, wait_for_workers=False
+    )
 
 
 def join_store(host: str, port: int, size: int) -> Any:
     stay_on_this_machine()
-    return dist.TCPStore(host, port, size, False)
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        host, port, size, False
+    )
 
 
 def launcher_store(launched: Launched) -> Any:
     """The launcher's, which every process it has started joins."""
     url = f"tcp://{launched.address}:{launched.port}"
     rank, size = launched.rank, launched.size
-    return next(
-        iter(dist.rendezvous("env://" if dist.is_torchelastic_launched() else url, rank, size))
-    )[0]
-
-
-def stay_on_this_machine() -> None:
-    """gloo would ask for the machine's name, which may be no address of it."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    return next(iter(rendezvous("env://" if is_torchelastic_launched() else url, rank, size)))[0]
 
 
 def transport(device: str) -> str:

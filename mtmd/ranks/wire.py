@@ -16,7 +16,6 @@ from torch import Tensor
 from mtmd.kernels.dtype import DTYPES, name_of
 
 Head = dict[str, Any]
-TYPES = {**DTYPES, "i64": torch.int64, "i32": torch.int32}
 
 
 class Wire:
@@ -34,15 +33,17 @@ class Wire:
         for part in parts:
             if part.numel():
                 values = torch.empty(part.numel(), dtype=part.dtype).copy_(part.reshape(-1))
-                self._connection.send_bytes(values.view(torch.uint8).numpy())
+                self._connection.send_bytes(values.view(torch.uint8).numpy().tobytes())
 
     def receive(self) -> tuple[Head, list[Tensor]]:
         head = json.loads(self._connection.recv_bytes())
         tensors = []
         for kind, shape in head.pop("tensors"):
-            empty = torch.Size(shape).numel() == 0
-            data = np.frombuffer(b"" if empty else self._connection.recv_bytes(), np.uint8).copy()
-            tensors.append(torch.from_numpy(data).view(TYPES[kind]).view(shape))
+            value = torch.empty(shape, dtype=DTYPES[kind])
+            if value.numel():
+                data = np.frombuffer(self._connection.recv_bytes(), np.uint8)
+                value.view(-1).view(torch.uint8).numpy()[:] = data
+            tensors.append(value)
         return head, tensors
 
     def close(self) -> None:

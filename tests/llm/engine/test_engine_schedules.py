@@ -160,7 +160,7 @@ def test_snapshots_take_a_bounded_memory(
     room: int, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subject = engine("delta nets, grids")
-    each = sum(state.nbytes for state in subject.cache.snapshot(0).values())
+    each = sum(state.nbytes for state in subject.cache.snapshot(0).states.values())
     monkeypatch.setattr(engines, "SNAPSHOT_BYTES", room if room > 2 else room * each)
     for first in range(3):
         subject.submit(

@@ -183,7 +183,7 @@ def test_snapshots_hold_the_recurrent_states_of_one_slot() -> None:
     for tensor in held.tensors.values():
         tensor.fill_(1.0)
     taken = held.snapshot(1)
-    assert set(taken) == {"conv.1", "delta.1"}
+    assert set(taken.states) == {"conv.1", "delta.1"}
     held.tensors["delta.1"].fill_(2.0)
     held.clear(0)
     assert (

@@ -13,8 +13,11 @@ from pathlib import Path
 
 import pytest
 from processes import children
+from random_graphs import device
 
 from mtmd import DeviceError, OptionError, load
+from mtmd.config import LoadOptions
+from mtmd.kernels.backends import Cpu
 from mtmd.kernels.parallel import distributed
 from mtmd.kernels.threads import ask_threads
 from mtmd.model import Model
@@ -153,3 +156,15 @@ def test_processes_that_are_not_one_for_each_rank(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("MASTER_PORT", "1")
     with pytest.raises(OptionError, match="expected 3"):
         load(tp=2)
+
+
+def test_keys_and_values_in_the_hosts_memory(demo: Model) -> None:
+    chosen = LoadOptions(no_kv_offload=True, speculate="off")
+    model = Model(demo.checkpoint, chosen, [device("card"), Cpu(native=False)])
+    assert model.describe(SHAPES) == demo.describe(SHAPES)
+    plan = model.runner.plan(model.runner.sizes()["decode"])
+    kept = [s for s in plan.steps if s.node.op in ("kv_store", "attention", "gather_pages")]
+    assert kept and {s.backend.space for s in kept} == {"cpu"}
+    assert set(model.runner.cache_bytes()) == {"cpu"}
+    others = {s.backend.space for s in plan.steps if s.node.op == "matmul"}
+    assert others == {"card"}

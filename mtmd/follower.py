@@ -1,12 +1,11 @@
 """The other ranks: a process that holds its part of the model and does what the first rank says,
 until that ends.
 
-    python -m mtmd.loaded.follower       # what the first rank writes to its standard input
+    python -m mtmd.follower       # what the first rank writes to its standard input
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
@@ -18,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mtmd.bench.shapes import random_checkpoint
+from mtmd.checkpoint.checkpoint import RANDOM, Checkpoint
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.config import Launched, LoadOptions
 from mtmd.kernels.errors import MtmdError
@@ -83,6 +84,16 @@ class Follower:
             encoder.run(pixels)
 
 
+def _open_again(how: str, *what: str | None) -> Checkpoint:
+    """A checkpoint from what its `opened_from` says."""
+    if how == RANDOM:
+        shape, weights = what
+        return random_checkpoint(str(shape), str(weights))
+    model, *others = (None if f is None else Path(f) for f in what)
+    assert model is not None
+    return open_checkpoint(model, *others)
+
+
 def follow(place: dict[str, Any], rank: int, store: Any = None) -> int:
     """Until the first rank ends this one, or is gone: then 0. 1 where something failed, which the
     first rank is told.
@@ -95,11 +106,10 @@ def follow(place: dict[str, Any], rank: int, store: Any = None) -> int:
     try:
         head, _ = wire.receive()
         chosen = LoadOptions(**head["options"])
-        files = [None if f is None else Path(f) for f in head["files"]]
-        store = store or join_store(*place["store"], place["size"])
+        host, port = place["store"] or ("", 0)
+        store = store or join_store(host, port, place["size"])
         group = DistributedGroup(store, rank, place["size"], transport(chosen.device))
-        assert files[0] is not None
-        checkpoint = open_checkpoint(files[0], *files[1:])
+        checkpoint = _open_again(*head["opened_from"])
         follower = Follower(LoadedModel(checkpoint, chosen, group=group), group, wire)
         wire.send("ready")
         while True:
