@@ -55,7 +55,7 @@ def quant_matmul(x: Tensor, w: Tensor, bias: Tensor | None = None, *, quant: str
     flat, w = x.reshape(-1, x.shape[-1]).contiguous(), w.contiguous()
     out = x.new_empty(len(flat), len(w))
     if out.numel():
-        (_few if len(flat) <= FEW else _many)(flat, w, bias, quant, out)
+        (_few if _by_product(len(flat), x.shape[-1], quant) else _many)(flat, w, bias, quant, out)
     return out.view(*x.shape[:-1], len(w))
 
 
@@ -70,7 +70,7 @@ def workspace(
     width = x.shape[-1]
     rows, outer = x.count // max(width, 1), w.shape[0]
     copied = 0 if x.is_contiguous else x.bytes
-    if rows <= FEW:
+    if _by_product(rows, width, quant):
         from mtmd.kernels.cpu.native.products import prepared_bytes, scratch_bytes
 
         scratch = _shares(outer * width) * scratch_bytes(quant, width)
@@ -80,6 +80,12 @@ def workspace(
         Type.contiguous((rows, width), x.dtype), Type.contiguous((step, width), x.dtype)
     )
     return copied + step * width * x.dtype.itemsize + packed
+
+
+def _by_product(rows: int, width: int, quant: str) -> bool:
+    from mtmd.kernels.cpu.native.products import too_narrow  # loads LLVM
+
+    return rows <= FEW and not too_narrow(quant, width)
 
 
 def _few(x: Tensor, w: Tensor, bias: Tensor | None, quant: str, out: Tensor) -> None:

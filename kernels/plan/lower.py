@@ -744,6 +744,8 @@ def _rejects_matmul(low: Lowering, node: Node, inputs: Operands) -> str | None: 
         return "its weight is computed"
     if (kind := _kind(node, w)) not in products.KINDS:
         return f"a weight of {kind}"
+    if products.too_narrow(kind, x.shape[-1]):
+        return f"rows of {x.shape[-1]} values in {kind}"
     return None if x.type.is_contiguous else "rows with gaps"
 
 
@@ -846,7 +848,7 @@ def _emit_state(low: Lowering, node: Node, inputs: Operands) -> None:
 
 def _rejects_moe(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
     x, router, *tables = inputs[:5]
-    assert x is not None and router is not None
+    assert x is not None and router is not None and tables[0] is not None
     if x.shape[0] > MOST_ROWS:
         return f"{x.shape[0]} rows, more than {MOST_ROWS}"
     if not (x.type.is_contiguous and _dense_rows(router.type)):
@@ -858,6 +860,9 @@ def _rejects_moe(low: Lowering, node: Node, inputs: Operands) -> str | None:  # 
         kind = node.attrs.get(f"{part}_quant") or _kind(node, table)
         if kind not in products.KINDS:
             return f"a weight of {kind}"
+        values = tables[0].shape[1] if part == "down" else x.shape[1]
+        if products.too_narrow(kind, values):
+            return f"rows of {values} values in {kind}"
     return None
 
 

@@ -93,6 +93,16 @@ def scratch_bytes(kind: str, width: int) -> int:
     return -(-(width // unpack.layout.values + 1) * unpack.chunk_bytes // 64) * 64
 
 
+def too_narrow(kind: str, width: int) -> bool:
+    """Whether a weight's rows are so short that what a kernel reads beyond one of them lies beyond
+    the next one, too: behind the last row but one, that is beyond the weight.
+    """
+    if kind in PLAIN:
+        return False
+    size = UNPACK[kind].layout.values
+    return -width % size > width
+
+
 def grain(kind: str, width: int) -> int:
     """Rows of a weight that a thread should take at a time."""
     return max(4, CHUNK_BYTES // max(row_bytes(kind, width), 1) // 4 * 4)

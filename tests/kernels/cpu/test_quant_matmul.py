@@ -192,3 +192,18 @@ def test_kernels_are_compiled_for_quantized_weights_alone():
         "quant='Q8_0')\nassert 'llvmlite' in sys.modules and 'numba' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("blocks", [1, 2, 3])
+def test_nothing_is_read_behind_a_weight(kind, blocks):
+    """A rank's part of a weight may have rows of a single block; what lies behind it is no number."""
+    width = blocks * BLOCKS[kind].values
+    stored = random_blocks(kind, 5, width, 1)
+    memory = torch.full((stored.numel() + 4096,), 255, dtype=torch.uint8)
+    memory[: stored.numel()] = stored.flatten()
+    w = memory[: stored.numel()].view(stored.shape)
+    for rows in (1, 2, 3, 8, 16):
+        x = values(rows, width, seed=rows)
+        found = quant_matmul.quant_matmul(x, w, quant=kind)
+        assert nmse(found, x, stored, None, kind) <= NMSE[torch.float32]
