@@ -75,6 +75,7 @@ def test_json(one: Path, mtmd: Any, demo: Model) -> None:
         "accepted_tokens",
         "speculation",
         "threads",
+        "ranks",
         "preprocess_ms",
         "encode_ms",
         "prefill_ms",
@@ -215,6 +216,7 @@ def options_of(verb: str) -> set[str]:
     }
 
 
+RANKS = {"--tp", "--tensor-split", "--no-kv-offload"}  # tests/mtmd/ranks
 IN_TEST_GGUF = {
     "--mmproj",
     "--chat-template",
@@ -236,6 +238,7 @@ def test_every_option_of_describe_is_tried_here() -> None:
         *IN_TEST_GGUF,
         "--memory-limit",  # tests/mtmd/loaded/test_memory_admission.py
         "--isolate",  # tests/mtmd/test_isolate.py
+        *RANKS,
     }
 
 
@@ -317,6 +320,7 @@ def test_every_option_of_warmup(mtmd: Any, tmp_path: Path) -> None:
         "--no-compile",
         "--memory-limit",
         "--speculate",
+        *RANKS,
         *IN_TEST_GGUF - {"--detail"},
     }
     told = report(
