@@ -99,7 +99,9 @@ class TowerEncoder:
 
         -> embeddings [T, D] of each, or [D], in the compute type
         """
-        pixels = torch.from_numpy(np.stack(tiles)).to(self.dtype)
+        pixels = torch.empty(len(tiles), *tiles[0].shape, dtype=self.dtype)
+        for line, tile in zip(pixels, tiles, strict=True):
+            line.copy_(torch.from_numpy(tile))
         embeddings = yield from self._run(pixels, observe)
         self.backends[0].synchronize()  # so that whoever measures, measures the encoding
         return list(embeddings.unbind(0))

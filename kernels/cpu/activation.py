@@ -10,6 +10,7 @@ from torch import Tensor
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.graph import Type
 from mtmd.kernels.kernel import Kernel
+from mtmd.kernels.result_memory import new_result
 
 TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 WORTH = 1 << 14  # values from which on it is faster than torch's, about 5 us
@@ -46,8 +47,6 @@ def _run(activation: str, x: Tensor, gate: Tensor | None, out: Tensor) -> Tensor
 
 
 def _like(x: Tensor) -> Tensor:
-    from mtmd.kernels.cpu.tiled.memory import new_result
-
     return new_result(*x.shape, dtype=x.dtype)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.graph import Type
 from mtmd.kernels.kernel import Kernel
+from mtmd.kernels.result_memory import new_result
 
 if TYPE_CHECKING:
     from mtmd.kernels.cpu.tiled.flash import Form
@@ -73,12 +74,12 @@ def tiled_attention(
 ) -> Tensor:
     """The `attention` op: q [B, T, H, K], k [B, S, G, K], v [B, S, G, V] -> [B, T, H, V]"""
     from mtmd.kernels.cpu.native.compile import compile_kernel
-    from mtmd.kernels.cpu.tiled import flash, memory, team
+    from mtmd.kernels.cpu.tiled import flash, team
 
     q, k, v = (_dense(x) for x in (q, k, v))
     batch, tokens, heads, size = q.shape
     keys, groups, value = k.shape[1], k.shape[2], v.shape[3]
-    out = memory.new_result(batch, tokens, heads, value, dtype=v.dtype)
+    out = new_result(batch, tokens, heads, value, dtype=v.dtype)
     form = _form(q.dtype, size, value, None if mask is None else mask.dtype, softcap, scale)
     each = _each(batch, tokens, heads, groups)
     blocks = -(-tokens // each)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mtmd.kernels.graph import Type
 from mtmd.kernels.kernel import Kernel
+from mtmd.kernels.result_memory import new_result
 
 FEWEST_ROWS = 64  # below, laying the weight out costs more than torch's way
 FEWEST = 64  # numbers of a row of x and of the result
@@ -42,11 +43,11 @@ def tiled_matmul(
 ) -> Tensor:
     """The `matmul` op          x [..., K], w [N, K], bias [N] -> [..., N]"""
     from mtmd.kernels.cpu.native.compile import compile_kernel
-    from mtmd.kernels.cpu.tiled import memory, product, team
+    from mtmd.kernels.cpu.tiled import product, team
 
     width, columns = x.shape[-1], w.shape[0]
     rows = x.numel() // width
-    out = memory.new_result(*x.shape[:-1], columns, dtype=x.dtype)
+    out = new_result(*x.shape[:-1], columns, dtype=x.dtype)
     panel, run, units = _shares(rows, width, columns)
     results, rest, scratch = product.places(width, panel)
     args = [x.data_ptr(), width, rows, width, w.data_ptr(), width, columns]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,7 +18,9 @@ from mtmd.kernels.errors import DeviceMemoryError, PlacementError
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.heartbeat import beat, patience
+from mtmd.kernels.plan.row_blocks import Chain
 from mtmd.kernels.plan.scheduler import Plan
+from mtmd.kernels.result_memory import ResultMemory, new_result
 
 if TYPE_CHECKING:
     from mtmd.kernels.plan.native_run import NativePlan
@@ -119,6 +122,7 @@ class Executor:
                     step.node,
                 )
             )
+        self._chains = self._prepare_chains(slots, residency)
         self._long = {
             node: seconds
             for node in (s.node for s in plan.steps if s.node.op != "copy")
@@ -129,6 +133,21 @@ class Executor:
         self._native: NativePlan | None = None
         self._may_be_native = any(s.backend.native for s in plan.steps)
         self._lock = Lock()
+
+    def _prepare_chains(
+        self, slots: dict[tuple[Node, str] | Node, int], residency: Residency
+    ) -> dict[int, _ChainRun]:
+        """By the number of their first step."""
+        found = {}
+        for chain, plans in zip(self.plan.chains, self.plan.blocks, strict=True):
+            found[chain.first] = _ChainRun(
+                chain,
+                {rows: Executor(plan, residency) for rows, plan in plans.items()},
+                tuple(slots[i] for i in chain.inputs),
+                slots[chain.result],
+                tuple(slots[f] for s in chain.steps for f in s.frees),
+            )
+        return found
 
     def run(self, batch: Any, observe: Observer | None = None) -> list[Tensor]:
         """The outputs for one batch, whatever the graph's inputs understand by it.
@@ -152,27 +171,45 @@ class Executor:
         with memory_for("this run", lambda: sum(self.plan.compute_bytes.values())):
             if observe is None and (native := self._programs()) is not None:
                 return (yield from native.steps(batch))
-            values = list(self._template)
-            filled: dict[Node, Tensor] = {}
-            for slot, node, device, is_written in self._inputs:
-                if node not in filled:
-                    filled[node] = node.attrs["fill"](batch)
-                values[slot] = _placed(node, filled[node], device, is_written)
-            for kernel, reads, result, frees, node in self._program:
-                inputs = [values[i] for i in reads]
+            memory = ResultMemory()
+            try:
+                return (yield from self._run(batch, observe, memory))
+            finally:
+                memory.close()
+
+    def _run(
+        self, batch: Any, observe: Observer | None, memory: ResultMemory
+    ) -> Generator[None, None, list[Tensor]]:
+        values = list(self._template)
+        filled: dict[Node, Tensor] = {}
+        for slot, node, device, is_written in self._inputs:
+            if node not in filled:
+                filled[node] = node.attrs["fill"](batch)
+            values[slot] = _placed(node, filled[node], device, is_written)
+        chains = self._chains if observe is None else {}
+        inside = 0  # a chain, before the step of this number
+        for number, (kernel, reads, result, frees, node) in enumerate(self._program):
+            if number < inside:
+                continue
+            if number in chains:
+                yield from chains[number].steps(values, memory)
+                inside = chains[number].chain.stop
+                continue
+            inputs = [values[i] for i in reads]
+            with memory.in_use():
                 if node in self._long:
                     with patience(self._long[node]):
                         value = kernel(*inputs)
                 else:
                     value = kernel(*inputs)
-                values[result] = value
-                if observe is not None:
-                    observe(node, value, inputs)
-                del inputs, value  # what is freed now must not live on in a generator that rests
-                for slot in frees:
-                    values[slot] = None
-                yield
-            return [values[i] for i in self._outputs]  # type: ignore[misc]
+            values[result] = value
+            if observe is not None:
+                observe(node, value, inputs)
+            del inputs, value  # what is freed now must not live on in a generator that rests
+            for slot in frees:
+                values[slot] = None
+            yield
+        return [values[i] for i in self._outputs]  # type: ignore[misc]
 
     @property
     def threads(self) -> ThreadChoice | None:
@@ -194,6 +231,39 @@ class Executor:
                 self._native = native_plan(self.plan, kernels, self._residency.get, _placed)
                 self._may_be_native = self._native is not None
             return self._native
+
+
+@dataclass(frozen=True)
+class _ChainRun:
+    """A chain with its blocks ready to run, and the slots that it reads, fills and empties."""
+
+    chain: Chain
+    blocks: dict[int, Executor]
+    reads: tuple[int, ...]
+    result: int
+    frees: tuple[int, ...]
+
+    def steps(
+        self, values: list[Tensor | None], memory: ResultMemory
+    ) -> Generator[None, None, None]:
+        """As the executor's, over a block after the other."""
+        chain, kind = self.chain, self.chain.result.type
+        given = [
+            value.view(chain.rows, *shape)
+            for slot, shape in zip(self.reads, chain.row_shapes, strict=True)
+            if (value := values[slot]) is not None
+        ]
+        with memory.in_use():
+            whole = new_result(*kind.shape, dtype=kind.dtype)
+        lines = whole.view(chain.rows, -1)
+        for start, stop in chain.parts:
+            block = self.blocks[stop - start]
+            (made,) = yield from block._run([v[start:stop] for v in given], None, memory)
+            lines[start:stop] = made.view(stop - start, -1)
+            del made
+        values[self.result] = whole
+        for slot in self.frees:
+            values[slot] = None
 
 
 def finish(steps: Generator[None, None, T]) -> T:

@@ -17,6 +17,7 @@ from mtmd.kernels.backends.backend import Backend
 from mtmd.kernels.errors import OptionError, PlacementError
 from mtmd.kernels.graph import Node, toposort
 from mtmd.kernels.ops import OPS
+from mtmd.kernels.plan.row_blocks import Chain, chains
 from mtmd.kernels.plan.steps import NativeFacts, Split, Step
 
 
@@ -130,7 +131,9 @@ class Plan:
         """Predicted peak of everything but weights and caches, per memory space; nothing is
         allocated to find it.
         """
-        return self._peak(lambda step: step.backend.workspace(step.node))
+        return self._peak(
+            lambda step: step.backend.workspace(step.node), lambda plan: plan.compute_bytes
+        )
 
     @cached_property
     def rough_bytes(self) -> dict[str, int]:
@@ -138,7 +141,26 @@ class Plan:
         take on the way is found by running them on meta tensors, for which torch loads its
         compiler.
         """
-        return self._peak(lambda step: step.backend.workspace(step.node, exact=False))
+        return self._peak(
+            lambda step: step.backend.workspace(step.node, exact=False),
+            lambda plan: plan.rough_bytes,
+        )
+
+    @cached_property
+    def chains(self) -> tuple[Chain, ...]:
+        """Steps that are run over a block of rows at a time, unless somebody looks on."""
+        return chains(self.steps, self.outputs)
+
+    @cached_property
+    def blocks(self) -> tuple[dict[int, Plan], ...]:
+        """Of each chain, the plans of its blocks by their rows."""
+        return tuple(
+            {
+                rows: make_plan([chain.graph(rows)], [chain.steps[0].backend])
+                for rows in {stop - start for start, stop in chain.parts}
+            }
+            for chain in self.chains
+        )
 
     @cached_property
     def native(self) -> NativeFacts | None:
@@ -153,7 +175,9 @@ class Plan:
 
         return foresee(self.steps, self.outputs)
 
-    def _peak(self, workspace: Callable[[Step], int]) -> dict[str, int]:
+    def _peak(
+        self, workspace: Callable[[Step], int], block_bytes: Callable[[Plan], dict[str, int]]
+    ) -> dict[str, int]:
         if self._native is not None and (taken := self._native[1]) is not None:
             return {self.steps[0].backend.space: taken}
         live: Counter[str] = Counter()
@@ -165,13 +189,20 @@ class Plan:
                 live[space] += node.type.bytes
         peak.update(live)
         held = _Storages(self)
+        first = {chain.first: number for number, chain in enumerate(self.chains)}
         for index, step in enumerate(self.steps):
             space = step.backend.space
-            # A view, or a step that overwrites its input, takes no memory of its own.
-            if held.owner[step.node] is step.node:
-                live[space] += step.node.type.bytes
-            extra = 0 if step.node.op == "copy" else workspace(step)
-            peak[space] = max(peak[space], live[space] + extra)
+            if index in first:
+                chain, plans = self.chains[first[index]], self.blocks[first[index]]
+                live[space] += chain.result.type.bytes
+                extra = max(block_bytes(plan).get(space, 0) for plan in plans.values())
+                peak[space] = max(peak[space], live[space] + extra)
+            elif index not in held.inside:
+                # A view, or a step that overwrites its input, takes no memory of its own.
+                if held.owner[step.node] is step.node:
+                    live[space] += step.node.type.bytes
+                extra = 0 if step.node.op == "copy" else workspace(step)
+                peak[space] = max(peak[space], live[space] + extra)
             for owner in held.ends.get(index, ()):
                 live[held.space[owner]] -= owner.type.bytes
         return dict(peak)
@@ -182,15 +213,19 @@ class Plan:
 
 
 class _Storages:
-    """Which node's memory each value lies in, and after which step that memory is free."""
+    """Which node's memory each value lies in, and after which step that memory is free. What is
+    `inside` chains lies in the memory of their blocks, and their results have memory of their own.
+    """
 
     def __init__(self, plan: Plan):
         self.owner: dict[Node, Node] = {}
         self.space: dict[Node, str] = {}
+        self.inside = {i for chain in plan.chains for i in range(chain.first, chain.stop)}
+        internal = {s.node for chain in plan.chains for s in chain.steps[:-1]}
         last: dict[Node, int] = {}
         for index, step in enumerate(plan.steps):
             first = step.inputs[0] if step.inputs else None
-            shares = (step.node.alias or step.in_place) and first is not None
+            shares = (step.node.alias or step.in_place) and index not in self.inside
             self.owner[step.node] = (
                 self.owner.get(first, first) if shares and first is not None else step.node
             )
@@ -200,7 +235,7 @@ class _Storages:
         kept = {self.owner.get(o, o) for o in plan.outputs}
         self.ends: dict[int, list[Node]] = {}
         for node, index in last.items():
-            if node not in kept and not node.is_leaf:
+            if node not in kept and not node.is_leaf and node not in internal:
                 self.ends.setdefault(index, []).append(node)
 
 

@@ -12,7 +12,7 @@ from mtmd.kernels.cpu import activation
 from mtmd.kernels.cpu.native import compile as native
 from mtmd.kernels.cpu.native.compile import Compiler, Cpu, host
 from mtmd.kernels.cpu.table import choose
-from mtmd.kernels.cpu.tiled import cpu, memory
+from mtmd.kernels.cpu.tiled import cpu
 from mtmd.kernels.graph import Type
 from mtmd.kernels.ops import OPS
 
@@ -85,23 +85,3 @@ def test_what_is_rejected_and_why():
     assert "fp32 or bf16" in str(reject(Type.of(large.double()), approximate="tanh"))
     both = Type.of(large), Type.of(large.bfloat16())
     assert "all of one type" in str(activation.SILU_MUL.rejects(*both))
-
-
-def test_a_large_result_is_as_any_other(monkeypatch):
-    """In pages of 2 MiB where the system has them; it may refuse, or be another one."""
-    x = torch.randn(9 << 20).bfloat16()
-    expected = activation.silu(x)
-    for asked in (lambda *_: -1, None):
-        monkeypatch.setattr(memory, "_advise", lambda asked=asked: asked)
-        assert torch.equal(activation.silu(x), expected)
-
-
-def test_only_whole_pages_of_the_result_are_asked_for(monkeypatch):
-    asked = []
-    monkeypatch.setattr(memory, "_advise", lambda: lambda *args: asked.append(args))
-    memory.new_result(1 << 10, dtype=torch.float32)
-    assert not asked
-    result = memory.new_result(5, 1 << 20, dtype=torch.float32)
-    ((first, size, _),) = asked
-    assert first % memory.PAGE == size % memory.PAGE == 0 and size >= 16 << 20
-    assert result.data_ptr() <= first and first + size <= result.data_ptr() + result.nbytes

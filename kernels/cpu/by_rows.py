@@ -1,0 +1,106 @@
+"""Ops that torch computes, over a block of rows after the other: what it makes on the way, and its
+copy of the result, are a block's; the result lies in the memory of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from mtmd.kernels.graph import Type
+from mtmd.kernels.kernel import Kernel
+from mtmd.kernels.ops.image import patch_embed, pool2d
+from mtmd.kernels.ops.norm import layer_norm, rms_norm
+from mtmd.kernels.result_memory import LARGE, new_result
+
+BLOCK = 1 << 19  # bytes of a block of what is read; it stays in the second cache
+
+
+def _small(x: Type, *others: Type | None, **attrs: Any) -> str | None:  # noqa: ARG001
+    """None if it is worth it, else why not."""
+    if not x.is_contiguous:
+        return "x is not contiguous"
+    return f"{x.bytes} bytes; the kernel is for {LARGE} on" if x.bytes < LARGE else None
+
+
+def _parts(count: int, bytes_: int) -> Iterator[slice]:
+    """Of so many rows in as many bytes, the blocks."""
+    step = max(1, count * BLOCK // bytes_)
+    return (slice(start, start + step) for start in range(0, count, step))
+
+
+def _layer_norm(x: Tensor, *weights: Tensor | None, eps: float) -> Tensor:
+    out = new_result(*x.shape, dtype=x.dtype)
+    rows, results = x.view(-1, x.shape[-1]), out.view(-1, x.shape[-1])
+    for part in _parts(len(rows), x.nbytes):
+        results[part] = layer_norm.reference(rows[part], *weights, eps=eps)
+    return out
+
+
+def _rms_norm(x: Tensor, *weights: Tensor | None, eps: float) -> Tensor:
+    out = new_result(*x.shape, dtype=x.dtype)
+    rows, results = x.view(-1, x.shape[-1]), out.view(-1, x.shape[-1])
+    for part in _parts(len(rows), x.nbytes):
+        results[part] = rms_norm.reference(rows[part], *weights, eps=eps)
+    return out
+
+
+def _patch_embed(pixels: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    batch, _, height, width = pixels.shape
+    size = w.shape[-1]
+    lines = height // size
+    out = new_result(batch, lines, width // size, w.shape[0], dtype=w.dtype)
+    for part in _parts(lines, pixels.nbytes):
+        seen = pixels[:, :, part.start * size : part.stop * size]
+        out[:, part] = patch_embed.reference(seen, w, b).unflatten(1, (-1, width // size))
+    return out.flatten(1, 2)
+
+
+def _pool2d(x: Tensor, *, grid: tuple[int, int], kernel: int) -> Tensor:
+    rows, columns = grid
+    lines = x.unflatten(1, (rows // kernel, kernel * columns))
+    out = new_result(x.shape[0], x.shape[1] // kernel**2, x.shape[2], dtype=x.dtype)
+    results = out.unflatten(1, (rows // kernel, columns // kernel))
+    for part in _parts(rows // kernel, x.nbytes):
+        seen = lines[:, part]
+        some = seen.shape[1] * kernel, columns
+        pooled = pool2d.reference(seen.flatten(1, 2), grid=some, kernel=kernel)
+        results[:, part] = pooled.unflatten(1, (-1, columns // kernel))
+    return out
+
+
+def _values(x: Type, rows: int) -> int:
+    """Of a block, where x has so many rows."""
+    return x.count // rows * max(1, rows * BLOCK // x.bytes)
+
+
+def _of_layer_norm(x: Type, *weights: Type | None, eps: float) -> int:  # noqa: ARG001
+    """A block of the result."""
+    return _values(x, x.count // x.shape[-1]) * x.dtype.itemsize
+
+
+def _of_rms_norm(x: Type, *weights: Type | None, eps: float) -> int:  # noqa: ARG001
+    """A block in fp32, thrice."""
+    return _values(x, x.count // x.shape[-1]) * 12
+
+
+def _of_patches(pixels: Type, w: Type, b: Type | None = None) -> int:  # noqa: ARG001
+    """The patches and embeddings of a block, and a weight that may be packed."""
+    size, (batch, channels, height, width) = w.shape[-1], pixels.shape
+    lines = max(1, height // size * BLOCK // pixels.bytes)
+    each = channels * size * size + w.shape[0]
+    return batch * lines * (width // size) * each * w.dtype.itemsize + w.bytes
+
+
+def _of_pool(x: Type, *, grid: tuple[int, int], kernel: int) -> int:
+    """A block in fp32, and its means."""
+    values, size = _values(x, grid[0] // kernel), x.dtype.itemsize
+    return values * (0 if size == 4 else 4) + values // kernel**2 * (4 + size)
+
+
+LAYER_NORM = Kernel(_layer_norm, _small, _of_layer_norm)
+RMS_NORM = Kernel(_rms_norm, _small, _of_rms_norm)
+PATCH_EMBED = Kernel(_patch_embed, _small, _of_patches)
+POOL = Kernel(_pool2d, _small, _of_pool)

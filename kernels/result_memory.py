@@ -1,0 +1,99 @@
+"""Memory of a run's large results on the CPU.
+
+A run makes results of the same few sizes again and again. Left to the allocator, those that it takes
+from the system cost a fault for each 4 KiB when they are first written to, and those that it keeps
+are cut up for smaller ones, so that a heap grows to twice what is in use. So a run has pieces of its
+own: each is used again as soon as nobody holds the tensor in it, and all are gone with the run, those
+excepted that somebody still holds. Linux gives pages of 2 MiB to who asks for them, which costs a
+third.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+LARGE = 1 << 20  # bytes; what is smaller is the allocator's
+FITTING = 1.25  # times what is needed, at most, is a piece that is used again
+_current = threading.local()
+
+
+class ResultMemory:
+    """Pieces of one run. Used by one thread at a time; what is in them may be let go by any."""
+
+    def __init__(self) -> None:
+        self._free: list[mmap.mmap] = []
+        self._closed = False
+        self.bytes = 0
+        """Of all pieces that there are."""
+        self._most = 0  # bytes that were held at once: as much may be kept
+
+    def new(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """Memory that is not set. Raises MemoryError."""
+        size = prod(shape) * dtype.itemsize
+        piece = self._piece(size)
+        # The tensor's storage holds the array: when the array goes, nobody sees the piece any more
+        array = np.frombuffer(piece, np.uint8, size)
+        weakref.finalize(array, self._take_back, piece).atexit = False
+        return torch.from_numpy(array).view(dtype).view(shape)
+
+    def _piece(self, size: int) -> mmap.mmap:
+        fitting = [p for p in self._free if size <= len(p) <= size * FITTING]
+        if fitting:
+            piece = min(fitting, key=len)
+            self._free.remove(piece)
+            return piece
+        size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._most = max(self._most, self.bytes - sum(map(len, self._free)) + size)
+        while self._free and self.bytes + size > self._most:
+            self.bytes -= len(self._free.pop(0))
+        piece = _mapped(size)
+        self.bytes += len(piece)
+        return piece
+
+    def _take_back(self, piece: mmap.mmap) -> None:
+        if self._closed:
+            self.bytes -= len(piece)
+        else:
+            self._free.append(piece)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """`new_result` takes from it meanwhile, in this thread."""
+        before = getattr(_current, "memory", None)
+        _current.memory = self
+        try:
+            yield
+        finally:
+            _current.memory = before
+
+    def close(self) -> None:
+        """What is free goes back to the system, what is held when it is let go."""
+        self._closed = True
+        self.bytes -= sum(map(len, self._free))
+        self._free.clear()
+
+
+def new_result(*shape: int, dtype: torch.dtype) -> Tensor:
+    """Memory that is not set, of the run that is under way where it is large."""
+    memory: ResultMemory | None = getattr(_current, "memory", None)
+    if memory is None or prod(shape) * dtype.itemsize < LARGE:
+        return torch.empty(shape, dtype=dtype)
+    return memory.new(*shape, dtype=dtype)
+
+
+def _mapped(size: int) -> mmap.mmap:
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(-1, size)
+    piece = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        piece.madvise(mmap.MADV_HUGEPAGE)
+    return piece

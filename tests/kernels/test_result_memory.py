@@ -1,0 +1,88 @@
+"""Memory of a run's large results: used again when nobody holds it, gone with the run."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from mtmd.kernels import result_memory
+from mtmd.kernels.result_memory import LARGE, ResultMemory, new_result
+
+ROWS = LARGE // 4096  # of 1,024 numbers in fp32
+
+
+@pytest.fixture
+def memory() -> ResultMemory:
+    return ResultMemory()
+
+
+def new(rows: int = ROWS) -> torch.Tensor:
+    return new_result(rows, 1024, dtype=torch.float32)
+
+
+def test_a_result_is_a_tensor_as_any_other(memory):
+    with memory.in_use():
+        x = new_result(3, ROWS, 1024, dtype=torch.bfloat16)
+    assert (x.shape, x.dtype, x.is_contiguous()) == ((3, ROWS, 1024), torch.bfloat16, True)
+    x.fill_(2)
+    assert x.sum(dtype=torch.float64) == 2 * x.numel() and memory.bytes >= x.nbytes
+
+
+def test_memory_is_used_again_when_the_last_view_of_it_is_gone(memory):
+    with memory.in_use():
+        first = new()
+        at, view = first.data_ptr(), first[1:].view(-1)
+        del first
+        other = new()
+        assert other.data_ptr() != at, "a view still reads it"
+        del view
+        assert new().data_ptr() == at
+
+
+def test_memory_that_fits_badly_goes_before_more_is_taken_than_was_held_at_once(memory):
+    with memory.in_use():
+        both = new(2 * ROWS), new(2 * ROWS)
+        most = memory.bytes
+        del both
+        small = new()
+        assert memory.bytes <= most and small.nbytes * 2 < most
+
+
+def test_small_results_and_those_outside_of_runs_are_the_allocators(memory):
+    with memory.in_use():
+        new(ROWS - 1)
+    new()
+    assert memory.bytes == 0
+
+
+def test_it_is_the_threads_own_and_what_was_before_comes_back(memory):
+    seen = []
+    with memory.in_use():
+        with ResultMemory().in_use():
+            new()
+        other = threading.Thread(target=lambda: seen.append(new()))
+        other.start()
+        other.join()
+        assert memory.bytes == 0 and len(seen) == 1
+        kept = new()
+        assert memory.bytes == kept.nbytes
+
+
+def test_with_the_run_everything_goes_but_what_somebody_holds(memory):
+    with memory.in_use():
+        free, kept = new(), new().fill_(3)
+        del free
+    memory.close()
+    assert memory.bytes == kept.nbytes
+    assert kept.eq(3).all()
+    del kept
+    assert memory.bytes == 0 and not memory._free
+
+
+def test_systems_without_pages_of_their_own_kind(monkeypatch, memory):
+    monkeypatch.delattr(result_memory.mmap, "MADV_HUGEPAGE", raising=False)
+    monkeypatch.delattr(result_memory.mmap, "MAP_PRIVATE", raising=False)
+    with memory.in_use():
+        assert new().fill_(1).sum() == ROWS * 1024
