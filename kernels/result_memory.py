@@ -1,11 +1,11 @@
 """Memory of a run's large results on the CPU.
 
-A run makes results of the same few sizes again and again. Left to the allocator, those that it takes
-from the system cost a fault for each 4 KiB when they are first written to, and those that it keeps
-are cut up for smaller ones, so that a heap grows to twice what is in use. So a run has pieces of its
-own: each is used again as soon as nobody holds the tensor in it, and all are gone with the run, those
-excepted that somebody still holds. Linux gives pages of 2 MiB to who asks for them, which costs a
-third.
+A run makes results of the same few sizes again and again. Left to the allocator, those that it
+takes from the system cost a fault for each 4 KiB when they are first written to, and those that it
+keeps are cut up for smaller ones, so that a heap grows to twice what is in use. So a run has pieces
+of its own: each is used again as soon as nobody holds the tensor in it, and all are gone with the
+run, those excepted that somebody still holds. Linux gives pages of 2 MiB to who asks for them,
+which costs a third.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Steps that work row by row, run over a block of rows at a time: what is wide between two products,
-as in the middle of an MLP, is never there as a whole.
+"""Steps that work row by row, run over a block of rows at a time: what is wide between two
+products, as in the middle of an MLP, is never there as a whole.
 
 A chain is a run of steps from the product that makes rows wide to the one that makes them narrow
 again. Each of its blocks is a plan of its own over the same weights.
@@ -24,8 +24,8 @@ WIDER = 2  # times the width of the narrowest value, of what counts as wide
 # Each row of the result is made of the same row of the inputs, and of weights. The second operand
 # of some may be a value with rows, too.
 ROW_WISE = frozenset(
-    "cast clamp gelu l2_norm layer_norm matmul relu reshape rms_norm scale sigmoid silu softcap "
-    "softplus".split()
+    ("cast", "clamp", "gelu", "l2_norm", "layer_norm", "matmul", "relu", "reshape", "rms_norm")
+    + ("scale", "sigmoid", "silu", "softcap", "softplus")
 )
 OF_TWO = frozenset(("add", "gelu_mul", "mul", "silu_mul"))
 

@@ -76,7 +76,7 @@ class NativeRun:
 class GraphFacts:
     """One graph at one size. Bytes are per memory space; `compute_bytes` is the predicted peak,
     `cache_bytes` what a full cache takes. `kernels` are (op, in which way, nodes) of those for
-    which the CPU has several ways.
+    which the CPU has several ways; `row_blocks` (chains of nodes, rows of a block, rows).
     """
 
     graph: str
@@ -92,6 +92,7 @@ class GraphFacts:
     gflop: float
     native: NativeFacts | None = None
     kernels: tuple[tuple[str, str, int], ...] = ()
+    row_blocks: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -399,6 +400,7 @@ def graph_facts(
         plan.flops / 1e9,
         plan.native,
         () if plan.native is not None else _ways(plan),
+        tuple((n, *sizes) for sizes, n in Counter((c.block, c.rows) for c in plan.chains).items()),
     )
 
 

@@ -201,6 +201,8 @@ def _graphs(report: WarmupFacts) -> Iterator[str]:
         if facts.kernels:
             ways = ", ".join(f"{count} x {op} as {way}" for op, way, count in facts.kernels)
             yield f"    kernels: {ways}"
+        for count, block, rows in facts.row_blocks:
+            yield f"    row blocks: {count} chains of nodes, {block} of {rows} rows at a time"
         for copy in facts.copies[:SHOWN]:
             yield f"    copy {copy.name}: {copy.source} -> {copy.destination}, {mib(copy.bytes)}"
         if len(facts.copies) > SHOWN:
