@@ -14,7 +14,7 @@ import mmap
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import prod
 
 import numpy as np
@@ -91,9 +91,14 @@ def new_result(*shape: int, dtype: torch.dtype) -> Tensor:
 
 
 def _mapped(size: int) -> mmap.mmap:
-    if not hasattr(mmap, "MAP_PRIVATE"):
-        return mmap.mmap(-1, size)
-    piece = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    flags = {}
+    if hasattr(mmap, "MAP_PRIVATE"):
+        flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
+    try:
+        piece = mmap.mmap(-1, size, **flags)
+    except OSError as error:
+        raise MemoryError(f"{size} bytes for a result ({error.strerror})") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        piece.madvise(mmap.MADV_HUGEPAGE)
+        with suppress(OSError):  # a kernel without them
+            piece.madvise(mmap.MADV_HUGEPAGE)
     return piece

@@ -25,12 +25,15 @@ from mtmd.bench.report import (
     OpRow,
     Report,
     Stage,
-    growth,
+    growths,
     many,
+    place,
 )
 
 STYLE = Path(__file__).parent / "page.css"
 MIB = 2**20
+_MEMORY_HEAD = ["picture", "tiles", "patches", "flash", "explicit", "explicit / flash"]
+WIDE = 20  # times the least value, from which on an axis is logarithmic
 LABELLED = 3  # ops of each graph that are named in the roofline
 
 
@@ -123,19 +126,25 @@ def _sweeps(report: Report) -> list[str]:
         if not result:
             continue
         parts.append(f"<h2>Against {escape(axis)}</h2>")
-        slopes = [(stage, growth(axis, rows)) for stage, rows in result]
-        told = [f"{stage} ~ {axis}^{slope:.2f}" for stage, slope in slopes if slope is not None]
+        slopes = [(stage, g) for stage, rows in result for g in growths(axis, rows)]
+        told = [f"{stage} {g}" for stage, g in slopes if g.exponent is not None]
         if told:
-            parts.append(f"<p>Growth of time: {escape(', '.join(told))}.</p>")
+            parts.append(f"<p>Growth by least squares: {escape(', '.join(told))}.</p>")
         lines = [
             Line(stage, [_point(axis, s) for s in rows], STAGES.index(stage))
             for stage, rows in result
         ]
         for line in _separate(lines):
             chart = line_chart(
-                f"time against {axis}", line, AXIS_MEANING[axis], "time", milliseconds
+                f"time against {axis}",
+                line,
+                AXIS_MEANING[axis],
+                "time",
+                milliseconds,
+                y_log=_is_wide(line),
             )
             parts.append(f"<figure>{chart}</figure>")
+        parts += _encode_memory(axis, dict(result).get("encode", []), report)
         if axis == "batch":
             parts += _throughput(axis, result)
         cells = [
@@ -170,9 +179,32 @@ def _throughput(axis: str, found: Sequence[tuple[str, list[Stage]]]) -> list[str
     return [f"<figure>{chart}</figure>"]
 
 
+def _encode_memory(axis: str, rows: list[Stage], report: Report) -> list[str]:
+    """What an encode adds at its peak, measured beside what its plans predict."""
+    found = [(place(axis, s), s.added_bytes / MIB) for s in rows if s.added_bytes]
+    if axis != "resolution" or len(found) < 2:
+        return []
+    lines = [Line("measured", [_exact(x, y) for x, y in found], 1)]
+    least, most = min(x for x, _ in found), max(x for x, _ in found)
+    predicted = [(m.patches, m.flash_bytes / MIB) for m in report.memory]
+    within = sorted(row for row in predicted if least <= row[0] <= most)
+    if len(within) > 1:
+        lines.append(Line("predicted", [_exact(x, y) for x, y in within], 0, dashed=True))
+    chart = line_chart("memory of an encode", lines, "patches", "MiB added", number, y_log=True)
+    return [f"<figure>{chart}</figure>"]
+
+
+def _is_wide(lines: Sequence[Line]) -> bool:
+    """Whether values lie so far apart that only their logarithms can be told from each other."""
+    values = [p[1] for line in lines for p in line.points]
+    return min(values) > 0 and max(values) / min(values) > WIDE
+
+
 def _separate(lines: list[Line]) -> list[list[Line]]:
     """Stages that take a few per cent of another are drawn in a chart of their own."""
     tall = max(p[1] for line in lines for p in line.points)
+    if _is_wide(lines):
+        return [lines]
     low = [line for line in lines if max(p[1] for p in line.points) < tall / 15]
     return [group for group in ([x for x in lines if x not in low], low) if group]
 
@@ -210,13 +242,14 @@ def _memory(report: Report) -> list[str]:
         [
             f"{r.resolution} px",
             str(r.tiles),
+            str(r.patches),
             memory_size(r.flash_bytes),
             memory_size(r.explicit_bytes),
             f"{r.explicit_bytes / r.flash_bytes:.1f} ×" if r.flash_bytes else "",
         ]
         for r in rows
     ]
-    return [*parts, _table(["picture", "tiles", "flash", "explicit", "explicit / flash"], cells)]
+    return [*parts, _table(_MEMORY_HEAD, cells)]
 
 
 def _exact(x: float, y: float) -> tuple[float, float, float, float]:

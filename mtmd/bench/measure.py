@@ -66,6 +66,11 @@ class HostPeak:
         return _status("VmHWM:") if self._restarted else None
 
 
+def peak_bytes() -> int | None:
+    """The most this process has held since it began, or since a `HostPeak` was restarted."""
+    return _status("VmHWM:")
+
+
 def resident_bytes() -> int | None:
     return _status("VmRSS:")
 

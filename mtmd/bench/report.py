@@ -49,8 +49,9 @@ class Point:
 class Stage:
     """One stage at one point. `tokens` are those that one run reads or makes, 0 where none;
     `floor_ms` is what it takes at the machine's ceilings, None where nobody reckons it;
-    `peak_bytes` the most memory held meanwhile, weights included, None where the system does not
-    tell.
+    `peak_bytes` the most memory held meanwhile, weights included, `added_bytes` what of it was not
+    held before, None where the system does not tell; `patches` are those of all tiles, 0 of other
+    stages than the encoder's.
     """
 
     name: str
@@ -59,6 +60,8 @@ class Stage:
     tokens: int
     floor_ms: float | None
     peak_bytes: int | None
+    added_bytes: int | None = None
+    patches: int = 0
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -93,7 +96,7 @@ class PredictedMemory:
 
     resolution: int
     tiles: int
-    tile_pixels: int
+    patches: int
     flash_bytes: int
     explicit_bytes: int
 
@@ -168,15 +171,50 @@ class Report:
             for s in self.stages
         ]
         result["growth"] = [
-            {"axis": axis, "stage": stage, "exponent": growth(axis, rows)}
+            {"axis": axis, "stage": stage, **asdict(found)}
             for axis, stage, rows in self.sweeps()
+            for found in growths(axis, rows)
         ]
         return result
 
 
-def growth(axis: str, rows: list[Stage]) -> float | None:
-    """How time grows along an axis: time ~ value ** exponent. None for fewer than three values."""
-    return exponent([(float(s.point.value(axis) or 0), s.ms.median) for s in rows])
+@dataclass(frozen=True)
+class Growth:
+    """`of` time or memory: it is about a constant times `against` ** `exponent`, which is None for
+    fewer than three values.
+    """
+
+    of: str
+    against: str
+    exponent: float | None
+
+    def __str__(self) -> str:
+        return f"{self.of} ~ {self.against}^{self.exponent:.2f}"
+
+
+def against(axis: str, stage: str) -> str:
+    """What a stage grows with along an axis: an encode with the patches that pixels make."""
+    return "patches" if (axis, stage) == ("resolution", "encode") else axis
+
+
+def place(axis: str, stage: Stage) -> float:
+    """Where on the axis a measurement is, in what it grows with."""
+    counted = stage.patches if against(axis, stage.name) == "patches" else stage.point.value(axis)
+    return float(counted or 0)
+
+
+def growths(axis: str, rows: list[Stage]) -> list[Growth]:
+    """How a stage grows along an axis; memory where it takes more of it the more it does."""
+    name = rows[0].name
+    with_what = against(axis, name)
+    at = [place(axis, s) for s in rows]
+    times = exponent(list(zip(at, (s.ms.median for s in rows), strict=True)))
+    found = [Growth("time", with_what, times)]
+    if name == "encode" and axis in ("resolution", "images"):
+        # A small one may find all that it needs in memory that the process holds already
+        added = [(x, float(s.added_bytes)) for x, s in zip(at, rows, strict=True) if s.added_bytes]
+        found.append(Growth("memory", with_what, exponent(added)))
+    return found
 
 
 def many(count: int, what: str, ending: str = "s") -> str:

@@ -42,7 +42,7 @@ Progress = Callable[[str], None]
 class Plan:
     """What to measure. Each of `axes` has one value or more: the first of all is the base, and one
     axis at a time is varied from there. `images` empty: one, where the model sees. `copying`:
-    also answers that copy their prompt, at the base.
+    also answers that copy their prompt, at the base. `stages` are those measured, empty: all.
     """
 
     model: str | None
@@ -60,6 +60,7 @@ class Plan:
     roofline: bool
     command: str
     copying: bool = False
+    stages: tuple[str, ...] = ()
 
     def base(self) -> Point:
         return Point(
@@ -74,11 +75,15 @@ class Plan:
     def points(self) -> list[tuple[Point, tuple[str, ...]]]:
         """Each once, with its stages; the base comes first."""
         base = self.base()
-        result = {base: STAGES_OF["load"]}
+        result = {base: self.measured("load")}
         for axis in AXES:
             for value in getattr(self, axis):
-                result.setdefault(replace(base, **{axis: value}), STAGES_OF[axis])
+                if stages := self.measured(axis):
+                    result.setdefault(replace(base, **{axis: value}), stages)
         return list(result.items())
+
+    def measured(self, axis: str) -> tuple[str, ...]:
+        return tuple(s for s in STAGES_OF[axis] if not self.stages or s in self.stages)
 
 
 @dataclass
@@ -88,7 +93,8 @@ class _Series:
     tokens: int
     work: Work | None
     ms: list[float] = field(default_factory=list)
-    peaks: list[int] = field(default_factory=list)
+    peaks: list[tuple[int, int]] = field(default_factory=list)
+    patches: int = 0
 
 
 def run(
@@ -133,6 +139,7 @@ def run(
         progress("looking at every op")
         costs = bench.watch()
     progress("predicting memory")
+    predicted = _predicted(subject) if not plan.stages or "encode" in plan.stages else ()
     return Report(
         subject.name,
         plan.command,
@@ -148,7 +155,7 @@ def run(
         plan.base(),
         bench.results(),
         tuple(bench.row(cost) for cost in costs),
-        tuple(_predicted(subject)),
+        tuple(predicted),
     )
 
 
@@ -187,10 +194,14 @@ class _Bench:
             work = lambda: subject.encode_work(plans)  # noqa: E731
             with self._timed("encode", point, counted and "encode" in stages, tokens, work):
                 self._pictures[seen] = plans, subject.encode(plans)
+            if ("encode", point) in self.series:
+                self.series["encode", point].patches = subject.patches(plans)
         return subject.prompt(point.context, *self._pictures.get(seen, ([], [])))
 
     def _answer(self, point: Point, stages: Sequence[str], counted: bool, spans: list[Any]) -> None:
         subject, read = self.subject, []
+        if not {"prefill", "decode"}.intersection(stages):
+            return
         total = sum(map(len, spans))
         work = lambda: subject.prefill_work(spans)  # noqa: E731
         with self._timed("prefill", point, counted and "prefill" in stages, total, work):
@@ -230,7 +241,7 @@ class _Bench:
         runs: int = 1,
     ) -> Iterator[None]:
         """Time and peak memory of the body, which does the same `runs` times."""
-        peaks: list[int] = []
+        peaks: list[tuple[int, int]] = []
         self.subject.synchronize()
         with self.subject.peak(peaks):
             start = time.perf_counter()
@@ -253,7 +264,9 @@ class _Bench:
                 Sample(tuple(s.ms)),
                 s.tokens,
                 self._floor_ms(s.work),
-                max(s.peaks, default=None),
+                max((most for most, _ in s.peaks), default=None),
+                max((added for _, added in s.peaks), default=None),
+                s.patches,
             )
             for (name, point), s in self.series.items()
         )
@@ -263,11 +276,14 @@ class _Bench:
 
     def watch(self) -> list[OpCost]:
         """Every node of an encode and of a step of decode at the base."""
-        base = self.plan.base()
+        base, stages = self.plan.base(), self.plan.measured("load")
+        encode = self.subject.watch_encode() if "encode" in stages else []
+        if "decode" not in stages:
+            return encode
         spans = self._look(base, (), counted=False)
         read = [self.subject.prefill(spans, slot) for slot in range(base.batch)]
         ready = Prefilled(tuple(r for r, _ in read), tuple(token for _, token in read))
-        return [*self.subject.watch_encode(), *self.subject.watch_decode(ready)]
+        return [*encode, *self.subject.watch_decode(ready)]
 
     def row(self, cost: OpCost) -> OpRow:
         seconds = max(cost.ms / 1e3, 1e-9)
@@ -306,11 +322,11 @@ def _predicted(subject: Subject) -> Iterator[PredictedMemory]:
         return
     seen = set()
     for side in SIDES:
-        flash, pixels, tiles = subject.predicted_encode_bytes(side, "on")
-        if (pixels, tiles) not in seen:
-            seen.add((pixels, tiles))
+        flash, patches, tiles = subject.predicted_encode_bytes(side, "on")
+        if (patches, tiles) not in seen:
+            seen.add((patches, tiles))
             explicit, _, _ = subject.predicted_encode_bytes(side, "off")
-            yield PredictedMemory(side, tiles, pixels, flash, explicit)
+            yield PredictedMemory(side, tiles, patches, flash, explicit)
 
 
 def _processor() -> str:

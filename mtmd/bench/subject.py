@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mtmd.bench.ceilings import Ceilings, measure_ceilings
 from mtmd.bench.forced import Forced
-from mtmd.bench.measure import HostPeak
+from mtmd.bench.measure import HostPeak, resident_bytes
 from mtmd.bench.shapes import random_checkpoint
 from mtmd.clip.encoder import BATCH, Encoder
 from mtmd.clip.resolution.resolution import ImagePlan
@@ -336,19 +336,24 @@ class Subject:
 
         return self.model.exclusively(work)
 
+    def patches(self, plans: Sequence[ImagePlan]) -> int:
+        """What the encoder's attention sees of these pictures, all tiles together."""
+        assert self.encoder is not None
+        return sum(_patches(self.encoder.plan(*batch)) for batch in _batches(plans))
+
     def predicted_encode_bytes(self, resolution: int, flash_attn: str) -> tuple[int, int, int]:
         """Peak bytes on the device while a picture of so many pixels a side is encoded, beyond
-        weights; the patches of its largest tile; its tiles. Nothing is run.
+        weights; its patches; its tiles. Nothing is run.
         """
         assert self.encoder is not None
         encoder = self._encoder(flash_attn)
-        batches = _batches(self.prepare(resolution, 1))
+        plans = self.prepare(resolution, 1)
+        batches = _batches(plans)
         peak = max(
             encoder.plan(count, shape).compute_bytes.get(self.backend.space, 0)
             for count, shape in batches
         )
-        area = max(shape[-1] * shape[-2] for _, shape in batches)
-        return peak, area, sum(count for count, _ in batches)
+        return peak, self.patches(plans), sum(count for count, _ in batches)
 
     def _encoder(self, flash_attn: str) -> Encoder:
         assert self.encoder is not None
@@ -363,21 +368,23 @@ class Subject:
         )
 
     @contextmanager
-    def peak(self, into: list[int]) -> Iterator[None]:
-        """Appends the most memory held while its body runs: of the process on a CPU, of the device
-        otherwise; nothing where the system does not tell.
+    def peak(self, into: list[tuple[int, int]]) -> Iterator[None]:
+        """Appends the most memory held while its body runs, and how much of it was not held before:
+        of the process on a CPU, of the device otherwise; nothing where the system does not tell.
         """
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
+            before = torch.cuda.memory_allocated(self.device)
             yield
-            into.append(torch.cuda.max_memory_allocated(self.device))
+            most = torch.cuda.max_memory_allocated(self.device)
+            into.append((most, most - before))
             return
-        host = HostPeak()
+        host, held = HostPeak(), resident_bytes()
         host.restart()
         yield
         result = host.read()
-        if result is not None:
-            into.append(result)
+        if result is not None and held is not None:
+            into.append((result, max(result - held, 0)))
 
 
 class _Watch:
@@ -441,6 +448,14 @@ def _batches(plans: Sequence[ImagePlan]) -> list[tuple[int, tuple[int, ...]]]:
         for shape, count in counts.items()
         for start in range(0, count, BATCH)
     ]
+
+
+def _patches(plan: Plan) -> int:
+    """Of all tiles, the rows of the widest attention."""
+    seen = (
+        step.node.inputs[0] for step in plan.steps if step.node.op in ("attention", "attn_scores")
+    )
+    return max((q.shape[0] * q.shape[1] for q in seen if q is not None), default=0)
 
 
 def _work(plan: Plan) -> Work:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mtmd.bench.report import AXIS_MEANING, STAGE_MEANING, Report, Stage, growth, many
+from mtmd.bench.report import AXIS_MEANING, STAGE_MEANING, Report, Stage, growths, many
 from mtmd.kernels.dtype import mib
 
 OPS_SHOWN = 8  # of each graph, those that take most time
@@ -30,15 +30,17 @@ def render_table(report: Report) -> str:
         ),
     ]
     for axis, stage, rows in report.sweeps():
-        slope = growth(axis, rows)
-        told = f", time ~ {axis}^{slope:.2f}" if slope is not None else ""
+        told = [f", {g}" for g in growths(axis, rows) if g.exponent is not None]
+        head = [axis, "median", "best", "worst", "tokens/s", "of roofline", "peak memory"]
+        cells = [[str(s.point.value(axis)), *_stage_row(s)[1:]] for s in rows]
+        if stage == "encode":
+            head += ["added", "patches"]
+            for row, s in zip(cells, rows, strict=True):
+                row += [mib(s.added_bytes) if s.added_bytes else "", str(s.patches)]
         parts += [
             "",
-            f"{stage} against {axis} ({AXIS_MEANING[axis]}){told}",
-            *_columns(
-                [axis, "median", "best", "worst", "tokens/s", "of roofline", "peak memory"],
-                [[str(s.point.value(axis)), *_stage_row(s)[1:]] for s in rows],
-            ),
+            f"{stage} against {axis} ({AXIS_MEANING[axis]}){''.join(told)}",
+            *_columns(head, cells),
         ]
     for graph in dict.fromkeys(row.graph for row in report.ops):
         costs = [row for row in report.ops if row.graph == graph]
@@ -69,9 +71,15 @@ def render_table(report: Report) -> str:
             "",
             "memory of an encode beyond weights, predicted",
             *_columns(
-                ["picture", "tiles", "flash attention", "explicit"],
+                ["picture", "tiles", "patches", "flash attention", "explicit"],
                 [
-                    [f"{p.resolution} px", str(p.tiles), mib(p.flash_bytes), mib(p.explicit_bytes)]
+                    [
+                        f"{p.resolution} px",
+                        str(p.tiles),
+                        str(p.patches),
+                        mib(p.flash_bytes),
+                        mib(p.explicit_bytes),
+                    ]
                     for p in report.memory
                 ],
             ),

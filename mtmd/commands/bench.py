@@ -52,6 +52,12 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     _list(what, "--threads", None, "CPU threads (default: torch's choice)")
     _list(what, "--load", "0", "busy processes beside it")
     what.add_argument(
+        "--stages",
+        metavar="LIST",
+        help="those that are measured, like encode,decode (default: preprocess,encode,prefill,"
+        "decode,'first token')",
+    )
+    what.add_argument(
         "--decode", type=int, default=32, metavar="N", help="tokens decoded (default: 32)"
     )
     what.add_argument(
@@ -148,6 +154,7 @@ def run(args: argparse.Namespace) -> int:
         not args.no_ops,
         f"mtmd {shlex.join(sys.argv[1:])}",
         args.copy,
+        _stages(args.stages),
     )
     status = _Status()
     try:
@@ -167,6 +174,20 @@ def run(args: argparse.Namespace) -> int:
 
         print(for_terminal(render_table(report)))
     return 0
+
+
+def _stages(text: str | None) -> tuple[str, ...]:
+    """Names between commas; none for no text, which is all. Raises OptionError."""
+    from mtmd.bench.stages import STAGES_OF
+
+    if text is None:
+        return ()
+    names = tuple(part.strip() for part in text.split(","))
+    for name in names:
+        if name not in STAGES_OF["load"]:
+            expected = ", ".join(STAGES_OF["load"])
+            raise OptionError(f"stages: found {name!r:.40}, expected some of {expected}")
+    return names
 
 
 def _numbers(name: str, text: str | None, least: int, most: int) -> tuple[int, ...]:

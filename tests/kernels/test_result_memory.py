@@ -81,6 +81,12 @@ def test_with_the_run_everything_goes_but_what_somebody_holds(memory):
     assert memory.bytes == 0 and not memory._free
 
 
+def test_what_cannot_be_had_is_a_lack_of_memory(memory):
+    with memory.in_use(), pytest.raises(MemoryError, match="bytes for a result"):
+        new_result(1 << 40, 1 << 10, dtype=torch.float32)
+    assert memory.bytes == 0
+
+
 def test_systems_without_pages_of_their_own_kind(monkeypatch, memory):
     monkeypatch.delattr(result_memory.mmap, "MADV_HUGEPAGE", raising=False)
     monkeypatch.delattr(result_memory.mmap, "MAP_PRIVATE", raising=False)

@@ -69,6 +69,22 @@ def test_a_copy_is_timed_with_proposals_and_without(mtmd):
     assert "copy" not in mtmd("bench", *QUICK, "--no-ops", "--images", 0).out
 
 
+def test_stages_can_be_chosen(mtmd):
+    chosen = ("--stages", "encode, decode", "--resolution", "64", "--batch", "1,2", "--images", 1)
+    ran = mtmd("bench", *QUICK, *chosen, "--json")
+    assert ran.code == 0, ran.err
+    report = json.loads(ran.out)
+    assert {s["name"] for s in report["stages"]} == {"encode", "decode"}
+    (encode,) = (s for s in report["stages"] if s["name"] == "encode")
+    assert encode["patches"] > 0 and encode["point"]["batch"] == 1
+    encode_alone = mtmd("bench", *QUICK, *chosen[2:], "--stages", "encode", "--json")
+    found = json.loads(encode_alone.out)
+    assert [s["name"] for s in found["stages"]] == ["encode"], "a batch changes nothing of it"
+    assert {op["graph"] for op in found["ops"]} == {"encode"} and found["memory"]
+    decode_alone = mtmd("bench", *QUICK, *chosen[2:], "--stages", "decode", "--json")
+    assert json.loads(decode_alone.out)["memory"] == []
+
+
 def test_names_of_shapes_are_printed(mtmd):
     names = mtmd("bench", "--random-weights", "list").out.split()
     assert {"gemma-3-4b", "qwen3-vl-8b", "smolvlm-256m"} <= set(names)
@@ -86,6 +102,7 @@ def test_names_of_shapes_are_printed(mtmd):
         (("--random-weights", "smolvlm-256m", "--weights", "Q9"), "weights 'Q9': expected one of"),
         (("--random-weights", "nobody"), "expected a config.json"),
         (("--random-weights", "qwen3-0.6b", "--images", "1"), "has no image encoder"),
+        (("--stages", "encode,dance"), "stages: found 'dance', expected some of preprocess"),
         (("--html", "/nowhere/page.html"), "expected a file in a folder that exists"),
         (("--context", "999999"), "expected at most"),
         (("--device", "toaster"), "toaster"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mtmd.bench.ceilings import Ceilings
-from mtmd.bench.measure import HostPeak, Sample, busy, exponent
+from mtmd.bench.measure import HostPeak, Sample, busy, exponent, peak_bytes
 from mtmd.bench.report import Point, Stage
 from mtmd.bench.stages import Plan
 
@@ -84,7 +84,7 @@ def test_no_peak_without_proc(tmp_path, monkeypatch):
     monkeypatch.setattr("mtmd.bench.measure.PROC", tmp_path / "none")
     host = HostPeak()
     host.restart()
-    assert host.read() is None
+    assert host.read() is None and peak_bytes() is None
 
 
 def point(**changed):
