@@ -23,10 +23,11 @@ LEAST = 512  # rows of a block: of fewer, products lay their weight out too ofte
 WIDER = 2  # times the width of the narrowest value, of what counts as wide
 # Each row of the result is made of the same row of the inputs, and of weights. The second operand
 # of some may be a value with rows, too.
-ROW_WISE = frozenset(
-    ("cast", "clamp", "gelu", "l2_norm", "layer_norm", "matmul", "relu", "reshape", "rms_norm")
-    + ("scale", "sigmoid", "silu", "softcap", "softplus")
+NORMS = frozenset(("l2_norm", "layer_norm", "rms_norm"))
+ELEMENTS = frozenset(
+    ("cast", "clamp", "gelu", "relu", "scale", "sigmoid", "silu", "softcap", "softplus")
 )
+ROW_WISE = NORMS | ELEMENTS | {"matmul", "reshape"}
 OF_TWO = frozenset(("add", "gelu_mul", "mul", "silu_mul"))
 
 
