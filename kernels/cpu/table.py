@@ -32,6 +32,7 @@ KERNELS: dict[str, tuple[Kernel, ...]] = {
     "patch_embed": (by_rows.PATCH_EMBED,),
     "pool2d": (by_rows.POOL,),
     "rms_norm": (by_rows.RMS_NORM,),
+    "rope": (by_rows.ROPE,),
     "silu": (activation.SILU,),
     "silu_mul": (activation.SILU_MUL,),
     "short_conv": (short_conv.KERNEL,),

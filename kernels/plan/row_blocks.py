@@ -161,10 +161,17 @@ def _wide(
 def _chain(
     steps: Sequence[Step], outputs: Sequence[Node], first: int, stop: int, rows: int, most: int
 ) -> Chain | None:
-    """Of steps whose last one makes the only result that others read, on one backend."""
+    """Of steps whose last one makes the only result that others read, a narrow one, on one
+    backend.
+    """
     made = {step.node for step in steps[first:stop]}
     kept = set(outputs) | {i for step in steps[stop:] for i in step.inputs if i is not None}
-    if made & kept != {steps[stop - 1].node} or len({s.backend for s in steps[first:stop]}) > 1:
+    result = steps[stop - 1].node
+    if (
+        result.type.bytes * WIDER > most
+        or made & kept != {result}
+        or len({s.backend for s in steps[first:stop]}) > 1
+    ):
         return None
     block = max(LEAST, -(-rows // (-(-most // BLOCK) * STEP)) * STEP)
     return Chain(first, stop, tuple(steps[first:stop]), rows, block) if block < rows else None

@@ -117,6 +117,9 @@ def test_steps_that_mix_rows_are_no_part_of_it():
     placed = ops.add(wide, source.node("places", ROWS, WIDE), name="placed")  # by row
     out = ops.matmul(placed, source.node("down", WIDTH, WIDE), name="down")
     assert names(make_plan([out], [Cpu()])) == []
+    wide = ops.matmul(x, source.node("qkv", WIDE, WIDTH), name="qkv")
+    part = ops.columns(wide, start=0, stop=WIDTH, name="q")
+    assert names(make_plan([part], [Cpu()])) == [], "it is read as a whole"
     narrow = ops.matmul(x, source.node("square", WIDTH, WIDTH), name="square")
     assert make_plan([narrow], [Cpu()]).chains == ()
 
