@@ -4,8 +4,8 @@ A run makes results of the same few sizes again and again. Left to the allocator
 takes from the system cost a fault for each 4 KiB when they are first written to, and those that it
 keeps are cut up for smaller ones, so that a heap grows to twice what is in use. So a run has pieces
 of its own: each is used again as soon as nobody holds the tensor in it, and all are gone with the
-run, those excepted that somebody still holds. Linux gives pages of 2 MiB to who asks for them,
-which costs a third.
+run, those excepted that somebody still holds and a few MiB for the next run. Linux gives pages of
+2 MiB to who asks for them, which costs a third.
 """
 
 from __future__ import annotations
@@ -21,18 +21,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LARGE = 1 << 20  # bytes; what is smaller is the allocator's
+LARGE = 2 << 20  # bytes; what is smaller is the allocator's
+SPARE = 8 << 20  # bytes that may be kept beyond what has been held at once, and for the next run
 FITTING = 1.25  # times what is needed, at most, is a piece that is used again
 _current = threading.local()
+_spare: list[mmap.mmap] = []  # of the last run
+_sparing = threading.Lock()
 
 
 class ResultMemory:
     """Pieces of one run. Used by one thread at a time; what is in them may be let go by any."""
 
     def __init__(self) -> None:
-        self._free: list[mmap.mmap] = []
+        with _sparing:
+            self._free = _spare[:]
+            _spare.clear()
         self._closed = False
-        self.bytes = 0
+        self.bytes = sum(map(len, self._free))
         """Of all pieces that there are."""
         self._most = 0  # bytes that were held at once: as much may be kept
 
@@ -53,7 +58,7 @@ class ResultMemory:
             return piece
         size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         self._most = max(self._most, self.bytes - sum(map(len, self._free)) + size)
-        while self._free and self.bytes + size > self._most:
+        while self._free and self.bytes + size > self._most + SPARE:
             self.bytes -= len(self._free.pop(0))
         piece = _mapped(size)
         self.bytes += len(piece)
@@ -76,10 +81,17 @@ class ResultMemory:
             _current.memory = before
 
     def close(self) -> None:
-        """What is free goes back to the system, what is held when it is let go."""
+        """What is free goes back to the system or to the next run, what is held goes when it is let
+        go.
+        """
         self._closed = True
-        self.bytes -= sum(map(len, self._free))
-        self._free.clear()
+        free, self._free, kept = self._free, [], list[mmap.mmap]()
+        self.bytes -= sum(map(len, free))
+        for piece in sorted(free, key=len, reverse=True):
+            if sum(map(len, kept)) + len(piece) <= SPARE:
+                kept.append(piece)
+        with _sparing:
+            _spare[:] = kept
 
 
 def new_result(*shape: int, dtype: torch.dtype) -> Tensor:

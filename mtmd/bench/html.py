@@ -101,7 +101,8 @@ def _stages(report: Report) -> list[str]:
         "<h2>Time by stage</h2>",
         "<p>Median of all rounds, from the best to the worst as a thin line. The dashed mark is "
         "the least the work could take: every product at the matmul rate, or its weights at the "
-        "rate memory is read, whichever takes longer. Decode is one step of all sequences.</p>",
+        "rate memory is read, whichever takes longer. Decode is one step of all sequences. Peak "
+        "memory is the process's, weights included; added is what an encode takes of it.</p>",
         f"<figure>{bar_chart('time by stage', bars)}</figure>",
         _table(
             [
@@ -113,6 +114,7 @@ def _stages(report: Report) -> list[str]:
                 "tokens/s",
                 "of roofline",
                 "peak memory",
+                "added",
             ],
             [[_named(s), *_figures(s)] for s in rows],
         ),
@@ -161,6 +163,7 @@ def _sweeps(report: Report) -> list[str]:
             "tokens/s",
             "of roofline",
             "peak memory",
+            "added",
         ]
         parts.append(f"<details><summary>Figures</summary>{_table(head, cells)}</details>")
     return parts
@@ -328,6 +331,7 @@ def _figures(stage: Stage) -> list[str]:
         number(rate) if rate and stage.name != "first token" else "",
         f"{stage.share:.0%}" if stage.share else "",
         memory_size(stage.peak_bytes) if stage.peak_bytes else "",
+        memory_size(stage.added_bytes) if stage.added_bytes else "",
     ]
 
 

@@ -14,7 +14,9 @@ ROWS = LARGE // 4096  # of 1,024 numbers in fp32
 
 
 @pytest.fixture
-def memory() -> ResultMemory:
+def memory(monkeypatch) -> ResultMemory:
+    monkeypatch.setattr(result_memory, "_spare", [])
+    monkeypatch.setattr(result_memory, "SPARE", LARGE)
     return ResultMemory()
 
 
@@ -43,11 +45,11 @@ def test_memory_is_used_again_when_the_last_view_of_it_is_gone(memory):
 
 def test_memory_that_fits_badly_goes_before_more_is_taken_than_was_held_at_once(memory):
     with memory.in_use():
-        both = new(2 * ROWS), new(2 * ROWS)
+        both = new(3 * ROWS), new(3 * ROWS)
         most = memory.bytes
         del both
-        small = new()
-        assert memory.bytes <= most and small.nbytes * 2 < most
+        more = [new(), new()]
+        assert memory.bytes <= most + LARGE and sum(x.nbytes for x in more) * 3 == most
 
 
 def test_small_results_and_those_outside_of_runs_are_the_allocators(memory):
@@ -72,13 +74,17 @@ def test_it_is_the_threads_own_and_what_was_before_comes_back(memory):
 
 def test_with_the_run_everything_goes_but_what_somebody_holds(memory):
     with memory.in_use():
-        free, kept = new(), new().fill_(3)
+        free, spare, kept = new(2 * ROWS), new(), new().fill_(3)
         del free
+        del spare
     memory.close()
     assert memory.bytes == kept.nbytes
     assert kept.eq(3).all()
     del kept
     assert memory.bytes == 0 and not memory._free
+    following = ResultMemory()
+    assert following.bytes == LARGE, "what was spare, and no more"
+    assert ResultMemory().bytes == 0, "one run has it"
 
 
 def test_what_cannot_be_had_is_a_lack_of_memory(memory):

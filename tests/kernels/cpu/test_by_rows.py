@@ -10,7 +10,6 @@ from mtmd.kernels.backends import Cpu
 from mtmd.kernels.cpu import by_rows
 from mtmd.kernels.cpu.table import choose
 from mtmd.kernels.ops import OPS
-from mtmd.kernels.result_memory import LARGE
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 CASES = {
@@ -24,14 +23,15 @@ CASES = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
 @pytest.mark.parametrize("op", CASES)
-def test_blocks_give_what_the_reference_gives(op, dtype, peak_bytes):
+def test_blocks_give_what_the_reference_gives(op, dtype, peak_bytes, monkeypatch):
+    monkeypatch.setattr(by_rows, "LARGE", 1 << 20)
     shapes, attrs = CASES[op]
     inputs = [torch.randn(shape).to(dtype) for shape in shapes]
     if op == "rope":
         inputs[1] = inputs[1].float()
     node = node_of(op, inputs, attrs)
     kernel = choose(node)
-    assert kernel is not None and inputs[0].nbytes >= LARGE
+    assert kernel is not None and inputs[0].nbytes >= by_rows.LARGE
     expected = OPS[op].reference(*inputs, **attrs)
     result = kernel.run(*inputs, **attrs)
     assert result.shape == expected.shape and result.dtype == dtype and result.is_contiguous()
@@ -43,7 +43,7 @@ def test_blocks_give_what_the_reference_gives(op, dtype, peak_bytes):
 
 
 def test_what_is_small_or_strided_is_left_to_the_reference():
-    small, large = torch.randn(10, 640), torch.randn(4 * LARGE // 640 // 4 + 1, 640)
+    small, large = torch.randn(10, 640), torch.randn(by_rows.LARGE // 640, 640)
     weights = torch.randn(640), torch.randn(640)
     node = node_of("layer_norm", [small, *weights], {"eps": 1e-6})
     assert "on" in str(by_rows.LAYER_NORM.rejects(*(i.type for i in node.inputs), eps=1e-6))
