@@ -78,6 +78,7 @@ ORDER = {
     "web": (
         ("keys",),
         ("errors", "settings", "sse", "store", "served_model", "metrics", "access_log"),
+        ("waiting",),  # answers, and connections, without a thread
         ("auth", "headers", "intake", "connections"),  # what may come in
         ("api", "page", "server", "status"),  # two products that do not know each other
         ("adapters",),  # other interfaces, over what OpenAI's is made of

@@ -21,7 +21,6 @@ from mtmd.web.intake.fetch import Fetcher
 from mtmd.web.intake.gate import Gate, GatedFlask
 from mtmd.web.intake.media import Media
 from mtmd.web.intake.uploads import Uploads
-from mtmd.web.intake.watcher import Watcher
 from mtmd.web.page import diagnostics
 from mtmd.web.page import routes as page
 from mtmd.web.page.chat import Chat
@@ -75,7 +74,6 @@ def create_app(
         service,
         model,
         Media(budget, uploads, fetcher, settings.media_path),
-        Watcher(),
         settings.unknown_fields,
     )
     app.register_blueprint(openai.blueprint(api))

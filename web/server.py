@@ -19,10 +19,11 @@ from waitress.server import TcpWSGIServer
 from mtmd import OptionError
 from mtmd.web.auth import keys_of
 from mtmd.web.connections.body_budget import BodyBudget
-from mtmd.web.connections.channel import Channel
+from mtmd.web.connections.channel import HELD, Channel
 from mtmd.web.connections.clients import Clients, is_here
 from mtmd.web.connections.loop import Sockets
 from mtmd.web.connections.refusal import Refusal
+from mtmd.web.connections.task import waiting
 from mtmd.web.connections.threads import Pools
 from mtmd.web.intake.gate import GatedFlask
 from mtmd.web.settings import ServerSettings
@@ -78,12 +79,11 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         self.bodies = BodyBudget(self.limits.body_bytes)
         self._keys = keys_of(app)
         self._sockets = Sockets()
-        places = app.gate.most()
-        kinds: dict[Hashable, int] = {None: QUICK_THREADS}
-        kinds |= {work: count + QUICK_THREADS for work, count in places.items()}
+        kinds: dict[Hashable, int] = {None: QUICK_THREADS, HELD: QUICK_THREADS}
+        kinds |= {work: count + QUICK_THREADS for work, count in app.gate.threads().items()}
         self._route = app.gate.route
         super().__init__(
-            app,
+            waiting(app),
             map=self._sockets,
             dispatcher=Pools(kinds),
             _sock=sock,

@@ -40,8 +40,14 @@ class FakeTicket:
         self.cancelled.set()
 
     def redirect(self, put):
-        for event in self:
-            put(event)
+        def run():
+            try:
+                for event in self:
+                    put(event)
+            except Exception as error:
+                put(error)
+
+        threading.Thread(target=run, daemon=True).start()
 
     def __iter__(self):
         service = self.service

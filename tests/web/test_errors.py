@@ -242,8 +242,8 @@ def test_a_panic_in_a_stream_ends_the_connection():
     service = FakeService()
 
     class Ticket:
-        def __iter__(self):
-            panic()
+        def redirect(self, put):
+            put(PanicException("at byte 7"))
 
         def cancel(self):
             pass

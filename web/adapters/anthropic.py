@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from flask import Blueprint, Response, g, jsonify
+from flask import Blueprint, Response, g
 
 from mtmd import Answer, Event, Finished, Progress, Receipt, TextPiece
 from mtmd.web import sse
@@ -51,10 +51,9 @@ def blueprint(door: Door) -> Blueprint:
                 lambda error: _event(_error(error, request_id)),
                 sse.MIMETYPE,
             )
-        answer = answering.whole()
-        content = [{"type": "text", "text": answer.text}] if answer.text else []
-        return jsonify(
-            head | {"content": content} | _end(answer) | {"usage": _usage(answer.receipt)}
+        return answering.whole(
+            lambda answer: head | _content(answer) | {"usage": _usage(answer.receipt)},
+            lambda error: _error(error, request_id),
         )
 
     @routes.post("/v1/messages/count_tokens")
@@ -72,14 +71,22 @@ def blueprint(door: Door) -> Blueprint:
     return routes
 
 
+def _content(answer: Answer) -> dict[str, Any]:
+    content = [{"type": "text", "text": answer.text}] if answer.text else []
+    return {"content": content, **_end(answer)}
+
+
 def _failed(error: Exception) -> Response:
     return error_response(error, lambda known: _error(known, g.get("request_id", "req")))
 
 
-def _written(events: Iterator[Event], head: dict[str, Any]) -> Iterator[str]:
+def _written(events: Iterator[Event | None], head: dict[str, Any]) -> Iterator[str]:
     """The first event has the number of tokens of the prompt, so it waits until that is known."""
     started = False
     for event in events:
+        if event is None:
+            yield ""
+            continue
         if not started and not (isinstance(event, Progress) and event.stage == "encode"):
             started = True
             tokens = event.total if isinstance(event, Progress) else 0

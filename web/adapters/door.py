@@ -4,12 +4,12 @@ answer handed out whole or as it is written, and all let go of when nobody waits
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from flask import Response, g, json, request
+from flask import Response, g, json
 
 from mtmd import Answer, Event, Finished, MtmdError, TextPiece, Ticket, TokenCount
 from mtmd.web.api.routes import Api
@@ -17,7 +17,8 @@ from mtmd.web.api.stream import SHUTTING_DOWN
 from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError, as_api_error
 from mtmd.web.intake.media import Reference
-from mtmd.web.intake.watcher import give_up
+from mtmd.web.waiting.incoming import Incoming
+from mtmd.web.waiting.responses import streamed, whole
 
 _DETAILS = ("low", "auto", "high")
 
@@ -52,7 +53,12 @@ def error_response(
     error: Exception, form: Callable[[ApiError], Mapping[str, Any]], **headers: str
 ) -> Response:
     """The answer to an error in an adapter's own form."""
-    known = as_api_error(error, g.get("request_id", "req"))
+    return _refused(as_api_error(error, g.get("request_id", "req")), form, headers)
+
+
+def _refused(
+    known: ApiError, form: Callable[[ApiError], Mapping[str, Any]], headers: Mapping[str, str]
+) -> Response:
     return Response(
         json.dumps(form(known)),
         known.status,
@@ -78,10 +84,6 @@ class Door:
             usual = {"max_tokens": self.model.context, "detail": _detail(asked)}
             options = usual | _continued(asked) | dict(asked.options)
             ticket = self.service.submit(messages, tenant=owner(), **options)
-            stack.callback(give_up, ticket)
-            is_gone = request.environ.get("waitress.client_disconnected")
-            if is_gone is not None:
-                stack.callback(self.api.watcher.watch(is_gone, ticket))
             return Answering(ticket, stack.pop_all())
 
     def count(self, asked: Asked) -> TokenCount:
@@ -112,51 +114,64 @@ class Answering:
     """
 
     def __init__(self, ticket: Ticket, held: ExitStack) -> None:
-        self._ticket, self._held = ticket, held
+        self._incoming, self._request_id = Incoming([ticket], held), g.request_id
 
-    def whole(self) -> Answer:
-        """Raises what the answer failed by."""
-        with self._held:
-            for event in self.events():
-                if isinstance(event, Finished):
-                    return event.answer
-        raise MtmdError("the service ended an answer without saying how")
+    def whole(
+        self,
+        write: Callable[[Answer], dict[str, Any]],
+        failed: Callable[[ApiError], Mapping[str, Any]],
+    ) -> Response:
+        """`write`: what is sent for the answer; `failed`: in its place."""
 
-    def events(self) -> Iterator[Event]:
-        """As the ticket has them; an answer that the server itself gave up raises ApiError."""
-        for event in self._ticket:
+        def refused(error: Exception) -> Response:
+            return _refused(as_api_error(error, self._request_id), failed, {})
+
+        def steps() -> Generator[None, None, dict[str, Any]]:
+            for event in self._events():
+                if event is None:
+                    yield
+                elif isinstance(event, Finished):
+                    return write(event.answer)
+            raise MtmdError("the service ended an answer without saying how")
+
+        return whole(self._incoming, steps(), refused)
+
+    def streamed(
+        self,
+        write: Callable[[Iterator[Event | None]], Iterator[str]],
+        failed: Callable[[ApiError], str],
+        mimetype: str,
+    ) -> Response:
+        """`write`: what is sent for the events, for None an empty piece; `failed`: for an error,
+        whose status cannot be sent any more.
+        """
+
+        def pieces() -> Iterator[str]:
+            try:
+                yield from write(self._events())
+            except Exception as error:
+                yield failed(as_api_error(error, self._request_id))
+
+        return streamed(self._incoming, pieces(), mimetype)
+
+    def _events(self) -> Iterator[Event | None]:
+        """As the ticket has them, None where there is nothing now; an answer that the server
+        itself gave up raises ApiError.
+        """
+        for come in self._incoming:
+            event = None if come is None else come[1]
             if isinstance(event, Finished) and event.answer.receipt.finish == "cancelled":
                 raise SHUTTING_DOWN
             yield event
 
-    def streamed(
-        self,
-        write: Callable[[Iterator[Event]], Iterator[str]],
-        failed: Callable[[ApiError], str],
-        mimetype: str,
-    ) -> Response:
-        """`write`: what is sent for the events; `failed`: for an error, whose status cannot be sent
-        any more.
-        """
-        request_id = g.request_id
 
-        def pieces() -> Iterator[str]:
-            try:
-                yield from write(self.events())
-            except Exception as error:
-                yield failed(as_api_error(error, request_id))
-
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        response = Response(pieces(), mimetype=mimetype, headers=headers)
-        response.call_on_close(self._held.close)
-        return response
-
-
-def texts(events: Iterator[Event], finished: list[Answer]) -> Iterator[str]:
-    """The answer's text as it comes; the whole answer is put into `finished` at its end."""
+def texts(events: Iterator[Event | None], finished: list[Answer]) -> Iterator[str]:
+    """The answer's text as it comes, "" where there is nothing now; the whole answer is put into
+    `finished` at its end.
+    """
     for event in events:
-        if isinstance(event, TextPiece) and event.text:
-            yield event.text
+        if event is None or (isinstance(event, TextPiece) and event.text):
+            yield event.text if event else ""
         elif isinstance(event, Finished):
             finished.append(event.answer)
 

@@ -127,13 +127,14 @@ def _answered(
         return jsonify(_line(body.model, part("")) | loaded)
     answering = door.begin(body.asked())
     if not body.streams:
-        answer = answering.whole()
-        return jsonify(_line(body.model, part(answer.text)) | _end(answer, began))
+        return answering.whole(
+            lambda answer: _line(body.model, part(answer.text)) | _end(answer, began), _error
+        )
 
-    def lines(events: Iterator[Event]) -> Iterator[str]:
+    def lines(events: Iterator[Event | None]) -> Iterator[str]:
         finished: list[Answer] = []
         for text in texts(events, finished):
-            yield _dumped(_line(body.model, part(text)) | {"done": False})
+            yield _dumped(_line(body.model, part(text)) | {"done": False}) if text else ""
         yield _dumped(_line(body.model, part("")) | _end(finished[0], began))
 
     return answering.streamed(lines, lambda error: _dumped(_error(error)), LINES)

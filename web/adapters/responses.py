@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from flask import Blueprint, Response, g, jsonify
+from flask import Blueprint, Response, g
 
 from mtmd import Answer, Event, Receipt
 from mtmd.web import sse
@@ -37,7 +37,7 @@ def blueprint(door: Door, kept: KeptResponses) -> Blueprint:
         answering = door.begin(Asked([*instructions, *turns], body.chosen(), body.details()))
         if body.stream:
             return answering.streamed(writing.events, writing.failed, sse.MIMETYPE)
-        return jsonify(writing.finished(answering.whole()))
+        return answering.whole(writing.finished, ApiError.body)
 
     @routes.get("/v1/responses/<id_>")
     @takes(Body.NOTHING)
@@ -89,7 +89,7 @@ class _Writing:
             "background": False,
         }
 
-    def events(self, events: Iterator[Event]) -> Iterator[str]:
+    def events(self, events: Iterator[Event | None]) -> Iterator[str]:
         begun = self._body("in_progress", [], None)
         yield self._event("response.created", response=begun)
         yield self._event("response.in_progress", response=begun)
@@ -99,7 +99,8 @@ class _Writing:
         yield self._event("response.content_part.added", **place, part=_part(""))
         finished: list[Answer] = []
         for text in texts(events, finished):
-            yield self._event("response.output_text.delta", **place, delta=text, logprobs=[])
+            piece = {**place, "delta": text, "logprobs": []}
+            yield self._event("response.output_text.delta", **piece) if text else ""
         answer = finished[0]
         yield self._event("response.output_text.done", **place, text=answer.text, logprobs=[])
         yield self._event("response.content_part.done", **place, part=_part(answer.text))

@@ -47,7 +47,7 @@ PLAIN = Form(
 
 
 def stream(
-    events: Iterable[tuple[int, Event]],
+    events: Iterable[tuple[int, Event] | None],
     replies: Sequence[Reply],
     form: Form,
     include_usage: bool,
@@ -55,9 +55,9 @@ def stream(
     usage: Callable[[dict[int, Receipt]], dict[str, Any]],
     echo: Sequence[str] = (),
 ) -> Iterator[str]:
-    """`events` with the place of their answer among `replies`. `as_error`: what is sent for an
-    exception, whose status cannot be sent any more; `usage` of the answers' receipts; `echo`: what
-    each answer begins with.
+    """`events` with the place of their answer among `replies`; for None, an empty piece.
+    `as_error`: what is sent for an exception, whose status cannot be sent any more; `usage` of the
+    answers' receipts; `echo`: what each answer begins with.
     """
     receipts: dict[int, Receipt] = {}
     for reply in replies:
@@ -66,7 +66,11 @@ def stream(
     try:
         for index, text in enumerate(echo):
             yield event(form.text(replies[index], text, ()))
-        for index, item in events:
+        for come in events:
+            if come is None:
+                yield ""
+                continue
+            index, item = come
             reply = replies[index]
             if isinstance(item, Progress):
                 yield event(progress(form.quiet(reply), item))

@@ -22,6 +22,7 @@ from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.intake.places import Places
 from mtmd.web.settings import JsonLimits, ServerSettings
 
+PREPARED_AT_ONCE = 64  # requests whose pictures are decoded or fetched, whose prompts are read
 FORGIVEN_BYTES = 64 << 10  # of a body at an address that takes none, or is not there
 SMALL_VALUES = 4096  # in JSON that the page sends
 LONG_RESPONSE = 256 << 10  # bytes; less waits in memory for a client that does not read
@@ -120,9 +121,10 @@ class Gate:
         """Places of this kind that are not free."""
         return self._places[work].taken
 
-    def most(self) -> dict[Work, int]:
-        """Places of each kind of work that has some."""
-        return {work: places.most for work, places in self._places.items()}
+    def threads(self) -> dict[Work, int]:
+        """How many threads each kind of work that has places may take. Answers wait without one."""
+        most = {work: places.most for work, places in self._places.items()}
+        return most | {Work.ANSWER: min(most[Work.ANSWER], PREPARED_AT_ONCE)}
 
     def route(self, method: str, path: str) -> tuple[int, Work | None]:
         """How many bytes may come with such a request, and what places it will want. `path` as

@@ -20,10 +20,10 @@ from typing import Any
 
 from mtmd import Finished, Progress, TextPiece, Ticket
 from mtmd.web.errors import as_api_error
-from mtmd.web.intake.watcher import give_up
 from mtmd.web.store.conversation import COMPLETE, FAILED, STOPPED, title_from
 from mtmd.web.store.errors import StoreBusyError, StoreError
 from mtmd.web.store.store import Store
+from mtmd.web.waiting.incoming import give_up
 
 SAVE_SECONDS = 0.5
 END_SECONDS = 5.0
