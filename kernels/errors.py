@@ -48,4 +48,10 @@ class PlacementError(MtmdError):
 
 
 class BusyError(MtmdError):
-    """Too many requests wait already: nothing is wrong with this one, later it may be taken."""
+    """Too many requests wait already: nothing is wrong with this one, later it may be taken.
+    `retry_after_s`: when there should be room.
+    """
+
+    def __init__(self, text: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(text)
+        self.retry_after_s = retry_after_s

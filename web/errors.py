@@ -5,6 +5,7 @@ of the inside goes out.
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -92,7 +93,8 @@ def as_api_error(error: BaseException, request_id: str) -> ApiError:
             code="invalid_image" if isinstance(error, ImageError) else None,
         )
     if isinstance(error, BusyError):
-        return ApiError(429, str(error), code="server_busy", headers={"Retry-After": "1"})
+        wait = {"Retry-After": str(math.ceil(error.retry_after_s))}
+        return ApiError(429, str(error), code="server_busy", headers=wait)
     if isinstance(error, DeviceMemoryError):
         return ApiError(413, str(error), code="out_of_memory")
     if isinstance(error, DeviceError):  # what caused it is in the log already

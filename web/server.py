@@ -70,6 +70,8 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
     """`sock`: bound, by `bind`. It is the server's from then on."""
 
     _stopping = _ended = False
+    _drained_at: float | None = None
+    accepting: bool
     reading: Channel | None = None  # whose bytes are being read now
 
     def __init__(self, app: GatedFlask, settings: ServerSettings, sock: socket.socket) -> None:
@@ -113,14 +115,16 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
 
     channel_class = Channel
 
-    def serve(self, closing: Callable[[], None]) -> None:
+    def serve(self, closing: Callable[[], None], busy: Callable[[], bool] = lambda: False) -> None:
         """Until `stop`. Then nobody new is let in, and while `closing` ends what is being answered,
-        each client gets its end.
+        each client gets its end. After `drain`, until nothing is left: `busy` tells of what no
+        client waits for.
         """
-        while not self._stopping:
+        while not self._stopping and self._drained_at is None:
             self._sockets.turn(1)
-        self.accepting = False
-        self._sockets.look_at(self._fileno)
+        if not self._stopping:
+            self._drain(busy)
+        self._leave_port()
         thread = threading.Thread(target=closing, name="mtmd closing", daemon=True)
         thread.start()
         end = time.monotonic() + CLOSING_S
@@ -131,6 +135,28 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
             self._ended = True
             self.asyncore.close_all(self._sockets, ignore_all=True)
             self._sockets.close()
+
+    def _drain(self, busy: Callable[[], bool]) -> None:
+        assert self._drained_at is not None
+        self._leave_port()
+        while not self._stopping and time.monotonic() < self._drained_at:
+            for channel in tuple(self.active_channels.values()):
+                if channel.phase == "idle":
+                    channel.handle_close()
+            if not self.active_channels and not busy():
+                return
+            self._sockets.turn(0.2)
+
+    def _leave_port(self) -> None:
+        """Who comes now finds another server, or none."""
+        if self.accepting:
+            self.accepting = False
+            self._sockets.forget(self._fileno)
+            self.socket.close()
+
+    @property
+    def draining(self) -> bool:
+        return self._drained_at is not None
 
     @property
     def _busy(self) -> bool:
@@ -144,6 +170,15 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         self._stopping = True
         with self._ending:
             if not self._ended:  # then its trigger is closed, and its number perhaps another file's
+                self.pull_trigger()
+
+    def drain(self, seconds: float) -> None:
+        """Take nothing new, and end once all that has come is answered, after so many seconds at
+        the latest. From any thread, or the handler of a signal.
+        """
+        self._drained_at = time.monotonic() + seconds
+        with self._ending:
+            if not self._ended:
                 self.pull_trigger()
 
     # what channels and parsers ask

@@ -42,7 +42,7 @@ class ConnectionLimits:
     """
 
     most: int = 4096
-    per_address: int = 256
+    per_address: int = 1024
     head_s: float = 20.0
     body_s: float = 60.0
     body_rate: int = 32 << 10
@@ -72,6 +72,7 @@ class ServerSettings:
     `media_path`: the folder that file:// may name. `upload_bytes`: of uploaded files in all.
     `storage_bytes`: of pictures of conversations. `queue`: requests that may wait. `followers`:
     pages that read answers of the page as they are written; `downloads`: files being read at once.
+    `drain_s`: how long answers under way may take once the server is asked to end.
     `hang_s`: how long the device may do nothing in the midst of an answer, 0 for any time.
     `unknown_fields` of requests: "ignore", which the receipt says, or "refuse". `aliases`: other
     names by which requests may call the model; `any_model`: they may call it by any. Raises
@@ -85,12 +86,13 @@ class ServerSettings:
     api_key_file: Path | None = None
     share_cache: bool = False
     insecure_no_auth: bool = False
-    rate_limit: int = 600
+    rate_limit: int = 0
     allow_remote_media: bool = False
     media_path: Path | None = None
     cors_origins: tuple[str, ...] = ()
-    queue: int = 64
+    queue: int = 1024
     hang_s: float = 300.0
+    drain_s: float = 25.0
     aliases: tuple[str, ...] = ()
     any_model: bool = False
     media: MediaBudget = MediaBudget()
@@ -115,6 +117,8 @@ class ServerSettings:
             raise OptionError(
                 f"hang_limit: found {self.hang_s:g}, expected seconds, at least 1, or 0 for none"
             )
+        if not 0 <= self.drain_s <= threading.TIMEOUT_MAX:
+            raise OptionError(f"drain: found {self.drain_s:g}, expected seconds, or 0 for none")
         if self.rate_limit < 0:
             raise OptionError(
                 f"rate_limit: found {self.rate_limit}, expected requests a minute, or 0 for no "

@@ -66,7 +66,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--queue",
         type=int,
-        default=64,
+        default=1024,
         metavar="N",
         help="requests that may wait (default: %(default)s)",
     )
@@ -81,7 +81,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--max-connections-per-address",
         type=int,
-        default=256,
+        default=1024,
         metavar="N",
         help="open connections of one address, other than this machine's (default: %(default)s)",
     )
@@ -112,6 +112,14 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="end the server when the device does nothing for so long in the midst of an answer; 0 "
         "for never (default: %(default)g)",
+    )
+    server.add_argument(
+        "--drain",
+        type=float,
+        default=25.0,
+        metavar="SECONDS",
+        help="when asked to end by SIGTERM or SIGHUP, take nothing new and write answers under way "
+        "for so long (default: %(default)g); Ctrl-C ends at once",
     )
     server.add_argument(
         "--no-warmup", action="store_true", help="begin at once; the first answer then takes longer"
@@ -145,9 +153,9 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     access.add_argument(
         "--rate-limit",
         type=int,
-        default=600,
+        default=0,
         metavar="N",
-        help="requests a minute for each key, 0 for any number (default: %(default)s)",
+        help="requests a minute for each key (default: any number)",
     )
     access.add_argument(
         "--allow-remote-media",
@@ -226,12 +234,12 @@ def _serve(
         )
         try:
             server = Server(create_app(service, settings, store, warmup=report), settings, sock)
-            _stop_on_signals(server)
+            _stop_on_signals(server, settings.drain_s)
             service.on_fault(lambda _: server.stop())
             isolation = [] if args.isolate else [NOT_ISOLATED]
             notices = [*_told_of(store), *_told_of_modes(opened), *isolation]
             _say(server.url, model.name, report, settings, folder, notices)
-            server.serve(closing=service.close)
+            server.serve(closing=service.close, busy=lambda: service.busy)
             service.close(ENDING_S)
             if service.fault is None:
                 print("stopped", flush=True)
@@ -277,6 +285,7 @@ def _settings(args: argparse.Namespace) -> Any:
         cors_origins=tuple(args.cors_origin),
         queue=args.queue,
         hang_s=args.hang_limit,
+        drain_s=args.drain,
         aliases=tuple(args.alias),
         any_model=args.any_model,
         media=MediaBudget(bytes=args.max_request << 20),
@@ -294,17 +303,24 @@ def _folder(args: argparse.Namespace) -> Path | None:
     return None if args.no_history else Path(args.data).expanduser() if args.data else data_folder()
 
 
-def _stop_on_signals(server: Any) -> None:
-    """Ctrl-C, or a request to terminate, ends answers under way, each told so, and then the
-    server.
+def _stop_on_signals(server: Any, drain_s: float) -> None:
+    """Ctrl-C ends answers under way, each told so, and then the server. A request to terminate, or
+    the end of the terminal, has them written first; a second one does not.
     """
 
     def stop(*_: object) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C does not wait
         server.stop()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    def drain(number: int, *_: object) -> None:
         signal.signal(number, stop)
+        server.drain(drain_s)
+
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, drain)
+    hang_up = getattr(signal, "SIGHUP", None)  # Windows has none
+    if hang_up is not None and signal.getsignal(hang_up) is not signal.SIG_IGN:  # as nohup sets
+        signal.signal(hang_up, drain)
 
 
 def _told_of(store: Any) -> list[str]:

@@ -49,6 +49,7 @@ from mtmd.service.receipts import make_receipt
 from mtmd.service.request import Request
 from mtmd.service.stats import ServiceStats, TokenCount
 from mtmd.service.ticket import Ticket
+from mtmd.service.turnover import Turnover
 from mtmd.tools.parser import CallPiece, Piece
 from mtmd.tracebacks import traceback_text
 
@@ -94,6 +95,7 @@ class Service:
         self._most = queue + loaded.runner.sequences
         self._places = threading.Semaphore(self._most)
         """One for each request from `submit` to its end: the only gate."""
+        self._turnover = Turnover()
         self._requests: dict[Ticket, Request] = {}
         self._open: dict[Ticket, None] = {}
         """Of requests from before they are posted to their end: who waits, also behind a hang."""
@@ -141,6 +143,11 @@ class Service:
     def fault(self) -> DeviceError | None:
         """Why nothing can be answered any more. Known at once, also while the device hangs."""
         return self._device.thread.fault
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is being answered, or waits for it."""
+        return bool(self._open)
 
     def on_fault(self, tell: abc.Callable[[DeviceError], None]) -> None:
         """`tell` is called, on any thread, once there is a fault; at once where there is one."""
@@ -198,21 +205,27 @@ class Service:
             raise again(self.fault)
         if not self._places.acquire(blocking=False):
             self._count("rejected")
+            with self._counting:
+                wait_s = self._turnover.wait_s()
             raise BusyError(
                 f"{self._most} requests are being answered or wait, the most that may; try again "
-                "later"
+                "later",
+                wait_s,
             )
         try:
             request = self._prepare(messages, settings, self._salt(tenant))
             self._post(request, after)
         except BaseException:
-            self._places.release()
+            self._free_place()
             raise
         self._processed.add(request.prompt.pictures, tenant)
         return request.ticket
 
     def _post(self, request: Request, after: Ticket | None) -> None:
-        self._open[request.ticket] = None
+        with self._counting:
+            if not self._open:
+                self._turnover.begin()
+            self._open[request.ticket] = None
         try:
             self._device.post(lambda: self._take(request, after))
         except MtmdError:
@@ -384,6 +397,11 @@ class Service:
         with self._counting:
             setattr(self._stats, statistic, getattr(self._stats, statistic) + 1)
 
+    def _free_place(self) -> None:
+        self._places.release()
+        with self._counting:
+            self._turnover.freed()
+
     def _give_up(self, ticket: Ticket) -> None:
         with suppress(MtmdError):  # the service is closed, and the request with it
             self._device.post(lambda: self._cancel(ticket))
@@ -425,7 +443,7 @@ class Service:
         if self.encoding:
             self.encoding.reset()
         for ticket in tickets:
-            self._places.release()
+            self._free_place()
             self._open.pop(ticket, None)
             ticket.put(failure)
 
@@ -638,5 +656,5 @@ class Service:
         request.jobs = {}
         del self._requests[request.ticket]
         self._open.pop(request.ticket, None)
-        self._places.release()
+        self._free_place()
         self._let_follow(request)

@@ -130,6 +130,8 @@ def test_the_demo_model_is_served_as_it_answers_alone():
 
 def test_an_answer_under_way_is_told_that_the_server_ends(tmp_path):
     with serving(
+        "--drain",
+        "0",
         "--data",
         str(tmp_path / "data"),
         "--host",

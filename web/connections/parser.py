@@ -31,6 +31,10 @@ class Rules(Protocol):
     def route(self, method: str, path: str) -> tuple[int, Hashable]:
         """The most bytes that the route of such a request takes, and its kind of work."""
 
+    @property
+    def draining(self) -> bool:
+        """Whether nothing new is taken."""
+
     def make_room(self, count: int) -> bool:
         """Give the slowest bodies up until there is room for so many bytes."""
 
@@ -78,6 +82,9 @@ class Parser(HTTPRequestParser):  # type: ignore[misc]  # waitress has no types
 
     def _look_at_head(self) -> None:
         rules = self._rules
+        if rules.draining:
+            self.error = Refusal(503, "the server is shutting down", "shutting_down")
+            return
         self.known = rules.knows(
             authorization(self.headers.get("AUTHORIZATION", ""), self.headers.get("X_API_KEY", ""))
         )

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from mtmd import BusyError, Picture
 from mtmd.prompt.load_image import load_isolated, picture_size
+from mtmd.service.turnover import Turnover
 from mtmd.web.settings import MediaBudget
 
 # At work, and put aside for taking long: `mtmd.kernels.isolation.fork_server`.
@@ -36,6 +37,7 @@ class PictureBudget:
     def __init__(self, limits: MediaBudget) -> None:
         self.limits = limits
         self._pixels_held, self._lock = 0, threading.Lock()
+        self._turnover = Turnover()
         self._decoding = _Turns(DECODE_AT_ONCE, limits.decoding_pixels)
 
     def excess(self, *, pictures: int = 0, bytes_: int = 0, pixels: int = 0) -> Excess | None:
@@ -86,14 +88,18 @@ class PictureBudget:
             if self._pixels_held + pixels > most:
                 raise BusyError(
                     f"{self._pixels_held:,} pixels wait to be seen and {most:,} may, so these "
-                    f"{pixels:,} have to come later"
+                    f"{pixels:,} have to come later",
+                    self._turnover.wait_s(pixels),
                 )
+            if not self._pixels_held:
+                self._turnover.begin()
             self._pixels_held += pixels
         try:
             yield
         finally:
             with self._lock:
                 self._pixels_held -= pixels
+                self._turnover.freed(pixels)
 
 
 class _Turns:
