@@ -77,7 +77,7 @@ ORDER = {
     ),
     "web": (
         ("keys",),
-        ("errors", "settings", "sse", "store", "served_model", "metrics", "access_log"),
+        ("errors", "settings", "sse", "store", "served_model", "telemetry"),
         ("waiting",),  # answers, and connections, without a thread
         ("auth", "headers", "intake", "connections"),  # what may come in
         ("api", "page", "server", "status"),  # two products that do not know each other

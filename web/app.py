@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 from flask import Request
 
 from mtmd import WarmupReport
-from mtmd.web import access_log, auth, errors, headers, status
+from mtmd.web import auth, errors, headers, status
 from mtmd.web.adapters import anthropic, llama_cpp, ollama, responses
 from mtmd.web.adapters.bare import add_bare_routes
 from mtmd.web.adapters.door import Door
@@ -27,6 +27,8 @@ from mtmd.web.page.chat import Chat
 from mtmd.web.served_model import ServedModel
 from mtmd.web.settings import ServerSettings
 from mtmd.web.store.store import Store
+from mtmd.web.telemetry import record
+from mtmd.web.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from mtmd import Service
@@ -61,7 +63,8 @@ def create_app(
     )
     app.json.sort_keys = False  # type: ignore[attr-defined]  # of flask's own provider
     headers.register(app, settings)
-    access_log.register(app)
+    counters = Metrics(service)
+    record.register(app, counters.count)
     auth.register(app, settings)
     gate = Gate(app, settings, service.stats().slots, auth.owner)
     errors.register(app)
@@ -83,7 +86,7 @@ def create_app(
         app.register_blueprint(adapter.blueprint(door))
     kept = KeptResponses(lambda: keys.owners)
     app.register_blueprint(responses.blueprint(door, kept))
-    app.register_blueprint(status.blueprint(service, model, settings))
+    app.register_blueprint(status.blueprint(service, model, settings, counters))
     chat = Chat(service, store or Store(None), settings, budget)
     app.register_blueprint(page.blueprint(chat, model))
     app.register_blueprint(diagnostics.blueprint(service, model))

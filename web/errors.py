@@ -16,6 +16,7 @@ from werkzeug.exceptions import HTTPException, NotFound
 
 from mtmd import (
     BusyError,
+    ContextError,
     DeviceError,
     DeviceMemoryError,
     ImageError,
@@ -45,7 +46,9 @@ _WORDS = {
 
 
 class ApiError(Exception):
-    """What a request is refused with. `param` names the part of the request that is to blame."""
+    """What a request is refused with. `param` names the part of the request that is to blame;
+    `fields` stand beside the usual ones.
+    """
 
     def __init__(
         self,
@@ -55,6 +58,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        fields: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.param, self.code, self.headers = (
@@ -64,6 +68,7 @@ class ApiError(Exception):
             code,
             dict(headers or {}),
         )
+        self.fields = dict(fields or {})
 
     def body(self) -> dict[str, Any]:
         message = self.message if len(self.message) <= LONGEST else f"{self.message[:LONGEST]}..."
@@ -73,6 +78,7 @@ class ApiError(Exception):
                 "type": _type(self.status),
                 "param": self.param,
                 "code": self.code,
+                **self.fields,
             }
         }
 
@@ -85,6 +91,13 @@ def as_api_error(error: BaseException, request_id: str) -> ApiError:
         return error
     if isinstance(error, ValidationError):
         return invalid(error)
+    if isinstance(error, ContextError):
+        return ApiError(
+            400,
+            str(error),
+            code="context_length_exceeded",
+            fields={"n_prompt_tokens": error.tokens, "n_ctx": error.context},
+        )
     if isinstance(error, (PromptError, ImageError, OptionError)):
         return ApiError(
             400,

@@ -1,9 +1,10 @@
-"""What every response carries: an id, what browsers may do with it, and, where allowed, for which
-other origins it is.
+"""What every response carries: an id, the client's own where it gave one, what browsers may do with
+it, and, where allowed, for which other origins it is.
 """
 
 from __future__ import annotations
 
+import re
 import secrets
 
 from flask import Flask, Response, g, request
@@ -17,6 +18,7 @@ _PAGE_POLICY = (
     "font-src 'self'; manifest-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action "
     "'none'"
 )
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+/=@-]{0,127}")  # what else is given is not taken up
 _ALWAYS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -29,7 +31,9 @@ _ALWAYS = {
 def register(app: Flask, settings: ServerSettings) -> None:
     @app.before_request
     def _begin() -> None:
-        g.request_id = f"req-{secrets.token_hex(12)}"
+        g.own_id = f"req-{secrets.token_hex(12)}"
+        given = request.headers.get("X-Request-Id", "")
+        g.request_id = given if _ID.fullmatch(given) else g.own_id
 
     @app.after_request
     def _finish(response: Response) -> Response:

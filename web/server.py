@@ -150,9 +150,7 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
     def _leave_port(self) -> None:
         """Who comes now finds another server, or none."""
         if self.accepting:
-            self.accepting = False
-            self._sockets.forget(self._fileno)
-            self.socket.close()
+            self.asyncore.dispatcher.close(self)  # and not its trigger
 
     @property
     def draining(self) -> bool:

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from mtmd.kernels.text import for_terminal
 
 ENDING_S = 20.0  # for the step that the device is in
 DEVICE_FAILED = 70  # the exit code by which whoever started it knows to start it again
+log = logging.getLogger("mtmd.serve")
 NOT_ISOLATED = (
     "this system has no limits for processes: a hostile picture or JSON schema can take the "
     "server's memory and time (Linux and macOS isolate them)"
@@ -148,6 +150,18 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "--access-log", action="store_true", help="write a line for each request to stderr"
     )
     access.add_argument(
+        "--log-level",
+        choices=("error", "warning", "info"),
+        default="warning",
+        help="what else is written there (default: %(default)s)",
+    )
+    access.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        default="text",
+        help="lines of text, or one JSON object a line (default: %(default)s)",
+    )
+    access.add_argument(
         "--insecure-no-auth", action="store_true", help="let anybody in who can reach the address"
     )
     access.add_argument(
@@ -192,17 +206,13 @@ def run(args: argparse.Namespace) -> int:
     os._exit(DEVICE_FAILED)
 
 
-def _write_log(requests: bool) -> None:
-    """Warnings and errors go to stderr, and a line for each of the `requests`. A crash of native
-    code tells where it was.
-    """
+def _write_log(args: argparse.Namespace) -> None:
+    """To stderr. A crash of native code tells where it was."""
+    from mtmd.web.telemetry.logs import write_log
+
     if sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    log = logging.getLogger("mtmd")
-    log.addHandler(handler)
-    log.setLevel(logging.INFO if requests else logging.WARNING)
+    write_log(args.log_format, args.log_level, requests=args.access_log)
 
 
 def _serve(
@@ -215,7 +225,7 @@ def _serve(
     return_freed_memory()
     args.isolate = can_isolate()
     model = load_from(args)
-    _write_log(args.access_log)
+    _write_log(args)
     model.loaded.start_workers()
     report = model.warmup_report if args.no_warmup else model.warm_up()
     from mtmd.service.service import Service
@@ -238,7 +248,9 @@ def _serve(
             service.on_fault(lambda _: server.stop())
             isolation = [] if args.isolate else [NOT_ISOLATED]
             notices = [*_told_of(store), *_told_of_modes(opened), *isolation]
-            _say(server.url, model.name, report, settings, folder, notices)
+            warn = _warn if args.log_format == "text" else log.warning
+            _say(server.url, model.name, report, settings, folder, notices, warn)
+            log.info("serving at %s", server.url)
             server.serve(closing=service.close, busy=lambda: service.busy)
             service.close(ENDING_S)
             if service.fault is None:
@@ -313,6 +325,7 @@ def _stop_on_signals(server: Any, drain_s: float) -> None:
         server.stop()
 
     def drain(number: int, *_: object) -> None:
+        log.info("asked to end: what is under way is answered first, for %g s", drain_s)
         signal.signal(number, stop)
         server.drain(drain_s)
 
@@ -341,7 +354,13 @@ def _told_of_modes(opened: list[str]) -> list[str]:
 
 
 def _say(
-    url: str, name: str, report: Any, settings: Any, folder: Path | None, notices: list[str]
+    url: str,
+    name: str,
+    report: Any,
+    settings: Any,
+    folder: Path | None,
+    notices: list[str],
+    warn: Callable[[str], None],
 ) -> None:
     lines = (
         f"{name} on {report.device} ({report.device_name}), {report.dtype}",
@@ -383,4 +402,8 @@ def _say(
             "*)"
         )
     for warning in warnings:
-        print(for_terminal(f"WARNING: {warning}"), file=sys.stderr, flush=True)
+        warn(warning)
+
+
+def _warn(text: str) -> None:
+    print(for_terminal(f"WARNING: {text}"), file=sys.stderr, flush=True)

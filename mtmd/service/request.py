@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 from mtmd.config import AnswerOptions
@@ -35,6 +36,10 @@ class Request:
     parser: CallParser | None = None
     warnings: tuple[str, ...] = ()
 
+    began: float = field(default_factory=time.perf_counter)
+    """When it was ready to be taken, after `preprocess_ms`."""
+    told: float | None = None
+    """When its last tokens were handed out."""
     waits: bool = False
     """For another to read the prompt of both."""
     followers: list[Request] = field(default_factory=list)

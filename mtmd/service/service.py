@@ -44,6 +44,7 @@ from mtmd.prompt.conversation import Message, RawPrompt
 from mtmd.prompt.prompts import Prompts
 from mtmd.service.call_plan import CallPlan, check_ids, plan_calls
 from mtmd.service.encode_queue import EncodeQueue, Job
+from mtmd.service.latencies import Latencies
 from mtmd.service.processed_tiles import ProcessedTiles
 from mtmd.service.receipts import make_receipt
 from mtmd.service.request import Request
@@ -96,6 +97,7 @@ class Service:
         self._places = threading.Semaphore(self._most)
         """One for each request from `submit` to its end: the only gate."""
         self._turnover = Turnover()
+        self.latencies = Latencies()
         self._requests: dict[Ticket, Request] = {}
         self._open: dict[Ticket, None] = {}
         """Of requests from before they are posted to their end: who waits, also behind a hang."""
@@ -556,7 +558,9 @@ class Service:
         """New tokens as text, and the end."""
         sequence = request.sequence
         assert sequence is not None
-        for token in sequence.take():
+        tokens = sequence.take()
+        self._note(request, len(tokens), sequence.queued_ms)
+        for token in tokens:
             request.tokens.append(token.id)
             self._let_follow(request)
             self._read(request, request.stream.push(token.id), token)
@@ -571,6 +575,20 @@ class Service:
             self._read(request, request.stream.finish(), None, last=True)
             called = sequence.finish == "stop" and request.parser and request.parser.calls
             self._finish(request, "tool_calls" if called else sequence.finish)
+
+    def _note(self, request: Request, tokens: int, queued_ms: float) -> None:
+        """How long its caller waited for these."""
+        if not tokens:
+            return
+        now, told, latencies = time.perf_counter(), request.told, self.latencies
+        if told is None:
+            latencies.first_token.add(now - request.began + request.preprocess_ms / 1e3)
+            latencies.queue.add(queued_ms / 1e3)
+            if tokens > 1:
+                latencies.between_tokens.add(0.0, tokens - 1)
+        else:
+            latencies.between_tokens.add((now - told) / tokens, tokens)
+        request.told = now
 
     def _read(
         self, request: Request, text: str, token: Token | None, *, last: bool = False

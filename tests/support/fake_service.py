@@ -15,6 +15,7 @@ from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.prompt.conversation import RawPrompt
 from mtmd.prompt.load_image import Picture
 from mtmd.receipt import ImageReceipt
+from mtmd.service.latencies import Latencies
 
 CONTEXT = 512
 GRAPH = GraphFacts(
@@ -132,6 +133,7 @@ class FakeService:
         self.tickets, self.ended, self.words, self.running = [], [], None, 0
         self.tenants, self.fault, self.told = [], None, []
         self.calls = ()  # of tools, in place of words where a request has tools
+        self.latencies = Latencies()
         self.name, self.context, self.sees, self.warmup_report = "fake", CONTEXT, True, REPORT
 
     def on_fault(self, tell):

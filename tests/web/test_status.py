@@ -14,7 +14,7 @@ from mtmd.checkpoint.open import open_checkpoint
 from mtmd.config import LoadOptions
 from mtmd.loading import DEMO_MODEL
 from mtmd.service.service import ServiceStats
-from mtmd.web import metrics
+from mtmd.web.telemetry import metrics
 
 
 def test_every_number_of_the_service_is_a_metric():

@@ -114,7 +114,7 @@ class Answering:
     """
 
     def __init__(self, ticket: Ticket, held: ExitStack) -> None:
-        self._incoming, self._request_id = Incoming([ticket], held), g.request_id
+        self._incoming = Incoming([ticket], held)
 
     def whole(
         self,
@@ -122,9 +122,6 @@ class Answering:
         failed: Callable[[ApiError], Mapping[str, Any]],
     ) -> Response:
         """`write`: what is sent for the answer; `failed`: in its place."""
-
-        def refused(error: Exception) -> Response:
-            return _refused(as_api_error(error, self._request_id), failed, {})
 
         def steps() -> Generator[None, None, dict[str, Any]]:
             for event in self._events():
@@ -134,7 +131,7 @@ class Answering:
                     return write(event.answer)
             raise MtmdError("the service ended an answer without saying how")
 
-        return whole(self._incoming, steps(), refused)
+        return whole(self._incoming, steps(), lambda error: _refused(error, failed, {}))
 
     def streamed(
         self,
@@ -150,7 +147,7 @@ class Answering:
             try:
                 yield from write(self._events())
             except Exception as error:
-                yield failed(as_api_error(error, self._request_id))
+                yield failed(self._incoming.as_error(error))
 
         return streamed(self._incoming, pieces(), mimetype)
 

@@ -66,7 +66,7 @@ class _Writing:
         self, door: Door, kept: KeptResponses, body: ResponsesRequest, turns: tuple[Turn, ...]
     ) -> None:
         self._kept, self._owner, self._turns = kept, owner(), turns
-        self._id, self._message_id = f"resp_{g.request_id}", f"msg_{g.request_id}"
+        self._id, self._message_id = f"resp_{g.own_id}", f"msg_{g.own_id}"
         self._numbers = itertools.count()
         self._head = {
             "id": self._id,

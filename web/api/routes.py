@@ -7,17 +7,16 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flask import Blueprint, Response, g
 
 from mtmd import (
     Answer,
+    ContextError,
     Event,
     Finished,
     Picture,
-    PromptError,
     RawPrompt,
     Receipt,
     TextPiece,
@@ -38,7 +37,7 @@ from mtmd.web.api.requests import (
 )
 from mtmd.web.api.stream import CHAT, PLAIN, SHUTTING_DOWN, Form, stream
 from mtmd.web.auth import owner, without_key
-from mtmd.web.errors import ApiError, as_api_error, response
+from mtmd.web.errors import ApiError, response
 from mtmd.web.intake.body import json_body
 from mtmd.web.intake.gate import Body, Work, takes
 from mtmd.web.intake.media import Media, Reference
@@ -98,11 +97,13 @@ class Api:
         return prompt if isinstance(prompt, str) else self.service.text_of(prompt)
 
     def check_length(self, field: str, characters: int) -> None:
-        """Raises PromptError for a text that cannot fit: it is not tokenized to find that out."""
+        """Raises ContextError for a text that cannot fit: it is not tokenized to find that out."""
         if characters > self.model.context * CHARS_PER_TOKEN:
-            raise PromptError(
+            raise ContextError(
                 f"{field}: found {characters:,} characters, and the context holds "
-                f"{self.model.context:,} tokens; shorten it"
+                f"{self.model.context:,} tokens; shorten it",
+                None,
+                self.model.context,
             )
 
     @contextmanager
@@ -229,16 +230,15 @@ def _answer(answering: Answering, body: Generation, held: ExitStack) -> Response
     tickets are given up and `held` let go.
     """
     incoming = Incoming(answering.tickets, held.pop_all())
-    as_error = partial(as_api_error, request_id=g.request_id)
     if not body.stream:
-        return whole(incoming, _collected(answering, incoming), lambda e: response(as_error(e)))
+        return whole(incoming, _collected(answering, incoming), response)
     include_usage = body.stream_options is not None and body.stream_options.include_usage
     chunks = stream(
         incoming,
         answering.replies,
         answering.form,
         include_usage,
-        as_error,
+        incoming.as_error,
         answering.usage,
         answering.echo,
     )

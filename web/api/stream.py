@@ -82,12 +82,10 @@ def stream(
                 receipt = receipts[index] = item.answer.receipt
                 if receipt.finish == "cancelled":
                     # and yet somebody listens: the service is being closed
-                    yield event(SHUTTING_DOWN.body())
-                    break
+                    raise SHUTTING_DOWN
                 yield event(form.end(reply, receipt.finish))
-        else:
-            if include_usage:
-                yield event(form.quiet(replies[0]) | {"choices": [], "usage": usage(receipts)})
+        if include_usage:
+            yield event(form.quiet(replies[0]) | {"choices": [], "usage": usage(receipts)})
     except Exception as error:
         yield event(as_error(error).body())
     yield DONE

@@ -58,11 +58,6 @@ class Sockets(dict[int, Any]):
                     self._lively.add(key.fd)
                     handle(dispatcher)
 
-    def forget(self, number: int) -> None:
-        """It is about to be closed by somebody else than its dispatcher."""
-        if number in self:
-            del self[number]
-
     def close(self) -> None:
         self._selector.close()
 

@@ -6,9 +6,11 @@ import queue
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 
-from flask import request
+from flask import g, request
 
-from mtmd import Event, Finished, MtmdError, Ticket
+from mtmd import Event, Finished, MtmdError, Progress, Ticket
+from mtmd.web.errors import ApiError, as_api_error
+from mtmd.web.telemetry.record import Record
 from mtmd.web.waiting.waits import BEAT_S, CAN_WAIT, WAITS, Waits
 
 
@@ -22,6 +24,8 @@ class Incoming:
     def __init__(self, tickets: Sequence[Ticket], held: ExitStack) -> None:
         self.tickets, self._held, self._left = tickets, held, len(tickets)
         self._events: queue.SimpleQueue[tuple[int, Event | BaseException]] = queue.SimpleQueue()
+        self._record: Record | None = g.get("record")
+        self._request_id = g.get("request_id", "req")
         self.waits: Waits | None = None
         if request.environ.get(CAN_WAIT):
             self.waits = request.environ[WAITS] = Waits()
@@ -39,10 +43,21 @@ class Incoming:
                     continue
                 if isinstance(event, BaseException):
                     raise event
+                if self._record is not None and not isinstance(event, Progress):
+                    self._record.has_token()
+                if self._record is not None and isinstance(event, Finished):
+                    self._record.receipts.append(event.answer.receipt)
                 self._left -= isinstance(event, Finished)
                 yield index, event
         finally:
             self._give_up()
+
+    def as_error(self, error: BaseException) -> ApiError:
+        """What its client is told, and the record notes."""
+        told = as_api_error(error, self._request_id)
+        if self._record is not None:
+            self._record.status = told.status
+        return told
 
     def close(self) -> None:
         """Nobody waits any more."""

@@ -11,6 +11,7 @@ from typing import Any
 from flask import Response, json
 
 from mtmd.web import sse
+from mtmd.web.errors import ApiError
 from mtmd.web.waiting.incoming import Incoming
 from mtmd.web.waiting.waits import BEAT_S
 
@@ -31,12 +32,12 @@ def streamed(incoming: Incoming, pieces: Iterator[str], mimetype: str = sse.MIME
 def whole(
     incoming: Incoming,
     steps: Generator[None, None, dict[str, Any]],
-    failed: Callable[[Exception], Response],
+    failed: Callable[[ApiError], Response],
 ) -> Response:
     """`steps`: None where there is nothing now, and returns what is sent, as JSON. `failed`: what
     is sent in its place.
     """
-    made = _made(steps, failed)
+    made = _made(incoming, steps, failed)
     waits = incoming.waits
     if waits is None:
         try:
@@ -64,12 +65,14 @@ def whole(
 
 
 def _made(
-    steps: Generator[None, None, dict[str, Any]], failed: Callable[[Exception], Response]
+    incoming: Incoming,
+    steps: Generator[None, None, dict[str, Any]],
+    failed: Callable[[ApiError], Response],
 ) -> Generator[None, None, Response]:
     try:
         body = yield from steps
     except Exception as error:
-        return failed(error)
+        return failed(incoming.as_error(error))
     return Response(json.dumps(body), mimetype="application/json")
 
 
