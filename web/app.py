@@ -20,6 +20,7 @@ from mtmd.web.api import routes as openai
 from mtmd.web.intake.fetch import Fetcher
 from mtmd.web.intake.gate import Gate, GatedFlask
 from mtmd.web.intake.media import Media
+from mtmd.web.intake.proxies import Proxies
 from mtmd.web.intake.uploads import Uploads
 from mtmd.web.page import diagnostics
 from mtmd.web.page import routes as page
@@ -91,4 +92,5 @@ def create_app(
     app.register_blueprint(page.blueprint(chat, model))
     app.register_blueprint(diagnostics.blueprint(service, model))
     add_bare_routes(app)
+    app.wsgi_app = Proxies(app.wsgi_app, settings)  # type: ignore[method-assign]
     return app

@@ -58,6 +58,8 @@ def _allow_origin(response: Response, settings: ServerSettings) -> None:
     headers["Access-Control-Expose-Headers"] = "X-Request-Id, Retry-After"
     headers.add("Vary", "Origin")
     if request.method == "OPTIONS":
-        headers["Access-Control-Allow-Methods"] = "GET, POST, DELETE"
+        headers["Access-Control-Allow-Methods"] = "GET, POST, PATCH, DELETE"
         headers["Access-Control-Allow-Headers"] = "Authorization, *"
         headers["Access-Control-Max-Age"] = "600"
+        if request.headers.get("Access-Control-Request-Private-Network") == "true":
+            headers["Access-Control-Allow-Private-Network"] = "true"

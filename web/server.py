@@ -26,6 +26,7 @@ from mtmd.web.connections.refusal import Refusal
 from mtmd.web.connections.task import waiting
 from mtmd.web.connections.threads import Pools
 from mtmd.web.intake.gate import GatedFlask
+from mtmd.web.intake.proxies import is_trusted
 from mtmd.web.settings import ServerSettings
 
 QUICK_THREADS = 4  # for what is quick, and to refuse what there are no places for
@@ -79,7 +80,7 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         self.limits = settings.connections
         self.clients = Clients()
         self.bodies = BodyBudget(self.limits.body_bytes)
-        self._keys = keys_of(app)
+        self._keys, self._trusted = keys_of(app), settings.trusted_proxies
         self._sockets = Sockets()
         kinds: dict[Hashable, int] = {None: QUICK_THREADS, HELD: QUICK_THREADS}
         kinds |= {work: count + QUICK_THREADS for work, count in app.gate.threads().items()}
@@ -102,7 +103,7 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
             log_socket_errors=False,  # a client that leaves is no error
             ident="mtmd",
             backlog=1024,
-            clear_untrusted_proxy_headers=True,
+            clear_untrusted_proxy_headers=False,  # `Proxies` does, which knows networks
         )
         self._most = min(self.limits.most, _files() - SPARE_FILES)
         if self._most < self.limits.most:
@@ -241,7 +242,9 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         if len(self.active_channels) > self._most + SPARE_FILES // 2:
             channel.drop(_FULL)  # even those that are told why are too many
             return
-        if count > self.limits.per_address and not is_here(group):
+        if count > self.limits.per_address and not (
+            is_here(group) or is_trusted(str(address[0]), self._trusted)
+        ):
             own = (c for c in others if c.address == group)
             most = max(1, int(self.limits.per_address * CLOSED_AT_ONCE))
             if not self._close(self.clients.to_close(own, most)):

@@ -184,7 +184,31 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="ORIGIN",
-        help="let web pages of ORIGIN use the server; may be repeated, * for all",
+        help="let web pages of ORIGIN use the server: https://HOST, app://NAME, "
+        "vscode-webview://* for all of a scheme, null, * for all; may be repeated",
+    )
+    access.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="answer to NAME in the Host header, as a proxy in front passes it on; *.NAME for all "
+        "under it, * for any; may be repeated (default: on this machine's own address its own "
+        "names, on others any)",
+    )
+    access.add_argument(
+        "--root-path",
+        default="",
+        metavar="PATH",
+        help="where a proxy in front has the server, such as /mtmd, whether it takes it off or not",
+    )
+    access.add_argument(
+        "--trusted-proxy",
+        action="append",
+        default=[],
+        metavar="ADDRESS",
+        help="believe X-Forwarded-For, -Host, -Proto and -Prefix of this address or network; may "
+        "be repeated (default: nobody's)",
     )
     add_model_arguments(sub)
 
@@ -295,6 +319,9 @@ def _settings(args: argparse.Namespace) -> Any:
         allow_remote_media=args.allow_remote_media,
         media_path=Path(args.media_path) if args.media_path else None,
         cors_origins=tuple(args.cors_origin),
+        allowed_hosts=tuple(args.allowed_host),
+        root_path=args.root_path.rstrip("/"),
+        trusted_proxy=tuple(args.trusted_proxy),
         queue=args.queue,
         hang_s=args.hang_limit,
         drain_s=args.drain,

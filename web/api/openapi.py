@@ -40,6 +40,7 @@ def document() -> dict[str, Any]:
     )
     return {
         "openapi": "3.1.0",
+        "servers": [{"url": "./"}],  # wherever a proxy has put it
         "info": {
             "title": "mtmd",
             "version": __version__,

@@ -130,9 +130,11 @@ class Gate:
         """How many bytes may come with such a request, and what places it will want. `path` as
         WSGI has it, in Latin-1.
         """
+        path = path.encode("latin-1").decode("utf-8", "replace")
+        root = self._settings.root_path
         try:
             endpoint, _ = self._urls.match(
-                path.encode("latin-1").decode("utf-8", "replace"), method
+                path.removeprefix(root) if path.startswith(f"{root}/") else path, method
             )
         except HTTPException:
             return FORGIVEN_BYTES, None
@@ -186,6 +188,7 @@ class Gate:
                 response.close()
                 return as_response(as_api_error(busy, g.get("request_id", "req")))
         if give_back is not None and long:
+            response.direct_passthrough = False  # of a file; then nobody would be told of its end
             response.call_on_close(give_back)
         elif give_back is not None:
             give_back()

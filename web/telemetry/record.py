@@ -20,8 +20,9 @@ log = logging.getLogger("mtmd.access")
 class Record:
     """Of one request. `status` is what its client was told in the end, also within a stream."""
 
-    def __init__(self, request_id: str, method: str, route: str) -> None:
-        self.request_id, self.method, self.route = request_id, method, route
+    def __init__(self, request_id: str, client: str, method: str, route: str) -> None:
+        self.request_id, self.client = request_id, client
+        self.method, self.route = method, route
         self.key: str | None = None
         self.status = 0
         self.began = time.monotonic()
@@ -39,6 +40,7 @@ class Record:
     def fields(self) -> dict[str, Any]:
         noted: dict[str, Any] = {
             "request_id": self.request_id,
+            "client": self.client,
             "key": self.key,
             "method": self.method,
             "route": self.route,
@@ -66,7 +68,7 @@ class Record:
             line += f", {self.receipts[0].prompt_tokens} + {output} tokens"
         if self.first_token_ms is not None:
             line += f", the first after {self.first_token_ms:.0f} ms"
-        return line
+        return f"{line} [{self.client}]"
 
 
 class _Watched:
@@ -101,7 +103,7 @@ def register(app: Flask, count: Callable[[int, str | None], None]) -> None:
     @app.before_request
     def _begin() -> None:
         route = request.url_rule.rule if request.url_rule else "no route"
-        g.record = Record(g.request_id, request.method, route)
+        g.record = Record(g.request_id, request.remote_addr or "", request.method, route)
 
     @app.after_request
     def _finish(response: Response) -> Response:
@@ -111,7 +113,6 @@ def register(app: Flask, count: Callable[[int, str | None], None]) -> None:
         if not response.is_streamed:
             _end(record, count)
             return response
-        response.direct_passthrough = False  # with it nothing is told of the end
         watched = response.response = _Watched(response.response)
         is_gone = request.environ.get("waitress.client_disconnected", lambda: False)
 

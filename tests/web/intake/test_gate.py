@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import threading
+from urllib.request import urlopen
 
 import pytest
 from fake_service import FakeService, until
@@ -405,3 +406,14 @@ def test_as_many_downloads_as_may_be():
         for sock in readers:
             sock.close()
         assert until(lambda: page.app.gate.taken(Work.DOWNLOAD) == 0)
+
+
+def test_a_long_file_gives_its_place_back(monkeypatch):
+    monkeypatch.setattr("mtmd.web.intake.gate.LONG_RESPONSE", 10)
+    service = FakeService()
+    app = create_app(service, ServerSettings(port=0, downloads=1))
+    with running(service, app) as server:
+        for _ in range(3):
+            with urlopen(f"{server.url}/static/chat/chat.js", timeout=10) as found:
+                assert found.read().endswith(b"\n")
+            assert until(lambda: not app.gate.taken(Work.DOWNLOAD))
