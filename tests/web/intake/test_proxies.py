@@ -99,13 +99,13 @@ def test_a_body_is_held_to_its_routes_limit_under_a_path_too():
             assert sock.recv(12) == b"HTTP/1.1 413"
 
 
-def test_a_trusted_proxy_has_as_many_connections_as_there_are(monkeypatch):
+@pytest.mark.parametrize(("trusted", "kept"), [(("127.0.0.1",), 3), ((), 1)])
+def test_a_trusted_proxy_has_as_many_connections_as_there_are(trusted, kept, monkeypatch):
     monkeypatch.setattr("mtmd.web.server.is_here", lambda _: False)
     limits = replace(ConnectionLimits(), per_address=1)
-    for trusted, kept in ((("127.0.0.1",), 3), ((), 1)):
-        with running(FakeService(), trusted_proxy=trusted, connections=limits) as server:
-            address = server.effective_host, int(server.effective_port)
-            socks = [socket.create_connection(address, timeout=10) for _ in range(3)]
-            assert until(lambda: len(server.active_channels) == kept)
-            for sock in socks:
-                sock.close()
+    with running(FakeService(), trusted_proxy=trusted, connections=limits) as server:
+        address = server.effective_host, int(server.effective_port)
+        socks = [socket.create_connection(address, timeout=10) for _ in range(3)]
+        assert until(lambda: len(server.active_channels) == kept)
+        for sock in socks:
+            sock.close()
