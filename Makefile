@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 QUICK := tests/test_layering.py tests/clip tests/kernels tests/llm tests/mtmd/prompt tests/mtmd/test_config.py \
     --ignore tests/kernels/gpu --ignore tests/mtmd/prompt/test_bridge.py
 
-.PHONY: demo test check quick lint floors audit hostile clean
+.PHONY: demo test check quick lint floors audit hostile deployments clean
 
 demo: $(VENV)/installed
 	$(BIN)/mtmd describe examples/shapes.png
@@ -61,6 +61,10 @@ hostile: $(VENV)/tested-with
 	$(BIN)/python tests/hostile/run.py $(HOSTILE)
 	$(BIN)/python tests/hostile/store_kills.py --kills 50
 	$(BIN)/python tests/hostile/growth.py
+
+# The files of contrib/ with nginx, Caddy and systemd's check, which have to be here, and Chromium.
+deployments: $(VENV)/tested-with
+	$(BIN)/python tools/deployments.py
 
 # torch first and by its pinned version: a wider request takes gigabytes of CUDA packages.
 $(VENV)/installed: pyproject.toml constraints.txt
