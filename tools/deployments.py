@@ -157,6 +157,9 @@ def check_page(checks: Checks, name: str, port: int, path: str, folder: Path) ->
             args=["--no-sandbox", f"--host-resolver-rules=MAP {NAME} 127.0.0.1"],
         )
         person = Visitor(browser, f"http://{NAME}:{port}", begins="body")
+        person.expects = (
+            "Cross-Origin-Opener-Policy",
+        )  # has no meaning without TLS, says Chromium
         page = person.page
         page.goto(path or "/")
         page.wait_for_selector("#welcome")
