@@ -185,8 +185,11 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
     def look_at(self, channel: Channel) -> None:
         self._sockets.look_at(channel._fileno)
 
-    def knows(self, authorization: str) -> bool:
-        return not self._keys.needed or self._keys.find(authorization) is not None
+    def who(self, authorization: str) -> str | None:
+        if not self._keys.needed:
+            return ""
+        caller = self._keys.find(authorization)
+        return caller.owner if caller else None
 
     def route(self, method: str, path: str) -> tuple[int, Hashable]:
         return self._route(method, path)

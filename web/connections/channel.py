@@ -91,6 +91,11 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
         return None if request.error is not None else request.work
 
     @property
+    def client(self) -> str:
+        """Whose request it is that is to be answered, among whom threads are shared out."""
+        return self.requests[0].owner or self.address
+
+    @property
     def began(self) -> float:
         """Since when it has been free, or the request that is coming has been coming."""
         request = self.request

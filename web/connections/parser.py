@@ -25,8 +25,8 @@ class Rules(Protocol):
 
     bodies: BodyBudget
 
-    def knows(self, authorization: str) -> bool:
-        """Whether this header lets in; True for every one where no keys are."""
+    def who(self, authorization: str) -> str | None:
+        """Whom this header lets in: the owner of its key, "" where no keys are, None for nobody."""
 
     def route(self, method: str, path: str) -> tuple[int, Hashable]:
         """The most bytes that the route of such a request takes, and its kind of work."""
@@ -40,12 +40,13 @@ class Rules(Protocol):
 
 
 class Parser(HTTPRequestParser):  # type: ignore[misc]  # waitress has no types
-    """One request. `known`: its client has a key, or needs none. `held`: bytes of it in the
-    server's budget. `work`: the kind of threads that answer it, None for quick ones.
+    """One request. `known`: its client has a key, or needs none; `owner`: of the key. `held`: bytes
+    of it in the server's budget. `work`: the kind of threads that answer it, None for quick ones.
     """
 
     error: Error | None = None
     known = False
+    owner = ""
     work: Hashable = None
 
     def __init__(self, rules: Rules, adj: Adjustments) -> None:
@@ -85,9 +86,10 @@ class Parser(HTTPRequestParser):  # type: ignore[misc]  # waitress has no types
         if rules.draining:
             self.error = Refusal(503, "the server is shutting down", "shutting_down")
             return
-        self.known = rules.knows(
+        who = rules.who(
             authorization(self.headers.get("AUTHORIZATION", ""), self.headers.get("X_API_KEY", ""))
         )
+        self.known, self.owner = who is not None, who or ""
         self._limit, self.work = rules.route(self.command, self.path)
         if not self.chunked and not self.content_length:
             return
