@@ -21,6 +21,7 @@ NOW = {  # field of ServiceStats -> what it is
     "slots": "Sequences that can be answered at once",
     "running": "Sequences being answered",
     "waiting": "Requests that wait for a place",
+    "clients_waiting": "Clients whose requests wait for a place",
     "encoding": "Pictures being encoded or waiting for it",
     "pages": "Pages of the key-value cache",
     "pages_used": "Pages of it in use",
@@ -46,6 +47,7 @@ SINCE_START = {
     "encode_batches": "Batches of the encoder",
     "encode_tiles": "Tiles encoded",
     "preemptions": "Sequences that had to make room",
+    "made_way": "Sequences that gave their place to another client's",
 }
 MILLISECONDS = {
     "queued_ms": "waiting for a place",

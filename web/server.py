@@ -24,13 +24,14 @@ from mtmd.web.connections.clients import Clients, is_here
 from mtmd.web.connections.loop import Sockets
 from mtmd.web.connections.refusal import Refusal
 from mtmd.web.connections.threads import Pools
-from mtmd.web.intake.gate import GatedFlask
+from mtmd.web.intake.gate import GatedFlask, Work
 from mtmd.web.settings import ServerSettings
 
 QUICK_THREADS = 4  # for what is quick, and to refuse what there are no places for
 BODY_IN_MEMORY = 4 << 20  # bytes; longer ones are files until they are whole
 HELD_BACK = 1 << 20  # bytes that wait for one client before its answer waits for it
 ACCEPTED_AT_ONCE = 64
+MOST_AT_ONCE = 8  # answered by the loop itself, in one turn
 CLOSED_AT_ONCE = 1 / 16  # of those there may be, when there are too many
 SPARE_FILES = 512  # descriptors for what is no connection
 CLOSING_S = 3  # for answers to be ended once the server is to stop
@@ -78,8 +79,10 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         self.bodies = BodyBudget(self.limits.body_bytes)
         self._keys = keys_of(app)
         self._sockets = Sockets()
+        self._loop: threading.Thread | None = None
+        self._at_once: list[Channel] = []
         places = app.gate.most()
-        kinds: dict[Hashable, int] = {None: QUICK_THREADS}
+        kinds: dict[Hashable, int] = {None: QUICK_THREADS, Work.AT_ONCE: 1}
         kinds |= {work: count + QUICK_THREADS for work, count in places.items()}
         self._route = app.gate.route
         super().__init__(
@@ -117,20 +120,37 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         """Until `stop`. Then nobody new is let in, and while `closing` ends what is being answered,
         each client gets its end.
         """
+        self._loop = threading.current_thread()
         while not self._stopping:
-            self._sockets.turn(1)
+            self._turn(1)
         self.accepting = False
         self._sockets.look_at(self._fileno)
         thread = threading.Thread(target=closing, name="mtmd closing", daemon=True)
         thread.start()
         end = time.monotonic() + CLOSING_S
         while time.monotonic() < end and (thread.is_alive() or self._busy):
-            self._sockets.turn(0.2)
+            self._turn(0.2)
         self.task_dispatcher.shutdown(timeout=1)
         with self._ending:
             self._ended = True
             self.asyncore.close_all(self._sockets, ignore_all=True)
             self._sockets.close()
+
+    def _turn(self, timeout_s: float) -> None:
+        self._sockets.turn(timeout_s)
+        at_once, self._at_once = self._at_once, []
+        for channel in at_once:
+            channel.service()
+
+    def add_task(self, task: Channel) -> None:
+        """What takes less time than to wake a thread for it, which then waits for the interpreter
+        behind all others, is done by the loop: a few of such between two looks at connections.
+        """
+        few = len(self._at_once) < MOST_AT_ONCE
+        if few and task.work is Work.AT_ONCE and threading.current_thread() is self._loop:
+            self._at_once.append(task)
+        else:
+            super().add_task(task)
 
     @property
     def _busy(self) -> bool:

@@ -9,7 +9,7 @@ from flask import Blueprint, Response, g
 from mtmd import __version__
 from mtmd.web import metrics
 from mtmd.web.auth import without_key
-from mtmd.web.intake.gate import Body, takes
+from mtmd.web.intake.gate import Body, Work, takes
 from mtmd.web.served_model import ServedModel
 from mtmd.web.settings import ServerSettings
 
@@ -22,7 +22,7 @@ def blueprint(service: Service, model: ServedModel, settings: ServerSettings) ->
     counters = metrics.Metrics(service)
 
     @routes.get("/health")
-    @takes(Body.NOTHING)
+    @takes(Body.NOTHING, Work.AT_ONCE)
     @without_key
     def health() -> tuple[dict[str, str], int]:
         """Without the device, which may hang: what is known of it."""

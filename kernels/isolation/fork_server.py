@@ -31,6 +31,7 @@ from mtmd.kernels.errors import BusyError, MtmdError
 from mtmd.kernels.isolation import host
 from mtmd.kernels.isolation.channel import LONGEST, Channel, ChannelClosed, ChannelTimeout
 from mtmd.kernels.isolation.limits import Limits
+from mtmd.kernels.turns import Turns
 
 T = TypeVar("T")
 PATIENCE_S = 0.5
@@ -145,7 +146,7 @@ class ForkServer:
 
     def __init__(self, module: str, setup: Callable[[], bytes] = bytes, at_once: int = 2):
         self._module, self._setup = module, setup
-        self._quick = threading.BoundedSemaphore(at_once)
+        self._quick = Turns(at_once)
         self._slow = threading.BoundedSemaphore(SLOW_JOBS)
         self._lock = threading.Lock()
         self._running: _Running | None = None
@@ -169,18 +170,18 @@ class ForkServer:
 
     @contextmanager
     def job(self, limits: Limits) -> Iterator[Worker]:
-        """A worker for one job, once fewer than `at_once` are at work; one that raises is ended.
-        Raises BusyError where no process can be started.
+        """A worker for one job, once fewer than `at_once` are at work and it is its owner's turn;
+        one that raises is ended. Raises BusyError where no process can be started.
         """
-        self._quick.acquire()
-        place = [self._quick]
+        self._quick.take()
+        give_back = [self._quick.give_back]
         try:
             worker = self._worker(limits)
 
             def is_slow() -> None:
                 if self._slow.acquire(blocking=False):
-                    place[0].release()
-                    place[0] = self._slow
+                    give_back[0]()
+                    give_back[0] = self._slow.release
                 worker.lower_priority()
 
             worker.is_slow = is_slow
@@ -191,7 +192,7 @@ class ForkServer:
                 raise
             self._keep(worker)
         finally:
-            place[0].release()
+            give_back[0]()
 
     def _worker(self, limits: Limits) -> Worker:
         """One that waits for work, or a new one."""

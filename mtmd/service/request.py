@@ -34,6 +34,8 @@ class Request:
     """Of the caches: what is kept of it is known only to requests of the same."""
     parser: CallParser | None = None
     warnings: tuple[str, ...] = ()
+    owner: str = ""
+    """Among whom the device is shared out."""
 
     waits: bool = False
     """For another to read the prompt of both."""
