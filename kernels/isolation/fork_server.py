@@ -174,7 +174,7 @@ class ForkServer:
         one that raises is ended. Raises BusyError where no process can be started.
         """
         self._quick.take()
-        give_back = [self._quick.give_back]
+        give_back: list[Callable[[], None]] = [self._quick.give_back]
         try:
             worker = self._worker(limits)
 

@@ -17,8 +17,9 @@ class TokenCount:
 @dataclass
 class ServiceStats:
     """Plain numbers since the service began; those of running, waiting, clients_waiting, encoding
-    and pages_used are of this moment. Pictures are shrunk and refused for want of memory. Of tokens that were proposed
-    for answers, some were accepted.
+    and pages_used are of this moment. Pictures are shrunk and refused for want of memory. Of tokens
+    that were proposed for answers, some were accepted. `preemptions`: of those finished; `made_way`
+    for another client, of all.
     """
 
     slots: int = 0
