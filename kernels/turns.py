@@ -2,6 +2,10 @@
 
 `Shares` is the rule, `Turns` the rule for threads that wait. For whom a thread works is said once,
 by `work_for`, where a request comes in.
+
+Threads that compute in Python share one interpreter, and with every one more of them each waits
+longer for it, the device's thread too. So those that answer requests `sit_down` at a desk with few
+seats, one after another by owner, and get up while they wait for something else (`aside`).
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 _for: ContextVar[str] = ContextVar("for whom", default="")
+_mine = threading.local()
 
 
 def work_for(owner: str) -> None:
@@ -86,8 +91,11 @@ class Turns:
         with self._lock:
             self._lines.setdefault(owner, deque()).append(me)
             self._let_in()
+        if me.may.is_set():
+            return
         try:
-            me.may.wait()
+            with aside():
+                me.may.wait()
         except BaseException:
             with self._lock:
                 had = me.may.is_set()
@@ -130,3 +138,30 @@ class Turns:
             return True
         held = sum(each * number for each, number in self._weights.items())
         return at_work < self._count and (self._most is None or held + weight <= self._most)
+
+
+def sit_down(desk: Turns) -> None:
+    """This thread computes at `desk` until it gets up, once it is its turn there."""
+    get_up()
+    desk.take()
+    _mine.desk = desk
+
+
+def get_up() -> None:
+    """From here on it computes little, or waits: others may have its seat. Any number of times."""
+    desk: Turns | None = getattr(_mine, "desk", None)
+    _mine.desk = None
+    if desk is not None:
+        desk.give_back()
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """While this thread waits, or does what others need not wait for, its seat is another's."""
+    desk: Turns | None = getattr(_mine, "desk", None)
+    get_up()
+    try:
+        yield
+    finally:
+        if desk is not None:
+            sit_down(desk)

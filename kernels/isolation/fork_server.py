@@ -31,7 +31,7 @@ from mtmd.kernels.errors import BusyError, MtmdError
 from mtmd.kernels.isolation import host
 from mtmd.kernels.isolation.channel import LONGEST, Channel, ChannelClosed, ChannelTimeout
 from mtmd.kernels.isolation.limits import Limits
-from mtmd.kernels.turns import Turns
+from mtmd.kernels.turns import Turns, aside
 
 T = TypeVar("T")
 PATIENCE_S = 0.5
@@ -91,7 +91,8 @@ class Worker:
     def send(self, *parts: bytes | memoryview) -> None:
         """Raises WorkerFailed, and BusyError where the fork server was ended."""
         try:
-            self._channel.send(*parts, limit_s=self.limits.wall_s)
+            with aside():
+                self._channel.send(*parts, limit_s=self.limits.wall_s)
         except ChannelTimeout:
             raise self._failed(Reason.TIME) from None
         except ChannelClosed:
@@ -107,10 +108,11 @@ class Worker:
 
     def _received(self, receive: Callable[[], T]) -> T:
         try:
-            if self.is_slow is not None and not self._channel.ready(PATIENCE_S):
-                self.is_slow()
-                self.is_slow = None
-            return receive()
+            with aside():
+                if self.is_slow is not None and not self._channel.ready(PATIENCE_S):
+                    self.is_slow()
+                    self.is_slow = None
+                return receive()
         except ChannelTimeout:
             raise self._failed(Reason.TIME) from None
         except ChannelClosed:
@@ -176,7 +178,8 @@ class ForkServer:
         self._quick.take()
         give_back: list[Callable[[], None]] = [self._quick.give_back]
         try:
-            worker = self._worker(limits)
+            with aside():
+                worker = self._worker(limits)
 
             def is_slow() -> None:
                 if self._slow.acquire(blocking=False):

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "families"))
 from attack import Account, attack
 from attempts import Generator
 from damaged_pictures import picture_attempt
-from hostile_schemas import schema_attempt
+from grammars import constraint_attempt
 from http_shapes import http_shape
 from served import ATTACKER, Served, Watched, served
 from slow_clients import attack_slowly
@@ -37,7 +37,7 @@ SHARES = {"requests": 8, "pictures": 8, "schemas": 5, "slow": 5, "models": 4}
 GENERATORS: dict[str, Generator] = {
     "requests": http_shape,
     "pictures": picture_attempt,
-    "schemas": schema_attempt,
+    "schemas": constraint_attempt,
 }
 CALM_S, AFTER_S = 15.0, 5.0
 STEP = 500  # attempts between looks at the memory

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from mtmd.kernels.turns import Shares, Turns, for_whom, work_for
+from mtmd.kernels.turns import Shares, Turns, aside, for_whom, get_up, sit_down, work_for
 
 
 def test_who_has_had_least_is_first_and_who_comes_anew_saved_nothing() -> None:
@@ -107,10 +107,45 @@ def test_who_stops_waiting_leaves_the_line(monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.raises(KeyboardInterrupt):
             turns.take()
     assert turns.waiting == 0
-    turns.give_back()
+
+    def handed_over(_: object) -> None:
+        turns.give_back()
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Event, "wait", interrupted)
+        patch.setattr(threading.Event, "wait", handed_over)
         with pytest.raises(KeyboardInterrupt):
-            turns.take()  # it had its turn already, and gives it back
+            turns.take()  # it has its turn at that moment, and gives it back
     with turns.one():
         assert turns.waiting == 0
+
+
+def test_who_waits_gets_up_and_comes_back_in_turn() -> None:
+    desk, other = Turns(1), Turns(1)
+    sit_down(desk)
+    other.take()
+    done = threading.Event()
+
+    def work() -> None:
+        sit_down(desk)
+        other.give_back()  # which the first thread waits for, and so has got up
+        done.set()
+        get_up()
+        get_up()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    other.take()
+    assert done.is_set()
+    thread.join(20)
+    assert not desk.waiting and desk._weights.total() == 1, "and sits again"
+    with aside():
+        assert not desk._weights.total()
+        get_up()
+    assert desk._weights.total() == 1
+    sit_down(desk)  # a request that was never ended
+    assert desk._weights.total() == 1
+    get_up()
+    with aside():
+        pass
+    assert not desk._weights.total()

@@ -15,6 +15,7 @@ from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.prompt.conversation import RawPrompt
 from mtmd.prompt.load_image import Picture
 from mtmd.receipt import ImageReceipt
+from mtmd.service.turns import get_up
 
 CONTEXT = 512
 GRAPH = GraphFacts(
@@ -44,6 +45,7 @@ class FakeTicket:
             put(event)
 
     def __iter__(self):
+        get_up()
         service = self.service
         if service.calls and self.settings.toolbox.callable:
             yield from self._call(service.calls)

@@ -15,7 +15,7 @@ from flask import Flask, Response, current_app, g, request
 from werkzeug.exceptions import HTTPException
 
 from mtmd import BusyError
-from mtmd.service.turns import work_for
+from mtmd.service.turns import Turns, get_up, sit_down, work_for
 from mtmd.web.errors import ApiError, as_api_error
 from mtmd.web.errors import response as as_response
 from mtmd.web.intake.json_limits import check_json
@@ -26,6 +26,7 @@ from mtmd.web.settings import JsonLimits, ServerSettings
 FORGIVEN_BYTES = 64 << 10  # of a body at an address that takes none, or is not there
 SMALL_VALUES = 4096  # in JSON that the page sends
 LONG_RESPONSE = 256 << 10  # bytes; less waits in memory for a client that does not read
+SEATS = 2  # for threads that read requests and write answers: more would wait for each other
 HISTORY_VALUES = 500_000  # the page sends one conversation at a time
 _TAKES = "_takes"
 View = TypeVar("View", bound=Callable[..., Any])
@@ -114,6 +115,7 @@ class Gate:
         }
         self._app, self._urls = app, app.url_map.bind("localhost")
         app.gate = self
+        self._desk = Turns(SEATS)
         self.budget = PictureBudget(settings.media)
         app.before_request(self._enter)
         app.after_request(self._leave_with)
@@ -172,7 +174,9 @@ class Gate:
                 code="body_too_large",
             )
         client = self._client()
-        work_for(client)
+        if what is None or what.work is not Work.AT_ONCE:
+            work_for(client)
+            sit_down(self._desk)
         if what is not None and what.work in self._places and request.method != "OPTIONS":
             g.give_back = self._places[what.work].take(client)
 
@@ -181,6 +185,7 @@ class Gate:
         once the last of it is on its way, or nobody wants it. What turns out to be long takes one
         now.
         """
+        get_up()
         give_back = g.pop("give_back", None)
         long = _is_long(response)
         if give_back is None and long:
@@ -225,6 +230,7 @@ def _is_long(response: Response) -> bool:
 
 
 def _leave(_: BaseException | None) -> None:
+    get_up()
     work_for("")
     if (give_back := g.pop("give_back", None)) is not None:
         give_back()
