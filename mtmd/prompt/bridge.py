@@ -92,10 +92,11 @@ class Bridge:
             if not cached:
                 entry = None if anew else self.cache.get(key)
                 cached = entry is not None
-                if entry is None:
+                if entry is not None:
+                    made[key] = entry
+                else:
                     with aside():  # mostly in numpy, beside the interpreter
-                        entry = prepare(picture.pixels, budget), None
-                made[key] = entry
+                        made[key] = prepare(picture.pixels, budget), None
             plan, embeddings = made[key]
             receipt = ImageReceipt(
                 picture.size,

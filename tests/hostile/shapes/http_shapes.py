@@ -207,8 +207,9 @@ def _any_route(rng: random.Random, key: str) -> Attempt:
             "any route", request(route.method, path, small_picture(rng), "image/png", key)
         )
     if route.body is Body.FORM:
-        return _form(rng, key)
-    own = bodies(rng).get(route.rule) or bodies(rng).get("/v1" + route.rule) or chat("hi")
+        return _form(rng, key, path)
+    made = bodies(rng)
+    own = made.get(route.rule) or made.get("/v1" + route.rule) or chat("hi")
     data = json.dumps(changed(own, rng) if rng.random() < 0.8 else own).encode()
     return Attempt("any route", request(route.method, path, data, key=key))
 
@@ -239,7 +240,7 @@ def _options(rng: random.Random, key: str) -> Attempt:
     return Attempt("options", post(CHAT, body, key))
 
 
-def _form(rng: random.Random, key: str) -> Attempt:
+def _form(rng: random.Random, key: str, path: str = "/v1/files") -> Attempt:
     edge = "x" * rng.choice((1, 30, 70, 2000))
     name = rng.choice(("../../../etc/cron.d/x", 'a"\r\nSet-Cookie: x=1', "\0", "x" * 5000, ""))
     part = f'--{edge}\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n\r\n'
@@ -247,7 +248,7 @@ def _form(rng: random.Random, key: str) -> Attempt:
     data = purpose.encode() + part.encode() * rng.choice((1, 1, 200)) + small_picture(rng)
     data += f"\r\n--{edge}--\r\n".encode() if rng.random() < 0.7 else b""
     kind = f"multipart/form-data; boundary={edge}"
-    return Attempt("a form", request("POST", "/v1/files", data, kind, key))
+    return Attempt("a form", request("POST", path, data, kind, key))
 
 
 def _stranger(rng: random.Random, key: str) -> Attempt:
