@@ -5,19 +5,28 @@ by `work_for`, where a request comes in.
 
 Threads that compute in Python share one interpreter, and with every one more of them each waits
 longer for it, the device's thread too. So those that answer requests `sit_down` at a desk with few
-seats, one after another by owner, and get up while they wait for something else (`aside`).
+seats, one after another by owner, and get up while they wait for something else (`aside`). Where
+the device's thread has to ask for the interpreter at every small step of its work, it `goes_first`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import partial
 
 _for: ContextVar[str] = ContextVar("for whom", default="")
 _mine = threading.local()
+_nobody_first = threading.Event()
+_nobody_first.set()
+STANDS_S = 1.0  # for a seat
+STANDS_BACK_S = (
+    0.03  # at most, for one who goes first: work that takes longer is not hurt by others
+)
 
 
 def work_for(owner: str) -> None:
@@ -59,56 +68,61 @@ class Shares:
             self._had[owner] += amount
 
 
+@dataclass(eq=False)
 class _Waiter:
-    def __init__(self, weight: int) -> None:
-        self.weight, self.may = weight, threading.Event()
+    owner: str
+    weight: int
+    may: threading.Event = field(default_factory=threading.Event)
 
 
 class Turns:
     """Lets `count` threads at a time do something; of one owner in the order in which they came,
-    of several by `Shares`. `most`: of their weights together; what weighs more goes alone.
-    Thread-safe.
+    of several by `Shares`. `most`: of their weights together; what weighs more goes alone. `each`:
+    of one owner at a time. Thread-safe.
     """
 
-    def __init__(self, count: int, most: int | None = None) -> None:
-        self._count, self._most = count, most
+    def __init__(self, count: int, most: int | None = None, each: int | None = None) -> None:
+        self._count, self._most, self._each = count, most, each
         self._lock = threading.Lock()
-        self._weights = Counter[int]()  # of those who have their turn
+        self._at_work: list[_Waiter] = []
         self._lines: dict[str, deque[_Waiter]] = {}
         self._shares = Shares()
 
     @contextmanager
     def one(self, weight: int = 1) -> Iterator[None]:
-        self.take(weight)
+        give_back = self.take(weight)
+        assert give_back is not None
         try:
             yield
         finally:
-            self.give_back(weight)
+            give_back()
 
-    def take(self, weight: int = 1) -> None:
-        """Waits for a turn, which `give_back` ends."""
-        owner, me = for_whom(), _Waiter(weight)
+    def take(self, weight: int = 1, within_s: float | None = None) -> Callable[[], None] | None:
+        """Waits for a turn; what is returned ends it, once. None where it has not come in time."""
+        me = _Waiter(for_whom(), weight)
         with self._lock:
-            self._lines.setdefault(owner, deque()).append(me)
+            self._lines.setdefault(me.owner, deque()).append(me)
             self._let_in()
+        give_back = partial(self._end, me)
         if me.may.is_set():
-            return
+            return give_back
         try:
             with aside():
-                me.may.wait()
+                had = me.may.wait(within_s)
         except BaseException:
-            with self._lock:
-                had = me.may.is_set()
-                if not had:
-                    self._leave(owner, me)
-            if had:
-                self.give_back(weight)
+            give_back()
             raise
+        if not had:
+            give_back()
+        return give_back if had else None
 
-    def give_back(self, weight: int = 1) -> None:
+    def _end(self, waiter: _Waiter) -> None:
+        """Its turn, or its waiting."""
         with self._lock:
-            self._weights[weight] -= 1
-            self._weights += Counter()
+            if waiter.may.is_set():
+                self._at_work.remove(waiter)
+            else:
+                self._leave(waiter)
             self._let_in()
 
     @property
@@ -116,52 +130,77 @@ class Turns:
         with self._lock:
             return sum(map(len, self._lines.values()))
 
+    @property
+    def at_work(self) -> int:
+        with self._lock:
+            return len(self._at_work)
+
     def _let_in(self) -> None:
-        while self._lines:
-            owner = self._shares.order(self._lines)[0]
-            first = self._lines[owner][0]
-            if not self._has_room(first.weight):
-                return
-            self._weights[first.weight] += 1
-            self._shares.add(owner, first.weight)
-            self._leave(owner, first)
+        while first := self._next():
+            self._at_work.append(first)
+            self._shares.add(first.owner, first.weight)
+            self._leave(first)
             first.may.set()
 
-    def _leave(self, owner: str, waiter: _Waiter) -> None:
-        self._lines[owner].remove(waiter)
-        if not self._lines[owner]:
-            del self._lines[owner]
+    def _next(self) -> _Waiter | None:
+        for owner in self._shares.order(self._lines):
+            if self._each is None or sum(w.owner == owner for w in self._at_work) < self._each:
+                first = self._lines[owner][0]
+                return first if self._has_room(first.weight) else None
+        return None
+
+    def _leave(self, waiter: _Waiter) -> None:
+        line = self._lines[waiter.owner]
+        line.remove(waiter)
+        if not line:
+            del self._lines[waiter.owner]
 
     def _has_room(self, weight: int) -> bool:
-        at_work = self._weights.total()
-        if not at_work:
+        if not self._at_work:
             return True
-        held = sum(each * number for each, number in self._weights.items())
-        return at_work < self._count and (self._most is None or held + weight <= self._most)
+        held = sum(each.weight for each in self._at_work)
+        fits = self._most is None or held + weight <= self._most
+        return fits and len(self._at_work) < self._count
 
 
 def sit_down(desk: Turns) -> None:
-    """This thread computes at `desk` until it gets up, once it is its turn there."""
+    """This thread computes at `desk` until it gets up, once it is its turn there and nobody goes
+    first; after a while without: whoever sits there for long keeps nobody from anything.
+    """
     get_up()
-    desk.take()
-    _mine.desk = desk
+    give_back = desk.take(within_s=STANDS_S)
+    if give_back is not None:
+        _mine.seat = desk, give_back
+        _nobody_first.wait(STANDS_BACK_S)
 
 
 def get_up() -> None:
     """From here on it computes little, or waits: others may have its seat. Any number of times."""
-    desk: Turns | None = getattr(_mine, "desk", None)
-    _mine.desk = None
-    if desk is not None:
-        desk.give_back()
+    seat: tuple[Turns, Callable[[], None]] | None = getattr(_mine, "seat", None)
+    _mine.seat = None
+    if seat is not None:
+        seat[1]()
 
 
 @contextmanager
 def aside() -> Iterator[None]:
     """While this thread waits, or does what others need not wait for, its seat is another's."""
-    desk: Turns | None = getattr(_mine, "desk", None)
+    seat: tuple[Turns, Callable[[], None]] | None = getattr(_mine, "seat", None)
     get_up()
     try:
         yield
     finally:
-        if desk is not None:
-            sit_down(desk)
+        if seat is not None:
+            sit_down(seat[0])
+
+
+@contextmanager
+def goes_first() -> Iterator[None]:
+    """Nobody else sits down to compute meanwhile, for a moment at most. For one thread at a time;
+    where there are several, they only hinder each other.
+    """
+    _nobody_first.clear()
+    try:
+        yield
+    finally:
+        _nobody_first.set()

@@ -175,8 +175,9 @@ class ForkServer:
         """A worker for one job, once fewer than `at_once` are at work and it is its owner's turn;
         one that raises is ended. Raises BusyError where no process can be started.
         """
-        self._quick.take()
-        give_back: list[Callable[[], None]] = [self._quick.give_back]
+        quick = self._quick.take()
+        assert quick is not None
+        give_back: list[Callable[[], None]] = [quick]
         try:
             with aside():
                 worker = self._worker(limits)

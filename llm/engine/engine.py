@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict, abc, deque
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from mtmd.kernels.errors import MtmdError
 from mtmd.kernels.plan.scheduler import Plan
+from mtmd.kernels.turns import goes_first
 from mtmd.llm.batch import FEW, Batch
 from mtmd.llm.engine.batcher import Batcher, Step
 from mtmd.llm.engine.lookup import PICTURE
@@ -174,8 +176,11 @@ class Engine:
         if not step.parts:
             return self._choose_held(IDLE_S) if self._held else self._stuck()
         answering = all(sequence.decoding for sequence, _ in step.parts)
+        # Machine code for a whole step asks for the interpreter once, other steps at every node.
+        alone = answering and self.cache.in_place
         try:
-            step, logits = self._run(step)
+            with nullcontext() if alone else goes_first():
+                step, logits = self._run(step)
         except MtmdError:
             # Whose fault it is cannot be told from the batch: each is tried by itself.
             self._suspects += [sequence for sequence, _ in step.parts]

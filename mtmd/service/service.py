@@ -31,7 +31,7 @@ from mtmd.kernels.errors import (
     PromptError,
 )
 from mtmd.kernels.report.warmup_report import WarmupReport
-from mtmd.kernels.turns import for_whom
+from mtmd.kernels.turns import for_whom, goes_first
 from mtmd.llm.engine.engine import Constraint, Engine, Prompt
 from mtmd.llm.engine.sequence import Sequence, Token
 from mtmd.llm.sampling.options import SEED_MAX
@@ -450,7 +450,9 @@ class Service:
         that is longer, so that neither waits for more than the other's share.
         """
         if self.encoding and self.encoding.busy:
-            for job in self.encoding.step(max(SLICE_S, self._batch_s)):
+            with goes_first():
+                encoded = self.encoding.step(max(SLICE_S, self._batch_s))
+            for job in encoded:
                 self._encoded(job)
         start, self._batch_s = time.perf_counter(), 0.0
         if self.engine.busy:

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from contextlib import ExitStack
 from random import Random
 
 import pytest
 
-from mtmd.kernels.turns import Shares, Turns, aside, for_whom, get_up, sit_down, work_for
+from mtmd.kernels import turns as turns_module
+from mtmd.kernels.turns import (
+    Shares,
+    Turns,
+    aside,
+    for_whom,
+    get_up,
+    goes_first,
+    sit_down,
+    work_for,
+)
 
 
 def test_who_has_had_least_is_first_and_who_comes_anew_saved_nothing() -> None:
@@ -48,14 +59,11 @@ def play(turns: Turns, asked: list[tuple[str, int]], at_once: int) -> list[str]:
     ready = threading.Event()
 
     def hold() -> None:
-        each = turns._most or 1
-        held = 1 if turns._most else turns._count
-        for _ in range(held):
-            turns.take(each)
-        ready.set()
-        go.wait()
-        for _ in range(held):
-            turns.give_back(each)
+        with ExitStack() as held:
+            for _ in range(1 if turns._most else turns._count):
+                held.enter_context(turns.one(turns._most or 1))
+            ready.set()
+            go.wait()
 
     def work(owner: str, weight: int) -> None:
         work_for(owner)
@@ -79,7 +87,7 @@ def play(turns: Turns, asked: list[tuple[str, int]], at_once: int) -> list[str]:
     for thread in threads:
         thread.join(20)
         assert not thread.is_alive()
-    assert turns.waiting == 0 and not turns._weights
+    assert turns.waiting == turns.at_work == 0
     return order
 
 
@@ -95,57 +103,82 @@ def test_what_weighs_more_than_all_may_goes_alone() -> None:
     assert sorted(order) == list("aabbc")
 
 
+def test_of_one_owner_there_are_so_many_at_a_time() -> None:
+    turns = Turns(3, each=1)
+    work_for("a")
+    first = turns.take()
+    assert first and turns.take(within_s=0.0) is None and turns.waiting == 0
+    work_for("b")
+    second = turns.take(within_s=0.0)
+    assert second and turns.at_work == 2
+    first()
+    work_for("a")
+    again = turns.take(within_s=0.0)
+    assert again
+    again()
+    second()
+    work_for("")
+    assert turns.at_work == 0
+
+
 def test_who_stops_waiting_leaves_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
     turns = Turns(1)
-    turns.take()
+    first = turns.take()
+    assert first
 
-    def interrupted(_: object) -> None:
+    def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Event, "wait", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            turns.take()
-    assert turns.waiting == 0
-
-    def handed_over(_: object) -> None:
-        turns.give_back()
+    def handed_over(*_: object) -> None:
+        first()
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Event, "wait", handed_over)
-        with pytest.raises(KeyboardInterrupt):
-            turns.take()  # it has its turn at that moment, and gives it back
-    with turns.one():
+    for wait in (interrupted, handed_over):  # at that moment it has its turn, and gives it back
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Event, "wait", wait)
+            with pytest.raises(KeyboardInterrupt):
+                turns.take()
         assert turns.waiting == 0
+    assert turns.at_work == 0
 
 
 def test_who_waits_gets_up_and_comes_back_in_turn() -> None:
     desk, other = Turns(1), Turns(1)
     sit_down(desk)
-    other.take()
-    done = threading.Event()
+    first, done = other.take(), threading.Event()
+    assert first
 
     def work() -> None:
         sit_down(desk)
-        other.give_back()  # which the first thread waits for, and so has got up
+        first()  # which the other thread waits for, and so has got up
         done.set()
         get_up()
         get_up()
 
     thread = threading.Thread(target=work)
     thread.start()
-    other.take()
-    assert done.is_set()
+    with other.one():
+        assert done.is_set()
     thread.join(20)
-    assert not desk.waiting and desk._weights.total() == 1, "and sits again"
+    assert not desk.waiting and desk.at_work == 1, "and sits again"
     with aside():
-        assert not desk._weights.total()
+        assert desk.at_work == 0
         get_up()
-    assert desk._weights.total() == 1
+    assert desk.at_work == 1
     sit_down(desk)  # a request that was never ended
-    assert desk._weights.total() == 1
+    assert desk.at_work == 1
     get_up()
     with aside():
         pass
-    assert not desk._weights.total()
+    assert desk.at_work == 0
+
+
+def test_nobody_is_kept_by_who_sits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns_module, "STANDS_S", 0.0)
+    monkeypatch.setattr(turns_module, "STANDS_BACK_S", 0.0)
+    desk = Turns(1)
+    with desk.one(), goes_first():
+        sit_down(desk)
+        assert desk.at_work == 1 and desk.waiting == 0
+        get_up()
+    assert desk.at_work == 0

@@ -26,7 +26,7 @@ from mtmd.web.settings import JsonLimits, ServerSettings
 FORGIVEN_BYTES = 64 << 10  # of a body at an address that takes none, or is not there
 SMALL_VALUES = 4096  # in JSON that the page sends
 LONG_RESPONSE = 256 << 10  # bytes; less waits in memory for a client that does not read
-SEATS = 2  # for threads that read requests and write answers: more would wait for each other
+SEATS = 2  # for threads that read requests and write answers: there is one interpreter
 HISTORY_VALUES = 500_000  # the page sends one conversation at a time
 _TAKES = "_takes"
 View = TypeVar("View", bound=Callable[..., Any])
@@ -115,7 +115,7 @@ class Gate:
         }
         self._app, self._urls = app, app.url_map.bind("localhost")
         app.gate = self
-        self._desk = Turns(SEATS)
+        self._desk = Turns(SEATS, each=1)
         self.budget = PictureBudget(settings.media)
         app.before_request(self._enter)
         app.after_request(self._leave_with)

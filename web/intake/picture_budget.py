@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from mtmd import BusyError, Picture
 from mtmd.prompt.load_image import load_isolated, picture_size
-from mtmd.service.turns import Turns
+from mtmd.service.turns import Turns, aside
 from mtmd.web.settings import MediaBudget
 
 # At work, and put aside for taking long: `mtmd.kernels.isolation.fork_server`.
@@ -67,7 +67,7 @@ class PictureBudget:
         other clients. Raises ImageError.
         """
         width, height = self.size(data)
-        with self._decoding.one(width * height):
+        with aside(), self._decoding.one(width * height):
             return load_isolated(data, self.limits.each, "picture")
 
     def decode_counted(self, data: bytes) -> Picture:
