@@ -34,7 +34,7 @@ UPWARD = {  # inside their functions
 # that lies flat in its room counts by its name; names in one row do not import each other.
 ORDER = {
     "kernels": (
-        ("errors", "dtype", "files", "threads"),  # words that everybody uses
+        ("errors", "dtype", "files", "threads", "turns"),  # words that everybody uses
         ("options", "graph", "quantization", "text"),  # what a value is
         ("isolation", "panics"),  # work that may end badly
         ("checkpoint", "kernel"),  # where weights come from; what a kernel says of itself
@@ -99,6 +99,7 @@ WITHOUT_TORCH = (
     "llm/engine/pages.py",
     "llm/engine/batcher.py",
     "llm/engine/sequence.py",
+    "llm/engine/waiting.py",
     "web/",
     "mtmd/__init__.py",
     "mtmd/cli.py",

@@ -7,7 +7,7 @@ from __future__ import annotations
 from io import BytesIO
 from typing import IO, TYPE_CHECKING, Any
 
-from flask import Request
+from flask import Request, g, request
 
 from mtmd import WarmupReport
 from mtmd.web import auth, errors, headers, status
@@ -17,6 +17,7 @@ from mtmd.web.adapters.door import Door
 from mtmd.web.adapters.kept_responses import KeptResponses
 from mtmd.web.api import files
 from mtmd.web.api import routes as openai
+from mtmd.web.connections.clients import group_of
 from mtmd.web.intake.fetch import Fetcher
 from mtmd.web.intake.gate import Gate, GatedFlask
 from mtmd.web.intake.media import Media
@@ -35,6 +36,12 @@ if TYPE_CHECKING:
     from mtmd import Service
 
 FORM_FIELD_BYTES = 64 << 10  # of a form, beside its files
+
+
+def _client() -> str:
+    """Who has sent this request: the owner of its key, or, where no key is, an address."""
+    caller = g.get("caller")
+    return caller.owner if caller else group_of(request.remote_addr or "")
 
 
 class _Request(Request):
@@ -67,7 +74,7 @@ def create_app(
     counters = Metrics(service)
     record.register(app, counters.count)
     auth.register(app, settings)
-    gate = Gate(app, settings, service.stats().slots, auth.owner)
+    gate = Gate(app, settings, service.stats().slots, _client)
     errors.register(app)
     model = ServedModel(service, warmup, settings.aliases, any_name=settings.any_model)
     budget = gate.budget

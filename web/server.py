@@ -25,7 +25,7 @@ from mtmd.web.connections.loop import Sockets
 from mtmd.web.connections.refusal import Refusal
 from mtmd.web.connections.task import waiting
 from mtmd.web.connections.threads import Pools
-from mtmd.web.intake.gate import GatedFlask
+from mtmd.web.intake.gate import GatedFlask, Work
 from mtmd.web.intake.proxies import is_trusted
 from mtmd.web.settings import ServerSettings
 
@@ -33,6 +33,7 @@ QUICK_THREADS = 4  # for what is quick, and to refuse what there are no places f
 BODY_IN_MEMORY = 4 << 20  # bytes; longer ones are files until they are whole
 HELD_BACK = 1 << 20  # bytes that wait for one client before its answer waits for it
 ACCEPTED_AT_ONCE = 64
+MOST_AT_ONCE = 8  # answered by the loop itself, in one turn
 CLOSED_AT_ONCE = 1 / 16  # of those there may be, when there are too many
 SPARE_FILES = 512  # descriptors for what is no connection
 CLOSING_S = 3  # for answers to be ended once the server is to stop
@@ -82,7 +83,9 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         self.bodies = BodyBudget(self.limits.body_bytes)
         self._keys, self._trusted = keys_of(app), settings.trusted_proxies
         self._sockets = Sockets()
-        kinds: dict[Hashable, int] = {None: QUICK_THREADS, HELD: QUICK_THREADS}
+        self._loop: threading.Thread | None = None
+        self._at_once: list[Channel] = []
+        kinds: dict[Hashable, int] = {None: QUICK_THREADS, HELD: QUICK_THREADS, Work.AT_ONCE: 1}
         kinds |= {work: count + QUICK_THREADS for work, count in app.gate.threads().items()}
         self._route = app.gate.route
         super().__init__(
@@ -121,8 +124,9 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         each client gets its end. After `drain`, until nothing is left: `busy` tells of what no
         client waits for.
         """
+        self._loop = threading.current_thread()
         while not self._stopping and self._drained_at is None:
-            self._sockets.turn(1)
+            self._turn(1)
         if not self._stopping:
             self._drain(busy)
         self._leave_port()
@@ -130,7 +134,7 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         thread.start()
         end = time.monotonic() + CLOSING_S
         while time.monotonic() < end and (thread.is_alive() or self._busy):
-            self._sockets.turn(0.2)
+            self._turn(0.2)
         self.task_dispatcher.shutdown(timeout=1)
         with self._ending:
             self._ended = True
@@ -146,7 +150,7 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
                     channel.handle_close()
             if not self.active_channels and not busy():
                 return
-            self._sockets.turn(0.2)
+            self._turn(0.2)
 
     def _leave_port(self) -> None:
         """Who comes now finds another server, or none."""
@@ -156,6 +160,22 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
     @property
     def draining(self) -> bool:
         return self._drained_at is not None
+
+    def _turn(self, timeout_s: float) -> None:
+        self._sockets.turn(timeout_s)
+        at_once, self._at_once = self._at_once, []
+        for channel in at_once:
+            channel.service()
+
+    def add_task(self, task: Channel) -> None:
+        """What takes less time than to wake a thread for it, which then waits for the interpreter
+        behind all others, is done by the loop: a few of such between two looks at connections.
+        """
+        few = len(self._at_once) < MOST_AT_ONCE
+        if few and task.work is Work.AT_ONCE and threading.current_thread() is self._loop:
+            self._at_once.append(task)
+        else:
+            super().add_task(task)
 
     @property
     def _busy(self) -> bool:

@@ -8,7 +8,7 @@ from flask import Blueprint, Response
 
 from mtmd import __version__
 from mtmd.web.auth import without_key
-from mtmd.web.intake.gate import Body, takes
+from mtmd.web.intake.gate import Body, Work, takes
 from mtmd.web.served_model import ServedModel
 from mtmd.web.settings import ServerSettings
 from mtmd.web.telemetry import metrics
@@ -23,7 +23,7 @@ def blueprint(
     routes = Blueprint("status", __name__)
 
     @routes.get("/health")
-    @takes(Body.NOTHING)
+    @takes(Body.NOTHING, Work.AT_ONCE)
     @without_key
     def health() -> tuple[dict[str, str], int]:
         """Without the device, which may hang: what is known of it."""

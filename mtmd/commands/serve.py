@@ -245,6 +245,7 @@ def _serve(
     """Until it is stopped. The fault of the device, if that is why."""
     from mtmd.kernels.isolation.limits import available as can_isolate
     from mtmd.loaded.allocator import return_freed_memory
+    from mtmd.loaded.interpreter import share_out_promptly
 
     return_freed_memory()
     args.isolate = can_isolate()
@@ -272,6 +273,7 @@ def _serve(
             service.on_fault(lambda _: server.stop())
             isolation = [] if args.isolate else [NOT_ISOLATED]
             notices = [*_told_of(store), *_told_of_modes(opened), *isolation]
+            share_out_promptly()
             warn = _warn if args.log_format == "text" else log.warning
             _say(server.url, model.name, report, settings, folder, notices, warn)
             log.info("serving at %s", server.url)

@@ -35,6 +35,8 @@ class Request:
     """Of the caches: what is kept of it is known only to requests of the same."""
     parser: CallParser | None = None
     warnings: tuple[str, ...] = ()
+    owner: str = ""
+    """Among whom the device is shared out."""
 
     began: float = field(default_factory=time.perf_counter)
     """When it was ready to be taken, after `preprocess_ms`."""

@@ -31,6 +31,7 @@ from mtmd.kernels.errors import (
     PromptError,
 )
 from mtmd.kernels.report.warmup_report import WarmupReport
+from mtmd.kernels.turns import for_whom, goes_first
 from mtmd.llm.engine.engine import Constraint, Engine, Prompt
 from mtmd.llm.engine.sequence import Sequence, Token
 from mtmd.llm.sampling.options import SEED_MAX
@@ -162,7 +163,8 @@ class Service:
     ) -> Ticket:
         """Take a conversation to be answered; `chosen` are the fields of `AnswerOptions`. Pictures
         are loaded and prepared here. `tenant`: for whom; what is kept of it, to be known when it
-        comes again, is for them alone.
+        comes again, is for them alone. The device is shared out evenly among
+        tenants, or among those that `mtmd.service.turns.work_for` has named.
 
         Raises MtmdError at once for what is wrong with it: PromptError, ImageError, OptionError;
         BusyError where too many wait; DeviceMemoryError for a picture that takes more memory than
@@ -216,6 +218,7 @@ class Service:
             )
         try:
             request = self._prepare(messages, settings, self._salt(tenant))
+            request.owner = for_whom() or tenant
             self._post(request, after)
         except BaseException:
             self._free_place()
@@ -346,6 +349,7 @@ class Service:
         """Of this moment. The device is not asked, which may be in a long step, or hang."""
         stats, engine = self._stats, self.engine
         stats.running, stats.waiting = len(engine.batcher.running), len(engine.batcher.waiting)
+        stats.clients_waiting, stats.made_way = engine.batcher.waiting.owners, engine.made_way
         stats.pages_used, stats.batches, stats.batch_rows = (
             engine.batcher.pages.held,
             engine.steps,
@@ -466,7 +470,9 @@ class Service:
         that is longer, so that neither waits for more than the other's share.
         """
         if self.encoding and self.encoding.busy:
-            for job in self.encoding.step(max(SLICE_S, self._batch_s)):
+            with goes_first():
+                encoded = self.encoding.step(max(SLICE_S, self._batch_s))
+            for job in encoded:
                 self._encoded(job)
         start, self._batch_s = time.perf_counter(), 0.0
         if self.engine.busy:
@@ -486,7 +492,7 @@ class Service:
         assert self.encoding or not request.prompt.pictures
         for index, prepared in enumerate(request.prompt.pictures):
             if prepared.embeddings is None and self.encoding:
-                request.jobs[index] = self.encoding.add(prepared)
+                request.jobs[index] = self.encoding.add(prepared, request.owner)
         leader = None if after is None else self._requests.get(after)
         if leader is not None and not leader.tokens:
             request.waits = True
@@ -546,6 +552,7 @@ class Service:
                 request.constraint,
                 request.salt.encode(),
                 settings.min_tokens,
+                request.owner,
             )
             request.sequence = self.engine.submit(prompt)
         except MtmdError as error:

@@ -16,6 +16,7 @@ from mtmd.prompt.conversation import RawPrompt
 from mtmd.prompt.load_image import Picture
 from mtmd.receipt import ImageReceipt
 from mtmd.service.latencies import Latencies
+from mtmd.service.turns import get_up
 
 CONTEXT = 512
 GRAPH = GraphFacts(
@@ -51,6 +52,7 @@ class FakeTicket:
         threading.Thread(target=run, daemon=True).start()
 
     def __iter__(self):
+        get_up()
         service = self.service
         if service.calls and self.settings.toolbox.callable:
             yield from self._call(service.calls)

@@ -92,7 +92,7 @@ def blueprint(door: Door) -> Blueprint:
         return {"version": __version__}
 
     @routes.get("/ready")
-    @takes(Body.NOTHING)
+    @takes(Body.NOTHING, Work.AT_ONCE)
     @without_key
     def ready() -> tuple[dict[str, str], int]:
         """Answered from when the model is in memory, without the device, which may hang."""

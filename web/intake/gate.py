@@ -15,6 +15,7 @@ from flask import Flask, Response, current_app, g, request
 from werkzeug.exceptions import HTTPException
 
 from mtmd import BusyError
+from mtmd.service.turns import Turns, get_up, sit_down, work_for
 from mtmd.web.errors import ApiError, as_api_error
 from mtmd.web.errors import response as as_response
 from mtmd.web.intake.json_limits import check_json
@@ -26,6 +27,7 @@ PREPARED_AT_ONCE = 64  # requests whose pictures are decoded or fetched, whose p
 FORGIVEN_BYTES = 64 << 10  # of a body at an address that takes none, or is not there
 SMALL_VALUES = 4096  # in JSON that the page sends
 LONG_RESPONSE = 256 << 10  # bytes; less waits in memory for a client that does not read
+SEATS = 2  # for threads that read requests and write answers: there is one interpreter
 HISTORY_VALUES = 500_000  # the page sends one conversation at a time
 _TAKES = "_takes"
 View = TypeVar("View", bound=Callable[..., Any])
@@ -46,6 +48,7 @@ class Body(Enum):
 class Work(Enum):
     """What is taken up while a request is answered."""
 
+    AT_ONCE = "less, and it waits for nothing: done by the loop of connections itself"
     QUICK = "milliseconds"
     ANSWER = "the model, or pictures that are decoded"
     FOLLOW = "a stream of what is written anyway"
@@ -94,14 +97,15 @@ class GatedFlask(Flask):
 
 
 class Gate:
-    """`slots`: sequences answered at once. `owner`: of the request that is being answered.
-    `budget`: of pixels, the one of the whole server.
+    """`slots`: sequences answered at once. `client`: who has sent the request that is being
+    answered; among clients places, pictures and the device are shared out. `budget`: of pixels, the
+    one of the whole server.
     """
 
     def __init__(
-        self, app: GatedFlask, settings: ServerSettings, slots: int, owner: Callable[[], str]
+        self, app: GatedFlask, settings: ServerSettings, slots: int, client: Callable[[], str]
     ) -> None:
-        self._settings, self._owner = settings, owner
+        self._settings, self._client = settings, client
         self._places = {
             work: Places(what, most)
             for work, what, most in (
@@ -112,6 +116,7 @@ class Gate:
         }
         self._app, self._urls = app, app.url_map.bind("localhost")
         app.gate = self
+        self._desk = Turns(SEATS, each=1)
         self.budget = PictureBudget(settings.media)
         app.before_request(self._enter)
         app.after_request(self._leave_with)
@@ -139,7 +144,8 @@ class Gate:
         except HTTPException:
             return FORGIVEN_BYTES, None
         what = takes_of(self._app.view_functions[endpoint])
-        work = what.work if what is not None and what.work in self._places else None
+        kinds = (Work.AT_ONCE, *self._places)
+        work = what.work if what is not None and what.work in kinds else None
         return self.bytes_of(what), work
 
     def bytes_of(self, what: Takes | None) -> int:
@@ -171,19 +177,24 @@ class Gate:
                 "this address",
                 code="body_too_large",
             )
+        client = self._client()
+        if what is None or what.work is not Work.AT_ONCE:
+            work_for(client)
+            sit_down(self._desk)
         if what is not None and what.work in self._places and request.method != "OPTIONS":
-            g.give_back = self._places[what.work].take(self._owner())
+            g.give_back = self._places[what.work].take(client)
 
     def _leave_with(self, response: Response) -> Response:
         """The place of what is made while it is sent, or may have to wait for its client, is free
         once the last of it is on its way, or nobody wants it. What turns out to be long takes one
         now.
         """
+        get_up()
         give_back = g.pop("give_back", None)
         long = _is_long(response)
         if give_back is None and long:
             try:
-                give_back = self._places[Work.DOWNLOAD].take(self._owner())
+                give_back = self._places[Work.DOWNLOAD].take(self._client())
             except BusyError as busy:
                 response.close()
                 return as_response(as_api_error(busy, g.get("request_id", "req")))
@@ -224,5 +235,7 @@ def _is_long(response: Response) -> bool:
 
 
 def _leave(_: BaseException | None) -> None:
+    get_up()
+    work_for("")
     if (give_back := g.pop("give_back", None)) is not None:
         give_back()

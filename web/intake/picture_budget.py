@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from mtmd import BusyError, Picture
 from mtmd.prompt.load_image import load_isolated, picture_size
 from mtmd.service.turnover import Turnover
+from mtmd.service.turns import Turns, aside
 from mtmd.web.settings import MediaBudget
 
 # At work, and put aside for taking long: `mtmd.kernels.isolation.fork_server`.
@@ -38,7 +38,7 @@ class PictureBudget:
         self.limits = limits
         self._pixels_held, self._lock = 0, threading.Lock()
         self._turnover = Turnover()
-        self._decoding = _Turns(DECODE_AT_ONCE, limits.decoding_pixels)
+        self._decoding = Turns(DECODE_AT_ONCE, limits.decoding_pixels)
 
     def excess(self, *, pictures: int = 0, bytes_: int = 0, pixels: int = 0) -> Excess | None:
         """The first limit of one request that its pictures exceed together, None where they are
@@ -65,11 +65,11 @@ class PictureBudget:
         return picture_size(data, self.limits.each, name)
 
     def decode(self, data: bytes) -> Picture:
-        """Waits while as many pictures, or pixels, are being decoded as may at once. Raises
-        ImageError.
+        """Waits while as many pictures, or pixels, are being decoded as may at once, in turn with
+        other clients. Raises ImageError.
         """
         width, height = self.size(data)
-        with self._decoding.one(width * height):
+        with aside(), self._decoding.one(width * height):
             return load_isolated(data, self.limits.each, "picture")
 
     def decode_counted(self, data: bytes) -> Picture:
@@ -100,35 +100,3 @@ class PictureBudget:
             with self._lock:
                 self._pixels_held -= pixels
                 self._turnover.freed(pixels)
-
-
-class _Turns:
-    """`count` pictures at once and `pixels` together, in the order in which they came; a larger one
-    alone.
-    """
-
-    def __init__(self, count: int, pixels: int) -> None:
-        self._count, self._most = count, pixels
-        self._under_way: list[int] = []
-        self._waiting: deque[object] = deque()
-        self._changed = threading.Condition()
-
-    @contextmanager
-    def one(self, pixels: int) -> Iterator[None]:
-        me = object()
-        with self._changed:
-            self._waiting.append(me)
-            self._changed.wait_for(lambda: self._waiting[0] is me and self._has_room(pixels))
-            self._waiting.popleft()
-            self._under_way.append(pixels)
-            self._changed.notify_all()
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._under_way.remove(pixels)
-                self._changed.notify_all()
-
-    def _has_room(self, pixels: int) -> bool:
-        others = self._under_way
-        return not others or (len(others) < self._count and sum(others) + pixels <= self._most)

@@ -29,6 +29,7 @@ NOW = {  # field of ServiceStats -> what it is
     "slots": "Sequences that can be answered at once",
     "running": "Sequences being answered",
     "waiting": "Requests that wait for a place",
+    "clients_waiting": "Clients whose requests wait for a place",
     "encoding": "Pictures being encoded or waiting for it",
     "pages": "Pages of the key-value cache",
     "pages_used": "Pages of it in use",
@@ -54,6 +55,7 @@ SINCE_START = {
     "encode_batches": "Batches of the encoder",
     "encode_tiles": "Tiles encoded",
     "preemptions": "Sequences that had to make room",
+    "made_way": "Sequences that gave their place to another client's",
 }
 HISTOGRAMS = {  # field of Latencies -> (name, what it is)
     "first_token": ("time_to_first_token", "From a request to the first token of its answer"),

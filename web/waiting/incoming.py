@@ -9,6 +9,7 @@ from contextlib import ExitStack, suppress
 from flask import g, request
 
 from mtmd import Event, Finished, MtmdError, Progress, Ticket
+from mtmd.service.turns import get_up
 from mtmd.web.errors import ApiError, as_api_error
 from mtmd.web.telemetry.record import Record
 from mtmd.web.waiting.waits import BEAT_S, CAN_WAIT, WAITS, Waits
@@ -34,6 +35,7 @@ class Incoming:
 
     def __iter__(self) -> Iterator[tuple[int, Event] | None]:
         """Raises the error of the first that fails. Leaving the loop gives all up."""
+        get_up()
         try:
             while self._left:
                 try:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import socket
 import struct
 import time
@@ -364,3 +365,21 @@ def test_who_waits_long_hears_that_the_server_is_there(monkeypatch):
         received = b""
         while received.count(b": still there\n\n") < 2:
             received += sock.recv(4096)
+
+
+def test_health_is_answered_without_a_thread(monkeypatch):
+    with running(FakeService()) as server:
+        monkeypatch.setattr(server.task_dispatcher, "add_task", lambda _: None)  # all are at work
+        for path in ("/health", "/ready"):
+            with raw_request(server, {}, path, "GET") as sock:
+                assert sock.recv(12) == b"HTTP/1.1 200"
+
+
+def test_many_questions_after_health_are_answered_in_order():
+    other = b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    last = b"GET /ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    with running(FakeService()) as server, ExitStack() as stack:
+        for sock in crowd(stack, server, HEALTH * 20 + other + HEALTH * 3 + last, 12):
+            found = b"".join(iter(lambda: sock.recv(1 << 16), b""))  # noqa: B023
+            statuses = re.findall(rb"HTTP/1.1 (\d+) ", found)
+            assert statuses == [b"200"] * 20 + [b"404"] + [b"200"] * 4 and b"ready" in found

@@ -27,7 +27,7 @@ BODIES = {  # what each route takes from outside; a new one is added here with o
     ("GET", "/favicon.ico"): (Body.NOTHING, Work.QUICK),
     ("GET", "/diagnostics"): (Body.NOTHING, Work.QUICK),
     ("GET", "/static/<path:filename>"): (Body.NOTHING, Work.QUICK),
-    ("GET", "/health"): (Body.NOTHING, Work.QUICK),
+    ("GET", "/health"): (Body.NOTHING, Work.AT_ONCE),
     ("GET", "/props"): (Body.NOTHING, Work.QUICK),
     ("GET", "/warmup"): (Body.NOTHING, Work.QUICK),
     ("GET", "/metrics"): (Body.NOTHING, Work.QUICK),
@@ -47,7 +47,7 @@ BODIES = {  # what each route takes from outside; a new one is added here with o
     ("POST", "/apply-template"): (Body.JSON_WITH_PICTURES, Work.ANSWER),
     ("GET", "/slots"): (Body.NOTHING, Work.QUICK),
     ("GET", "/version"): (Body.NOTHING, Work.QUICK),
-    ("GET", "/ready"): (Body.NOTHING, Work.QUICK),
+    ("GET", "/ready"): (Body.NOTHING, Work.AT_ONCE),
     ("POST", "/v1/files"): (Body.FORM, Work.ANSWER),
     ("GET", "/v1/files"): (Body.NOTHING, Work.QUICK),
     ("GET", "/v1/files/<id_>"): (Body.NOTHING, Work.QUICK),
@@ -319,29 +319,6 @@ def test_a_picture_that_browsers_do_not_show_is_decoded_within_the_budget():
     with page.app.gate.budget.held(10_000):
         assert page.client.get(f"/api/images/{stored['sha256']}").status_code == 429
     assert page.client.get(f"/api/images/{stored['sha256']}").status_code == 200
-
-
-def test_large_pictures_are_decoded_one_after_the_other():
-    turns = picture_budget._Turns(4, 100)
-    order, running_now, most = [], [], []
-
-    def work(name, pixels):
-        with turns.one(pixels):
-            running_now.append(pixels)
-            most.append(sum(running_now))
-            order.append(name)
-            threading.Event().wait(0.02)
-            running_now.remove(pixels)
-
-    threads = [
-        threading.Thread(target=work, args=(i, pixels))
-        for i, pixels in enumerate([60, 60, 30, 30, 500, 20, 90])
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    assert len(order) == 7 and all(total <= 100 or total == 500 for total in most)
 
 
 def test_readers_of_answers_take_no_places_from_others():
