@@ -75,7 +75,7 @@ class FakeTicket:
             yield ToolCallPiece(index, call.id, call.name, "")
             yield ToolCallPiece(index, None, None, call.arguments[:half])
             yield ToolCallPiece(index, None, None, call.arguments[half:])
-        yield self._finished([], "tool_calls", tuple(calls))
+        yield self._finished([], self.service.calls_finish, tuple(calls))
 
     def _finished(self, said, finish, calls=(), stop=None):
         images = tuple(
@@ -126,6 +126,7 @@ class FakeService:
         self.tickets, self.ended, self.words, self.running = [], [], None, 0
         self.tenants, self.fault, self.told = [], None, []
         self.calls = ()  # of tools, in place of words where a request has tools
+        self.calls_finish = "tool_calls"
         self.name, self.context, self.sees, self.warmup_report = "fake", CONTEXT, True, REPORT
 
     def on_fault(self, tell):

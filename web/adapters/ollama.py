@@ -6,16 +6,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta, timezone
 from time import perf_counter_ns
 from typing import Any
 
 from flask import Blueprint, Response, jsonify
 
-from mtmd import Answer, Event, __version__
-from mtmd.web.adapters.door import Door, error_response, texts
+from mtmd import Answer, Event, Finished, TextPiece, ToolCall, __version__
+from mtmd.web.adapters.door import Door, error_response
 from mtmd.web.adapters.ollama_requests import ChatRequest, GenerateRequest, ShowRequest
+from mtmd.web.adapters.tools import CallReader, arguments_of
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.body import json_body
 from mtmd.web.intake.gate import Body, Work, takes
@@ -23,7 +24,7 @@ from mtmd.web.intake.gate import Body, Work, takes
 # Whose interface this follows: clients refuse versions that they hold for too old.
 INTERFACE = "0.12.6"
 LINES = "application/x-ndjson"
-_FINISH = {"stop": "stop", "length": "length"}
+_FINISH = {"stop": "stop", "length": "length", "tool_calls": "stop"}
 _NS = 1_000_000  # in a millisecond
 
 
@@ -107,7 +108,7 @@ def _model_routes(routes: Blueprint, door: Door) -> None:
                 "general.basename": door.model.name,
                 "mtmd.context_length": door.model.context,
             },
-            "capabilities": ["completion", *(["vision"] if door.model.sees else [])],
+            "capabilities": ["completion", "tools", *(["vision"] if door.model.sees else [])],
             "modified_at": _time(started),
         }
 
@@ -116,34 +117,48 @@ def _answered(
     door: Door,
     body: ChatRequest | GenerateRequest,
     says: bool,
-    part: Callable[[str], dict[str, Any]],
+    part: Callable[[str, Sequence[ToolCall]], dict[str, Any]],
 ) -> Response:
     """`says`: whether there is anything to answer; a request without it loads a model, of others.
-    `part`: a text in the form of the route.
+    `part`: a text, and calls of tools, in the form of the route.
     """
     began = perf_counter_ns()
     if not says:
         loaded = {"done_reason": "load", "done": True}
-        return jsonify(_line(body.model, part("")) | loaded)
+        return jsonify(_line(body.model, part("", ())) | loaded)
     answering = door.begin(body.asked())
     if not body.streams:
         answer = answering.whole()
-        return jsonify(_line(body.model, part(answer.text)) | _end(answer, began))
+        return jsonify(
+            _line(body.model, part(answer.text, answer.tool_calls)) | _end(answer, began)
+        )
 
     def lines(events: Iterator[Event]) -> Iterator[str]:
-        finished: list[Answer] = []
-        for text in texts(events, finished):
-            yield _dumped(_line(body.model, part(text)) | {"done": False})
-        yield _dumped(_line(body.model, part("")) | _end(finished[0], began))
+        calls = CallReader()
+        for event in events:
+            for call in calls.read(event):
+                yield _dumped(_line(body.model, part("", (call,))) | {"done": False})
+            if isinstance(event, TextPiece) and event.text:
+                yield _dumped(_line(body.model, part(event.text, ())) | {"done": False})
+            elif isinstance(event, Finished):
+                yield _dumped(_line(body.model, part("", ())) | _end(event.answer, began))
 
     return answering.streamed(lines, lambda error: _dumped(_error(error)), LINES)
 
 
-def _message(text: str) -> dict[str, Any]:
-    return {"message": {"role": "assistant", "content": text}}
+def _message(text: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
+    """A call that is cut, as its answer was, has no arguments that could be given."""
+    found = [(call, arguments_of(call)) for call in calls]
+    made = [
+        {"id": call.id, "function": {"name": call.name, "arguments": arguments}}
+        for call, arguments in found
+        if arguments is not None
+    ]
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    return {"message": message | ({"tool_calls": made} if made else {})}
 
 
-def _response(text: str) -> dict[str, Any]:
+def _response(text: str, _: Sequence[ToolCall]) -> dict[str, Any]:
     return {"response": text}
 
 
