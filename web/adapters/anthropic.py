@@ -101,7 +101,12 @@ def _written(events: Iterator[Event], head: dict[str, Any]) -> Iterator[str]:
             yield from blocks.to("text", {"type": "text", "text": ""})
             yield blocks.delta({"type": "text_delta", "text": event.text})
         elif isinstance(event, ToolCallPiece):
-            block = {"type": "tool_use", "id": event.id, "name": event.name, "input": {}}
+            block: dict[str, Any] = {
+                "type": "tool_use",
+                "id": event.id,
+                "name": event.name,
+                "input": {},
+            }
             yield from blocks.to(event.index, block)
             if event.arguments:
                 yield blocks.delta({"type": "input_json_delta", "partial_json": event.arguments})
