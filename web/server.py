@@ -10,8 +10,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Hashable
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from waitress.server import TcpWSGIServer
@@ -78,14 +78,11 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         self.bodies = BodyBudget(self.limits.body_bytes)
         self._keys = keys_of(app)
         self._sockets = Sockets()
-        places = app.gate.most()
-        kinds: dict[Hashable, int] = {None: QUICK_THREADS}
-        kinds |= {work: count + QUICK_THREADS for work, count in places.items()}
         self._route = app.gate.route
         super().__init__(
             app,
             map=self._sockets,
-            dispatcher=Pools(kinds),
+            dispatcher=Pools(_threads_for(app)),
             _sock=sock,
             sockinfo=(sock.family, sock.type, sock.proto, sock.getsockname()),
             bind_socket=False,
@@ -112,6 +109,29 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
             )
 
     channel_class = Channel
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Meanwhile another thread does what `serve` does after."""
+        done = threading.Event()
+
+        def turn() -> None:
+            while not done.is_set():
+                self._sockets.turn(1)
+
+        thread = threading.Thread(target=turn, name="mtmd answering", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            self.pull_trigger()
+            thread.join()
+
+    def use(self, app: GatedFlask) -> None:
+        """Requests that come from now on are this application's."""
+        self.task_dispatcher.allow(_threads_for(app))
+        self._keys, self._route, self.application = keys_of(app), app.gate.route, app
 
     def serve(self, closing: Callable[[], None]) -> None:
         """Until `stop`. Then nobody new is let in, and while `closing` ends what is being answered,
@@ -227,6 +247,12 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
     def url(self) -> str:
         host: Any = self.effective_host
         return f"http://{f'[{host}]' if ':' in host else host}:{self.effective_port}"
+
+
+def _threads_for(app: GatedFlask) -> dict[Hashable, int]:
+    """The most of each kind of work."""
+    places = app.gate.most().items()
+    return {None: QUICK_THREADS} | {work: count + QUICK_THREADS for work, count in places}
 
 
 def _files() -> int:

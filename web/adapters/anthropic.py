@@ -14,19 +14,10 @@ from mtmd.web import sse
 from mtmd.web.adapters.anthropic_requests import CountRequest, MessagesRequest
 from mtmd.web.adapters.door import Door, error_response
 from mtmd.web.adapters.tools import arguments_of
-from mtmd.web.errors import ApiError
+from mtmd.web.errors import in_anthropics_form
 from mtmd.web.intake.body import json_body
 from mtmd.web.intake.gate import Body, Work, takes
 
-_ERRORS = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -50,7 +41,7 @@ def blueprint(door: Door) -> Blueprint:
         if body.stream:
             return answering.streamed(
                 lambda events: _written(events, head),
-                lambda error: _event(_error(error, request_id)),
+                lambda error: _event(in_anthropics_form(error, request_id)),
                 sse.MIMETYPE,
             )
         answer = answering.whole()
@@ -77,7 +68,9 @@ def blueprint(door: Door) -> Blueprint:
 
 
 def _failed(error: Exception) -> Response:
-    return error_response(error, lambda known: _error(known, g.get("request_id", "req")))
+    return error_response(
+        error, lambda known: in_anthropics_form(known, g.get("request_id", "req"))
+    )
 
 
 def _blocks(answer: Answer) -> Iterator[dict[str, Any]]:
@@ -174,14 +167,3 @@ def _usage(receipt: Receipt) -> dict[str, Any]:
 
 def _event(data: dict[str, Any]) -> str:
     return sse.event(data, name=data["type"])
-
-
-def _error(error: ApiError, request_id: str) -> dict[str, Any]:
-    kind = _ERRORS.get(error.status) or (
-        "api_error" if error.status >= 500 else "invalid_request_error"
-    )
-    return {
-        "type": "error",
-        "error": {"type": kind, "message": error.body()["error"]["message"]},
-        "request_id": request_id,
-    }

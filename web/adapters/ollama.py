@@ -17,7 +17,7 @@ from mtmd import Answer, Event, Finished, TextPiece, ToolCall, __version__
 from mtmd.web.adapters.door import Door, error_response
 from mtmd.web.adapters.ollama_requests import ChatRequest, GenerateRequest, ShowRequest
 from mtmd.web.adapters.tools import CallReader, arguments_of
-from mtmd.web.errors import ApiError
+from mtmd.web.errors import ApiError, in_ollamas_form
 from mtmd.web.intake.body import json_body
 from mtmd.web.intake.gate import Body, Work, takes
 
@@ -30,7 +30,7 @@ _NS = 1_000_000  # in a millisecond
 
 def blueprint(door: Door) -> Blueprint:
     routes = Blueprint("ollama", __name__)
-    routes.register_error_handler(Exception, lambda error: error_response(error, _error))
+    routes.register_error_handler(Exception, lambda error: error_response(error, in_ollamas_form))
     _answer_routes(routes, door)
     _model_routes(routes, door)
     return routes
@@ -143,7 +143,7 @@ def _answered(
             elif isinstance(event, Finished):
                 yield _dumped(_line(body.model, part("", ())) | _end(event.answer, began))
 
-    return answering.streamed(lines, lambda error: _dumped(_error(error)), LINES)
+    return answering.streamed(lines, lambda error: _dumped(in_ollamas_form(error)), LINES)
 
 
 def _message(text: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
@@ -209,7 +209,3 @@ def _time(when: datetime) -> str:
 
 def _dumped(line: dict[str, Any]) -> str:
     return f"{json.dumps(line)}\n"
-
-
-def _error(error: ApiError) -> dict[str, Any]:
-    return {"error": error.body()["error"]["message"]}
