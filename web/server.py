@@ -112,7 +112,7 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """Meanwhile another thread does what `serve` does after."""
+        """Meanwhile another thread does what `serve` does after. An error ends the server."""
         done = threading.Event()
 
         def turn() -> None:
@@ -121,12 +121,16 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
 
         thread = threading.Thread(target=turn, name="mtmd answering", daemon=True)
         thread.start()
+        ended = True
         try:
             yield
+            ended = False
         finally:
             done.set()
             self.pull_trigger()
             thread.join()
+            if ended:
+                self._end()
 
     def use(self, app: GatedFlask) -> None:
         """Requests that come from now on are this application's."""
@@ -146,6 +150,9 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         end = time.monotonic() + CLOSING_S
         while time.monotonic() < end and (thread.is_alive() or self._busy):
             self._sockets.turn(0.2)
+        self._end()
+
+    def _end(self) -> None:
         self.task_dispatcher.shutdown(timeout=1)
         with self._ending:
             self._ended = True

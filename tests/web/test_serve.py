@@ -145,10 +145,11 @@ def test_a_dual_encoder_is_served(tmp_path):
         assert (process.returncode, out, err) == (0, "stopped\n", "")
 
 
-def test_a_dual_encoder_has_no_use_for_a_chats_options(mtmd, tmp_path):
+def test_a_dual_encoder_has_no_use_for_a_chats_options(capsys, tmp_path):
     clip(tmp_path / "c")
-    found = mtmd("serve", "-m", str(tmp_path / "c"), "--port", "0", "--context", "99")
-    assert found.code == 2 and "--context: " in found.err and "dual encoder" in found.err
+    assert main(["serve", "-m", str(tmp_path / "c"), "--port", "0", "--context", "99"]) == 2
+    told = capsys.readouterr().err
+    assert "--context: " in told and "dual encoder" in told
 
 
 def test_an_answer_under_way_is_told_that_the_server_ends(tmp_path):
