@@ -82,7 +82,7 @@ ORDER = {
         ("auth", "headers", "intake", "connections"),  # what may come in
         ("api", "page", "server", "status"),  # two products that do not know each other
         ("adapters",),  # other interfaces, over what OpenAI's is made of
-        ("app",),
+        ("app", "small_apps"),
     ),
 }
 MOST_FILES = 12  # flat in a folder: a list that can be read at a glance

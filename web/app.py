@@ -15,8 +15,9 @@ from mtmd.web.adapters import anthropic, llama_cpp, ollama, responses
 from mtmd.web.adapters.bare import add_bare_routes
 from mtmd.web.adapters.door import Door
 from mtmd.web.adapters.kept_responses import KeptResponses
-from mtmd.web.api import files
+from mtmd.web.api import embeddings, files
 from mtmd.web.api import routes as openai
+from mtmd.web.api.embeddings import EmbeddingApi
 from mtmd.web.connections.clients import group_of
 from mtmd.web.intake.fetch import Fetcher
 from mtmd.web.intake.gate import Gate, GatedFlask
@@ -89,6 +90,8 @@ def create_app(
     )
     app.register_blueprint(openai.blueprint(api))
     app.register_blueprint(files.blueprint(uploads, budget))
+    vectors = EmbeddingApi(model, api.media, settings.unknown_fields)
+    app.register_blueprint(embeddings.blueprint(vectors))
     door = Door(api)
     for adapter in (ollama, anthropic, llama_cpp):
         app.register_blueprint(adapter.blueprint(door))

@@ -44,6 +44,16 @@ _WORDS = {
     415: "found another content type, expected application/json",
 }
 
+_ANTHROPICS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
 
 class ApiError(Exception):
     """What a request is refused with. `param` names the part of the request that is to blame;
@@ -130,6 +140,31 @@ def as_api_error(error: BaseException, request_id: str) -> ApiError:
         f"the server could not answer; its log tells why under {request_id}",
         code="internal_error",
     )
+
+
+def in_anthropics_form(error: ApiError, request_id: str) -> dict[str, Any]:
+    kind = _ANTHROPICS.get(error.status) or (
+        "api_error" if error.status >= 500 else "invalid_request_error"
+    )
+    return {
+        "type": "error",
+        "error": {"type": kind, "message": error.body()["error"]["message"]},
+        "request_id": request_id,
+    }
+
+
+def in_ollamas_form(error: ApiError) -> dict[str, Any]:
+    return {"error": error.body()["error"]["message"]}
+
+
+def in_form_of(path: str, error: ApiError, request_id: str) -> dict[str, Any]:
+    """As clients of an address read errors."""
+    path = path.removeprefix("/v1")
+    if path.startswith("/api/"):
+        return in_ollamas_form(error)
+    if path == "/messages" or path.startswith("/messages/"):
+        return in_anthropics_form(error, request_id)
+    return error.body()
 
 
 def invalid(error: ValidationError) -> ApiError:

@@ -35,6 +35,11 @@ def register(app: Flask, settings: ServerSettings) -> None:
         given = request.headers.get("X-Request-Id", "")
         g.request_id = given if _ID.fullmatch(given) else g.own_id
 
+    @app.context_processor
+    def _links() -> dict[str, str]:
+        """Of pages, relative to them: a proxy may have put all of it under a path."""
+        return {"root": "../" * (request.path.count("/") - 1) or "./"}
+
     @app.after_request
     def _finish(response: Response) -> Response:
         headers = response.headers

@@ -10,8 +10,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Hashable
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from waitress.server import TcpWSGIServer
@@ -85,13 +85,11 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         self._sockets = Sockets()
         self._loop: threading.Thread | None = None
         self._at_once: list[Channel] = []
-        kinds: dict[Hashable, int] = {None: QUICK_THREADS, HELD: QUICK_THREADS, Work.AT_ONCE: 1}
-        kinds |= {work: count + QUICK_THREADS for work, count in app.gate.threads().items()}
         self._route = app.gate.route
         super().__init__(
             waiting(app),
             map=self._sockets,
-            dispatcher=Pools(kinds),
+            dispatcher=Pools(_threads_for(app)),
             _sock=sock,
             sockinfo=(sock.family, sock.type, sock.proto, sock.getsockname()),
             bind_socket=False,
@@ -119,6 +117,34 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
 
     channel_class = Channel
 
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Meanwhile another thread does what `serve` does after. An error ends the server."""
+        done = threading.Event()
+
+        def turn() -> None:
+            self._loop = threading.current_thread()
+            while not done.is_set():
+                self._turn(1)
+
+        thread = threading.Thread(target=turn, name="mtmd answering", daemon=True)
+        thread.start()
+        ended = True
+        try:
+            yield
+            ended = False
+        finally:
+            done.set()
+            self.pull_trigger()
+            thread.join()
+            if ended:
+                self._end()
+
+    def use(self, app: GatedFlask) -> None:
+        """Requests that come from now on are this application's."""
+        self.task_dispatcher.allow(_threads_for(app))
+        self._keys, self._route, self.application = keys_of(app), app.gate.route, waiting(app)
+
     def serve(self, closing: Callable[[], None], busy: Callable[[], bool] = lambda: False) -> None:
         """Until `stop`. Then nobody new is let in, and while `closing` ends what is being answered,
         each client gets its end. After `drain`, until nothing is left: `busy` tells of what no
@@ -135,6 +161,9 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         end = time.monotonic() + CLOSING_S
         while time.monotonic() < end and (thread.is_alive() or self._busy):
             self._turn(0.2)
+        self._end()
+
+    def _end(self) -> None:
         self.task_dispatcher.shutdown(timeout=1)
         with self._ending:
             self._ended = True
@@ -286,6 +315,13 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
     def url(self) -> str:
         host: Any = self.effective_host
         return f"http://{f'[{host}]' if ':' in host else host}:{self.effective_port}"
+
+
+def _threads_for(app: GatedFlask) -> dict[Hashable, int]:
+    """The most of each kind of work."""
+    places = app.gate.threads().items()
+    kinds: dict[Hashable, int] = {None: QUICK_THREADS, HELD: QUICK_THREADS, Work.AT_ONCE: 1}
+    return kinds | {work: count + QUICK_THREADS for work, count in places}
 
 
 def _files() -> int:

@@ -12,11 +12,11 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from mtmd.commands.shared import add_model_arguments, load_from
+from mtmd.commands.shared import add_model_arguments, load_dual_from, load_from
 from mtmd.kernels.text import for_terminal
 
 ENDING_S = 20.0  # for the step that the device is in
@@ -246,46 +246,88 @@ def _serve(
     from mtmd.kernels.isolation.limits import available as can_isolate
     from mtmd.loaded.allocator import return_freed_memory
     from mtmd.loaded.interpreter import share_out_promptly
+    from mtmd.web.server import Server
+    from mtmd.web.small_apps.loading_app import Loading, create_loading_app
 
     return_freed_memory()
     args.isolate = can_isolate()
-    model = load_from(args)
-    _write_log(args)
-    model.loaded.start_workers()
-    report = model.warmup_report if args.no_warmup else model.warm_up()
+    loading = Loading()
+    server = Server(create_loading_app(loading, settings), settings, sock)
+    with ExitStack() as stack:
+        with server.answering():
+            print(f"loading; {server.url}/ready tells how far", flush=True)
+            model = _load(args)
+            _write_log(args)
+            loading.warming(model.weights_read)
+            report = model.warmup_report if args.no_warmup else model.warm_up()
+            serve = _serve_vectors if _is_dual(model) else _serve_answers
+            service, app, notices = serve(model, report, settings, folder, stack)
+            if not args.isolate:
+                notices.append(NOT_ISOLATED)
+            server.use(app)
+        _stop_on_signals(server, settings.drain_s)
+        service.on_fault(lambda _: server.stop())
+        share_out_promptly()
+        warn = _warn if args.log_format == "text" else log.warning
+        _say(server.url, model.name, report, settings, folder, notices, warn)
+        log.info("serving at %s", server.url)
+        server.serve(closing=service.close, busy=lambda: service.busy)
+        service.close(ENDING_S)
+        if service.fault is None:
+            print("stopped", flush=True)
+        return service.fault
+
+
+def _load(args: argparse.Namespace) -> Any:
+    """What writes answers, or a dual encoder. Raises MtmdError."""
+    from mtmd.checkpoint.folder import DualEncoderError
+
+    try:
+        model = load_from(args)
+        model.loaded.start_workers()
+        return model
+    except DualEncoderError:
+        return load_dual_from(args)
+
+
+def _is_dual(model: Any) -> bool:
+    from mtmd.embedding.embedder import Embedder
+
+    return isinstance(model, Embedder)
+
+
+def _serve_answers(
+    model: Any, report: Any, settings: Any, folder: Path | None, stack: ExitStack
+) -> tuple[Any, Any, list[str]]:
+    """Service and application, which `stack` closes, and what is to be told."""
     from mtmd.service.service import Service
     from mtmd.web.app import create_app
-    from mtmd.web.server import Server
     from mtmd.web.store.store import Store
 
     opened = _close_to_others(folder)
     store = Store(folder)
-    try:
-        service = Service(
-            model,
-            queue=settings.queue,
-            share_cache=settings.share_cache,
-            hang_s=settings.hang_s or None,
-        )
-        try:
-            server = Server(create_app(service, settings, store, warmup=report), settings, sock)
-            _stop_on_signals(server, settings.drain_s)
-            service.on_fault(lambda _: server.stop())
-            isolation = [] if args.isolate else [NOT_ISOLATED]
-            notices = [*_told_of(store), *_told_of_modes(opened), *isolation]
-            share_out_promptly()
-            warn = _warn if args.log_format == "text" else log.warning
-            _say(server.url, model.name, report, settings, folder, notices, warn)
-            log.info("serving at %s", server.url)
-            server.serve(closing=service.close, busy=lambda: service.busy)
-            service.close(ENDING_S)
-            if service.fault is None:
-                print("stopped", flush=True)
-            return service.fault
-        finally:
-            service.close(ENDING_S)
-    finally:
-        store.close()
+    stack.callback(store.close)
+    service = Service(
+        model,
+        queue=settings.queue,
+        share_cache=settings.share_cache,
+        hang_s=settings.hang_s or None,
+    )
+    stack.callback(service.close, ENDING_S)
+    app = create_app(service, settings, store, warmup=report)
+    return service, app, [*_told_of(store), *_told_of_modes(opened)]
+
+
+def _serve_vectors(
+    model: Any, report: Any, settings: Any, _: Path | None, stack: ExitStack
+) -> tuple[Any, Any, list[str]]:
+    """As `_serve_answers`, of a dual encoder: nothing is kept on disk."""
+    from mtmd.embedding.service import EmbeddingService
+    from mtmd.web.small_apps.embedding_app import create_embedding_app
+
+    service = EmbeddingService(model)
+    stack.callback(service.close, ENDING_S)
+    return service, create_embedding_app(service, settings, report), []
 
 
 def _close_to_others(folder: Path | None) -> list[str]:

@@ -84,7 +84,7 @@ class FakeTicket:
             yield ToolCallPiece(index, call.id, call.name, "")
             yield ToolCallPiece(index, None, None, call.arguments[:half])
             yield ToolCallPiece(index, None, None, call.arguments[half:])
-        yield self._finished([], "tool_calls", tuple(calls))
+        yield self._finished([], self.service.calls_finish, tuple(calls))
 
     def _finished(self, said, finish, calls=(), stop=None):
         images = tuple(
@@ -136,6 +136,7 @@ class FakeService:
         self.tenants, self.fault, self.told = [], None, []
         self.calls = ()  # of tools, in place of words where a request has tools
         self.latencies = Latencies()
+        self.calls_finish = "tool_calls"
         self.name, self.context, self.sees, self.warmup_report = "fake", CONTEXT, True, REPORT
 
     def on_fault(self, tell):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mtmd.web import server
+from mtmd.web.api import embedding_requests as vectors
 from mtmd.web.connections.parser import SHORT_BODY
 from mtmd.web.intake import gate
 from mtmd.web.intake.fetch import MOST_REDIRECTS, Fetcher
@@ -37,6 +38,7 @@ MIB, KIB = 1 << 20, 1 << 10
         ("pictures of one", [M.images, f"{M.bytes // MIB} MiB", f"{M.pixels // 10**6} million"]),
         ("the rest of its", [f"{J.bytes // MIB} MiB", f"{J.values:,} names", J.deep]),
         ("JSON of the page", [f"{gate.SMALL_VALUES:,} names"]),
+        ("texts and pictures that", [f"{vectors.MOST_INPUTS:,}", f"{vectors.LONGEST_TEXT:,} char"]),
         ("an imported", [f"{S.body_bytes // MIB} MiB", f"{gate.HISTORY_VALUES:,} names"]),
         ("a picture that is", [f"{M.bytes // MIB} MiB", f"{M.pixels // 10**6} million"]),
         ("a body where none", [f"{gate.FORGIVEN_BYTES // KIB} KiB"]),

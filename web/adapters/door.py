@@ -11,7 +11,7 @@ from typing import Any
 
 from flask import Response, g, json
 
-from mtmd import Answer, Event, Finished, MtmdError, TextPiece, Ticket, TokenCount
+from mtmd import Answer, Event, Finished, MtmdError, Ticket, TokenCount, ToolCall
 from mtmd.web.api.routes import Api
 from mtmd.web.api.stream import SHUTTING_DOWN
 from mtmd.web.auth import owner
@@ -25,28 +25,38 @@ _DETAILS = ("low", "auto", "high")
 
 @dataclass(frozen=True)
 class Turn:
-    """What one message says: texts and pictures in order."""
+    """What one message says: texts and pictures in order, then `calls` of tools. `answers`: the id
+    of the call whose result this is, in a turn of the role "tool".
+    """
 
     role: str
     parts: tuple[str | Reference, ...]
+    calls: tuple[ToolCall, ...] = ()
+    answers: str | None = None
 
     @property
     def characters(self) -> int:
-        return sum(len(part) for part in self.parts if isinstance(part, str))
+        texts = [part for part in self.parts if isinstance(part, str)]
+        return sum(map(len, texts)) + sum(len(call.arguments) for call in self.calls)
 
     @property
     def held_bytes(self) -> int:
         """What it takes to keep."""
-        return sum(len(p.encode()) if isinstance(p, str) else len(p.url) for p in self.parts)
+        said = sum(len(p.encode()) if isinstance(p, str) else len(p.url) for p in self.parts)
+        called = sum(len(c.id) + len(c.name) + len(c.arguments.encode()) for c in self.calls)
+        return said + called + len(self.answers or "")
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A request in nobody's form. `options`: fields of AnswerOptions."""
+    """A request in nobody's form. `options`: fields of AnswerOptions; `tools`: those of them that
+    say which tools there are, and are part of the prompt.
+    """
 
     turns: Sequence[Turn]
     options: Mapping[str, Any] = field(default_factory=dict)
     details: Sequence[str] = ()
+    tools: Mapping[str, Any] = field(default_factory=dict)
 
 
 def error_response(
@@ -82,14 +92,14 @@ class Door:
         with ExitStack() as stack:
             messages = stack.enter_context(self._opened(asked.turns))
             usual = {"max_tokens": self.model.context, "detail": _detail(asked)}
-            options = usual | _continued(asked) | dict(asked.options)
+            options = usual | _of_the_prompt(asked) | dict(asked.options)
             ticket = self.service.submit(messages, tenant=owner(), **options)
             return Answering(ticket, stack.pop_all())
 
     def count(self, asked: Asked) -> TokenCount:
         with self._opened(asked.turns) as messages:
             return self.service.count(
-                messages, detail=_detail(asked), tenant=owner(), **_continued(asked)
+                messages, detail=_detail(asked), tenant=owner(), **_of_the_prompt(asked)
             )
 
     def check_length(self, where: str, characters: int) -> None:
@@ -105,7 +115,11 @@ class Door:
         references = [p for turn in turns for p in turn.parts if isinstance(p, Reference)]
         with self.api.media.opened(references, owner()) as pictures:
             left = iter(pictures)
-            yield [{"role": turn.role, "content": _content(turn, left)} for turn in _merged(turns)]
+            names = {call.id: call.name for turn in turns for call in turn.calls}
+            yield [
+                {"role": turn.role, "content": _content(turn, left), **_tool_fields(turn, names)}
+                for turn in _merged(turns)
+            ]
 
 
 class Answering:
@@ -162,17 +176,6 @@ class Answering:
             yield event
 
 
-def texts(events: Iterator[Event | None], finished: list[Answer]) -> Iterator[str]:
-    """The answer's text as it comes, "" where there is nothing now; the whole answer is put into
-    `finished` at its end.
-    """
-    for event in events:
-        if event is None or (isinstance(event, TextPiece) and event.text):
-            yield event.text if event else ""
-        elif isinstance(event, Finished):
-            finished.append(event.answer)
-
-
 def _merged(turns: Sequence[Turn]) -> list[Turn]:
     count = next((i for i, turn in enumerate(turns) if turn.role != "system"), len(turns))
     if count < 2:
@@ -195,10 +198,24 @@ def _content(turn: Turn, pictures: Iterator[Any]) -> str | list[dict[str, Any]]:
     ]
 
 
-def _continued(asked: Asked) -> dict[str, bool]:
-    """What the assistant says last is the beginning of the answer."""
-    goes_on = bool(asked.turns) and asked.turns[-1].role == "assistant"
-    return {"continue_final_message": True} if goes_on else {}
+def _tool_fields(turn: Turn, names: Mapping[str, str]) -> dict[str, Any]:
+    """What calls and results have beside their content. `names` of the functions by the calls'
+    ids: some templates tell a result by it.
+    """
+    if turn.calls:
+        return {"tool_calls": [call.asdict() for call in turn.calls]}
+    if turn.answers is not None:
+        return {"tool_call_id": turn.answers, "name": names.get(turn.answers)}
+    return {}
+
+
+def _of_the_prompt(asked: Asked) -> dict[str, Any]:
+    """Options that it is written by. What the assistant says last is the beginning of the
+    answer.
+    """
+    last = asked.turns[-1] if asked.turns else None
+    goes_on = last is not None and last.role == "assistant" and not last.calls
+    return ({"continue_final_message": True} if goes_on else {}) | dict(asked.tools)
 
 
 def _detail(asked: Asked) -> str:

@@ -109,6 +109,11 @@ class Pools:
     def __init__(self, most: Mapping[Hashable, int]) -> None:
         self._pools = {kind: Threads(count) for kind, count in most.items()}
 
+    def allow(self, most: Mapping[Hashable, int]) -> None:
+        """More kinds of work. Those that are known stay as they are."""
+        for kind, count in most.items():
+            self._pools.setdefault(kind, Threads(count))
+
     def add_task(self, task: Any) -> None:
         """`task.work`: its kind; `task.client`: for whom it is."""
         self._pools[task.work].add_task(task)

@@ -59,11 +59,6 @@ def _not_stored(error: StoreError) -> ApiError:
 
 
 def _page_routes(routes: Blueprint, chat: Chat, model: ServedModel) -> None:
-    @routes.app_context_processor
-    def links() -> dict[str, str]:
-        """Relative to the page: a proxy may have put all of it under a path."""
-        return {"root": "../" * (request.path.count("/") - 1) or "./"}
-
     @routes.get("/")
     @routes.get("/c/<id_>")
     @takes(Body.NOTHING)

@@ -33,13 +33,18 @@ REQUESTS = {
         "messages": [
             {"role": "system", "content": "a"},
             {"role": "user", "content": "b", "images": [PICTURE]},
+            {
+                "role": "assistant",
+                "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": {"a": 1}}}],
+            },
+            {"role": "tool", "content": "d", "tool_name": "f", "tool_call_id": "c"},
         ],
         "format": SCHEMA,
         "options": {"num_predict": 4, "temperature": 0.5, "top_k": 3, "stop": ["x"], "seed": 1},
         "stream": True,
         "keep_alive": "5m",
         "think": False,
-        "tools": [],
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}],
     },
     "/api/generate": {
         "model": "fake",
@@ -58,8 +63,26 @@ REQUESTS = {
         "system": [{"type": "text", "text": "a"}],
         "messages": [
             {"role": "user", "content": "b"},
-            {"role": "assistant", "content": [{"type": "thinking", "thinking": "c"}, BLOCKS[0]]},
-            {"role": "user", "content": BLOCKS},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "c"},
+                    BLOCKS[0],
+                    {"type": "tool_use", "id": "c", "name": "f", "input": {"a": "b"}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "c",
+                        "content": BLOCKS,
+                        "is_error": True,
+                    },
+                    *BLOCKS,
+                ],
+            },
         ],
         "stop_sequences": ["x"],
         "temperature": 1,
@@ -67,7 +90,8 @@ REQUESTS = {
         "stream": True,
         "thinking": {"type": "disabled"},
         "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
-        "tools": [],
+        "tools": [{"type": "custom", "name": "f", "description": "d", "input_schema": SCHEMA}],
+        "tool_choice": {"type": "tool", "name": "f", "disable_parallel_tool_use": True},
     },
     "/v1/messages/count_tokens": {
         "model": "fake",
@@ -87,7 +111,20 @@ REQUESTS = {
                     {"type": "input_image", "image_url": data_url(png(6, 6)), "detail": "low"},
                 ],
             },
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a": 1}'},
+            {
+                "type": "function_call_output",
+                "call_id": "c",
+                "output": [{"type": "input_image", "image_url": data_url(png(6, 6))}],
+            },
         ],
+        "tools": [{"type": "function", "name": "f", "parameters": SCHEMA, "strict": False}],
+        "tool_choice": {
+            "type": "allowed_tools",
+            "mode": "auto",
+            "tools": [{"type": "function", "name": "f"}],
+        },
+        "parallel_tool_calls": False,
         "text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}},
         "metadata": {"a": "b"},
         "max_output_tokens": 4,
