@@ -18,7 +18,6 @@ from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.intake.places import Places
 from mtmd.web.page.answers import Answer, Answers
 from mtmd.web.page.grounding import find_regions
-from mtmd.web.page.markdown import render
 from mtmd.web.page.model_messages import checked_pixels, model_messages
 from mtmd.web.page.pictures import PictureCache
 from mtmd.web.settings import ServerSettings
@@ -183,9 +182,8 @@ class Chat:
         """
         live = message.state == RUNNING and self.answers.get(message.id) is not None
         state = message.state if live or message.state != RUNNING else "interrupted"
-        shown = asdict(message) | {"state": state, "html": None, "regions": None}
+        shown = asdict(message) | {"state": state, "regions": None}
         if message.role == "assistant" and not live:
-            shown["html"] = render(message.text)
             shown["regions"] = _regions(message)
         return shown
 

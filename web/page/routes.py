@@ -12,7 +12,6 @@ from typing import Any
 
 from flask import Blueprint, Response, g, jsonify, render_template, request
 
-from mtmd import __version__
 from mtmd.loading import DEMO_NAME
 from mtmd.prompt.load_image import png_bytes
 from mtmd.web import sse
@@ -64,7 +63,7 @@ def _page_routes(routes: Blueprint, chat: Chat, model: ServedModel) -> None:
     @takes(Body.NOTHING)
     @without_key
     def chat_page(id_: str = "") -> str:  # noqa: ARG001  # the page reads it from its address
-        return render_template("chat.html", version=__version__)
+        return render_template("chat.html")
 
     @routes.get("/favicon.ico")
     @takes(Body.NOTHING)

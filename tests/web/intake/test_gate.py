@@ -99,7 +99,7 @@ def test_every_route_says_what_it_takes():
 
 
 def test_a_route_that_does_not_say_so_cannot_be_registered():
-    app = GatedFlask("mtmd.web")
+    app = GatedFlask("mtmd.web", static_folder=None)
     with pytest.raises(TypeError, match=r"/new: found a view without @takes"):
         app.add_url_rule("/new", "new", lambda: "")
     with pytest.raises(TypeError, match="@takes"):

@@ -302,7 +302,7 @@ def test_a_growing_answer_has_a_caret_and_tells_its_pace(person, fake):
     person.say("go", wait=False)
     page = person.page
     page.wait_for_selector(".rate:has-text('tokens/s')")
-    caret = "getComputedStyle(document.querySelector('.growing'), '::after').width"
+    caret = "getComputedStyle(document.querySelector('.growing .caret')).width"
     assert float(page.evaluate(caret)[:-2]) > 4 and person.axe() == []
     rate = float(page.inner_text(".rate").split()[0])
     assert 1 < rate < 51

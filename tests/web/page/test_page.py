@@ -76,7 +76,7 @@ def test_an_answer_appears_word_by_word_and_stop_keeps_it(person, fake):
     fake.pace_s, fake.words = 0.1, "word " * 500
     person.say("go", wait=False)
     page = person.page
-    person.until("document.querySelector('.text.plain')?.textContent.split(' ').length > 3")
+    person.until("document.querySelector('.text.growing')?.textContent.split(' ').length > 3")
     assert not page.is_visible("#send")
     page.click("#stop")
     person.answered()
@@ -162,10 +162,10 @@ def test_a_reload_in_mid_answer_goes_on(person, fake):
     fake.pace_s, fake.words = 0.08, " ".join(f"w{i}" for i in range(60))
     person.say("go", wait=False)
     page = person.page
-    page.wait_for_selector(".text.plain:has-text('w5')")
+    page.wait_for_selector(".text.growing:has-text('w5')")
     page.reload()
-    page.wait_for_selector(".text.plain:has-text('w8')")
-    assert page.inner_text(".text.plain").startswith("w0 w1 w2")
+    page.wait_for_selector(".text.growing:has-text('w8')")
+    assert page.inner_text(".text.growing").startswith("w0 w1 w2")
     person.answered()
     assert person.texts("answer") == [fake.words] and len(fake.tickets) == 1
 
@@ -191,7 +191,7 @@ def test_another_conversation_can_be_looked_at_meanwhile(person, fake):
     fake.pace_s, fake.words = 0.05, " ".join(f"w{i}" for i in range(60))
     person.say("slow one", wait=False)
     page = person.page
-    page.wait_for_selector(".text.plain:has-text('w3')")
+    page.wait_for_selector(".text.growing:has-text('w3')")
     page.click("#new-chat")
     page.wait_for_selector("#welcome")
     page.wait_for_selector(".item .dot")
@@ -370,7 +370,7 @@ def test_keys_send_break_lines_and_stop(person, fake):
     page.keyboard.press("Shift+Enter")
     page.keyboard.type("two")
     page.keyboard.press("Enter")
-    page.wait_for_selector(".text.plain:has-text('word')")
+    page.wait_for_selector(".text.growing:has-text('word')")
     assert person.texts("user") == ["one\ntwo"]
     page.keyboard.press("Escape")
     person.answered()

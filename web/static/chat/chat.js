@@ -10,6 +10,7 @@ import { options, optionsForAnother, startSettings } from "./settings.js";
 import { Tree } from "./tree.js";
 import { startViewer } from "./viewer.js";
 import { startWelcome } from "./welcome.js";
+import { AnswerText } from "../markdown/view.js";
 
 const TOLD = "mtmd.notice";
 const NARROW = matchMedia("(max-width: 760px)");
@@ -23,6 +24,7 @@ let following = null; // {id, controller, growing}
 let problem = ""; // why the last message has no answer
 let unsure = null; // {conversation, parent, text, images}: a message that may have arrived, for the server went while it was sent
 let unsureAnswer = null; // the message that an answer was asked for when the server went
+const views = new Map(); // id of an answer -> what draws its text, with what somebody has opened or selected in it
 const drawn = new Map(); // message id -> {message, key, element}: what has not changed stays as it is, an open receipt too
 
 const act = { edit: startEdit, answer, again, goOn, look, show: showBranch };
@@ -100,6 +102,7 @@ async function open(id) {
   following = null;
   problem = "";
   drawn.clear();
+  views.clear();
   try {
     const loaded = id ? await get(`/api/conversations/${id}`) : { conversation: null, messages: [] };
     conversation = loaded.conversation;
@@ -150,11 +153,16 @@ function drawMessage(message, last) {
     old.element.classList.toggle("last", last);
     return old.element;
   }
-  const context = { tree, act, running, problem, model: about.model, last, redraw: redrawAll };
+  const context = { tree, act, running, problem, model: about.model, last, redraw: redrawAll, view };
   const element = message.role === "user" ? userMessage(message, context) : answerMessage(message, context);
   if (following?.id === message.id) element.append(...following.growing.elements);
   drawn.set(message.id, { message, key, element });
   return element;
+}
+
+function view({ id }) {
+  if (!views.has(id)) views.set(id, new AnswerText());
+  return views.get(id);
 }
 
 function redrawAll() {
@@ -179,7 +187,7 @@ async function send(text, images, editing) {
     const draft = { parent: editing ? editing.parent : tree.head, text, images: images.map(({ sha256, name }) => ({ sha256, name })) };
     const sent = await arrived(draft) ?? await deliver(draft);
     conversation = sent.conversation;
-    tree.put({ ...sent.message, html: null, regions: null });
+    tree.put({ ...sent.message, regions: null });
     tree.head = sent.message.id;
     stayAtEnd();
     list.select(conversation.id);
@@ -308,6 +316,7 @@ async function follow(running) {
     if (!mine.left && (!(error instanceof ServerError) || error.code !== "ended")) toast(error.message, { sticky: true });
   }
   following = null;
+  views.set(running.id, mine.growing.view); // drawn on, not anew
   composer.setBusy(false);
   if (ended?.message?.id) {
     tree.put({ ...ended.message, unsaved: ended.unsaved });
@@ -330,12 +339,12 @@ async function settle(running, read) {
   try {
     await reload();
   } catch {
-    tree.put({ ...running, text: read, html: null, state: "lost" });
+    tree.put({ ...running, text: read, state: "lost" });
     draw();
     return;
   }
   const stored = tree.messages.get(running.id);
-  if (stored && stored.state !== "complete" && read.length > stored.text.length) tree.put({ ...stored, text: read, html: null });
+  if (stored && stored.state !== "complete" && read.length > stored.text.length) tree.put({ ...stored, text: read });
   draw();
 }
 

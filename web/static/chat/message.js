@@ -2,6 +2,7 @@
 
 import { copyText, el, icon, iconButton } from "../shared/dom.js";
 import { pixels, plural } from "../shared/format.js";
+import { AnswerText, answerOf } from "../markdown/view.js";
 import { imagePath, show } from "../shared/server.js";
 import { chosenUnits, figure, inPixels } from "./regions.js";
 import { receiptOf } from "./receipt.js";
@@ -26,7 +27,7 @@ function shownSize({ width, height }) {
   return { width: Math.max(SMALLEST, Math.round(width * scale)), height: Math.max(SMALLEST, Math.round(height * scale)) };
 }
 
-/** `context`: {tree, model, last, running, act}, `act` with the functions behind the buttons. */
+/** `context`: {tree, model, last, running, act, view}, `act` with the functions behind the buttons, `view(answer)` with what draws its text. */
 export function userMessage(message, context) {
   const { tree, act } = context;
   const before = tree.picturesBefore(message).length;
@@ -46,10 +47,7 @@ export function answerMessage(message, context) {
   const { act } = context;
   const made = el("article", { class: `message answer${context.last ? " last" : ""}`, id: `m-${message.id}`, "aria-label": "Answer" });
   if (message.state === "running") return made;
-  const text = el("div", { class: "text" });
-  if (message.html === null) [text.className, text.textContent] = ["text plain", message.text]; // read here, and lost by the server
-  else text.innerHTML = message.html; // rendered and cleaned by the server
-  if (message.text) made.append(text);
+  if (message.text) made.append(context.view(message).draw(message.text, false).element);
   if (message.regions) made.append(marked(message, context));
   const ending = ENDINGS[message.state];
   const cut = message.receipt?.finish === "length" && message.state === "complete";
@@ -62,7 +60,7 @@ export function answerMessage(message, context) {
   if (message.unsaved) made.append(el("div", { class: "problem" }, `This answer could not be saved. ${message.unsaved}`));
   made.append(el("div", { class: "foot" },
     message.receipt ? receiptOf(message.receipt, message.options, context.tree.picturesBefore(message)) : null,
-    el("div", { class: "actions" }, message.text ? copyButton(message.text) : null,
+    el("div", { class: "actions" }, message.text ? copyButton(answerOf(message.text)) : null,
       iconButton("again", "Answer again", () => act.again(message), "Answer again, drawn with another seed"), branches(message, context))));
   return made;
 }
@@ -110,7 +108,7 @@ function branches(message, { tree, act }) {
   return el("span", { class: "branches" }, step(-1, "left", "Previous version"), el("span", {}, `${at + 1} / ${all.length}`), step(1, "right", "Next version"));
 }
 
-/** The part of an answer that grows: plain text with how fast it comes, and before the first of it how far the work is. */
+/** The part of an answer that grows: its text with how fast it comes, and before the first of it how far the work is. */
 export class Growing {
   constructor() {
     this.text = "";
@@ -118,18 +116,17 @@ export class Growing {
     this.words = el("span", {});
     this.bar = el("progress", { "aria-label": "Progress", hidden: true });
     this.progress = el("div", { class: "progress" }, el("span", { class: "dot" }), this.words, this.bar);
-    this.plain = el("div", { class: "text plain growing", hidden: true });
+    this.view = new AnswerText();
     this.rate = el("div", { class: "rate", hidden: true });
     this.lost = el("div", { class: "reconnecting", role: "status", hidden: true }, el("span", { class: "dot" }),
       el("span", {}, "Reconnecting to the server… What was read stays here."));
-    this.elements = [this.progress, this.plain, this.lost, this.rate];
+    this.elements = [this.progress, this.view.element, this.lost, this.rate];
   }
 
   take(event) {
     if (event.type === "text") {
       this.text += event.text;
-      this.plain.append(event.text);
-      this.plain.hidden = this.text === "";
+      this.view.grow(this.text);
       this.progress.hidden = this.text !== "";
       this.#measure(event.tokens ?? 0);
     } else if (event.type === "progress") {
@@ -158,7 +155,7 @@ export class Growing {
   /** Whether the server is there. */
   connected(whether) {
     this.lost.hidden = whether;
-    this.plain.classList.toggle("waiting", !whether);
+    this.view.element.classList.toggle("waiting", !whether);
     if (!whether) [this.began, this.tokens, this.rate.hidden] = [undefined, 0, true];
   }
 }
