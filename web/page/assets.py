@@ -87,7 +87,7 @@ def blueprint(assets: Assets) -> Blueprint:
         return {"asset": _address, "modules": assets.modules}
 
     def _address(name: str) -> str:
-        """Relative to the page that is asked for: whatever stands before its path."""
+        """Relative to the page that is asked for: a proxy may have put all of it under a path."""
         if assets.get(name) is None:
             raise KeyError(name)
         return "../" * (request.path.count("/") - 1) + f"static/{assets.digest}/{name}"

@@ -58,6 +58,11 @@ def _not_stored(error: StoreError) -> ApiError:
 
 
 def _page_routes(routes: Blueprint, chat: Chat, model: ServedModel) -> None:
+    @routes.app_context_processor
+    def links() -> dict[str, str]:
+        """Relative to the page: a proxy may have put all of it under a path."""
+        return {"root": "../" * (request.path.count("/") - 1) or "./"}
+
     @routes.get("/")
     @routes.get("/c/<id_>")
     @takes(Body.NOTHING)
@@ -69,7 +74,7 @@ def _page_routes(routes: Blueprint, chat: Chat, model: ServedModel) -> None:
     @takes(Body.NOTHING)
     @without_key
     def icon() -> Response:
-        return Response(status=308, headers={"Location": "/static/icon.svg"})
+        return Response(status=308, headers={"Location": "static/icon.svg"})
 
     @routes.get("/api/about")
     @takes(Body.NOTHING)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import threading
 
@@ -680,3 +681,14 @@ def test_texts_that_come_together_are_joined_once():
         ],
     )
     assert answer.after(1002, 0) == (1003, [{"type": "end"}])
+
+
+@pytest.mark.parametrize(
+    ("path", "root"), [("/", "./"), ("/diagnostics", "./"), ("/c/0123abcd", "../")]
+)
+def test_links_of_the_pages_are_relative(path, root):
+    """So that a proxy may put all of it under a path of its own."""
+    html = Page().client.get(path).get_data(as_text=True)
+    links = re.findall(r'(?:href|src)="([^"#][^"]*)"', html)
+    assert f"{root}static/shared/base.css" in " ".join(links)
+    assert all(link.startswith(root) for link in links)

@@ -1,7 +1,7 @@
 // The chat page: opens conversations, sends messages, follows answers while they are written.
 
 import { $, announce, themeButton, toast } from "../shared/dom.js";
-import { ServerError, events, get, patch, post, upload } from "../shared/server.js";
+import { ServerError, at, events, get, patch, post, upload } from "../shared/server.js";
 import { Composer } from "./composer.js";
 import { ConversationList } from "./conversation_list.js";
 import { Growing, answerMessage, userMessage } from "./message.js";
@@ -30,6 +30,8 @@ const drawn = new Map(); // message id -> {message, key, element}: what has not 
 const act = { edit: startEdit, answer, again, goOn, look, show: showBranch };
 
 async function start() {
+  // relative ones would mean something else in the addresses of conversations
+  for (const link of document.querySelectorAll('a[href]:not([href^="#"]), link[rel="icon"]')) link.href = link.href;
   themeButton($("theme"));
   about = await get("/api/about");
   $("model").textContent = about.model;
@@ -82,7 +84,7 @@ function listen() {
   });
 }
 
-const idInAddress = () => /^\/c\/([0-9a-f]+)$/.exec(location.pathname)?.[1] ?? null;
+const idInAddress = () => /\/c\/([0-9a-f]+)$/.exec(location.pathname)?.[1] ?? null;
 
 function setSide(open_) {
   $("app").classList.toggle("closed", !open_);
@@ -92,7 +94,7 @@ function setSide(open_) {
 }
 
 async function go(id) {
-  window.history.pushState(null, "", id ? `/c/${id}` : "/");
+  window.history.pushState(null, "", at(id ? `/c/${id}` : "/"));
   if (NARROW.matches) setSide(false);
   await open(id);
 }
@@ -109,7 +111,7 @@ async function open(id) {
     tree.load(loaded.messages, conversation?.head);
   } catch (error) {
     toast(error.message);
-    window.history.replaceState(null, "", "/");
+    window.history.replaceState(null, "", at("/"));
     conversation = null;
     tree.load([], null);
   }
@@ -181,7 +183,7 @@ async function send(text, images, editing) {
   try {
     if (!conversation) {
       conversation = await post("/api/conversations");
-      window.history.pushState(null, "", `/c/${conversation.id}`);
+      window.history.pushState(null, "", at(`/c/${conversation.id}`));
       composer.moveDraft(conversation.id);
     }
     const draft = { parent: editing ? editing.parent : tree.head, text, images: images.map(({ sha256, name }) => ({ sha256, name })) };

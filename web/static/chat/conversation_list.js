@@ -2,7 +2,7 @@
 
 import { $, el, iconButton, icon, toast } from "../shared/dom.js";
 import { plural } from "../shared/format.js";
-import { download, get, patch, post, remove } from "../shared/server.js";
+import { at, download, get, patch, post, remove } from "../shared/server.js";
 
 const SEARCH_AFTER_MS = 150;
 const UNDO_MS = 8000;
@@ -75,7 +75,7 @@ export class ConversationList {
 
   #item(conversation) {
     const { id, title, around, running } = conversation;
-    const link = el("a", { href: `/c/${id}`, "aria-current": id === this.current ? "page" : null, on: { click: (event) => {
+    const link = el("a", { href: at(`/c/${id}`), "aria-current": id === this.current ? "page" : null, on: { click: (event) => {
       if (event.metaKey || event.ctrlKey || event.shiftKey) return;
       event.preventDefault();
       this.open(id);

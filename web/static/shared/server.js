@@ -2,9 +2,13 @@
 
 import { $ } from "./dom.js";
 
+const ROOT = new URL("../../../", import.meta.url).pathname; // a proxy may have put all of it under a path
 const KEY = "mtmd.key";
 const SILENCE_MS = 25_000; // the server gives a sign of life every ten seconds
 const RETRY_MS = [300, 700, 1500, 3000, 5000];
+
+/** The address of a path of the server, which begins with a slash. */
+export const at = (path) => ROOT + path.slice(1);
 
 export class ServerError extends Error {
   constructor(message, status, code) {
@@ -39,7 +43,7 @@ export function forgetKey() {
   localStorage.clear();
   sessionStorage.clear();
   if (theme !== null) localStorage.setItem("mtmd.theme", theme);
-  window.location.assign("/");
+  window.location.assign(ROOT);
 }
 
 const hasKey = () => Boolean(localStorage.getItem(KEY));
@@ -51,7 +55,7 @@ async function call(path, options = {}) {
     if (key) headers.set("Authorization", `Bearer ${key}`);
     let response;
     try {
-      response = await fetch(path, { ...options, headers });
+      response = await fetch(at(path), { ...options, headers });
     } catch (error) {
       if (error.name === "AbortError") throw error;
       throw new ServerError("The server cannot be reached. Is it still running?", 0, "unreachable");
@@ -100,7 +104,7 @@ const blobs = new Map();
 
 /** The address of a picture for an <img>. With a key it has to be fetched first: an <img> cannot carry one. */
 export async function pictureUrl(path) {
-  if (!hasKey()) return path;
+  if (!hasKey()) return at(path);
   if (!blobs.has(path)) {
     blobs.set(path, call(path).then((r) => r.blob()).then((b) => URL.createObjectURL(b)));
     if (blobs.size > 200) {
