@@ -90,7 +90,8 @@ def blueprint(assets: Assets) -> Blueprint:
         """Relative to the page that is asked for: a proxy may have put all of it under a path."""
         if assets.get(name) is None:
             raise KeyError(name)
-        return "../" * (request.path.count("/") - 1) + f"static/{assets.digest}/{name}"
+        root = "../" * (request.path.count("/") - 1) or "./"
+        return f"{root}static/{assets.digest}/{name}"
 
     @routes.get("/static/<path:filename>")
     @takes(Body.NOTHING)
