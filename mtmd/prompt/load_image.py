@@ -67,15 +67,16 @@ def load_image(
 
 
 def load_isolated(
-    source: ImageSource, limits: ImageLimits = DEFAULT_LIMITS, unnamed: str = "image"
+    source: ImageSource, limits: ImageLimits = DEFAULT_LIMITS, unnamed: str = "image", page: int = 0
 ) -> Picture:
     """As `load_image`, with files decoded in a worker process, where a hostile one takes nothing
-    else along; in this one where the system cannot limit processes. Raises BusyError, too.
+    else along; in this one where the system cannot limit processes. `page` of a PDF, from 0 on.
+    Raises BusyError, too.
     """
     data, name = _read(source, limits, unnamed)
     if isinstance(data, (Image.Image, np.ndarray)) or not can_isolate():
-        return open_picture(data, limits, name)
-    return open_isolated(bytes(data), limits, name)
+        return open_picture(data, limits, name, page)
+    return open_isolated(bytes(data), limits, name, page)
 
 
 def _read(source: ImageSource, limits: ImageLimits, unnamed: str) -> tuple[Source, str]:
