@@ -34,6 +34,7 @@ __all__ = [
     "ImageLimits",
     "ImageSource",
     "Picture",
+    "jpeg_bytes",
     "load_image",
     "load_isolated",
     "picture_format",
@@ -176,6 +177,16 @@ def _read_file(file: BinaryIO, limits: ImageLimits, name: str) -> bytes:
             "anew with 'rb'"
         ) from error
     return b"".join(chunks)
+
+
+def jpeg_bytes(pixels: Pixels, longest: int | None = None) -> bytes:
+    """A JPEG file of uint8 `[H, W, 3]`, scaled down to `longest` pixels where it is larger."""
+    image = Image.fromarray(pixels)
+    if longest:
+        image.thumbnail((longest, longest))
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=90, subsampling=0)
+    return file.getvalue()
 
 
 def png_bytes(pixels: Pixels) -> bytes:

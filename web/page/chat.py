@@ -42,6 +42,14 @@ class Chat:
         """Of the owner who asks. Raises ImageError."""
         return self.pictures.add(data, name, owner())
 
+    def add_pages(self, data: bytes, name: str) -> tuple[list[StoredImage], int]:
+        """Of a PDF, as many as one message takes, and how many there are. Raises ImageError."""
+        return self.pictures.add_pages(data, name, owner(), self.budget.limits.images)
+
+    def thumbnail(self, sha256: str) -> bytes | None:
+        """A JPEG; None where the store has no such picture any more."""
+        return self.pictures.thumbnail(sha256)
+
     def images(self, wanted: Sequence[tuple[str, str]]) -> list[StoredImage]:
         """By (SHA-256, name). Raises ImageError for one that is not there any more, or is another
         owner's.

@@ -13,7 +13,7 @@ from typing import Any
 from flask import Blueprint, Response, g, jsonify, render_template, request
 
 from mtmd.loading import DEMO_NAME
-from mtmd.prompt.load_image import png_bytes
+from mtmd.prompt.load_image import jpeg_bytes, png_bytes
 from mtmd.web import sse
 from mtmd.web.auth import owner, without_key
 from mtmd.web.errors import ApiError, response
@@ -278,6 +278,14 @@ def _image_routes(routes: Blueprint, chat: Chat) -> None:
             asdict(chat.add_picture(request.get_data(cache=False), request.args.get("name", "")))
         )
 
+    @routes.post("/api/pages")
+    @takes(Body.PICTURE, Work.ANSWER)
+    def upload_pages() -> Response:
+        """The bytes of a PDF as the body; its pages as pictures."""
+        data = request.get_data(cache=False)
+        pages, count = chat.add_pages(data, request.args.get("name", ""))
+        return jsonify(images=[asdict(page) for page in pages], pages=count)
+
     @routes.get("/api/images/<sha256>")
     @takes(Body.NOTHING, Work.DOWNLOAD)
     def image(sha256: str) -> Response:
@@ -287,7 +295,21 @@ def _image_routes(routes: Blueprint, chat: Chat) -> None:
             raise ApiError(404, "there is no such picture any more")
         if stored.kind in SHOWN_BY_BROWSERS:
             return _served(data, stored.kind, FOREVER)
-        return _served(png_bytes(chat.budget.decode_counted(data).pixels), "image/png", FOREVER)
+        pixels = chat.budget.decode_counted(data).pixels
+        if stored.kind == "image/heif":  # a photo: as PNG it would be many times as large
+            return _served(jpeg_bytes(pixels), "image/jpeg", FOREVER)
+        return _served(png_bytes(pixels), "image/png", FOREVER)
+
+    @routes.get("/api/images/<sha256>/small")
+    @takes(Body.NOTHING, Work.DOWNLOAD)
+    def small_image(sha256: str) -> Response:
+        """For lists: `THUMBNAIL_SIDE` at most."""
+        if chat.store.image_of(owner(), sha256) is None:
+            raise ApiError(404, "there is no such picture any more")
+        data = chat.thumbnail(sha256)
+        if data is None:
+            raise ApiError(404, "there is no such picture any more")
+        return _served(data, "image/jpeg", FOREVER)
 
     @routes.get("/api/processed/<sha256>")
     @takes(Body.NOTHING)

@@ -26,6 +26,8 @@ BODIES = {  # what each route takes from outside; a new one is added here with o
     ("GET", "/favicon.ico"): (Body.NOTHING, Work.QUICK),
     ("GET", "/diagnostics"): (Body.NOTHING, Work.QUICK),
     ("GET", "/static/<path:filename>"): (Body.NOTHING, Work.QUICK),
+    ("POST", "/api/pages"): (Body.PICTURE, Work.ANSWER),
+    ("GET", "/api/images/<sha256>/small"): (Body.NOTHING, Work.DOWNLOAD),
     ("GET", "/health"): (Body.NOTHING, Work.QUICK),
     ("GET", "/props"): (Body.NOTHING, Work.QUICK),
     ("GET", "/warmup"): (Body.NOTHING, Work.QUICK),

@@ -351,15 +351,16 @@ def test_a_region_is_asked_about_with_its_place_and_its_pixels(person, fake, by,
                 page.keyboard.press(key)
         page.keyboard.press("Enter")
     page.wait_for_selector(".thumb:not(.loading)")
-    words = page.input_value("#prompt")
-    x1, y1, x2, y2 = json.loads(words[words.index("[") : words.index("]") + 1])
-    assert "picture 1" in words and (x1 < 20 and y1 < 20 and abs(x2 - 400) < 20)
-    person.say(words + "colour?")
-    crop = fake.tickets[-1].pictures[-1]
+    assert page.input_value("#prompt") == ""  # it is a picture with its thumbnail, no numbers
     assert (
-        crop.size == pytest.approx(((x2 - x1) / 5, (y2 - y1) / 10), abs=1.5)
-        and (crop.pixels == (255, 0, 0)).all()
+        page.locator(".thumb .picture").get_attribute("aria-label")
+        == "Show region of halves.png large"
     )
+    person.say("colour?")
+    assert person.texts("user")[-1] == "colour?"
+    crop = fake.tickets[-1].pictures[-1]
+    assert crop.size == pytest.approx((80, 80 if by == "mouse" else 50), abs=2)
+    assert (crop.pixels == (255, 0, 0)).all()
 
 
 def test_keys_send_break_lines_and_stop(person, fake):

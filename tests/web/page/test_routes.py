@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import io
 import json
 import re
 import sqlite3
 import threading
 
+import pypdfium2
 import pytest
 from fake_service import FakeService, until
+from PIL import Image
 from serving import png
 
 from mtmd import BusyError, MtmdError
@@ -517,6 +520,42 @@ def test_what_is_no_picture_is_not_kept(page, data):
         "/api/images?name=x.png", data=data, content_type="application/octet-stream"
     )
     assert found.status_code == 400 and page.store.collect(unused_seconds=-1) == 0
+
+
+def pdf(*sizes):
+    document = pypdfium2.PdfDocument.new()
+    for width, height in sizes:
+        document.new_page(width, height)
+    file = io.BytesIO()
+    document.save(file)
+    return file.getvalue()
+
+
+def test_the_pages_of_a_pdf_are_pictures_of_their_own(page):
+    found = page.client.post(
+        "/api/pages?name=two.pdf",
+        data=pdf((72, 144), (144, 72)),
+        content_type="application/octet-stream",
+    ).get_json()
+    assert found["pages"] == 2
+    assert [(i["name"], i["kind"], i["width"]) for i in found["images"]] == [
+        ("two.pdf, page 1", "image/png", 300),
+        ("two.pdf, page 2", "image/png", 600),
+    ]
+    one = page.upload(pdf((72, 72)), name="one.pdf")
+    assert one["kind"] == "image/png" and (one["width"], one["height"]) == (300, 300)
+    refused = page.client.post(
+        "/api/pages", data=b"%PDF-1.7", content_type="application/octet-stream"
+    )
+    assert refused.status_code == 400
+
+
+def test_lists_have_small_pictures(page):
+    picture = page.upload(png(900, 300))
+    small = page.client.get(f"/api/images/{picture['sha256']}/small")
+    assert small.mimetype == "image/jpeg" and "immutable" in small.headers["Cache-Control"]
+    assert Image.open(io.BytesIO(small.data)).size == (160, 53)
+    assert page.client.get(f"/api/images/{'0' * 64}/small").status_code == 404
 
 
 def test_what_the_model_saw_is_shown(page):

@@ -400,10 +400,8 @@ function onRenamed(changed) {
   document.title = `${changed.title} – mtmd`;
 }
 
-function onRegion(item, box, blob) {
-  const numbers = box.map((share) => Math.round(share * 1000)).join(", ");
-  composer.attachBlob(blob, `region of ${item.title}`);
-  composer.insert(`In the region [${numbers}] of picture ${item.number} (0–1000; attached as a picture too): `);
+function onRegion(item, blob) {
+  composer.attachRegion(blob, `region of ${item.title}`);
 }
 
 start().catch((error) => toast(error.message, { sticky: true }));

@@ -2,7 +2,7 @@
 
 import { $, announce, el, icon, toast } from "../shared/dom.js";
 import { plural } from "../shared/format.js";
-import { imagePath, post, show, upload } from "../shared/server.js";
+import { imagePath, post, show, upload, uploadPages } from "../shared/server.js";
 import { options } from "./settings.js";
 import { openViewer } from "./viewer.js";
 import { viewerItem } from "./message.js";
@@ -88,8 +88,35 @@ export class Composer {
     }
     const room = this.about.images - this.attached.length;
     if (files.length > room) toast(`One message takes at most ${plural(this.about.images, "picture")}; ${files.length - room} left out.`);
-    for (const file of files.slice(0, Math.max(0, room))) this.#add(file, file.name);
+    for (const file of files.slice(0, Math.max(0, room))) {
+      if (file.type === "application/pdf" || file.name.toLowerCase().endsWith(".pdf")) this.#addPages(file);
+      else this.#add(file, file.name);
+    }
     $("prompt").focus();
+  }
+
+  /** Each page of a PDF is a picture, as far as one message takes them. */
+  async #addPages(file) {
+    const waiting = { key: newKey(), blob: null, image: null, preview: null, name: file.name, tokens: null };
+    this.attached.push(waiting);
+    waiting.uploading = uploadPages(file, file.name).then(({ images, pages }) => {
+      const room = this.about.images - this.attached.length + 1;
+      const taken = images.slice(0, room).map((image) => this.#known(image));
+      this.attached.splice(this.attached.indexOf(waiting), 1, ...taken);
+      if (pages > taken.length) toast(`${file.name} has ${plural(pages, "page")}; the first ${taken.length} are attached, for one message takes no more.`);
+      announce(`${file.name}: ${plural(taken.length, "page")} attached`);
+      return true;
+    }, (error) => {
+      this.refused = true;
+      this.#remove(waiting);
+      toast(refusal(file.name, error, error.status >= 400 && error.status < 500));
+      return false;
+    }).finally(() => this.changed());
+    this.draw();
+  }
+
+  #known(image) {
+    return { key: newKey(), image, preview: null, name: image.name, tokens: null, uploading: null };
   }
 
   /** Text as if it was typed: at the cursor, and to be undone. */
@@ -100,7 +127,7 @@ export class Composer {
   }
 
   async #add(blob, name) {
-    const one = { key: crypto.getRandomValues(new Uint32Array(1))[0], blob, image: null, preview: URL.createObjectURL(blob), name, tokens: null };
+    const one = { key: newKey(), blob, image: null, preview: URL.createObjectURL(blob), name, tokens: null };
     this.attached.push(one);
     this.#upload(one);
     this.draw();
@@ -124,13 +151,29 @@ export class Composer {
     }).finally(() => this.changed());
   }
 
-  /** A picture made on this page, a region of another. */
-  attachBlob(blob, name) {
+  /** A region of another picture, to be asked about. */
+  attachRegion(blob, name) {
+    $("prompt").focus();
     return this.#add(blob, name);
   }
 
+  /** What was attached, turned or cut, in its place. */
+  async #replace(one, blob) {
+    if (one.preview) URL.revokeObjectURL(one.preview);
+    Object.assign(one, { blob, image: null, preview: URL.createObjectURL(blob), tokens: null });
+    this.#upload(one);
+    this.draw();
+    await one.uploading;
+    return one.image;
+  }
+
+  /** Not every browser shows HEIC by itself. */
+  #previewFailed(one, picture) {
+    if (one.preview && one.image && picture.src === one.preview) show(picture, imagePath(one.image.sha256));
+  }
+
   #remove(one) {
-    URL.revokeObjectURL(one.preview);
+    if (one.preview) URL.revokeObjectURL(one.preview);
     this.attached = this.attached.filter((other) => other !== one);
     this.changed();
   }
@@ -180,7 +223,7 @@ export class Composer {
   }
 
   clear() {
-    for (const one of this.attached) URL.revokeObjectURL(one.preview);
+    for (const one of this.attached) if (one.preview) URL.revokeObjectURL(one.preview);
     [this.attached, this.editing, this.over] = [[], null, false];
     $("prompt").value = "";
     this.changed();
@@ -253,17 +296,17 @@ export class Composer {
   }
 
   draw() {
-    const items = this.attached.filter((one) => one.image).map((one, index) => viewerItem(one.image, index + 1));
+    const items = this.attached.filter((one) => one.image).map((one, index) => ({ ...viewerItem(one.image, index + 1), replace: (blob) => this.#replace(one, blob) }));
     const thumbs = this.attached.map((one) => {
-      const picture = el("img", { alt: one.name || "Picture" });
+      const picture = el("img", { alt: one.name || "Picture", on: { error: () => this.#previewFailed(one, picture) } });
       if (one.preview) picture.src = one.preview;
-      else show(picture, imagePath(one.image.sha256));
+      else if (one.image) show(picture, imagePath(one.image.sha256));
       const retry = one.failed && el("button", { class: "retry", type: "button", "aria-label": `Try again to attach ${one.name || "picture"}`, on: { click: () => { this.#upload(one); this.draw(); } } }, icon("again"));
       const open = () => { if (one.image) openViewer(items, items.findIndex((item) => item.image === one.image)); };
       return el("div", { class: `thumb${one.image ? "" : one.failed ? " failed" : " loading"}`, role: "listitem" },
         el("button", { class: "picture", type: "button", "aria-label": `Show ${one.name || "picture"} large`, on: { click: open } }, picture), retry,
         el("button", { class: "off", type: "button", "aria-label": `Remove ${one.name || "picture"}`, on: { click: () => { this.#remove(one); $("prompt").focus(); } } }, icon("close")),
-        el("span", {}, one.failed ? "not attached" : one.tokens === null ? " " : plural(one.tokens, "token")));
+        el("span", { class: "thumb-tokens" }, one.failed ? "not attached" : one.tokens === null ? " " : plural(one.tokens, "token")));
     });
     $("attached").replaceChildren(...thumbs);
     $("editing").hidden = !this.editing;
@@ -307,6 +350,8 @@ export class Composer {
       over && parent ? el("button", { class: "link", type: "button", on: { click: () => this.#moveOn() } }, "Go on in a new chat") : "");
   }
 }
+
+const newKey = () => crypto.getRandomValues(new Uint32Array(1))[0];
 
 /** Why a picture is not attached: which file, what was found in it and what is taken. */
 function refusal(name, error, refused) {

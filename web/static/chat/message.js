@@ -1,15 +1,16 @@
 // One message of the thread as elements: the user's with its pictures, an answer with its receipt and what can be done with it.
 
-import { copyText, el, icon, iconButton } from "../shared/dom.js";
+import { copyText, el, icon, iconButton, toast } from "../shared/dom.js";
 import { pixels, plural } from "../shared/format.js";
 import { AnswerText, answerOf } from "../markdown/view.js";
 import { imagePath, show } from "../shared/server.js";
 import { chosenUnits, figure, inPixels } from "./regions.js";
 import { receiptOf } from "./receipt.js";
-import { openViewer } from "./viewer.js";
+import { askAboutBox, openViewer } from "./viewer.js";
 
 const LARGEST = [320, 240]; // CSS pixels of a picture in the thread
 const SMALLEST = 48;
+const REGIONS_NAMED = 12;
 const ENDINGS = { stopped: "Stopped.", interrupted: "Cut off when the server ended.", lost: "The connection was lost here." };
 const RATE_EVERY_MS = 300;
 const WORK = { encode: "Looking at the pictures", prefill: "Reading" };
@@ -84,6 +85,9 @@ function marked(message, context) {
   const open = () => openViewer([viewerItem(image, pictures.length, grounding, sizes)], 0, context.redraw);
   const copy = el("button", { class: "link", type: "button", on: { click: () => copyText(JSON.stringify(inPixels(grounding, units(), sizes), null, 1)) } }, "copy in pixels");
   return el("div", { class: "grounding" }, figure(image, grounding, units, sizes, open),
+    el("div", { class: "regions" }, grounding.regions.slice(0, REGIONS_NAMED).map((region, index) => (region.kind === "box" ? el("button", {
+      class: "region", type: "button", title: "Ask about this part of the picture", on: { click: () => askAboutBox(viewerItem(image, pictures.length, grounding, sizes), index).catch((error) => toast(error.message)) },
+    }, icon("region"), el("span", {}, region.label || `Region ${index + 1}`)) : null))),
     el("p", { class: "aside" }, `${plural(grounding.regions.length, "region")} marked · `, copy));
 }
 

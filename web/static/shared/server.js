@@ -89,6 +89,10 @@ export const remove = (path, options) => send("DELETE", path, {}, options);
 export const upload = async (blob, name) =>
   (await call(`/api/images?name=${encodeURIComponent(name)}`, { method: "POST", body: blob, headers: { "Content-Type": "application/octet-stream" } })).json();
 
+/** The pages of a PDF as pictures: {images, pages}. */
+export const uploadPages = async (blob, name) =>
+  (await call(`/api/pages?name=${encodeURIComponent(name)}`, { method: "POST", body: blob, headers: { "Content-Type": "application/octet-stream" } })).json();
+
 /** Save what the server makes under the name it gives; a plain link would not carry the key. */
 export async function download(path) {
   const response = await call(path);
@@ -122,6 +126,7 @@ export async function pictureUrl(path) {
 }
 
 export const imagePath = (sha256) => `/api/images/${sha256}`;
+export const smallPath = (sha256) => `/api/images/${sha256}/small`;
 
 export function show(img, path) {
   pictureUrl(path).then((url) => { img.src = url; }, () => { img.alt = `${img.alt} (gone)`; });
