@@ -63,14 +63,22 @@ class Chat:
         return images
 
     def add_message(
-        self, conversation: str, parent: str | None, text: str, images: Sequence[StoredImage]
+        self,
+        conversation: str,
+        parent: str | None,
+        text: str,
+        images: Sequence[StoredImage],
+        *,
+        table: bool = False,
     ) -> Message:
         """A message of the user's, in the store when this returns; pictures alone are to be
         described. The first message gives the conversation its title, unless it says no more than
-        that: then the answer will.
+        that: then the answer will. `table`: one of many pictures that are asked the same, each
+        answered by itself.
         """
         text = text if text.strip() else DEFAULT_PROMPT
-        message = self.store.add(conversation, parent, "user", text, images=images)
+        options = {"table": True} if table else None
+        message = self.store.add(conversation, parent, "user", text, images=images, options=options)
         if parent is None and text.strip() != DEFAULT_PROMPT:
             self.store.name(conversation, title_from(text, images))
         return message
@@ -90,7 +98,9 @@ class Chat:
         `keep_place` is called once it has begun; what that returns, and the pixels of its
         pictures, are let go at its end.
         """
-        with self._alone(conversation), ExitStack() as held:
+        known = self._by_id(conversation)
+        row = parent if (known[parent].options or {}).get("table") else ""
+        with self._alone(conversation, row), ExitStack() as held:
             known = self._by_id(conversation)
             path = branch(known, parent)
             begun = _text_to_continue(known, parent, continues)
@@ -114,26 +124,28 @@ class Chat:
                 ticket.cancel()
                 raise
             held.callback(keep_place())
-            self.answers.start(message.id, conversation, ticket, held.pop_all(), begun)
+            self.answers.start(message.id, conversation, ticket, held.pop_all(), begun, row=row)
         return message
 
     @contextmanager
-    def _alone(self, conversation: str) -> Iterator[None]:
+    def _alone(self, conversation: str, row: str) -> Iterator[None]:
         """Raises ApiError where an answer is being written or begun. One conversation waits for the
-        disk, or for its pictures, without the others.
+        disk, or for its pictures, without the others; so does each `row` of a table.
         """
+        place = row or conversation
         with self._lock:
-            if conversation in self._starting or self.answers.running(conversation):
+            running = self.answers.running(conversation)
+            if place in self._starting or any(a.row == (row or a.row) for a in running):
                 raise ApiError(
                     409,
                     "an answer is being written in this conversation; wait for its end, or stop it",
                 )
-            self._starting.add(conversation)
+            self._starting.add(place)
         try:
             yield
         finally:
             with self._lock:
-                self._starting.discard(conversation)
+                self._starting.discard(place)
 
     def count(
         self,

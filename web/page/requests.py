@@ -51,9 +51,12 @@ class Change(_Strict):
 
 
 class NewMessage(_Strict):
+    """`table`: one of many pictures that are asked the same."""
+
     parent: Id | None = None
     text: Annotated[str, Field(max_length=1 << 20)] = ""
     images: Annotated[list[Attached], Field(max_length=100, fail_fast=True)] = []
+    table: bool = False
 
 
 class NewAnswer(_Strict):

@@ -93,6 +93,7 @@ def _page_routes(routes: Blueprint, chat: Chat, model: ServedModel) -> None:
             "notice": notice.asdict() if notice else None,
             "max_tokens": min(MAX_TOKENS, model.context // 2),
             "images": chat.budget.limits.images,
+            "places": max(1, chat.service.stats().slots),
             "image_bytes": chat.budget.limits.bytes,
         }
 
@@ -181,7 +182,7 @@ def _message_routes(routes: Blueprint, chat: Chat) -> None:
             raise ApiError(400, "the message is empty; say what you want to know", param="text")
         if new.parent is not None:
             _check_message(chat, id_, new.parent)
-        message = chat.add_message(id_, new.parent, new.text, _images(chat, new))
+        message = chat.add_message(id_, new.parent, new.text, _images(chat, new), table=new.table)
         return jsonify(message=asdict(message), conversation=_conversation(chat, id_).asdict())
 
     @routes.post("/api/conversations/<id_>/answers")

@@ -11,6 +11,7 @@ import { Tree } from "./tree.js";
 import { startViewer } from "./viewer.js";
 import { startWelcome } from "./welcome.js";
 import { AnswerText } from "../markdown/view.js";
+import { Table, rowsOf } from "../table/table.js";
 
 const TOLD = "mtmd.notice";
 const NARROW = matchMedia("(max-width: 760px)");
@@ -20,6 +21,8 @@ let about;
 let composer;
 let list;
 let conversation = null; // {id, title, head}
+let table;
+let row = null; // the message of a table that is shown as a conversation
 let following = null; // {id, controller, growing}
 let problem = ""; // why the last message has no answer
 let unsure = null; // {conversation, parent, text, images}: a message that may have arrived, for the server went while it was sent
@@ -38,7 +41,8 @@ async function start() {
   $("not-kept").hidden = about.kept;
   tell(about.notice);
   if (about.fault) toast(`The server cannot answer: ${about.fault}.`, { sticky: true });
-  composer = new Composer(about, { send, where, editLast, anew: () => go(null) });
+  composer = new Composer(about, { send, where, editLast, anew: () => go(null), askOver: (files) => table.ask(files) });
+  table = new Table({ places: about.places, openRow, changed: onRow, options });
   list = new ConversationList({ open: (id) => go(id), gone: (id) => { if (conversation?.id === id) go(null); }, renamed: onRenamed });
   startSettings(about, () => composer.changed());
   startViewer(about.model, onRegion);
@@ -73,6 +77,8 @@ function listen() {
     go(null);
   });
   $("stop").addEventListener("click", stop);
+  $("over-close").addEventListener("click", () => $("over").close());
+  $("table-back").addEventListener("click", () => openRow(null));
   $("cancel-edit").addEventListener("click", () => composer.stopEditing());
   $("open-side").addEventListener("click", () => setSide($("app").classList.contains("closed")));
   for (const id of ["close-side", "veil"]) $(id).addEventListener("click", () => setSide(false));
@@ -102,7 +108,7 @@ async function go(id) {
 async function open(id) {
   following?.controller.abort();
   following = null;
-  problem = "";
+  [problem, row] = ["", null];
   drawn.clear();
   views.clear();
   try {
@@ -122,7 +128,37 @@ async function open(id) {
   stayAtEnd();
   if (!matchMedia("(pointer: coarse)").matches && !document.querySelector("dialog[open]")) $("prompt").focus();
   const running = [...tree.messages.values()].find((message) => message.state === "running");
-  if (running) follow(running);
+  if (running && !rowsOf(tree).length) follow(running);
+}
+
+/** A row of a table as a conversation of its own; null for the table. */
+function openRow(message) {
+  following?.controller.abort();
+  following = null;
+  composer.setBusy(false);
+  row = message;
+  if (message) tree.head = tree.lastBelow(message.id);
+  draw();
+  composer.changed();
+  stayAtEnd();
+}
+
+/** A conversation of many pictures has begun, or has another row. */
+async function onRow(changed, message) {
+  if (!message) {
+    window.history.pushState(null, "", at(`/c/${changed.id}`));
+    await open(changed.id);
+    conversation = changed;
+    draw();
+    table.show(conversation.id, tree);
+    return changed.id;
+  }
+  if (conversation?.id !== changed.id) return null;
+  tree.put({ ...message, regions: null });
+  if (!tree.head) [tree.head, conversation] = [message.id, changed];
+  list.refreshSoon();
+  draw();
+  return changed.id;
 }
 
 async function reload() {
@@ -133,10 +169,17 @@ async function reload() {
 }
 
 function draw() {
-  const path = tree.path();
+  const rows = rowsOf(tree);
+  const whole = rows.length > 0 && !row;
+  $("table").hidden = !whole;
+  $("table-back").hidden = !(rows.length && row);
+  $("prompt").placeholder = whole ? "Another question over all pictures" : "Message";
+  if (rows.length) table.show(conversation.id, tree);
+  else if (!conversation || table.conversation !== conversation.id) table.hide();
+  const path = whole ? [] : tree.path();
   $("title").textContent = conversation?.title || "New chat";
   document.title = conversation?.title ? `${conversation.title} – mtmd` : "mtmd";
-  $("welcome").hidden = path.length > 0;
+  $("welcome").hidden = path.length > 0 || whole;
   $("thread").hidden = path.length === 0;
   const thread = $("thread");
   path.forEach((message, index) => {
@@ -174,11 +217,17 @@ function redrawAll() {
 
 /** For the meter: where the draft would be put. */
 function where(editing) {
-  return { conversation: conversation?.id ?? null, parent: editing ? editing.parent : tree.head };
+  const whole = rowsOf(tree).length > 0 && !row; // where a question is one over all pictures anew
+  return { conversation: whole ? null : conversation?.id ?? null, parent: whole ? null : editing ? editing.parent : tree.head };
 }
 
 /** Send a message: it is acknowledged once it is on the server's disk. True where it is. */
 async function send(text, images, editing) {
+  if (rowsOf(tree).length && !row) {
+    if (images.length) toast("A question over all pictures takes no others.");
+    else table.again(text).catch((error) => toast(`Not sent: ${error.message}`, { sticky: true }));
+    return !images.length;
+  }
   composer.setBusy(true);
   try {
     if (!conversation) {

@@ -6,19 +6,21 @@ import { imagePath, post, show, upload, uploadPages } from "../shared/server.js"
 import { options } from "./settings.js";
 import { openViewer } from "./viewer.js";
 import { viewerItem } from "./message.js";
+import { droppedFiles } from "../table/table.js";
 
 const COUNT_AFTER_MS = 250;
 const touch = matchMedia("(pointer: coarse)").matches;
 
 export class Composer {
-  /** `about`: what the server says of its model and limits. `send(text, images, editing)`, `where()`: {conversation, parent}, `editLast()`, `anew()`: an empty chat. */
-  constructor(about, { send, where, editLast, anew }) {
-    Object.assign(this, { about, submit: send, where, editLast, anew });
+  /** `about`: what the server says of its model and limits. `send(text, images, editing)`, `where()`: {conversation, parent}, `editLast()`, `anew()`: an empty chat,
+   * `askOver(files)`: one question over many. */
+  constructor(about, { send, where, editLast, anew, askOver }) {
+    Object.assign(this, { about, submit: send, where, editLast, anew, askOver });
     this.attached = []; // {key, image | null, preview, name, tokens, uploading}
     this.editing = null;
     this.busy = false;
     this.#listen();
-    for (const id of ["pick", "shoot"]) if (!about.vision) $(id).hidden = true;
+    for (const id of ["pick", "shoot", "pick-folder"]) if (!about.vision) $(id).hidden = true;
   }
 
   #listen() {
@@ -56,6 +58,11 @@ export class Composer {
     for (const [button, input] of [["pick", "files"], ["shoot", "camera"], ["welcome-pick", "files"]]) {
       $(button).addEventListener("click", () => $(input).click());
     }
+    $("pick-folder").addEventListener("click", () => $("folder").click());
+    $("folder").addEventListener("change", () => {
+      this.askOver([...$("folder").files]);
+      $("folder").value = "";
+    });
     for (const id of ["files", "camera"]) {
       $(id).addEventListener("change", () => {
         this.attach([...$(id).files]);
@@ -77,7 +84,10 @@ export class Composer {
       if (!holdsFiles(event)) return;
       event.preventDefault();
       $("drop").hidden = true;
-      this.attach([...event.dataTransfer.files]);
+      droppedFiles(event.dataTransfer).then(({ files, folders }) => {
+        if (folders || files.length > this.about.images) this.askOver(files);
+        else this.attach(files);
+      }, (error) => toast(`The folder could not be read. ${error.message}`));
     });
   }
 

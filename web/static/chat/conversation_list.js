@@ -54,6 +54,14 @@ export class ConversationList {
     }
   }
 
+  /** Once, however often it is asked for meanwhile. */
+  refreshSoon() {
+    this.soon ??= setTimeout(() => {
+      this.soon = null;
+      this.refresh();
+    }, SEARCH_AFTER_MS);
+  }
+
   select(id) {
     this.current = id;
     this.draw();
