@@ -92,17 +92,18 @@ class Chat:
         keep_place: Callable[[], Callable[[], None]],
         *,
         continues: str | None = None,
+        since: str | None = None,
     ) -> Message:
         """An answer to the branch that ends in `parent`; it begins with the text of the answer
-        `continues`. Raises ApiError where one is being written, and what `Service.submit` raises.
-        `keep_place` is called once it has begun; what that returns, and the pixels of its
-        pictures, are let go at its end.
+        `continues`. Of the branch the model sees what stands from `since` on. Raises ApiError where
+        one is being written, and what `Service.submit` raises. `keep_place` is called once it has
+        begun; what that returns, and the pixels of its pictures, are let go at its end.
         """
         known = self._by_id(conversation)
         row = parent if (known[parent].options or {}).get("table") else ""
         with self._alone(conversation, row), ExitStack() as held:
             known = self._by_id(conversation)
-            path = branch(known, parent)
+            path = _seen(branch(known, parent), since)
             begun = _text_to_continue(known, parent, continues)
             held.enter_context(self.budget.held(checked_pixels(path, self.budget)))
             messages = model_messages(path, system, self.pictures)
@@ -118,7 +119,7 @@ class Chat:
                     "assistant",
                     begun,
                     state=RUNNING,
-                    options={**options, "system": system},
+                    options={**options, "system": system, **({"since": since} if since else {})},
                 )
             except BaseException:
                 ticket.cancel()
@@ -156,9 +157,10 @@ class Chat:
         *,
         system: str,
         detail: str,
+        since: str | None = None,
     ) -> TokenCount:
         """What the branch would take with this message added to it."""
-        path = branch(self._by_id(conversation), parent) if conversation else []
+        path = _seen(branch(self._by_id(conversation), parent), since) if conversation else []
         draft = Message(
             id="",
             conversation="",
@@ -209,6 +211,12 @@ class Chat:
 
     def _by_id(self, conversation: str) -> dict[str, Message]:
         return {m.id: m for m in self.store.messages(conversation)}
+
+
+def _seen(path: list[Message], since: str | None) -> list[Message]:
+    """From `since` on; all where that is not in it: then it was said of another branch."""
+    start = next((n for n, message in enumerate(path) if message.id == since), 0)
+    return path[start:]
 
 
 def _text_to_continue(messages: dict[str, Message], parent: str, answer: str | None) -> str:

@@ -16,7 +16,9 @@ class _Strict(BaseModel):
 
 
 class Options(_Strict):
-    """As `AnswerOptions`, which checks the ranges; None leaves the choice to the server."""
+    """As `AnswerOptions`, which checks the ranges; None leaves the choice to the server. `since`:
+    the first message that the model is to see.
+    """
 
     system: Annotated[str, Field(max_length=100_000)] = ""
     max_tokens: int | None = None
@@ -27,11 +29,12 @@ class Options(_Strict):
     repetition_penalty: float | None = None
     seed: int | None = None
     detail: Literal["auto", "low", "high"] | None = None
+    since: Id | None = None
 
     def chosen(self) -> dict[str, Any]:
         return {
             name: value
-            for name, value in self.model_dump(exclude={"system"}).items()
+            for name, value in self.model_dump(exclude={"system", "since"}).items()
             if value is not None
         }
 

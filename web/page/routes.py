@@ -90,6 +90,7 @@ def _page_routes(routes: Blueprint, chat: Chat, model: ServedModel) -> None:
             "context": model.context,
             "vision": model.sees,
             "kept": chat.store.keeps,
+            "shared": chat.store.shared,
             "notice": notice.asdict() if notice else None,
             "max_tokens": min(MAX_TOKENS, model.context // 2),
             "images": chat.budget.limits.images,
@@ -107,13 +108,18 @@ def _conversation_routes(routes: Blueprint, chat: Chat) -> None:
         query = request.args.get("q", "")[:1000].strip()
         if query:
             rows = [
-                hit.conversation.asdict() | {"around": hit.around}
+                hit.conversation.asdict() | {"around": hit.around, "message": hit.message}
                 for hit in store.search(owner(), query)
             ]
         else:
             rows = [c.asdict() for c in store.conversations(owner())]
         running = {a.conversation for a in chat.answers.running()}
-        return jsonify(conversations=[r | {"running": r["id"] in running} for r in rows])
+        pictures = store.first_pictures(owner())
+        return jsonify(
+            conversations=[
+                r | {"running": r["id"] in running, "picture": pictures.get(r["id"])} for r in rows
+            ]
+        )
 
     @routes.post("/api/conversations")
     @takes(Body.SMALL_JSON)
@@ -203,6 +209,7 @@ def _message_routes(routes: Blueprint, chat: Chat) -> None:
                     new.options.chosen(),
                     keep_place,
                     continues=new.continues,
+                    since=new.options.since,
                 )
             )
         )
@@ -222,6 +229,7 @@ def _message_routes(routes: Blueprint, chat: Chat) -> None:
             _images(chat, draft),
             system=draft.options.system,
             detail=draft.options.detail or "auto",
+            since=draft.options.since,
         )
         return jsonify(
             prompt_tokens=count.prompt_tokens,

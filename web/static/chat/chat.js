@@ -5,7 +5,7 @@ import { ServerError, at, events, get, patch, post, upload } from "../shared/ser
 import { Composer } from "./composer.js";
 import { ConversationList } from "./conversation_list.js";
 import { Growing, answerMessage, userMessage } from "./message.js";
-import { startScrolling, stayAtEnd } from "./scroll.js";
+import { leaveEnd, startScrolling, stayAtEnd } from "./scroll.js";
 import { options, optionsForAnother, startSettings } from "./settings.js";
 import { Tree } from "./tree.js";
 import { startViewer } from "./viewer.js";
@@ -13,6 +13,9 @@ import { startWelcome } from "./welcome.js";
 import { AnswerText } from "../markdown/view.js";
 import { Table, rowsOf } from "../table/table.js";
 
+const FOUND_MS = 2500;
+const MARKS_MAX = 200;
+const ROOM = 0.6; // of the context, for what is left of a conversation of which turns were dropped
 const TOLD = "mtmd.notice";
 const NARROW = matchMedia("(max-width: 760px)");
 
@@ -22,6 +25,7 @@ let composer;
 let list;
 let conversation = null; // {id, title, head}
 let table;
+let since = null; // the first message of a draft that the model is to see, where older ones were dropped for it
 let row = null; // the message of a table that is shown as a conversation
 let following = null; // {id, controller, growing}
 let problem = ""; // why the last message has no answer
@@ -40,10 +44,11 @@ async function start() {
   $("model").textContent = about.model;
   $("not-kept").hidden = about.kept;
   tell(about.notice);
+  if (about.shared) toast("Another server uses the same history. An answer that one of them is writing looks cut off in the other.", { sticky: true });
   if (about.fault) toast(`The server cannot answer: ${about.fault}.`, { sticky: true });
-  composer = new Composer(about, { send, where, editLast, anew: () => go(null), askOver: (files) => table.ask(files) });
+  composer = new Composer(about, { send, where, editLast, anew: () => go(null), askOver: (files) => table.ask(files), dropOldest });
   table = new Table({ places: about.places, openRow, changed: onRow, options });
-  list = new ConversationList({ open: (id) => go(id), gone: (id) => { if (conversation?.id === id) go(null); }, renamed: onRenamed });
+  list = new ConversationList({ open: (id, found) => go(id, found), gone: (id) => { if (conversation?.id === id) go(null); }, renamed: onRenamed });
   startSettings(about, () => composer.changed());
   startViewer(about.model, onRegion);
   startWelcome(about, askSample);
@@ -99,16 +104,50 @@ function setSide(open_) {
   $("side").inert = !open_;
 }
 
-async function go(id) {
+async function go(id, found = null) {
   window.history.pushState(null, "", at(id ? `/c/${id}` : "/"));
   if (NARROW.matches) setSide(false);
   await open(id);
+  if (found?.message && tree.messages.has(found.message)) showFound(found);
+}
+
+/** The message with what was searched for, its branch shown, the words marked. */
+function showFound({ message, words }) {
+  const id = message;
+  if (rowsOf(tree).length) row = tree.rootOf(id);
+  if (!tree.path().some((one) => one.id === id)) tree.head = tree.lastBelow(id);
+  draw();
+  const element = $(`m-${id}`);
+  if (!element) return;
+  leaveEnd();
+  element.scrollIntoView({ block: "center" });
+  element.classList.add("found");
+  setTimeout(() => element.classList.remove("found"), FOUND_MS);
+  mark(element, words);
+}
+
+/** By the browser's own highlights: no element is changed. */
+function mark(element, words) {
+  if (!CSS.highlights) return;
+  const ranges = [];
+  const texts = document.createTreeWalker(element, NodeFilter.SHOW_TEXT);
+  for (let node; (node = texts.nextNode());) {
+    const text = node.data.toLowerCase();
+    for (const word of words) for (let at_ = text.indexOf(word); at_ >= 0 && ranges.length < MARKS_MAX; at_ = text.indexOf(word, at_ + word.length)) {
+      const range = new Range();
+      range.setStart(node, at_);
+      range.setEnd(node, Math.min(node.length, at_ + word.length));
+      ranges.push(range);
+    }
+  }
+  CSS.highlights.set("found", new Highlight(...ranges));
 }
 
 async function open(id) {
   following?.controller.abort();
   following = null;
-  [problem, row] = ["", null];
+  [problem, row, since] = ["", null, null];
+  CSS.highlights?.delete("found");
   drawn.clear();
   views.clear();
   try {
@@ -192,13 +231,13 @@ function draw() {
 function drawMessage(message, last) {
   const running = Boolean(following);
   const unanswered = last && message.role === "user" && { running, problem };
-  const key = JSON.stringify([unanswered, tree.siblings(message), following?.id === message.id]);
+  const key = JSON.stringify([unanswered, seenFrom() === message.id, tree.siblings(message), following?.id === message.id]);
   const old = drawn.get(message.id);
   if (old?.message === message && old.key === key) {
     old.element.classList.toggle("last", last);
     return old.element;
   }
-  const context = { tree, act, running, problem, model: about.model, last, redraw: redrawAll, view };
+  const context = { tree, act, running, problem, model: about.model, last, redraw: redrawAll, view, since: seenFrom() };
   const element = message.role === "user" ? userMessage(message, context) : answerMessage(message, context);
   if (following?.id === message.id) element.append(...following.growing.elements);
   drawn.set(message.id, { message, key, element });
@@ -218,7 +257,43 @@ function redrawAll() {
 /** For the meter: where the draft would be put. */
 function where(editing) {
   const whole = rowsOf(tree).length > 0 && !row; // where a question is one over all pictures anew
-  return { conversation: whole ? null : conversation?.id ?? null, parent: whole ? null : editing ? editing.parent : tree.head };
+  return { conversation: whole ? null : conversation?.id ?? null, parent: whole ? null : editing ? editing.parent : tree.head, since: seenFrom() };
+}
+
+/** The first message that the model sees of what is shown, null for all. */
+function seenFrom() {
+  const path = tree.path();
+  const last = since ?? path.findLast((message) => message.options?.since)?.options.since;
+  return path.some((message) => message.id === last) ? last : null;
+}
+
+const withSince = (chosen) => ({ ...chosen, ...(seenFrom() ? { since: seenFrom() } : {}) });
+
+/** As few of the oldest turns as make room for the draft and an answer. */
+async function dropOldest() {
+  const path = tree.path();
+  const first = path.findIndex((message) => message.id === seenFrom());
+  const turns = path.slice(Math.max(0, first) + 1).filter((message) => message.role === "user");
+  let [low, high] = [0, turns.length - 1];
+  try {
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      const { prompt_tokens: tokens, context } = await composer.count({ ...where(null), since: turns[middle].id });
+      if (tokens <= context * ROOM) high = middle;
+      else low = middle + 1;
+    }
+  } catch (error) {
+    toast(error.message);
+    return;
+  }
+  if (!turns.length) {
+    toast("There is but one turn, and it has no room. Go on in a new chat.");
+    return;
+  }
+  since = turns[low].id;
+  redrawAll();
+  composer.changed();
+  announce("The oldest turns are dropped: the model does not see them any more.");
 }
 
 /** Send a message: it is acknowledged once it is on the server's disk. True where it is. */
@@ -290,7 +365,7 @@ async function ask(message, chosen, continued = null) {
   composer.setBusy(true);
   draw();
   try {
-    const asked = { parent: message.id, options: chosen, ...(continued ? { continues: continued.id } : {}) };
+    const asked = { parent: message.id, options: withSince(chosen), ...(continued ? { continues: continued.id } : {}) };
     const answer = await post(`/api/conversations/${conversation.id}/answers`, asked);
     tree.put(answer);
     tree.head = answer.id;

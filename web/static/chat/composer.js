@@ -13,9 +13,9 @@ const touch = matchMedia("(pointer: coarse)").matches;
 
 export class Composer {
   /** `about`: what the server says of its model and limits. `send(text, images, editing)`, `where()`: {conversation, parent}, `editLast()`, `anew()`: an empty chat,
-   * `askOver(files)`: one question over many. */
-  constructor(about, { send, where, editLast, anew, askOver }) {
-    Object.assign(this, { about, submit: send, where, editLast, anew, askOver });
+   * `askOver(files)`: one question over many, `dropOldest()`: make room. */
+  constructor(about, { send, where, editLast, anew, askOver, dropOldest }) {
+    Object.assign(this, { about, submit: send, where, editLast, anew, askOver, dropOldest });
     this.attached = []; // {key, image | null, preview, name, tokens, uploading}
     this.editing = null;
     this.busy = false;
@@ -196,7 +196,7 @@ export class Composer {
     }
     if (this.sending || (!text.trim() && !this.attached.length)) return;
     if (this.over) {
-      toast("Not sent: this conversation has no room for another message.", { action: this.where(null).parent ? { label: "New chat", run: () => this.#moveOn() } : null });
+      toast("Not sent: this conversation has no room for another message.", { action: this.where(null).parent ? { label: "Drop the oldest turns", run: () => this.dropOldest() } : null });
       return;
     }
     if (this.refused) { // it may not have been seen that the picture is not there
@@ -332,11 +332,8 @@ export class Composer {
       [$("meter").hidden, this.over] = [true, false];
       return;
     }
-    const { system, detail } = options();
-    const asked = { conversation, parent, text, images: images.map((one) => ({ sha256: one.image.sha256, name: one.name })),
-      options: { ...(system ? { system } : {}), ...(detail ? { detail } : {}) } };
     try {
-      const count = await post("/api/count", asked, { signal: this.counting.signal });
+      const count = await this.count(this.where(this.editing), this.counting.signal);
       const own = images.length ? count.image_tokens.slice(-images.length) : [];
       images.forEach((one, index) => { one.tokens = own[index]; });
       this.draw();
@@ -348,6 +345,14 @@ export class Composer {
     }
   }
 
+  /** Tokens of the draft behind what stands before it; of that the model sees what stands from `since` on. */
+  count({ conversation, parent, since }, signal) {
+    const { system, detail } = options();
+    const images = this.attached.filter((one) => one.image).map((one) => ({ sha256: one.image.sha256, name: one.name }));
+    return post("/api/count", { conversation, parent, text: $("prompt").value, images,
+      options: { ...(system ? { system } : {}), ...(detail ? { detail } : {}), ...(since ? { since } : {}) } }, { signal });
+  }
+
   #showCount({ prompt_tokens: tokens, context }, parent) {
     const over = tokens >= context;
     this.over = over;
@@ -357,7 +362,8 @@ export class Composer {
     [bar.max, bar.high, bar.value] = [context, context * 0.8, Math.min(tokens, context)];
     const numbers = `${tokens.toLocaleString("en")} of ${context.toLocaleString("en")}`;
     $("meter-text").replaceChildren(numbers, el("span", { class: "unit" }, " tokens"), over ? ": too long" : "",
-      over && parent ? el("button", { class: "link", type: "button", on: { click: () => this.#moveOn() } }, "Go on in a new chat") : "");
+      ...(over && parent ? [el("button", { class: "link", type: "button", on: { click: () => this.dropOldest() } }, "Drop the oldest turns"),
+        el("button", { class: "link", type: "button", on: { click: () => this.#moveOn() } }, "Go on in a new chat")] : []));
   }
 }
 

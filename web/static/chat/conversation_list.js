@@ -2,11 +2,15 @@
 
 import { $, el, iconButton, icon, toast } from "../shared/dom.js";
 import { plural } from "../shared/format.js";
-import { at, download, get, patch, post, remove } from "../shared/server.js";
+import { at, download, get, patch, post, remove, save, show, smallPath } from "../shared/server.js";
+import { fromElsewhere } from "../history/foreign.js";
+import { markdownOf } from "../history/markdown.js";
+import { Tree } from "./tree.js";
 
 const SEARCH_AFTER_MS = 150;
 const UNDO_MS = 8000;
 const DAY_S = 86_400;
+const OURS = { format: "mtmd conversations", version: 1 };
 
 export class ConversationList {
   /** `open(id)`, `gone(id)`, `renamed(conversation)` are called with what was chosen. */
@@ -33,6 +37,12 @@ export class ConversationList {
     });
     $("import").addEventListener("click", () => $("import-file").click());
     $("import-file").addEventListener("change", () => this.#import($("import-file").files[0]));
+    this.seen = new IntersectionObserver((entries) => {
+      for (const { isIntersecting, target } of entries) if (isIntersecting) {
+        this.seen.unobserve(target);
+        show(target, smallPath(target.dataset.sha256));
+      }
+    }, { root: $("list"), rootMargin: "200px" });
     this.menu = el("div", { class: "menu", popover: "auto", role: "menu" });
     this.menu.addEventListener("keydown", (event) => {
       const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
@@ -82,15 +92,17 @@ export class ConversationList {
   }
 
   #item(conversation) {
-    const { id, title, around, running } = conversation;
+    const { id, title, around, running, picture, message } = conversation;
     const link = el("a", { href: at(`/c/${id}`), "aria-current": id === this.current ? "page" : null, on: { click: (event) => {
       if (event.metaKey || event.ctrlKey || event.shiftKey) return;
       event.preventDefault();
-      this.open(id);
+      this.open(id, message ? { message, words: $("search").value.toLowerCase().split(" ").filter(Boolean) } : null);
     } } }, el("span", {}, title || "New chat"), around ? el("span", { class: "around" }, around) : null);
+    const thumbnail = picture ? el("img", { class: "first", alt: "", width: 26, height: 26, dataset: { sha256: picture } }) : null;
+    if (thumbnail) this.seen.observe(thumbnail);
     const more = iconButton("more", `More about ${title || "this conversation"}`, () => this.#showMenu(conversation, more, item));
     more.setAttribute("aria-haspopup", "menu");
-    const item = el("div", { class: `item${id === this.current ? " current" : ""}` }, link, running ? el("span", { class: "dot", title: "Being answered" }) : null, more);
+    const item = el("div", { class: `item${id === this.current ? " current" : ""}` }, thumbnail, link, running ? el("span", { class: "dot", title: "Being answered" }) : null, more);
     return item;
   }
 
@@ -99,13 +111,25 @@ export class ConversationList {
       on: { click: () => { this.menu.hidePopover(); run(); } } }, icon(name), label);
     this.menu.replaceChildren(
       entry("edit", "Rename", () => this.#rename(conversation, item)),
-      entry("out", "Export", () => download(`/api/conversations/${conversation.id}/export`).catch((error) => toast(error.message))),
+      entry("out", "Export as Markdown", () => this.#exportMarkdown(conversation)),
+      entry("out", "Export as JSON", () => download(`/api/conversations/${conversation.id}/export`).catch((error) => toast(error.message))),
       entry("trash", "Delete", () => this.#delete(conversation), "danger"));
     const at = button.getBoundingClientRect();
     this.menu.showPopover();
     this.menu.style.left = `${Math.min(at.left, innerWidth - this.menu.offsetWidth - 8)}px`;
     this.menu.style.top = `${Math.min(at.bottom + 4, innerHeight - this.menu.offsetHeight - 8)}px`;
     this.menu.firstChild.focus();
+  }
+
+  async #exportMarkdown({ id }) {
+    try {
+      const { conversation, messages } = await get(`/api/conversations/${id}`);
+      const tree = new Tree();
+      tree.load(messages, conversation.head);
+      save(new Blob([markdownOf(conversation.title, tree.path())], { type: "text/markdown" }), "conversation.md");
+    } catch (error) {
+      toast(error.message);
+    }
   }
 
   #rename(conversation, item) {
@@ -167,7 +191,9 @@ export class ConversationList {
     if (!file) return;
     let count = 0;
     try {
-      const { conversations, images, ...rest } = await file.text().then(JSON.parse);
+      const read = await file.text().then(JSON.parse);
+      const foreign = read.format === OURS.format ? null : fromElsewhere(read);
+      const { conversations, images, ...rest } = foreign ? { ...OURS, ...foreign } : read;
       for (const conversation of conversations) {
         const needed = conversation.messages.flatMap((message) => (message.images ?? []).map((image) => image.sha256));
         const own = Object.fromEntries(needed.filter((name) => name in images).map((name) => [name, images[name]]));
@@ -176,7 +202,7 @@ export class ConversationList {
       }
       toast(`${plural(count, "conversation")} imported.`);
     } catch (error) {
-      const words = error.status === undefined ? "This is not a file that was exported here." : error.message;
+      const words = error.status === undefined ? file.name.endsWith(".zip") ? "Unpack it first: the conversations are in conversations.json." : "This is no file of conversations from here, ChatGPT or Open WebUI." : error.message;
       toast(count ? `${words} ${plural(count, "conversation")} before it were imported.` : words, { sticky: true });
     }
     this.refresh();

@@ -37,6 +37,7 @@ export function userMessage(message, context) {
     class: "picture", type: "button", "aria-label": `Show ${image.name || "picture"} large`, on: { click: () => openViewer(items, index) },
   }, show(el("img", { alt: image.name || "Attached picture", ...shownSize(image) }), imagePath(image.sha256))));
   return el("article", { class: `message user${context.last ? " last" : ""}`, id: `m-${message.id}`, "aria-label": "You" },
+    context.since === message.id ? el("p", { class: "dropped" }, "What is above was dropped to make room: the model does not see it.") : null,
     pictures.length ? el("div", { class: `pictures${pictures.length > 1 ? " many" : ""}` }, pictures) : null,
     el("div", { class: "turn" }, el("div", { class: "actions" }, branches(message, context), copyButton(message.text),
       iconButton("edit", "Edit", () => act.edit(message))), el("div", { class: "bubble" }, message.text)),

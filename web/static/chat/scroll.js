@@ -27,6 +27,11 @@ export function stayAtEnd() {
   toEnd();
 }
 
+/** Something else is to be seen than the end. */
+export function leaveEnd() {
+  pinned = false;
+}
+
 function toEnd() {
   $("scroll").scrollTop = $("scroll").scrollHeight;
 }

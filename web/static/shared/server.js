@@ -97,8 +97,13 @@ export const uploadPages = async (blob, name) =>
 export async function download(path) {
   const response = await call(path);
   const name = /filename="([^"]+)"/.exec(response.headers.get("Content-Disposition") ?? "")?.[1] ?? "export.json";
+  save(await response.blob(), name);
+}
+
+/** As a file of the one who looks at the page. */
+export function save(blob, name) {
   const link = document.createElement("a");
-  link.href = URL.createObjectURL(await response.blob());
+  link.href = URL.createObjectURL(blob);
   link.download = name;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 60_000);

@@ -3,7 +3,7 @@
 
 import { $, announce, el, toast } from "../shared/dom.js";
 import { STAGES, milliseconds, plural } from "../shared/format.js";
-import { events, imagePath, post, show, smallPath, upload } from "../shared/server.js";
+import { events, imagePath, post, save, show, smallPath, upload } from "../shared/server.js";
 import { AnswerText, answerOf } from "../markdown/view.js";
 import { openViewer } from "../chat/viewer.js";
 import { csvOf } from "./csv.js";
@@ -269,9 +269,7 @@ export class Table {
   #download() {
     const rows = this.#ordered().map((row) => [row.name, row.message.text, row.text, row.answer ? row.state : "open", row.tokens, (row.ms / 1000).toFixed(3)]);
     const csv = csvOf([["picture", "question", "answer", "state", "tokens", "seconds"], ...rows]);
-    const link = el("a", { href: URL.createObjectURL(new Blob([csv], { type: "text/csv" })), download: "answers.csv" });
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+    save(new Blob([csv], { type: "text/csv" }), "answers.csv");
   }
 
   /** Another question over the same pictures. */
