@@ -59,7 +59,7 @@ class Assets:
             return None
         with self._lock:
             if name not in self._compressed:
-                self._compressed[name] = gzip.compress(asset.data, mtime=0)
+                self._compressed[name] = gzip.compress(asset.data, 6, mtime=0)
             return self._compressed[name]
 
     def modules(self, entry: str) -> list[str]:

@@ -5,7 +5,7 @@ of it as the page shows it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from typing import Any
@@ -24,6 +24,8 @@ from mtmd.web.settings import ServerSettings
 from mtmd.web.store.conversation import COMPLETE, RUNNING, Message, StoredImage, branch, title_from
 from mtmd.web.store.store import Store
 
+SHOWN_WHOLE = 300  # messages: a conversation of so many is shown with all of them
+SHOWN_AT_FIRST = 80  # of a longer one
 READERS_EACH = 16  # of one answer: a few devices of one person
 
 
@@ -179,9 +181,26 @@ class Chat:
             messages = model_messages(path, system, self.pictures)
             return self.service.count(messages, detail, tenant=owner())
 
-    def shown_messages(self, conversation: str) -> list[dict[str, Any]]:
-        """Every branch, as the page shows it."""
-        return [self._shown(message) for message in self._by_id(conversation).values()]
+    def shown_messages(
+        self, conversation: str, wanted: Collection[str] | None = None
+    ) -> list[dict[str, Any]]:
+        """Every branch, as the page shows it; or the messages that are `wanted`."""
+        return [self._shown(m) for m in self.store.messages(conversation, wanted)]
+
+    def shown_tree(self, conversation: str, head: str | None) -> list[dict[str, Any]]:
+        """Every branch. Of a long conversation only the end of the one that is shown is whole: of
+        the others there is `light`, their place in the tree and what stands in for it; the page
+        asks for them as it comes to them.
+        """
+        outline = self.store.outline(conversation)
+        in_table = any((m.options or {}).get("table") for m in outline[:1])
+        if len(outline) <= SHOWN_WHOLE or in_table:
+            return self.shown_messages(conversation)
+        by_id = {m.id: m for m in outline}
+        end = {m.id for m in branch(by_id, head or outline[-1].id)[-SHOWN_AT_FIRST:]}
+        end |= {m.id for m in outline if m.state == RUNNING}
+        whole = {m["id"]: m for m in self.shown_messages(conversation, end)}
+        return [whole.get(m.id) or _light(m) for m in outline]
 
     def shown_answer(self, answer: Answer, end: dict[str, Any]) -> dict[str, Any]:
         """An answer at its end: from its last event, for the store may have had no room for it."""
@@ -211,6 +230,19 @@ class Chat:
 
     def _by_id(self, conversation: str) -> dict[str, Message]:
         return {m.id: m for m in self.store.messages(conversation)}
+
+
+def _light(message: Message) -> dict[str, Any]:
+    light: dict[str, Any] = {
+        "id": message.id,
+        "parent": message.parent,
+        "role": message.role,
+        "images": [asdict(image) for image in message.images] if message.images else [],
+        "light": True,
+    }
+    if since := (message.options or {}).get("since"):
+        light["options"] = {"since": since}
+    return light
 
 
 def _seen(path: list[Message], since: str | None) -> list[Message]:

@@ -62,6 +62,12 @@ class NewMessage(_Strict):
     table: bool = False
 
 
+class Wanted(_Strict):
+    """Messages of one conversation, by id."""
+
+    ids: Annotated[list[Id], Field(max_length=200, fail_fast=True)]
+
+
 class NewAnswer(_Strict):
     """`continues`: an answer to the same message that ended early, to go on from its end."""
 

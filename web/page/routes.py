@@ -21,7 +21,7 @@ from mtmd.web.intake.body import json_body
 from mtmd.web.intake.gate import Body, Work, checked_json, keep_place, takes
 from mtmd.web.page.answers import follow
 from mtmd.web.page.chat import Chat
-from mtmd.web.page.requests import Change, Draft, NewAnswer, NewConversation, NewMessage
+from mtmd.web.page.requests import Change, Draft, NewAnswer, NewConversation, NewMessage, Wanted
 from mtmd.web.page.samples import offered
 from mtmd.web.served_model import ServedModel
 from mtmd.web.store.conversation import Conversation, StoredImage
@@ -40,6 +40,7 @@ def blueprint(chat: Chat, model: ServedModel) -> Blueprint:
     _conversation_routes(routes, chat)
     _import_export_routes(routes, chat)
     _message_routes(routes, chat)
+    _reading_routes(routes, chat)
     _answer_routes(routes, chat)
     _image_routes(routes, chat)
     return routes
@@ -130,7 +131,8 @@ def _conversation_routes(routes: Blueprint, chat: Chat) -> None:
     @takes(Body.NOTHING, Work.DOWNLOAD)
     def show_conversation(id_: str) -> Response:
         return jsonify(
-            conversation=_conversation(chat, id_).asdict(), messages=chat.shown_messages(id_)
+            conversation=(found := _conversation(chat, id_)).asdict(),
+            messages=chat.shown_tree(id_, found.head),
         )
 
     @routes.patch("/api/conversations/<id_>")
@@ -236,6 +238,15 @@ def _message_routes(routes: Blueprint, chat: Chat) -> None:
             image_tokens=count.image_tokens,
             context=count.context,
         )
+
+
+def _reading_routes(routes: Blueprint, chat: Chat) -> None:
+    @routes.post("/api/conversations/<id_>/messages/read")
+    @takes(Body.SMALL_JSON, Work.DOWNLOAD)
+    def read_messages(id_: str) -> Response:
+        """Those of a long conversation that it was shown without."""
+        _conversation(chat, id_)
+        return jsonify(messages=chat.shown_messages(id_, json_body(Wanted).ids))
 
 
 def _answer_routes(routes: Blueprint, chat: Chat) -> None:
@@ -347,7 +358,7 @@ def _conversation(chat: Chat, id_: str) -> Conversation:
 
 
 def _check_message(chat: Chat, conversation: str, id_: str, role: str | None = None) -> None:
-    actual = {m.id: m.role for m in chat.store.messages(conversation)}.get(id_)
+    actual = chat.store.role_of(conversation, id_)
     if actual is None or role not in (None, actual):
         raise ApiError(
             404,

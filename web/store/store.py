@@ -12,7 +12,7 @@ import logging
 import sqlite3
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
@@ -306,11 +306,34 @@ class Store:
                 (text, state, _json(receipt), error, id_),
             )
 
-    def messages(self, conversation: str) -> list[Message]:
-        """All branches, in the order they were written: parents before children."""
+    def messages(self, conversation: str, wanted: Collection[str] | None = None) -> list[Message]:
+        """All branches, in the order they were written: parents before children. Or those of them
+        that are `wanted`, by id.
+        """
+        if wanted is None:
+            return self._messages(conversation, "*")
+        marks = ",".join("?" * len(wanted))
+        return self._messages(conversation, "*", f"AND id IN ({marks})", *wanted)
+
+    def outline(self, conversation: str) -> list[Message]:
+        """As `messages`, without texts, receipts and errors."""
+        fields = "id, conversation, parent, role, state, options, created"
+        return self._messages(conversation, f"{fields}, '' AS text, NULL AS receipt, NULL AS error")
+
+    def role_of(self, conversation: str, message: str) -> str | None:
+        """None where the conversation has no such message."""
+        rows = self._rows(
+            "SELECT role FROM messages WHERE id = ? AND conversation = ?", message, conversation
+        )
+        return rows[0]["role"] if rows else None
+
+    def _messages(
+        self, conversation: str, fields: str, which: str = "", *values: str
+    ) -> list[Message]:
         with self.database.reading() as db:
             rows = db.execute(
-                "SELECT * FROM messages WHERE conversation = ? ORDER BY place", (conversation,)
+                f"SELECT {fields} FROM messages WHERE conversation = ? {which} ORDER BY place",
+                (conversation, *values),
             ).fetchall()
             shown = db.execute(
                 "SELECT a.message, a.name, i.* FROM attachments a JOIN images i USING (sha256) "

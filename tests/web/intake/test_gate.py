@@ -26,6 +26,7 @@ BODIES = {  # what each route takes from outside; a new one is added here with o
     ("GET", "/favicon.ico"): (Body.NOTHING, Work.QUICK),
     ("GET", "/diagnostics"): (Body.NOTHING, Work.QUICK),
     ("GET", "/static/<path:filename>"): (Body.NOTHING, Work.QUICK),
+    ("POST", "/api/conversations/<id_>/messages/read"): (Body.SMALL_JSON, Work.DOWNLOAD),
     ("POST", "/api/pages"): (Body.PICTURE, Work.ANSWER),
     ("GET", "/api/images/<sha256>/small"): (Body.NOTHING, Work.DOWNLOAD),
     ("GET", "/health"): (Body.NOTHING, Work.QUICK),

@@ -1,6 +1,6 @@
 // The chat page: opens conversations, sends messages, follows answers while they are written.
 
-import { $, announce, themeButton, toast } from "../shared/dom.js";
+import { $, announce, el, themeButton, toast } from "../shared/dom.js";
 import { ServerError, at, events, get, patch, post, upload } from "../shared/server.js";
 import { Composer } from "./composer.js";
 import { ConversationList } from "./conversation_list.js";
@@ -9,6 +9,7 @@ import { leaveEnd, startScrolling, stayAtEnd } from "./scroll.js";
 import { options, optionsForAnother, startSettings } from "./settings.js";
 import { Tree } from "./tree.js";
 import { startViewer } from "./viewer.js";
+import { ThreadWindow } from "./window.js";
 import { startWelcome } from "./welcome.js";
 import { AnswerText } from "../markdown/view.js";
 import { Table, rowsOf } from "../table/table.js";
@@ -24,7 +25,9 @@ let about;
 let composer;
 let list;
 let conversation = null; // {id, title, head}
+let shown; // the part of the branch that is on the page
 let table;
+let seen = null; // the first message that the model sees, as it is drawn
 let since = null; // the first message of a draft that the model is to see, where older ones were dropped for it
 let row = null; // the message of a table that is shown as a conversation
 let following = null; // {id, controller, growing}
@@ -53,7 +56,11 @@ async function start() {
   startViewer(about.model, onRegion);
   startWelcome(about, askSample);
   listen();
-  startScrolling();
+  shown = new ThreadWindow({ path: () => tree.path(), load: loadLight, draw });
+  startScrolling(() => {
+    shown.reset();
+    draw();
+  });
   new ResizeObserver(() => document.documentElement.style.setProperty("--composer-height", `${$("composer").offsetHeight}px`)).observe($("composer"));
   setSide(!NARROW.matches);
   list.refresh();
@@ -108,18 +115,21 @@ async function go(id, found = null) {
   window.history.pushState(null, "", at(id ? `/c/${id}` : "/"));
   if (NARROW.matches) setSide(false);
   await open(id);
-  if (found?.message && tree.messages.has(found.message)) showFound(found);
+  if (found?.message && tree.messages.has(found.message)) await showFound(found);
 }
 
 /** The message with what was searched for, its branch shown, the words marked. */
-function showFound({ message, words }) {
+async function showFound({ message, words }) {
   const id = message;
   if (rowsOf(tree).length) row = tree.rootOf(id);
   if (!tree.path().some((one) => one.id === id)) tree.head = tree.lastBelow(id);
+  const number = tree.path().findIndex((one) => one.id === id);
+  leaveEnd();
+  if (!shown.of(tree.path()).some((one) => one.id === id)) shown.around(number);
+  await loadLight(shown.of(tree.path()));
   draw();
   const element = $(`m-${id}`);
   if (!element) return;
-  leaveEnd();
   element.scrollIntoView({ block: "center" });
   element.classList.add("found");
   setTimeout(() => element.classList.remove("found"), FOUND_MS);
@@ -154,6 +164,7 @@ async function open(id) {
     const loaded = id ? await get(`/api/conversations/${id}`) : { conversation: null, messages: [] };
     conversation = loaded.conversation;
     tree.load(loaded.messages, conversation?.head);
+    shown.reset();
   } catch (error) {
     toast(error.message);
     window.history.replaceState(null, "", at("/"));
@@ -177,6 +188,7 @@ function openRow(message) {
   composer.setBusy(false);
   row = message;
   if (message) tree.head = tree.lastBelow(message.id);
+  shown.reset();
   draw();
   composer.changed();
   stayAtEnd();
@@ -207,6 +219,15 @@ async function reload() {
   draw();
 }
 
+/** Of a long conversation the server tells most messages by their place alone. */
+async function loadLight(messages) {
+  const ids = messages.filter((message) => message.light).map(({ id }) => id);
+  if (!ids.length) return;
+  const id = conversation.id;
+  const loaded = await post(`/api/conversations/${id}/messages/read`, { ids });
+  if (conversation?.id === id) for (const message of loaded.messages) tree.put(message);
+}
+
 function draw() {
   const rows = rowsOf(tree);
   const whole = rows.length > 0 && !row;
@@ -221,24 +242,31 @@ function draw() {
   $("welcome").hidden = path.length > 0 || whole;
   $("thread").hidden = path.length === 0;
   const thread = $("thread");
-  path.forEach((message, index) => {
-    const element = drawMessage(message, index === path.length - 1);
+  const part = shown.of(path);
+  seen = seenFrom();
+  const keep = new Set();
+  for (const message of part) keep.add(drawMessage(message, message === path.at(-1)));
+  for (const element of [...thread.children]) if (!keep.has(element)) element.remove();
+  let index = 0;
+  for (const element of keep) {
     if (thread.children[index] !== element) thread.insertBefore(element, thread.children[index] ?? null);
-  });
-  while (thread.children.length > path.length) thread.lastChild.remove();
+    index += 1;
+  }
+  const light = part.filter((message) => message.light);
+  if (light.length) loadLight(light).then(() => draw(), (error) => toast(error.message));
 }
 
 function drawMessage(message, last) {
   const running = Boolean(following);
   const unanswered = last && message.role === "user" && { running, problem };
-  const key = JSON.stringify([unanswered, seenFrom() === message.id, tree.siblings(message), following?.id === message.id]);
+  const key = JSON.stringify([unanswered, seen === message.id, tree.siblings(message), following?.id === message.id]);
   const old = drawn.get(message.id);
   if (old?.message === message && old.key === key) {
     old.element.classList.toggle("last", last);
     return old.element;
   }
-  const context = { tree, act, running, problem, model: about.model, last, redraw: redrawAll, view, since: seenFrom() };
-  const element = message.role === "user" ? userMessage(message, context) : answerMessage(message, context);
+  const context = { tree, act, running, problem, model: about.model, last, redraw: redrawAll, view, since: seen };
+  const element = message.light ? el("article", { class: "message light", id: `m-${message.id}`, "aria-busy": "true" }) : message.role === "user" ? userMessage(message, context) : answerMessage(message, context);
   if (following?.id === message.id) element.append(...following.growing.elements);
   drawn.set(message.id, { message, key, element });
   return element;
@@ -315,6 +343,7 @@ async function send(text, images, editing) {
     conversation = sent.conversation;
     tree.put({ ...sent.message, regions: null });
     tree.head = sent.message.id;
+    shown.last = Infinity;
     stayAtEnd();
     list.select(conversation.id);
     ask(sent.message, options());
@@ -502,6 +531,7 @@ function showBranch(id) {
   }
   tree.head = tree.lastBelow(id);
   problem = "";
+  if (shown.last === Infinity && tree.path().length <= shown.first) shown.reset();
   draw();
   composer.changed();
   patch(`/api/conversations/${conversation.id}`, { head: tree.head }).catch((error) => toast(error.message));

@@ -9,7 +9,9 @@ import { Tree } from "./tree.js";
 
 const SEARCH_AFTER_MS = 150;
 const UNDO_MS = 8000;
+const AT_ONCE = 40; // conversations drawn before the page may do something else
 const DAY_S = 86_400;
+const MOST_READ = 200; // messages at once
 const OURS = { format: "mtmd conversations", version: 1 };
 
 export class ConversationList {
@@ -57,8 +59,10 @@ export class ConversationList {
     try {
       const { conversations } = await get(`/api/conversations${query ? `?q=${encodeURIComponent(query)}` : ""}`);
       if (query !== $("search").value.trim()) return;
+      const told = JSON.stringify([query, conversations]);
       this.conversations = conversations;
-      this.draw();
+      if (told !== this.told || $("list").querySelector("input")) this.draw();
+      this.told = told;
     } catch (error) {
       toast(error.message);
     }
@@ -74,21 +78,42 @@ export class ConversationList {
 
   select(id) {
     this.current = id;
-    this.draw();
+    for (const item of $("list").querySelectorAll(".item")) this.#markCurrent(item, item.dataset.id === id);
   }
 
+  #markCurrent(item, current) {
+    item.classList.toggle("current", current);
+    const link = item.querySelector("a");
+    if (current) link?.setAttribute("aria-current", "page");
+    else link?.removeAttribute("aria-current");
+  }
+
+  /** Those in sight at once, the others a few at a time. */
   draw() {
     const query = $("search").value.trim();
-    const parts = [];
+    const left = this.conversations.filter(({ id }) => !this.leaving.has(id));
+    const empty = el("p", { class: "empty" }, query ? "Nothing found." : "Conversations will be listed here.");
+    clearTimeout(this.drawing);
+    const place = $("list").scrollTop;
     let group = "";
-    for (const conversation of this.conversations.filter(({ id }) => !this.leaving.has(id))) {
-      const name = query ? "" : age(conversation.changed);
-      if (name !== group) parts.push(el("h2", {}, name));
-      group = name;
-      parts.push(this.#item(conversation));
-    }
-    if (!parts.length) parts.push(el("p", { class: "empty" }, query ? "Nothing found." : "Conversations will be listed here."));
-    $("list").replaceChildren(...parts);
+    const some = () => {
+      const parts = [];
+      for (const conversation of left.splice(0, AT_ONCE)) {
+        const name = query ? "" : age(conversation.changed);
+        if (name !== group) parts.push(el("h2", {}, name));
+        group = name;
+        parts.push(this.#item(conversation));
+      }
+      return parts;
+    };
+    const more = () => {
+      if (!left.length) return;
+      $("list").append(...some());
+      if ($("list").scrollTop < place) $("list").scrollTop = place;
+      this.drawing = setTimeout(more, 0);
+    };
+    $("list").replaceChildren(...(left.length ? some() : [empty]));
+    this.drawing = setTimeout(more, 0);
   }
 
   #item(conversation) {
@@ -102,7 +127,7 @@ export class ConversationList {
     if (thumbnail) this.seen.observe(thumbnail);
     const more = iconButton("more", `More about ${title || "this conversation"}`, () => this.#showMenu(conversation, more, item));
     more.setAttribute("aria-haspopup", "menu");
-    const item = el("div", { class: `item${id === this.current ? " current" : ""}` }, thumbnail, link, running ? el("span", { class: "dot", title: "Being answered" }) : null, more);
+    const item = el("div", { dataset: { id }, class: `item${id === this.current ? " current" : ""}` }, thumbnail, link, running ? el("span", { class: "dot", title: "Being answered" }) : null, more);
     return item;
   }
 
@@ -126,6 +151,11 @@ export class ConversationList {
       const { conversation, messages } = await get(`/api/conversations/${id}`);
       const tree = new Tree();
       tree.load(messages, conversation.head);
+      const light = tree.path().filter((message) => message.light).map((message) => message.id);
+      for (let at_ = 0; at_ < light.length; at_ += MOST_READ) {
+        const read = await post(`/api/conversations/${id}/messages/read`, { ids: light.slice(at_, at_ + MOST_READ) });
+        for (const message of read.messages) tree.put(message);
+      }
       save(new Blob([markdownOf(conversation.title, tree.path())], { type: "text/markdown" }), "conversation.md");
     } catch (error) {
       toast(error.message);

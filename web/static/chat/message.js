@@ -31,7 +31,7 @@ function shownSize({ width, height }) {
 /** `context`: {tree, model, last, running, act, view}, `act` with the functions behind the buttons, `view(answer)` with what draws its text. */
 export function userMessage(message, context) {
   const { tree, act } = context;
-  const before = tree.picturesBefore(message).length;
+  const before = message.images.length ? tree.picturesBefore(message).length : 0;
   const items = message.images.map((image, index) => viewerItem(image, before + index + 1));
   const pictures = message.images.map((image, index) => el("button", {
     class: "picture", type: "button", "aria-label": `Show ${image.name || "picture"} large`, on: { click: () => openViewer(items, index) },
@@ -61,7 +61,7 @@ export function answerMessage(message, context) {
   } else if (!message.text && !ending) made.append(el("p", { class: "aside" }, "The model said nothing."));
   if (message.unsaved) made.append(el("div", { class: "problem" }, `This answer could not be saved. ${message.unsaved}`));
   made.append(el("div", { class: "foot" },
-    message.receipt ? receiptOf(message.receipt, message.options, context.tree.picturesBefore(message)) : null,
+    message.receipt ? receiptOf(message.receipt, message.options, () => context.tree.picturesBefore(message)) : null,
     el("div", { class: "actions" }, message.text ? copyButton(answerOf(message.text)) : null,
       iconButton("again", "Answer again", () => act.again(message), "Answer again, drawn with another seed"), branches(message, context))));
   return made;
