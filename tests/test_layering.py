@@ -34,7 +34,7 @@ UPWARD = {  # inside their functions
 # that lies flat in its room counts by its name; names in one row do not import each other.
 ORDER = {
     "kernels": (
-        ("errors", "dtype", "files", "threads", "turns"),  # words that everybody uses
+        ("errors", "dtype", "extras", "files", "threads", "turns"),  # words that everybody uses
         ("options", "graph", "quantization", "text"),  # what a value is
         ("isolation", "panics"),  # work that may end badly
         ("checkpoint", "kernel"),  # where weights come from; what a kernel says of itself
@@ -90,7 +90,12 @@ ONLY_IN = {  # library -> the files, or folders, that may import it
     "triton": ("kernels/gpu/",),
     "llvmlite": ("kernels/cpu/native/",),
     "flask": ("web/",),
-    "PIL": ("clip/image/decode.py", "clip/image/resize.py", "mtmd/prompt/load_image.py"),
+    "PIL": (
+        "clip/image/decode.py",
+        "clip/image/formats.py",
+        "clip/image/resize.py",
+        "mtmd/prompt/load_image.py",
+    ),
     "jinja2": ("mtmd/chat_template/jinja_sandbox.py",),
     "transformers": (),
     "gguf": (),

@@ -24,7 +24,7 @@ from mtmd.web.intake.gate import Gate, GatedFlask
 from mtmd.web.intake.media import Media
 from mtmd.web.intake.proxies import Proxies
 from mtmd.web.intake.uploads import Uploads
-from mtmd.web.page import diagnostics
+from mtmd.web.page import assets, diagnostics
 from mtmd.web.page import routes as page
 from mtmd.web.page.chat import Chat
 from mtmd.web.served_model import ServedModel
@@ -63,7 +63,7 @@ def create_app(
     """`store`: of conversations, None to keep them no longer than the server lives. `warmup`: the
     report to show, None for one that is made without a run.
     """
-    app = GatedFlask("mtmd.web")
+    app = GatedFlask("mtmd.web", static_folder=None)
     app.request_class = _Request
     app.config.update(
         MAX_CONTENT_LENGTH=settings.body_bytes,
@@ -98,6 +98,7 @@ def create_app(
     kept = KeptResponses(lambda: keys.owners)
     app.register_blueprint(responses.blueprint(door, kept))
     app.register_blueprint(status.blueprint(service, model, settings, counters))
+    app.register_blueprint(assets.blueprint(assets.Assets()))
     chat = Chat(service, store or Store(None), settings, budget)
     app.register_blueprint(page.blueprint(chat, model))
     app.register_blueprint(diagnostics.blueprint(service, model))

@@ -23,7 +23,6 @@ from mtmd import (
     MtmdError,
     OptionError,
     PromptError,
-    __version__,
 )
 from mtmd.tracebacks import traceback_text
 
@@ -195,7 +194,7 @@ def register(app: Flask) -> None:
     @app.errorhandler(Exception)
     def _answer(error: Exception) -> Response | tuple[str, int]:
         if isinstance(error, NotFound) and _is_for_a_person():
-            return render_template("missing.html", version=__version__), 404
+            return render_template("missing.html"), 404
         return response(as_api_error(error, g.get("request_id", "req")))
 
 

@@ -19,6 +19,8 @@ _PAGE_POLICY = (
     "'none'"
 )
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+/=@-]{0,127}")  # what else is given is not taken up
+# In the chat no text can become HTML, whatever a model writes: the browser refuses it.
+_CHAT_POLICY = f"{_PAGE_POLICY}; require-trusted-types-for 'script'; trusted-types 'none'"
 _ALWAYS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -44,13 +46,17 @@ def register(app: Flask, settings: ServerSettings) -> None:
     def _finish(response: Response) -> Response:
         headers = response.headers
         headers["X-Request-Id"] = g.request_id
-        headers["Content-Security-Policy"] = (
-            _PAGE_POLICY if response.mimetype == "text/html" else _API_POLICY
-        )
+        headers["Content-Security-Policy"] = _policy(response)
         headers.update(_ALWAYS)
         headers.setdefault("Cache-Control", "no-store")
         _allow_origin(response, settings)
         return response
+
+
+def _policy(response: Response) -> str:
+    if response.mimetype != "text/html":
+        return _API_POLICY
+    return _CHAT_POLICY if request.endpoint == "page.chat_page" else _PAGE_POLICY
 
 
 def _allow_origin(response: Response, settings: ServerSettings) -> None:

@@ -89,8 +89,6 @@ class GatedFlask(Flask):
         **options: Any,
     ) -> None:
         """Raises TypeError for a view without `takes`."""
-        if endpoint == "static" and view_func is not None:  # flask's own, made by itself
-            takes(Body.NOTHING)(view_func)
         if takes_of(view_func) is None:
             raise TypeError(f"{rule}: found a view without @takes(...), which every route needs")
         super().add_url_rule(rule, endpoint, view_func, provide_automatic_options, **options)

@@ -64,19 +64,19 @@ class PictureBudget:
         """
         return picture_size(data, self.limits.each, name)
 
-    def decode(self, data: bytes) -> Picture:
+    def decode(self, data: bytes, page: int = 0) -> Picture:
         """Waits while as many pictures, or pixels, are being decoded as may at once, in turn with
-        other clients. Raises ImageError.
+        other clients. `page` of a PDF, from 0 on. Raises ImageError.
         """
         width, height = self.size(data)
         with aside(), self._decoding.one(width * height):
-            return load_isolated(data, self.limits.each, "picture")
+            return load_isolated(data, self.limits.each, "picture", page)
 
-    def decode_counted(self, data: bytes) -> Picture:
+    def decode_counted(self, data: bytes, page: int = 0) -> Picture:
         """As `decode`, for a picture whose pixels are nobody's yet. Raises BusyError."""
         width, height = self.size(data)
         with self.held(width * height):
-            return self.decode(data)
+            return self.decode(data, page)
 
     @contextmanager
     def held(self, pixels: int) -> Iterator[None]:

@@ -39,6 +39,7 @@ class Answer:
     id: str
     conversation: str
     ticket: Ticket
+    row: str = ""  # the message of a table that it answers
     held: ExitStack = field(default_factory=ExitStack)  # closed at its end
     events: list[dict[str, Any]] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
@@ -94,12 +95,19 @@ class Answers:
         store.before_close.append(self.end)
 
     def start(
-        self, id_: str, conversation: str, ticket: Ticket, held: ExitStack, begun: str = ""
+        self,
+        id_: str,
+        conversation: str,
+        ticket: Ticket,
+        held: ExitStack,
+        begun: str = "",
+        *,
+        row: str = "",
     ) -> Answer:
         """`id_`: the message in the store, in state running, that the answer is written to.
         `held`: what is let go at its end. `begun`: the text that it goes on from.
         """
-        answer = Answer(id_, conversation, ticket, held)
+        answer = Answer(id_, conversation, ticket, row, held)
         if begun:
             answer.add({"type": "text", "text": begun, "tokens": 0})
         with self._lock:

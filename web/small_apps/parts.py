@@ -14,6 +14,7 @@ from mtmd.web import auth, errors, headers
 from mtmd.web.errors import ApiError, in_form_of
 from mtmd.web.intake.gate import Gate, GatedFlask
 from mtmd.web.intake.proxies import Proxies
+from mtmd.web.page import assets
 from mtmd.web.settings import ServerSettings
 from mtmd.web.telemetry import record
 
@@ -26,7 +27,7 @@ def new_app(
     """`slots`: what is answered at once; `count`: is told of each response. `app.gate` is its
     gate.
     """
-    app = GatedFlask("mtmd.web")
+    app = GatedFlask("mtmd.web", static_folder=None)
     app.config.update(
         MAX_CONTENT_LENGTH=settings.body_bytes,
         MAX_FORM_MEMORY_SIZE=FORM_FIELD_BYTES,
@@ -38,6 +39,7 @@ def new_app(
     auth.register(app, settings)
     Gate(app, settings, slots, auth.owner)
     errors.register(app)
+    app.register_blueprint(assets.blueprint(assets.Assets()))
     app.wsgi_app = Proxies(app.wsgi_app, settings)  # type: ignore[method-assign]
     return app
 

@@ -28,6 +28,9 @@ BODIES = {  # what each route takes from outside; a new one is added here with o
     ("GET", "/diagnostics"): (Body.NOTHING, Work.QUICK),
     ("GET", "/static/<path:filename>"): (Body.NOTHING, Work.QUICK),
     ("GET", "/health"): (Body.NOTHING, Work.AT_ONCE),
+    ("POST", "/api/conversations/<id_>/messages/read"): (Body.SMALL_JSON, Work.DOWNLOAD),
+    ("POST", "/api/pages"): (Body.PICTURE, Work.ANSWER),
+    ("GET", "/api/images/<sha256>/small"): (Body.NOTHING, Work.DOWNLOAD),
     ("GET", "/props"): (Body.NOTHING, Work.QUICK),
     ("GET", "/warmup"): (Body.NOTHING, Work.QUICK),
     ("GET", "/metrics"): (Body.NOTHING, Work.QUICK),
@@ -100,7 +103,7 @@ def test_every_route_says_what_it_takes():
 
 
 def test_a_route_that_does_not_say_so_cannot_be_registered():
-    app = GatedFlask("mtmd.web")
+    app = GatedFlask("mtmd.web", static_folder=None)
     with pytest.raises(TypeError, match=r"/new: found a view without @takes"):
         app.add_url_rule("/new", "new", lambda: "")
     with pytest.raises(TypeError, match="@takes"):

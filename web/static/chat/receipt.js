@@ -7,11 +7,11 @@ import { openViewer } from "./viewer.js";
 
 const ENDS = { stop: "finished", length: "cut at the longest length", cancelled: "stopped" };
 
-/** `pictures`: those of the branch before the answer, in the order of the receipt's. */
+/** `pictures()`: those of the branch before the answer, in the order of the receipt's. */
 export function receiptOf(receipt, options, pictures) {
   const made = el("details", { class: "receipt" }, el("summary", {}, ...summary(receipt)));
   made.addEventListener("toggle", () => {
-    if (made.open && made.children.length === 1) made.append(body(receipt, options ?? {}, pictures));
+    if (made.open && made.children.length === 1) made.append(body(receipt, options ?? {}, pictures()));
     if (made.open) requestAnimationFrame(() => made.scrollIntoView({ block: "nearest" })); // not behind the message box
   });
   return made;
