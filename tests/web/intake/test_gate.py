@@ -40,6 +40,7 @@ BODIES = {  # what each route takes from outside; a new one is added here with o
     ("POST", "/v1/chat/completions"): (Body.JSON_WITH_PICTURES, Work.ANSWER),
     ("POST", "/v1/chat/completions/input_tokens"): (Body.JSON_WITH_PICTURES, Work.ANSWER),
     ("POST", "/v1/completions"): (Body.JSON, Work.ANSWER),
+    ("POST", "/v1/embeddings"): (Body.JSON_WITH_PICTURES, Work.ANSWER),
     ("POST", "/v1/messages"): (Body.JSON_WITH_PICTURES, Work.ANSWER),
     ("POST", "/v1/messages/count_tokens"): (Body.JSON_WITH_PICTURES, Work.ANSWER),
     ("POST", "/v1/responses"): (Body.JSON_WITH_PICTURES, Work.ANSWER),
