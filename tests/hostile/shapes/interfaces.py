@@ -63,7 +63,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (True, False, None),
     "continue_final_message": (True, False),
     "add_generation_prompt": (True, False),
-    "max_tokens": (0, 1, 2, 3, -1, "x"),
+    "max_tokens": (0, 1, 2, 3, -2, "x"),
 }  # fmt: skip
 
 
