@@ -57,7 +57,7 @@ from mtmd.tracebacks import traceback_text
 
 __all__ = ["Service", "ServiceStats", "Ticket", "TokenCount"]
 
-SLICE_S = 0.02  # of encoding between two batches of the decoder
+SLICE_S = 0.01  # of encoding between two batches of the decoder
 RETRY_S = 0.05  # until memory is looked for again, with nothing else to do
 T = TypeVar("T")
 log = logging.getLogger("mtmd.service")

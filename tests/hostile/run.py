@@ -149,7 +149,7 @@ def run_on(
                 "minutes": round((time.monotonic() - began) / 60, 1),
                 "server_mib": sizes,
             }
-            told = {k: report[kind][k] for k in ("count", "statuses", "problems", "minutes")}
+            told = {k: report[kind][k] for k in ("count", "statuses", "first_problems", "minutes")}
             print(kind, json.dumps(told), file=sys.stderr, flush=True)
             if server.process.poll() is not None:
                 report[kind]["first_problems"].append("the server ended")

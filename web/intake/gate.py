@@ -176,11 +176,11 @@ class Gate:
                 code="body_too_large",
             )
         client = self._client()
+        if what is not None and what.work in self._places and request.method != "OPTIONS":
+            g.give_back = self._places[what.work].take(client)
         if what is None or what.work is not Work.AT_ONCE:
             work_for(client)
             sit_down(self._desk)
-        if what is not None and what.work in self._places and request.method != "OPTIONS":
-            g.give_back = self._places[what.work].take(client)
 
     def _leave_with(self, response: Response) -> Response:
         """The place of what is made while it is sent, or may have to wait for its client, is free
