@@ -69,5 +69,3 @@ def instance(schema: Any, root: dict[str, Any]) -> Any:
         return True if kind == "boolean" else None
     text = TEXTS.get(schema.get("format", ""), "red")
     return text.ljust(schema.get("minLength", 0), "d")
-
-

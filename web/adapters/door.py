@@ -11,7 +11,18 @@ from typing import Any
 
 from flask import Response, g, json, request
 
-from mtmd import Answer, Event, Finished, MtmdError, Ticket, TokenCount, ToolCall
+from mtmd import (
+    Answer,
+    Event,
+    Finished,
+    MtmdError,
+    RawPrompt,
+    TextPiece,
+    Ticket,
+    TokenCount,
+    TokenInfo,
+    ToolCall,
+)
 from mtmd.web.api.routes import Api
 from mtmd.web.api.stream import SHUTTING_DOWN
 from mtmd.web.auth import owner
@@ -87,12 +98,25 @@ class Door:
             messages = stack.enter_context(self._opened(asked.turns))
             usual = {"max_tokens": self.model.context, "detail": _detail(asked)}
             options = usual | _of_the_prompt(asked) | dict(asked.options)
-            ticket = self.service.submit(messages, tenant=owner(), **options)
-            stack.callback(give_up, ticket)
-            is_gone = request.environ.get("waitress.client_disconnected")
-            if is_gone is not None:
-                stack.callback(self.api.watcher.watch(is_gone, ticket))
-            return Answering(ticket, stack.pop_all())
+            return self._submitted(messages, options, stack)
+
+    def begin_raw(self, prompt: RawPrompt, options: Mapping[str, Any]) -> Answering:
+        """Of a prompt without a chat template. Raises as `begin`."""
+        with ExitStack() as stack:
+            return self._submitted(prompt, options, stack)
+
+    def _submitted(
+        self,
+        asked: Sequence[dict[str, Any]] | RawPrompt,
+        options: Mapping[str, Any],
+        stack: ExitStack,
+    ) -> Answering:
+        ticket = self.service.submit(asked, tenant=owner(), **options)
+        stack.callback(give_up, ticket)
+        is_gone = request.environ.get("waitress.client_disconnected")
+        if is_gone is not None:
+            stack.callback(self.api.watcher.watch(is_gone, ticket))
+        return Answering(ticket, stack.pop_all())
 
     def count(self, asked: Asked) -> TokenCount:
         with self._opened(asked.turns) as messages:
@@ -130,11 +154,22 @@ class Answering:
 
     def whole(self) -> Answer:
         """Raises what the answer failed by."""
+        return self.whole_with_tokens()[0]
+
+    def whole_with_tokens(self) -> tuple[Answer, list[TokenInfo]]:
+        """The tokens too, where `logprobs` was asked for."""
+        tokens: list[TokenInfo] = []
         with self._held:
             for event in self.events():
-                if isinstance(event, Finished):
-                    return event.answer
+                if isinstance(event, TextPiece):
+                    tokens += event.tokens
+                elif isinstance(event, Finished):
+                    return event.answer, tokens
         raise MtmdError("the service ended an answer without saying how")
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+        self._held.close()
 
     def events(self) -> Iterator[Event]:
         """As the ticket has them; an answer that the server itself gave up raises ApiError."""

@@ -182,7 +182,13 @@ def blueprint(api: Api) -> Blueprint:
     @routes.get("/v1/models")
     @takes(Body.NOTHING)
     def models() -> dict[str, Any]:
-        return {"object": "list", "data": [_model(api, name) for name in api.model.names]}
+        can = ["completion", *(["multimodal"] if api.model.sees else [])]
+        return {
+            "object": "list",
+            "data": [_model(api, name) for name in api.model.names],
+            # as llama.cpp's clients look for it
+            "models": [{"name": n, "model": n, "capabilities": can} for n in api.model.names],
+        }
 
     @routes.get("/v1/models/<path:name>")
     @takes(Body.NOTHING)
@@ -248,7 +254,7 @@ def _answer(api: Api, answering: Answering, body: Generation, held: ExitStack) -
     if not body.stream:
         with finish:
             return jsonify(_collected(answering))
-    include_usage = body.stream_options is not None and body.stream_options.include_usage
+    include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     chunks = stream(
         answering.events(),
         answering.replies,
@@ -257,6 +263,7 @@ def _answer(api: Api, answering: Answering, body: Generation, held: ExitStack) -
         partial(as_api_error, request_id=g.request_id),
         answering.usage,
         answering.echo,
+        bool(body.return_progress),
     )
     response = sse.response(chunks, cache_control="no-cache")
     response.call_on_close(finish.close)
