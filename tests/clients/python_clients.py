@@ -316,7 +316,9 @@ def _(url: str, model: str) -> None:
 @cell("langchain-openai", "n")
 def _(url: str, model: str) -> None:
     chat = _langchain(url, model, n=2, frequency_penalty=0.5, temperature=1)
-    assert len(chat.generate([[("human", ASK)]]).generations[0]) == 2
+    from langchain_core.messages import HumanMessage
+
+    assert len(chat.generate([[HumanMessage(ASK)]]).generations[0]) == 2
 
 
 @cell("langchain-openai", "responses")
