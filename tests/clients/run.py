@@ -107,7 +107,10 @@ def main() -> int:
     with served() as urls:
         for name, command, folder in clients(args.environment.absolute()):
             if not args.only or name in args.only:
-                found += cells(command, name, folder, urls)
+                made = cells(command, name, folder, urls)
+                told = ", ".join(f"{cell['cell']} {outcome(cell)}" for cell in made)
+                print(f"{made[0]['client']}: {told}", file=sys.stderr, flush=True)
+                found += made
     failed = [cell for cell in found if outcome(cell) == "FAILS"]
     print(table(found))
     for cell in found:

@@ -227,13 +227,15 @@ class MessagesRequest(CountRequest):
 
 
 def _turns(message: Message, place: str) -> Iterator[Turn]:
-    """Results of tools, which stand in messages of the user, are turns of their own."""
+    """Results of tools, which stand in messages of the user, are turns of their own, and come
+    first: right after the calls.
+    """
     if isinstance(message.content, str):
         yield Turn(message.role, (message.content,))
         return
     said: list[tuple[str, Any]] = []
     calls: list[ToolCall] = []
-    empty = True
+    results = False
     for i, block in enumerate(message.content):
         at = f"{place}[{i}]"
         if isinstance(block, ToolUse):
@@ -241,14 +243,11 @@ def _turns(message: Message, place: str) -> Iterator[Turn]:
             calls.append(ToolCall(block.id, block.name, to_json(block.input).decode()))
         elif isinstance(block, ToolResult):
             _check_role(message, "user", at)
-            if said:
-                yield Turn(message.role, _parts(said))
-                said = []
             yield Turn("tool", _result(block, at), answers=block.tool_use_id)
-            empty = False
+            results = True
         else:
             said.append((at, block))
-    if said or calls or empty:
+    if said or calls or not results:
         yield Turn(message.role, _parts(said), tuple(calls))
 
 

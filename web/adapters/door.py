@@ -11,13 +11,24 @@ from typing import Any
 
 from flask import Response, g, json
 
-from mtmd import Answer, Event, Finished, MtmdError, Ticket, TokenCount, ToolCall
+from mtmd import (
+    Answer,
+    Event,
+    Finished,
+    MtmdError,
+    RawPrompt,
+    TextPiece,
+    Ticket,
+    TokenCount,
+    TokenInfo,
+    ToolCall,
+)
 from mtmd.web.api.routes import Api
 from mtmd.web.api.stream import SHUTTING_DOWN
 from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError, as_api_error
 from mtmd.web.intake.media import Reference
-from mtmd.web.waiting.incoming import Incoming
+from mtmd.web.waiting.incoming import Incoming, give_up
 from mtmd.web.waiting.responses import streamed, whole
 
 _DETAILS = ("low", "auto", "high")
@@ -94,7 +105,17 @@ class Door:
             usual = {"max_tokens": self.model.context, "detail": _detail(asked)}
             options = usual | _of_the_prompt(asked) | dict(asked.options)
             ticket = self.service.submit(messages, tenant=owner(), **options)
-            return Answering(ticket, stack.pop_all())
+            return Answering([ticket], stack.pop_all())
+
+    def begin_raw(self, prompts: Sequence[RawPrompt], options: Mapping[str, Any]) -> Answering:
+        """Of prompts without a chat template. Raises as `begin`."""
+        tickets: list[Ticket] = []
+        with ExitStack() as begun:
+            for prompt in prompts:
+                tickets.append(self.service.submit(prompt, tenant=owner(), **options))
+                begun.callback(give_up, tickets[-1])
+            begun.pop_all()
+        return Answering(tickets, ExitStack())
 
     def count(self, asked: Asked) -> TokenCount:
         with self._opened(asked.turns) as messages:
@@ -127,8 +148,8 @@ class Answering:
     ends.
     """
 
-    def __init__(self, ticket: Ticket, held: ExitStack) -> None:
-        self._incoming = Incoming([ticket], held)
+    def __init__(self, tickets: Sequence[Ticket], held: ExitStack) -> None:
+        self._incoming = Incoming(tickets, held)
 
     def whole(
         self,
@@ -144,6 +165,34 @@ class Answering:
                 elif isinstance(event, Finished):
                     return write(event.answer)
             raise MtmdError("the service ended an answer without saying how")
+
+        return whole(self._incoming, steps(), lambda error: _refused(error, failed, {}))
+
+    def whole_of_all(
+        self,
+        write: Callable[[int, Answer, list[TokenInfo]], dict[str, Any]],
+        failed: Callable[[ApiError], Mapping[str, Any]],
+    ) -> Response:
+        """As `whole`, of several answers, as a list; `write` has the tokens too, where `logprobs`
+        was asked for.
+        """
+
+        def steps() -> Generator[None, None, Any]:
+            tokens: dict[int, list[TokenInfo]] = {}
+            answers: dict[int, Answer] = {}
+            for come in self._incoming:
+                if come is None:
+                    yield
+                    continue
+                index, event = come
+                if isinstance(event, TextPiece):
+                    tokens.setdefault(index, []).extend(event.tokens)
+                elif isinstance(event, Finished):
+                    if event.answer.receipt.finish == "cancelled":
+                        raise SHUTTING_DOWN
+                    answers[index] = event.answer
+            made = [write(i, answers[i], tokens.get(i, [])) for i in sorted(answers)]
+            return made[0] if len(made) == 1 else made
 
         return whole(self._incoming, steps(), lambda error: _refused(error, failed, {}))
 

@@ -180,7 +180,13 @@ def blueprint(api: Api) -> Blueprint:
     @routes.get("/v1/models")
     @takes(Body.NOTHING)
     def models() -> dict[str, Any]:
-        return {"object": "list", "data": [_model(api, name) for name in api.model.names]}
+        can = ["completion", *(["multimodal"] if api.model.sees else [])]
+        return {
+            "object": "list",
+            "data": [_model(api, name) for name in api.model.names],
+            # as llama.cpp's clients look for it
+            "models": [{"name": n, "model": n, "capabilities": can} for n in api.model.names],
+        }
 
     @routes.get("/v1/models/<path:name>")
     @takes(Body.NOTHING)
@@ -232,7 +238,7 @@ def _answer(answering: Answering, body: Generation, held: ExitStack) -> Response
     incoming = Incoming(answering.tickets, held.pop_all())
     if not body.stream:
         return whole(incoming, _collected(answering, incoming), response)
-    include_usage = body.stream_options is not None and body.stream_options.include_usage
+    include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     chunks = stream(
         incoming,
         answering.replies,
@@ -241,6 +247,7 @@ def _answer(answering: Answering, body: Generation, held: ExitStack) -> Response
         incoming.as_error,
         answering.usage,
         answering.echo,
+        bool(body.return_progress),
     )
     return streamed(incoming, chunks)
 

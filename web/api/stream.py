@@ -54,10 +54,12 @@ def stream(
     as_error: Callable[[Exception], ApiError],
     usage: Callable[[dict[int, Receipt]], dict[str, Any]],
     echo: Sequence[str] = (),
+    tells_progress: bool = False,
 ) -> Iterator[str]:
     """`events` with the place of their answer among `replies`; for None, an empty piece.
     `as_error`: what is sent for an exception, whose status cannot be sent any more; `usage` of the
-    answers' receipts; `echo`: what each answer begins with.
+    answers' receipts; `echo`: what each answer begins with; `tells_progress`: with chunks that say
+    how far the prompt is.
     """
     receipts: dict[int, Receipt] = {}
     for reply in replies:
@@ -72,7 +74,7 @@ def stream(
                 continue
             index, item = come
             reply = replies[index]
-            if isinstance(item, Progress):
+            if isinstance(item, Progress) and tells_progress:
                 yield event(progress(form.quiet(reply), item))
             elif isinstance(item, TextPiece):
                 yield event(form.text(reply, item.text, item.tokens))

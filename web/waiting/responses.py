@@ -30,9 +30,7 @@ def streamed(incoming: Incoming, pieces: Iterator[str], mimetype: str = sse.MIME
 
 
 def whole(
-    incoming: Incoming,
-    steps: Generator[None, None, dict[str, Any]],
-    failed: Callable[[ApiError], Response],
+    incoming: Incoming, steps: Generator[None, None, Any], failed: Callable[[ApiError], Response]
 ) -> Response:
     """`steps`: None where there is nothing now, and returns what is sent, as JSON. `failed`: what
     is sent in its place.
@@ -65,9 +63,7 @@ def whole(
 
 
 def _made(
-    incoming: Incoming,
-    steps: Generator[None, None, dict[str, Any]],
-    failed: Callable[[ApiError], Response],
+    incoming: Incoming, steps: Generator[None, None, Any], failed: Callable[[ApiError], Response]
 ) -> Generator[None, None, Response]:
     try:
         body = yield from steps
