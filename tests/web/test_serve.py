@@ -208,7 +208,7 @@ def test_a_server_that_is_to_stop_does_not_wait_for_a_device_that_hangs():
     with serving("--no-history", "--hang-limit", "0", program=("-c", HANGS)) as (process, said):
         body = json.dumps({"messages": [user("hi")], "stream": True}).encode()
         with urlopen(Request(f"{address(said)}/v1/chat/completions", body, JSON), timeout=30):
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (70, "")
     assert err.splitlines()[-1].startswith("mtmd serve: the device has not ended what it does")
