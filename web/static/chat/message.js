@@ -106,7 +106,7 @@ function copyButton(text) {
 export function sideBySide(answers, context, grown) {
   return el("div", { class: "compare", role: "group", "aria-label": "Answers side by side" },
     el("div", { class: "compare-top" }, el("span", { class: "soft" }, `${plural(answers.length, "answer")} to the same message`),
-      el("button", { class: "link", type: "button", on: { click: () => context.act.again(answers.at(-1)) } }, "Another, with the settings of now"),
+      el("button", { class: "link", type: "button", on: { click: () => context.act.again(answers.at(-1)) } }, "Another, with the present settings"),
       el("button", { class: "link", type: "button", on: { click: () => context.act.compare(answers[0].parent, false) } }, "One at a time")),
     el("div", { class: "columns", tabIndex: 0, role: "group", "aria-label": "Answers" }, answers.map((answer) => {
       const made = answerMessage(answer, { ...context, last: true, compared: true });
