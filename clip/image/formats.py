@@ -43,14 +43,14 @@ def load_libraries() -> None:
 
 
 def open_avif(file: io.BytesIO) -> ImageFile.ImageFile:
-    plugin = import_module("PIL.AvifImagePlugin")
+    plugin: Any = import_module("PIL.AvifImagePlugin")
     plugin.DEFAULT_MAX_THREADS = 1  # a worker has room for no more
     return cast(ImageFile.ImageFile, plugin.AvifImageFile(file))
 
 
 def open_heif(file: io.BytesIO) -> ImageFile.ImageFile:
     """Turned upright by libheif, as the file says."""
-    options = import_module("pillow_heif.options")
+    options: Any = import_module("pillow_heif.options")
     options.THUMBNAILS, options.DEPTH_IMAGES, options.AUX_IMAGES = False, False, False
     options.DECODE_THREADS = 1
     return cast(ImageFile.ImageFile, import_module("pillow_heif.as_plugin").HeifImageFile(file))

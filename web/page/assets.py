@@ -113,7 +113,8 @@ def blueprint(assets: Assets) -> Blueprint:
         if smaller:
             response.headers["Content-Encoding"] = "gzip"
         response.set_etag(f"{assets.digest}{'-gzip' if smaller else ''}")
-        return response.make_conditional(request)
+        response.make_conditional(request)
+        return response
 
     return routes
 

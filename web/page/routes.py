@@ -30,6 +30,7 @@ from mtmd.web.store.image_files import SHOWN_BY_BROWSERS
 from mtmd.web.store.import_export import export_file, import_file
 
 MAX_TOKENS = 1024  # of an answer, where the context has room for it
+LAST_ANSWERS = 20  # whose stages the diagnostics show
 FOREVER = "private, max-age=31536000, immutable"  # of what is named by its own digest
 
 
@@ -95,8 +96,31 @@ def _page_routes(routes: Blueprint, chat: Chat, model: ServedModel) -> None:
         }
 
 
+def _last_answers(chat: Chat) -> list[dict[str, Any]]:
+    """What the diagnostics draw of each: its stages, in milliseconds, and its tokens."""
+    fields = (
+        "queued_ms",
+        "preprocess_ms",
+        "encode_ms",
+        "prefill_ms",
+        "decode_ms",
+        "prompt_tokens",
+        "output_tokens",
+    )
+    return [
+        {"conversation": conversation, "created": created}
+        | {name: receipt.get(name, 0) for name in fields}
+        for conversation, created, receipt in chat.store.last_receipts(owner(), LAST_ANSWERS)
+    ]
+
+
 def _conversation_routes(routes: Blueprint, chat: Chat) -> None:
     store = chat.store
+
+    @routes.get("/api/last")
+    @takes(Body.NOTHING)
+    def last_answers() -> Response:
+        return jsonify(answers=_last_answers(chat))
 
     @routes.get("/api/conversations")
     @takes(Body.NOTHING, Work.DOWNLOAD)

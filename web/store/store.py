@@ -346,6 +346,19 @@ class Store:
             images.setdefault(row["message"], []).append(_image(row, row["name"]))
         return [_message(r, tuple(images.get(r["id"], ()))) for r in rows]
 
+    def last_receipts(self, owner: str, count: int) -> list[tuple[str, float, dict[str, Any]]]:
+        """(conversation, when its answer was begun, receipt) of the latest answers, the last one
+        first.
+        """
+        rows = self._rows(
+            "SELECT m.conversation, m.created, m.receipt FROM messages m "
+            "JOIN conversations c ON c.id = m.conversation "
+            "WHERE c.owner = ? AND m.receipt IS NOT NULL ORDER BY m.place DESC LIMIT ?",
+            owner,
+            count,
+        )
+        return [(r["conversation"], r["created"], json.loads(r["receipt"])) for r in rows]
+
     def conversation_of(self, message: str) -> str | None:
         rows = self._rows("SELECT conversation FROM messages WHERE id = ?", message)
         return rows[0]["conversation"] if rows else None

@@ -29,6 +29,7 @@ BODIES = {  # what each route takes from outside; a new one is added here with o
     ("GET", "/static/<path:filename>"): (Body.NOTHING, Work.QUICK),
     ("GET", "/health"): (Body.NOTHING, Work.AT_ONCE),
     ("POST", "/api/conversations/<id_>/messages/read"): (Body.SMALL_JSON, Work.DOWNLOAD),
+    ("GET", "/api/last"): (Body.NOTHING, Work.QUICK),
     ("POST", "/api/pages"): (Body.PICTURE, Work.ANSWER),
     ("GET", "/api/images/<sha256>/small"): (Body.NOTHING, Work.DOWNLOAD),
     ("GET", "/props"): (Body.NOTHING, Work.QUICK),

@@ -9,8 +9,12 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
-from browsing import PHONE
-from serving import png
+from browsing import PHONE, Visitor
+from serving import png, running
+
+from mtmd.web.app import create_app
+from mtmd.web.settings import ServerSettings
+from mtmd.web.store.store import Store
 
 SHAPES = Path(__file__).parents[3] / "examples" / "shapes.png"
 
@@ -143,3 +147,35 @@ def test_the_oldest_turns_are_dropped_where_there_is_no_room(person, fake):
     assert person.texts("user") == [f"question {n}" for n in range(5)]  # all is there to be read
     person.say("question 5")
     assert len(fake.tickets[-1].messages) == 5
+
+
+def test_of_a_long_conversation_there_is_what_is_looked_at(browser, fake):
+    store = Store(None)
+    long, parent = store.create("anybody", "long"), None
+    for number in range(400):
+        text = f"word{number}x of this message. " * 12
+        role = ("user", "assistant")[number % 2]
+        parent = store.add(long.id, parent, role, text).id
+    with running(fake, create_app(fake, ServerSettings(port=0), store)) as server:
+        person = Visitor(browser, server.url)
+        page = person.page
+        page.click(".item a")
+        page.wait_for_selector(".message.last:has-text('word399x')")
+        assert page.locator(".message").count() <= 60
+        page.evaluate("document.querySelector('#scroll').scrollTop = 0")
+        page.wait_for_selector(".message:has-text('word330x')")
+        page.fill("#search", "word17x")
+        page.wait_for_selector(".item .around")
+        page.click(".item a")
+        page.wait_for_selector(".message.found:has-text('word17x')")
+        assert page.locator(".message.light").count() == 0
+        assert page.locator(".message").count() <= 80 and page.is_visible("#down")
+        page.click("#down")
+        page.wait_for_selector(".message.last:has-text('word399x')")
+        person.say("the next one")
+        assert len(fake.tickets[-1].messages) == 401  # the model sees all of it
+        with page.expect_download() as download:
+            page.click(".item .icon-button", force=True)
+            page.click("text=Export as Markdown")
+        assert download.value.path().read_text().count("## ") == 402
+        person.close()

@@ -120,6 +120,11 @@ def test_answering_again_makes_a_branch_and_both_can_be_shown(person, fake):
     page.click("[aria-label='Answer again']")
     page.wait_for_selector(".branches:has-text('2 / 2')")
     assert person.texts("answer") == ["second"] and fake.tickets[-1].settings.temperature > 0
+    page.click("[aria-label='Side by side']")
+    assert person.texts("answer") == ["first", "second"] and person.axe() == []
+    words = page.locator(".settings-of").all_inner_texts()
+    assert words[0] == "the likeliest token each time" and words[1].startswith("temperature 0.7")
+    page.click("text=One at a time")
     page.click("[aria-label='Previous version']")
     assert person.texts("answer") == ["first"]
     fake.words = "third"
@@ -259,7 +264,7 @@ def test_a_conversation_survives_export_and_import(person, tmp_path):
     ]
     (tmp_path / "other.json").write_text("{}")
     page.set_input_files("#import-file", str(tmp_path / "other.json"))
-    page.wait_for_selector(".toast:has-text('not a file that was exported here')")
+    page.wait_for_selector(".toast:has-text('no file of conversations')")
 
 
 def test_several_pictures_at_once_are_counted_shown_and_taken_off(person, fake):

@@ -4,7 +4,7 @@ import { $, announce, el, themeButton, toast } from "../shared/dom.js";
 import { ServerError, at, events, get, patch, post, upload } from "../shared/server.js";
 import { Composer } from "./composer.js";
 import { ConversationList } from "./conversation_list.js";
-import { Growing, answerMessage, userMessage } from "./message.js";
+import { Growing, answerMessage, sideBySide, userMessage } from "./message.js";
 import { leaveEnd, startScrolling, stayAtEnd } from "./scroll.js";
 import { options, optionsForAnother, startSettings } from "./settings.js";
 import { Tree } from "./tree.js";
@@ -37,7 +37,8 @@ let unsureAnswer = null; // the message that an answer was asked for when the se
 const views = new Map(); // id of an answer -> what draws its text, with what somebody has opened or selected in it
 const drawn = new Map(); // message id -> {message, key, element}: what has not changed stays as it is, an open receipt too
 
-const act = { edit: startEdit, answer, again, goOn, look, show: showBranch };
+const compared = new Set(); // messages whose answers are shown side by side
+const act = { edit: startEdit, answer, again, goOn, look, show: showBranch, compare };
 
 async function start() {
   // relative ones would mean something else in the addresses of conversations
@@ -160,6 +161,7 @@ async function open(id) {
   CSS.highlights?.delete("found");
   drawn.clear();
   views.clear();
+  compared.clear();
   try {
     const loaded = id ? await get(`/api/conversations/${id}`) : { conversation: null, messages: [] };
     conversation = loaded.conversation;
@@ -259,17 +261,26 @@ function draw() {
 function drawMessage(message, last) {
   const running = Boolean(following);
   const unanswered = last && message.role === "user" && { running, problem };
-  const key = JSON.stringify([unanswered, seen === message.id, tree.siblings(message), following?.id === message.id]);
+  const side = message.role === "assistant" && compared.has(message.parent) ? tree.siblings(message).map((id) => tree.messages.get(id)) : null;
+  if (side?.some((one) => one.light)) loadLight(side).then(redrawAll, (error) => toast(error.message));
+  const key = JSON.stringify([side?.map(({ id, state, text }) => [id, state, text?.length]), unanswered, seen === message.id, tree.siblings(message), following?.id === message.id]);
   const old = drawn.get(message.id);
   if (old?.message === message && old.key === key) {
     old.element.classList.toggle("last", last);
     return old.element;
   }
   const context = { tree, act, running, problem, model: about.model, last, redraw: redrawAll, view, since: seen };
-  const element = message.light ? el("article", { class: "message light", id: `m-${message.id}`, "aria-busy": "true" }) : message.role === "user" ? userMessage(message, context) : answerMessage(message, context);
-  if (following?.id === message.id) element.append(...following.growing.elements);
+  const element = message.light ? el("article", { class: "message light", id: `m-${message.id}`, "aria-busy": "true" }) : message.role === "user" ? userMessage(message, context)
+    : side ? sideBySide(side.filter((one) => !one.light), context, (one) => (following?.id === one.id ? following.growing.elements : [])) : answerMessage(message, context);
+  if (following?.id === message.id && !side) element.append(...following.growing.elements);
   drawn.set(message.id, { message, key, element });
   return element;
+}
+
+function compare(message, whether) {
+  if (whether) compared.add(message);
+  else compared.delete(message);
+  redrawAll();
 }
 
 function view({ id }) {

@@ -5,7 +5,7 @@ import { pixels, plural } from "../shared/format.js";
 import { AnswerText, answerOf } from "../markdown/view.js";
 import { imagePath, show } from "../shared/server.js";
 import { chosenUnits, figure, inPixels } from "./regions.js";
-import { receiptOf } from "./receipt.js";
+import { receiptOf, settingsOf } from "./receipt.js";
 import { askAboutBox, openViewer } from "./viewer.js";
 
 const LARGEST = [320, 240]; // CSS pixels of a picture in the thread
@@ -101,7 +101,23 @@ function copyButton(text) {
   return button;
 }
 
-function branches(message, { tree, act }) {
+/** All answers to one message beside one another, each with what it was made with. `grown(answer)`: elements of one that is being
+ * written. */
+export function sideBySide(answers, context, grown) {
+  return el("div", { class: "compare", role: "group", "aria-label": "Answers side by side" },
+    el("div", { class: "compare-top" }, el("span", { class: "soft" }, `${plural(answers.length, "answer")} to the same message`),
+      el("button", { class: "link", type: "button", on: { click: () => context.act.again(answers.at(-1)) } }, "Another, with the present settings"),
+      el("button", { class: "link", type: "button", on: { click: () => context.act.compare(answers[0].parent, false) } }, "One at a time")),
+    el("div", { class: "columns", tabIndex: 0, role: "group", "aria-label": "Answers" }, answers.map((answer) => {
+      const made = answerMessage(answer, { ...context, last: true, compared: true });
+      made.append(...grown(answer));
+      made.prepend(el("p", { class: "settings-of" }, settingsOf(answer.receipt, answer.options)));
+      return made;
+    })));
+}
+
+function branches(message, { tree, act, compared }) {
+  if (compared) return null;
   const all = tree.siblings(message);
   if (all.length < 2) return null;
   const at = all.indexOf(message.id);
@@ -110,7 +126,8 @@ function branches(message, { tree, act }) {
     button.disabled = !all[at + by];
     return button;
   };
-  return el("span", { class: "branches" }, step(-1, "left", "Previous version"), el("span", {}, `${at + 1} / ${all.length}`), step(1, "right", "Next version"));
+  return el("span", { class: "branches" }, step(-1, "left", "Previous version"), el("span", {}, `${at + 1} / ${all.length}`), step(1, "right", "Next version"),
+    message.role === "assistant" ? iconButton("columns", "Side by side", () => act.compare(message.parent, true)) : null);
 }
 
 /** The part of an answer that grows: its text with how fast it comes, and before the first of it how far the work is. */

@@ -19,6 +19,7 @@ const isPicture = (file) => file.type.startsWith("image/") || PICTURES.test(file
 /** Files and the files of folders that were dropped, by path; hidden ones are left out. */
 export async function droppedFiles(transfer) {
   const entries = [...transfer.items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean);
+  if (!entries.length) return { files: [...transfer.files], folders: false };
   const found = [];
   const walk = async (entry, path) => {
     if (entry.name.startsWith(".") || found.length >= MOST_FILES) return;
