@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 QUICK := tests/test_layering.py tests/clip tests/kernels tests/llm tests/mtmd/prompt tests/mtmd/test_config.py \
     --ignore tests/kernels/gpu --ignore tests/mtmd/prompt/test_bridge.py
 
-.PHONY: demo test check quick lint floors audit hostile clean
+.PHONY: demo test check quick lint floors audit hostile clients deployments clean
 
 demo: $(VENV)/installed
 	$(BIN)/mtmd describe examples/shapes.png
@@ -62,6 +62,24 @@ hostile: $(VENV)/tested-with
 	$(BIN)/python tests/hostile/store_kills.py --kills 50
 	$(BIN)/python tests/hostile/growth.py
 
+# The files of contrib/ with nginx, Caddy and systemd's check, which have to be here, and Chromium.
+deployments: $(VENV)/tested-with
+	$(BIN)/python tools/deployments.py
+
+# Real clients against the server, in environments of their own: needs pypi.org and, for Node's, npm. CLIENTS="openai ollama" chooses.
+clients: $(VENV)/tested-with $(VENV)-clients/installed
+	$(BIN)/python -W ignore tests/clients/run.py $(VENV)-clients $(CLIENTS)
+
+CLIENT_PIP := $(VENV)-clients/bin/python -m pip install --quiet --disable-pip-version-check
+$(VENV)-clients/installed: tests/clients/requirements.txt tests/clients/package.json
+	test -x $(VENV)-clients/bin/python || $(PYTHON) -m venv $(VENV)-clients
+	grep '^[a-z]' tests/clients/requirements.txt | xargs -n 1 $(CLIENT_PIP)
+	$(CLIENT_PIP) --no-deps $$(sed '/^# ---/,$$d; /^#/d' tests/clients/requirements.txt)
+	mkdir -p $(VENV)-clients/node
+	cp tests/clients/package.json $(VENV)-clients/node
+	if command -v npm > /dev/null; then npm install --prefix $(VENV)-clients/node --no-fund --no-audit; fi
+	touch $@
+
 # torch first and by its pinned version: a wider request takes gigabytes of CUDA packages.
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -75,4 +93,4 @@ $(VENV)/tested-with: $(VENV)/installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-floors $(VENV)-audit build *.egg-info
+	rm -rf $(VENV) $(VENV)-floors $(VENV)-audit $(VENV)-clients build *.egg-info

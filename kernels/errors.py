@@ -33,6 +33,16 @@ class PromptError(MtmdError):
     """A prompt that cannot be answered: empty, or longer than the context."""
 
 
+class ContextError(PromptError):
+    """A prompt that does not fit: it takes `tokens`, None where it was too long to be counted, and
+    the `context` holds so many, answer included.
+    """
+
+    def __init__(self, text: str, tokens: int | None, context: int) -> None:
+        super().__init__(text)
+        self.tokens, self.context = tokens, context
+
+
 class DeviceMemoryError(MtmdError):
     """A device has less memory left than what was asked of it needs."""
 
@@ -48,4 +58,10 @@ class PlacementError(MtmdError):
 
 
 class BusyError(MtmdError):
-    """Too many requests wait already: nothing is wrong with this one, later it may be taken."""
+    """Too many requests wait already: nothing is wrong with this one, later it may be taken.
+    `retry_after_s`: when there should be room.
+    """
+
+    def __init__(self, text: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(text)
+        self.retry_after_s = retry_after_s

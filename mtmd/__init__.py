@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # what type checkers see of the table below; a test keeps the
     from mtmd.events import ToolCallPiece as ToolCallPiece
     from mtmd.inspect.predict_target import predict as predict
     from mtmd.kernels.errors import BusyError as BusyError
+    from mtmd.kernels.errors import ContextError as ContextError
     from mtmd.kernels.errors import DeviceError as DeviceError
     from mtmd.kernels.errors import DeviceMemoryError as DeviceMemoryError
     from mtmd.kernels.errors import ImageError as ImageError
@@ -78,6 +79,7 @@ _PLACES = {
     "mtmd.kernels.report.warmup_report": ("WarmupReport",),
     "mtmd.kernels.errors": (
         "BusyError",
+        "ContextError",
         "DeviceError",
         "DeviceMemoryError",
         "ImageError",

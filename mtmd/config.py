@@ -27,7 +27,10 @@ MOST_PROPOSED = 32
 MOST_RANKS = 64
 # Of files that are taken for pictures where none is named: in folders, and dropped on a terminal.
 # One that is named may have any.
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+IMAGE_SUFFIXES = (
+    *(".jpg", ".jpeg", ".png", ".webp", ".avif", ".heic", ".heif"),
+    *(".gif", ".bmp", ".tif", ".tiff", ".pdf"),
+)
 STOPS_MAX = 16
 STOP_CHARS_MAX = 256
 STOP_IDS_MAX = 256

@@ -91,6 +91,10 @@ class Model:
         if service is not None:
             service.close()
 
+    def weights_read(self) -> tuple[int, int]:
+        """Bytes of weights that are where they are needed, and of all of them."""
+        return self.loaded.weights_read()
+
     @property
     def warmup_report(self) -> WarmupReport:
         """Where everything runs and what it will take. Nothing is run for it: `warm_up` does."""

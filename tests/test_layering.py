@@ -34,7 +34,8 @@ UPWARD = {  # inside their functions
 # that lies flat in its room counts by its name; names in one row do not import each other.
 ORDER = {
     "kernels": (
-        ("errors", "dtype", "files", "result_memory", "threads"),  # words that everybody uses
+        # words that everybody uses
+        ("errors", "dtype", "extras", "files", "result_memory", "threads", "turns"),
         ("options", "graph", "quantization", "text"),  # what a value is
         ("isolation", "panics"),  # work that may end badly
         ("checkpoint", "kernel"),  # where weights come from; what a kernel says of itself
@@ -83,11 +84,12 @@ ORDER = {
     ),
     "web": (
         ("keys",),
-        ("errors", "settings", "sse", "store", "served_model", "metrics", "access_log"),
+        ("errors", "settings", "sse", "store", "served_model", "telemetry"),
+        ("waiting",),  # answers, and connections, without a thread
         ("auth", "headers", "intake", "connections"),  # what may come in
         ("api", "page", "server", "status"),  # two products that do not know each other
         ("adapters",),  # other interfaces, over what OpenAI's is made of
-        ("app",),
+        ("app", "small_apps"),
     ),
 }
 MOST_FILES = 12  # flat in a folder: a list that can be read at a glance
@@ -95,7 +97,12 @@ ONLY_IN = {  # library -> the files, or folders, that may import it
     "triton": ("kernels/gpu/",),
     "llvmlite": ("kernels/cpu/native/",),
     "flask": ("web/",),
-    "PIL": ("clip/image/decode.py", "clip/image/resize.py", "mtmd/prompt/load_image.py"),
+    "PIL": (
+        "clip/image/decode.py",
+        "clip/image/formats.py",
+        "clip/image/resize.py",
+        "mtmd/prompt/load_image.py",
+    ),
     "jinja2": ("mtmd/chat_template/jinja_sandbox.py",),
     "transformers": (),
     "gguf": (),
@@ -104,6 +111,7 @@ WITHOUT_TORCH = (
     "llm/engine/pages.py",
     "llm/engine/batcher.py",
     "llm/engine/sequence.py",
+    "llm/engine/waiting.py",
     "web/",
     "mtmd/__init__.py",
     "mtmd/cli.py",

@@ -259,6 +259,8 @@ BEFORE_LITERAL = "(=,:!&|?{;[>"  # after anything else, a slash divides
 def in_scripts() -> list[Found]:
     found = []
     for path in sorted((ROOT / "web" / "static").rglob("*.js")):
+        if "vendor" in path.parts:  # libraries, as they were published
+            continue
         code = re.sub(r"^\s*//.*$", "", path.read_text(), flags=re.M)
         assert "RegExp(" not in code, f"{path}: a pattern that this test cannot see"
         for slash in re.finditer("/", code):

@@ -7,32 +7,42 @@ from __future__ import annotations
 from io import BytesIO
 from typing import IO, TYPE_CHECKING, Any
 
-from flask import Request
+from flask import Request, g, request
 
 from mtmd import WarmupReport
-from mtmd.web import access_log, auth, errors, headers, status
+from mtmd.web import auth, errors, headers, status
 from mtmd.web.adapters import anthropic, llama_cpp, ollama, responses
 from mtmd.web.adapters.bare import add_bare_routes
 from mtmd.web.adapters.door import Door
 from mtmd.web.adapters.kept_responses import KeptResponses
-from mtmd.web.api import files
+from mtmd.web.api import embeddings, files
 from mtmd.web.api import routes as openai
+from mtmd.web.api.embeddings import EmbeddingApi
+from mtmd.web.connections.clients import group_of
 from mtmd.web.intake.fetch import Fetcher
 from mtmd.web.intake.gate import Gate, GatedFlask
 from mtmd.web.intake.media import Media
+from mtmd.web.intake.proxies import Proxies
 from mtmd.web.intake.uploads import Uploads
-from mtmd.web.intake.watcher import Watcher
-from mtmd.web.page import diagnostics
+from mtmd.web.page import assets, diagnostics
 from mtmd.web.page import routes as page
 from mtmd.web.page.chat import Chat
 from mtmd.web.served_model import ServedModel
 from mtmd.web.settings import ServerSettings
 from mtmd.web.store.store import Store
+from mtmd.web.telemetry import record
+from mtmd.web.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from mtmd import Service
 
 FORM_FIELD_BYTES = 64 << 10  # of a form, beside its files
+
+
+def _client() -> str:
+    """Who has sent this request: the owner of its key, or, where no key is, an address."""
+    caller = g.get("caller")
+    return caller.owner if caller else group_of(request.remote_addr or "")
 
 
 class _Request(Request):
@@ -53,7 +63,7 @@ def create_app(
     """`store`: of conversations, None to keep them no longer than the server lives. `warmup`: the
     report to show, None for one that is made without a run.
     """
-    app = GatedFlask("mtmd.web")
+    app = GatedFlask("mtmd.web", static_folder=None)
     app.request_class = _Request
     app.config.update(
         MAX_CONTENT_LENGTH=settings.body_bytes,
@@ -62,9 +72,10 @@ def create_app(
     )
     app.json.sort_keys = False  # type: ignore[attr-defined]  # of flask's own provider
     headers.register(app, settings)
-    access_log.register(app)
+    counters = Metrics(service)
+    record.register(app, counters.count)
     auth.register(app, settings)
-    gate = Gate(app, settings, service.stats().slots, auth.owner)
+    gate = Gate(app, settings, service.stats().slots, _client)
     errors.register(app)
     model = ServedModel(service, warmup, settings.aliases, any_name=settings.any_model)
     budget = gate.budget
@@ -75,19 +86,22 @@ def create_app(
         service,
         model,
         Media(budget, uploads, fetcher, settings.media_path),
-        Watcher(),
         settings.unknown_fields,
     )
     app.register_blueprint(openai.blueprint(api))
     app.register_blueprint(files.blueprint(uploads, budget))
+    vectors = EmbeddingApi(model, api.media, settings.unknown_fields)
+    app.register_blueprint(embeddings.blueprint(vectors))
     door = Door(api)
     for adapter in (ollama, anthropic, llama_cpp):
         app.register_blueprint(adapter.blueprint(door))
     kept = KeptResponses(lambda: keys.owners)
     app.register_blueprint(responses.blueprint(door, kept))
-    app.register_blueprint(status.blueprint(service, model, settings))
+    app.register_blueprint(status.blueprint(service, model, settings, counters))
+    app.register_blueprint(assets.blueprint(assets.Assets()))
     chat = Chat(service, store or Store(None), settings, budget)
     app.register_blueprint(page.blueprint(chat, model))
     app.register_blueprint(diagnostics.blueprint(service, model))
     add_bare_routes(app)
+    app.wsgi_app = Proxies(app.wsgi_app, settings)  # type: ignore[method-assign]
     return app

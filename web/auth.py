@@ -14,11 +14,12 @@ from werkzeug.datastructures import Headers
 
 from mtmd.web.errors import ApiError
 from mtmd.web.keys import ANYBODY, Caller, Keys, authorization
-from mtmd.web.settings import ServerSettings, is_loopback
+from mtmd.web.settings import ServerSettings
 
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _OPEN = "_open_without_key"
 _KEYS = "mtmd.keys"
+_PROBES = ("/health", "/ready")
 View = TypeVar("View", bound=Callable[..., Any])
 
 
@@ -106,11 +107,16 @@ def register(app: Flask, settings: ServerSettings) -> None:
 
 def _check_host(settings: ServerSettings) -> None:
     """A page on the web can have its own name resolve to 127.0.0.1 and would then be same-origin
-    with us (DNS rebinding).
+    with us (DNS rebinding). Probes call by an address, and learn nothing.
     """
-    if settings.loopback and not is_loopback(_host_of(f"//{request.host}")):
+    rule = request.url_rule
+    if rule is not None and rule.rule in _PROBES:
+        return
+    if not settings.answers_to(_host_of(f"//{request.host}")):
         raise ApiError(
-            403, "this server answers to localhost and 127.0.0.1 only", code="unknown_host"
+            403,
+            "this server does not answer to this name; start it with --allowed-host NAME",
+            code="unknown_host",
         )
 
 

@@ -5,6 +5,7 @@ of the inside goes out.
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -15,13 +16,13 @@ from werkzeug.exceptions import HTTPException, NotFound
 
 from mtmd import (
     BusyError,
+    ContextError,
     DeviceError,
     DeviceMemoryError,
     ImageError,
     MtmdError,
     OptionError,
     PromptError,
-    __version__,
 )
 from mtmd.tracebacks import traceback_text
 
@@ -42,9 +43,21 @@ _WORDS = {
     415: "found another content type, expected application/json",
 }
 
+_ANTHROPICS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
 
 class ApiError(Exception):
-    """What a request is refused with. `param` names the part of the request that is to blame."""
+    """What a request is refused with. `param` names the part of the request that is to blame;
+    `fields` stand beside the usual ones.
+    """
 
     def __init__(
         self,
@@ -54,6 +67,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        fields: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.param, self.code, self.headers = (
@@ -63,6 +77,7 @@ class ApiError(Exception):
             code,
             dict(headers or {}),
         )
+        self.fields = dict(fields or {})
 
     def body(self) -> dict[str, Any]:
         message = self.message if len(self.message) <= LONGEST else f"{self.message[:LONGEST]}..."
@@ -72,6 +87,7 @@ class ApiError(Exception):
                 "type": _type(self.status),
                 "param": self.param,
                 "code": self.code,
+                **self.fields,
             }
         }
 
@@ -84,6 +100,13 @@ def as_api_error(error: BaseException, request_id: str) -> ApiError:
         return error
     if isinstance(error, ValidationError):
         return invalid(error)
+    if isinstance(error, ContextError):
+        return ApiError(
+            400,
+            str(error),
+            code="context_length_exceeded",
+            fields={"n_prompt_tokens": error.tokens, "n_ctx": error.context},
+        )
     if isinstance(error, (PromptError, ImageError, OptionError)):
         return ApiError(
             400,
@@ -92,7 +115,8 @@ def as_api_error(error: BaseException, request_id: str) -> ApiError:
             code="invalid_image" if isinstance(error, ImageError) else None,
         )
     if isinstance(error, BusyError):
-        return ApiError(429, str(error), code="server_busy", headers={"Retry-After": "1"})
+        wait = {"Retry-After": str(math.ceil(error.retry_after_s))}
+        return ApiError(429, str(error), code="server_busy", headers=wait)
     if isinstance(error, DeviceMemoryError):
         return ApiError(413, str(error), code="out_of_memory")
     if isinstance(error, DeviceError):  # what caused it is in the log already
@@ -115,6 +139,31 @@ def as_api_error(error: BaseException, request_id: str) -> ApiError:
         f"the server could not answer; its log tells why under {request_id}",
         code="internal_error",
     )
+
+
+def in_anthropics_form(error: ApiError, request_id: str) -> dict[str, Any]:
+    kind = _ANTHROPICS.get(error.status) or (
+        "api_error" if error.status >= 500 else "invalid_request_error"
+    )
+    return {
+        "type": "error",
+        "error": {"type": kind, "message": error.body()["error"]["message"]},
+        "request_id": request_id,
+    }
+
+
+def in_ollamas_form(error: ApiError) -> dict[str, Any]:
+    return {"error": error.body()["error"]["message"]}
+
+
+def in_form_of(path: str, error: ApiError, request_id: str) -> dict[str, Any]:
+    """As clients of an address read errors."""
+    path = path.removeprefix("/v1")
+    if path.startswith("/api/"):
+        return in_ollamas_form(error)
+    if path == "/messages" or path.startswith("/messages/"):
+        return in_anthropics_form(error, request_id)
+    return error.body()
 
 
 def invalid(error: ValidationError) -> ApiError:
@@ -145,7 +194,7 @@ def register(app: Flask) -> None:
     @app.errorhandler(Exception)
     def _answer(error: Exception) -> Response | tuple[str, int]:
         if isinstance(error, NotFound) and _is_for_a_person():
-            return render_template("missing.html", version=__version__), 404
+            return render_template("missing.html"), 404
         return response(as_api_error(error, g.get("request_id", "req")))
 
 

@@ -1,9 +1,10 @@
-"""What every response carries: an id, what browsers may do with it, and, where allowed, for which
-other origins it is.
+"""What every response carries: an id, the client's own where it gave one, what browsers may do with
+it, and, where allowed, for which other origins it is.
 """
 
 from __future__ import annotations
 
+import re
 import secrets
 
 from flask import Flask, Response, g, request
@@ -17,6 +18,9 @@ _PAGE_POLICY = (
     "font-src 'self'; manifest-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action "
     "'none'"
 )
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+/=@-]{0,127}")  # what else is given is not taken up
+# In the chat no text can become HTML, whatever a model writes: the browser refuses it.
+_CHAT_POLICY = f"{_PAGE_POLICY}; require-trusted-types-for 'script'; trusted-types 'none'"
 _ALWAYS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -29,19 +33,30 @@ _ALWAYS = {
 def register(app: Flask, settings: ServerSettings) -> None:
     @app.before_request
     def _begin() -> None:
-        g.request_id = f"req-{secrets.token_hex(12)}"
+        g.own_id = f"req-{secrets.token_hex(12)}"
+        given = request.headers.get("X-Request-Id", "")
+        g.request_id = given if _ID.fullmatch(given) else g.own_id
+
+    @app.context_processor
+    def _links() -> dict[str, str]:
+        """Of pages, relative to them: a proxy may have put all of it under a path."""
+        return {"root": "../" * (request.path.count("/") - 1) or "./"}
 
     @app.after_request
     def _finish(response: Response) -> Response:
         headers = response.headers
         headers["X-Request-Id"] = g.request_id
-        headers["Content-Security-Policy"] = (
-            _PAGE_POLICY if response.mimetype == "text/html" else _API_POLICY
-        )
+        headers["Content-Security-Policy"] = _policy(response)
         headers.update(_ALWAYS)
         headers.setdefault("Cache-Control", "no-store")
         _allow_origin(response, settings)
         return response
+
+
+def _policy(response: Response) -> str:
+    if response.mimetype != "text/html":
+        return _API_POLICY
+    return _CHAT_POLICY if request.endpoint == "page.chat_page" else _PAGE_POLICY
 
 
 def _allow_origin(response: Response, settings: ServerSettings) -> None:
@@ -54,6 +69,8 @@ def _allow_origin(response: Response, settings: ServerSettings) -> None:
     headers["Access-Control-Expose-Headers"] = "X-Request-Id, Retry-After"
     headers.add("Vary", "Origin")
     if request.method == "OPTIONS":
-        headers["Access-Control-Allow-Methods"] = "GET, POST, DELETE"
+        headers["Access-Control-Allow-Methods"] = "GET, POST, PATCH, DELETE"
         headers["Access-Control-Allow-Headers"] = "Authorization, *"
         headers["Access-Control-Max-Age"] = "600"
+        if request.headers.get("Access-Control-Request-Private-Network") == "true":
+            headers["Access-Control-Allow-Private-Network"] = "true"

@@ -10,8 +10,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Hashable
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from waitress.server import TcpWSGIServer
@@ -19,18 +19,21 @@ from waitress.server import TcpWSGIServer
 from mtmd import OptionError
 from mtmd.web.auth import keys_of
 from mtmd.web.connections.body_budget import BodyBudget
-from mtmd.web.connections.channel import Channel
+from mtmd.web.connections.channel import HELD, Channel
 from mtmd.web.connections.clients import Clients, is_here
 from mtmd.web.connections.loop import Sockets
 from mtmd.web.connections.refusal import Refusal
+from mtmd.web.connections.task import waiting
 from mtmd.web.connections.threads import Pools
-from mtmd.web.intake.gate import GatedFlask
+from mtmd.web.intake.gate import GatedFlask, Work
+from mtmd.web.intake.proxies import is_trusted
 from mtmd.web.settings import ServerSettings
 
 QUICK_THREADS = 4  # for what is quick, and to refuse what there are no places for
 BODY_IN_MEMORY = 4 << 20  # bytes; longer ones are files until they are whole
 HELD_BACK = 1 << 20  # bytes that wait for one client before its answer waits for it
 ACCEPTED_AT_ONCE = 64
+MOST_AT_ONCE = 8  # answered by the loop itself, in one turn
 CLOSED_AT_ONCE = 1 / 16  # of those there may be, when there are too many
 SPARE_FILES = 512  # descriptors for what is no connection
 CLOSING_S = 3  # for answers to be ended once the server is to stop
@@ -69,6 +72,8 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
     """`sock`: bound, by `bind`. It is the server's from then on."""
 
     _stopping = _ended = False
+    _drained_at: float | None = None
+    accepting: bool
     reading: Channel | None = None  # whose bytes are being read now
 
     def __init__(self, app: GatedFlask, settings: ServerSettings, sock: socket.socket) -> None:
@@ -76,16 +81,15 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         self.limits = settings.connections
         self.clients = Clients()
         self.bodies = BodyBudget(self.limits.body_bytes)
-        self._keys = keys_of(app)
+        self._keys, self._trusted = keys_of(app), settings.trusted_proxies
         self._sockets = Sockets()
-        places = app.gate.most()
-        kinds: dict[Hashable, int] = {None: QUICK_THREADS}
-        kinds |= {work: count + QUICK_THREADS for work, count in places.items()}
+        self._loop: threading.Thread | None = None
+        self._at_once: list[Channel] = []
         self._route = app.gate.route
         super().__init__(
-            app,
+            waiting(app),
             map=self._sockets,
-            dispatcher=Pools(kinds),
+            dispatcher=Pools(_threads_for(app)),
             _sock=sock,
             sockinfo=(sock.family, sock.type, sock.proto, sock.getsockname()),
             bind_socket=False,
@@ -100,7 +104,7 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
             log_socket_errors=False,  # a client that leaves is no error
             ident="mtmd",
             backlog=1024,
-            clear_untrusted_proxy_headers=True,
+            clear_untrusted_proxy_headers=False,  # `Proxies` does, which knows networks
         )
         self._most = min(self.limits.most, _files() - SPARE_FILES)
         if self._most < self.limits.most:
@@ -113,24 +117,94 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
 
     channel_class = Channel
 
-    def serve(self, closing: Callable[[], None]) -> None:
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Meanwhile another thread does what `serve` does after. An error ends the server."""
+        done = threading.Event()
+
+        def turn() -> None:
+            self._loop = threading.current_thread()
+            while not done.is_set():
+                self._turn(1)
+
+        thread = threading.Thread(target=turn, name="mtmd answering", daemon=True)
+        thread.start()
+        ended = True
+        try:
+            yield
+            ended = False
+        finally:
+            done.set()
+            self.pull_trigger()
+            thread.join()
+            if ended:
+                self._end()
+
+    def use(self, app: GatedFlask) -> None:
+        """Requests that come from now on are this application's."""
+        self.task_dispatcher.allow(_threads_for(app))
+        self._keys, self._route, self.application = keys_of(app), app.gate.route, waiting(app)
+
+    def serve(self, closing: Callable[[], None], busy: Callable[[], bool] = lambda: False) -> None:
         """Until `stop`. Then nobody new is let in, and while `closing` ends what is being answered,
-        each client gets its end.
+        each client gets its end. After `drain`, until nothing is left: `busy` tells of what no
+        client waits for.
         """
-        while not self._stopping:
-            self._sockets.turn(1)
-        self.accepting = False
-        self._sockets.look_at(self._fileno)
+        self._loop = threading.current_thread()
+        while not self._stopping and self._drained_at is None:
+            self._turn(1)
+        if not self._stopping:
+            self._drain(busy)
+        self._leave_port()
         thread = threading.Thread(target=closing, name="mtmd closing", daemon=True)
         thread.start()
         end = time.monotonic() + CLOSING_S
         while time.monotonic() < end and (thread.is_alive() or self._busy):
-            self._sockets.turn(0.2)
+            self._turn(0.2)
+        self._end()
+
+    def _end(self) -> None:
         self.task_dispatcher.shutdown(timeout=1)
         with self._ending:
             self._ended = True
             self.asyncore.close_all(self._sockets, ignore_all=True)
             self._sockets.close()
+
+    def _drain(self, busy: Callable[[], bool]) -> None:
+        assert self._drained_at is not None
+        self._leave_port()
+        while not self._stopping and time.monotonic() < self._drained_at:
+            for channel in tuple(self.active_channels.values()):
+                if channel.phase == "idle":
+                    channel.handle_close()
+            if not self.active_channels and not busy():
+                return
+            self._turn(0.2)
+
+    def _leave_port(self) -> None:
+        """Who comes now finds another server, or none."""
+        if self.accepting:
+            self.asyncore.dispatcher.close(self)  # and not its trigger
+
+    @property
+    def draining(self) -> bool:
+        return self._drained_at is not None
+
+    def _turn(self, timeout_s: float) -> None:
+        self._sockets.turn(timeout_s)
+        at_once, self._at_once = self._at_once, []
+        for channel in at_once:
+            channel.service()
+
+    def add_task(self, task: Channel) -> None:
+        """What takes less time than to wake a thread for it, which then waits for the interpreter
+        behind all others, is done by the loop: a few of such between two looks at connections.
+        """
+        few = len(self._at_once) < MOST_AT_ONCE
+        if few and task.work is Work.AT_ONCE and threading.current_thread() is self._loop:
+            self._at_once.append(task)
+        else:
+            super().add_task(task)
 
     @property
     def _busy(self) -> bool:
@@ -146,13 +220,25 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
             if not self._ended:  # then its trigger is closed, and its number perhaps another file's
                 self.pull_trigger()
 
+    def drain(self, seconds: float) -> None:
+        """Take nothing new, and end once all that has come is answered, after so many seconds at
+        the latest. From any thread, or the handler of a signal.
+        """
+        self._drained_at = time.monotonic() + seconds
+        with self._ending:
+            if not self._ended:
+                self.pull_trigger()
+
     # what channels and parsers ask
 
     def look_at(self, channel: Channel) -> None:
         self._sockets.look_at(channel._fileno)
 
-    def knows(self, authorization: str) -> bool:
-        return not self._keys.needed or self._keys.find(authorization) is not None
+    def who(self, authorization: str) -> str | None:
+        if not self._keys.needed:
+            return ""
+        caller = self._keys.find(authorization)
+        return caller.owner if caller else None
 
     def route(self, method: str, path: str) -> tuple[int, Hashable]:
         return self._route(method, path)
@@ -208,7 +294,9 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         if len(self.active_channels) > self._most + SPARE_FILES // 2:
             channel.drop(_FULL)  # even those that are told why are too many
             return
-        if count > self.limits.per_address and not is_here(group):
+        if count > self.limits.per_address and not (
+            is_here(group) or is_trusted(str(address[0]), self._trusted)
+        ):
             own = (c for c in others if c.address == group)
             most = max(1, int(self.limits.per_address * CLOSED_AT_ONCE))
             if not self._close(self.clients.to_close(own, most)):
@@ -227,6 +315,13 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
     def url(self) -> str:
         host: Any = self.effective_host
         return f"http://{f'[{host}]' if ':' in host else host}:{self.effective_port}"
+
+
+def _threads_for(app: GatedFlask) -> dict[Hashable, int]:
+    """The most of each kind of work."""
+    places = app.gate.threads().items()
+    kinds: dict[Hashable, int] = {None: QUICK_THREADS, HELD: QUICK_THREADS, Work.AT_ONCE: 1}
+    return kinds | {work: count + QUICK_THREADS for work, count in places}
 
 
 def _files() -> int:

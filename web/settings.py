@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import threading
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import TypeAlias
 
 from mtmd import OptionError
 from mtmd.prompt.load_image import ImageLimits
 from mtmd.web.keys import Keys, NamedKey
 
+Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 UNKNOWN_FIELDS = ("ignore", "refuse")
 ALIAS_CHARS = 256
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([^\s/*]+|\*)")
+_HOST = re.compile(r"(\*\.)?[\w.-]+|\[?[0-9A-Fa-f:.]+\]?")
+_ROOT = re.compile(r"(/[\w.~-]+)+")
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,7 @@ class ConnectionLimits:
     """
 
     most: int = 4096
-    per_address: int = 256
+    per_address: int = 1024
     head_s: float = 20.0
     body_s: float = 60.0
     body_rate: int = 32 << 10
@@ -72,7 +79,13 @@ class ServerSettings:
     `media_path`: the folder that file:// may name. `upload_bytes`: of uploaded files in all.
     `storage_bytes`: of pictures of conversations. `queue`: requests that may wait. `followers`:
     pages that read answers of the page as they are written; `downloads`: files being read at once.
+    `drain_s`: how long answers under way may take once the server is asked to end.
     `hang_s`: how long the device may do nothing in the midst of an answer, 0 for any time.
+    `cors_origins`: pages that may use the server, SCHEME://HOST[:PORT], SCHEME://* for all of a
+    scheme, null, or *. `allowed_hosts`: names by which the server may be called beside this
+    machine's own, *.NAME for all under one, * for any; none given, a server for this machine alone
+    answers to its own names only, others to all. `root_path`: where a proxy has the server.
+    `trusted_proxy`: addresses or networks whose X-Forwarded headers are believed.
     `unknown_fields` of requests: "ignore", which the receipt says, or "refuse". `aliases`: other
     names by which requests may call the model; `any_model`: they may call it by any. Raises
     OptionError.
@@ -85,12 +98,16 @@ class ServerSettings:
     api_key_file: Path | None = None
     share_cache: bool = False
     insecure_no_auth: bool = False
-    rate_limit: int = 600
+    rate_limit: int = 0
     allow_remote_media: bool = False
     media_path: Path | None = None
     cors_origins: tuple[str, ...] = ()
-    queue: int = 64
+    allowed_hosts: tuple[str, ...] = ()
+    root_path: str = ""
+    trusted_proxy: tuple[str, ...] = ()
+    queue: int = 1024
     hang_s: float = 300.0
+    drain_s: float = 25.0
     aliases: tuple[str, ...] = ()
     any_model: bool = False
     media: MediaBudget = MediaBudget()
@@ -115,6 +132,8 @@ class ServerSettings:
             raise OptionError(
                 f"hang_limit: found {self.hang_s:g}, expected seconds, at least 1, or 0 for none"
             )
+        if not 0 <= self.drain_s <= threading.TIMEOUT_MAX:
+            raise OptionError(f"drain: found {self.drain_s:g}, expected seconds, or 0 for none")
         if self.rate_limit < 0:
             raise OptionError(
                 f"rate_limit: found {self.rate_limit}, expected requests a minute, or 0 for no "
@@ -153,12 +172,23 @@ class ServerSettings:
                 "pictures may be read"
             )
         for origin in self.cors_origins:
-            if origin != "*" and (
-                not origin.startswith(("http://", "https://")) or origin.count("/") != 2
-            ):
+            if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):
                 raise OptionError(
-                    f"cors_origin: found {origin!r:.80}, expected scheme://host[:port], or *"
+                    f"cors_origin: found {origin!r:.80}, expected scheme://host[:port], "
+                    "scheme://*, null, or *"
                 )
+        for host in self.allowed_hosts:
+            if host != "*" and not _HOST.fullmatch(host):
+                raise OptionError(
+                    f"allowed_host: found {host!r:.80}, expected a name or address without a port, "
+                    "*.name, or *"
+                )
+        if self.root_path and not _ROOT.fullmatch(self.root_path):
+            raise OptionError(
+                f"root_path: found {self.root_path!r:.80}, expected a path such as /mtmd, without "
+                "a slash at its end"
+            )
+        self.trusted_proxies  # noqa: B018  # raises what is wrong with them
 
     @property
     def needs_key(self) -> bool:
@@ -173,9 +203,30 @@ class ServerSettings:
     def loopback(self) -> bool:
         return is_loopback(self.host)
 
+    @cached_property
+    def trusted_proxies(self) -> tuple[Network, ...]:
+        try:
+            return tuple(ipaddress.ip_network(given) for given in self.trusted_proxy)
+        except ValueError as error:
+            raise OptionError(
+                f"trusted_proxy: {error}; expected an address such as 127.0.0.1, or a network such "
+                "as 10.0.0.0/8"
+            ) from error
+
     def allows_origin(self, origin: str | None) -> bool:
         """Whether pages of another origin may use the server."""
-        return origin is not None and ("*" in self.cors_origins or origin in self.cors_origins)
+        if origin is None:
+            return False
+        every = f"{origin.partition('://')[0]}://*"
+        return not {"*", origin, every}.isdisjoint(self.cors_origins)
+
+    def answers_to(self, host: str) -> bool:
+        """Whether it may be called by this name or address, which has no port."""
+        if is_loopback(host) or not (self.loopback or self.allowed_hosts):
+            return True
+        host = host.lower().rstrip(".")
+        under = (f"*{host[at:]}" for at, c in enumerate(host) if c == ".")
+        return not {"*", host, *under}.isdisjoint(h.lower() for h in self.allowed_hosts)
 
     @property
     def allows_any_origin(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from flask import Response
 
 MIMETYPE = "text/event-stream"
+UNBUFFERED = {"X-Accel-Buffering": "no"}  # nginx would hold events back
 
 
 def event(data: dict[str, Any], id_: int | None = None, name: str | None = None) -> str:
@@ -23,6 +24,5 @@ def comment(text: str) -> str:
 
 
 def response(events: Iterator[str], cache_control: str) -> Response:
-    """`X-Accel-Buffering`: nginx would hold events back."""
-    headers = {"Cache-Control": cache_control, "X-Accel-Buffering": "no"}
+    headers = {"Cache-Control": cache_control, **UNBUFFERED}
     return Response(events, mimetype=MIMETYPE, headers=headers)

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flask import Blueprint, Response, g
+from flask import Blueprint, Response
 
 from mtmd import __version__
-from mtmd.web import metrics
 from mtmd.web.auth import without_key
-from mtmd.web.intake.gate import Body, takes
+from mtmd.web.intake.gate import Body, Work, takes
 from mtmd.web.served_model import ServedModel
 from mtmd.web.settings import ServerSettings
+from mtmd.web.telemetry import metrics
 
 if TYPE_CHECKING:
     from mtmd import Service
 
 
-def blueprint(service: Service, model: ServedModel, settings: ServerSettings) -> Blueprint:
+def blueprint(
+    service: Service, model: ServedModel, settings: ServerSettings, counters: metrics.Metrics
+) -> Blueprint:
     routes = Blueprint("status", __name__)
-    counters = metrics.Metrics(service)
 
     @routes.get("/health")
-    @takes(Body.NOTHING)
+    @takes(Body.NOTHING, Work.AT_ONCE)
     @without_key
     def health() -> tuple[dict[str, str], int]:
         """Without the device, which may hang: what is known of it."""
@@ -70,11 +71,5 @@ def blueprint(service: Service, model: ServedModel, settings: ServerSettings) ->
     @takes(Body.NOTHING)
     def prometheus() -> Response:
         return Response(counters.text(), content_type=metrics.CONTENT_TYPE)
-
-    @routes.after_app_request
-    def count(response: Response) -> Response:
-        caller = g.get("caller")
-        counters.count(response.status_code, caller.name if caller else None)
-        return response
 
     return routes

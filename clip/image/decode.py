@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,14 @@ from PIL import (
     WebPImagePlugin,
 )
 
+from mtmd.clip.image.formats import (
+    LIBRARIES,
+    load_libraries,
+    missing,
+    open_avif,
+    open_heif,
+    pdf_page,
+)
 from mtmd.clip.image.headers import TooMuch, check_scans, header_size
 from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.image.quiet import quiet_pillow
@@ -53,6 +61,8 @@ _READERS: dict[str, Callable[[io.BytesIO], ImageFile.ImageFile]] = {
     "GIF": GifImagePlugin.GifImageFile,
     "BMP": BmpImagePlugin.BmpImageFile,
     "TIFF": TiffImagePlugin.TiffImageFile,
+    "AVIF": open_avif,
+    "HEIF": open_heif,
 }
 _ORIENTATION = 0x0112  # EXIF and TIFF 6.0
 _TURNS: dict[int, Callable[[Pixels], Pixels]] = {  # from what the file holds to upright
@@ -86,6 +96,7 @@ class Rows(Protocol):
 
 
 R = TypeVar("R", bound=Rows)
+R_co = TypeVar("R_co", bound=Rows, covariant=True)
 NewRows: TypeAlias = Callable[[tuple[int, int, int]], R]
 
 
@@ -105,6 +116,8 @@ class Picture:
     pixels: Pixels
     size: tuple[int, int]
     notes: tuple[str, ...] = ()
+    pages: int = 1
+    """Of the document that it is a page of."""
 
     @cached_property
     def sha256(self) -> str:
@@ -117,15 +130,24 @@ class Picture:
         return digest.hexdigest()
 
 
+@dataclass(frozen=True, eq=False)
+class Decoded(Generic[R_co]):
+    """What a file holds: its pixels, notes on them, and how many pages there are."""
+
+    pixels: R_co
+    notes: list[str]
+    pages: int = 1
+
+
 def open_picture(
-    source: Source, limits: ImageLimits = DEFAULT_LIMITS, name: str = "image"
+    source: Source, limits: ImageLimits = DEFAULT_LIMITS, name: str = "image", page: int = 0
 ) -> Picture:
     """The picture in `source`: the bytes of a file, a Pillow image (left open and as it was) or a
     uint8 array `[H, W(, 1|3|4)]`.
 
     Transparency is laid on white, EXIF orientation is applied, of several frames the first is
-    taken. `name` opens every message. Raises ImageError, in one line, for whatever is not a whole
-    picture within `limits`.
+    taken, of a PDF the page with number `page`, from 0 on. `name` opens every message. Raises
+    ImageError, in one line, for whatever is not a whole picture within `limits`.
     """
     name = one_line(name)
     if isinstance(source, Image.Image):
@@ -137,8 +159,8 @@ def open_picture(
     if isinstance(source, (bytes, bytearray, memoryview)):
         count = source.nbytes if isinstance(source, memoryview) else len(source)
         check_bytes(count, limits, name)
-        pixels, notes = decode_file(bytes(source), limits, name, _new)
-        return _made(pixels, notes)
+        found = decode_file(bytes(source), limits, name, _new, page)
+        return _made(found.pixels, found.notes, found.pages)
     kind = type(source).__name__  # type: ignore[unreachable]  # callers need not be type-checked
     raise ImageError(
         f"{name}: found an object of type {kind}, expected bytes, a Pillow image or a uint8 "
@@ -147,10 +169,10 @@ def open_picture(
 
 
 def decode_file(
-    data: bytes, limits: ImageLimits, name: str, new: NewRows[R]
-) -> tuple[R, list[str]]:
-    """The pixels that a file holds, and notes on them, as `open_picture` gives them. `new`: makes
-    what they are put into, given their shape. Raises ImageError.
+    data: bytes, limits: ImageLimits, name: str, new: NewRows[R], page: int = 0
+) -> Decoded[R]:
+    """As `open_picture` gives it. `new`: makes what the pixels are put into, given their shape.
+    Raises ImageError.
     """
     name = one_line(name)
     kind = _format(data, limits, name)
@@ -164,13 +186,22 @@ def decode_file(
             kind, data
         ):  # libtiff would go on, and write what it misses to stderr itself
             raise EOFError
+        if kind == "PDF":
+            return _decode_page(data, page, name, new)
         image = _READERS[kind](io.BytesIO(data))
         _check_pixels(image.size, limits, name)
         if isinstance(image, TiffImagePlugin.TiffImageFile):
             _check_tiff(image, len(data), limits, name)
         if isinstance(image, PngImagePlugin.PngImageFile):
             _repair_grey_key(image, depth=data[24])
-        return _decode(image, name, new, own=True)
+        return Decoded(*_decode(image, name, new, own=True))
+
+
+def _decode_page(data: bytes, page: int, name: str, new: NewRows[R]) -> Decoded[R]:
+    drawn, count = pdf_page(data, page, name)
+    pixels = new((drawn.shape[0], drawn.shape[1], 3))
+    pixels[:] = drawn
+    return Decoded(pixels, [f"page {page + 1:,} of {count:,}"] if count > 1 else [], count)
 
 
 def picture_size(
@@ -214,6 +245,10 @@ def _format(data: bytes, limits: ImageLimits, name: str) -> str:
     if kind is None:
         words, advice = looks_like(data)
         raise ImageError(f"{name}: found {words}, expected {EXPECTED}; {advice}")
+    if needed := missing(kind):
+        article = "an" if kind == "AVIF" else "a"
+        instead = "export the page as PNG or JPEG" if kind == "PDF" else CONVERT
+        raise ImageError(f"{name}: found {article} {NAMES[kind]}; {needed}, or {instead}")
     return kind
 
 
@@ -268,9 +303,9 @@ def _open_array(array: NDArray[Any], limits: ImageLimits, name: str) -> Picture:
     return _made(*_decode(image, name, _new))
 
 
-def _made(pixels: Pixels, notes: list[str]) -> Picture:
+def _made(pixels: Pixels, notes: list[str], pages: int = 1) -> Picture:
     height, width = pixels.shape[:2]
-    return Picture(pixels, (width, height), tuple(notes))
+    return Picture(pixels, (width, height), tuple(notes), pages)
 
 
 def _decode(
@@ -431,8 +466,11 @@ def _repair_grey_key(image: PngImagePlugin.PngImageFile, depth: int) -> None:
 
 
 def one_of_each() -> Iterator[bytes]:
-    """A small file of each format that is read."""
-    for kind in _READERS:
+    """A small file of each format that is always read. What the others need is loaded."""
+    load_libraries()
+    for kind in _READERS.keys() - LIBRARIES.keys():
+        if missing(kind):
+            continue
         file = io.BytesIO()
         Image.new("RGB", (8, 8)).save(file, kind)
         yield file.getvalue()

@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 import struct
 
+from mtmd.clip.image.boxes import TooManyBoxes, still_size
+from mtmd.clip.image.formats import PAGE_SIDE
 from mtmd.clip.image.signatures import webp_size
 
 SEGMENTS_MAX = 4096
@@ -37,8 +39,9 @@ class TooMuch(Exception):
 
 
 def header_size(kind: str, data: bytes) -> tuple[int, int]:
-    """(width, height) as the file holds its pixels, `kind` a key of `signatures.NAMES`. Raises
-    TooMuch, and EOFError, ValueError or struct.error where there is none.
+    """(width, height) as the file holds its pixels, or at most will have them, `kind` a key of
+    `signatures.NAMES`. Raises TooMuch, and EOFError, ValueError or struct.error where there is
+    none.
     """
     if kind == "JPEG":
         return _jpeg_size(data)
@@ -60,6 +63,13 @@ def header_size(kind: str, data: bytes) -> tuple[int, int]:
         if size is None:
             raise ValueError("no chunk that tells a size")
         width, height = size
+    elif kind in ("AVIF", "HEIF"):
+        try:
+            width, height = still_size(data)
+        except TooManyBoxes as error:
+            raise TooMuch(str(error)) from error
+    elif kind == "PDF":
+        width = height = PAGE_SIDE  # as large as a page is drawn at most
     else:
         width, height = _tiff_size(data)
     return width, height

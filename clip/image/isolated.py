@@ -28,6 +28,7 @@ from mtmd.clip.image.decode import (
     picture_size,
 )
 from mtmd.clip.image.pixels import Pixels
+from mtmd.clip.image.signatures import picture_format
 from mtmd.kernels.errors import ImageError
 from mtmd.kernels.isolation.channel import Channel
 from mtmd.kernels.isolation.fork_server import ForkServer, Worker, WorkerFailed
@@ -36,11 +37,12 @@ from mtmd.kernels.isolation.limits import Limits
 AT_ONCE = max(2, os.cpu_count() or 1)
 CPU_S, CPU_S_A_PIXEL = 2.0, 20 / 128e6
 MEMORY_BYTES, MEMORY_BYTES_A_PIXEL = 96 << 20, 20
+PAGE_CPU_S, PAGE_MEMORY_BYTES = 8.0, 512 << 20
 _ANSWER_BYTES = 1 << 16
 
 
 def open_isolated(
-    data: bytes, limits: ImageLimits = DEFAULT_LIMITS, name: str = "image"
+    data: bytes, limits: ImageLimits = DEFAULT_LIMITS, name: str = "image", page: int = 0
 ) -> Picture:
     """As `decode.open_picture`, of the bytes of a file. Waits while as many are being decoded as
     may at once. Raises ImageError, also for one that takes more memory or time than a picture of
@@ -49,8 +51,8 @@ def open_isolated(
     width, height = picture_size(data, limits, name)
     pixels = width * height
     # What its header promises is what has room here: a file that turns out larger is refused.
-    request = json.dumps([len(data), pixels, name]).encode()
-    taken = Limits(CPU_S + pixels * CPU_S_A_PIXEL, _memory(len(data), pixels))
+    request = json.dumps([len(data), pixels, name, page]).encode()
+    taken = _limits(data, pixels)
     try:
         with _server().job(taken) as worker:
             worker.send(request)
@@ -71,15 +73,15 @@ def prepare(_: bytes) -> None:
 
 def serve(channel: Channel, _prepared: Any) -> None:
     """In a worker: one picture."""
-    size, most, name = json.loads(channel.receive(_ANSWER_BYTES))
+    size, most, name, page = json.loads(channel.receive(_ANSWER_BYTES))
     data = bytes(channel.receive(size))
     try:
-        _, notes = decode_file(data, ImageLimits(size, most), name, partial(_Sent, channel))
+        found = decode_file(data, ImageLimits(size, most), name, partial(_Sent, channel), page)
     except ImageError as error:
         channel.send(b"")
         channel.send(json.dumps({"error": str(error)}).encode())
     else:
-        channel.send(json.dumps({"notes": notes}).encode())
+        channel.send(json.dumps({"notes": found.notes, "pages": found.pages}).encode())
 
 
 class _Sent:
@@ -101,15 +103,16 @@ def _receive(worker: Worker, pixels: int) -> Picture:
         first = worker.receive(_ANSWER_BYTES)
         if first:
             width, height = (int(n) for n in json.loads(first)["size"])
-            if width * height != pixels:
+            if not 0 < width * height <= pixels:  # of a page, or a picture to be cut, it is less
                 raise ValueError
             data = np.empty((height, width, 3), np.uint8)
             room = data.data.cast("B")
             while room and (count := worker.receive_into(room)):
                 room = room[count:]
             if not room:
-                notes = json.loads(worker.receive(_ANSWER_BYTES))["notes"]
-                return Picture(data, (width, height), tuple(str(n)[:200] for n in notes[:8]))
+                last = json.loads(worker.receive(_ANSWER_BYTES))
+                notes = tuple(str(n)[:200] for n in last["notes"][:8])
+                return Picture(data, (width, height), notes, int(last["pages"]))
         raise ImageError(str(json.loads(worker.receive(_ANSWER_BYTES))["error"])[:1000])
     except (ValueError, KeyError, TypeError) as error:
         raise ImageError(
@@ -119,6 +122,15 @@ def _receive(worker: Worker, pixels: int) -> Picture:
 
 def _memory(count: int, pixels: int) -> int:
     return MEMORY_BYTES + 3 * count + MEMORY_BYTES_A_PIXEL * pixels
+
+
+def _limits(data: bytes, pixels: int) -> Limits:
+    """A page may hold pictures larger than itself."""
+    cpu_s = CPU_S + pixels * CPU_S_A_PIXEL
+    memory = _memory(len(data), pixels)
+    if picture_format(data) == "PDF":
+        return Limits(cpu_s + PAGE_CPU_S, memory + PAGE_MEMORY_BYTES)
+    return Limits(cpu_s, memory)
 
 
 @lru_cache(maxsize=1)

@@ -6,8 +6,18 @@ from __future__ import annotations
 
 import struct
 
-NAMES = {"JPEG": "JPEG", "PNG": "PNG", "WEBP": "WebP", "GIF": "GIF", "BMP": "BMP", "TIFF": "TIFF"}
-EXPECTED = "a JPEG, PNG, WebP, GIF, BMP or TIFF picture"
+NAMES = {
+    "JPEG": "JPEG",
+    "PNG": "PNG",
+    "WEBP": "WebP",
+    "GIF": "GIF",
+    "BMP": "BMP",
+    "TIFF": "TIFF",
+    "AVIF": "AVIF picture",
+    "HEIF": "HEIC picture",
+    "PDF": "PDF",
+}
+EXPECTED = "a JPEG, PNG, WebP, AVIF, HEIC, GIF, BMP or TIFF picture"
 CONVERT = "convert it to PNG or JPEG first"
 
 _TIFF = (
@@ -27,7 +37,6 @@ _PAGE = "download the picture itself, not its page"
 _EXPORT = "export the page as PNG or JPEG first"
 _NOT_A_PICTURE = "give a picture file"
 _OTHERS = (
-    (b"%PDF", "a PDF", _EXPORT),
     (b"%!PS", "a PostScript document", _EXPORT),
     (b"\xc5\xd0\xd3\xc6", "an EPS document", _EXPORT),
     (b"8BPS", "a Photoshop document", CONVERT),
@@ -88,6 +97,7 @@ _TIFF_TYPE_BYTES = {
 # BitsPerSample, StripOffsets and -ByteCounts, ColorMap, TileOffsets and -ByteCounts, ExtraSamples,
 # SampleFormat, JPEGTables
 _TIFF_NEEDED = {258, 273, 279, 320, 324, 325, 338, 339, 347}
+_AVIF_BRANDS = {b"avif", b"avis"}
 _STILL_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"}
 
 
@@ -99,7 +109,21 @@ def picture_format(data: bytes) -> str | None:
         data[15:18]
     ):  # two letters are not enough: the header's size, which is small, follows
         return "BMP"
+    if data[4:8] == b"ftyp":
+        return _still(data)
+    if data[:5] == b"%PDF-":
+        return "PDF"
     return next((kind for prefix, kind in _PICTURES if data.startswith(prefix)), None)
+
+
+def _still(data: bytes) -> str | None:
+    """Of the file's brand, and of those it goes with, where its own names no codec."""
+    brand = data[8:12]
+    end = min(int.from_bytes(data[:4], "big"), 256, len(data))
+    others = {data[at : at + 4] for at in range(16, end, 4)}
+    if brand in _AVIF_BRANDS or (brand in (b"mif1", b"msf1") and others & _AVIF_BRANDS):
+        return "AVIF"
+    return "HEIF" if brand in _STILL_BRANDS else None
 
 
 def looks_like(data: bytes) -> tuple[str, str]:
@@ -108,13 +132,7 @@ def looks_like(data: bytes) -> tuple[str, str]:
         if data.startswith(prefix):
             return words, advice
     if data[4:8] == b"ftyp":
-        if data[8:12] in (b"avif", b"avis"):
-            return "an AVIF picture", CONVERT
-        return (
-            ("a HEIC picture", CONVERT)
-            if data[8:12] in _STILL_BRANDS
-            else ("an MP4 or QuickTime video", "extract a frame first")
-        )
+        return "an MP4 or QuickTime video", "extract a frame first"
     if data[:4] == b"RIFF" and data[8:12] in (b"AVI ", b"WAVE"):
         return "an AVI video or WAV sound", _NOT_A_PICTURE
     if data[:1] == b"P" and data[1:2] in b"123456f7" and data[2:3].isspace():
@@ -175,7 +193,26 @@ def ends_early(kind: str, data: bytes) -> bool:
         return len(data) < 12 or 8 + int.from_bytes(data[4:8], "little") > len(data)
     if kind == "BMP":
         return len(data) < 26 or int.from_bytes(data[2:6], "little") > len(data)
+    if kind == "PDF":
+        return b"%%EOF" not in data[-1024:]
+    if kind in ("AVIF", "HEIF"):
+        return _boxes_end_early(data)
     return _tiff_ends_early(data)
+
+
+def _boxes_end_early(data: bytes) -> bool:
+    """Whether one of the outer boxes reaches beyond the end (ISO/IEC 14496-12, 4.2)."""
+    position = 0
+    for _ in range(64):
+        if position >= len(data):
+            return position > len(data)
+        size = int.from_bytes(data[position : position + 4], "big")
+        if size == 1:
+            size = int.from_bytes(data[position + 8 : position + 16], "big")
+        if size < 8:
+            return False
+        position += size
+    return False
 
 
 def _tiff_ends_early(data: bytes) -> bool:

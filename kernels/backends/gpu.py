@@ -10,6 +10,7 @@ import torch
 from mtmd.kernels.backends.backend import Run
 from mtmd.kernels.backends.reference import lower_reference, reference_workspace
 from mtmd.kernels.errors import PlacementError
+from mtmd.kernels.extras import install_command
 from mtmd.kernels.gpu.table import Choice, choose
 from mtmd.kernels.graph import Node
 from mtmd.kernels.kernel import types_of
@@ -54,9 +55,8 @@ class Gpu:
     def _lacks(self, kernel: str) -> str | None:
         """What a Triton kernel would need and does not find."""
         if find_spec("triton") is None:
-            return (
-                f"the {kernel} kernel needs Triton, which is not installed; pip install 'mtmd[gpu]'"
-            )
+            command = install_command("gpu")
+            return f"the {kernel} kernel needs Triton, which is not installed; {command}"
         # Without a device there is nothing to ask: kernels then run in Triton's interpreter.
         if torch.version.hip is None and torch.cuda.is_available():
             major, minor = torch.cuda.get_device_capability(self.device)

@@ -12,8 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from mtmd.kernels.errors import PlacementError
+from mtmd.kernels.extras import install_command
 
-INSTALL = "pip install 'mtmd[gpu]'"
+INSTALL = install_command("gpu")
 
 
 def has_triton() -> bool:

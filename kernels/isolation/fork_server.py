@@ -31,6 +31,7 @@ from mtmd.kernels.errors import BusyError, MtmdError
 from mtmd.kernels.isolation import host
 from mtmd.kernels.isolation.channel import LONGEST, Channel, ChannelClosed, ChannelTimeout
 from mtmd.kernels.isolation.limits import Limits
+from mtmd.kernels.turns import Turns, aside
 
 T = TypeVar("T")
 PATIENCE_S = 0.5
@@ -90,7 +91,8 @@ class Worker:
     def send(self, *parts: bytes | memoryview) -> None:
         """Raises WorkerFailed, and BusyError where the fork server was ended."""
         try:
-            self._channel.send(*parts, limit_s=self.limits.wall_s)
+            with aside():
+                self._channel.send(*parts, limit_s=self.limits.wall_s)
         except ChannelTimeout:
             raise self._failed(Reason.TIME) from None
         except ChannelClosed:
@@ -106,10 +108,11 @@ class Worker:
 
     def _received(self, receive: Callable[[], T]) -> T:
         try:
-            if self.is_slow is not None and not self._channel.ready(PATIENCE_S):
-                self.is_slow()
-                self.is_slow = None
-            return receive()
+            with aside():
+                if self.is_slow is not None and not self._channel.ready(PATIENCE_S):
+                    self.is_slow()
+                    self.is_slow = None
+                return receive()
         except ChannelTimeout:
             raise self._failed(Reason.TIME) from None
         except ChannelClosed:
@@ -145,7 +148,7 @@ class ForkServer:
 
     def __init__(self, module: str, setup: Callable[[], bytes] = bytes, at_once: int = 2):
         self._module, self._setup = module, setup
-        self._quick = threading.BoundedSemaphore(at_once)
+        self._quick = Turns(at_once)
         self._slow = threading.BoundedSemaphore(SLOW_JOBS)
         self._lock = threading.Lock()
         self._running: _Running | None = None
@@ -169,18 +172,20 @@ class ForkServer:
 
     @contextmanager
     def job(self, limits: Limits) -> Iterator[Worker]:
-        """A worker for one job, once fewer than `at_once` are at work; one that raises is ended.
-        Raises BusyError where no process can be started.
+        """A worker for one job, once fewer than `at_once` are at work and it is its owner's turn;
+        one that raises is ended. Raises BusyError where no process can be started.
         """
-        self._quick.acquire()
-        place = [self._quick]
+        quick = self._quick.take()
+        assert quick is not None
+        give_back: list[Callable[[], None]] = [quick]
         try:
-            worker = self._worker(limits)
+            with aside():
+                worker = self._worker(limits)
 
             def is_slow() -> None:
                 if self._slow.acquire(blocking=False):
-                    place[0].release()
-                    place[0] = self._slow
+                    give_back[0]()
+                    give_back[0] = self._slow.release
                 worker.lower_priority()
 
             worker.is_slow = is_slow
@@ -191,7 +196,7 @@ class ForkServer:
                 raise
             self._keep(worker)
         finally:
-            place[0].release()
+            give_back[0]()
 
     def _worker(self, limits: Limits) -> Worker:
         """One that waits for work, or a new one."""

@@ -27,6 +27,7 @@ from typing import ClassVar
 
 _PACKED = struct.Struct("<dQ")
 FILES = 32  # that a worker may have open
+NICE = 5  # who is being answered goes first, where there are too few cores for all
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -63,6 +64,8 @@ def enclose() -> None:
     import resource
 
     _end_with_parent()
+    with suppress(OSError):
+        os.nice(NICE)
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # what was aborted would fill the disk
     resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))

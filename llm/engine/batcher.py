@@ -4,15 +4,21 @@ who gives way. Plain Python, no tensors.
 Every running sequence gets its next token before anybody's prompt is read on. Prompts share what is
 left of a batch, so that a long one does not keep short ones waiting. A stretch of tokens that see
 each other in both directions is never cut: a batch grows for it.
+
+Places and what is read of prompts are shared out by owner, as long as several want some: an owner
+alone has everything, many requests of one stand before nobody else's, and who has more places than
+another who waits gives one up (`greedy`).
 """
 
 from __future__ import annotations
 
-from collections import abc, deque
+from collections import Counter, abc
 from dataclasses import dataclass
 
+from mtmd.kernels.turns import Shares
 from mtmd.llm.engine.pages import Pages
 from mtmd.llm.engine.sequence import Sequence
+from mtmd.llm.engine.waiting import Waiting
 
 LEAST_SHARE = 32  # tokens of a prompt that are worth a place in a batch
 BESIDE = 128  # tokens of a batch in which somebody waits for his next one
@@ -54,9 +60,10 @@ class Batcher:
     def __init__(self, pages: Pages, slots: int, tokens: int, recurrent: bool = False):
         self.pages, self.tokens, self.recurrent = pages, tokens, recurrent
         self.snapshots: set[bytes] = set()
-        self.waiting: deque[Sequence] = deque()
+        self.waiting = Waiting()
         self.running: list[Sequence] = []
         self._slots = list(range(slots))
+        self._read = Shares()  # tokens of prompts
 
     def add(self, sequence: Sequence) -> None:
         if self.recurrent:
@@ -69,6 +76,22 @@ class Batcher:
             self._vacate(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
+
+    def greedy(self) -> Sequence | None:
+        """The sequence that is to give its place to another owner's, None where places are shared
+        out as evenly as they can be: the youngest of the owner who has most, and has more left
+        without it than who waits.
+        """
+        if self._slots:
+            return None
+        running = Counter(sequence.owner for sequence in self.running)
+        waits = self.waiting.next(running)
+        if waits is None:
+            return None
+        owner, most = max(running.items(), key=lambda item: item[1])
+        if most < running[waits.owner] + 2:
+            return None
+        return next(s for s in reversed(self.running) if s.owner == owner)
 
     def step(self) -> Step:
         """Decide on the next batch; the caller runs it and then calls `ran`. No parts: there is
@@ -96,16 +119,28 @@ class Batcher:
         readers = [
             sequence for sequence in self.running if sequence.left and sequence not in decoding
         ]
-        for index, sequence in enumerate(readers):
-            # An equal part of what is left; those who need less leave the rest to the later ones.
-            share = max(room // (len(readers) - index), min(LEAST_SHARE, room))
-            count = sequence.chunk(share) if share > 0 else 0
-            if count > room and len(parts) > len(decoding):
-                continue  # the batch grows for one block that does not fit, not for a second
-            if count > 0 and self._grow(sequence, count, preempted, may_preempt=False):
-                parts.append((sequence, count))
-                room -= count
+        lines = self._lines(readers)
+        for number, line in enumerate(lines):
+            # A part of what is left for each owner, and of that for each of his sequences; who
+            # needs less leaves the rest to the later ones.
+            own = _share(room, len(lines) - number)
+            for index, sequence in enumerate(line):
+                share = _share(own, len(line) - index)
+                count = sequence.chunk(share) if share > 0 else 0
+                if count > room and len(parts) > len(decoding):
+                    continue  # the batch grows for one block that does not fit, not for a second
+                if count > 0 and self._grow(sequence, count, preempted, may_preempt=False):
+                    parts.append((sequence, count))
+                    self._read.add(sequence.owner, count)
+                    own, room = own - count, room - count
         return Step(tuple(parts or self._oldest(preempted)), tuple(admitted), tuple(preempted))
+
+    def _lines(self, readers: abc.Iterable[Sequence]) -> list[list[Sequence]]:
+        """By owner, first the one who has read least."""
+        lines: dict[str, list[Sequence]] = {}
+        for sequence in readers:
+            lines.setdefault(sequence.owner, []).append(sequence)
+        return [lines[owner] for owner in self._read.order(lines)]
 
     def _proposed(self, sequence: Sequence) -> int:
         """How much of its proposal there is room for, all or nothing: nobody gives way for it."""
@@ -156,16 +191,17 @@ class Batcher:
         sequence.pages = self.pages.take(self._pages_for(sequence.total))
 
     def _admit(self) -> list[Sequence]:
-        """First come, first served: nobody overtakes one who waits for memory."""
+        """In turn by owner; nobody overtakes one who waits for memory."""
         admitted = []
-        while self.waiting and self._slots:
-            sequence = self.waiting[0]
+        running = Counter(sequence.owner for sequence in self.running)
+        while self._slots and (sequence := self.waiting.next(running)) is not None:
             known = self.pages.find(self._usable(sequence))
             need = self._pages_for(sequence.total) - len(known)
             if need > self.pages.available - self._reserve():
                 self.pages.release(known)
                 break
-            self.waiting.popleft()
+            self.waiting.let_in(sequence)
+            running[sequence.owner] += 1
             sequence.pages = known
             sequence.done = len(known) * self.pages.size
             sequence.slot = self._slots.pop(0)
@@ -210,7 +246,9 @@ class Batcher:
         return True
 
     def preempt(self, sequence: Sequence) -> None:
-        """A running sequence gives up its place and its pages, and is the next to get some."""
+        """A running sequence gives up its place and its pages, and is the next of its owner to get
+        some.
+        """
         self._vacate(sequence)
         sequence.done = sequence.behind = 0
         self.waiting.appendleft(sequence)
@@ -227,3 +265,8 @@ class Batcher:
 
     def _pages_for(self, tokens: int) -> int:
         return -(-tokens // self.pages.size)
+
+
+def _share(room: int, among: int) -> int:
+    """Of so many tokens for one of so many, as far as that is worth it."""
+    return max(room // among, min(LEAST_SHARE, room))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict, abc, deque
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from mtmd.kernels.errors import MtmdError
 from mtmd.kernels.plan.scheduler import Plan
+from mtmd.kernels.turns import goes_first
 from mtmd.llm.batch import FEW, Batch
 from mtmd.llm.engine.batcher import Batcher, Step
 from mtmd.llm.engine.lookup import PICTURE
@@ -61,7 +63,8 @@ class Prompt:
     """What is to be read, and how it is to be answered. `alternatives`: how many of the most
     probable tokens to give beside each, None for no probabilities at all. `constraint` is of this
     answer alone. What was read for a prompt of another `salt` is not used for this one. Before
-    `min_tokens` no token of `stop` comes, where another may.
+    `min_tokens` no token of `stop` comes, where another may. Places and batches are shared out by
+    `owner`.
     """
 
     spans: abc.Sequence[Span]
@@ -72,6 +75,7 @@ class Prompt:
     constraint: Constraint | None = None
     salt: bytes = b""
     min_tokens: int = 0
+    owner: str = ""
 
 
 class Engine:
@@ -92,6 +96,8 @@ class Engine:
         self.cache: Cache = runner.new_cache()
         self.steps = self.rows = 0
         """Batches run so far, and tokens in them."""
+        self.made_way = 0
+        """How often a sequence has given its place to another owner's."""
         self.speculation: Speculation = speculation(
             speculate,
             runner.context,
@@ -131,7 +137,12 @@ class Engine:
         spans, position = lay_out(prompt.spans, 0)
         total, keys = sum(map(len, spans)), page_keys(list(identities(spans)), PAGE, prompt.salt)
         sequence = Sequence(
-            total, tuple(blocks(spans)), keys, position=position, prompt_tokens=total
+            total,
+            tuple(blocks(spans)),
+            keys,
+            position=position,
+            owner=prompt.owner,
+            prompt_tokens=total,
         )
         self._prompts[sequence] = replace(prompt, spans=spans)
         self.batcher.add(sequence)
@@ -153,6 +164,8 @@ class Engine:
         if changed := self._choose_held():
             return changed
         start, chosen, plans = time.perf_counter(), self._chosen, self.runner.plans_made
+        if (greedy := self.batcher.greedy()) is not None:
+            self._put_aside(greedy)
         self.speculation.propose([s for s in self.batcher.running if s not in self._held])
         step = self.batcher.step()
         for sequence in step.preempted:
@@ -163,8 +176,11 @@ class Engine:
         if not step.parts:
             return self._choose_held(IDLE_S) if self._held else self._stuck()
         answering = all(sequence.decoding for sequence, _ in step.parts)
+        # Machine code for a whole step asks for the interpreter once, other steps at every node.
+        alone = answering and self.cache.in_place
         try:
-            step, logits = self._run(step)
+            with nullcontext() if alone else goes_first():
+                step, logits = self._run(step)
         except MtmdError:
             # Whose fault it is cannot be told from the batch: each is tried by itself.
             self._suspects += [sequence for sequence, _ in step.parts]
@@ -179,6 +195,24 @@ class Engine:
                 planned=self.runner.plans_made > plans,
             )
         return changed
+
+    def _put_aside(self, sequence: Sequence) -> None:
+        """For another owner's. What it has read and written stays known, as far as pages are full,
+        and is read again where they are needed for others meanwhile.
+        """
+        self._make_known(sequence)
+        self.batcher.preempt(sequence)
+        sequence.preemptions += 1
+        self.made_way += 1
+        self._before.pop(sequence, None)
+
+    def _make_known(self, sequence: Sequence) -> None:
+        """The pages of its prompt are known; those of its answer become so."""
+        spans, known = self._all_spans(sequence), len(sequence.keys) * PAGE
+        written = list(identities(list(stretch(spans, known, sequence.total))))
+        salt = self._prompts[sequence].salt
+        sequence.keys = [*sequence.keys, *page_keys(written, PAGE, salt, sequence.keys)]
+        self.batcher.register(sequence)
 
     def _admit(self, sequence: Sequence) -> None:
         now = time.perf_counter()
@@ -349,9 +383,7 @@ class Engine:
         that begin alike.
         """
         if sequence.slot is not None and not error:
-            read = list(identities(self._all_spans(sequence)))[: sequence.done]
-            sequence.keys = page_keys(read, PAGE, self._prompts[sequence].salt)
-            self.batcher.register(sequence)
+            self._make_known(sequence)
         self.batcher.remove(sequence)
         self._held.pop(sequence, None)
         self.speculation.end(sequence)

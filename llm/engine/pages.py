@@ -97,13 +97,16 @@ class Pages:
         del self._by_key[self._key_of.pop(page)]
 
 
-def page_keys(identities: Sequence[bytes], size: int, salt: bytes = b"") -> list[bytes]:
+def page_keys(
+    identities: Sequence[bytes], size: int, salt: bytes = b"", known: Sequence[bytes] = ()
+) -> list[bytes]:
     """A key for every full page of tokens: a digest of all identities up to its end. Equal tokens
-    of another `salt` have other keys.
+    of another `salt` have other keys. `known`: keys of pages before, of which the result is a
+    continuation.
 
     identities: what makes a token what it is: its id, or the picture it shows and its place in it.
     """
-    keys, last = [], blake2b(salt, digest_size=16).digest()
+    keys, last = [], known[-1] if known else blake2b(salt, digest_size=16).digest()
     for start in range(0, len(identities) - size + 1, size):
         digest = blake2b(last, digest_size=16)
         for identity in identities[start : start + size]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mtmd.kernels.backends.backend import Backend
-from mtmd.kernels.errors import ModelError, PromptError
+from mtmd.kernels.errors import ContextError, ModelError
 from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.parallel.shard import Sharding
 from mtmd.kernels.plan.executor import Executor, Observer, Residency, memory_for
@@ -287,15 +287,17 @@ class Runner:
         """Whether a prompt can be read after the first `length` tokens of a sequence; it need not
         be encoded yet.
 
-        Raises PromptError where there is nothing to read or it does not fit, with the numbers;
+        Raises ContextError where there is nothing to read or it does not fit, with the numbers;
         ModelError for a token of its text without an embedding.
         """
         total = length + sum(len(part.tokens) for part in prompt)
         if not length < total < self.context:
-            raise PromptError(
+            raise ContextError(
                 f"the prompt takes {total} tokens, images included, and the context holds "
                 f"{self.context}, answer included; "
-                "shorten the prompt, use fewer images or raise the context"
+                "shorten the prompt, use fewer images or raise the context",
+                total,
+                self.context,
             )
         highest = max((max(p.tokens, default=0) for p in prompt if p.is_text), default=0)
         if highest >= self.family.vocabulary:

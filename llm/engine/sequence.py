@@ -34,6 +34,8 @@ class Sequence:
     `position`: that of the first token that has not been laid out, in the engine the first of the
     answer.
 
+    `owner`: for whom it is; places and batches are shared out among owners.
+
     `proposal` are tokens that may come next, to be verified in the next batch. `behind`: tokens
     of its answer, besides the last, that have to be read once more, because its recurrent states
     were set back to before them.
@@ -51,6 +53,7 @@ class Sequence:
     slot: int | None = None
     snapshot_at: int | None = None
     position: int = 0
+    owner: str = ""
     proposal: tuple[int, ...] = ()
     behind: int = 0
 
@@ -62,6 +65,7 @@ class Sequence:
 
     reused: int = 0
     preemptions: int = 0
+    """How often it had to give its place up, for want of memory or for another owner."""
     proposed: int = 0
     """Proposed tokens that were verified, and those that were right."""
     accepted: int = 0

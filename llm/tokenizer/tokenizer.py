@@ -1,5 +1,5 @@
-"""Text to token ids and back, from the `tokenizer.json` of a checkpoint folder or the metadata of a
-GGUF.
+"""Text to token ids and back, from the `tokenizer.json` or `spiece.model` of a checkpoint folder or
+the metadata of a GGUF.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ import tokenizers
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.files import open_regular
 from mtmd.kernels.text import json_object, one_line
-from mtmd.llm.tokenizer import gguf_tokenizer
+from mtmd.llm.tokenizer import gguf_tokenizer, sentencepiece_file
 from mtmd.llm.tokenizer.control_tokens import SEAL, ControlTokens, encode_piece
 from mtmd.llm.tokenizer.file_limits import check_added, check_file
 from mtmd.llm.tokenizer.text_stream import TextStream, token_bytes
 
 TOKENIZER_BYTES_MAX = 256 << 20  # Gemma 3's file, among the largest, has 33 MB
 CONFIG_BYTES_MAX = 16 << 20
+PIECES = "spiece.model"
+PIECE_TOKENS = {"eos_token": "</s>", "unk_token": "<unk>"}  # where no other file names them
+PIECES_BYTES_MAX = 32 << 20  # T5's have 0.8 MB, 250,000 of them 5 MB
 
 
 class Tokenizer:
@@ -100,6 +103,21 @@ class Tokenizer:
         _add_listed(inner, config, folder)
         listed = [text for text in unnamed if inner.token_to_id(text) is not None]
         return cls(inner, special_text, [*listed, *reserved])
+
+    @classmethod
+    def from_pieces(cls, folder: Path) -> Tokenizer:
+        """Read a checkpoint folder that has a spiece.model in place of a tokenizer.json. What goes
+        around a text is for the caller.
+
+        Raises ModelError naming the file that is missing, too large, broken or not read.
+        """
+        path = folder / PIECES
+        inner = sentencepiece_file.build(_read_file(path, PIECES_BYTES_MAX), str(path))
+        special_map = _read_object(folder / "special_tokens_map.json")
+        config = _read_object(folder / "tokenizer_config.json")
+        special_text, _ = _named_tokens({**PIECE_TOKENS, **special_map, **config}, folder)
+        _add_listed(inner, config, folder)
+        return cls(inner, special_text)
 
     @classmethod
     def from_gguf(

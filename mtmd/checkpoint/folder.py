@@ -16,6 +16,10 @@ from mtmd.llm.family import TextFamily, text_family
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
 
 
+class DualEncoderError(ModelError):
+    """The checkpoint is a dual encoder's, where one is expected that writes."""
+
+
 def open_folder(folder: Path, template: Path | None = None) -> Checkpoint:
     """Everything checked that can be without reading weights. Raises ModelError saying which file
     is wrong and how.
@@ -23,7 +27,7 @@ def open_folder(folder: Path, template: Path | None = None) -> Checkpoint:
     file = open_weights(folder)
     settings = Settings(read_json(folder / "config.json"), "config.json")
     if is_dual(settings):
-        raise ModelError(
+        raise DualEncoderError(
             f"{folder} is a dual encoder, which gives vectors and no answers; use `mtmd embed`, or "
             "`mtmd.load_embedder`"
         )

@@ -18,7 +18,7 @@ from mtmd.kernels.errors import ModelError
 TIMEOUT_S = 10.0
 # What is read, and nothing else: no pickles, no copies in other formats. `consolidated*` repeats
 # the weights in Mistral's naming.
-ALLOWED = ["*.safetensors", "*.json", "*.jinja"]
+ALLOWED = ["*.safetensors", "*.json", "*.jinja", "spiece.model"]
 IGNORED = ["*/*", "consolidated*.safetensors"]
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 

@@ -11,15 +11,17 @@ import os
 import signal
 import socket
 import sys
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from mtmd.commands.shared import add_model_arguments, load_from
+from mtmd.commands.shared import add_model_arguments, load_dual_from, load_from
 from mtmd.kernels.text import for_terminal
 
 ENDING_S = 20.0  # for the step that the device is in
 DEVICE_FAILED = 70  # the exit code by which whoever started it knows to start it again
+log = logging.getLogger("mtmd.serve")
 NOT_ISOLATED = (
     "this system has no limits for processes: a hostile picture or JSON schema can take the "
     "server's memory and time (Linux and macOS isolate them)"
@@ -66,7 +68,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--queue",
         type=int,
-        default=64,
+        default=1024,
         metavar="N",
         help="requests that may wait (default: %(default)s)",
     )
@@ -81,7 +83,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--max-connections-per-address",
         type=int,
-        default=256,
+        default=1024,
         metavar="N",
         help="open connections of one address, other than this machine's (default: %(default)s)",
     )
@@ -114,6 +116,14 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "for never (default: %(default)g)",
     )
     server.add_argument(
+        "--drain",
+        type=float,
+        default=25.0,
+        metavar="SECONDS",
+        help="when asked to end by SIGTERM or SIGHUP, take nothing new and write answers under way "
+        "for so long (default: %(default)g); Ctrl-C ends at once",
+    )
+    server.add_argument(
         "--no-warmup", action="store_true", help="begin at once; the first answer then takes longer"
     )
     access = sub.add_argument_group("access")
@@ -140,14 +150,26 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "--access-log", action="store_true", help="write a line for each request to stderr"
     )
     access.add_argument(
+        "--log-level",
+        choices=("error", "warning", "info"),
+        default="warning",
+        help="what else is written there (default: %(default)s)",
+    )
+    access.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        default="text",
+        help="lines of text, or one JSON object a line (default: %(default)s)",
+    )
+    access.add_argument(
         "--insecure-no-auth", action="store_true", help="let anybody in who can reach the address"
     )
     access.add_argument(
         "--rate-limit",
         type=int,
-        default=600,
+        default=0,
         metavar="N",
-        help="requests a minute for each key, 0 for any number (default: %(default)s)",
+        help="requests a minute for each key (default: any number)",
     )
     access.add_argument(
         "--allow-remote-media",
@@ -162,7 +184,31 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="ORIGIN",
-        help="let web pages of ORIGIN use the server; may be repeated, * for all",
+        help="let web pages of ORIGIN use the server: https://HOST, app://NAME, "
+        "vscode-webview://* for all of a scheme, null, * for all; may be repeated",
+    )
+    access.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="answer to NAME in the Host header, as a proxy in front passes it on; *.NAME for all "
+        "under it, * for any; may be repeated (default: on this machine's own address its own "
+        "names, on others any)",
+    )
+    access.add_argument(
+        "--root-path",
+        default="",
+        metavar="PATH",
+        help="where a proxy in front has the server, such as /mtmd, whether it takes it off or not",
+    )
+    access.add_argument(
+        "--trusted-proxy",
+        action="append",
+        default=[],
+        metavar="ADDRESS",
+        help="believe X-Forwarded-For, -Host, -Proto and -Prefix of this address or network; may "
+        "be repeated (default: nobody's)",
     )
     add_model_arguments(sub)
 
@@ -184,17 +230,13 @@ def run(args: argparse.Namespace) -> int:
     os._exit(DEVICE_FAILED)
 
 
-def _write_log(requests: bool) -> None:
-    """Warnings and errors go to stderr, and a line for each of the `requests`. A crash of native
-    code tells where it was.
-    """
+def _write_log(args: argparse.Namespace) -> None:
+    """To stderr. A crash of native code tells where it was."""
+    from mtmd.web.telemetry.logs import write_log
+
     if sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    log = logging.getLogger("mtmd")
-    log.addHandler(handler)
-    log.setLevel(logging.INFO if requests else logging.WARNING)
+    write_log(args.log_format, args.log_level, requests=args.access_log)
 
 
 def _serve(
@@ -203,43 +245,89 @@ def _serve(
     """Until it is stopped. The fault of the device, if that is why."""
     from mtmd.kernels.isolation.limits import available as can_isolate
     from mtmd.loaded.allocator import return_freed_memory
+    from mtmd.loaded.interpreter import share_out_promptly
+    from mtmd.web.server import Server
+    from mtmd.web.small_apps.loading_app import Loading, create_loading_app
 
     return_freed_memory()
     args.isolate = can_isolate()
-    model = load_from(args)
-    _write_log(args.access_log)
-    model.loaded.start_workers()
-    report = model.warmup_report if args.no_warmup else model.warm_up()
+    loading = Loading()
+    server = Server(create_loading_app(loading, settings), settings, sock)
+    with ExitStack() as stack:
+        with server.answering():
+            print(f"loading; {server.url}/ready tells how far", flush=True)
+            model = _load(args)
+            _write_log(args)
+            loading.warming(model.weights_read)
+            report = model.warmup_report if args.no_warmup else model.warm_up()
+            serve = _serve_vectors if _is_dual(model) else _serve_answers
+            service, app, notices = serve(model, report, settings, folder, stack)
+            if not args.isolate:
+                notices.append(NOT_ISOLATED)
+            server.use(app)
+        _stop_on_signals(server, settings.drain_s)
+        service.on_fault(lambda _: server.stop())
+        share_out_promptly()
+        warn = _warn if args.log_format == "text" else log.warning
+        _say(server.url, model.name, report, settings, folder, notices, warn)
+        log.info("serving at %s", server.url)
+        server.serve(closing=service.close, busy=lambda: service.busy)
+        service.close(ENDING_S)
+        if service.fault is None:
+            print("stopped", flush=True)
+        return service.fault
+
+
+def _load(args: argparse.Namespace) -> Any:
+    """What writes answers, or a dual encoder. Raises MtmdError."""
+    from mtmd.checkpoint.folder import DualEncoderError
+
+    try:
+        model = load_from(args)
+        model.loaded.start_workers()
+        return model
+    except DualEncoderError:
+        return load_dual_from(args)
+
+
+def _is_dual(model: Any) -> bool:
+    from mtmd.embedding.embedder import Embedder
+
+    return isinstance(model, Embedder)
+
+
+def _serve_answers(
+    model: Any, report: Any, settings: Any, folder: Path | None, stack: ExitStack
+) -> tuple[Any, Any, list[str]]:
+    """Service and application, which `stack` closes, and what is to be told."""
     from mtmd.service.service import Service
     from mtmd.web.app import create_app
-    from mtmd.web.server import Server
     from mtmd.web.store.store import Store
 
     opened = _close_to_others(folder)
     store = Store(folder)
-    try:
-        service = Service(
-            model,
-            queue=settings.queue,
-            share_cache=settings.share_cache,
-            hang_s=settings.hang_s or None,
-        )
-        try:
-            server = Server(create_app(service, settings, store, warmup=report), settings, sock)
-            _stop_on_signals(server)
-            service.on_fault(lambda _: server.stop())
-            isolation = [] if args.isolate else [NOT_ISOLATED]
-            notices = [*_told_of(store), *_told_of_modes(opened), *isolation]
-            _say(server.url, model.name, report, settings, folder, notices)
-            server.serve(closing=service.close)
-            service.close(ENDING_S)
-            if service.fault is None:
-                print("stopped", flush=True)
-            return service.fault
-        finally:
-            service.close(ENDING_S)
-    finally:
-        store.close()
+    stack.callback(store.close)
+    service = Service(
+        model,
+        queue=settings.queue,
+        share_cache=settings.share_cache,
+        hang_s=settings.hang_s or None,
+    )
+    stack.callback(service.close, ENDING_S)
+    app = create_app(service, settings, store, warmup=report)
+    return service, app, [*_told_of(store), *_told_of_modes(opened)]
+
+
+def _serve_vectors(
+    model: Any, report: Any, settings: Any, _: Path | None, stack: ExitStack
+) -> tuple[Any, Any, list[str]]:
+    """As `_serve_answers`, of a dual encoder: nothing is kept on disk."""
+    from mtmd.embedding.service import EmbeddingService
+    from mtmd.web.small_apps.embedding_app import create_embedding_app
+
+    service = EmbeddingService(model)
+    stack.callback(service.close, ENDING_S)
+    return service, create_embedding_app(service, settings, report), []
 
 
 def _close_to_others(folder: Path | None) -> list[str]:
@@ -275,8 +363,12 @@ def _settings(args: argparse.Namespace) -> Any:
         allow_remote_media=args.allow_remote_media,
         media_path=Path(args.media_path) if args.media_path else None,
         cors_origins=tuple(args.cors_origin),
+        allowed_hosts=tuple(args.allowed_host),
+        root_path=args.root_path.rstrip("/"),
+        trusted_proxy=tuple(args.trusted_proxy),
         queue=args.queue,
         hang_s=args.hang_limit,
+        drain_s=args.drain,
         aliases=tuple(args.alias),
         any_model=args.any_model,
         media=MediaBudget(bytes=args.max_request << 20),
@@ -294,17 +386,25 @@ def _folder(args: argparse.Namespace) -> Path | None:
     return None if args.no_history else Path(args.data).expanduser() if args.data else data_folder()
 
 
-def _stop_on_signals(server: Any) -> None:
-    """Ctrl-C, or a request to terminate, ends answers under way, each told so, and then the
-    server.
+def _stop_on_signals(server: Any, drain_s: float) -> None:
+    """Ctrl-C ends answers under way, each told so, and then the server. A request to terminate, or
+    the end of the terminal, has them written first; a second one does not.
     """
 
     def stop(*_: object) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C does not wait
         server.stop()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    def drain(number: int, *_: object) -> None:
+        log.info("asked to end: what is under way is answered first, for %g s", drain_s)
         signal.signal(number, stop)
+        server.drain(drain_s)
+
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, drain)
+    hang_up = getattr(signal, "SIGHUP", None)  # Windows has none
+    if hang_up is not None and signal.getsignal(hang_up) is not signal.SIG_IGN:  # as nohup sets
+        signal.signal(hang_up, drain)
 
 
 def _told_of(store: Any) -> list[str]:
@@ -325,7 +425,13 @@ def _told_of_modes(opened: list[str]) -> list[str]:
 
 
 def _say(
-    url: str, name: str, report: Any, settings: Any, folder: Path | None, notices: list[str]
+    url: str,
+    name: str,
+    report: Any,
+    settings: Any,
+    folder: Path | None,
+    notices: list[str],
+    warn: Callable[[str], None],
 ) -> None:
     lines = (
         f"{name} on {report.device} ({report.device_name}), {report.dtype}",
@@ -367,4 +473,8 @@ def _say(
             "*)"
         )
     for warning in warnings:
-        print(for_terminal(f"WARNING: {warning}"), file=sys.stderr, flush=True)
+        warn(warning)
+
+
+def _warn(text: str) -> None:
+    print(for_terminal(f"WARNING: {text}"), file=sys.stderr, flush=True)

@@ -13,6 +13,7 @@ from typing import Any
 # other takes most of the time.
 SMALL_BYTES = 64 << 20
 
+_OF_A_SERVER = ("parallel", "isolate")  # options that `mtmd serve` sets for any model
 
 MODEL_HELP = (
     "a checkpoint folder, a GGUF file, or org/name or org/name:Q4_K_M on the Hugging Face hub"
@@ -237,6 +238,31 @@ def load_from(args: argparse.Namespace) -> Any:
     from mtmd.loading import load
 
     model = load(args.model, progress=sys.stderr.isatty(), **chosen)
+    settle_threads(args.threads, [model])
+    return model
+
+
+def load_dual_from(args: argparse.Namespace) -> Any:
+    """The dual encoder the options name. Raises MtmdError, for an option that it has no use for
+    too.
+    """
+    from mtmd.config import LoadOptions
+    from mtmd.embedding.embedder import EMBEDDER_OPTIONS, load_embedder
+    from mtmd.kernels.errors import OptionError
+
+    useless = {
+        field.name: field.default
+        for field in dataclasses.fields(LoadOptions)
+        if field.name not in (*EMBEDDER_OPTIONS, *_OF_A_SERVER)
+    }
+    for name, usual in useless.items():
+        if getattr(args, name, None) not in (usual, None):
+            raise OptionError(
+                f"--{name.replace('_', '-')}: {args.model} is a dual encoder, which has no use "
+                "for it; leave it out"
+            )
+    chosen = {name: getattr(args, name) for name in EMBEDDER_OPTIONS}
+    model = load_embedder(args.model, progress=sys.stderr.isatty(), **chosen)
     settle_threads(args.threads, [model])
     return model
 

@@ -12,14 +12,17 @@ from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
 from mtmd.kernels.checkpoint.open_weights import open_weights
 from mtmd.kernels.checkpoint.settings import Settings, read_json
 from mtmd.kernels.errors import ModelError
-from mtmd.llm.tokenizer.tokenizer import Tokenizer
+from mtmd.llm.tokenizer.sentencepiece_file import BLANK
+from mtmd.llm.tokenizer.tokenizer import PIECES, Tokenizer
 
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 @dataclass(frozen=True)
 class DualCheckpoint:
-    """`bare`: the punctuation of texts goes, and blanks between words become one."""
+    """`bare`: the punctuation of texts goes, and blanks between words become one. `pieces`: the
+    tokenizer is a sentencepiece model's alone, and a blank is put before a text here.
+    """
 
     folder: Path
     family: DualFamily
@@ -27,12 +30,15 @@ class DualCheckpoint:
     weight_bytes: int
     tokenizer: Tokenizer
     bare: bool
+    pieces: bool
 
     def tokens(self, text: str) -> tuple[list[int], bool]:
         """Ids of a text as the model was trained to read it, and whether its end did not fit.
 
         Raises PromptError for text that is not valid Unicode.
         """
+        if self.pieces:
+            text = BLANK + text.replace(BLANK, " ")
         if self.family.lower:
             text = text.lower()
         if self.bare:
@@ -74,7 +80,8 @@ def open_dual(folder: Path) -> DualCheckpoint:
     family, file, where = dual_family(config, image), open_weights(folder), str(folder)
     weights = CanonicalWeights(file, family.parameters(), where)
     check_no_extra(file, weights.sources, family.unused, where)
-    tokenizer = Tokenizer.from_folder(folder)
+    pieces = (folder / PIECES).exists() and not (folder / "tokenizer.json").exists()
+    tokenizer = Tokenizer.from_pieces(folder) if pieces else Tokenizer.from_folder(folder)
     if (largest := tokenizer.largest_ordinary_id()) >= family.text.vocabulary:
         raise ModelError(
             f"{where}: the tokenizer has a token with id {largest}, the configuration a vocabulary "
@@ -88,5 +95,6 @@ def open_dual(folder: Path) -> DualCheckpoint:
         weights,
         file.bytes,
         tokenizer,
-        bare=str(kind).removesuffix("Fast") == family.bare_with,
+        bare=pieces or str(kind).removesuffix("Fast") == family.bare_with,
+        pieces=pieces,
     )

@@ -89,9 +89,13 @@ class Embedder:
         """Numbers in a vector."""
         return self.checkpoint.family.width
 
+    def weights_read(self) -> tuple[int, int]:
+        """Bytes of weights that are where they are needed, and of all of them."""
+        return sum(dict(self.images.residency.bytes).values()), self._weight_bytes
+
     def embed(
         self,
-        images: ImageSource | Sequence[ImageSource] = (),
+        images: ImageSource | Picture | Sequence[ImageSource | Picture] = (),
         texts: str | Sequence[str] = (),
         *,
         normalize: bool = True,
@@ -106,7 +110,7 @@ class Embedder:
 
     def embeddings(
         self,
-        images: ImageSource | Sequence[ImageSource] = (),
+        images: ImageSource | Picture | Sequence[ImageSource | Picture] = (),
         texts: str | Sequence[str] = (),
         *,
         normalize: bool = True,
@@ -258,7 +262,8 @@ class Embedder:
         free, space = free_bytes(preferred), preferred.space
         graphs = [*encoder_graphs(self.images), *self.texts.graphs()]
         towers = {g.graph: g.weight_bytes.get(space, 0) for g in graphs}
-        needed = sum(towers.values()) + max(g.compute_bytes.get(space, 0) for g in graphs)
+        self._weight_bytes = sum(towers.values())
+        needed = self._weight_bytes + max(g.compute_bytes.get(space, 0) for g in graphs)
         if free is not None and needed > free:
             raise DeviceMemoryError(
                 f"{self.name} needs {mib(needed)} on {preferred.name}, which has {mib(free)} free; "

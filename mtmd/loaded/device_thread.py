@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from mtmd.kernels.errors import DeviceError, MtmdError
 from mtmd.kernels.plan.heartbeat import Heartbeat
+from mtmd.kernels.turns import aside
 from mtmd.tracebacks import stack_text, traceback_text
 
 HANG_S = 300.0  # a node takes seconds; the first run of one may compile it
@@ -110,7 +111,8 @@ class DeviceThread:
         with self._wake:
             self.post(run)
             self._asked.add(done)
-        value, error = done.get()
+        with aside():
+            value, error = done.get()
         self._asked.discard(done)
         if error is not None:
             raise error

@@ -180,6 +180,10 @@ class LoadedModel:
             values = {**values, "grammar": CheckedSchema(source)}
         return options(AnswerOptions, values)
 
+    def weights_read(self) -> tuple[int, int]:
+        """Bytes of weights that are where they are needed, and of all of them."""
+        return sum(dict(self.runner.residency.bytes).values()), self.admission.weight_bytes
+
     def start_workers(self) -> None:
         """Begin to start what the first picture or schema would wait for."""
         if self.options.isolate:

@@ -76,6 +76,11 @@ class Admission:
                 "cache and a step of the decoder; raise it, or lower context or parallel"
             )
 
+    @property
+    def weight_bytes(self) -> int:
+        """Of the memories whose size is known."""
+        return sum(self._weights.values())
+
     @cached_property
     def _weights(self) -> Bytes:
         plans = [self.runner.plan(BatchShape(1, images=1 if self.encoder else 0))]

@@ -17,6 +17,7 @@ from mtmd.clip.image.decode import Picture
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
 from mtmd.kernels.errors import PromptError
+from mtmd.kernels.turns import aside
 from mtmd.llm.engine.spans import Span
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
 from mtmd.loaded.memory_admission import CACHE_BYTES, Admission
@@ -91,7 +92,11 @@ class Bridge:
             if not cached:
                 entry = None if anew else self.cache.get(key)
                 cached = entry is not None
-                made[key] = entry or (prepare(picture.pixels, budget), None)
+                if entry is not None:
+                    made[key] = entry
+                else:
+                    with aside():  # mostly in numpy, beside the interpreter
+                        made[key] = prepare(picture.pixels, budget), None
             plan, embeddings = made[key]
             receipt = ImageReceipt(
                 picture.size,

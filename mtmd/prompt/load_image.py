@@ -34,6 +34,7 @@ __all__ = [
     "ImageLimits",
     "ImageSource",
     "Picture",
+    "jpeg_bytes",
     "load_image",
     "load_isolated",
     "picture_format",
@@ -67,15 +68,16 @@ def load_image(
 
 
 def load_isolated(
-    source: ImageSource, limits: ImageLimits = DEFAULT_LIMITS, unnamed: str = "image"
+    source: ImageSource, limits: ImageLimits = DEFAULT_LIMITS, unnamed: str = "image", page: int = 0
 ) -> Picture:
     """As `load_image`, with files decoded in a worker process, where a hostile one takes nothing
-    else along; in this one where the system cannot limit processes. Raises BusyError, too.
+    else along; in this one where the system cannot limit processes. `page` of a PDF, from 0 on.
+    Raises BusyError, too.
     """
     data, name = _read(source, limits, unnamed)
     if isinstance(data, (Image.Image, np.ndarray)) or not can_isolate():
-        return open_picture(data, limits, name)
-    return open_isolated(bytes(data), limits, name)
+        return open_picture(data, limits, name, page)
+    return open_isolated(bytes(data), limits, name, page)
 
 
 def _read(source: ImageSource, limits: ImageLimits, unnamed: str) -> tuple[Source, str]:
@@ -175,6 +177,16 @@ def _read_file(file: BinaryIO, limits: ImageLimits, name: str) -> bytes:
             "anew with 'rb'"
         ) from error
     return b"".join(chunks)
+
+
+def jpeg_bytes(pixels: Pixels, longest: int | None = None) -> bytes:
+    """A JPEG file of uint8 `[H, W, 3]`, scaled down to `longest` pixels where it is larger."""
+    image = Image.fromarray(pixels)
+    if longest:
+        image.thumbnail((longest, longest))
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=90, subsampling=0)
+    return file.getvalue()
 
 
 def png_bytes(pixels: Pixels) -> bytes:

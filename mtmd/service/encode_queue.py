@@ -1,5 +1,6 @@
 """Pictures waiting to be encoded, of all requests: equal tiles go together, a picture that several
-want is encoded once.
+want is encoded once. Of several owners' pictures that of the owner goes first who has had fewest
+tiles encoded, so that many of one stand before nobody else's.
 
 One thread drives it, a node at a time where others are to run in between; what nobody wants any
 more is left where it stands. A batch begins when there is memory for it; if need be it is a smaller
@@ -11,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import numpy as np
 from torch import Tensor
@@ -19,6 +21,7 @@ from mtmd.clip.encoder import BATCH
 from mtmd.kernels.errors import MtmdError
 from mtmd.kernels.graph import Shape
 from mtmd.kernels.plan.heartbeat import beat
+from mtmd.kernels.turns import Shares
 from mtmd.prompt.bridge import Bridge, Prepared
 from mtmd.prompt.embedding_cache import Key
 
@@ -27,11 +30,12 @@ WAIT_S = 20.0  # for memory that others hold; then a picture is given up
 
 @dataclass(eq=False)
 class Job:
-    """A picture being encoded for `users` requests. `embeddings` [T, D] are there at the end, or an
-    `error`.
+    """A picture being encoded for `users` requests, of `owners`. `embeddings` [T, D] are
+    there at the end, or an `error`.
     """
 
     prepared: Prepared
+    owners: set[str]
     users: int = 1
     tiles: dict[int, Tensor] = field(default_factory=dict)
     encode_ms: float = 0.0
@@ -64,17 +68,19 @@ class EncodeQueue:
         self._parts: list[Part] = []
         self._running: Generator[None, None, list[Tensor]] | None = None
         self._spent = 0.0
+        self._shares = Shares()  # in tiles
 
-    def add(self, prepared: Prepared) -> Job:
-        """Encode a picture, or join those who wait for the same. It may have been encoded since it
-        was prepared.
+    def add(self, prepared: Prepared, owner: str = "") -> Job:
+        """Encode a picture for somebody, or join those who wait for the same. It may have been
+        encoded since it was prepared.
         """
         job = self.jobs.get(prepared.key)
         if job is not None:
             job.users += 1
+            job.owners.add(owner)
             return job
         entry = self.bridge.cache.get(prepared.key)
-        job = Job(prepared, embeddings=None if entry is None else entry[1])
+        job = Job(prepared, {owner}, embeddings=None if entry is None else entry[1])
         if not job.is_over:
             self.jobs[prepared.key] = job
         return job
@@ -139,12 +145,7 @@ class EncodeQueue:
         """The first tile that waits and for which there is memory, and others of its shape, as many
         as there is memory for.
         """
-        waiting = [
-            (job, index)
-            for job in self.jobs.values()
-            for index in range(job.total)
-            if index not in job.tiles and not job.is_over
-        ]
+        waiting = self._in_turn()
         too_large: set[Shape] = set()
         for first in waiting:
             if (shape := _tile(first).shape) not in too_large:
@@ -154,10 +155,24 @@ class EncodeQueue:
                     else [p for p in waiting if _tile(p).shape == shape and not p[0].alone][:BATCH]
                 )
                 if parts := self._that_fit(together, shape):
+                    for owner in (o for job, _ in parts for o in job.owners):
+                        self._shares.add(owner, 1)
                     return parts
                 too_large.add(shape)
             first[0].short_since = first[0].short_since or time.monotonic()
         return []
+
+    def _in_turn(self) -> list[Part]:
+        """Tiles that wait, one of each owner after another."""
+        lines: dict[str, list[Part]] = {}
+        for job in self.jobs.values():
+            parts = [(job, i) for i in range(job.total) if i not in job.tiles]
+            for owner in job.owners if parts and not job.is_over else ():
+                lines.setdefault(owner, []).extend(parts)
+        order = self._shares.order(lines)
+        abreast = zip_longest(*(lines[owner] for owner in order))
+        # a picture that several want stands in several lines
+        return list(dict.fromkeys(p for row in abreast for p in row if p is not None))
 
     def _that_fit(self, parts: list[Part], shape: Shape) -> list[Part]:
         """As many of them as there is memory for."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 from mtmd.config import AnswerOptions
@@ -34,7 +35,13 @@ class Request:
     """Of the caches: what is kept of it is known only to requests of the same."""
     parser: CallParser | None = None
     warnings: tuple[str, ...] = ()
+    owner: str = ""
+    """Among whom the device is shared out."""
 
+    began: float = field(default_factory=time.perf_counter)
+    """When it was ready to be taken, after `preprocess_ms`."""
+    told: float | None = None
+    """When its last tokens were handed out."""
     waits: bool = False
     """For another to read the prompt of both."""
     followers: list[Request] = field(default_factory=list)

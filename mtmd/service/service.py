@@ -31,6 +31,7 @@ from mtmd.kernels.errors import (
     PromptError,
 )
 from mtmd.kernels.report.warmup_report import WarmupReport
+from mtmd.kernels.turns import for_whom, goes_first
 from mtmd.llm.engine.engine import Constraint, Engine, Prompt
 from mtmd.llm.engine.sequence import Sequence, Token
 from mtmd.llm.sampling.options import SEED_MAX
@@ -44,17 +45,19 @@ from mtmd.prompt.conversation import Message, RawPrompt
 from mtmd.prompt.prompts import Prompts
 from mtmd.service.call_plan import CallPlan, check_ids, plan_calls
 from mtmd.service.encode_queue import EncodeQueue, Job
+from mtmd.service.latencies import Latencies
 from mtmd.service.processed_tiles import ProcessedTiles
 from mtmd.service.receipts import make_receipt
 from mtmd.service.request import Request
 from mtmd.service.stats import ServiceStats, TokenCount
 from mtmd.service.ticket import Ticket
+from mtmd.service.turnover import Turnover
 from mtmd.tools.parser import CallPiece, Piece
 from mtmd.tracebacks import traceback_text
 
 __all__ = ["Service", "ServiceStats", "Ticket", "TokenCount"]
 
-SLICE_S = 0.02  # of encoding between two batches of the decoder
+SLICE_S = 0.01  # of encoding between two batches of the decoder
 RETRY_S = 0.05  # until memory is looked for again, with nothing else to do
 T = TypeVar("T")
 log = logging.getLogger("mtmd.service")
@@ -94,6 +97,8 @@ class Service:
         self._most = queue + loaded.runner.sequences
         self._places = threading.Semaphore(self._most)
         """One for each request from `submit` to its end: the only gate."""
+        self._turnover = Turnover()
+        self.latencies = Latencies()
         self._requests: dict[Ticket, Request] = {}
         self._open: dict[Ticket, None] = {}
         """Of requests from before they are posted to their end: who waits, also behind a hang."""
@@ -142,6 +147,11 @@ class Service:
         """Why nothing can be answered any more. Known at once, also while the device hangs."""
         return self._device.thread.fault
 
+    @property
+    def busy(self) -> bool:
+        """Whether anything is being answered, or waits for it."""
+        return bool(self._open)
+
     def on_fault(self, tell: abc.Callable[[DeviceError], None]) -> None:
         """`tell` is called, on any thread, once there is a fault; at once where there is one."""
         self._device.thread.on_fault.append(tell)
@@ -153,7 +163,8 @@ class Service:
     ) -> Ticket:
         """Take a conversation to be answered; `chosen` are the fields of `AnswerOptions`. Pictures
         are loaded and prepared here. `tenant`: for whom; what is kept of it, to be known when it
-        comes again, is for them alone.
+        comes again, is for them alone. The device is shared out evenly among
+        tenants, or among those that `mtmd.service.turns.work_for` has named.
 
         Raises MtmdError at once for what is wrong with it: PromptError, ImageError, OptionError;
         BusyError where too many wait; DeviceMemoryError for a picture that takes more memory than
@@ -198,21 +209,28 @@ class Service:
             raise again(self.fault)
         if not self._places.acquire(blocking=False):
             self._count("rejected")
+            with self._counting:
+                wait_s = self._turnover.wait_s()
             raise BusyError(
                 f"{self._most} requests are being answered or wait, the most that may; try again "
-                "later"
+                "later",
+                wait_s,
             )
         try:
             request = self._prepare(messages, settings, self._salt(tenant))
+            request.owner = for_whom() or tenant
             self._post(request, after)
         except BaseException:
-            self._places.release()
+            self._free_place()
             raise
         self._processed.add(request.prompt.pictures, tenant)
         return request.ticket
 
     def _post(self, request: Request, after: Ticket | None) -> None:
-        self._open[request.ticket] = None
+        with self._counting:
+            if not self._open:
+                self._turnover.begin()
+            self._open[request.ticket] = None
         try:
             self._device.post(lambda: self._take(request, after))
         except MtmdError:
@@ -331,6 +349,7 @@ class Service:
         """Of this moment. The device is not asked, which may be in a long step, or hang."""
         stats, engine = self._stats, self.engine
         stats.running, stats.waiting = len(engine.batcher.running), len(engine.batcher.waiting)
+        stats.clients_waiting, stats.made_way = engine.batcher.waiting.owners, engine.made_way
         stats.pages_used, stats.batches, stats.batch_rows = (
             engine.batcher.pages.held,
             engine.steps,
@@ -384,6 +403,11 @@ class Service:
         with self._counting:
             setattr(self._stats, statistic, getattr(self._stats, statistic) + 1)
 
+    def _free_place(self) -> None:
+        self._places.release()
+        with self._counting:
+            self._turnover.freed()
+
     def _give_up(self, ticket: Ticket) -> None:
         with suppress(MtmdError):  # the service is closed, and the request with it
             self._device.post(lambda: self._cancel(ticket))
@@ -425,7 +449,7 @@ class Service:
         if self.encoding:
             self.encoding.reset()
         for ticket in tickets:
-            self._places.release()
+            self._free_place()
             self._open.pop(ticket, None)
             ticket.put(failure)
 
@@ -446,7 +470,9 @@ class Service:
         that is longer, so that neither waits for more than the other's share.
         """
         if self.encoding and self.encoding.busy:
-            for job in self.encoding.step(max(SLICE_S, self._batch_s)):
+            with goes_first():
+                encoded = self.encoding.step(max(SLICE_S, self._batch_s))
+            for job in encoded:
                 self._encoded(job)
         start, self._batch_s = time.perf_counter(), 0.0
         if self.engine.busy:
@@ -466,7 +492,7 @@ class Service:
         assert self.encoding or not request.prompt.pictures
         for index, prepared in enumerate(request.prompt.pictures):
             if prepared.embeddings is None and self.encoding:
-                request.jobs[index] = self.encoding.add(prepared)
+                request.jobs[index] = self.encoding.add(prepared, request.owner)
         leader = None if after is None else self._requests.get(after)
         if leader is not None and not leader.tokens:
             request.waits = True
@@ -526,6 +552,7 @@ class Service:
                 request.constraint,
                 request.salt.encode(),
                 settings.min_tokens,
+                request.owner,
             )
             request.sequence = self.engine.submit(prompt)
         except MtmdError as error:
@@ -538,7 +565,9 @@ class Service:
         """New tokens as text, and the end."""
         sequence = request.sequence
         assert sequence is not None
-        for token in sequence.take():
+        tokens = sequence.take()
+        self._note(request, len(tokens), sequence.queued_ms)
+        for token in tokens:
             request.tokens.append(token.id)
             self._let_follow(request)
             self._read(request, request.stream.push(token.id), token)
@@ -553,6 +582,20 @@ class Service:
             self._read(request, request.stream.finish(), None, last=True)
             called = sequence.finish == "stop" and request.parser and request.parser.calls
             self._finish(request, "tool_calls" if called else sequence.finish)
+
+    def _note(self, request: Request, tokens: int, queued_ms: float) -> None:
+        """How long its caller waited for these."""
+        if not tokens:
+            return
+        now, told, latencies = time.perf_counter(), request.told, self.latencies
+        if told is None:
+            latencies.first_token.add(now - request.began + request.preprocess_ms / 1e3)
+            latencies.queue.add(queued_ms / 1e3)
+            if tokens > 1:
+                latencies.between_tokens.add(0.0, tokens - 1)
+        else:
+            latencies.between_tokens.add((now - told) / tokens, tokens)
+        request.told = now
 
     def _read(
         self, request: Request, text: str, token: Token | None, *, last: bool = False
@@ -638,5 +681,5 @@ class Service:
         request.jobs = {}
         del self._requests[request.ticket]
         self._open.pop(request.ticket, None)
-        self._places.release()
+        self._free_place()
         self._let_follow(request)

@@ -16,14 +16,16 @@ class TokenCount:
 
 @dataclass
 class ServiceStats:
-    """Plain numbers since the service began; those of running, waiting, encoding and pages_used are
-    of this moment. Pictures are shrunk and refused for want of memory. Of tokens that were proposed
-    for answers, some were accepted.
+    """Plain numbers since the service began; those of running, waiting, clients_waiting, encoding
+    and pages_used are of this moment. Pictures are shrunk and refused for want of memory. Of tokens
+    that were proposed for answers, some were accepted. `preemptions`: of those finished; `made_way`
+    for another client, of all.
     """
 
     slots: int = 0
     running: int = 0
     waiting: int = 0
+    clients_waiting: int = 0
     encoding: int = 0
     pages: int = 0
     pages_used: int = 0
@@ -47,6 +49,7 @@ class ServiceStats:
     encode_batches: int = 0
     encode_tiles: int = 0
     preemptions: int = 0
+    made_way: int = 0
     queued_ms: float = 0.0
     preprocess_ms: float = 0.0
     encode_ms: float = 0.0

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from threading import Lock
 
 from mtmd.events import Event, Finished
+from mtmd.kernels.turns import get_up
 
 
 class Ticket:
@@ -27,6 +28,7 @@ class Ticket:
         """Events as they come, `Finished` the last, each once. Raises the MtmdError by which the
         request failed.
         """
+        get_up()
         try:
             while not self._over:
                 event = self._events.get()
@@ -69,6 +71,7 @@ def gather(tickets: Sequence[Ticket]) -> Iterator[tuple[int, Event]]:
     for index, ticket in enumerate(tickets):
         ticket.redirect(sink(index))
     left = len(tickets)
+    get_up()
     try:
         while left:
             index, event = events.get()

@@ -136,6 +136,8 @@ def _results(
                 made[-1]["content"] += [{"type": "text", "text": "\n"}, *response]
             else:
                 made.append({"role": "user", "content": response})
+        elif was_result and message["role"] == "user" and not template.writes_results:
+            made[-1]["content"] += [{"type": "text", "text": "\n"}, *_parts(message["content"])]
         elif message["role"]:
             made.append(dict(message))
         was_result = is_result

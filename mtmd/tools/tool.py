@@ -21,6 +21,7 @@ NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 ID_BYTES_MAX = 256
 Mode = Literal["none", "auto", "required"]
 MODES = ("none", "auto", "required")
+_SCHEMAS = ("parameters", "input_schema")  # what interfaces call the schema of the arguments
 
 
 @dataclass(frozen=True)
@@ -142,23 +143,26 @@ def _read(item: object, where: str) -> Tool:
             f"{where}.type: found {item['type']!r:.60}, expected 'function'; other kinds of tools "
             "are not run here"
         )
-    function = item.get("function", item)
+    function, where = _inner(item, where)
     if not isinstance(function, Mapping):
-        raise _wrong(f"{where}.function", function, "an object with 'name' and 'parameters'")
+        raise _wrong(where, function, "an object with 'name' and 'parameters'")
     name, description = function.get("name"), function.get("description")
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise _wrong(
-            f"{where}.function.name", name, "up to 128 letters, digits and any of _ - . : /"
-        )
+        raise _wrong(f"{where}.name", name, "up to 128 letters, digits and any of _ - . : /")
     if description is not None and not isinstance(description, str):
-        raise _wrong(f"{where}.function.description", description, "a text")
+        raise _wrong(f"{where}.description", description, "a text")
     strict = function.get("strict")
     if strict is not None and type(strict) is not bool:
-        raise _wrong(f"{where}.function.strict", strict, "true or false")
-    parameters = function.get("parameters", function.get("input_schema"))
-    return Tool(
-        name, description or "", _schema(parameters, f"{where}.function.parameters"), bool(strict)
-    )
+        raise _wrong(f"{where}.strict", strict, "true or false")
+    key = next((key for key in _SCHEMAS if key in function), _SCHEMAS[0])
+    schema = _schema(function.get(key), f"{where}.{key}")
+    return Tool(name, description or "", schema, bool(strict))
+
+
+def _inner(item: Mapping[str, Any], where: str) -> tuple[Any, str]:
+    """What says of a function which it is, and its place: some interfaces have no object for it."""
+    flat = "function" not in item and any(key in item for key in ("name", *_SCHEMAS))
+    return (item, where) if flat else (item.get("function", item), f"{where}.function")
 
 
 def _schema(value: object, where: str) -> str:
@@ -193,9 +197,9 @@ def _choice(value: object, names: set[str]) -> ToolChoice:
         raise _wrong("tool_choice", value, f"one of {', '.join(MODES)}, or an object")
     if value.get("type") == "allowed_tools":
         return _allowed(value, names)
-    function = value.get("function", value)
+    function, where = _inner(value, "tool_choice")
     name = function.get("name") if isinstance(function, Mapping) else None
-    return ToolChoice("required", (_known(name, "tool_choice.function.name", names),))
+    return ToolChoice("required", (_known(name, f"{where}.name", names),))
 
 
 def _allowed(value: Mapping[str, Any], names: set[str]) -> ToolChoice:

@@ -17,7 +17,7 @@ from attempts import Attempt, Generator
 ANSWER_S = (
     120.0  # until somebody counts as unanswered: long, since a busy machine makes nobody fail
 )
-PATIENCE_S = 1.0  # of who has sent no whole request, before nothing more comes of it
+PATIENCE_S = 0.3  # of who has sent no whole request, before nothing more comes of it
 INSIDE = re.compile(rb"Traceback|File \"|site-packages|0x[0-9a-f]{6,}|PIL\.|werkzeug|pydantic")
 KEPT = 20  # of problems, to show
 RETRIES, RETRY_S = (

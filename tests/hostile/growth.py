@@ -25,7 +25,6 @@ from mtmd.terminal.line_input import words_of
 from mtmd.web.app import create_app
 from mtmd.web.page.answers import Answer
 from mtmd.web.page.grounding import find_regions
-from mtmd.web.page.markdown import render
 from mtmd.web.settings import ServerSettings
 from mtmd.web.store.search import around
 
@@ -72,8 +71,6 @@ WAYS: dict[str, Callable[[int], object]] = {
     "text sealed": sealing,
     "events to SSE": api_stream,
     "events read again by the page": page_events,
-    "Markdown": lambda n: render("*a* " * n),
-    "Markdown, only begun": lambda n: render("[*_" * n),
     "regions": lambda n: find_regions('<box>(1,2) {"bbox": [1,2,' * (n // 4)),
     "regions, blanks": lambda n: find_regions("<box>" + " " * 4 * n),
     "search, the words around": lambda n: around("word " * n, ["nowhere", "word"]),

@@ -11,19 +11,24 @@ import itertools
 import json
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent / "shapes"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "families"))
 
-from attack import Account, attack
+from attack import Account
+from attackers import Attackers
 from attempts import Generator
 from damaged_pictures import picture_attempt
-from hostile_schemas import schema_attempt
+from grammars import constraint_attempt
 from http_shapes import http_shape
 from served import ATTACKER, Served, Watched, served
 from slow_clients import attack_slowly
@@ -32,15 +37,16 @@ HEALTH_MS = 250.0
 MEMORY_MIB = 3072
 """Of the server and its workers together: the demo model 0.5 GiB, one picture of the most pixels
 that may be decoded in 2.5."""
-SHARES = {"requests": 8, "pictures": 8, "schemas": 5, "slow": 5, "models": 4}
+GROWTH = 1.15  # of the server's memory while the same goes on
+SHARES = {"requests": 8, "pictures": 10, "schemas": 5, "slow": 2, "models": 5}
 """Of the minutes."""
+COUNTS = {"requests": 50_000, "pictures": 20_000, "schemas": 10_000, "slow": 500, "models": 5_000}
 GENERATORS: dict[str, Generator] = {
     "requests": http_shape,
     "pictures": picture_attempt,
-    "schemas": schema_attempt,
+    "schemas": constraint_attempt,
 }
 CALM_S, AFTER_S = 15.0, 5.0
-STEP = 500  # attempts between looks at the memory
 MODEL_KINDS = (
     "config",
     "processor",
@@ -67,7 +73,9 @@ def main() -> int:
         report["log"] = server.problems
     if wanted["models"]:
         began = time.monotonic()
-        report["models"] = model_files(options.seed, wanted["models"], 60 * minutes["models"])
+        report["models"] = model_files(
+            options.seed, wanted["models"], 60 * minutes["models"], options.attackers
+        )
         report["models"]["minutes"] = round((time.monotonic() - began) / 60, 1)
     calm = report.get("calm", {}).get("watched", {})
     busy = calm.get("over_250_ms", 0) > 0  # with something else: times decide nothing
@@ -79,6 +87,7 @@ def main() -> int:
         if isinstance(found, dict):
             problems += [f"{name}: {p}" for p in found.get("first_problems", ())]
             problems += judged(name, found.get("watched", {}), options.memory, busy)
+            problems += [f"{name}: {p}" for p in grown(found.get("server_mib", []))]
     report["problems"] = problems
     text = json.dumps(report, indent=1)
     if options.out:
@@ -92,13 +101,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=30, help="in all, shared out (30)")
     for name in SHARES:
         text = "connections at a time" if name == "slow" else "at most"
-        most = 500 if name == "slow" else 1_000_000
+        most = COUNTS[name]
         parser.add_argument(
             f"--{name}", type=int, default=most, help=f"{text}, 0 for none ({most:,})"
         )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="number of the first attempt (0)")
-    parser.add_argument("--at-once", type=int, default=24, help="attempts at a time (24)")
+    parser.add_argument("--at-once", type=int, default=32, help="attempts at a time (32)")
+    parser.add_argument("--attackers", type=int, default=2, help="processes that attack (2)")
     parser.add_argument("--chats", type=int, default=4, help="neighbours who chat (4)")
     parser.add_argument("--threads", type=int, default=1, help="of the server (1)")
     parser.add_argument(
@@ -124,24 +134,22 @@ def run_on(
             began = time.monotonic()
             seconds = 60 * minutes[kind]
             if kind == "slow":
-                accounts = [
-                    attack_slowly(
-                        where,
-                        ATTACKER,
-                        options.seed,
-                        count=wanted[kind],
-                        seconds=seconds,
-                        to_the_end=True,
-                    )
-                ]
+                account = attack_slowly(
+                    where,
+                    ATTACKER,
+                    options.seed,
+                    count=wanted[kind],
+                    seconds=seconds,
+                    to_the_end=True,
+                )
                 sizes = [server.resident_mib()]
             else:
-                accounts, sizes = in_steps(server, kind, wanted[kind], seconds, options)
-            report[kind] = joined(accounts) | {
+                account, sizes = at_once(server, kind, wanted[kind], seconds, options)
+            report[kind] = reported(account) | {
                 "minutes": round((time.monotonic() - began) / 60, 1),
                 "server_mib": sizes,
             }
-            told = {k: report[kind][k] for k in ("count", "statuses", "problems", "minutes")}
+            told = {k: report[kind][k] for k in ("count", "statuses", "first_problems", "minutes")}
             print(kind, json.dumps(told), file=sys.stderr, flush=True)
             if server.process.poll() is not None:
                 report[kind]["first_problems"].append("the server ended")
@@ -156,72 +164,88 @@ def run_on(
     return report
 
 
-def in_steps(
+def at_once(
     server: Served, kind: str, count: int, seconds: float, options: argparse.Namespace
-) -> tuple[list[Account], list[int]]:
-    """Accounts, and the server's resident memory in MiB after each step."""
-    accounts, sizes = list[Account](), list[int]()
-    end = time.monotonic() + seconds
-    for first in range(options.first, options.first + count, STEP):
-        if (left := end - time.monotonic()) <= 0 or server.process.poll() is not None:
-            break
-        accounts.append(
-            attack(
-                (server.host, server.port),
-                GENERATORS[kind],
-                ATTACKER,
-                options.seed,
-                count=min(STEP, options.first + count - first),
-                seconds=left,
-                at_once=options.at_once,
-                first=first,
-            )
-        )
+) -> tuple[Account, list[int]]:
+    """An account, and the server's resident memory in MiB as it went."""
+    sizes = list[int]()
+
+    def look() -> None:
         if server.process.poll() is None:
             sizes.append(server.resident_mib())
-    return accounts, sizes
+
+    with Attackers(options.attackers) as attackers:
+        account = attackers.attack(
+            (server.host, server.port),
+            GENERATORS[kind],
+            ATTACKER,
+            options.seed,
+            count=count,
+            seconds=seconds,
+            at_once=options.at_once,
+            first=options.first,
+            look=look,
+        )
+    look()
+    return account, sizes
 
 
-def joined(accounts: list[Account]) -> dict[str, Any]:
-    whole = Account()
-    for account in accounts:
-        whole.statuses += account.statuses
-        whole.problems += account.problems
-        whole.waited_ms += account.waited_ms
-        whole.turned_away += account.turned_away
-        whole.slowest_s = max(whole.slowest_s, account.slowest_s)
-        for what, statuses in account.by_what.items():
-            whole.by_what[what] += statuses
-    return whole.report() | {"by_what": {k: dict(v) for k, v in sorted(whole.by_what.items())}}
+def grown(sizes: list[int]) -> list[str]:
+    """Memory in MiB that keeps growing, or is kept: the second fifth against the last."""
+    part = len(sizes) // 5
+    if part < 3:
+        return []
+    early, late = median(sizes[part : 2 * part]), median(sizes[-part:])
+    if late <= GROWTH * early:
+        return []
+    return [f"the server's memory grew from {early} to {late} MiB, {GROWTH - 1:.0%} are allowed"]
 
 
-def model_files(seed: int, count: int, seconds: float) -> dict[str, Any]:
+def reported(account: Account) -> dict[str, Any]:
+    by_what = {what: dict(statuses) for what, statuses in sorted(account.by_what.items())}
+    return account.report() | {"by_what": by_what}
+
+
+def model_files(seed: int, count: int, seconds: float, processes: int) -> dict[str, Any]:
     """Damaged checkpoints opened in processes of their own, kind after kind."""
     from mutated_files import Worker, failures, make_seeds
 
     found, wrong, end = Counter[str](), list[str](), time.monotonic() + seconds
-    peak = 0
-    with tempfile.TemporaryDirectory() as name:
-        (seeds := Path(name) / "seeds").mkdir()
-        (scratch := Path(name) / "scratch").mkdir()
-        worker = Worker(make_seeds(seeds), scratch)
-        try:
-            for kind, number in zip(itertools.cycle(MODEL_KINDS), itertools.count()):
-                left = count - found.total()
-                if left <= 0 or time.monotonic() > end:
-                    break
-                first = seed * 1_000_000 + number // len(MODEL_KINDS) * MODEL_STEP
-                results = worker.run(kind, first, min(MODEL_STEP, left))
+    peak, lock = 0, threading.Lock()
+    batches = zip(itertools.count(), itertools.cycle(MODEL_KINDS), range(0, count, MODEL_STEP))
+
+    def work(worker: Worker) -> None:
+        nonlocal peak, wrong
+        while time.monotonic() < end:
+            with lock:
+                number, kind, begun = next(batches, (0, "", count))
+            if begun >= count:
+                return
+            first = seed * 1_000_000 + number // len(MODEL_KINDS) * MODEL_STEP
+            results = worker.run(kind, first, min(MODEL_STEP, count - begun))
+            with lock:
                 found.update(r["outcome"] for r in results)
                 peak = max(peak, *(r["peak"] for r in results))
                 wrong += [f"{kind}: {failure}" for failure in failures(results)]
+
+    with tempfile.TemporaryDirectory() as name:
+        (seeds := Path(name) / "seeds").mkdir()
+        made = make_seeds(seeds)
+        workers = list[Worker]()
+        for index in range(processes):
+            (scratch := Path(name) / f"scratch {index}").mkdir()
+            workers.append(Worker(made, scratch))
+        try:
+            with ThreadPoolExecutor(processes) as pool:
+                list(pool.map(work, workers))
         finally:
-            worker.close()
+            for worker in workers:
+                worker.close()
     return {
         "count": found.total(),
         "outcomes": dict(found),
         "peak_mib": peak >> 20,
-        "processes": worker.started,
+        "processes": sum(worker.started for worker in workers),
         "problems": len(wrong),
         "first_problems": wrong[:20],
     }

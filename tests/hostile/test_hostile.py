@@ -4,22 +4,24 @@ decided by how long it took; `make hostile` goes on for longer.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from urllib.request import urlopen
 
 import pytest
-from attack import Account, attack, examples
+from attack import Account, attack, chance, examples
 from attempts import Attempt, Generator
 from damaged_pictures import picture_attempt
-from hostile_schemas import schema_attempt
+from grammars import constraint_attempt
 from http_shapes import KINDS, http_shape
-from run import MEMORY_MIB, judged
+from routes import Route, routes
+from run import MEMORY_MIB, grown, judged
 from served import ATTACKER, Served, Watched, served
 from slow_clients import attack_slowly
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are read from /proc")
-COUNTS: dict[Generator, int] = {http_shape: 400, picture_attempt: 200, schema_attempt: 200}
+COUNTS: dict[Generator, int] = {http_shape: 400, picture_attempt: 200, constraint_attempt: 200}
 SLOW = 200
 
 
@@ -73,6 +75,19 @@ def test_every_shape_is_made() -> None:
     assert len({a.what for a in examples(http_shape, 1, 400)}) >= len(KINDS)
 
 
+def test_every_route_is_attacked() -> None:
+    """Those that are registered, whoever brings them."""
+    made = (KINDS["any route"](chance("any route", 1, n), "key").data for n in range(1500))
+    lines = [data.decode("latin-1").split(" ", 2)[:2] for data in made]
+
+    def times(route: Route) -> int:
+        rule = re.compile(re.sub(r"<[^>]+>", ".+", route.rule))
+        return sum(m == route.method and rule.fullmatch(path) is not None for m, path in lines)
+
+    assert {r.rule: r.method for r in routes() if not times(r)} == {}
+    assert len(routes()) > 100
+
+
 @pytest.mark.parametrize(
     "status, whole, data, wrong",
     [
@@ -92,6 +107,12 @@ def test_what_the_account_takes_for_a_problem(
     account = Account()
     account.add(Attempt("x", b"", whole), "1", status, 0.1, data)
     assert bool(account.problems) is wrong and account.count == 1
+
+
+def test_memory_that_is_kept_is_told() -> None:
+    assert not grown([400, 900, 500, 600, 590, 2000, 600, 610, 590, 600] * 3)
+    assert not grown([1, 2, 3])
+    assert len(grown(list(range(400, 700, 10)))) == 1
 
 
 def test_what_the_watcher_sees_is_judged() -> None:

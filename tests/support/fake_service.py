@@ -15,6 +15,8 @@ from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.prompt.conversation import RawPrompt
 from mtmd.prompt.load_image import Picture
 from mtmd.receipt import ImageReceipt
+from mtmd.service.latencies import Latencies
+from mtmd.service.turns import get_up
 
 CONTEXT = 512
 GRAPH = GraphFacts(
@@ -40,10 +42,17 @@ class FakeTicket:
         self.cancelled.set()
 
     def redirect(self, put):
-        for event in self:
-            put(event)
+        def run():
+            try:
+                for event in self:
+                    put(event)
+            except Exception as error:
+                put(error)
+
+        threading.Thread(target=run, daemon=True).start()
 
     def __iter__(self):
+        get_up()
         service = self.service
         if service.calls and self.settings.toolbox.callable:
             yield from self._call(service.calls)
@@ -75,7 +84,7 @@ class FakeTicket:
             yield ToolCallPiece(index, call.id, call.name, "")
             yield ToolCallPiece(index, None, None, call.arguments[:half])
             yield ToolCallPiece(index, None, None, call.arguments[half:])
-        yield self._finished([], "tool_calls", tuple(calls))
+        yield self._finished([], self.service.calls_finish, tuple(calls))
 
     def _finished(self, said, finish, calls=(), stop=None):
         images = tuple(
@@ -126,6 +135,8 @@ class FakeService:
         self.tickets, self.ended, self.words, self.running = [], [], None, 0
         self.tenants, self.fault, self.told = [], None, []
         self.calls = ()  # of tools, in place of words where a request has tools
+        self.latencies = Latencies()
+        self.calls_finish = "tool_calls"
         self.name, self.context, self.sees, self.warmup_report = "fake", CONTEXT, True, REPORT
 
     def on_fault(self, tell):

@@ -62,7 +62,18 @@ def test_this_machine_needs_no_key(host):
         {"api_keys": ("ümlauts-in-it",)},
         {"cors_origins": ("example.org",)},
         {"cors_origins": ("https://example.org/",)},
-        {"cors_origins": ("null",)},
+        {"cors_origins": ("app://",)},
+        {"cors_origins": ("https://*.example.org",)},
+        {"allowed_hosts": ("example.org:8080",)},
+        {"allowed_hosts": ("https://example.org",)},
+        {"allowed_hosts": ("*example.org",)},
+        {"allowed_hosts": ("",)},
+        {"root_path": "mtmd"},
+        {"root_path": "/mtmd/"},
+        {"root_path": "//evil.example"},
+        {"root_path": "/a b"},
+        {"trusted_proxy": ("10.0.0.1/8",)},
+        {"trusted_proxy": ("proxy.example",)},
     ],
 )
 def test_wrong_settings_are_refused(wrong):
@@ -214,6 +225,30 @@ def test_a_name_that_only_resolves_to_this_machine_is_refused(host, status):
     assert found.status_code in ((status, 400) if status == 403 else (status,))
 
 
+@pytest.mark.parametrize(
+    "listens, allowed, host, status",
+    [
+        ("127.0.0.1", ("chat.example.org",), "chat.example.org", 200),
+        ("127.0.0.1", ("chat.example.org",), "Chat.Example.org.:8443", 200),
+        ("127.0.0.1", ("chat.example.org",), "localhost:8080", 200),
+        ("127.0.0.1", ("chat.example.org",), "example.org", 403),
+        ("127.0.0.1", ("chat.example.org",), "chat.example.org.evil", 403),
+        ("127.0.0.1", ("*.example.org",), "a.b.example.org", 200),
+        ("127.0.0.1", ("*.example.org",), "example.org", 403),
+        ("127.0.0.1", ("*.example.org",), "evilexample.org", 403),
+        ("127.0.0.1", ("*",), "anything", 200),
+        ("127.0.0.1", ("host.docker.internal",), "host.docker.internal:8080", 200),
+        ("0.0.0.0", ("chat.example.org",), "chat.example.org", 200),
+        ("0.0.0.0", ("chat.example.org",), "10.0.0.7:8080", 403),
+        ("0.0.0.0", ("chat.example.org",), "127.0.0.1", 200),
+    ],
+)
+def test_names_that_are_allowed_are_answered_to(listens, allowed, host, status):
+    client = client_for(FakeService(), host=listens, allowed_hosts=allowed, insecure_no_auth=True)
+    assert client.get("/v1/models", headers={"Host": host}).status_code == status
+    assert client.get("/health", headers={"Host": host}).status_code == 200
+
+
 def test_a_server_for_others_is_called_by_any_name():
     client = client_for(FakeService(), host="0.0.0.0", api_keys=(KEY,))
     assert (
@@ -236,6 +271,12 @@ def test_a_server_for_others_is_called_by_any_name():
         ("https://evil.example", ("https://ok.example",), 403),
         ("https://ok.example.evil", ("https://ok.example",), 403),
         ("https://evil.example", ("*",), 200),
+        ("null", ("null",), 200),
+        ("app://obsidian.md", ("app://obsidian.md",), 200),
+        ("app://evil", ("app://obsidian.md",), 403),
+        ("chrome-extension://abcdef", ("chrome-extension://abcdef",), 200),
+        ("vscode-webview://1ab", ("vscode-webview://*",), 200),
+        ("vscode-webviewer://1ab", ("vscode-webview://*",), 403),
     ],
 )
 def test_pages_of_other_origins_are_refused_unless_allowed(origin, allowed, status):
@@ -249,13 +290,7 @@ def test_pages_of_other_origins_are_refused_unless_allowed(origin, allowed, stat
     )
     assert (found.status_code, len(service.tickets)) == (status, int(status == 200))
     granted = found.headers.get("Access-Control-Allow-Origin")
-    assert granted == (
-        None
-        if not allowed or origin not in (*allowed, "https://evil.example") or status == 403
-        else "*"
-        if "*" in allowed
-        else origin
-    )
+    assert granted == (None if status == 403 or not allowed else "*" if "*" in allowed else origin)
     assert "Access-Control-Allow-Credentials" not in found.headers
 
 

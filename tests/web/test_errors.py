@@ -11,6 +11,7 @@ from serving import client_for, data_url, image_part, png, post_chat, raw_reques
 
 from mtmd import (
     BusyError,
+    ContextError,
     DeviceMemoryError,
     ImageError,
     ModelError,
@@ -242,8 +243,8 @@ def test_a_panic_in_a_stream_ends_the_connection():
     service = FakeService()
 
     class Ticket:
-        def __iter__(self):
-            panic()
+        def redirect(self, put):
+            put(PanicException("at byte 7"))
 
         def cancel(self):
             pass
@@ -256,3 +257,21 @@ def test_a_panic_in_a_stream_ends_the_connection():
             told += piece
         sock.close()
         assert b"[DONE]" not in told
+
+
+def test_a_prompt_that_is_too_long_is_told_with_its_numbers():
+    service = FakeService()
+    service.refuses = ContextError("the prompt takes 900 tokens", 900, 512)
+    client = client_for(service)
+    found = post_chat(client, "hi").get_json()["error"]
+    assert (found["code"], found["n_prompt_tokens"], found["n_ctx"]) == (
+        "context_length_exceeded",
+        900,
+        512,
+    )
+    found = client.post("/v1/completions", json={"prompt": "x" * 100_000}).get_json()["error"]
+    assert (found["code"], found["n_prompt_tokens"], found["n_ctx"]) == (
+        "context_length_exceeded",
+        None,
+        512,
+    )

@@ -311,7 +311,7 @@ TRICKS = {
     "no colon": f"{LINE}nonsense\r\n\r\n",
     "space before colon": f"{LINE}Content-Length : 5\r\n\r\nhello",
     "null in header": f"{LINE}X-A: \0\r\n\r\n",
-    "no host": "GET /health HTTP/1.1\r\nConnection: close\r\n\r\n",
+    "no host": "GET /v1/models HTTP/1.1\r\nConnection: close\r\n\r\n",
     "two hosts": "GET /v1/models HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n",
     "absolute": "GET http://evil.example/v1/models HTTP/1.1\r\nHost: evil.example\r\n\r\n",
     "huge header": f"GET /health HTTP/1.1\r\nHost: localhost\r\nX-A: {'a' * 300_000}\r\n\r\n",

@@ -234,7 +234,7 @@ def test_long_bodies_are_read_for_the_keys_of_the_moment(file):
 
 def test_names_and_never_keys_are_in_the_log_and_in_the_metrics(file, caplog):
     client = client_for(FakeService(), api_key_file=file)
-    with caplog.at_level(logging.INFO, "mtmd.web"):
+    with caplog.at_level(logging.INFO, "mtmd.access"):
         client.get("/v1/models", headers=bearer(ANNA))
         client.get("/v1/models", headers=bearer(NEW))
     lines = [r.getMessage().split()[1:5] for r in caplog.records]

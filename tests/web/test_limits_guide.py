@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mtmd.web import server
+from mtmd.web.api import embedding_requests as vectors
 from mtmd.web.connections.parser import SHORT_BODY
 from mtmd.web.intake import gate
 from mtmd.web.intake.fetch import MOST_REDIRECTS, Fetcher
@@ -26,7 +27,7 @@ MIB, KIB = 1 << 20, 1 << 10
     "row, facts",
     [
         ("open connections", [f"{C.most:,}"]),
-        ("of one address", [C.per_address]),
+        ("of one address", [f"{C.per_address:,}"]),
         ("the head of a request", [f"{C.head_s:g} s"]),
         ("its body", [f"{C.body_s:g} s", f"{C.body_rate // KIB} KiB"]),
         ("a connection that nothing", [f"{C.idle_s:g} s"]),
@@ -37,10 +38,13 @@ MIB, KIB = 1 << 20, 1 << 10
         ("pictures of one", [M.images, f"{M.bytes // MIB} MiB", f"{M.pixels // 10**6} million"]),
         ("the rest of its", [f"{J.bytes // MIB} MiB", f"{J.values:,} names", J.deep]),
         ("JSON of the page", [f"{gate.SMALL_VALUES:,} names"]),
+        ("texts and pictures that", [f"{vectors.MOST_INPUTS:,}", f"{vectors.LONGEST_TEXT:,} char"]),
         ("an imported", [f"{S.body_bytes // MIB} MiB", f"{gate.HISTORY_VALUES:,} names"]),
         ("a picture that is", [f"{M.bytes // MIB} MiB", f"{M.pixels // 10**6} million"]),
         ("a body where none", [f"{gate.FORGIVEN_BYTES // KIB} KiB"]),
-        ("requests a minute", [S.rate_limit]),
+        ("requests being answered", [f"{S.queue:,}"]),
+        ("of these, requests", [gate.PREPARED_AT_ONCE]),
+        ("requests a minute", [S.rate_limit or "any number"]),
         ("pixels of all", [f"{M.server_pixels // 10**6} million"]),
         ("pictures being", [f"{M.decoding_pixels // 10**6} million"]),
         ("readers of", [S.followers, chat.READERS_EACH]),

@@ -13,11 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.request import Request, urlopen
 
+import numpy as np
 import openai
 import pytest
+from dual_encoders import clip
 from serving import data_url, image_part, user
 
-from mtmd import load
+from mtmd import load, load_embedder
 from mtmd.cli import main
 from mtmd.web.store.store import Store
 
@@ -128,8 +130,32 @@ def test_the_demo_model_is_served_as_it_answers_alone():
         assert (process.returncode, out, err) == (0, "stopped\n", "")
 
 
+def test_a_dual_encoder_is_served(tmp_path):
+    clip(tmp_path / "tiny clip")
+    with serving("-m", str(tmp_path / "tiny clip"), "--dtype", "fp32") as (process, said):
+        assert "tiny clip on cpu" in said and "/ready tells how far" in said
+        body = json.dumps({"input": ["a cat", {"image": data_url(SHAPES)}]}).encode()
+        with urlopen(Request(f"{address(said)}/v1/embeddings", body, JSON)) as found:
+            rows = [row["embedding"] for row in json.load(found)["data"]]
+        model = load_embedder(tmp_path / "tiny clip", threads=1)
+        expected = [*model.embed(texts="a cat"), *model.embed(SHAPES)]
+        assert np.abs(np.float32(rows) - np.stack(expected)).max() < 1e-5
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+        assert (process.returncode, out, err) == (0, "stopped\n", "")
+
+
+def test_a_dual_encoder_has_no_use_for_a_chats_options(capsys, tmp_path):
+    clip(tmp_path / "c")
+    assert main(["serve", "-m", str(tmp_path / "c"), "--port", "0", "--context", "99"]) == 2
+    told = capsys.readouterr().err
+    assert "--context: " in told and "dual encoder" in told
+
+
 def test_an_answer_under_way_is_told_that_the_server_ends(tmp_path):
     with serving(
+        "--drain",
+        "0",
         "--data",
         str(tmp_path / "data"),
         "--host",
@@ -182,7 +208,7 @@ def test_a_server_that_is_to_stop_does_not_wait_for_a_device_that_hangs():
     with serving("--no-history", "--hang-limit", "0", program=("-c", HANGS)) as (process, said):
         body = json.dumps({"messages": [user("hi")], "stream": True}).encode()
         with urlopen(Request(f"{address(said)}/v1/chat/completions", body, JSON), timeout=30):
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (70, "")
     assert err.splitlines()[-1].startswith("mtmd serve: the device has not ended what it does")

@@ -7,25 +7,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from flask import Blueprint, Response, g, jsonify
+from flask import Blueprint, Response, g
 
-from mtmd import Answer, Event, Finished, Progress, Receipt, TextPiece
+from mtmd import Answer, Event, Finished, Progress, Receipt, TextPiece, ToolCallPiece
 from mtmd.web import sse
 from mtmd.web.adapters.anthropic_requests import CountRequest, MessagesRequest
 from mtmd.web.adapters.door import Door, error_response
-from mtmd.web.errors import ApiError
+from mtmd.web.adapters.tools import arguments_of
+from mtmd.web.errors import in_anthropics_form
 from mtmd.web.intake.body import json_body
 from mtmd.web.intake.gate import Body, Work, takes
 
-_ERRORS = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
+_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
 
 def blueprint(door: Door) -> Blueprint:
@@ -48,13 +41,12 @@ def blueprint(door: Door) -> Blueprint:
         if body.stream:
             return answering.streamed(
                 lambda events: _written(events, head),
-                lambda error: _event(_error(error, request_id)),
+                lambda error: _event(in_anthropics_form(error, request_id)),
                 sse.MIMETYPE,
             )
-        answer = answering.whole()
-        content = [{"type": "text", "text": answer.text}] if answer.text else []
-        return jsonify(
-            head | {"content": content} | _end(answer) | {"usage": _usage(answer.receipt)}
+        return answering.whole(
+            lambda answer: head | _content(answer) | {"usage": _usage(answer.receipt)},
+            lambda error: in_anthropics_form(error, request_id),
         )
 
     @routes.post("/v1/messages/count_tokens")
@@ -72,23 +64,51 @@ def blueprint(door: Door) -> Blueprint:
     return routes
 
 
+def _content(answer: Answer) -> dict[str, Any]:
+    return {"content": list(_blocks(answer)), **_end(answer)}
+
+
 def _failed(error: Exception) -> Response:
-    return error_response(error, lambda known: _error(known, g.get("request_id", "req")))
+    return error_response(
+        error, lambda known: in_anthropics_form(known, g.get("request_id", "req"))
+    )
 
 
-def _written(events: Iterator[Event], head: dict[str, Any]) -> Iterator[str]:
+def _blocks(answer: Answer) -> Iterator[dict[str, Any]]:
+    """A call that is cut, as its answer was, has no arguments that could be given."""
+    if answer.text:
+        yield {"type": "text", "text": answer.text}
+    for call in answer.tool_calls:
+        arguments = arguments_of(call)
+        if arguments is not None:
+            yield {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
+
+
+def _written(events: Iterator[Event | None], head: dict[str, Any]) -> Iterator[str]:
     """The first event has the number of tokens of the prompt, so it waits until that is known."""
-    started = False
+    started, blocks = False, _OpenBlock()
     for event in events:
+        if event is None:
+            yield ""
+            continue
         if not started and not (isinstance(event, Progress) and event.stage == "encode"):
             started = True
-            tokens = event.total if isinstance(event, Progress) else 0
-            yield from _begin(head, tokens)
+            yield _begin(head, event.total if isinstance(event, Progress) else 0)
         if isinstance(event, TextPiece) and event.text:
-            delta = {"type": "text_delta", "text": event.text}
-            yield _event({"type": "content_block_delta", "index": 0, "delta": delta})
+            yield from blocks.to("text", {"type": "text", "text": ""})
+            yield blocks.delta({"type": "text_delta", "text": event.text})
+        elif isinstance(event, ToolCallPiece):
+            block: dict[str, Any] = {
+                "type": "tool_use",
+                "id": event.id,
+                "name": event.name,
+                "input": {},
+            }
+            yield from blocks.to(event.index, block)
+            if event.arguments:
+                yield blocks.delta({"type": "input_json_delta", "partial_json": event.arguments})
         elif isinstance(event, Finished):
-            yield _event({"type": "content_block_stop", "index": 0})
+            yield from blocks.close()
             usage = _usage(event.answer.receipt)
             yield _event({"type": "message_delta", "delta": _end(event.answer), "usage": usage})
             yield _event({"type": "message_stop"})
@@ -96,7 +116,32 @@ def _written(events: Iterator[Event], head: dict[str, Any]) -> Iterator[str]:
             yield _event({"type": "ping"})
 
 
-def _begin(head: dict[str, Any], prompt_tokens: int) -> Iterator[str]:
+class _OpenBlock:
+    """The block of a stream that is being written: a text, or a call. One is open at a time."""
+
+    def __init__(self) -> None:
+        self._index = -1
+        self._which: str | int | None = None
+
+    def to(self, which: str | int, block: dict[str, Any]) -> Iterator[str]:
+        """Another one is begun, where `which` is not the one that is open."""
+        if which != self._which:
+            yield from self.close()
+            self._index, self._which = self._index + 1, which
+            yield _event(
+                {"type": "content_block_start", "index": self._index, "content_block": block}
+            )
+
+    def delta(self, delta: dict[str, Any]) -> str:
+        return _event({"type": "content_block_delta", "index": self._index, "delta": delta})
+
+    def close(self) -> Iterator[str]:
+        if self._which is not None:
+            self._which = None
+            yield _event({"type": "content_block_stop", "index": self._index})
+
+
+def _begin(head: dict[str, Any], prompt_tokens: int) -> str:
     usage = {
         "input_tokens": prompt_tokens,
         "cache_creation_input_tokens": 0,
@@ -104,16 +149,13 @@ def _begin(head: dict[str, Any], prompt_tokens: int) -> Iterator[str]:
         "output_tokens": 0,
     }
     message = head | {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
-    yield _event({"type": "message_start", "message": message})
-    block = {"type": "text", "text": ""}
-    yield _event({"type": "content_block_start", "index": 0, "content_block": block})
+    return _event({"type": "message_start", "message": message})
 
 
 def _end(answer: Answer) -> dict[str, Any]:
+    reason = _REASONS.get(answer.receipt.finish, "end_turn")
     if answer.stop is not None:
         reason = "stop_sequence"
-    else:
-        reason = "max_tokens" if answer.receipt.finish == "length" else "end_turn"
     return {"stop_reason": reason, "stop_sequence": answer.stop}
 
 
@@ -129,14 +171,3 @@ def _usage(receipt: Receipt) -> dict[str, Any]:
 
 def _event(data: dict[str, Any]) -> str:
     return sse.event(data, name=data["type"])
-
-
-def _error(error: ApiError, request_id: str) -> dict[str, Any]:
-    kind = _ERRORS.get(error.status) or (
-        "api_error" if error.status >= 500 else "invalid_request_error"
-    )
-    return {
-        "type": "error",
-        "error": {"type": kind, "message": error.body()["error"]["message"]},
-        "request_id": request_id,
-    }

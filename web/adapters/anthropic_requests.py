@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Discriminator, Field, Tag
+from pydantic_core import to_json
 
+from mtmd import ToolCall
+from mtmd.tools.tool import TOOLS_MAX
 from mtmd.web.adapters.door import Asked, Turn
 from mtmd.web.adapters.fields import (
     MOST_MESSAGES,
@@ -23,8 +27,8 @@ from mtmd.web.adapters.fields import (
     refuse_unsupported,
     text_or_list,
 )
-from mtmd.web.adapters.tools import check_history, check_tools
-from mtmd.web.errors import TAG
+from mtmd.web.adapters.tools import check_kinds, tool_options
+from mtmd.web.errors import TAG, ApiError
 from mtmd.web.intake.media import Reference
 
 
@@ -58,8 +62,38 @@ class ThinkingBlock(Loose):
     type: Literal["thinking", "redacted_thinking"]
 
 
-class ToolBlock(Loose):
-    type: Literal["tool_use", "tool_result"]
+class ToolUse(Loose):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any] = Field(default_factory=dict)
+
+
+Shown: TypeAlias = Annotated[
+    Annotated[TextBlock, Tag(f"{TAG}text")] | Annotated[ImageBlock, Tag(f"{TAG}image")],
+    Discriminator(
+        kind,
+        custom_error_type="block",
+        custom_error_message="the type of a block in a result has to be text or image; documents "
+        "cannot be read",
+    ),
+]
+Result: TypeAlias = Annotated[
+    Annotated[str, Tag(f"{TAG}text")]
+    | Annotated[list[Shown], Tag(f"{TAG}parts"), Field(max_length=MOST_PARTS, fail_fast=True)],
+    Discriminator(
+        text_or_list,
+        custom_error_type="content",
+        custom_error_message="expected a text or a list of blocks",
+    ),
+]
+
+
+class ToolResult(Loose):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: Result | None = None
+    is_error: bool | None = None
 
 
 Block: TypeAlias = Annotated[
@@ -67,12 +101,12 @@ Block: TypeAlias = Annotated[
     | Annotated[ImageBlock, Tag(f"{TAG}image")]
     | Annotated[ThinkingBlock, Tag(f"{TAG}thinking")]
     | Annotated[ThinkingBlock, Tag(f"{TAG}redacted_thinking")]
-    | Annotated[ToolBlock, Tag(f"{TAG}tool_use")]
-    | Annotated[ToolBlock, Tag(f"{TAG}tool_result")],
+    | Annotated[ToolUse, Tag(f"{TAG}tool_use")]
+    | Annotated[ToolResult, Tag(f"{TAG}tool_result")],
     Discriminator(
         kind,
         custom_error_type="block",
-        custom_error_message="the type of a block has to be text or image; "
+        custom_error_message="the type of a block has to be text, image, tool_use or tool_result; "
         "documents cannot be read",
     ),
 ]
@@ -114,26 +148,49 @@ class Thinking(Loose):
     type: Literal["enabled", "disabled", "adaptive"]
 
 
+class Choice(Loose):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    def chosen(self) -> str | dict[str, Any]:
+        """As OpenAI's interface says it."""
+        if self.type == "tool":
+            return {"type": "function", "name": self.name}
+        return "required" if self.type == "any" else self.type
+
+
 class CountRequest(Loose):
     """What matters for how many tokens a conversation takes."""
 
     model: ModelName
     messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)
     system: System | None = None
-    tools: Any = None
-    tool_choice: Any = None
+    tools: list[dict[str, Any]] | None = Field(default=None, max_length=TOOLS_MAX)
+    tool_choice: Choice | None = None
     thinking: Thinking | None = None
 
     def asked(self) -> Asked:
-        check_tools(self.tools, self.tool_choice)
         thinking = self.thinking.type if self.thinking else None
         refuse_unsupported({"thinking": thinking}, {"thinking": ("disabled", "adaptive")})
-        turns = [Turn("system", _parts(self.system, "system"))] if self.system else []
-        turns += [
-            Turn(message.role, _parts(message.content, f"messages[{i}].content"))
-            for i, message in enumerate(self.messages)
-        ]
-        return Asked(turns, self.chosen())
+        system = (
+            [self.system] if isinstance(self.system, str) else [b.text for b in self.system or ()]
+        )
+        turns = [Turn("system", tuple(system))] if self.system else []
+        for i, message in enumerate(self.messages):
+            turns += _turns(message, f"messages[{i}].content")
+        return Asked(turns, self.chosen(), tools=self._tools())
+
+    def _tools(self) -> dict[str, Any]:
+        check_kinds(self.tools, "custom")
+        choice = self.tool_choice or Choice(type="auto")
+        if choice.type == "any" and not self.tools:
+            raise ApiError(
+                400, "tool_choice.type: found 'any' without tools", param="tool_choice.type"
+            )
+        tools = [{k: v for k, v in tool.items() if k != "type"} for tool in self.tools or ()]
+        several = False if choice.disable_parallel_tool_use else None
+        return tool_options(tools, choice.chosen(), several)
 
     def chosen(self) -> dict[str, Any]:
         """The fields of AnswerOptions that were given."""
@@ -169,15 +226,58 @@ class MessagesRequest(CountRequest):
         )
 
 
-def _parts(content: str | list[Any], place: str) -> tuple[str | Reference, ...]:
-    if isinstance(content, str):
-        return (content,)
+def _turns(message: Message, place: str) -> Iterator[Turn]:
+    """Results of tools, which stand in messages of the user, are turns of their own, and come
+    first: right after the calls.
+    """
+    if isinstance(message.content, str):
+        yield Turn(message.role, (message.content,))
+        return
+    said: list[tuple[str, Any]] = []
+    calls: list[ToolCall] = []
+    results = False
+    for i, block in enumerate(message.content):
+        at = f"{place}[{i}]"
+        if isinstance(block, ToolUse):
+            _check_role(message, "assistant", at)
+            calls.append(ToolCall(block.id, block.name, to_json(block.input).decode()))
+        elif isinstance(block, ToolResult):
+            _check_role(message, "user", at)
+            yield Turn("tool", _result(block, at), answers=block.tool_use_id)
+            results = True
+        else:
+            said.append((at, block))
+    if said or calls or not results:
+        yield Turn(message.role, _parts(said), tuple(calls))
+
+
+def _check_role(message: Message, role: str, place: str) -> None:
+    if message.role != role:
+        raise ApiError(
+            400,
+            f"{place}: found in a message of the {message.role}, expected in one of the {role}",
+            param=place,
+        )
+
+
+def _result(block: ToolResult, place: str) -> tuple[str | Reference, ...]:
+    """What failed says so: chat templates have no other place for it."""
+    if isinstance(block.content, str):
+        parts: tuple[str | Reference, ...] = (block.content,)
+    else:
+        shown = enumerate(block.content or ())
+        parts = _parts([(f"{place}.content[{i}]", part) for i, part in shown])
+    if not block.is_error or str(parts[0] if parts else "").lower().startswith("error"):
+        return parts
+    return ("Error: ", *parts)
+
+
+def _parts(blocks: Sequence[tuple[str, Any]]) -> tuple[str | Reference, ...]:
+    """Texts and pictures of blocks, each with its place."""
     parts: list[str | Reference] = []
-    for i, block in enumerate(content):
+    for place, block in blocks:
         if isinstance(block, TextBlock):
             parts.append(block.text)
         elif isinstance(block, ImageBlock):
-            parts.append(block.source.reference(f"{place}[{i}].source"))
-        elif isinstance(block, ToolBlock):
-            check_history(f"{place}[{i}]", block.type)
+            parts.append(block.source.reference(f"{place}.source"))
     return tuple(parts)

@@ -4,55 +4,82 @@ answer handed out whole or as it is written, and all let go of when nobody waits
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from flask import Response, g, json, request
+from flask import Response, g, json
 
-from mtmd import Answer, Event, Finished, MtmdError, TextPiece, Ticket, TokenCount
+from mtmd import (
+    Answer,
+    Event,
+    Finished,
+    MtmdError,
+    RawPrompt,
+    TextPiece,
+    Ticket,
+    TokenCount,
+    TokenInfo,
+    ToolCall,
+)
 from mtmd.web.api.routes import Api
 from mtmd.web.api.stream import SHUTTING_DOWN
 from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError, as_api_error
 from mtmd.web.intake.media import Reference
-from mtmd.web.intake.watcher import give_up
+from mtmd.web.waiting.incoming import Incoming, give_up
+from mtmd.web.waiting.responses import streamed, whole
 
 _DETAILS = ("low", "auto", "high")
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What one message says: texts and pictures in order."""
+    """What one message says: texts and pictures in order, then `calls` of tools. `answers`: the id
+    of the call whose result this is, in a turn of the role "tool".
+    """
 
     role: str
     parts: tuple[str | Reference, ...]
+    calls: tuple[ToolCall, ...] = ()
+    answers: str | None = None
 
     @property
     def characters(self) -> int:
-        return sum(len(part) for part in self.parts if isinstance(part, str))
+        texts = [part for part in self.parts if isinstance(part, str)]
+        return sum(map(len, texts)) + sum(len(call.arguments) for call in self.calls)
 
     @property
     def held_bytes(self) -> int:
         """What it takes to keep."""
-        return sum(len(p.encode()) if isinstance(p, str) else len(p.url) for p in self.parts)
+        said = sum(len(p.encode()) if isinstance(p, str) else len(p.url) for p in self.parts)
+        called = sum(len(c.id) + len(c.name) + len(c.arguments.encode()) for c in self.calls)
+        return said + called + len(self.answers or "")
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A request in nobody's form. `options`: fields of AnswerOptions."""
+    """A request in nobody's form. `options`: fields of AnswerOptions; `tools`: those of them that
+    say which tools there are, and are part of the prompt.
+    """
 
     turns: Sequence[Turn]
     options: Mapping[str, Any] = field(default_factory=dict)
     details: Sequence[str] = ()
+    tools: Mapping[str, Any] = field(default_factory=dict)
 
 
 def error_response(
     error: Exception, form: Callable[[ApiError], Mapping[str, Any]], **headers: str
 ) -> Response:
     """The answer to an error in an adapter's own form."""
-    known = as_api_error(error, g.get("request_id", "req"))
+    return _refused(as_api_error(error, g.get("request_id", "req")), form, headers)
+
+
+def _refused(
+    known: ApiError, form: Callable[[ApiError], Mapping[str, Any]], headers: Mapping[str, str]
+) -> Response:
     return Response(
         json.dumps(form(known)),
         known.status,
@@ -76,18 +103,24 @@ class Door:
         with ExitStack() as stack:
             messages = stack.enter_context(self._opened(asked.turns))
             usual = {"max_tokens": self.model.context, "detail": _detail(asked)}
-            options = usual | _continued(asked) | dict(asked.options)
+            options = usual | _of_the_prompt(asked) | dict(asked.options)
             ticket = self.service.submit(messages, tenant=owner(), **options)
-            stack.callback(give_up, ticket)
-            is_gone = request.environ.get("waitress.client_disconnected")
-            if is_gone is not None:
-                stack.callback(self.api.watcher.watch(is_gone, ticket))
-            return Answering(ticket, stack.pop_all())
+            return Answering([ticket], stack.pop_all())
+
+    def begin_raw(self, prompts: Sequence[RawPrompt], options: Mapping[str, Any]) -> Answering:
+        """Of prompts without a chat template. Raises as `begin`."""
+        tickets: list[Ticket] = []
+        with ExitStack() as begun:
+            for prompt in prompts:
+                tickets.append(self.service.submit(prompt, tenant=owner(), **options))
+                begun.callback(give_up, tickets[-1])
+            begun.pop_all()
+        return Answering(tickets, ExitStack())
 
     def count(self, asked: Asked) -> TokenCount:
         with self._opened(asked.turns) as messages:
             return self.service.count(
-                messages, detail=_detail(asked), tenant=owner(), **_continued(asked)
+                messages, detail=_detail(asked), tenant=owner(), **_of_the_prompt(asked)
             )
 
     def check_length(self, where: str, characters: int) -> None:
@@ -103,7 +136,11 @@ class Door:
         references = [p for turn in turns for p in turn.parts if isinstance(p, Reference)]
         with self.api.media.opened(references, owner()) as pictures:
             left = iter(pictures)
-            yield [{"role": turn.role, "content": _content(turn, left)} for turn in _merged(turns)]
+            names = {call.id: call.name for turn in turns for call in turn.calls}
+            yield [
+                {"role": turn.role, "content": _content(turn, left), **_tool_fields(turn, names)}
+                for turn in _merged(turns)
+            ]
 
 
 class Answering:
@@ -111,54 +148,81 @@ class Answering:
     ends.
     """
 
-    def __init__(self, ticket: Ticket, held: ExitStack) -> None:
-        self._ticket, self._held = ticket, held
+    def __init__(self, tickets: Sequence[Ticket], held: ExitStack) -> None:
+        self._incoming = Incoming(tickets, held)
 
-    def whole(self) -> Answer:
-        """Raises what the answer failed by."""
-        with self._held:
-            for event in self.events():
-                if isinstance(event, Finished):
-                    return event.answer
-        raise MtmdError("the service ended an answer without saying how")
+    def whole(
+        self,
+        write: Callable[[Answer], dict[str, Any]],
+        failed: Callable[[ApiError], Mapping[str, Any]],
+    ) -> Response:
+        """`write`: what is sent for the answer; `failed`: in its place."""
 
-    def events(self) -> Iterator[Event]:
-        """As the ticket has them; an answer that the server itself gave up raises ApiError."""
-        for event in self._ticket:
-            if isinstance(event, Finished) and event.answer.receipt.finish == "cancelled":
-                raise SHUTTING_DOWN
-            yield event
+        def steps() -> Generator[None, None, dict[str, Any]]:
+            for event in self._events():
+                if event is None:
+                    yield
+                elif isinstance(event, Finished):
+                    return write(event.answer)
+            raise MtmdError("the service ended an answer without saying how")
+
+        return whole(self._incoming, steps(), lambda error: _refused(error, failed, {}))
+
+    def whole_of_all(
+        self,
+        write: Callable[[int, Answer, list[TokenInfo]], dict[str, Any]],
+        failed: Callable[[ApiError], Mapping[str, Any]],
+    ) -> Response:
+        """As `whole`, of several answers, as a list; `write` has the tokens too, where `logprobs`
+        was asked for.
+        """
+
+        def steps() -> Generator[None, None, Any]:
+            tokens: dict[int, list[TokenInfo]] = {}
+            answers: dict[int, Answer] = {}
+            for come in self._incoming:
+                if come is None:
+                    yield
+                    continue
+                index, event = come
+                if isinstance(event, TextPiece):
+                    tokens.setdefault(index, []).extend(event.tokens)
+                elif isinstance(event, Finished):
+                    if event.answer.receipt.finish == "cancelled":
+                        raise SHUTTING_DOWN
+                    answers[index] = event.answer
+            made = [write(i, answers[i], tokens.get(i, [])) for i in sorted(answers)]
+            return made[0] if len(made) == 1 else made
+
+        return whole(self._incoming, steps(), lambda error: _refused(error, failed, {}))
 
     def streamed(
         self,
-        write: Callable[[Iterator[Event]], Iterator[str]],
+        write: Callable[[Iterator[Event | None]], Iterator[str]],
         failed: Callable[[ApiError], str],
         mimetype: str,
     ) -> Response:
-        """`write`: what is sent for the events; `failed`: for an error, whose status cannot be sent
-        any more.
+        """`write`: what is sent for the events, for None an empty piece; `failed`: for an error,
+        whose status cannot be sent any more.
         """
-        request_id = g.request_id
 
         def pieces() -> Iterator[str]:
             try:
-                yield from write(self.events())
+                yield from write(self._events())
             except Exception as error:
-                yield failed(as_api_error(error, request_id))
+                yield failed(self._incoming.as_error(error))
 
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        response = Response(pieces(), mimetype=mimetype, headers=headers)
-        response.call_on_close(self._held.close)
-        return response
+        return streamed(self._incoming, pieces(), mimetype)
 
-
-def texts(events: Iterator[Event], finished: list[Answer]) -> Iterator[str]:
-    """The answer's text as it comes; the whole answer is put into `finished` at its end."""
-    for event in events:
-        if isinstance(event, TextPiece) and event.text:
-            yield event.text
-        elif isinstance(event, Finished):
-            finished.append(event.answer)
+    def _events(self) -> Iterator[Event | None]:
+        """As the ticket has them, None where there is nothing now; an answer that the server
+        itself gave up raises ApiError.
+        """
+        for come in self._incoming:
+            event = None if come is None else come[1]
+            if isinstance(event, Finished) and event.answer.receipt.finish == "cancelled":
+                raise SHUTTING_DOWN
+            yield event
 
 
 def _merged(turns: Sequence[Turn]) -> list[Turn]:
@@ -183,10 +247,24 @@ def _content(turn: Turn, pictures: Iterator[Any]) -> str | list[dict[str, Any]]:
     ]
 
 
-def _continued(asked: Asked) -> dict[str, bool]:
-    """What the assistant says last is the beginning of the answer."""
-    goes_on = bool(asked.turns) and asked.turns[-1].role == "assistant"
-    return {"continue_final_message": True} if goes_on else {}
+def _tool_fields(turn: Turn, names: Mapping[str, str]) -> dict[str, Any]:
+    """What calls and results have beside their content. `names` of the functions by the calls'
+    ids: some templates tell a result by it.
+    """
+    if turn.calls:
+        return {"tool_calls": [call.asdict() for call in turn.calls]}
+    if turn.answers is not None:
+        return {"tool_call_id": turn.answers, "name": names.get(turn.answers)}
+    return {}
+
+
+def _of_the_prompt(asked: Asked) -> dict[str, Any]:
+    """Options that it is written by. What the assistant says last is the beginning of the
+    answer.
+    """
+    last = asked.turns[-1] if asked.turns else None
+    goes_on = last is not None and last.role == "assistant" and not last.calls
+    return ({"continue_final_message": True} if goes_on else {}) | dict(asked.tools)
 
 
 def _detail(asked: Asked) -> str:

@@ -1,18 +1,32 @@
 """Routes of llama.cpp's server (tools/server/README.md of github.com/ggml-org/llama.cpp) that have
-no counterpart in OpenAI's interface: a prompt's text and its tokens, slots, whether it is ready.
+no counterpart in OpenAI's interface: completions of plain prompts in its own form, a prompt's text
+and its tokens, slots, whether it is ready.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
-from flask import Blueprint, jsonify, request
+from flask import Blueprint, Response, jsonify, request
 from pydantic import Field
 
-from mtmd import __version__
+from mtmd import Answer, Event, Finished, RawPrompt, Receipt, TextPiece, TokenInfo, __version__
+from mtmd.web import sse
 from mtmd.web.adapters.door import Door
-from mtmd.web.adapters.fields import Loose
-from mtmd.web.api.requests import ChatRequest
+from mtmd.web.adapters.fields import (
+    MOST_TOKENS,
+    Additive,
+    Loose,
+    MinP,
+    Penalty,
+    Schema,
+    Stops,
+    Temperature,
+    given,
+    refuse_unsupported,
+)
+from mtmd.web.api.requests import LONGEST_GRAMMAR, MOST_PROMPTS, ChatRequest
 from mtmd.web.auth import without_key
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.body import json_body
@@ -36,8 +50,103 @@ class Detokenize(Loose):
     )
 
 
+Ids = list[Annotated[int, Field(ge=0, lt=1 << 31)]]
+Mixed = list[str | Annotated[int, Field(ge=0, lt=1 << 31)]]
+
+
+class Completion(Loose):
+    """`prompt`: a text, ids of tokens, both mixed in one list, or a list of several of these. What
+    only says how llama.cpp keeps its cache is left aside.
+    """
+
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {  # field -> values that ask for nothing
+        "typical_p": (1,),
+        "mirostat": (0,),
+        "dry_multiplier": (0,),
+        "xtc_probability": (0,),
+        "dynatemp_range": (0,),
+        "n_indent": (0,),
+        "samplers": ([],),
+        "lora": ([],),
+        "image_data": ([],),
+        "post_sampling_probs": (False,),
+        "t_max_predict_ms": (0, -1),
+    }
+
+    prompt: str | Mixed | list[str | Ids | Mixed] = Field(union_mode="left_to_right")
+    n_predict: Annotated[int, Field(ge=-1, le=MOST_TOKENS)] | None = None
+    max_tokens: Annotated[int, Field(ge=-1, le=MOST_TOKENS)] | None = None
+    stream: bool = False
+    temperature: Temperature | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    min_p: MinP | None = None
+    repeat_penalty: Penalty | None = None
+    presence_penalty: Additive | None = None
+    frequency_penalty: Additive | None = None
+    seed: Annotated[int, Field(ge=-1, lt=1 << 63)] | None = None
+    stop: Stops | None = None
+    ignore_eos: bool | None = None
+    logit_bias: dict[str, float] | list[tuple[int, float | Literal[False]]] | None = None
+    grammar: str | None = Field(default=None, max_length=LONGEST_GRAMMAR)
+    json_schema: Schema | None = None
+    n_probs: int = Field(default=0, ge=0, le=20)
+    return_tokens: bool = False
+    response_fields: list[str] = Field(default_factory=list, max_length=64)
+    typical_p: Any = None
+    mirostat: Any = None
+    dry_multiplier: Any = None
+    xtc_probability: Any = None
+    dynatemp_range: Any = None
+    n_indent: Any = None
+    samplers: Any = None
+    lora: Any = None
+    image_data: Any = None
+    post_sampling_probs: Any = None
+    t_max_predict_ms: Any = None
+
+    def prompts(self) -> list[str | Mixed]:
+        """Each a text, or texts and ids to be joined."""
+        if isinstance(self.prompt, list) and any(isinstance(p, list) for p in self.prompt):
+            return list(self.prompt)  # type: ignore[arg-type]  # no single ids stand in it
+        texts = isinstance(self.prompt, list) and all(isinstance(p, str) for p in self.prompt)
+        return list(self.prompt) if texts else [self.prompt]  # type: ignore[arg-type,list-item]
+
+    def options(self) -> dict[str, Any]:
+        """The fields of AnswerOptions that were given. Raises ApiError."""
+        values = {name: getattr(self, name) for name in self.unsupported}
+        refuse_unsupported(values, self.unsupported)
+        most = self.n_predict if self.n_predict is not None else self.max_tokens
+        bias = self.logit_bias
+        if isinstance(bias, list):
+            bias = {str(token): -100.0 if value is False else value for token, value in bias}
+        wants_tokens = self.n_probs or self.stream or self.return_tokens
+        return given(
+            max_tokens=None if most == -1 else most,
+            temperature=self.temperature,
+            top_k=None if self.top_k == -1 else self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repeat_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            seed=None if self.seed == -1 else self.seed,
+            stop=tuple(self.stop) if self.stop else None,
+            ignore_eos=self.ignore_eos,
+            logit_bias=bias or None,
+            grammar=self.grammar or None,
+            json_schema=self.json_schema,
+            logprobs=self.n_probs if wants_tokens else None,
+        )
+
+
 def blueprint(door: Door) -> Blueprint:
     routes = Blueprint("llama_cpp", __name__)
+
+    @routes.post("/completion")
+    @takes(Body.JSON, Work.ANSWER)
+    def completion() -> Response:
+        return _completed(door, json_body(Completion))
 
     @routes.post("/tokenize")
     @takes(Body.JSON, Work.ANSWER)
@@ -85,6 +194,13 @@ def blueprint(door: Door) -> Blueprint:
             ]
         )
 
+    @routes.get("/load")
+    @takes(Body.NOTHING)
+    def load() -> dict[str, int]:
+        """vLLM's: requests being answered or waiting."""
+        stats = door.service.stats()
+        return {"server_load": stats.running + stats.waiting}
+
     @routes.get("/version")
     @takes(Body.NOTHING)
     @without_key
@@ -92,7 +208,7 @@ def blueprint(door: Door) -> Blueprint:
         return {"version": __version__}
 
     @routes.get("/ready")
-    @takes(Body.NOTHING)
+    @takes(Body.NOTHING, Work.AT_ONCE)
     @without_key
     def ready() -> tuple[dict[str, str], int]:
         """Answered from when the model is in memory, without the device, which may hang."""
@@ -102,3 +218,151 @@ def blueprint(door: Door) -> Blueprint:
         return {"status": "ready"}, 200
 
     return routes
+
+
+def _completed(door: Door, body: Completion) -> Response:
+    prompts = body.prompts()
+    if not 0 < len(prompts) <= MOST_PROMPTS:
+        raise ApiError(400, f"prompt: expected 1 to {MOST_PROMPTS} prompts", param="prompt")
+    if body.stream and len(prompts) > 1:
+        raise ApiError(
+            400, "stream: found beside several prompts, expected one of them", param="stream"
+        )
+    options = {"max_tokens": door.model.context} | body.options()
+    answering = door.begin_raw([_raw(door, prompt) for prompt in prompts], options)
+    if body.stream:
+        form = _Form(door, body, prompts[0], 0)
+        return answering.streamed(form.events, lambda e: sse.event(e.body()), sse.MIMETYPE)
+    return answering.whole_of_all(
+        lambda i, answer, tokens: _Form(door, body, prompts[i], i).whole(answer, tokens),
+        ApiError.body,
+    )
+
+
+def _raw(door: Door, prompt: str | Mixed) -> RawPrompt:
+    """A text begins as the tokenizer begins one; of a mixed list each text is put in as it is."""
+    if isinstance(prompt, str):
+        door.check_length("prompt", len(prompt))
+        return RawPrompt(prompt)
+    ids: list[int] = []
+    for item in prompt:
+        if isinstance(item, int):
+            ids.append(item)
+        else:
+            door.check_length("prompt", len(item))
+            ids += door.service.tokens_of(item, special=True, around=not ids)
+    return RawPrompt(tuple(ids))
+
+
+class _Form:
+    """One completion as llama.cpp writes it."""
+
+    def __init__(self, door: Door, body: Completion, prompt: str | Mixed, index: int) -> None:
+        self._door, self._body, self._prompt, self._index = door, body, prompt, index
+
+    def events(self, events: Iterator[Event | None]) -> Iterator[str]:
+        count = 0
+        for event in events:
+            if event is None:
+                yield ""
+            elif isinstance(event, TextPiece):
+                count += len(event.tokens)
+                yield sse.event(
+                    {
+                        "index": self._index,
+                        "content": event.text,
+                        "tokens": [token.id for token in event.tokens],
+                        "stop": False,
+                        "id_slot": -1,
+                        "tokens_predicted": count,
+                    }
+                    | self._probabilities(event.tokens)
+                )
+            elif isinstance(event, Finished):
+                end = self._end(event.answer) | {"content": "", "tokens": []}
+                yield sse.event(self._fields(end))
+
+    def whole(self, answer: Answer, tokens: Sequence[TokenInfo]) -> dict[str, Any]:
+        ids = list(answer.output_token_ids) if self._body.return_tokens else []
+        content = {"content": answer.text, "tokens": ids}
+        return self._fields(self._end(answer) | content | self._probabilities(tokens))
+
+    def _end(self, answer: Answer) -> dict[str, Any]:
+        receipt, body, context = answer.receipt, self._body, self._door.model.context
+        limit = receipt.finish == "length"
+        stopped = "word" if answer.stop is not None else "limit" if limit else "eos"
+        prompt = self._prompt
+        if not isinstance(prompt, str):
+            prompt = self._door.service.spelling_of(list(answer.prompt_token_ids))
+        return {
+            "index": self._index,
+            "id_slot": -1,
+            "stop": True,
+            "model": self._door.model.name,
+            "tokens_predicted": receipt.output_tokens,
+            "tokens_evaluated": receipt.prompt_tokens,
+            "tokens_cached": receipt.prompt_tokens + receipt.output_tokens,
+            "generation_settings": {
+                "n_predict": -1 if body.n_predict is None else body.n_predict,
+                "seed": receipt.seed,
+                "temperature": body.temperature or 0.0,
+                "stop": list(body.stop or ()),
+                "stream": body.stream,
+                "n_probs": body.n_probs,
+            },
+            "prompt": prompt,
+            "has_new_line": "\n" in answer.text,
+            "truncated": limit and receipt.prompt_tokens + receipt.output_tokens >= context,
+            "stop_type": stopped,
+            "stopping_word": answer.stop or "",
+            "timings": _timings(receipt),
+        }
+
+    def _probabilities(self, tokens: Sequence[TokenInfo]) -> dict[str, Any]:
+        if not self._body.n_probs:
+            return {}
+        return {
+            "completion_probabilities": [
+                {
+                    "id": token.id,
+                    "token": token.text,
+                    "logprob": token.logprob,
+                    "bytes": list(token.text.encode()),
+                    "top_logprobs": [
+                        {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+                        for text, logprob in token.top
+                    ],
+                }
+                for token in tokens
+            ]
+        }
+
+    def _fields(self, made: dict[str, Any]) -> dict[str, Any]:
+        """Those that were asked for: "generation_settings/n_predict" is one inside another."""
+        if not self._body.response_fields:
+            return made
+        chosen = {}
+        for name in self._body.response_fields:
+            value: Any = made
+            for part in name.split("/"):
+                value = value.get(part, _MISSING) if isinstance(value, dict) else _MISSING
+            if value is not _MISSING:
+                chosen[name] = value
+        return chosen
+
+
+_MISSING = object()
+
+
+def _timings(receipt: Receipt) -> dict[str, Any]:
+    read = receipt.prompt_tokens - receipt.reused_tokens
+    prompt_ms, written_ms = receipt.encode_ms + receipt.prefill_ms, receipt.decode_ms
+    return {
+        "cache_n": receipt.reused_tokens,
+        "prompt_n": read,
+        "prompt_ms": prompt_ms,
+        "prompt_per_second": read / prompt_ms * 1e3 if prompt_ms else 0.0,
+        "predicted_n": receipt.output_tokens,
+        "predicted_ms": written_ms,
+        "predicted_per_second": receipt.output_tokens / written_ms * 1e3 if written_ms else 0.0,
+    }

@@ -6,30 +6,31 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta, timezone
 from time import perf_counter_ns
 from typing import Any
 
 from flask import Blueprint, Response, jsonify
 
-from mtmd import Answer, Event, __version__
-from mtmd.web.adapters.door import Door, error_response, texts
+from mtmd import Answer, Event, Finished, TextPiece, ToolCall, __version__
+from mtmd.web.adapters.door import Door, error_response
 from mtmd.web.adapters.ollama_requests import ChatRequest, GenerateRequest, ShowRequest
-from mtmd.web.errors import ApiError
+from mtmd.web.adapters.tools import CallReader, arguments_of
+from mtmd.web.errors import ApiError, in_ollamas_form
 from mtmd.web.intake.body import json_body
 from mtmd.web.intake.gate import Body, Work, takes
 
 # Whose interface this follows: clients refuse versions that they hold for too old.
 INTERFACE = "0.12.6"
 LINES = "application/x-ndjson"
-_FINISH = {"stop": "stop", "length": "length"}
+_FINISH = {"stop": "stop", "length": "length", "tool_calls": "stop"}
 _NS = 1_000_000  # in a millisecond
 
 
 def blueprint(door: Door) -> Blueprint:
     routes = Blueprint("ollama", __name__)
-    routes.register_error_handler(Exception, lambda error: error_response(error, _error))
+    routes.register_error_handler(Exception, lambda error: error_response(error, in_ollamas_form))
     _answer_routes(routes, door)
     _model_routes(routes, door)
     return routes
@@ -107,7 +108,7 @@ def _model_routes(routes: Blueprint, door: Door) -> None:
                 "general.basename": door.model.name,
                 "mtmd.context_length": door.model.context,
             },
-            "capabilities": ["completion", *(["vision"] if door.model.sees else [])],
+            "capabilities": ["completion", "tools", *(["vision"] if door.model.sees else [])],
             "modified_at": _time(started),
         }
 
@@ -116,34 +117,51 @@ def _answered(
     door: Door,
     body: ChatRequest | GenerateRequest,
     says: bool,
-    part: Callable[[str], dict[str, Any]],
+    part: Callable[[str, Sequence[ToolCall]], dict[str, Any]],
 ) -> Response:
     """`says`: whether there is anything to answer; a request without it loads a model, of others.
-    `part`: a text in the form of the route.
+    `part`: a text, and calls of tools, in the form of the route.
     """
     began = perf_counter_ns()
     if not says:
         loaded = {"done_reason": "load", "done": True}
-        return jsonify(_line(body.model, part("")) | loaded)
+        return jsonify(_line(body.model, part("", ())) | loaded)
     answering = door.begin(body.asked())
     if not body.streams:
-        answer = answering.whole()
-        return jsonify(_line(body.model, part(answer.text)) | _end(answer, began))
+        return answering.whole(
+            lambda a: _line(body.model, part(a.text, a.tool_calls)) | _end(a, began),
+            in_ollamas_form,
+        )
 
-    def lines(events: Iterator[Event]) -> Iterator[str]:
-        finished: list[Answer] = []
-        for text in texts(events, finished):
-            yield _dumped(_line(body.model, part(text)) | {"done": False})
-        yield _dumped(_line(body.model, part("")) | _end(finished[0], began))
+    def lines(events: Iterator[Event | None]) -> Iterator[str]:
+        calls = CallReader()
+        for event in events:
+            if event is None:
+                yield ""
+                continue
+            for call in calls.read(event):
+                yield _dumped(_line(body.model, part("", (call,))) | {"done": False})
+            if isinstance(event, TextPiece) and event.text:
+                yield _dumped(_line(body.model, part(event.text, ())) | {"done": False})
+            elif isinstance(event, Finished):
+                yield _dumped(_line(body.model, part("", ())) | _end(event.answer, began))
 
-    return answering.streamed(lines, lambda error: _dumped(_error(error)), LINES)
+    return answering.streamed(lines, lambda error: _dumped(in_ollamas_form(error)), LINES)
 
 
-def _message(text: str) -> dict[str, Any]:
-    return {"message": {"role": "assistant", "content": text}}
+def _message(text: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
+    """A call that is cut, as its answer was, has no arguments that could be given."""
+    found = [(call, arguments_of(call)) for call in calls]
+    made = [
+        {"id": call.id, "function": {"name": call.name, "arguments": arguments}}
+        for call, arguments in found
+        if arguments is not None
+    ]
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    return {"message": message | ({"tool_calls": made} if made else {})}
 
 
-def _response(text: str) -> dict[str, Any]:
+def _response(text: str, _: Sequence[ToolCall]) -> dict[str, Any]:
     return {"response": text}
 
 
@@ -194,7 +212,3 @@ def _time(when: datetime) -> str:
 
 def _dumped(line: dict[str, Any]) -> str:
     return f"{json.dumps(line)}\n"
-
-
-def _error(error: ApiError) -> dict[str, Any]:
-    return {"error": error.body()["error"]["message"]}

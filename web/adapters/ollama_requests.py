@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
+from pydantic_core import to_json
 
+from mtmd import ToolCall
+from mtmd.tools.tool import TOOLS_MAX
 from mtmd.web.adapters.door import Asked, Turn
 from mtmd.web.adapters.fields import (
     MOST_MESSAGES,
@@ -24,13 +28,15 @@ from mtmd.web.adapters.fields import (
     given,
     refuse_unsupported,
 )
-from mtmd.web.adapters.tools import check_history, check_tools
+from mtmd.web.adapters.tools import tool_options
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.media import Reference
 
 # option -> values that ask for nothing
 _OPTIONS: dict[str, tuple[Any, ...]] = {"typical_p": (1, 0), "tfs_z": (1, 0), "mirostat": (0,)}
 _DATA = "data:image/unknown;base64,"
+
+MOST_CALLS = 256  # of one message
 
 Images = Annotated[list[str], Field(max_length=MOST_PARTS)]
 
@@ -78,11 +84,27 @@ class Options(Loose):
         )
 
 
+class CalledFunction(Loose):
+    name: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
+class MessageCall(Loose):
+    """Older versions of the interface give calls no id."""
+
+    id: str | None = None
+    function: CalledFunction
+
+
 class Message(Loose):
+    """`tool_name`, or `tool_call_id`: whose result it is, in a message of the role "tool"."""
+
     role: Literal["system", "user", "assistant", "tool"]
-    content: str = ""
+    content: str | None = ""
     images: Images | None = None
-    tool_calls: Any = None
+    tool_calls: list[MessageCall] | None = Field(default=None, max_length=MOST_CALLS)
+    tool_name: str | None = None
+    tool_call_id: str | None = None
 
 
 class Answered(Loose):
@@ -111,18 +133,49 @@ _NEITHER: dict[str, tuple[Any, ...]] = {"think": (False,), "logprobs": (False,)}
 
 class ChatRequest(Answered):
     messages: list[Message] = Field(default=[], max_length=MOST_MESSAGES, fail_fast=True)
-    tools: Any = None
+    tools: list[dict[str, Any]] | None = Field(default=None, max_length=TOOLS_MAX)
 
     def asked(self) -> Asked:
-        check_tools(self.tools)
-        turns = []
+        turns, open_calls = [], _OpenCalls()
         for i, message in enumerate(self.messages):
-            place = f"messages[{i}]"
-            check_history(f"{place}.tool_calls", message.tool_calls)
-            check_history(f"{place}.role", message.role if message.role == "tool" else None)
-            pictures = _pictures(message.images, f"{place}.images")
-            turns.append(Turn(message.role, (*pictures, message.content)))
-        return Asked(turns, self.chosen())
+            pictures = _pictures(message.images, f"messages[{i}].images")
+            parts: tuple[str | Reference, ...] = (*pictures, message.content or "")
+            if message.role == "tool":
+                turns.append(Turn("tool", parts, answers=open_calls.answered(message)))
+            else:
+                calls = message.tool_calls if message.role == "assistant" else None
+                turns.append(Turn(message.role, parts, open_calls.made(calls or ())))
+        return Asked(turns, self.chosen(), tools=tool_options(self.tools))
+
+
+class _OpenCalls:
+    """Calls that have no result yet. Those that came without an id are given one, as chat templates
+    may tell by it which result is whose.
+    """
+
+    def __init__(self) -> None:
+        self._open: list[ToolCall] = []
+        self._count = 0
+
+    def made(self, calls: Sequence[MessageCall]) -> tuple[ToolCall, ...]:
+        made = []
+        for call in calls:
+            self._count += 1
+            arguments = to_json(call.function.arguments).decode()
+            made.append(ToolCall(call.id or f"call{self._count:05}", call.function.name, arguments))
+        self._open += made
+        return tuple(made)
+
+    def answered(self, message: Message) -> str:
+        """The id of the call that a result belongs to: the one it names, or the first without a
+        result that it can be of.
+        """
+        for call in self._open:
+            by_id = message.tool_call_id in (None, call.id)
+            if by_id and message.tool_name in (None, "", call.name):
+                self._open.remove(call)
+                return call.id
+        return message.tool_call_id or ""
 
 
 class GenerateRequest(Answered):

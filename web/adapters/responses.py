@@ -9,11 +9,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from flask import Blueprint, Response, g, jsonify
+from flask import Blueprint, Response, g
 
-from mtmd import Answer, Event, Receipt
+from mtmd import Answer, Event, Finished, Receipt, TextPiece, ToolCall, ToolCallPiece
 from mtmd.web import sse
-from mtmd.web.adapters.door import Asked, Door, Turn, texts
+from mtmd.web.adapters.door import Asked, Door, Turn
 from mtmd.web.adapters.kept_responses import KeptResponses
 from mtmd.web.adapters.responses_requests import ResponsesRequest
 from mtmd.web.auth import owner
@@ -34,10 +34,11 @@ def blueprint(door: Door, kept: KeptResponses) -> Blueprint:
         turns = (*_before(body, kept), *body.turns())
         instructions = [Turn("system", (body.instructions,))] if body.instructions else []
         writing = _Writing(door, kept, body, turns)
-        answering = door.begin(Asked([*instructions, *turns], body.chosen(), body.details()))
+        said = [*instructions, *turns]
+        answering = door.begin(Asked(said, body.chosen(), body.details(), body.tool_options()))
         if body.stream:
             return answering.streamed(writing.events, writing.failed, sse.MIMETYPE)
-        return jsonify(writing.finished(answering.whole()))
+        return answering.whole(writing.finished, ApiError.body)
 
     @routes.get("/v1/responses/<id_>")
     @takes(Body.NOTHING)
@@ -66,7 +67,7 @@ class _Writing:
         self, door: Door, kept: KeptResponses, body: ResponsesRequest, turns: tuple[Turn, ...]
     ) -> None:
         self._kept, self._owner, self._turns = kept, owner(), turns
-        self._id, self._message_id = f"resp_{g.request_id}", f"msg_{g.request_id}"
+        self._id, self._request_id = f"resp_{g.own_id}", g.own_id
         self._numbers = itertools.count()
         self._head = {
             "id": self._id,
@@ -76,51 +77,62 @@ class _Writing:
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {},
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,
             "reasoning": {"effort": None, "summary": None},
             "store": body.is_kept,
             "temperature": body.temperature,
             "text": {"format": _format(body)},
-            "tool_choice": "auto",
-            "tools": [],
+            "tool_choice": body.tool_choice or "auto",
+            "tools": body.tools or [],
             "top_p": body.top_p,
             "truncation": "disabled",
             "background": False,
         }
 
-    def events(self, events: Iterator[Event]) -> Iterator[str]:
+    def events(self, events: Iterator[Event | None]) -> Iterator[str]:
         begun = self._body("in_progress", [], None)
-        yield self._event("response.created", response=begun)
-        yield self._event("response.in_progress", response=begun)
-        place = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
-        message = self._message("in_progress", [])
-        yield self._event("response.output_item.added", output_index=0, item=message)
-        yield self._event("response.content_part.added", **place, part=_part(""))
-        finished: list[Answer] = []
-        for text in texts(events, finished):
-            yield self._event("response.output_text.delta", **place, delta=text, logprobs=[])
-        answer = finished[0]
-        yield self._event("response.output_text.done", **place, text=answer.text, logprobs=[])
-        yield self._event("response.content_part.done", **place, part=_part(answer.text))
-        whole = self.finished(answer)
-        yield self._event("response.output_item.done", output_index=0, item=whole["output"][0])
-        yield self._event(f"response.{whole['status']}", response=whole)
+        yield self.event("response.created", response=begun)
+        yield self.event("response.in_progress", response=begun)
+        writing = _OpenItem(self)
+        for event in events:
+            if event is None:
+                yield ""
+            elif isinstance(event, TextPiece) and event.text:
+                yield from writing.text(event.text)
+            elif isinstance(event, ToolCallPiece):
+                yield from writing.call(event)
+            elif isinstance(event, Finished):
+                if not writing.begun:
+                    yield from writing.text("")
+                whole = self.finished(event.answer)
+                yield from writing.close(whole["output"])
+                yield self.event(f"response.{whole['status']}", response=whole)
 
     def failed(self, error: ApiError) -> str:
         told = error.body()["error"]
         code = "server_error" if error.status >= 500 else told["code"] or "invalid_prompt"
         body = self._body("failed", [], None)
         body["error"] = {"code": code, "message": told["message"]}
-        return self._event("response.failed", response=body)
+        return self.event("response.failed", response=body)
 
     def finished(self, answer: Answer) -> dict[str, Any]:
         status = "incomplete" if answer.receipt.finish == "length" else "completed"
-        body = self._body(status, [self._message(status, [_part(answer.text)])], answer.receipt)
+        body = self._body(status, self._output(answer, status), answer.receipt)
         if self._head["store"]:
-            turns = (*self._turns, Turn("assistant", (answer.text,)))
+            turns = (*self._turns, Turn("assistant", (answer.text,), answer.tool_calls))
             body["store"] = self._kept.add(self._owner, turns, body)
         return body
+
+    def _output(self, answer: Answer, status: str) -> list[dict[str, Any]]:
+        """The last of it is what an answer that was cut did not come to the end of."""
+        calls, output = answer.tool_calls, []
+        if answer.text or not calls:
+            said = "completed" if calls else status
+            output.append(self.message(said, [_part(answer.text)]))
+        for call in calls:
+            output.append(self.called("completed" if call is not calls[-1] else status, call))
+        return output
 
     def _body(
         self, status: str, output: list[dict[str, Any]], receipt: Receipt | None
@@ -134,18 +146,91 @@ class _Writing:
             "usage": None if receipt is None else _usage(receipt),
         }
 
-    def _message(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+    def message(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
         return {
-            "id": self._message_id,
+            "id": f"msg_{self._request_id}",
             "type": "message",
             "status": status,
             "role": "assistant",
             "content": content,
         }
 
-    def _event(self, kind: str, **fields: Any) -> str:
+    def called(self, status: str, call: ToolCall) -> dict[str, Any]:
+        return {
+            "id": f"fc_{call.id.removeprefix('call_')}",
+            "type": "function_call",
+            "status": status,
+            "call_id": call.id,
+            "name": call.name,
+            "arguments": call.arguments,
+        }
+
+    def event(self, kind: str, **fields: Any) -> str:
         data = {"type": kind, "sequence_number": next(self._numbers), **fields}
         return sse.event(data, name=kind)
+
+
+class _OpenItem:
+    """The item of a stream that is being written: the message, or a call. One is open at a time,
+    in the order of the whole response's output.
+    """
+
+    def __init__(self, writing: _Writing) -> None:
+        self._writing, self._index = writing, -1
+        self._which: int | None = None  # of the calls; None for the message
+        self._item: dict[str, Any] = {}
+        self._written: list[str] = []
+
+    @property
+    def begun(self) -> bool:
+        return self._index >= 0
+
+    def text(self, text: str) -> Iterator[str]:
+        event = self._writing.event
+        if self._which is not None or not self.begun:
+            yield from self._begin(None, self._writing.message("in_progress", []))
+            yield event("response.content_part.added", **self._place, part=_part(""))
+        self._written.append(text)
+        if text:
+            yield event("response.output_text.delta", **self._place, delta=text, logprobs=[])
+
+    def call(self, piece: ToolCallPiece) -> Iterator[str]:
+        if self._which != piece.index:
+            call = ToolCall(piece.id or "", piece.name or "", "")
+            yield from self._begin(piece.index, self._writing.called("in_progress", call))
+        self._written.append(piece.arguments)
+        if piece.arguments:
+            yield self._writing.event(
+                "response.function_call_arguments.delta", **self._place, delta=piece.arguments
+            )
+
+    def close(self, output: list[dict[str, Any]] | None = None) -> Iterator[str]:
+        """`output`: of the whole response, at its end."""
+        if not self.begun:
+            return
+        event, text = self._writing.event, "".join(self._written)
+        if self._which is None:
+            yield event("response.output_text.done", **self._place, text=text, logprobs=[])
+            yield event("response.content_part.done", **self._place, part=_part(text))
+            done = {"status": "completed", "content": [_part(text)]}
+        else:
+            name = self._item["name"]
+            yield event(
+                "response.function_call_arguments.done", **self._place, name=name, arguments=text
+            )
+            done = {"status": "completed", "arguments": text}
+        item = output[-1] if output else self._item | done
+        yield event("response.output_item.done", output_index=self._index, item=item)
+
+    def _begin(self, which: int | None, item: dict[str, Any]) -> Iterator[str]:
+        yield from self.close()
+        self._index, self._which, self._item, self._written = self._index + 1, which, item, []
+        yield self._writing.event("response.output_item.added", output_index=self._index, item=item)
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        place = {"item_id": self._item["id"], "output_index": self._index}
+        return place | ({"content_index": 0} if self._which is None else {})
 
 
 def _part(text: str) -> dict[str, Any]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Discriminator, Field, Tag
 
+from mtmd import ToolCall
+from mtmd.tools.tool import TOOLS_MAX
 from mtmd.web.adapters.door import Turn
 from mtmd.web.adapters.fields import (
     MOST_MESSAGES,
@@ -21,7 +24,7 @@ from mtmd.web.adapters.fields import (
     refuse_unsupported,
     text_or_list,
 )
-from mtmd.web.adapters.tools import check_history, check_tools
+from mtmd.web.adapters.tools import check_kinds, tool_options
 from mtmd.web.errors import TAG, ApiError
 from mtmd.web.intake.media import Reference
 
@@ -78,8 +81,19 @@ class ReasoningItem(Loose):
     type: Literal["reasoning"]
 
 
-class ToolItem(Loose):
-    type: Literal["function_call", "function_call_output"]
+class CallItem(Loose):
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+
+
+class OutputItem(Loose):
+    """The result of a call."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Content
 
 
 def _item(value: Any) -> str | None:
@@ -90,12 +104,13 @@ def _item(value: Any) -> str | None:
 Item: TypeAlias = Annotated[
     Annotated[MessageItem, Tag(f"{TAG}message")]
     | Annotated[ReasoningItem, Tag(f"{TAG}reasoning")]
-    | Annotated[ToolItem, Tag(f"{TAG}function_call")]
-    | Annotated[ToolItem, Tag(f"{TAG}function_call_output")],
+    | Annotated[CallItem, Tag(f"{TAG}function_call")]
+    | Annotated[OutputItem, Tag(f"{TAG}function_call_output")],
     Discriminator(
         _item,
         custom_error_type="item",
-        custom_error_message="the type of an item has to be message; no other can be read here",
+        custom_error_message="the type of an item has to be message, function_call or "
+        "function_call_output; no other can be read here",
     ),
 ]
 Input: TypeAlias = Annotated[
@@ -158,6 +173,7 @@ class ResponsesRequest(Loose):
         "truncation": ("disabled",),
         "top_logprobs": (0,),
         "include": ([], ["reasoning.encrypted_content"]),
+        "max_tool_calls": (),
     }
 
     model: ModelName | None = None
@@ -172,8 +188,10 @@ class ResponsesRequest(Loose):
     previous_response_id: str | None = Field(default=None, max_length=128)
     metadata: Metadata | None = None
     reasoning: Reasoning | None = None
-    tools: Any = None
-    tool_choice: Any = None
+    tools: list[dict[str, Any]] | None = Field(default=None, max_length=TOOLS_MAX)
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: Any = None
     background: Any = None
     conversation: Any = None
     prompt: Any = None
@@ -187,7 +205,7 @@ class ResponsesRequest(Loose):
 
     def check(self) -> None:
         """Raises ApiError for what cannot be done."""
-        check_tools(self.tools, self.tool_choice)
+        check_kinds(self.tools, "function")
         effort = self.reasoning.effort if self.reasoning else None
         refuse_unsupported({"reasoning.effort": effort}, {"reasoning.effort": ("none",)})
         refuse_unsupported(
@@ -198,23 +216,38 @@ class ResponsesRequest(Loose):
         """What is said in this request, without its instructions."""
         if isinstance(self.input, str):
             return [Turn("user", (self.input,))]
-        turns = []
+        turns: list[Turn] = []
         for i, item in enumerate(self.input):
-            if isinstance(item, ToolItem):
-                check_history(f"input[{i}]", item.type)
+            if isinstance(item, CallItem):
+                if not turns or turns[-1].role != "assistant":
+                    turns.append(Turn("assistant", ()))
+                call = ToolCall(item.call_id, item.name, item.arguments)
+                turns[-1] = replace(turns[-1], calls=(*turns[-1].calls, call))
+            elif isinstance(item, OutputItem):
+                parts = _parts(item.output, f"input[{i}].output")
+                turns.append(Turn("tool", parts, answers=item.call_id))
             elif isinstance(item, MessageItem):
                 role = "system" if item.role == "developer" else item.role
                 turns.append(Turn(role, _parts(item.content, f"input[{i}].content")))
         return turns
 
+    def tool_options(self) -> dict[str, Any]:
+        """The fields of AnswerOptions that say which tools there are."""
+        return tool_options(self.tools, self.tool_choice, self.parallel_tool_calls)
+
     def details(self) -> list[str]:
         """How closely pictures are to be looked at: "original" is as they are."""
         items = self.input if not isinstance(self.input, str) else ()
+        contents = [
+            item.content if isinstance(item, MessageItem) else item.output
+            for item in items
+            if isinstance(item, (MessageItem, OutputItem))
+        ]
         return [
             {"original": "high"}.get(part.detail, part.detail)
-            for item in items
-            if isinstance(item, MessageItem) and not isinstance(item.content, str)
-            for part in item.content
+            for content in contents
+            if not isinstance(content, str)
+            for part in content
             if isinstance(part, ImagePart) and part.detail is not None
         ]
 

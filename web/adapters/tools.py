@@ -1,30 +1,67 @@
-"""Tools, as any of the adapters may be given them. This is the one place that refuses them."""
+"""Tools as the adapters' requests have them, made the options by which the service knows them, and
+calls handed out in the adapters' forms.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from mtmd import Event, Finished, TextPiece, ToolCall, ToolCallPiece
 from mtmd.web.errors import ApiError
 
-_NOTHING: tuple[Any, ...] = (None, [], "", "none", {"type": "none"})
+
+def tool_options(
+    tools: Sequence[Mapping[str, Any]] | None, choice: Any = None, several: bool | None = None
+) -> dict[str, Any]:
+    """Fields of AnswerOptions. `tools` and `choice` are read, and refused, where options are."""
+    if tools:
+        return {"tools": tools, "tool_choice": choice, "parallel_tool_calls": several}
+    return {} if choice in (None, "auto", "none") else {"tool_choice": choice}
 
 
-def check_tools(tools: Any, choice: Any = None) -> None:
-    """Raises ApiError for tools that an answer may call: this interface has none yet."""
-    if tools not in _NOTHING and choice not in ("none", {"type": "none"}):
-        raise _refused("tools")
+def arguments_of(call: ToolCall) -> dict[str, Any] | None:
+    """As an object; None for a call that is cut, as the answer was."""
+    try:
+        found = json.loads(call.arguments)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
-def check_history(where: str, calls: Any) -> None:
-    """Raises ApiError for calls and results of tools in a conversation. `where`: their place."""
-    if calls not in _NOTHING:
-        raise _refused(where)
+def check_kinds(tools: Sequence[Mapping[str, Any]] | None, own: str) -> None:
+    """Raises ApiError for a tool that is none of the client's own functions, which are of the type
+    `own` or of none.
+    """
+    for i, tool in enumerate(tools or ()):
+        if tool.get("type") not in (None, own):
+            raise ApiError(
+                400,
+                f"tools[{i}].type: found {tool['type']!r:.60}, expected {own!r}; tools that a "
+                "server runs are not run here",
+                param=f"tools[{i}].type",
+                code="unsupported_parameter",
+            )
 
 
-def _refused(where: str) -> ApiError:
-    return ApiError(
-        400,
-        f"{where}: calls of tools are not supported at this address; leave them out",
-        param=where,
-        code="unsupported_parameter",
-    )
+class CallReader:
+    """Puts the pieces of calls together: of each event, what is whole with it."""
+
+    def __init__(self) -> None:
+        self._open: tuple[int, str, str, list[str]] | None = None
+
+    def read(self, event: Event) -> Iterator[ToolCall]:
+        if isinstance(event, ToolCallPiece):
+            if self._open is None or self._open[0] != event.index:
+                yield from self._close()
+                self._open = (event.index, event.id or "", event.name or "", [])
+            self._open[3].append(event.arguments)
+        elif isinstance(event, (TextPiece, Finished)):
+            yield from self._close()
+
+    def _close(self) -> Iterator[ToolCall]:
+        if self._open is not None:
+            _, id_, name, parts = self._open
+            self._open = None
+            yield ToolCall(id_, name, "".join(parts))

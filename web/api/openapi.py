@@ -10,6 +10,7 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 from mtmd import __version__
+from mtmd.web.api.embedding_requests import EmbeddingRequest
 from mtmd.web.api.files import PURPOSES
 from mtmd.web.api.requests import ChatRequest, CompletionRequest
 
@@ -35,11 +36,12 @@ _ID = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"
 @cache
 def document() -> dict[str, Any]:
     _, schemas = models_json_schema(
-        [(ChatRequest, "validation"), (CompletionRequest, "validation")],
+        [(kind, "validation") for kind in (ChatRequest, CompletionRequest, EmbeddingRequest)],
         ref_template="#/components/schemas/{model}",
     )
     return {
         "openapi": "3.1.0",
+        "servers": [{"url": "./"}],  # wherever a proxy has put it
         "info": {
             "title": "mtmd",
             "version": __version__,
@@ -73,6 +75,9 @@ def _paths() -> dict[str, Any]:
         },
         "/v1/completions": {
             "post": _post("An answer to a prompt", "CompletionRequest", stream=True)
+        },
+        "/v1/embeddings": {
+            "post": _post("Vectors of texts and pictures, by a dual encoder", "EmbeddingRequest")
         },
         "/v1/models": {"get": _operation("The model")},
         "/v1/models/{id}": {"get": _operation("The model"), "parameters": [_ID]},

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mtmd import Answer, Progress, Receipt, TokenInfo, ToolCallPiece
+from mtmd import Answer, Progress, Receipt, TokenInfo, ToolCallPiece, __version__
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,13 @@ class Reply:
         }
 
     def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": f"mtmd-{__version__}",
+        }
 
 
 def progress(chunk: dict[str, Any], event: Progress) -> dict[str, Any]:

@@ -202,7 +202,19 @@ class Message(_Loose):
 
 
 class StreamOptions(_Loose):
-    include_usage: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+    @field_validator("continuous_usage_stats")
+    @classmethod
+    def _refused(cls, value: bool | None) -> bool | None:
+        if value:
+            raise PydanticCustomError(
+                "unsupported",
+                "{param}: not supported here; leave it out",
+                {"param": "stream_options.continuous_usage_stats", "code": "unsupported_parameter"},
+            )
+        return value
 
 
 class NamedSchema(_Loose):
@@ -314,6 +326,7 @@ class Generation(BaseModel):
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    return_progress: bool | None = None  # llama.cpp's: chunks that say how far the prompt is
     n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
     grammar: str | None = Field(default=None, max_length=LONGEST_GRAMMAR)
     json_schema: dict[str, Any] | None = None

@@ -4,29 +4,25 @@ the document that describes them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from flask import Blueprint, Response, g, jsonify, request
+from flask import Blueprint, Response, g
 
 from mtmd import (
     Answer,
+    ContextError,
     Event,
     Finished,
-    MtmdError,
     Picture,
-    PromptError,
     RawPrompt,
     Receipt,
     TextPiece,
     Ticket,
     TokenInfo,
-    gather,
 )
-from mtmd.web import sse
 from mtmd.web.api import openapi
 from mtmd.web.api.replies import Reply, together
 from mtmd.web.api.requests import (
@@ -41,12 +37,13 @@ from mtmd.web.api.requests import (
 )
 from mtmd.web.api.stream import CHAT, PLAIN, SHUTTING_DOWN, Form, stream
 from mtmd.web.auth import owner, without_key
-from mtmd.web.errors import ApiError, as_api_error
+from mtmd.web.errors import ApiError, response
 from mtmd.web.intake.body import json_body
 from mtmd.web.intake.gate import Body, Work, takes
 from mtmd.web.intake.media import Media, Reference
-from mtmd.web.intake.watcher import Watcher, give_up
 from mtmd.web.served_model import ServedModel
+from mtmd.web.waiting.incoming import Incoming
+from mtmd.web.waiting.responses import streamed, whole
 
 if TYPE_CHECKING:
     from mtmd import Service
@@ -63,7 +60,6 @@ class Api:
     service: Service
     model: ServedModel
     media: Media
-    watcher: Watcher
     unknown_fields: str = "ignore"  # or "refuse"
 
     def check_model(self, name: str | None) -> None:
@@ -101,11 +97,13 @@ class Api:
         return prompt if isinstance(prompt, str) else self.service.text_of(prompt)
 
     def check_length(self, field: str, characters: int) -> None:
-        """Raises PromptError for a text that cannot fit: it is not tokenized to find that out."""
+        """Raises ContextError for a text that cannot fit: it is not tokenized to find that out."""
         if characters > self.model.context * CHARS_PER_TOKEN:
-            raise PromptError(
+            raise ContextError(
                 f"{field}: found {characters:,} characters, and the context holds "
-                f"{self.model.context:,} tokens; shorten it"
+                f"{self.model.context:,} tokens; shorten it",
+                None,
+                self.model.context,
             )
 
     @contextmanager
@@ -132,7 +130,7 @@ def blueprint(api: Api) -> Blueprint:
             name = api.model.called(body.model)
             tickets = api.submit(messages, body.n or 1, usual | body.options())
             reply = Reply(f"chatcmpl-{g.request_id}", name, bool(body.logprobs), warnings)
-            return _answer(api, Answering(tickets, reply, CHAT, Reply.chat), body, stack)
+            return _answer(Answering(tickets, reply, CHAT, Reply.chat), body, stack)
 
     @routes.post("/v1/completions")
     @takes(Body.JSON, Work.ANSWER)
@@ -162,7 +160,7 @@ def blueprint(api: Api) -> Blueprint:
             answering = Answering(
                 tickets, reply, PLAIN, Reply.plain, number, texts if body.echo else []
             )
-            return _answer(api, answering, body, stack)
+            return _answer(answering, body, stack)
 
     @routes.post("/v1/chat/completions/input_tokens")
     @takes(Body.JSON_WITH_PICTURES, Work.ANSWER)
@@ -182,7 +180,13 @@ def blueprint(api: Api) -> Blueprint:
     @routes.get("/v1/models")
     @takes(Body.NOTHING)
     def models() -> dict[str, Any]:
-        return {"object": "list", "data": [_model(api, name) for name in api.model.names]}
+        can = ["completion", *(["multimodal"] if api.model.sees else [])]
+        return {
+            "object": "list",
+            "data": [_model(api, name) for name in api.model.names],
+            # as llama.cpp's clients look for it
+            "models": [{"name": n, "model": n, "capabilities": can} for n in api.model.names],
+        }
 
     @routes.get("/v1/models/<path:name>")
     @takes(Body.NOTHING)
@@ -216,13 +220,6 @@ class Answering:
     def replies(self) -> list[Reply]:
         return [replace(self.reply, index=index) for index in range(len(self.tickets))]
 
-    def events(self) -> Iterator[tuple[int, Event]]:
-        if len(self.tickets) > 1:
-            yield from gather(self.tickets)
-            return
-        for event in self.tickets[0]:
-            yield 0, event
-
     def usage(self, receipts: Mapping[int, Receipt]) -> dict[str, Any]:
         """Of all answers: each prompt counts once."""
         ordered = [receipts[index] for index in sorted(receipts)]
@@ -234,47 +231,43 @@ class Answering:
         return usage
 
 
-def _answer(api: Api, answering: Answering, body: Generation, held: ExitStack) -> Response:
+def _answer(answering: Answering, body: Generation, held: ExitStack) -> Response:
     """The answers streamed or whole. However they end, and even if they are never begun, the
     tickets are given up and `held` let go.
     """
-    finish = ExitStack()
-    finish.push(held.pop_all())
-    is_gone = request.environ.get("waitress.client_disconnected")
-    for ticket in answering.tickets:
-        finish.callback(give_up, ticket)
-        if is_gone is not None:
-            finish.callback(api.watcher.watch(is_gone, ticket))
+    incoming = Incoming(answering.tickets, held.pop_all())
     if not body.stream:
-        with finish:
-            return jsonify(_collected(answering))
-    include_usage = body.stream_options is not None and body.stream_options.include_usage
+        return whole(incoming, _collected(answering, incoming), response)
+    include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     chunks = stream(
-        answering.events(),
+        incoming,
         answering.replies,
         answering.form,
         include_usage,
-        partial(as_api_error, request_id=g.request_id),
+        incoming.as_error,
         answering.usage,
         answering.echo,
+        bool(body.return_progress),
     )
-    response = sse.response(chunks, cache_control="no-cache")
-    response.call_on_close(finish.close)
-    return response
+    return streamed(incoming, chunks)
 
 
-def _collected(answering: Answering) -> dict[str, Any]:
+def _collected(
+    answering: Answering, incoming: Iterable[tuple[int, Event] | None]
+) -> Generator[None, None, dict[str, Any]]:
     tokens: dict[int, list[TokenInfo]] = {}
     answers: dict[int, Answer] = {}
-    for index, event in answering.events():
+    for come in incoming:
+        if come is None:
+            yield
+            continue
+        index, event = come
         if isinstance(event, TextPiece):
             tokens.setdefault(index, []).extend(event.tokens)
         elif isinstance(event, Finished):
             if event.answer.receipt.finish == "cancelled":
                 raise SHUTTING_DOWN
             answers[index] = event.answer
-    if len(answers) < len(answering.tickets):
-        raise MtmdError("the service ended an answer without saying how")
     parts = []
     for index, reply in enumerate(answering.replies):
         answer = answers[index]

@@ -47,17 +47,19 @@ PLAIN = Form(
 
 
 def stream(
-    events: Iterable[tuple[int, Event]],
+    events: Iterable[tuple[int, Event] | None],
     replies: Sequence[Reply],
     form: Form,
     include_usage: bool,
     as_error: Callable[[Exception], ApiError],
     usage: Callable[[dict[int, Receipt]], dict[str, Any]],
     echo: Sequence[str] = (),
+    tells_progress: bool = False,
 ) -> Iterator[str]:
-    """`events` with the place of their answer among `replies`. `as_error`: what is sent for an
-    exception, whose status cannot be sent any more; `usage` of the answers' receipts; `echo`: what
-    each answer begins with.
+    """`events` with the place of their answer among `replies`; for None, an empty piece.
+    `as_error`: what is sent for an exception, whose status cannot be sent any more; `usage` of the
+    answers' receipts; `echo`: what each answer begins with; `tells_progress`: with chunks that say
+    how far the prompt is.
     """
     receipts: dict[int, Receipt] = {}
     for reply in replies:
@@ -66,9 +68,13 @@ def stream(
     try:
         for index, text in enumerate(echo):
             yield event(form.text(replies[index], text, ()))
-        for index, item in events:
+        for come in events:
+            if come is None:
+                yield ""
+                continue
+            index, item = come
             reply = replies[index]
-            if isinstance(item, Progress):
+            if isinstance(item, Progress) and tells_progress:
                 yield event(progress(form.quiet(reply), item))
             elif isinstance(item, TextPiece):
                 yield event(form.text(reply, item.text, item.tokens))
@@ -78,12 +84,10 @@ def stream(
                 receipt = receipts[index] = item.answer.receipt
                 if receipt.finish == "cancelled":
                     # and yet somebody listens: the service is being closed
-                    yield event(SHUTTING_DOWN.body())
-                    break
+                    raise SHUTTING_DOWN
                 yield event(form.end(reply, receipt.finish))
-        else:
-            if include_usage:
-                yield event(form.quiet(replies[0]) | {"choices": [], "usage": usage(receipts)})
+        if include_usage:
+            yield event(form.quiet(replies[0]) | {"choices": [], "usage": usage(receipts)})
     except Exception as error:
         yield event(as_error(error).body())
     yield DONE

@@ -17,8 +17,10 @@ from waitress.channel import HTTPChannel
 from mtmd.web.connections.clients import Clients
 from mtmd.web.connections.parser import Parser, Rules
 from mtmd.web.connections.refusal import Refusal
+from mtmd.web.connections.task import LetGo, Task
 from mtmd.web.settings import ConnectionLimits
 
+HELD = "held"  # work: of requests whose answers are being waited for
 PIECE = 64 << 10  # bytes of an answer that are handed on at once
 LINGER_S = 5.0  # for a client that is still sending to read why it should not
 Phase: TypeAlias = Literal["idle", "head", "body", "answering", "unread", "lingering"]
@@ -42,9 +44,12 @@ class Host(Rules, Protocol):
 
 
 class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
-    """`known`: a request with a key has come from here, or none is needed."""
+    """`known`: a request with a key has come from here, or none is needed. `held`: what is being
+    answered without a thread.
+    """
 
     known = False
+    held: Task | None = None
     request: Parser | None
     requests: list[Parser]
     server: Host
@@ -63,6 +68,9 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
     def parser_class(self, adj: Adjustments) -> Parser:
         return Parser(self.server, adj)
 
+    def task_class(self, _: Channel, request: Parser) -> Task:
+        return self.held or Task(self, request)
+
     @property
     def phase(self) -> Phase:
         if self._lingering:
@@ -77,8 +85,15 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
     @property
     def work(self) -> Hashable:
         """Of the request that is to be answered."""
+        if self.held is not None:
+            return HELD
         request = self.requests[0]
         return None if request.error is not None else request.work
+
+    @property
+    def client(self) -> str:
+        """Whose request it is that is to be answered, among whom threads are shared out."""
+        return self.requests[0].owner or self.address
 
     @property
     def began(self) -> float:
@@ -88,8 +103,12 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
 
     @property
     def is_quiet(self) -> bool:
+        held = self.held
         return not (
-            self.requests or self.total_outbufs_len or self.will_close or self.close_when_flushed
+            (self.requests and (held is None or held.at_work))
+            or self.total_outbufs_len
+            or self.will_close
+            or self.close_when_flushed
         )
 
     def check(self, now: float, limits: ConnectionLimits) -> None:
@@ -118,6 +137,8 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
             self.handle_close()
         elif phase == "unread":
             self._check_unread(now, limits)
+        elif phase == "answering" and (held := self.held) is not None:
+            held.check(now)
 
     def refuse(self, refusal: Refusal) -> None:
         """Answer what has come so far with this, and close. Without a thread: of those who are
@@ -139,6 +160,23 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
             with suppress(OSError):
                 self.socket.send(refusal.to_bytes())
         self.handle_close()
+
+    # what a task asks
+
+    def has_room(self) -> bool:
+        if self.total_outbufs_len < PIECE:
+            return True
+        self._postponed = True
+        self._told()
+        return False
+
+    def come_back(self) -> None:
+        self.server.add_task(self)
+
+    def _told(self) -> None:
+        """The loop is to ask this one again."""
+        self.server.look_at(self)
+        self.server.pull_trigger()
 
     # what waitress calls
 
@@ -170,17 +208,23 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
     def writable(self) -> bool:
         if self._postponed and self.total_outbufs_len < PIECE:
             self._postponed = False
-            self.server.add_task(self)
+            if (held := self.held) is not None:
+                held.wake()
+            else:
+                self.server.add_task(self)
         found: bool = super().writable()
         return found
 
     def service(self) -> None:
-        if self.total_outbufs_len >= PIECE:  # of earlier requests, and their client does not read
-            self._postponed = True
-            self.server.pull_trigger()
+        held = self.held
+        if held is None and not self.has_room():  # of earlier requests
             return
         try:
             super().service()
+        except LetGo:
+            if self.total_outbufs_len:
+                self._told()
+            return
         except BaseException:  # a panic in a library of another language is no Exception
             log.exception("a connection failed")
             with self.requests_lock:
@@ -190,6 +234,9 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
             self.server.pull_trigger()
         finally:
             self.free_since = time.monotonic()
+        if held is not None:
+            held.end()  # where its client was gone
+            self._told()
 
     def handle_write(self) -> None:
         lingers = self._refused and self.close_when_flushed and not self.will_close
@@ -207,6 +254,8 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
             self._left = True
             self.server.clients.left(self.address)
         super().handle_close()
+        if (held := self.held) is not None:
+            held.wake()
         with self.requests_lock:
             request, self.request = self.request, None
         if request is not None:

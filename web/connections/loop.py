@@ -38,14 +38,16 @@ class Sockets(dict[int, Any]):
             dispatcher = self.get(number)
             if dispatcher is None:  # closed by what another one was asked
                 continue
-            # Asked first: a thread may end an answer while it is asked what it waits for.
+            # Forgotten first, and then asked: a thread may write, or end an answer, while it is
+            # asked what it waits for.
+            self._lively.discard(number)
             quiet = _is_quiet(dispatcher)
             waits_for = _mask(dispatcher)
             if number not in self:
                 continue
             self._wait_for(number, waits_for)
-            if quiet:
-                self._lively.discard(number)
+            if not quiet:
+                self._lively.add(number)
         for key, mask in self._selector.select(timeout_s):
             for event, handle in (
                 (selectors.EVENT_READ, wasyncore.read),

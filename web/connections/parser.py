@@ -25,23 +25,28 @@ class Rules(Protocol):
 
     bodies: BodyBudget
 
-    def knows(self, authorization: str) -> bool:
-        """Whether this header lets in; True for every one where no keys are."""
+    def who(self, authorization: str) -> str | None:
+        """Whom this header lets in: the owner of its key, "" where no keys are, None for nobody."""
 
     def route(self, method: str, path: str) -> tuple[int, Hashable]:
         """The most bytes that the route of such a request takes, and its kind of work."""
+
+    @property
+    def draining(self) -> bool:
+        """Whether nothing new is taken."""
 
     def make_room(self, count: int) -> bool:
         """Give the slowest bodies up until there is room for so many bytes."""
 
 
 class Parser(HTTPRequestParser):  # type: ignore[misc]  # waitress has no types
-    """One request. `known`: its client has a key, or needs none. `held`: bytes of it in the
-    server's budget. `work`: the kind of threads that answer it, None for quick ones.
+    """One request. `known`: its client has a key, or needs none; `owner`: of the key. `held`: bytes
+    of it in the server's budget. `work`: the kind of threads that answer it, None for quick ones.
     """
 
     error: Error | None = None
     known = False
+    owner = ""
     work: Hashable = None
 
     def __init__(self, rules: Rules, adj: Adjustments) -> None:
@@ -78,9 +83,13 @@ class Parser(HTTPRequestParser):  # type: ignore[misc]  # waitress has no types
 
     def _look_at_head(self) -> None:
         rules = self._rules
-        self.known = rules.knows(
+        if rules.draining:
+            self.error = Refusal(503, "the server is shutting down", "shutting_down")
+            return
+        who = rules.who(
             authorization(self.headers.get("AUTHORIZATION", ""), self.headers.get("X_API_KEY", ""))
         )
+        self.known, self.owner = who is not None, who or ""
         self._limit, self.work = rules.route(self.command, self.path)
         if not self.chunked and not self.content_length:
             return

@@ -7,6 +7,7 @@ the loop has it again.
 
 from __future__ import annotations
 
+from collections import OrderedDict, deque
 from collections.abc import Hashable, Mapping
 from typing import Any
 
@@ -16,11 +17,37 @@ KEPT = 4  # of a kind
 IDLE_S = 30.0
 
 
+class InTurn:
+    """What waits for a thread: of each client in order, and of all clients in turn. With the names
+    of a deque, which waitress uses.
+    """
+
+    def __init__(self) -> None:
+        self._of: OrderedDict[str, deque[Any]] = OrderedDict()
+        self._count = 0
+
+    def append(self, task: Any) -> None:
+        self._of.setdefault(task.client, deque()).append(task)
+        self._count += 1
+
+    def popleft(self) -> Any:
+        client, tasks = self._of.popitem(last=False)
+        task = tasks.popleft()
+        if tasks:
+            self._of[client] = tasks
+        self._count -= 1
+        return task
+
+    def __len__(self) -> int:
+        return self._count
+
+
 class Threads(ThreadedTaskDispatcher):  # type: ignore[misc]  # waitress has no types
     """`most`: at once. What comes beyond waits for its turn."""
 
     def __init__(self, most: int, idle_s: float = IDLE_S) -> None:
         super().__init__()
+        self.queue = InTurn()
         self.most, self._idle_s = most, idle_s
         self._number, self._starting = 0, False
 
@@ -82,8 +109,13 @@ class Pools:
     def __init__(self, most: Mapping[Hashable, int]) -> None:
         self._pools = {kind: Threads(count) for kind, count in most.items()}
 
+    def allow(self, most: Mapping[Hashable, int]) -> None:
+        """More kinds of work. Those that are known stay as they are."""
+        for kind, count in most.items():
+            self._pools.setdefault(kind, Threads(count))
+
     def add_task(self, task: Any) -> None:
-        """`task.work`: its kind."""
+        """`task.work`: its kind; `task.client`: for whom it is."""
         self._pools[task.work].add_task(task)
 
     def shutdown(self, timeout: float) -> None:

@@ -15,6 +15,7 @@ from flask import Flask, Response, current_app, g, request
 from werkzeug.exceptions import HTTPException
 
 from mtmd import BusyError
+from mtmd.service.turns import Turns, get_up, sit_down, work_for
 from mtmd.web.errors import ApiError, as_api_error
 from mtmd.web.errors import response as as_response
 from mtmd.web.intake.json_limits import check_json
@@ -22,9 +23,11 @@ from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.intake.places import Places
 from mtmd.web.settings import JsonLimits, ServerSettings
 
+PREPARED_AT_ONCE = 64  # requests whose pictures are decoded or fetched, whose prompts are read
 FORGIVEN_BYTES = 64 << 10  # of a body at an address that takes none, or is not there
 SMALL_VALUES = 4096  # in JSON that the page sends
 LONG_RESPONSE = 256 << 10  # bytes; less waits in memory for a client that does not read
+SEATS = 2  # for threads that read requests and write answers: there is one interpreter
 HISTORY_VALUES = 500_000  # the page sends one conversation at a time
 _TAKES = "_takes"
 View = TypeVar("View", bound=Callable[..., Any])
@@ -45,6 +48,7 @@ class Body(Enum):
 class Work(Enum):
     """What is taken up while a request is answered."""
 
+    AT_ONCE = "less, and it waits for nothing: done by the loop of connections itself"
     QUICK = "milliseconds"
     ANSWER = "the model, or pictures that are decoded"
     FOLLOW = "a stream of what is written anyway"
@@ -85,22 +89,21 @@ class GatedFlask(Flask):
         **options: Any,
     ) -> None:
         """Raises TypeError for a view without `takes`."""
-        if endpoint == "static" and view_func is not None:  # flask's own, made by itself
-            takes(Body.NOTHING)(view_func)
         if takes_of(view_func) is None:
             raise TypeError(f"{rule}: found a view without @takes(...), which every route needs")
         super().add_url_rule(rule, endpoint, view_func, provide_automatic_options, **options)
 
 
 class Gate:
-    """`slots`: sequences answered at once. `owner`: of the request that is being answered.
-    `budget`: of pixels, the one of the whole server.
+    """`slots`: sequences answered at once. `client`: who has sent the request that is being
+    answered; among clients places, pictures and the device are shared out. `budget`: of pixels, the
+    one of the whole server.
     """
 
     def __init__(
-        self, app: GatedFlask, settings: ServerSettings, slots: int, owner: Callable[[], str]
+        self, app: GatedFlask, settings: ServerSettings, slots: int, client: Callable[[], str]
     ) -> None:
-        self._settings, self._owner = settings, owner
+        self._settings, self._client = settings, client
         self._places = {
             work: Places(what, most)
             for work, what, most in (
@@ -111,6 +114,7 @@ class Gate:
         }
         self._app, self._urls = app, app.url_map.bind("localhost")
         app.gate = self
+        self._desk = Turns(SEATS, each=1)
         self.budget = PictureBudget(settings.media)
         app.before_request(self._enter)
         app.after_request(self._leave_with)
@@ -120,22 +124,26 @@ class Gate:
         """Places of this kind that are not free."""
         return self._places[work].taken
 
-    def most(self) -> dict[Work, int]:
-        """Places of each kind of work that has some."""
-        return {work: places.most for work, places in self._places.items()}
+    def threads(self) -> dict[Work, int]:
+        """How many threads each kind of work that has places may take. Answers wait without one."""
+        most = {work: places.most for work, places in self._places.items()}
+        return most | {Work.ANSWER: min(most[Work.ANSWER], PREPARED_AT_ONCE)}
 
     def route(self, method: str, path: str) -> tuple[int, Work | None]:
         """How many bytes may come with such a request, and what places it will want. `path` as
         WSGI has it, in Latin-1.
         """
+        path = path.encode("latin-1").decode("utf-8", "replace")
+        root = self._settings.root_path
         try:
             endpoint, _ = self._urls.match(
-                path.encode("latin-1").decode("utf-8", "replace"), method
+                path.removeprefix(root) if path.startswith(f"{root}/") else path, method
             )
         except HTTPException:
             return FORGIVEN_BYTES, None
         what = takes_of(self._app.view_functions[endpoint])
-        work = what.work if what is not None and what.work in self._places else None
+        kinds = (Work.AT_ONCE, *self._places)
+        work = what.work if what is not None and what.work in kinds else None
         return self.bytes_of(what), work
 
     def bytes_of(self, what: Takes | None) -> int:
@@ -167,23 +175,29 @@ class Gate:
                 "this address",
                 code="body_too_large",
             )
+        client = self._client()
         if what is not None and what.work in self._places and request.method != "OPTIONS":
-            g.give_back = self._places[what.work].take(self._owner())
+            g.give_back = self._places[what.work].take(client)
+        if what is None or what.work is not Work.AT_ONCE:
+            work_for(client)
+            sit_down(self._desk)
 
     def _leave_with(self, response: Response) -> Response:
         """The place of what is made while it is sent, or may have to wait for its client, is free
         once the last of it is on its way, or nobody wants it. What turns out to be long takes one
         now.
         """
+        get_up()
         give_back = g.pop("give_back", None)
         long = _is_long(response)
         if give_back is None and long:
             try:
-                give_back = self._places[Work.DOWNLOAD].take(self._owner())
+                give_back = self._places[Work.DOWNLOAD].take(self._client())
             except BusyError as busy:
                 response.close()
                 return as_response(as_api_error(busy, g.get("request_id", "req")))
         if give_back is not None and long:
+            response.direct_passthrough = False  # of a file; then nobody would be told of its end
             response.call_on_close(give_back)
         elif give_back is not None:
             give_back()
@@ -219,5 +233,7 @@ def _is_long(response: Response) -> bool:
 
 
 def _leave(_: BaseException | None) -> None:
+    get_up()
+    work_for("")
     if (give_back := g.pop("give_back", None)) is not None:
         give_back()

@@ -18,6 +18,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from mtmd import ImageError, Picture
+from mtmd.service.turns import aside
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.fetch import Fetcher
 from mtmd.web.intake.picture_budget import PictureBudget
@@ -153,9 +154,12 @@ class Media:
                 param=place,
                 code="remote_media_off",
             )
-        return _Source(
-            place, None, lambda left, deadline: fetcher.fetch(url, place, left, deadline)
-        )
+
+        def fetched(left: int, deadline: float) -> bytes:
+            with aside():
+                return fetcher.fetch(url, place, left, deadline)
+
+        return _Source(place, None, fetched)
 
     def _file(self, url: str, place: str) -> _Source:
         """A regular file below the media folder, links followed first. One message for whatever is

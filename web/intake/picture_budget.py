@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from mtmd import BusyError, Picture
 from mtmd.prompt.load_image import load_isolated, picture_size
+from mtmd.service.turnover import Turnover
+from mtmd.service.turns import Turns, aside
 from mtmd.web.settings import MediaBudget
 
 # At work, and put aside for taking long: `mtmd.kernels.isolation.fork_server`.
@@ -36,7 +37,8 @@ class PictureBudget:
     def __init__(self, limits: MediaBudget) -> None:
         self.limits = limits
         self._pixels_held, self._lock = 0, threading.Lock()
-        self._decoding = _Turns(DECODE_AT_ONCE, limits.decoding_pixels)
+        self._turnover = Turnover()
+        self._decoding = Turns(DECODE_AT_ONCE, limits.decoding_pixels)
 
     def excess(self, *, pictures: int = 0, bytes_: int = 0, pixels: int = 0) -> Excess | None:
         """The first limit of one request that its pictures exceed together, None where they are
@@ -62,19 +64,19 @@ class PictureBudget:
         """
         return picture_size(data, self.limits.each, name)
 
-    def decode(self, data: bytes) -> Picture:
-        """Waits while as many pictures, or pixels, are being decoded as may at once. Raises
-        ImageError.
+    def decode(self, data: bytes, page: int = 0) -> Picture:
+        """Waits while as many pictures, or pixels, are being decoded as may at once, in turn with
+        other clients. `page` of a PDF, from 0 on. Raises ImageError.
         """
         width, height = self.size(data)
-        with self._decoding.one(width * height):
-            return load_isolated(data, self.limits.each, "picture")
+        with aside(), self._decoding.one(width * height):
+            return load_isolated(data, self.limits.each, "picture", page)
 
-    def decode_counted(self, data: bytes) -> Picture:
+    def decode_counted(self, data: bytes, page: int = 0) -> Picture:
         """As `decode`, for a picture whose pixels are nobody's yet. Raises BusyError."""
         width, height = self.size(data)
         with self.held(width * height):
-            return self.decode(data)
+            return self.decode(data, page)
 
     @contextmanager
     def held(self, pixels: int) -> Iterator[None]:
@@ -86,43 +88,15 @@ class PictureBudget:
             if self._pixels_held + pixels > most:
                 raise BusyError(
                     f"{self._pixels_held:,} pixels wait to be seen and {most:,} may, so these "
-                    f"{pixels:,} have to come later"
+                    f"{pixels:,} have to come later",
+                    self._turnover.wait_s(pixels),
                 )
+            if not self._pixels_held:
+                self._turnover.begin()
             self._pixels_held += pixels
         try:
             yield
         finally:
             with self._lock:
                 self._pixels_held -= pixels
-
-
-class _Turns:
-    """`count` pictures at once and `pixels` together, in the order in which they came; a larger one
-    alone.
-    """
-
-    def __init__(self, count: int, pixels: int) -> None:
-        self._count, self._most = count, pixels
-        self._under_way: list[int] = []
-        self._waiting: deque[object] = deque()
-        self._changed = threading.Condition()
-
-    @contextmanager
-    def one(self, pixels: int) -> Iterator[None]:
-        me = object()
-        with self._changed:
-            self._waiting.append(me)
-            self._changed.wait_for(lambda: self._waiting[0] is me and self._has_room(pixels))
-            self._waiting.popleft()
-            self._under_way.append(pixels)
-            self._changed.notify_all()
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._under_way.remove(pixels)
-                self._changed.notify_all()
-
-    def _has_room(self, pixels: int) -> bool:
-        others = self._under_way
-        return not others or (len(others) < self._count and sum(others) + pixels <= self._most)
+                self._turnover.freed(pixels)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from mtmd import BusyError
+from mtmd.service.turnover import Turnover
 
 SHARED_S = 60.0  # an owner who has asked within so long counts as one who shares
 
@@ -29,24 +30,32 @@ class Places:
         self._what, self._each, self._clock = what, each, clock
         self._lock, self._taken = threading.Lock(), Counter[str]()
         self._asked: dict[str, float] = {}
+        self._turnover = Turnover(clock)
 
     def take(self, owner: str) -> Callable[[], None]:
         """What is returned gives the place back; a second call does nothing. Raises BusyError."""
         with self._lock:
-            each = self._share(owner)
+            each, taken = self._share(owner), self._taken.total()
             if self._taken[owner] >= each:
                 raise BusyError(
-                    f"{each} {self._what} for this client, the most that may; try again later"
+                    f"{each} {self._what} for this client, the most that may; try again later",
+                    self._turnover.wait_s(),
                 )
-            if self._taken.total() >= self.most:
-                raise BusyError(f"{self.most} {self._what}, the most that may; try again later")
+            if taken >= self.most:
+                raise BusyError(
+                    f"{self.most} {self._what}, the most that may; try again later",
+                    self._turnover.wait_s(),
+                )
+            if not taken:
+                self._turnover.begin()
             self._taken[owner] += 1
-        taken = [owner]
+        held = [owner]
 
         def give_back() -> None:
             with self._lock:
-                if taken:
-                    self._taken[taken.pop()] -= 1
+                if held:
+                    self._turnover.freed()
+                    self._taken[held.pop()] -= 1
                     self._taken += Counter()  # without those that have none
 
         return give_back

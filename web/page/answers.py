@@ -20,10 +20,10 @@ from typing import Any
 
 from mtmd import Finished, Progress, TextPiece, Ticket
 from mtmd.web.errors import as_api_error
-from mtmd.web.intake.watcher import give_up
 from mtmd.web.store.conversation import COMPLETE, FAILED, STOPPED, title_from
 from mtmd.web.store.errors import StoreBusyError, StoreError
 from mtmd.web.store.store import Store
+from mtmd.web.waiting.incoming import give_up
 
 SAVE_SECONDS = 0.5
 END_SECONDS = 5.0
@@ -39,6 +39,7 @@ class Answer:
     id: str
     conversation: str
     ticket: Ticket
+    row: str = ""  # the message of a table that it answers
     held: ExitStack = field(default_factory=ExitStack)  # closed at its end
     events: list[dict[str, Any]] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
@@ -94,12 +95,19 @@ class Answers:
         store.before_close.append(self.end)
 
     def start(
-        self, id_: str, conversation: str, ticket: Ticket, held: ExitStack, begun: str = ""
+        self,
+        id_: str,
+        conversation: str,
+        ticket: Ticket,
+        held: ExitStack,
+        begun: str = "",
+        *,
+        row: str = "",
     ) -> Answer:
         """`id_`: the message in the store, in state running, that the answer is written to.
         `held`: what is let go at its end. `begun`: the text that it goes on from.
         """
-        answer = Answer(id_, conversation, ticket, held)
+        answer = Answer(id_, conversation, ticket, row, held)
         if begun:
             answer.add({"type": "text", "text": begun, "tokens": 0})
         with self._lock:

@@ -5,7 +5,7 @@ of it as the page shows it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from typing import Any
@@ -18,13 +18,14 @@ from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.intake.places import Places
 from mtmd.web.page.answers import Answer, Answers
 from mtmd.web.page.grounding import find_regions
-from mtmd.web.page.markdown import render
 from mtmd.web.page.model_messages import checked_pixels, model_messages
 from mtmd.web.page.pictures import PictureCache
 from mtmd.web.settings import ServerSettings
 from mtmd.web.store.conversation import COMPLETE, RUNNING, Message, StoredImage, branch, title_from
 from mtmd.web.store.store import Store
 
+SHOWN_WHOLE = 300  # messages: a conversation of so many is shown with all of them
+SHOWN_AT_FIRST = 80  # of a longer one
 READERS_EACH = 16  # of one answer: a few devices of one person
 
 
@@ -43,6 +44,14 @@ class Chat:
         """Of the owner who asks. Raises ImageError."""
         return self.pictures.add(data, name, owner())
 
+    def add_pages(self, data: bytes, name: str) -> tuple[list[StoredImage], int]:
+        """Of a PDF, as many as one message takes, and how many there are. Raises ImageError."""
+        return self.pictures.add_pages(data, name, owner(), self.budget.limits.images)
+
+    def thumbnail(self, sha256: str) -> bytes | None:
+        """A JPEG; None where the store has no such picture any more."""
+        return self.pictures.thumbnail(sha256)
+
     def images(self, wanted: Sequence[tuple[str, str]]) -> list[StoredImage]:
         """By (SHA-256, name). Raises ImageError for one that is not there any more, or is another
         owner's.
@@ -56,14 +65,22 @@ class Chat:
         return images
 
     def add_message(
-        self, conversation: str, parent: str | None, text: str, images: Sequence[StoredImage]
+        self,
+        conversation: str,
+        parent: str | None,
+        text: str,
+        images: Sequence[StoredImage],
+        *,
+        table: bool = False,
     ) -> Message:
         """A message of the user's, in the store when this returns; pictures alone are to be
         described. The first message gives the conversation its title, unless it says no more than
-        that: then the answer will.
+        that: then the answer will. `table`: one of many pictures that are asked the same, each
+        answered by itself.
         """
         text = text if text.strip() else DEFAULT_PROMPT
-        message = self.store.add(conversation, parent, "user", text, images=images)
+        options = {"table": True} if table else None
+        message = self.store.add(conversation, parent, "user", text, images=images, options=options)
         if parent is None and text.strip() != DEFAULT_PROMPT:
             self.store.name(conversation, title_from(text, images))
         return message
@@ -77,15 +94,18 @@ class Chat:
         keep_place: Callable[[], Callable[[], None]],
         *,
         continues: str | None = None,
+        since: str | None = None,
     ) -> Message:
         """An answer to the branch that ends in `parent`; it begins with the text of the answer
-        `continues`. Raises ApiError where one is being written, and what `Service.submit` raises.
-        `keep_place` is called once it has begun; what that returns, and the pixels of its
-        pictures, are let go at its end.
+        `continues`. Of the branch the model sees what stands from `since` on. Raises ApiError where
+        one is being written, and what `Service.submit` raises. `keep_place` is called once it has
+        begun; what that returns, and the pixels of its pictures, are let go at its end.
         """
-        with self._alone(conversation), ExitStack() as held:
+        known = self._by_id(conversation)
+        row = parent if (known[parent].options or {}).get("table") else ""
+        with self._alone(conversation, row), ExitStack() as held:
             known = self._by_id(conversation)
-            path = branch(known, parent)
+            path = _seen(branch(known, parent), since)
             begun = _text_to_continue(known, parent, continues)
             held.enter_context(self.budget.held(checked_pixels(path, self.budget)))
             messages = model_messages(path, system, self.pictures)
@@ -101,32 +121,34 @@ class Chat:
                     "assistant",
                     begun,
                     state=RUNNING,
-                    options={**options, "system": system},
+                    options={**options, "system": system, **({"since": since} if since else {})},
                 )
             except BaseException:
                 ticket.cancel()
                 raise
             held.callback(keep_place())
-            self.answers.start(message.id, conversation, ticket, held.pop_all(), begun)
+            self.answers.start(message.id, conversation, ticket, held.pop_all(), begun, row=row)
         return message
 
     @contextmanager
-    def _alone(self, conversation: str) -> Iterator[None]:
+    def _alone(self, conversation: str, row: str) -> Iterator[None]:
         """Raises ApiError where an answer is being written or begun. One conversation waits for the
-        disk, or for its pictures, without the others.
+        disk, or for its pictures, without the others; so does each `row` of a table.
         """
+        place = row or conversation
         with self._lock:
-            if conversation in self._starting or self.answers.running(conversation):
+            running = self.answers.running(conversation)
+            if place in self._starting or any(a.row == (row or a.row) for a in running):
                 raise ApiError(
                     409,
                     "an answer is being written in this conversation; wait for its end, or stop it",
                 )
-            self._starting.add(conversation)
+            self._starting.add(place)
         try:
             yield
         finally:
             with self._lock:
-                self._starting.discard(conversation)
+                self._starting.discard(place)
 
     def count(
         self,
@@ -137,9 +159,10 @@ class Chat:
         *,
         system: str,
         detail: str,
+        since: str | None = None,
     ) -> TokenCount:
         """What the branch would take with this message added to it."""
-        path = branch(self._by_id(conversation), parent) if conversation else []
+        path = _seen(branch(self._by_id(conversation), parent), since) if conversation else []
         draft = Message(
             id="",
             conversation="",
@@ -158,9 +181,26 @@ class Chat:
             messages = model_messages(path, system, self.pictures)
             return self.service.count(messages, detail, tenant=owner())
 
-    def shown_messages(self, conversation: str) -> list[dict[str, Any]]:
-        """Every branch, as the page shows it."""
-        return [self._shown(message) for message in self._by_id(conversation).values()]
+    def shown_messages(
+        self, conversation: str, wanted: Collection[str] | None = None
+    ) -> list[dict[str, Any]]:
+        """Every branch, as the page shows it; or the messages that are `wanted`."""
+        return [self._shown(m) for m in self.store.messages(conversation, wanted)]
+
+    def shown_tree(self, conversation: str, head: str | None) -> list[dict[str, Any]]:
+        """Every branch. Of a long conversation only the end of the one that is shown is whole: of
+        the others there is `light`, their place in the tree and what stands in for it; the page
+        asks for them as it comes to them.
+        """
+        outline = self.store.outline(conversation)
+        in_table = any((m.options or {}).get("table") for m in outline[:1])
+        if len(outline) <= SHOWN_WHOLE or in_table:
+            return self.shown_messages(conversation)
+        by_id = {m.id: m for m in outline}
+        end = {m.id for m in branch(by_id, head or outline[-1].id)[-SHOWN_AT_FIRST:]}
+        end |= {m.id for m in outline if m.state == RUNNING}
+        whole = {m["id"]: m for m in self.shown_messages(conversation, end)}
+        return [whole.get(m.id) or _light(m) for m in outline]
 
     def shown_answer(self, answer: Answer, end: dict[str, Any]) -> dict[str, Any]:
         """An answer at its end: from its last event, for the store may have had no room for it."""
@@ -183,14 +223,32 @@ class Chat:
         """
         live = message.state == RUNNING and self.answers.get(message.id) is not None
         state = message.state if live or message.state != RUNNING else "interrupted"
-        shown = asdict(message) | {"state": state, "html": None, "regions": None}
+        shown = asdict(message) | {"state": state, "regions": None}
         if message.role == "assistant" and not live:
-            shown["html"] = render(message.text)
             shown["regions"] = _regions(message)
         return shown
 
     def _by_id(self, conversation: str) -> dict[str, Message]:
         return {m.id: m for m in self.store.messages(conversation)}
+
+
+def _light(message: Message) -> dict[str, Any]:
+    light: dict[str, Any] = {
+        "id": message.id,
+        "parent": message.parent,
+        "role": message.role,
+        "images": [asdict(image) for image in message.images] if message.images else [],
+        "light": True,
+    }
+    if since := (message.options or {}).get("since"):
+        light["options"] = {"since": since}
+    return light
+
+
+def _seen(path: list[Message], since: str | None) -> list[Message]:
+    """From `since` on; all where that is not in it: then it was said of another branch."""
+    start = next((n for n, message in enumerate(path) if message.id == since), 0)
+    return path[start:]
 
 
 def _text_to_continue(messages: dict[str, Message], parent: str, answer: str | None) -> str:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from flask import Blueprint, Response, jsonify, render_template
 
-from mtmd import Service, __version__
+from mtmd import Service
 from mtmd.web.auth import without_key
 from mtmd.web.intake.gate import Body, takes
 from mtmd.web.page import charts
@@ -21,7 +21,7 @@ def blueprint(service: Service, model: ServedModel) -> Blueprint:
     @takes(Body.NOTHING)
     @without_key
     def diagnostics_page() -> str:
-        return render_template("diagnostics.html", version=__version__)
+        return render_template("diagnostics.html")
 
     @routes.get("/api/stats")
     @takes(Body.NOTHING)

@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 
 from mtmd import ImageError, Picture
+from mtmd.prompt.load_image import jpeg_bytes, picture_format, png_bytes
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.settings import ServerSettings
@@ -14,6 +15,8 @@ from mtmd.web.store.store import Store
 
 HELD_PIXELS = 32_000_000  # three bytes each
 ROW_BYTES = 4096  # counted for each picture beside its own: a block of the disk
+THUMBNAIL_SIDE = 160  # pixels
+THUMBNAILS_KEPT = 1000  # of some 5 KB
 IN_MEMORY_BYTES = 1 << 30  # of all, where nothing is kept on the disk
 
 
@@ -30,6 +33,7 @@ class PictureCache:
             self._most = min(self._most, IN_MEMORY_BYTES)
         self._adding = threading.Lock()
         self._cached: OrderedDict[str, Picture] = OrderedDict()
+        self._thumbnails: OrderedDict[str, bytes] = OrderedDict()
 
     def add(self, data: bytes, name: str, owner: str) -> StoredImage:
         """The file of a picture into the store, once it is seen to decode, as one that `owner`
@@ -37,11 +41,25 @@ class PictureCache:
         """
         self._check_room(len(data))
         picture = self._budget.decode_counted(data)
+        if picture_format(data) == "PDF":  # which no browser shows as a picture
+            data = png_bytes(picture.pixels)
         with self._adding:
             self._check_room(len(data))
             image = self._store.put_image(data, *picture.size, name[:200], owner)
         self._put(image.sha256, picture)
         return image
+
+    def add_pages(
+        self, data: bytes, name: str, owner: str, most: int
+    ) -> tuple[list[StoredImage], int]:
+        """The first `most` pages of a PDF as pictures, and how many it has. Raises as `add`."""
+        pages, count, number = [], 1, 0
+        while number < min(count, most):
+            picture = self._budget.decode_counted(data, number)
+            count, number = picture.pages, number + 1
+            called = f"{name[:180]}, page {number}" if count > 1 else name
+            pages.append(self.add(png_bytes(picture.pixels), called, owner))
+        return pages, count
 
     def get(self, image: StoredImage) -> Picture:
         """For a prompt whose pixels are held. Raises ImageError for one that the store does not
@@ -60,6 +78,22 @@ class PictureCache:
         picture = self._budget.decode(data)
         self._put(image.sha256, picture)
         return picture
+
+    def thumbnail(self, sha256: str) -> bytes | None:
+        """As JPEG, made once while it is among those asked for last."""
+        with self._lock:
+            if sha256 in self._thumbnails:
+                self._thumbnails.move_to_end(sha256)
+                return self._thumbnails[sha256]
+        data = self._store.image_bytes(sha256)
+        if data is None:
+            return None
+        small = jpeg_bytes(self._budget.decode_counted(data).pixels, THUMBNAIL_SIDE)
+        with self._lock:
+            self._thumbnails[sha256] = small
+            while len(self._thumbnails) > THUMBNAILS_KEPT:
+                self._thumbnails.popitem(last=False)
+        return small
 
     def _check_room(self, count: int) -> None:
         held = self._store.picture_totals()

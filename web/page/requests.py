@@ -16,7 +16,9 @@ class _Strict(BaseModel):
 
 
 class Options(_Strict):
-    """As `AnswerOptions`, which checks the ranges; None leaves the choice to the server."""
+    """As `AnswerOptions`, which checks the ranges; None leaves the choice to the server. `since`:
+    the first message that the model is to see.
+    """
 
     system: Annotated[str, Field(max_length=100_000)] = ""
     max_tokens: int | None = None
@@ -27,11 +29,12 @@ class Options(_Strict):
     repetition_penalty: float | None = None
     seed: int | None = None
     detail: Literal["auto", "low", "high"] | None = None
+    since: Id | None = None
 
     def chosen(self) -> dict[str, Any]:
         return {
             name: value
-            for name, value in self.model_dump(exclude={"system"}).items()
+            for name, value in self.model_dump(exclude={"system", "since"}).items()
             if value is not None
         }
 
@@ -51,9 +54,18 @@ class Change(_Strict):
 
 
 class NewMessage(_Strict):
+    """`table`: one of many pictures that are asked the same."""
+
     parent: Id | None = None
     text: Annotated[str, Field(max_length=1 << 20)] = ""
     images: Annotated[list[Attached], Field(max_length=100, fail_fast=True)] = []
+    table: bool = False
+
+
+class Wanted(_Strict):
+    """Messages of one conversation, by id."""
+
+    ids: Annotated[list[Id], Field(max_length=200, fail_fast=True)]
 
 
 class NewAnswer(_Strict):

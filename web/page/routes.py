@@ -12,9 +12,8 @@ from typing import Any
 
 from flask import Blueprint, Response, g, jsonify, render_template, request
 
-from mtmd import __version__
 from mtmd.loading import DEMO_NAME
-from mtmd.prompt.load_image import png_bytes
+from mtmd.prompt.load_image import jpeg_bytes, png_bytes
 from mtmd.web import sse
 from mtmd.web.auth import owner, without_key
 from mtmd.web.errors import ApiError, response
@@ -22,7 +21,7 @@ from mtmd.web.intake.body import json_body
 from mtmd.web.intake.gate import Body, Work, checked_json, keep_place, takes
 from mtmd.web.page.answers import follow
 from mtmd.web.page.chat import Chat
-from mtmd.web.page.requests import Change, Draft, NewAnswer, NewConversation, NewMessage
+from mtmd.web.page.requests import Change, Draft, NewAnswer, NewConversation, NewMessage, Wanted
 from mtmd.web.page.samples import offered
 from mtmd.web.served_model import ServedModel
 from mtmd.web.store.conversation import Conversation, StoredImage
@@ -31,6 +30,7 @@ from mtmd.web.store.image_files import SHOWN_BY_BROWSERS
 from mtmd.web.store.import_export import export_file, import_file
 
 MAX_TOKENS = 1024  # of an answer, where the context has room for it
+LAST_ANSWERS = 20  # whose stages the diagnostics show
 FOREVER = "private, max-age=31536000, immutable"  # of what is named by its own digest
 
 
@@ -41,6 +41,7 @@ def blueprint(chat: Chat, model: ServedModel) -> Blueprint:
     _conversation_routes(routes, chat)
     _import_export_routes(routes, chat)
     _message_routes(routes, chat)
+    _reading_routes(routes, chat)
     _answer_routes(routes, chat)
     _image_routes(routes, chat)
     return routes
@@ -64,13 +65,13 @@ def _page_routes(routes: Blueprint, chat: Chat, model: ServedModel) -> None:
     @takes(Body.NOTHING)
     @without_key
     def chat_page(id_: str = "") -> str:  # noqa: ARG001  # the page reads it from its address
-        return render_template("chat.html", version=__version__)
+        return render_template("chat.html")
 
     @routes.get("/favicon.ico")
     @takes(Body.NOTHING)
     @without_key
     def icon() -> Response:
-        return Response(status=308, headers={"Location": "/static/icon.svg"})
+        return Response(status=308, headers={"Location": "static/icon.svg"})
 
     @routes.get("/api/about")
     @takes(Body.NOTHING)
@@ -86,15 +87,40 @@ def _page_routes(routes: Blueprint, chat: Chat, model: ServedModel) -> None:
             "context": model.context,
             "vision": model.sees,
             "kept": chat.store.keeps,
+            "shared": chat.store.shared,
             "notice": notice.asdict() if notice else None,
             "max_tokens": min(MAX_TOKENS, model.context // 2),
             "images": chat.budget.limits.images,
+            "places": max(1, chat.service.stats().slots),
             "image_bytes": chat.budget.limits.bytes,
         }
 
 
+def _last_answers(chat: Chat) -> list[dict[str, Any]]:
+    """What the diagnostics draw of each: its stages, in milliseconds, and its tokens."""
+    fields = (
+        "queued_ms",
+        "preprocess_ms",
+        "encode_ms",
+        "prefill_ms",
+        "decode_ms",
+        "prompt_tokens",
+        "output_tokens",
+    )
+    return [
+        {"conversation": conversation, "created": created}
+        | {name: receipt.get(name, 0) for name in fields}
+        for conversation, created, receipt in chat.store.last_receipts(owner(), LAST_ANSWERS)
+    ]
+
+
 def _conversation_routes(routes: Blueprint, chat: Chat) -> None:
     store = chat.store
+
+    @routes.get("/api/last")
+    @takes(Body.NOTHING)
+    def last_answers() -> Response:
+        return jsonify(answers=_last_answers(chat))
 
     @routes.get("/api/conversations")
     @takes(Body.NOTHING, Work.DOWNLOAD)
@@ -102,13 +128,18 @@ def _conversation_routes(routes: Blueprint, chat: Chat) -> None:
         query = request.args.get("q", "")[:1000].strip()
         if query:
             rows = [
-                hit.conversation.asdict() | {"around": hit.around}
+                hit.conversation.asdict() | {"around": hit.around, "message": hit.message}
                 for hit in store.search(owner(), query)
             ]
         else:
             rows = [c.asdict() for c in store.conversations(owner())]
         running = {a.conversation for a in chat.answers.running()}
-        return jsonify(conversations=[r | {"running": r["id"] in running} for r in rows])
+        pictures = store.first_pictures(owner())
+        return jsonify(
+            conversations=[
+                r | {"running": r["id"] in running, "picture": pictures.get(r["id"])} for r in rows
+            ]
+        )
 
     @routes.post("/api/conversations")
     @takes(Body.SMALL_JSON)
@@ -119,7 +150,8 @@ def _conversation_routes(routes: Blueprint, chat: Chat) -> None:
     @takes(Body.NOTHING, Work.DOWNLOAD)
     def show_conversation(id_: str) -> Response:
         return jsonify(
-            conversation=_conversation(chat, id_).asdict(), messages=chat.shown_messages(id_)
+            conversation=(found := _conversation(chat, id_)).asdict(),
+            messages=chat.shown_tree(id_, found.head),
         )
 
     @routes.patch("/api/conversations/<id_>")
@@ -177,7 +209,7 @@ def _message_routes(routes: Blueprint, chat: Chat) -> None:
             raise ApiError(400, "the message is empty; say what you want to know", param="text")
         if new.parent is not None:
             _check_message(chat, id_, new.parent)
-        message = chat.add_message(id_, new.parent, new.text, _images(chat, new))
+        message = chat.add_message(id_, new.parent, new.text, _images(chat, new), table=new.table)
         return jsonify(message=asdict(message), conversation=_conversation(chat, id_).asdict())
 
     @routes.post("/api/conversations/<id_>/answers")
@@ -198,6 +230,7 @@ def _message_routes(routes: Blueprint, chat: Chat) -> None:
                     new.options.chosen(),
                     keep_place,
                     continues=new.continues,
+                    since=new.options.since,
                 )
             )
         )
@@ -217,12 +250,22 @@ def _message_routes(routes: Blueprint, chat: Chat) -> None:
             _images(chat, draft),
             system=draft.options.system,
             detail=draft.options.detail or "auto",
+            since=draft.options.since,
         )
         return jsonify(
             prompt_tokens=count.prompt_tokens,
             image_tokens=count.image_tokens,
             context=count.context,
         )
+
+
+def _reading_routes(routes: Blueprint, chat: Chat) -> None:
+    @routes.post("/api/conversations/<id_>/messages/read")
+    @takes(Body.SMALL_JSON, Work.DOWNLOAD)
+    def read_messages(id_: str) -> Response:
+        """Those of a long conversation that it was shown without."""
+        _conversation(chat, id_)
+        return jsonify(messages=chat.shown_messages(id_, json_body(Wanted).ids))
 
 
 def _answer_routes(routes: Blueprint, chat: Chat) -> None:
@@ -274,6 +317,14 @@ def _image_routes(routes: Blueprint, chat: Chat) -> None:
             asdict(chat.add_picture(request.get_data(cache=False), request.args.get("name", "")))
         )
 
+    @routes.post("/api/pages")
+    @takes(Body.PICTURE, Work.ANSWER)
+    def upload_pages() -> Response:
+        """The bytes of a PDF as the body; its pages as pictures."""
+        data = request.get_data(cache=False)
+        pages, count = chat.add_pages(data, request.args.get("name", ""))
+        return jsonify(images=[asdict(page) for page in pages], pages=count)
+
     @routes.get("/api/images/<sha256>")
     @takes(Body.NOTHING, Work.DOWNLOAD)
     def image(sha256: str) -> Response:
@@ -283,7 +334,21 @@ def _image_routes(routes: Blueprint, chat: Chat) -> None:
             raise ApiError(404, "there is no such picture any more")
         if stored.kind in SHOWN_BY_BROWSERS:
             return _served(data, stored.kind, FOREVER)
-        return _served(png_bytes(chat.budget.decode_counted(data).pixels), "image/png", FOREVER)
+        pixels = chat.budget.decode_counted(data).pixels
+        if stored.kind == "image/heif":  # a photo: as PNG it would be many times as large
+            return _served(jpeg_bytes(pixels), "image/jpeg", FOREVER)
+        return _served(png_bytes(pixels), "image/png", FOREVER)
+
+    @routes.get("/api/images/<sha256>/small")
+    @takes(Body.NOTHING, Work.DOWNLOAD)
+    def small_image(sha256: str) -> Response:
+        """For lists: `THUMBNAIL_SIDE` at most."""
+        if chat.store.image_of(owner(), sha256) is None:
+            raise ApiError(404, "there is no such picture any more")
+        data = chat.thumbnail(sha256)
+        if data is None:
+            raise ApiError(404, "there is no such picture any more")
+        return _served(data, "image/jpeg", FOREVER)
 
     @routes.get("/api/processed/<sha256>")
     @takes(Body.NOTHING)
@@ -312,7 +377,7 @@ def _conversation(chat: Chat, id_: str) -> Conversation:
 
 
 def _check_message(chat: Chat, conversation: str, id_: str, role: str | None = None) -> None:
-    actual = {m.id: m.role for m in chat.store.messages(conversation)}.get(id_)
+    actual = chat.store.role_of(conversation, id_)
     if actual is None or role not in (None, actual):
         raise ApiError(
             404,

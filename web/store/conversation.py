@@ -71,12 +71,13 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Hit:
-    """A conversation that a search gives, with the words `around` the first match; empty where the
-    title matches.
+    """A conversation that a search gives, with the words `around` the first match and the id of
+    the message that has it; empty where the title matches.
     """
 
     conversation: Conversation
     around: str
+    message: str = ""
 
 
 def title_from(text: str, images: Sequence[StoredImage]) -> str:

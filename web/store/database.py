@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from mtmd.service.turns import aside
 from mtmd.web.store.errors import StoreBusyError, StoreDamagedError, StoreError, store_errors
 from mtmd.web.store.folder import private_file, sync_folder
 from mtmd.web.store.tables import migrate
@@ -113,6 +114,10 @@ class Database:
         """All or nothing, and on the disk at the end. Raises StoreBusyError where others write for
         so long: all that wait for them are told after the same time, not one after another.
         """
+        with aside():  # the disk, and others who write, are waited for here
+            yield from self._change(wait_s)
+
+    def _change(self, wait_s: float) -> Iterator[sqlite3.Connection]:
         end = time.monotonic() + wait_s
         if not self._writing.acquire(timeout=wait_s):
             raise StoreBusyError(

@@ -17,7 +17,14 @@ from mtmd.web.store.folder import private_file, sync_folder
 
 UNFINISHED = ".part"  # ends the name of a file that is being written
 WHOLE = re.compile(r"[0-9a-f]{64}")
-SHOWN_BY_BROWSERS = ("image/jpeg", "image/png", "image/webp", "image/gif", "image/bmp")
+SHOWN_BY_BROWSERS = (
+    "image/jpeg",
+    "image/png",
+    "image/webp",
+    "image/gif",
+    "image/bmp",
+    "image/avif",
+)
 
 
 def media_type(data: bytes) -> str:

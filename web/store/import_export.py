@@ -51,6 +51,7 @@ class _Options(_Strict):
     model_config = ConfigDict(extra="ignore")
 
     system: Text = ""
+    table: bool | None = None
     max_tokens: Whole | None = None
     temperature: float | None = None
     top_k: Whole | None = None

@@ -12,7 +12,7 @@ import logging
 import sqlite3
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
@@ -144,10 +144,10 @@ class Store:
         in_texts, text_values = condition("said.text", words, indexed=True)
         values = (*text_values, *title_values, owner, limit)
         statement = f"""WITH hits AS (
-                    SELECT m.conversation AS id, m.text AS text, MIN(m.place)
+                    SELECT m.conversation AS id, m.id AS message, m.text AS text, MIN(m.place)
                     FROM said JOIN messages m ON m.place = said.rowid
                     WHERE {in_texts} GROUP BY m.conversation)
-                SELECT c.*, hits.text AS hit, {in_titles} AS titled
+                SELECT c.*, hits.text AS hit, hits.message AS message, {in_titles} AS titled
                 FROM conversations c LEFT JOIN hits ON hits.id = c.id
                 WHERE c.owner = ? AND (titled OR hits.text IS NOT NULL)
                 ORDER BY c.latest DESC LIMIT ?"""
@@ -157,7 +157,23 @@ class Store:
             log.error("the search index is damaged; making it anew from the messages")
             self.database.index_again()
             rows = self._rows(statement, *values)
-        return [Hit(_conversation(r), "" if r["titled"] else around(r["hit"], words)) for r in rows]
+        return [
+            Hit(_conversation(r), "")
+            if r["titled"]
+            else Hit(_conversation(r), around(r["hit"], words), r["message"])
+            for r in rows
+        ]
+
+    def first_pictures(self, owner: str) -> dict[str, str]:
+        """Conversation -> SHA-256 of the first picture in it, for those that have one."""
+        rows = self._rows(
+            "SELECT m.conversation AS id, a.sha256 AS sha256, MIN(m.place * 1000 + a.position) "
+            "FROM attachments a JOIN messages m ON m.id = a.message "
+            "JOIN conversations c ON c.id = m.conversation WHERE c.owner = ? "
+            "GROUP BY m.conversation",
+            owner,
+        )
+        return {row["id"]: row["sha256"] for row in rows}
 
     def rename(self, id_: str, title: str) -> None:
         with self.change() as db:
@@ -290,11 +306,34 @@ class Store:
                 (text, state, _json(receipt), error, id_),
             )
 
-    def messages(self, conversation: str) -> list[Message]:
-        """All branches, in the order they were written: parents before children."""
+    def messages(self, conversation: str, wanted: Collection[str] | None = None) -> list[Message]:
+        """All branches, in the order they were written: parents before children. Or those of them
+        that are `wanted`, by id.
+        """
+        if wanted is None:
+            return self._messages(conversation, "*")
+        marks = ",".join("?" * len(wanted))
+        return self._messages(conversation, "*", f"AND id IN ({marks})", *wanted)
+
+    def outline(self, conversation: str) -> list[Message]:
+        """As `messages`, without texts, receipts and errors."""
+        fields = "id, conversation, parent, role, state, options, created"
+        return self._messages(conversation, f"{fields}, '' AS text, NULL AS receipt, NULL AS error")
+
+    def role_of(self, conversation: str, message: str) -> str | None:
+        """None where the conversation has no such message."""
+        rows = self._rows(
+            "SELECT role FROM messages WHERE id = ? AND conversation = ?", message, conversation
+        )
+        return rows[0]["role"] if rows else None
+
+    def _messages(
+        self, conversation: str, fields: str, which: str = "", *values: str
+    ) -> list[Message]:
         with self.database.reading() as db:
             rows = db.execute(
-                "SELECT * FROM messages WHERE conversation = ? ORDER BY place", (conversation,)
+                f"SELECT {fields} FROM messages WHERE conversation = ? {which} ORDER BY place",
+                (conversation, *values),
             ).fetchall()
             shown = db.execute(
                 "SELECT a.message, a.name, i.* FROM attachments a JOIN images i USING (sha256) "
@@ -306,6 +345,19 @@ class Store:
         for row in shown:
             images.setdefault(row["message"], []).append(_image(row, row["name"]))
         return [_message(r, tuple(images.get(r["id"], ()))) for r in rows]
+
+    def last_receipts(self, owner: str, count: int) -> list[tuple[str, float, dict[str, Any]]]:
+        """(conversation, when its answer was begun, receipt) of the latest answers, the last one
+        first.
+        """
+        rows = self._rows(
+            "SELECT m.conversation, m.created, m.receipt FROM messages m "
+            "JOIN conversations c ON c.id = m.conversation "
+            "WHERE c.owner = ? AND m.receipt IS NOT NULL ORDER BY m.place DESC LIMIT ?",
+            owner,
+            count,
+        )
+        return [(r["conversation"], r["created"], json.loads(r["receipt"])) for r in rows]
 
     def conversation_of(self, message: str) -> str | None:
         rows = self._rows("SELECT conversation FROM messages WHERE id = ?", message)

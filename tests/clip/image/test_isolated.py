@@ -138,7 +138,7 @@ def test_grey_of_16_bits_takes_no_more_than_others() -> None:
     limits = Limits(20, isolated.MEMORY_BYTES + 8 * 3000**2)
     data = grey16(3000)
     with isolated._server().job(limits) as worker:
-        worker.send(b'[%d, %d, "x"]' % (len(data), 3000**2))
+        worker.send(b'[%d, %d, "x", 0]' % (len(data), 3000**2))
         worker.send(data)
         assert isolated._receive(worker, 3000**2).size == (3000, 3000)
 

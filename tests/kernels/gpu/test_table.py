@@ -20,6 +20,7 @@ from op_cases import node_of as node_on
 from mtmd.kernels.backends import gpu
 from mtmd.kernels.backends.gpu import Gpu
 from mtmd.kernels.backends.target import Target
+from mtmd.kernels.extras import install_command
 from mtmd.kernels.gpu import table
 from mtmd.kernels.gpu.compile import SHARED_LIMIT
 from mtmd.kernels.gpu.table import KERNELS, Entry
@@ -103,7 +104,7 @@ def test_the_backend_runs_it_and_says_what_it_lacks(op, entry, monkeypatch):
         lambda: monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5)),
         lambda: monkeypatch.setattr(gpu, "find_spec", lambda _: None),
     )
-    for lack, words in zip(lacking, ("found 7.5", "pip install 'mtmd[gpu]'"), strict=True):
+    for lack, words in zip(lacking, ("found 7.5", install_command("gpu")), strict=True):
         lack()
         reason = Gpu().rejects(node)
         if entry.optional:  # torch's own kernels run it

@@ -17,7 +17,7 @@ from processes import children
 from mtmd.kernels.errors import MtmdError
 from mtmd.kernels.isolation import fork_server as module
 from mtmd.kernels.isolation.fork_server import ForkServer, Reason, Worker, WorkerFailed
-from mtmd.kernels.isolation.limits import Limits
+from mtmd.kernels.isolation.limits import NICE, Limits
 
 LIMITS = Limits(1, 64 << 20)
 SUPPORT = Path(__file__).parents[2] / "support"
@@ -132,6 +132,11 @@ def test_who_takes_long_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) ->
     server.close()
 
 
+def test_workers_let_those_go_first_who_are_being_answered(server: ForkServer) -> None:
+    nice = int(ask(server, b"pid").split()[1])
+    assert nice == min(os.getpriority(os.PRIO_PROCESS, 0) + NICE, 19)
+
+
 def test_who_takes_long_goes_on_at_low_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PATIENCE_S", 0.01)
     server = ForkServer("isolated_work")
@@ -182,7 +187,7 @@ PARENT = """
 import sys, threading, time
 sys.path.insert(0, {support!r})
 from mtmd.kernels.isolation.fork_server import ForkServer
-from mtmd.kernels.isolation.limits import Limits
+from mtmd.kernels.isolation.limits import NICE, Limits
 server = ForkServer("isolated_work")
 idle, busy = server.open(Limits(60, 1 << 26)), server.open(Limits(60, 1 << 26))
 for worker in (idle, busy):

@@ -4,6 +4,7 @@ whatever comes.
 
 from __future__ import annotations
 
+from collections import Counter
 from random import Random
 
 import pytest
@@ -235,9 +236,12 @@ def play(rng: Random, subject: Batcher, most: int, count: int = 40) -> None:
                 total,
                 ((start, rng.randint(start + 1, total)),) if rng.random() < 0.5 else (),
                 [b"%d" % i + b"-%d" % beginning * (i > 1) for i in range(total // size)],
+                owner=rng.choice("aaab"),
             )
             goals[item] = min(total + rng.randint(1, 30), room)
             subject.add(item)
+        if (greedy := subject.greedy()) is not None:
+            subject.preempt(greedy)
         step = subject.step()
         assert step.parts or not goals, "nobody goes on"
         for item in step.admitted:
@@ -289,3 +293,129 @@ def test_everybody_gets_there(seed: int) -> None:
         recurrent=rng.random() < 0.5,
     )
     play(rng, subject, most=(subject.pages.count - 1) * subject.pages.size - 1)
+
+
+# several owners
+
+
+def take_places(subject: Batcher, owner: str, count: int, total: int = 5) -> list[Sequence]:
+    items = [Sequence(total, owner=owner) for _ in range(count)]
+    for item in items:
+        subject.add(item)
+    return items
+
+
+def turn(subject: Batcher) -> Step:
+    """One step as the engine takes it: who decodes gets a token."""
+    if (greedy := subject.greedy()) is not None:
+        subject.preempt(greedy)
+    step = run(subject)
+    for item, _ in step.parts:
+        item.total += item.done == item.total
+    return step
+
+
+def places(subject: Batcher) -> list[str]:
+    return sorted(sequence.owner for sequence in subject.running)
+
+
+def test_one_alone_has_everything_and_gives_up_half_when_another_comes() -> None:
+    subject = batcher(pages=400)
+    many = take_places(subject, "a", 9)
+    for _ in range(3):
+        turn(subject)
+    assert places(subject) == list("aaaa") and subject.greedy() is None
+    take_places(subject, "b", 1)
+    assert turn(subject).admitted[0].owner == "b" and places(subject) == list("aaab")
+    assert many[3] not in subject.running and next(iter(subject.waiting)) is many[3], "the youngest"
+    take_places(subject, "b", 5)
+    for _ in range(3):
+        turn(subject)
+    assert places(subject) == list("aabb")
+    for item in [s for s in (*subject.running, *subject.waiting) if s.owner == "b"]:
+        subject.remove(item)
+    assert [s is many[2] for s in turn(subject).admitted] == [True, False], "taken up where it was"
+    assert places(subject) == list("aaaa")
+
+
+def test_more_owners_than_places_have_them_in_turn() -> None:
+    subject = batcher(pages=400, slots=2)
+    for owner in "abcde":
+        take_places(subject, owner, 4)
+    seen = []
+    for _ in range(10):
+        step = turn(subject)
+        seen += [s.owner for s in step.admitted]
+        assert subject.greedy() is None, "nobody has two"
+        for item in list(subject.running):
+            subject.remove(item)
+    assert seen == list("abcde") * 4
+
+
+def test_what_is_read_of_prompts_is_shared_out_by_owner() -> None:
+    subject = batcher(pages=4000, tokens=120, slots=5)
+    many, one = take_places(subject, "a", 3, 1000), take_places(subject, "b", 1, 1000)
+    for _ in range(12):
+        run(subject)
+    assert one[0].done == 720 and sum(item.done for item in many) == 720
+    subject.remove(one[0])
+    assert sum(counts(run(subject))) == 120, "and nothing is left unused"
+
+
+def test_of_a_room_too_small_for_all_each_owner_has_some_in_turn() -> None:
+    subject = batcher(pages=4000, tokens=40, slots=4)
+    items = [take_places(subject, owner, 1, 1000)[0] for owner in "abcd"]
+    for _ in range(16):
+        run(subject)
+    assert max(i.done for i in items) - min(i.done for i in items) <= 40
+    assert sum(i.done for i in items) == 16 * 40
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_flood_of_one_owner_keeps_nobody_waiting(seed: int) -> None:
+    """Whatever comes, no place is free while somebody waits, no owner has two more places than one
+    who waits has, after a step for each place; and who asks now and then is let in at once.
+    """
+    rng = Random(seed)
+    slots = rng.randint(2, 6)
+    subject = batcher(pages=4000, slots=slots, tokens=rng.choice((16, 64, 512)))
+    ends: dict[Sequence, int] = {}
+    waited = Counter[str]()
+    quiet = 0
+    for number in range(400):
+        came = False
+        for owner, most in (("flood", 30), ("other", 4), ("rare", 1)):
+            have = sum(s.owner == owner for s in ends)
+            if have < most and rng.random() < (1.0 if owner == "flood" else 0.1):
+                item = Sequence(rng.randint(1, 200), owner=owner)
+                ends[item], came = number + rng.randint(5, 60), True
+                subject.add(item)
+        turn(subject)
+        assert len(subject.running) == min(slots, len(ends)), "a place is free, and somebody waits"
+        running = Counter(s.owner for s in subject.running)
+        quiet = 0 if came else quiet + 1
+        if quiet > slots:
+            for owner in {s.owner for s in subject.waiting}:
+                assert max(running.values()) < running[owner] + 2
+        for owner in ("other", "rare"):
+            waits = not running[owner] and any(s.owner == owner for s in subject.waiting)
+            waited[owner] = waited[owner] + 1 if waits else 0
+        if slots >= 3:
+            assert max(waited.values()) <= 2
+        for item in [s for s, end in ends.items() if end <= number]:
+            subject.remove(item)
+            del ends[item]
+
+
+def test_of_a_sequence_that_made_way_nothing_is_read_twice_while_there_is_room() -> None:
+    subject = batcher(pages=400, size=4)
+    keys = [b"%d" % i for i in range(10)]
+    (first,) = take_places(subject, "a", 1)
+    second = Sequence(40, keys=keys, owner="a")
+    subject.add(second)
+    take_places(subject, "a", 2)
+    turn(subject)
+    subject.preempt(second)
+    assert second.done == 0
+    turn(subject)
+    assert second in subject.running and second.done == 41 - 1 and first in subject.running

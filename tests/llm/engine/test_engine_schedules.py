@@ -5,6 +5,7 @@ each is answered as if it were alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from random import Random
 from typing import Any
@@ -137,7 +138,8 @@ def test_each_is_answered_as_if_it_were_alone(
     asked: list[tuple[int, Sequence]] = []
     for _ in range(14):
         number = rng.randint(0, 11)
-        asked.append((number, subject.submit(request(name, number))))
+        prompt = replace(request(name, number), owner=rng.choice("aab"))
+        asked.append((number, subject.submit(prompt)))
         for _ in range(rng.choice((0, 1, 4, 30))):
             subject.step()
         if rng.random() < 0.2:
@@ -153,6 +155,35 @@ def test_each_is_answered_as_if_it_were_alone(
         )
     assert subject.batcher.pages.held == 0 and len(subject._snapshots) <= 4
     assert sum(g.reused for _, g in asked) >= PAGE, "beginnings were known"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_one_who_makes_way_for_another_client_is_answered_all_the_same(name: str) -> None:
+    subject = engine(name)
+    many = [subject.submit(replace(request(name, n), owner="a", max_tokens=40)) for n in range(4)]
+    for _ in range(20):
+        subject.step()
+    written = [len(sequence.tokens) for sequence in many]
+    assert min(written[:3]) > 5 and written[3] == 0, "three places"
+    one = subject.submit(replace(request(name, 5), owner="b", max_tokens=3))
+    steps = 0
+    while one.finish is None:
+        subject.step()
+        steps += 1
+    assert steps < 15 and subject.made_way == 1
+    assert [s.preemptions for s in many] == [0, 0, 1, 0] and many[2].slot is None
+    while subject.busy:
+        subject.step()
+    assert all(s.tokens == long_alone(name, n) for n, s in enumerate(many))
+
+
+@cache
+def long_alone(name: str, seed: int) -> list[int]:
+    subject = engine(name)
+    sequence = subject.submit(replace(request(name, seed), max_tokens=40))
+    while subject.busy:
+        subject.step()
+    return sequence.tokens
 
 
 @pytest.mark.parametrize(("room", "kept"), [(1 << 30, 3), (0, 1), (2, 2)])

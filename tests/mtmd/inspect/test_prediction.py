@@ -23,6 +23,7 @@ from mtmd.inspect.prediction_text import render_comparison
 from mtmd.kernels.backends import Cpu, Reference
 from mtmd.kernels.backends.target import Target
 from mtmd.kernels.estimate.cards import find_card
+from mtmd.kernels.extras import install_command
 from mtmd.llm.batch import BatchShape
 from mtmd.model import Model
 
@@ -233,7 +234,7 @@ def test_without_triton_all_but_the_kernels_is_told() -> None:
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    told = "kernels not compiled: Triton, which compiles them, is not installed; pip install 'mtmd[gpu]'"
+    told = f"kernels not compiled: Triton, which compiles them, is not installed; {install_command('gpu')}"
     assert told in " ".join(done.stdout.split())
     head = GOLDEN.read_text().split("kernels not compiled")[0]
     assert done.stdout.startswith(head)

@@ -245,3 +245,23 @@ def test_a_picture_given_up_while_it_is_encoded_may_come_again(demo: Model) -> N
     assert second.is_over and again.is_over and not queue.busy
     assert again.embeddings is not None and first.embeddings is not None
     torch.testing.assert_close(again.embeddings, first.embeddings)
+
+
+def test_many_pictures_of_one_client_stand_before_nobody_elses_one(
+    demo: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mtmd.service.encode_queue.BATCH", 2)
+    queue = EncodeQueue(fresh(demo))
+    prepared = queue.bridge.prepare([noise(seed) for seed in range(7)])
+    many = [queue.add(each, "a") for each in prepared[:5]]
+    own, both = queue.add(prepared[5], "b"), queue.add(prepared[6], "a")
+    assert queue.add(prepared[6], "c") is both, "as with --share-cache"
+    batches = []
+    while queue.busy:
+        batches.append(queue.step(None))
+    assert [set(batch) for batch in batches] == [
+        {many[0], own},
+        {both, many[1]},
+        {many[2], many[3]},
+        {many[4]},
+    ]

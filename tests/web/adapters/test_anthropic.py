@@ -1,15 +1,28 @@
 from __future__ import annotations
 
 import base64
+import json
 
 import anthropic
 import pytest
 from fake_service import FakeService
 from serving import client_for, png, running
 
-from mtmd import BusyError, DeviceMemoryError
+from mtmd import BusyError, DeviceMemoryError, ToolCall
 
 KEY = "a-long-enough-key"
+TOOLS = [
+    {
+        "name": "look",
+        "description": "Looks closer",
+        "input_schema": {"type": "object", "properties": {"at": {"type": "string"}}},
+    }
+]
+CALLS = (ToolCall("call_1", "look", '{"at": "left"}'), ToolCall("call_2", "look", "{}"))
+USED = [
+    {"type": "tool_use", "id": c.id, "name": c.name, "input": json.loads(c.arguments)}
+    for c in CALLS
+]
 
 
 def picture(width, height):
@@ -123,8 +136,22 @@ def test_the_official_client_raises_its_own_errors(sdk, service):
     place = r"messages\[0\]\.content\[0\]\.source\.base64"
     with pytest.raises(anthropic.BadRequestError, match=place):
         ask(messages=[{"role": "user", "content": [bad, {"type": "text", "text": "x"}]}])
-    with pytest.raises(anthropic.BadRequestError, match="tools"):
-        ask(tools=[{"name": "look", "input_schema": {"type": "object"}}])
+    with pytest.raises(anthropic.BadRequestError, match=r"tools\[0\].type: found 'bash_20250124'"):
+        ask(tools=[{"type": "bash_20250124", "name": "bash"}])
+    for tool in ({"name": "a b", "input_schema": {}}, {"input_schema": {}}):
+        with pytest.raises(anthropic.BadRequestError, match=r"tools\[0\].name: found"):
+            ask(tools=[tool])
+    with pytest.raises(
+        anthropic.BadRequestError, match=r"tools\[0\].input_schema.type: found 'arr"
+    ):
+        ask(tools=[{"name": "look", "input_schema": {"type": "array"}}])
+    with pytest.raises(anthropic.BadRequestError, match=r"tool_choice.name: found 'x', expected"):
+        ask(tools=TOOLS, tool_choice={"type": "tool", "name": "x"})
+    with pytest.raises(anthropic.BadRequestError, match=r"tool_choice.type: found 'any' without"):
+        ask(tool_choice={"type": "any"})
+    used = {"type": "tool_use", "id": "1", "name": "look", "input": {}}
+    with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\].content\[0\]: found in a"):
+        ask(messages=[{"role": "user", "content": [used]}])
     with pytest.raises(anthropic.BadRequestError, match="thinking"):
         ask(thinking={"type": "enabled", "budget_tokens": 1024})
     with pytest.raises(anthropic.BadRequestError, match="documents cannot be read"):
@@ -156,3 +183,82 @@ def test_a_long_body_with_the_key_in_x_api_key_is_read(service):
         system = [{"type": "text", "text": "", "cache_control": {"type": "e", "x": text * 5}}]
         found = client.messages.create(model="fake", max_tokens=9, system=system, messages=hi())
         assert found.content
+
+
+def test_the_official_client_gets_calls(sdk, service):
+    service.calls = CALLS
+    found = sdk.messages.create(model="fake", max_tokens=9, messages=hi(), tools=TOOLS)
+    assert found.stop_reason == "tool_use"
+    assert [block.model_dump(exclude_unset=True) for block in found.content] == USED
+    box = service.tickets[0].settings.toolbox
+    assert [(t.name, t.description, t.schema) for t in box.tools] == [
+        ("look", "Looks closer", TOOLS[0]["input_schema"])
+    ]
+
+
+def test_streamed_calls_join_to_the_whole(sdk, service):
+    service.calls = CALLS
+    with sdk.messages.stream(
+        model="fake", max_tokens=9, messages=hi(), tools=[{"type": "custom", **TOOLS[0]}]
+    ) as stream:
+        events = list(stream)
+        whole = stream.get_final_message()
+    assert [block.model_dump(exclude_unset=True) for block in whole.content] == USED
+    assert whole.stop_reason == "tool_use"
+    parts = [e.partial_json for e in events if e.type == "input_json"]
+    assert parts == ['{"at": ', '"left"}', "{", "}"]
+    blocks = [(e.type, e.index) for e in events if e.type.startswith("content_block_st")]
+    assert blocks == [(f"content_block_{what}", i) for i in (0, 1) for what in ("start", "stop")]
+
+
+def test_a_call_that_is_cut_is_left_out(sdk, service):
+    service.calls, service.calls_finish = (CALLS[0], ToolCall("call_2", "look", '{"at"')), "length"
+    found = sdk.messages.create(model="fake", max_tokens=9, messages=hi(), tools=TOOLS)
+    assert (found.stop_reason, len(found.content)) == ("max_tokens", 1)
+
+
+@pytest.mark.parametrize(
+    "choice, mode, names, several",
+    [
+        ({"type": "auto"}, "auto", (), True),
+        ({"type": "any"}, "required", (), True),
+        ({"type": "auto", "disable_parallel_tool_use": True}, "auto", (), False),
+        ({"type": "tool", "name": "look"}, "required", ("look",), False),
+        ({"type": "none"}, "none", (), True),
+    ],
+    ids=lambda value: value["type"] if isinstance(value, dict) else "",
+)
+def test_choices(service, choice, mode, names, several):
+    body = {"model": "fake", "max_tokens": 9, "messages": hi(), "tools": TOOLS}
+    client_for(service).post("/v1/messages", json={**body, "tool_choice": choice})
+    box = service.tickets[0].settings.toolbox
+    assert (box.choice.mode, box.choice.names, box.several) == (mode, names, several)
+
+
+def test_calls_and_results_in_the_history(sdk, service):
+    results = [
+        {"type": "tool_result", "tool_use_id": "call_1", "content": "a tree"},
+        {
+            "type": "tool_result",
+            "tool_use_id": "call_2",
+            "content": [{"type": "text", "text": "this"}, picture(64, 4)],
+        },
+        {"type": "tool_result", "tool_use_id": "call_2", "is_error": True},
+        {"type": "text", "text": "and?"},
+    ]
+    history = hi(
+        {"role": "assistant", "content": [{"type": "text", "text": "let me see"}, *USED]},
+        {"role": "user", "content": results},
+    )
+    found = sdk.messages.create(model="fake", max_tokens=9, messages=history, tools=TOOLS)
+    assert found.content[0].text == "6 messages, pictures [(64, 4)]: and?"
+    _, called, first, second, third, last = service.tickets[0].messages
+    assert called["content"] == "let me see"
+    assert called["tool_calls"] == [c.asdict() | {"function": {"name": "look", "arguments": a}}
+        for c, a in zip(CALLS, ('{"at":"left"}', "{}"), strict=True)]  # fmt: skip
+    assert first == {"role": "tool", "content": "a tree", "tool_call_id": "call_1", "name": "look"}
+    assert [part["type"] for part in second["content"]] == ["text", "image"]
+    assert (third["content"], last["role"]) == ("Error: ", "user")
+    history.pop()
+    sdk.messages.count_tokens(model="fake", messages=history, tools=TOOLS)
+    assert not service.tickets[0].settings.continue_final_message

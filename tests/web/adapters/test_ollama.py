@@ -8,7 +8,7 @@ import pytest
 from fake_service import CONTEXT, FakeService
 from serving import client_for, png, running
 
-from mtmd import BusyError, DeviceMemoryError
+from mtmd import BusyError, DeviceMemoryError, ToolCall
 from mtmd.web.settings import JsonLimits
 
 RED = base64.b64encode(png(20, 10)).decode()
@@ -86,7 +86,7 @@ def test_the_official_client_lists_and_shows_the_model(service):
         assert [m.model for m in sdk.list().models] == ["fake:latest", "camera:small"]
         shown = sdk.show("fake:latest")
         assert shown.modelinfo["mtmd.context_length"] == CONTEXT
-        assert shown.capabilities == ["completion", "vision"]
+        assert shown.capabilities == ["completion", "tools", "vision"]
         (loaded,) = sdk.ps().models
         assert (loaded.model, loaded.context_length, int(loaded.size)) == (
             "fake:latest",
@@ -116,6 +116,65 @@ def test_the_official_client_raises_its_own_errors(sdk, service):
         list(sdk.generate("fake", "hi", stream=True))
 
 
+def look(at: str) -> str:
+    """Looks closer.
+
+    Args:
+        at: where to look
+    """
+    return at
+
+
+def seen(message):
+    return [(call.function.name, call.function.arguments) for call in message.tool_calls or ()]
+
+
+CALLS = (ToolCall("call_1", "look", '{"at": "left"}'), ToolCall("call_2", "look", '{"at": "up"}'))
+MADE = [("look", {"at": "left"}), ("look", {"at": "up"})]
+
+
+def test_the_official_client_gets_calls(sdk, service):
+    service.calls = CALLS
+    asked = [{"role": "user", "content": "hi"}]
+    found = sdk.chat("fake", asked, tools=[look])
+    assert (seen(found.message), found.done_reason) == (MADE, "stop")
+    parts = list(sdk.chat("fake", asked, tools=[look], stream=True))
+    assert [call for part in parts for call in seen(part.message)] == MADE
+    assert [p.done for p in parts] == [False, False, True]
+    (tool,) = service.tickets[0].settings.toolbox.tools
+    assert tool.name == "look" and tool.schema["required"] == ["at"]
+    service.calls, service.calls_finish = (ToolCall("call_1", "look", '{"at"'),), "length"
+    found = sdk.chat("fake", asked, tools=[look])
+    assert (seen(found.message), found.done_reason) == ([], "length")
+
+
+def test_results_find_their_calls(sdk, service):
+    service.calls = CALLS
+    asked = [{"role": "user", "content": "hi"}]
+    said = sdk.chat("fake", asked, tools=[look]).message
+    other = {"role": "assistant", "tool_calls": [{"function": {"name": "see", "arguments": {}}}]}
+    service.calls = ()
+    found = sdk.chat(
+        "fake",
+        [
+            *asked,
+            said,
+            other,
+            {"role": "tool", "content": "of see", "tool_name": "see", "images": [png(64, 4)]},
+            {"role": "tool", "content": "left", "tool_name": "look"},
+            {"role": "tool", "content": "up"},
+            {"role": "tool", "content": "of none", "tool_name": "none"},
+        ],
+        tools=[look],
+    )
+    assert found.message.content == "7 messages, pictures [(64, 4)]: of none"
+    messages = service.tickets[-1].messages
+    results = [(m.get("tool_call_id"), m.get("name")) for m in messages[3:]]
+    ids = [call["id"] for message in messages[1:3] for call in message["tool_calls"]]
+    assert len(set(ids)) == 3
+    assert results == [(ids[2], "see"), (ids[0], "look"), (ids[1], "look"), ("", None)]
+
+
 def test_what_says_nothing_loads_a_model_that_is_loaded(client, service):
     for path in ("/api/chat", "/api/generate"):
         found = client.post(path, json={"model": "fake"}).get_json()
@@ -126,12 +185,13 @@ def test_what_says_nothing_loads_a_model_that_is_loaded(client, service):
 @pytest.mark.parametrize(
     "more, named",
     [
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "search"}]}, "tools[0].type"),
         ({"think": True}, "think"),
         ({"options": {"mirostat": 2}}, "mirostat"),
         ({"options": {"num_predict": 0}}, "num_predict"),
         ({"format": "yaml"}, "format"),
-        ({"messages": [{"role": "tool", "content": "3"}]}, "messages[0].role"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0]"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -6,11 +6,20 @@ import pytest
 from fake_service import FakeService
 from serving import client_for, data_url, png, running
 
-from mtmd import DeviceMemoryError
+from mtmd import DeviceMemoryError, ToolCall
 from mtmd.web.adapters.door import Turn
 from mtmd.web.adapters.kept_responses import LIFETIME_S, RECORD_BYTES, KeptResponses
 from mtmd.web.errors import ApiError
 
+TOOLS = [
+    {
+        "type": "function",
+        "name": "look",
+        "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
+        "strict": False,
+    }
+]
+CALLS = (ToolCall("call_1", "look", '{"at": "left"}'), ToolCall("call_2", "look", "{}"))
 RED = {"type": "input_image", "image_url": data_url(png(20, 10)), "detail": "high"}
 
 
@@ -153,8 +162,12 @@ def test_the_oldest_make_room():
 @pytest.mark.parametrize(
     "more, named",
     [
-        ({"tools": [{"type": "function", "name": "look"}]}, "tools"),
-        ({"input": [{"type": "function_call_output", "call_id": "1", "output": "3"}]}, "input[0]"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "name": ""}]}, "tools[0].name"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"max_tool_calls": 1}, "max_tool_calls"),
+        ({"input": [{"type": "function_call_output", "call_id": "1"}]}, "input[0].output"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
         ({"input": said("x", {"type": "input_file", "file_id": "x"})}, "input[0].content[0]"),
         ({"input": said("x", {"type": "input_image"})}, "input[0].content[0]"),
@@ -176,3 +189,69 @@ def test_what_fails_in_a_stream_is_its_last_event(sdk, service):
     events = list(sdk.responses.create(model="fake", input="hi", stream=True))
     assert events[-1].type == "response.failed"
     assert "found 3 bytes" in events[-1].response.error.message
+
+
+def called(output):
+    return [(i.call_id, i.name, i.arguments) for i in output if i.type == "function_call"]
+
+
+MADE = [(c.id, c.name, c.arguments) for c in CALLS]
+
+
+def test_the_official_client_gets_calls_and_goes_on_with_results(sdk, service):
+    service.calls = CALLS
+    first = sdk.responses.create(
+        model="fake", input="hi", tools=TOOLS, tool_choice="required", parallel_tool_calls=False
+    )
+    assert called(first.output) == MADE and first.status == "completed"
+    assert (first.tool_choice, first.parallel_tool_calls) == ("required", False)
+    assert first.tools[0].name == "look"
+    box = service.tickets[0].settings.toolbox
+    assert (box.choice.mode, box.several) == ("required", False)
+    service.calls = ()
+    results = [
+        {"type": "function_call_output", "call_id": "call_1", "output": "a tree"},
+        {
+            "type": "function_call_output",
+            "call_id": "call_2",
+            "output": [RED, {"type": "input_text", "text": "this"}],
+        },
+    ]
+    second = sdk.responses.create(
+        model="fake", input=results, previous_response_id=first.id, tools=TOOLS
+    )
+    assert second.output_text == "4 messages, pictures [(20, 10)]: this"
+    kept = service.tickets[-1].messages
+    assert kept[1]["tool_calls"] == [call.asdict() for call in CALLS]
+    assert kept[2] == {
+        "role": "tool", "content": "a tree", "tool_call_id": "call_1", "name": "look"
+    }  # fmt: skip
+    calls = [{"type": "function_call", "call_id": i, "name": n, "arguments": a} for i, n, a in MADE]
+    said = {"role": "assistant", "content": [{"type": "output_text", "text": "let me see"}]}
+    history = [{"role": "user", "content": "hi"}, said, calls[0], calls[1], *results]
+    sdk.responses.create(model="fake", input=history, tools=TOOLS)
+    asked = service.tickets[-1]
+    assert asked.messages[1:] == [{**kept[1], "content": "let me see"}, *asked.messages[2:]]
+    assert [m["role"] for m in asked.messages] == ["user", "assistant", "tool", "tool"]
+    assert asked.settings.detail == "high"
+
+
+def test_streamed_calls_join_to_the_whole(sdk, service):
+    service.calls = CALLS
+    with sdk.responses.stream(model="fake", input="hi", tools=TOOLS) as stream:
+        events = list(stream)
+        whole = stream.get_final_response()
+    assert called(whole.output) == MADE
+    parts = [e.delta for e in events if e.type == "response.function_call_arguments.delta"]
+    assert "".join(parts) == "".join(call.arguments for call in CALLS)
+    done = [e.arguments for e in events if e.type == "response.function_call_arguments.done"]
+    assert done == [call.arguments for call in CALLS]
+    assert called([e.item for e in events if e.type == "response.output_item.done"]) == MADE
+    assert [e.sequence_number for e in events] == list(range(len(events)))
+
+
+def test_a_call_that_is_cut_is_incomplete(sdk, service):
+    service.calls, service.calls_finish = (CALLS[0], ToolCall("call_2", "look", '{"at"')), "length"
+    found = sdk.responses.create(model="fake", input="hi", tools=TOOLS)
+    assert [i.status for i in found.output] == ["completed", "incomplete"]
+    assert found.status == "incomplete"

@@ -71,6 +71,7 @@ def test_the_official_client_streams(served):
         messages=[user("hello there", image_part(RED))],
         stream=True,
         stream_options={"include_usage": True},
+        extra_body={"return_progress": True},
     )
     chunks = list(stream)
     assert chunks[0].choices[0].delta.role == "assistant"
@@ -93,7 +94,9 @@ def test_every_chunk_but_the_usage_has_a_choice_to_look_at(served):
     stream = served.chat.completions.create(
         model="fake", messages=[user("hi", image_part(RED))], stream=True
     )
-    assert all(isinstance(c.choices[0].delta.content, (str, type(None))) for c in stream)
+    chunks = list(stream)
+    assert all(isinstance(c.choices[0].delta.content, (str, type(None))) for c in chunks)
+    assert not any("mtmd" in c.model_extra for c in chunks)  # nothing that was not asked for
 
 
 def test_the_official_client_raises_its_own_errors(served, service):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import socket
 import struct
 import time
@@ -16,6 +17,7 @@ import pytest
 from fake_service import FakeService, until
 from serving import raw_request, running, user
 
+from mtmd import BusyError
 from mtmd.web.settings import ConnectionLimits
 
 KEY = "a-long-enough-key"
@@ -314,18 +316,70 @@ def test_many_requests_of_a_client_that_reads_no_answer_take_no_threads():
             before = received[-11:]
 
 
-def test_threads_come_and_go_with_the_work():
+@pytest.mark.parametrize("stream", [True, False])
+def test_answers_are_waited_for_without_threads(stream):
     service = FakeService(pace_s=60)
-    with running(service, queue=50) as server, ExitStack() as stack:
+    with running(service, queue=MANY) as server, ExitStack() as stack:
         for pool in server.task_dispatcher._pools.values():
             pool._idle_s = 0.2
-        socks = [
-            stack.enter_context(raw_request(server, {"messages": [user("hi")], "stream": True}))
-            for _ in range(50)
-        ]
-        assert until(lambda: len(service.tickets) == 50)
-        assert server.task_dispatcher.threads == 50
+        body = {"messages": [user("hi")], "stream": stream}
+        socks = [stack.enter_context(raw_request(server, body)) for _ in range(MANY)]
+        assert until(lambda: len(service.tickets) == MANY)
+        assert until(lambda: server.task_dispatcher.active_count == 0)
+        assert health(server) == 200
+        assert all(s.recv(1 << 16).startswith(b"HTTP/1.1 200") for s in socks if stream)
         for sock in socks:
             sock.close()
-        assert until(lambda: server.task_dispatcher.threads <= 9)
-        assert health(server) == 200
+        assert until(lambda: all(t.cancelled.is_set() for t in service.tickets))
+        assert until(lambda: not server.active_channels)
+        assert until(lambda: server.task_dispatcher.threads <= 12)
+
+
+def test_what_is_asked_while_an_answer_is_waited_for_comes_after_it():
+    service = FakeService(pace_s=0.01)
+    with running(service) as server, connect(server) as sock:
+        body = json.dumps({"messages": [user("hi")], "stream": True}).encode()
+        asked = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+        sock.sendall(asked.replace(b'"stream": true', b'"stream":false') * 2 + asked)
+        status, received = response(sock)
+    assert status == 200 and received.count(b"HTTP/1.1 200 OK") == 2
+    assert received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+def test_an_answer_that_fails_after_a_wait_has_its_status_and_headers():
+    service = FakeService()
+    service.fails = BusyError("a worker is busy; try again later")
+    with running(service) as server, raw_request(server, {"messages": [user("hi")]}) as sock:
+        head = sock.recv(1 << 16)
+    assert head.startswith(b"HTTP/1.1 429 TOO MANY REQUESTS\r\n")
+    assert b"\r\nRetry-After: 1\r\n" in head and b"\r\nX-Request-Id: req-" in head
+    assert head.count(b"Content-Type: application/json\r\n") == 1 and b"Connection" not in head
+
+
+def test_who_waits_long_hears_that_the_server_is_there(monkeypatch):
+    for place in ("task", "responses"):
+        module = "connections.task" if place == "task" else "waiting.responses"
+        monkeypatch.setattr(f"mtmd.web.{module}.BEAT_S", 0.0)
+    body = {"messages": [user("hi")], "stream": True}
+    with running(FakeService(pace_s=60)) as server, raw_request(server, body) as sock:
+        received = b""
+        while received.count(b": still there\n\n") < 2:
+            received += sock.recv(4096)
+
+
+def test_health_is_answered_without_a_thread(monkeypatch):
+    with running(FakeService()) as server:
+        monkeypatch.setattr(server.task_dispatcher, "add_task", lambda _: None)  # all are at work
+        for path in ("/health", "/ready"):
+            with raw_request(server, {}, path, "GET") as sock:
+                assert sock.recv(12) == b"HTTP/1.1 200"
+
+
+def test_many_questions_after_health_are_answered_in_order():
+    other = b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    last = b"GET /ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    with running(FakeService()) as server, ExitStack() as stack:
+        for sock in crowd(stack, server, HEALTH * 20 + other + HEALTH * 3 + last, 12):
+            found = b"".join(iter(lambda: sock.recv(1 << 16), b""))  # noqa: B023
+            statuses = re.findall(rb"HTTP/1.1 (\d+) ", found)
+            assert statuses == [b"200"] * 20 + [b"404"] + [b"200"] * 4 and b"ready" in found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import threading
+from urllib.request import urlopen
 
 import pytest
 from fake_service import FakeService, until
@@ -26,7 +27,11 @@ BODIES = {  # what each route takes from outside; a new one is added here with o
     ("GET", "/favicon.ico"): (Body.NOTHING, Work.QUICK),
     ("GET", "/diagnostics"): (Body.NOTHING, Work.QUICK),
     ("GET", "/static/<path:filename>"): (Body.NOTHING, Work.QUICK),
-    ("GET", "/health"): (Body.NOTHING, Work.QUICK),
+    ("GET", "/health"): (Body.NOTHING, Work.AT_ONCE),
+    ("POST", "/api/conversations/<id_>/messages/read"): (Body.SMALL_JSON, Work.DOWNLOAD),
+    ("GET", "/api/last"): (Body.NOTHING, Work.QUICK),
+    ("POST", "/api/pages"): (Body.PICTURE, Work.ANSWER),
+    ("GET", "/api/images/<sha256>/small"): (Body.NOTHING, Work.DOWNLOAD),
     ("GET", "/props"): (Body.NOTHING, Work.QUICK),
     ("GET", "/warmup"): (Body.NOTHING, Work.QUICK),
     ("GET", "/metrics"): (Body.NOTHING, Work.QUICK),
@@ -36,6 +41,7 @@ BODIES = {  # what each route takes from outside; a new one is added here with o
     ("POST", "/v1/chat/completions"): (Body.JSON_WITH_PICTURES, Work.ANSWER),
     ("POST", "/v1/chat/completions/input_tokens"): (Body.JSON_WITH_PICTURES, Work.ANSWER),
     ("POST", "/v1/completions"): (Body.JSON, Work.ANSWER),
+    ("POST", "/v1/embeddings"): (Body.JSON_WITH_PICTURES, Work.ANSWER),
     ("POST", "/v1/messages"): (Body.JSON_WITH_PICTURES, Work.ANSWER),
     ("POST", "/v1/messages/count_tokens"): (Body.JSON_WITH_PICTURES, Work.ANSWER),
     ("POST", "/v1/responses"): (Body.JSON_WITH_PICTURES, Work.ANSWER),
@@ -46,7 +52,7 @@ BODIES = {  # what each route takes from outside; a new one is added here with o
     ("POST", "/apply-template"): (Body.JSON_WITH_PICTURES, Work.ANSWER),
     ("GET", "/slots"): (Body.NOTHING, Work.QUICK),
     ("GET", "/version"): (Body.NOTHING, Work.QUICK),
-    ("GET", "/ready"): (Body.NOTHING, Work.QUICK),
+    ("GET", "/ready"): (Body.NOTHING, Work.AT_ONCE),
     ("POST", "/v1/files"): (Body.FORM, Work.ANSWER),
     ("GET", "/v1/files"): (Body.NOTHING, Work.QUICK),
     ("GET", "/v1/files/<id_>"): (Body.NOTHING, Work.QUICK),
@@ -99,7 +105,7 @@ def test_every_route_says_what_it_takes():
 
 
 def test_a_route_that_does_not_say_so_cannot_be_registered():
-    app = GatedFlask("mtmd.web")
+    app = GatedFlask("mtmd.web", static_folder=None)
     with pytest.raises(TypeError, match=r"/new: found a view without @takes"):
         app.add_url_rule("/new", "new", lambda: "")
     with pytest.raises(TypeError, match="@takes"):
@@ -320,29 +326,6 @@ def test_a_picture_that_browsers_do_not_show_is_decoded_within_the_budget():
     assert page.client.get(f"/api/images/{stored['sha256']}").status_code == 200
 
 
-def test_large_pictures_are_decoded_one_after_the_other():
-    turns = picture_budget._Turns(4, 100)
-    order, running_now, most = [], [], []
-
-    def work(name, pixels):
-        with turns.one(pixels):
-            running_now.append(pixels)
-            most.append(sum(running_now))
-            order.append(name)
-            threading.Event().wait(0.02)
-            running_now.remove(pixels)
-
-    threads = [
-        threading.Thread(target=work, args=(i, pixels))
-        for i, pixels in enumerate([60, 60, 30, 30, 500, 20, 90])
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    assert len(order) == 7 and all(total <= 100 or total == 500 for total in most)
-
-
 def test_readers_of_answers_take_no_places_from_others():
     service = FakeService(pace_s=60)
     page = Page(service)
@@ -405,3 +388,14 @@ def test_as_many_downloads_as_may_be():
         for sock in readers:
             sock.close()
         assert until(lambda: page.app.gate.taken(Work.DOWNLOAD) == 0)
+
+
+def test_a_long_file_gives_its_place_back(monkeypatch):
+    monkeypatch.setattr("mtmd.web.intake.gate.LONG_RESPONSE", 10)
+    service = FakeService()
+    app = create_app(service, ServerSettings(port=0, downloads=1))
+    with running(service, app) as server:
+        for _ in range(3):
+            with urlopen(f"{server.url}/static/chat/chat.js", timeout=10) as found:
+                assert found.read().endswith(b"\n")
+            assert until(lambda: not app.gate.taken(Work.DOWNLOAD))

@@ -35,3 +35,19 @@ def test_a_place_is_given_back_once():
     assert places.taken == 1
     other()
     assert places.taken == 0
+
+
+def test_who_is_turned_away_is_told_when_a_place_will_be_free():
+    now = [0.0]
+    places = Places("things", 2, clock=lambda: now[0])
+    first = places.take("me")
+    now[0] += 4
+    places.take("me")
+    first()  # one in four seconds
+    places.take("me")
+    told = []
+    for _ in range(2):
+        with pytest.raises(BusyError) as busy:
+            places.take("me")
+        told.append(busy.value.retry_after_s)
+    assert told == [4.0, 8.0]

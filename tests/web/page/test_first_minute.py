@@ -169,10 +169,14 @@ def test_an_upload_that_could_not_arrive_is_tried_again_when_it_is_sent(person, 
 def test_a_file_of_another_kind_is_told_what_is_taken(person):
     person.expects = ("400",)
     pdf = {"name": "doc.pdf", "mimeType": "application/pdf", "buffer": b"%PDF-1.7 hello"}
+    text = {"name": "notes.png", "mimeType": "image/png", "buffer": b"%!PS-Adobe-3.0"}
     person.page.set_input_files("#files", files=[pdf])
-    person.page.wait_for_selector(".toast")
-    words = person.page.inner_text(".toast")
-    assert words.startswith("doc.pdf: found a PDF") and "JPEG, PNG, WebP, GIF, BMP or TIFF" in words
+    person.page.wait_for_selector(".toast:has-text('doc.pdf: found a truncated PDF')")
+    person.page.set_input_files("#files", files=[text])
+    person.page.wait_for_selector(".toast:has-text('notes.png: found a PostScript document')")
+    words = person.page.locator(".toast").last.inner_text()
+    assert "expected a JPEG, PNG, WebP, AVIF, HEIC, GIF, BMP or TIFF picture" in words
+    assert person.page.locator(".thumb").count() == 0
 
 
 @pytest.mark.parametrize("arrives", [False, True], ids=["lost on its way", "its answer lost"])
@@ -302,7 +306,7 @@ def test_a_growing_answer_has_a_caret_and_tells_its_pace(person, fake):
     person.say("go", wait=False)
     page = person.page
     page.wait_for_selector(".rate:has-text('tokens/s')")
-    caret = "getComputedStyle(document.querySelector('.growing'), '::after').width"
+    caret = "getComputedStyle(document.querySelector('.growing .caret')).width"
     assert float(page.evaluate(caret)[:-2]) > 4 and person.axe() == []
     rate = float(page.inner_text(".rate").split()[0])
     assert 1 < rate < 51

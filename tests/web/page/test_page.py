@@ -76,7 +76,7 @@ def test_an_answer_appears_word_by_word_and_stop_keeps_it(person, fake):
     fake.pace_s, fake.words = 0.1, "word " * 500
     person.say("go", wait=False)
     page = person.page
-    person.until("document.querySelector('.text.plain')?.textContent.split(' ').length > 3")
+    person.until("document.querySelector('.text.growing')?.textContent.split(' ').length > 3")
     assert not page.is_visible("#send")
     page.click("#stop")
     person.answered()
@@ -120,6 +120,11 @@ def test_answering_again_makes_a_branch_and_both_can_be_shown(person, fake):
     page.click("[aria-label='Answer again']")
     page.wait_for_selector(".branches:has-text('2 / 2')")
     assert person.texts("answer") == ["second"] and fake.tickets[-1].settings.temperature > 0
+    page.click("[aria-label='Side by side']")
+    assert person.texts("answer") == ["first", "second"] and person.axe() == []
+    words = page.locator(".settings-of").all_inner_texts()
+    assert words[0] == "the likeliest token each time" and words[1].startswith("temperature 0.7")
+    page.click("text=One at a time")
     page.click("[aria-label='Previous version']")
     assert person.texts("answer") == ["first"]
     fake.words = "third"
@@ -162,10 +167,10 @@ def test_a_reload_in_mid_answer_goes_on(person, fake):
     fake.pace_s, fake.words = 0.08, " ".join(f"w{i}" for i in range(60))
     person.say("go", wait=False)
     page = person.page
-    page.wait_for_selector(".text.plain:has-text('w5')")
+    page.wait_for_selector(".text.growing:has-text('w5')")
     page.reload()
-    page.wait_for_selector(".text.plain:has-text('w8')")
-    assert page.inner_text(".text.plain").startswith("w0 w1 w2")
+    page.wait_for_selector(".text.growing:has-text('w8')")
+    assert page.inner_text(".text.growing").startswith("w0 w1 w2")
     person.answered()
     assert person.texts("answer") == [fake.words] and len(fake.tickets) == 1
 
@@ -191,7 +196,7 @@ def test_another_conversation_can_be_looked_at_meanwhile(person, fake):
     fake.pace_s, fake.words = 0.05, " ".join(f"w{i}" for i in range(60))
     person.say("slow one", wait=False)
     page = person.page
-    page.wait_for_selector(".text.plain:has-text('w3')")
+    page.wait_for_selector(".text.growing:has-text('w3')")
     page.click("#new-chat")
     page.wait_for_selector("#welcome")
     page.wait_for_selector(".item .dot")
@@ -259,7 +264,7 @@ def test_a_conversation_survives_export_and_import(person, tmp_path):
     ]
     (tmp_path / "other.json").write_text("{}")
     page.set_input_files("#import-file", str(tmp_path / "other.json"))
-    page.wait_for_selector(".toast:has-text('not a file that was exported here')")
+    page.wait_for_selector(".toast:has-text('no file of conversations')")
 
 
 def test_several_pictures_at_once_are_counted_shown_and_taken_off(person, fake):
@@ -351,15 +356,16 @@ def test_a_region_is_asked_about_with_its_place_and_its_pixels(person, fake, by,
                 page.keyboard.press(key)
         page.keyboard.press("Enter")
     page.wait_for_selector(".thumb:not(.loading)")
-    words = page.input_value("#prompt")
-    x1, y1, x2, y2 = json.loads(words[words.index("[") : words.index("]") + 1])
-    assert "picture 1" in words and (x1 < 20 and y1 < 20 and abs(x2 - 400) < 20)
-    person.say(words + "colour?")
-    crop = fake.tickets[-1].pictures[-1]
+    assert page.input_value("#prompt") == ""  # it is a picture with its thumbnail, no numbers
     assert (
-        crop.size == pytest.approx(((x2 - x1) / 5, (y2 - y1) / 10), abs=1.5)
-        and (crop.pixels == (255, 0, 0)).all()
+        page.locator(".thumb .picture").get_attribute("aria-label")
+        == "Show region of halves.png large"
     )
+    person.say("colour?")
+    assert person.texts("user")[-1] == "colour?"
+    crop = fake.tickets[-1].pictures[-1]
+    assert crop.size == pytest.approx((80, 80 if by == "mouse" else 50), abs=2)
+    assert (crop.pixels == (255, 0, 0)).all()
 
 
 def test_keys_send_break_lines_and_stop(person, fake):
@@ -370,7 +376,7 @@ def test_keys_send_break_lines_and_stop(person, fake):
     page.keyboard.press("Shift+Enter")
     page.keyboard.type("two")
     page.keyboard.press("Enter")
-    page.wait_for_selector(".text.plain:has-text('word')")
+    page.wait_for_selector(".text.growing:has-text('word')")
     assert person.texts("user") == ["one\ntwo"]
     page.keyboard.press("Escape")
     person.answered()

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import io
 import json
+import re
 import sqlite3
 import threading
 
+import pypdfium2
 import pytest
 from fake_service import FakeService, until
+from PIL import Image
 from serving import png
 
 from mtmd import BusyError, MtmdError
@@ -99,9 +103,7 @@ def test_a_question_about_a_picture_is_answered_and_kept(page):
     )
     conversation, asked, answer, end = page.talk("what is it?", images=[image])
     assert end["state"] == "complete" and end["unsaved"] is None
-    assert end["message"]["text"] == "1 messages, pictures [(30, 20)]: what is it?" and end[
-        "message"
-    ]["html"].startswith("<p>1 messages")
+    assert end["message"]["text"] == "1 messages, pictures [(30, 20)]: what is it?"
     assert end["receipt"]["images"][0]["original_size"] == [30, 20]
     first, second = page.messages(conversation)
     assert (first["id"], second["id"], second["parent"]) == (
@@ -254,7 +256,7 @@ def test_an_answer_cut_off_by_a_crash_is_shown_as_far_as_it_went(tmp_path):
     assert until(lambda: "word word" in before.store.messages(conversation)[1].text)
     after = Page(store=Store(tmp_path))  # as a new server finds it
     message = after.messages(conversation)[1]
-    assert message["state"] == "interrupted" and "word word" in message["html"]
+    assert message["state"] == "interrupted" and "word word" in message["text"]
     after.call("GET", f"/answers/{answer}/events", status=404)
     again = after.say(conversation, "go on", parent=answer)
     assert after.events(after.ask(conversation, again)["id"])[-1][1]["state"] == "complete"
@@ -520,6 +522,42 @@ def test_what_is_no_picture_is_not_kept(page, data):
     assert found.status_code == 400 and page.store.collect(unused_seconds=-1) == 0
 
 
+def pdf(*sizes):
+    document = pypdfium2.PdfDocument.new()
+    for width, height in sizes:
+        document.new_page(width, height)
+    file = io.BytesIO()
+    document.save(file)
+    return file.getvalue()
+
+
+def test_the_pages_of_a_pdf_are_pictures_of_their_own(page):
+    found = page.client.post(
+        "/api/pages?name=two.pdf",
+        data=pdf((72, 144), (144, 72)),
+        content_type="application/octet-stream",
+    ).get_json()
+    assert found["pages"] == 2
+    assert [(i["name"], i["kind"], i["width"]) for i in found["images"]] == [
+        ("two.pdf, page 1", "image/png", 300),
+        ("two.pdf, page 2", "image/png", 600),
+    ]
+    one = page.upload(pdf((72, 72)), name="one.pdf")
+    assert one["kind"] == "image/png" and (one["width"], one["height"]) == (300, 300)
+    refused = page.client.post(
+        "/api/pages", data=b"%PDF-1.7", content_type="application/octet-stream"
+    )
+    assert refused.status_code == 400
+
+
+def test_lists_have_small_pictures(page):
+    picture = page.upload(png(900, 300))
+    small = page.client.get(f"/api/images/{picture['sha256']}/small")
+    assert small.mimetype == "image/jpeg" and "immutable" in small.headers["Cache-Control"]
+    assert Image.open(io.BytesIO(small.data)).size == (160, 53)
+    assert page.client.get(f"/api/images/{'0' * 64}/small").status_code == 404
+
+
 def test_what_the_model_saw_is_shown(page):
     import numpy as np
 
@@ -682,3 +720,14 @@ def test_texts_that_come_together_are_joined_once():
         ],
     )
     assert answer.after(1002, 0) == (1003, [{"type": "end"}])
+
+
+@pytest.mark.parametrize(
+    ("path", "root"), [("/", "./"), ("/diagnostics", "./"), ("/c/0123abcd", "../")]
+)
+def test_links_of_the_pages_are_relative(path, root):
+    """So that a proxy may put all of it under a path of its own."""
+    html = Page().client.get(path).get_data(as_text=True)
+    links = re.findall(r'(?:href|src)="([^"#][^"]*)"', html)
+    assert re.search(rf"{re.escape(root)}static/[0-9a-f]+/shared/base.css", " ".join(links))
+    assert all(link.startswith(root) for link in links)

@@ -1,16 +1,22 @@
 // The chat page: opens conversations, sends messages, follows answers while they are written.
 
-import { $, announce, themeButton, toast } from "../shared/dom.js";
-import { ServerError, events, get, patch, post, upload } from "../shared/server.js";
+import { $, announce, el, themeButton, toast } from "../shared/dom.js";
+import { ServerError, at, events, get, patch, post, upload } from "../shared/server.js";
 import { Composer } from "./composer.js";
 import { ConversationList } from "./conversation_list.js";
-import { Growing, answerMessage, userMessage } from "./message.js";
-import { startScrolling, stayAtEnd } from "./scroll.js";
+import { Growing, answerMessage, sideBySide, userMessage } from "./message.js";
+import { leaveEnd, startScrolling, stayAtEnd } from "./scroll.js";
 import { options, optionsForAnother, startSettings } from "./settings.js";
 import { Tree } from "./tree.js";
 import { startViewer } from "./viewer.js";
+import { ThreadWindow } from "./window.js";
 import { startWelcome } from "./welcome.js";
+import { AnswerText } from "../markdown/view.js";
+import { Table, rowsOf } from "../table/table.js";
 
+const FOUND_MS = 2500;
+const MARKS_MAX = 200;
+const ROOM = 0.6; // of the context, for what is left of a conversation of which turns were dropped
 const TOLD = "mtmd.notice";
 const NARROW = matchMedia("(max-width: 760px)");
 
@@ -19,28 +25,43 @@ let about;
 let composer;
 let list;
 let conversation = null; // {id, title, head}
+let shown; // the part of the branch that is on the page
+let table;
+let seen = null; // the first message that the model sees, as it is drawn
+let since = null; // the first message of a draft that the model is to see, where older ones were dropped for it
+let row = null; // the message of a table that is shown as a conversation
 let following = null; // {id, controller, growing}
 let problem = ""; // why the last message has no answer
 let unsure = null; // {conversation, parent, text, images}: a message that may have arrived, for the server went while it was sent
 let unsureAnswer = null; // the message that an answer was asked for when the server went
+const views = new Map(); // id of an answer -> what draws its text, with what somebody has opened or selected in it
 const drawn = new Map(); // message id -> {message, key, element}: what has not changed stays as it is, an open receipt too
 
-const act = { edit: startEdit, answer, again, goOn, look, show: showBranch };
+const compared = new Set(); // messages whose answers are shown side by side
+const act = { edit: startEdit, answer, again, goOn, look, show: showBranch, compare };
 
 async function start() {
+  // relative ones would mean something else in the addresses of conversations
+  for (const link of document.querySelectorAll('a[href]:not([href^="#"]), link[rel="icon"]')) link.href = link.href;
   themeButton($("theme"));
   about = await get("/api/about");
   $("model").textContent = about.model;
   $("not-kept").hidden = about.kept;
   tell(about.notice);
+  if (about.shared) toast("Another server uses the same history. An answer that one of them is writing looks cut off in the other.", { sticky: true });
   if (about.fault) toast(`The server cannot answer: ${about.fault}.`, { sticky: true });
-  composer = new Composer(about, { send, where, editLast, anew: () => go(null) });
-  list = new ConversationList({ open: (id) => go(id), gone: (id) => { if (conversation?.id === id) go(null); }, renamed: onRenamed });
+  composer = new Composer(about, { send, where, editLast, anew: () => go(null), askOver: (files) => table.ask(files), dropOldest });
+  table = new Table({ places: about.places, openRow, changed: onRow, options });
+  list = new ConversationList({ open: (id, found) => go(id, found), gone: (id) => { if (conversation?.id === id) go(null); }, renamed: onRenamed });
   startSettings(about, () => composer.changed());
   startViewer(about.model, onRegion);
   startWelcome(about, askSample);
   listen();
-  startScrolling();
+  shown = new ThreadWindow({ path: () => tree.path(), load: loadLight, draw });
+  startScrolling(() => {
+    shown.reset();
+    draw();
+  });
   new ResizeObserver(() => document.documentElement.style.setProperty("--composer-height", `${$("composer").offsetHeight}px`)).observe($("composer"));
   setSide(!NARROW.matches);
   list.refresh();
@@ -69,6 +90,8 @@ function listen() {
     go(null);
   });
   $("stop").addEventListener("click", stop);
+  $("over-close").addEventListener("click", () => $("over").close());
+  $("table-back").addEventListener("click", () => openRow(null));
   $("cancel-edit").addEventListener("click", () => composer.stopEditing());
   $("open-side").addEventListener("click", () => setSide($("app").classList.contains("closed")));
   for (const id of ["close-side", "veil"]) $(id).addEventListener("click", () => setSide(false));
@@ -80,7 +103,7 @@ function listen() {
   });
 }
 
-const idInAddress = () => /^\/c\/([0-9a-f]+)$/.exec(location.pathname)?.[1] ?? null;
+const idInAddress = () => /\/c\/([0-9a-f]+)$/.exec(location.pathname)?.[1] ?? null;
 
 function setSide(open_) {
   $("app").classList.toggle("closed", !open_);
@@ -89,24 +112,64 @@ function setSide(open_) {
   $("side").inert = !open_;
 }
 
-async function go(id) {
-  window.history.pushState(null, "", id ? `/c/${id}` : "/");
+async function go(id, found = null) {
+  window.history.pushState(null, "", at(id ? `/c/${id}` : "/"));
   if (NARROW.matches) setSide(false);
   await open(id);
+  if (found?.message && tree.messages.has(found.message)) await showFound(found);
+}
+
+/** The message with what was searched for, its branch shown, the words marked. */
+async function showFound({ message, words }) {
+  const id = message;
+  if (rowsOf(tree).length) row = tree.rootOf(id);
+  if (!tree.path().some((one) => one.id === id)) tree.head = tree.lastBelow(id);
+  const number = tree.path().findIndex((one) => one.id === id);
+  leaveEnd();
+  if (!shown.of(tree.path()).some((one) => one.id === id)) shown.around(number);
+  await loadLight(shown.of(tree.path()));
+  draw();
+  const element = $(`m-${id}`);
+  if (!element) return;
+  element.scrollIntoView({ block: "center" });
+  element.classList.add("found");
+  setTimeout(() => element.classList.remove("found"), FOUND_MS);
+  mark(element, words);
+}
+
+/** By the browser's own highlights: no element is changed. */
+function mark(element, words) {
+  if (!CSS.highlights) return;
+  const ranges = [];
+  const texts = document.createTreeWalker(element, NodeFilter.SHOW_TEXT);
+  for (let node; (node = texts.nextNode());) {
+    const text = node.data.toLowerCase();
+    for (const word of words) for (let at_ = text.indexOf(word); at_ >= 0 && ranges.length < MARKS_MAX; at_ = text.indexOf(word, at_ + word.length)) {
+      const range = new Range();
+      range.setStart(node, at_);
+      range.setEnd(node, Math.min(node.length, at_ + word.length));
+      ranges.push(range);
+    }
+  }
+  CSS.highlights.set("found", new Highlight(...ranges));
 }
 
 async function open(id) {
   following?.controller.abort();
   following = null;
-  problem = "";
+  [problem, row, since] = ["", null, null];
+  CSS.highlights?.delete("found");
   drawn.clear();
+  views.clear();
+  compared.clear();
   try {
     const loaded = id ? await get(`/api/conversations/${id}`) : { conversation: null, messages: [] };
     conversation = loaded.conversation;
     tree.load(loaded.messages, conversation?.head);
+    shown.reset();
   } catch (error) {
     toast(error.message);
-    window.history.replaceState(null, "", "/");
+    window.history.replaceState(null, "", at("/"));
     conversation = null;
     tree.load([], null);
   }
@@ -117,7 +180,38 @@ async function open(id) {
   stayAtEnd();
   if (!matchMedia("(pointer: coarse)").matches && !document.querySelector("dialog[open]")) $("prompt").focus();
   const running = [...tree.messages.values()].find((message) => message.state === "running");
-  if (running) follow(running);
+  if (running && !rowsOf(tree).length) follow(running);
+}
+
+/** A row of a table as a conversation of its own; null for the table. */
+function openRow(message) {
+  following?.controller.abort();
+  following = null;
+  composer.setBusy(false);
+  row = message;
+  if (message) tree.head = tree.lastBelow(message.id);
+  shown.reset();
+  draw();
+  composer.changed();
+  stayAtEnd();
+}
+
+/** A conversation of many pictures has begun, or has another row. */
+async function onRow(changed, message) {
+  if (!message) {
+    window.history.pushState(null, "", at(`/c/${changed.id}`));
+    await open(changed.id);
+    conversation = changed;
+    draw();
+    table.show(conversation.id, tree);
+    return changed.id;
+  }
+  if (conversation?.id !== changed.id) return null;
+  tree.put({ ...message, regions: null });
+  if (!tree.head) [tree.head, conversation] = [message.id, changed];
+  list.refreshSoon();
+  draw();
+  return changed.id;
 }
 
 async function reload() {
@@ -127,34 +221,71 @@ async function reload() {
   draw();
 }
 
+/** Of a long conversation the server tells most messages by their place alone. */
+async function loadLight(messages) {
+  const ids = messages.filter((message) => message.light).map(({ id }) => id);
+  if (!ids.length) return;
+  const id = conversation.id;
+  const loaded = await post(`/api/conversations/${id}/messages/read`, { ids });
+  if (conversation?.id === id) for (const message of loaded.messages) tree.put(message);
+}
+
 function draw() {
-  const path = tree.path();
+  const rows = rowsOf(tree);
+  const whole = rows.length > 0 && !row;
+  $("table").hidden = !whole;
+  $("table-back").hidden = !(rows.length && row);
+  $("prompt").placeholder = whole ? "Another question over all pictures" : "Message";
+  if (rows.length) table.show(conversation.id, tree);
+  else if (!conversation || table.conversation !== conversation.id) table.hide();
+  const path = whole ? [] : tree.path();
   $("title").textContent = conversation?.title || "New chat";
   document.title = conversation?.title ? `${conversation.title} – mtmd` : "mtmd";
-  $("welcome").hidden = path.length > 0;
+  $("welcome").hidden = path.length > 0 || whole;
   $("thread").hidden = path.length === 0;
   const thread = $("thread");
-  path.forEach((message, index) => {
-    const element = drawMessage(message, index === path.length - 1);
+  const part = shown.of(path);
+  seen = seenFrom();
+  const keep = new Set();
+  for (const message of part) keep.add(drawMessage(message, message === path.at(-1)));
+  for (const element of [...thread.children]) if (!keep.has(element)) element.remove();
+  let index = 0;
+  for (const element of keep) {
     if (thread.children[index] !== element) thread.insertBefore(element, thread.children[index] ?? null);
-  });
-  while (thread.children.length > path.length) thread.lastChild.remove();
+    index += 1;
+  }
+  const light = part.filter((message) => message.light);
+  if (light.length) loadLight(light).then(() => draw(), (error) => toast(error.message));
 }
 
 function drawMessage(message, last) {
   const running = Boolean(following);
   const unanswered = last && message.role === "user" && { running, problem };
-  const key = JSON.stringify([unanswered, tree.siblings(message), following?.id === message.id]);
+  const side = message.role === "assistant" && compared.has(message.parent) ? tree.siblings(message).map((id) => tree.messages.get(id)) : null;
+  if (side?.some((one) => one.light)) loadLight(side).then(redrawAll, (error) => toast(error.message));
+  const key = JSON.stringify([side?.map(({ id, state, text }) => [id, state, text?.length]), unanswered, seen === message.id, tree.siblings(message), following?.id === message.id]);
   const old = drawn.get(message.id);
   if (old?.message === message && old.key === key) {
     old.element.classList.toggle("last", last);
     return old.element;
   }
-  const context = { tree, act, running, problem, model: about.model, last, redraw: redrawAll };
-  const element = message.role === "user" ? userMessage(message, context) : answerMessage(message, context);
-  if (following?.id === message.id) element.append(...following.growing.elements);
+  const context = { tree, act, running, problem, model: about.model, last, redraw: redrawAll, view, since: seen };
+  const element = message.light ? el("article", { class: "message light", id: `m-${message.id}`, "aria-busy": "true" }) : message.role === "user" ? userMessage(message, context)
+    : side ? sideBySide(side.filter((one) => !one.light), context, (one) => (following?.id === one.id ? following.growing.elements : [])) : answerMessage(message, context);
+  if (following?.id === message.id && !side) element.append(...following.growing.elements);
   drawn.set(message.id, { message, key, element });
   return element;
+}
+
+function compare(message, whether) {
+  if (whether) compared.add(message);
+  else compared.delete(message);
+  redrawAll();
+}
+
+function view({ id }) {
+  if (!views.has(id)) views.set(id, new AnswerText());
+  return views.get(id);
 }
 
 function redrawAll() {
@@ -164,23 +295,66 @@ function redrawAll() {
 
 /** For the meter: where the draft would be put. */
 function where(editing) {
-  return { conversation: conversation?.id ?? null, parent: editing ? editing.parent : tree.head };
+  const whole = rowsOf(tree).length > 0 && !row; // where a question is one over all pictures anew
+  return { conversation: whole ? null : conversation?.id ?? null, parent: whole ? null : editing ? editing.parent : tree.head, since: seenFrom() };
+}
+
+/** The first message that the model sees of what is shown, null for all. */
+function seenFrom() {
+  const path = tree.path();
+  const last = since ?? path.findLast((message) => message.options?.since)?.options.since;
+  return path.some((message) => message.id === last) ? last : null;
+}
+
+const withSince = (chosen) => ({ ...chosen, ...(seenFrom() ? { since: seenFrom() } : {}) });
+
+/** As few of the oldest turns as make room for the draft and an answer. */
+async function dropOldest() {
+  const path = tree.path();
+  const first = path.findIndex((message) => message.id === seenFrom());
+  const turns = path.slice(Math.max(0, first) + 1).filter((message) => message.role === "user");
+  let [low, high] = [0, turns.length - 1];
+  try {
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      const { prompt_tokens: tokens, context } = await composer.count({ ...where(null), since: turns[middle].id });
+      if (tokens <= context * ROOM) high = middle;
+      else low = middle + 1;
+    }
+  } catch (error) {
+    toast(error.message);
+    return;
+  }
+  if (!turns.length) {
+    toast("There is but one turn, and it has no room. Go on in a new chat.");
+    return;
+  }
+  since = turns[low].id;
+  redrawAll();
+  composer.changed();
+  announce("The oldest turns are dropped: the model does not see them any more.");
 }
 
 /** Send a message: it is acknowledged once it is on the server's disk. True where it is. */
 async function send(text, images, editing) {
+  if (rowsOf(tree).length && !row) {
+    if (images.length) toast("A question over all pictures takes no others.");
+    else table.again(text).catch((error) => toast(`Not sent: ${error.message}`, { sticky: true }));
+    return !images.length;
+  }
   composer.setBusy(true);
   try {
     if (!conversation) {
       conversation = await post("/api/conversations");
-      window.history.pushState(null, "", `/c/${conversation.id}`);
+      window.history.pushState(null, "", at(`/c/${conversation.id}`));
       composer.moveDraft(conversation.id);
     }
     const draft = { parent: editing ? editing.parent : tree.head, text, images: images.map(({ sha256, name }) => ({ sha256, name })) };
     const sent = await arrived(draft) ?? await deliver(draft);
     conversation = sent.conversation;
-    tree.put({ ...sent.message, html: null, regions: null });
+    tree.put({ ...sent.message, regions: null });
     tree.head = sent.message.id;
+    shown.last = Infinity;
     stayAtEnd();
     list.select(conversation.id);
     ask(sent.message, options());
@@ -231,7 +405,7 @@ async function ask(message, chosen, continued = null) {
   composer.setBusy(true);
   draw();
   try {
-    const asked = { parent: message.id, options: chosen, ...(continued ? { continues: continued.id } : {}) };
+    const asked = { parent: message.id, options: withSince(chosen), ...(continued ? { continues: continued.id } : {}) };
     const answer = await post(`/api/conversations/${conversation.id}/answers`, asked);
     tree.put(answer);
     tree.head = answer.id;
@@ -308,6 +482,7 @@ async function follow(running) {
     if (!mine.left && (!(error instanceof ServerError) || error.code !== "ended")) toast(error.message, { sticky: true });
   }
   following = null;
+  views.set(running.id, mine.growing.view); // drawn on, not anew
   composer.setBusy(false);
   if (ended?.message?.id) {
     tree.put({ ...ended.message, unsaved: ended.unsaved });
@@ -330,12 +505,12 @@ async function settle(running, read) {
   try {
     await reload();
   } catch {
-    tree.put({ ...running, text: read, html: null, state: "lost" });
+    tree.put({ ...running, text: read, state: "lost" });
     draw();
     return;
   }
   const stored = tree.messages.get(running.id);
-  if (stored && stored.state !== "complete" && read.length > stored.text.length) tree.put({ ...stored, text: read, html: null });
+  if (stored && stored.state !== "complete" && read.length > stored.text.length) tree.put({ ...stored, text: read });
   draw();
 }
 
@@ -367,6 +542,7 @@ function showBranch(id) {
   }
   tree.head = tree.lastBelow(id);
   problem = "";
+  if (shown.last === Infinity && tree.path().length <= shown.first) shown.reset();
   draw();
   composer.changed();
   patch(`/api/conversations/${conversation.id}`, { head: tree.head }).catch((error) => toast(error.message));
@@ -389,10 +565,8 @@ function onRenamed(changed) {
   document.title = `${changed.title} – mtmd`;
 }
 
-function onRegion(item, box, blob) {
-  const numbers = box.map((share) => Math.round(share * 1000)).join(", ");
-  composer.attachBlob(blob, `region of ${item.title}`);
-  composer.insert(`In the region [${numbers}] of picture ${item.number} (0–1000; attached as a picture too): `);
+function onRegion(item, blob) {
+  composer.attachRegion(blob, `region of ${item.title}`);
 }
 
 start().catch((error) => toast(error.message, { sticky: true }));

@@ -2,23 +2,25 @@
 
 import { $, announce, el, icon, toast } from "../shared/dom.js";
 import { plural } from "../shared/format.js";
-import { imagePath, post, show, upload } from "../shared/server.js";
+import { imagePath, post, show, upload, uploadPages } from "../shared/server.js";
 import { options } from "./settings.js";
 import { openViewer } from "./viewer.js";
 import { viewerItem } from "./message.js";
+import { droppedFiles } from "../table/table.js";
 
 const COUNT_AFTER_MS = 250;
 const touch = matchMedia("(pointer: coarse)").matches;
 
 export class Composer {
-  /** `about`: what the server says of its model and limits. `send(text, images, editing)`, `where()`: {conversation, parent}, `editLast()`, `anew()`: an empty chat. */
-  constructor(about, { send, where, editLast, anew }) {
-    Object.assign(this, { about, submit: send, where, editLast, anew });
+  /** `about`: what the server says of its model and limits. `send(text, images, editing)`, `where()`: {conversation, parent}, `editLast()`, `anew()`: an empty chat,
+   * `askOver(files)`: one question over many, `dropOldest()`: make room. */
+  constructor(about, { send, where, editLast, anew, askOver, dropOldest }) {
+    Object.assign(this, { about, submit: send, where, editLast, anew, askOver, dropOldest });
     this.attached = []; // {key, image | null, preview, name, tokens, uploading}
     this.editing = null;
     this.busy = false;
     this.#listen();
-    for (const id of ["pick", "shoot"]) if (!about.vision) $(id).hidden = true;
+    for (const id of ["pick", "shoot", "pick-folder"]) if (!about.vision) $(id).hidden = true;
   }
 
   #listen() {
@@ -56,6 +58,11 @@ export class Composer {
     for (const [button, input] of [["pick", "files"], ["shoot", "camera"], ["welcome-pick", "files"]]) {
       $(button).addEventListener("click", () => $(input).click());
     }
+    $("pick-folder").addEventListener("click", () => $("folder").click());
+    $("folder").addEventListener("change", () => {
+      this.askOver([...$("folder").files]);
+      $("folder").value = "";
+    });
     for (const id of ["files", "camera"]) {
       $(id).addEventListener("change", () => {
         this.attach([...$(id).files]);
@@ -77,7 +84,10 @@ export class Composer {
       if (!holdsFiles(event)) return;
       event.preventDefault();
       $("drop").hidden = true;
-      this.attach([...event.dataTransfer.files]);
+      droppedFiles(event.dataTransfer).then(({ files, folders }) => {
+        if (folders || files.length > this.about.images) this.askOver(files);
+        else this.attach(files);
+      }, (error) => toast(`The folder could not be read. ${error.message}`));
     });
   }
 
@@ -88,8 +98,35 @@ export class Composer {
     }
     const room = this.about.images - this.attached.length;
     if (files.length > room) toast(`One message takes at most ${plural(this.about.images, "picture")}; ${files.length - room} left out.`);
-    for (const file of files.slice(0, Math.max(0, room))) this.#add(file, file.name);
+    for (const file of files.slice(0, Math.max(0, room))) {
+      if (file.type === "application/pdf" || file.name.toLowerCase().endsWith(".pdf")) this.#addPages(file);
+      else this.#add(file, file.name);
+    }
     $("prompt").focus();
+  }
+
+  /** Each page of a PDF is a picture, as far as one message takes them. */
+  async #addPages(file) {
+    const waiting = { key: newKey(), blob: null, image: null, preview: null, name: file.name, tokens: null };
+    this.attached.push(waiting);
+    waiting.uploading = uploadPages(file, file.name).then(({ images, pages }) => {
+      const room = this.about.images - this.attached.length + 1;
+      const taken = images.slice(0, room).map((image) => this.#known(image));
+      this.attached.splice(this.attached.indexOf(waiting), 1, ...taken);
+      if (pages > taken.length) toast(`${file.name} has ${plural(pages, "page")}; the first ${taken.length} are attached, for one message takes no more.`);
+      announce(`${file.name}: ${plural(taken.length, "page")} attached`);
+      return true;
+    }, (error) => {
+      this.refused = true;
+      this.#remove(waiting);
+      toast(refusal(file.name, error, error.status >= 400 && error.status < 500));
+      return false;
+    }).finally(() => this.changed());
+    this.draw();
+  }
+
+  #known(image) {
+    return { key: newKey(), image, preview: null, name: image.name, tokens: null, uploading: null };
   }
 
   /** Text as if it was typed: at the cursor, and to be undone. */
@@ -100,7 +137,7 @@ export class Composer {
   }
 
   async #add(blob, name) {
-    const one = { key: crypto.getRandomValues(new Uint32Array(1))[0], blob, image: null, preview: URL.createObjectURL(blob), name, tokens: null };
+    const one = { key: newKey(), blob, image: null, preview: URL.createObjectURL(blob), name, tokens: null };
     this.attached.push(one);
     this.#upload(one);
     this.draw();
@@ -124,13 +161,29 @@ export class Composer {
     }).finally(() => this.changed());
   }
 
-  /** A picture made on this page, a region of another. */
-  attachBlob(blob, name) {
+  /** A region of another picture, to be asked about. */
+  attachRegion(blob, name) {
+    $("prompt").focus();
     return this.#add(blob, name);
   }
 
+  /** What was attached, turned or cut, in its place. */
+  async #replace(one, blob) {
+    if (one.preview) URL.revokeObjectURL(one.preview);
+    Object.assign(one, { blob, image: null, preview: URL.createObjectURL(blob), tokens: null });
+    this.#upload(one);
+    this.draw();
+    await one.uploading;
+    return one.image;
+  }
+
+  /** Not every browser shows HEIC by itself. */
+  #previewFailed(one, picture) {
+    if (one.preview && one.image && picture.src === one.preview) show(picture, imagePath(one.image.sha256));
+  }
+
   #remove(one) {
-    URL.revokeObjectURL(one.preview);
+    if (one.preview) URL.revokeObjectURL(one.preview);
     this.attached = this.attached.filter((other) => other !== one);
     this.changed();
   }
@@ -143,7 +196,7 @@ export class Composer {
     }
     if (this.sending || (!text.trim() && !this.attached.length)) return;
     if (this.over) {
-      toast("Not sent: this conversation has no room for another message.", { action: this.where(null).parent ? { label: "New chat", run: () => this.#moveOn() } : null });
+      toast("Not sent: this conversation has no room for another message.", { action: this.where(null).parent ? { label: "Drop the oldest turns", run: () => this.dropOldest() } : null });
       return;
     }
     if (this.refused) { // it may not have been seen that the picture is not there
@@ -180,7 +233,7 @@ export class Composer {
   }
 
   clear() {
-    for (const one of this.attached) URL.revokeObjectURL(one.preview);
+    for (const one of this.attached) if (one.preview) URL.revokeObjectURL(one.preview);
     [this.attached, this.editing, this.over] = [[], null, false];
     $("prompt").value = "";
     this.changed();
@@ -253,17 +306,17 @@ export class Composer {
   }
 
   draw() {
-    const items = this.attached.filter((one) => one.image).map((one, index) => viewerItem(one.image, index + 1));
+    const items = this.attached.filter((one) => one.image).map((one, index) => ({ ...viewerItem(one.image, index + 1), replace: (blob) => this.#replace(one, blob) }));
     const thumbs = this.attached.map((one) => {
-      const picture = el("img", { alt: one.name || "Picture" });
+      const picture = el("img", { alt: one.name || "Picture", on: { error: () => this.#previewFailed(one, picture) } });
       if (one.preview) picture.src = one.preview;
-      else show(picture, imagePath(one.image.sha256));
+      else if (one.image) show(picture, imagePath(one.image.sha256));
       const retry = one.failed && el("button", { class: "retry", type: "button", "aria-label": `Try again to attach ${one.name || "picture"}`, on: { click: () => { this.#upload(one); this.draw(); } } }, icon("again"));
       const open = () => { if (one.image) openViewer(items, items.findIndex((item) => item.image === one.image)); };
       return el("div", { class: `thumb${one.image ? "" : one.failed ? " failed" : " loading"}`, role: "listitem" },
         el("button", { class: "picture", type: "button", "aria-label": `Show ${one.name || "picture"} large`, on: { click: open } }, picture), retry,
         el("button", { class: "off", type: "button", "aria-label": `Remove ${one.name || "picture"}`, on: { click: () => { this.#remove(one); $("prompt").focus(); } } }, icon("close")),
-        el("span", {}, one.failed ? "not attached" : one.tokens === null ? " " : plural(one.tokens, "token")));
+        el("span", { class: "thumb-tokens" }, one.failed ? "not attached" : one.tokens === null ? " " : plural(one.tokens, "token")));
     });
     $("attached").replaceChildren(...thumbs);
     $("editing").hidden = !this.editing;
@@ -279,11 +332,8 @@ export class Composer {
       [$("meter").hidden, this.over] = [true, false];
       return;
     }
-    const { system, detail } = options();
-    const asked = { conversation, parent, text, images: images.map((one) => ({ sha256: one.image.sha256, name: one.name })),
-      options: { ...(system ? { system } : {}), ...(detail ? { detail } : {}) } };
     try {
-      const count = await post("/api/count", asked, { signal: this.counting.signal });
+      const count = await this.count(this.where(this.editing), this.counting.signal);
       const own = images.length ? count.image_tokens.slice(-images.length) : [];
       images.forEach((one, index) => { one.tokens = own[index]; });
       this.draw();
@@ -295,6 +345,14 @@ export class Composer {
     }
   }
 
+  /** Tokens of the draft behind what stands before it; of that the model sees what stands from `since` on. */
+  count({ conversation, parent, since }, signal) {
+    const { system, detail } = options();
+    const images = this.attached.filter((one) => one.image).map((one) => ({ sha256: one.image.sha256, name: one.name }));
+    return post("/api/count", { conversation, parent, text: $("prompt").value, images,
+      options: { ...(system ? { system } : {}), ...(detail ? { detail } : {}), ...(since ? { since } : {}) } }, { signal });
+  }
+
   #showCount({ prompt_tokens: tokens, context }, parent) {
     const over = tokens >= context;
     this.over = over;
@@ -304,9 +362,12 @@ export class Composer {
     [bar.max, bar.high, bar.value] = [context, context * 0.8, Math.min(tokens, context)];
     const numbers = `${tokens.toLocaleString("en")} of ${context.toLocaleString("en")}`;
     $("meter-text").replaceChildren(numbers, el("span", { class: "unit" }, " tokens"), over ? ": too long" : "",
-      over && parent ? el("button", { class: "link", type: "button", on: { click: () => this.#moveOn() } }, "Go on in a new chat") : "");
+      ...(over && parent ? [el("button", { class: "link", type: "button", on: { click: () => this.dropOldest() } }, "Drop the oldest turns"),
+        el("button", { class: "link", type: "button", on: { click: () => this.#moveOn() } }, "Go on in a new chat")] : []));
   }
 }
+
+const newKey = () => crypto.getRandomValues(new Uint32Array(1))[0];
 
 /** Why a picture is not attached: which file, what was found in it and what is taken. */
 function refusal(name, error, refused) {

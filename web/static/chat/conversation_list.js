@@ -2,11 +2,17 @@
 
 import { $, el, iconButton, icon, toast } from "../shared/dom.js";
 import { plural } from "../shared/format.js";
-import { download, get, patch, post, remove } from "../shared/server.js";
+import { at, download, get, patch, post, remove, save, show, smallPath } from "../shared/server.js";
+import { fromElsewhere } from "../history/foreign.js";
+import { markdownOf } from "../history/markdown.js";
+import { Tree } from "./tree.js";
 
 const SEARCH_AFTER_MS = 150;
 const UNDO_MS = 8000;
+const AT_ONCE = 40; // conversations drawn before the page may do something else
 const DAY_S = 86_400;
+const MOST_READ = 200; // messages at once
+const OURS = { format: "mtmd conversations", version: 1 };
 
 export class ConversationList {
   /** `open(id)`, `gone(id)`, `renamed(conversation)` are called with what was chosen. */
@@ -33,6 +39,12 @@ export class ConversationList {
     });
     $("import").addEventListener("click", () => $("import-file").click());
     $("import-file").addEventListener("change", () => this.#import($("import-file").files[0]));
+    this.seen = new IntersectionObserver((entries) => {
+      for (const { isIntersecting, target } of entries) if (isIntersecting) {
+        this.seen.unobserve(target);
+        show(target, smallPath(target.dataset.sha256));
+      }
+    }, { root: $("list"), rootMargin: "200px" });
     this.menu = el("div", { class: "menu", popover: "auto", role: "menu" });
     this.menu.addEventListener("keydown", (event) => {
       const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
@@ -47,42 +59,75 @@ export class ConversationList {
     try {
       const { conversations } = await get(`/api/conversations${query ? `?q=${encodeURIComponent(query)}` : ""}`);
       if (query !== $("search").value.trim()) return;
+      const told = JSON.stringify([query, conversations]);
       this.conversations = conversations;
-      this.draw();
+      if (told !== this.told || $("list").querySelector("input")) this.draw();
+      this.told = told;
     } catch (error) {
       toast(error.message);
     }
   }
 
-  select(id) {
-    this.current = id;
-    this.draw();
+  /** Once, however often it is asked for meanwhile. */
+  refreshSoon() {
+    this.soon ??= setTimeout(() => {
+      this.soon = null;
+      this.refresh();
+    }, SEARCH_AFTER_MS);
   }
 
+  select(id) {
+    this.current = id;
+    for (const item of $("list").querySelectorAll(".item")) this.#markCurrent(item, item.dataset.id === id);
+  }
+
+  #markCurrent(item, current) {
+    item.classList.toggle("current", current);
+    const link = item.querySelector("a");
+    if (current) link?.setAttribute("aria-current", "page");
+    else link?.removeAttribute("aria-current");
+  }
+
+  /** Those in sight at once, the others a few at a time. */
   draw() {
     const query = $("search").value.trim();
-    const parts = [];
+    const left = this.conversations.filter(({ id }) => !this.leaving.has(id));
+    const empty = el("p", { class: "empty" }, query ? "Nothing found." : "Conversations will be listed here.");
+    clearTimeout(this.drawing);
+    const place = $("list").scrollTop;
     let group = "";
-    for (const conversation of this.conversations.filter(({ id }) => !this.leaving.has(id))) {
-      const name = query ? "" : age(conversation.changed);
-      if (name !== group) parts.push(el("h2", {}, name));
-      group = name;
-      parts.push(this.#item(conversation));
-    }
-    if (!parts.length) parts.push(el("p", { class: "empty" }, query ? "Nothing found." : "Conversations will be listed here."));
-    $("list").replaceChildren(...parts);
+    const some = () => {
+      const parts = [];
+      for (const conversation of left.splice(0, AT_ONCE)) {
+        const name = query ? "" : age(conversation.changed);
+        if (name !== group) parts.push(el("h2", {}, name));
+        group = name;
+        parts.push(this.#item(conversation));
+      }
+      return parts;
+    };
+    const more = () => {
+      if (!left.length) return;
+      $("list").append(...some());
+      if ($("list").scrollTop < place) $("list").scrollTop = place;
+      this.drawing = setTimeout(more, 0);
+    };
+    $("list").replaceChildren(...(left.length ? some() : [empty]));
+    this.drawing = setTimeout(more, 0);
   }
 
   #item(conversation) {
-    const { id, title, around, running } = conversation;
-    const link = el("a", { href: `/c/${id}`, "aria-current": id === this.current ? "page" : null, on: { click: (event) => {
+    const { id, title, around, running, picture, message } = conversation;
+    const link = el("a", { href: at(`/c/${id}`), "aria-current": id === this.current ? "page" : null, on: { click: (event) => {
       if (event.metaKey || event.ctrlKey || event.shiftKey) return;
       event.preventDefault();
-      this.open(id);
+      this.open(id, message ? { message, words: $("search").value.toLowerCase().split(" ").filter(Boolean) } : null);
     } } }, el("span", {}, title || "New chat"), around ? el("span", { class: "around" }, around) : null);
+    const thumbnail = picture ? el("img", { class: "first", alt: "", width: 26, height: 26, dataset: { sha256: picture } }) : null;
+    if (thumbnail) this.seen.observe(thumbnail);
     const more = iconButton("more", `More about ${title || "this conversation"}`, () => this.#showMenu(conversation, more, item));
     more.setAttribute("aria-haspopup", "menu");
-    const item = el("div", { class: `item${id === this.current ? " current" : ""}` }, link, running ? el("span", { class: "dot", title: "Being answered" }) : null, more);
+    const item = el("div", { dataset: { id }, class: `item${id === this.current ? " current" : ""}` }, thumbnail, link, running ? el("span", { class: "dot", title: "Being answered" }) : null, more);
     return item;
   }
 
@@ -91,13 +136,30 @@ export class ConversationList {
       on: { click: () => { this.menu.hidePopover(); run(); } } }, icon(name), label);
     this.menu.replaceChildren(
       entry("edit", "Rename", () => this.#rename(conversation, item)),
-      entry("out", "Export", () => download(`/api/conversations/${conversation.id}/export`).catch((error) => toast(error.message))),
+      entry("out", "Export as Markdown", () => this.#exportMarkdown(conversation)),
+      entry("out", "Export as JSON", () => download(`/api/conversations/${conversation.id}/export`).catch((error) => toast(error.message))),
       entry("trash", "Delete", () => this.#delete(conversation), "danger"));
     const at = button.getBoundingClientRect();
     this.menu.showPopover();
     this.menu.style.left = `${Math.min(at.left, innerWidth - this.menu.offsetWidth - 8)}px`;
     this.menu.style.top = `${Math.min(at.bottom + 4, innerHeight - this.menu.offsetHeight - 8)}px`;
     this.menu.firstChild.focus();
+  }
+
+  async #exportMarkdown({ id }) {
+    try {
+      const { conversation, messages } = await get(`/api/conversations/${id}`);
+      const tree = new Tree();
+      tree.load(messages, conversation.head);
+      const light = tree.path().filter((message) => message.light).map((message) => message.id);
+      for (let at_ = 0; at_ < light.length; at_ += MOST_READ) {
+        const read = await post(`/api/conversations/${id}/messages/read`, { ids: light.slice(at_, at_ + MOST_READ) });
+        for (const message of read.messages) tree.put(message);
+      }
+      save(new Blob([markdownOf(conversation.title, tree.path())], { type: "text/markdown" }), "conversation.md");
+    } catch (error) {
+      toast(error.message);
+    }
   }
 
   #rename(conversation, item) {
@@ -159,7 +221,9 @@ export class ConversationList {
     if (!file) return;
     let count = 0;
     try {
-      const { conversations, images, ...rest } = await file.text().then(JSON.parse);
+      const read = await file.text().then(JSON.parse);
+      const foreign = read.format === OURS.format ? null : fromElsewhere(read);
+      const { conversations, images, ...rest } = foreign ? { ...OURS, ...foreign } : read;
       for (const conversation of conversations) {
         const needed = conversation.messages.flatMap((message) => (message.images ?? []).map((image) => image.sha256));
         const own = Object.fromEntries(needed.filter((name) => name in images).map((name) => [name, images[name]]));
@@ -168,7 +232,7 @@ export class ConversationList {
       }
       toast(`${plural(count, "conversation")} imported.`);
     } catch (error) {
-      const words = error.status === undefined ? "This is not a file that was exported here." : error.message;
+      const words = error.status === undefined ? file.name.endsWith(".zip") ? "Unpack it first: the conversations are in conversations.json." : "This is no file of conversations from here, ChatGPT or Open WebUI." : error.message;
       toast(count ? `${words} ${plural(count, "conversation")} before it were imported.` : words, { sticky: true });
     }
     this.refresh();

@@ -1,14 +1,16 @@
 // One message of the thread as elements: the user's with its pictures, an answer with its receipt and what can be done with it.
 
-import { copyText, el, icon, iconButton } from "../shared/dom.js";
+import { copyText, el, icon, iconButton, toast } from "../shared/dom.js";
 import { pixels, plural } from "../shared/format.js";
+import { AnswerText, answerOf } from "../markdown/view.js";
 import { imagePath, show } from "../shared/server.js";
 import { chosenUnits, figure, inPixels } from "./regions.js";
-import { receiptOf } from "./receipt.js";
-import { openViewer } from "./viewer.js";
+import { receiptOf, settingsOf } from "./receipt.js";
+import { askAboutBox, openViewer } from "./viewer.js";
 
 const LARGEST = [320, 240]; // CSS pixels of a picture in the thread
 const SMALLEST = 48;
+const REGIONS_NAMED = 12;
 const ENDINGS = { stopped: "Stopped.", interrupted: "Cut off when the server ended.", lost: "The connection was lost here." };
 const RATE_EVERY_MS = 300;
 const WORK = { encode: "Looking at the pictures", prefill: "Reading" };
@@ -26,15 +28,16 @@ function shownSize({ width, height }) {
   return { width: Math.max(SMALLEST, Math.round(width * scale)), height: Math.max(SMALLEST, Math.round(height * scale)) };
 }
 
-/** `context`: {tree, model, last, running, act}, `act` with the functions behind the buttons. */
+/** `context`: {tree, model, last, running, act, view}, `act` with the functions behind the buttons, `view(answer)` with what draws its text. */
 export function userMessage(message, context) {
   const { tree, act } = context;
-  const before = tree.picturesBefore(message).length;
+  const before = message.images.length ? tree.picturesBefore(message).length : 0;
   const items = message.images.map((image, index) => viewerItem(image, before + index + 1));
   const pictures = message.images.map((image, index) => el("button", {
     class: "picture", type: "button", "aria-label": `Show ${image.name || "picture"} large`, on: { click: () => openViewer(items, index) },
   }, show(el("img", { alt: image.name || "Attached picture", ...shownSize(image) }), imagePath(image.sha256))));
   return el("article", { class: `message user${context.last ? " last" : ""}`, id: `m-${message.id}`, "aria-label": "You" },
+    context.since === message.id ? el("p", { class: "dropped" }, "What is above was dropped to make room: the model does not see it.") : null,
     pictures.length ? el("div", { class: `pictures${pictures.length > 1 ? " many" : ""}` }, pictures) : null,
     el("div", { class: "turn" }, el("div", { class: "actions" }, branches(message, context), copyButton(message.text),
       iconButton("edit", "Edit", () => act.edit(message))), el("div", { class: "bubble" }, message.text)),
@@ -46,10 +49,7 @@ export function answerMessage(message, context) {
   const { act } = context;
   const made = el("article", { class: `message answer${context.last ? " last" : ""}`, id: `m-${message.id}`, "aria-label": "Answer" });
   if (message.state === "running") return made;
-  const text = el("div", { class: "text" });
-  if (message.html === null) [text.className, text.textContent] = ["text plain", message.text]; // read here, and lost by the server
-  else text.innerHTML = message.html; // rendered and cleaned by the server
-  if (message.text) made.append(text);
+  if (message.text) made.append(context.view(message).draw(message.text, false).element);
   if (message.regions) made.append(marked(message, context));
   const ending = ENDINGS[message.state];
   const cut = message.receipt?.finish === "length" && message.state === "complete";
@@ -61,8 +61,8 @@ export function answerMessage(message, context) {
   } else if (!message.text && !ending) made.append(el("p", { class: "aside" }, "The model said nothing."));
   if (message.unsaved) made.append(el("div", { class: "problem" }, `This answer could not be saved. ${message.unsaved}`));
   made.append(el("div", { class: "foot" },
-    message.receipt ? receiptOf(message.receipt, message.options, context.tree.picturesBefore(message)) : null,
-    el("div", { class: "actions" }, message.text ? copyButton(message.text) : null,
+    message.receipt ? receiptOf(message.receipt, message.options, () => context.tree.picturesBefore(message)) : null,
+    el("div", { class: "actions" }, message.text ? copyButton(answerOf(message.text)) : null,
       iconButton("again", "Answer again", () => act.again(message), "Answer again, drawn with another seed"), branches(message, context))));
   return made;
 }
@@ -86,6 +86,9 @@ function marked(message, context) {
   const open = () => openViewer([viewerItem(image, pictures.length, grounding, sizes)], 0, context.redraw);
   const copy = el("button", { class: "link", type: "button", on: { click: () => copyText(JSON.stringify(inPixels(grounding, units(), sizes), null, 1)) } }, "copy in pixels");
   return el("div", { class: "grounding" }, figure(image, grounding, units, sizes, open),
+    el("div", { class: "regions" }, grounding.regions.slice(0, REGIONS_NAMED).map((region, index) => (region.kind === "box" ? el("button", {
+      class: "region", type: "button", title: "Ask about this part of the picture", on: { click: () => askAboutBox(viewerItem(image, pictures.length, grounding, sizes), index).catch((error) => toast(error.message)) },
+    }, icon("region"), el("span", {}, region.label || `Region ${index + 1}`)) : null))),
     el("p", { class: "aside" }, `${plural(grounding.regions.length, "region")} marked · `, copy));
 }
 
@@ -98,7 +101,23 @@ function copyButton(text) {
   return button;
 }
 
-function branches(message, { tree, act }) {
+/** All answers to one message beside one another, each with what it was made with. `grown(answer)`: elements of one that is being
+ * written. */
+export function sideBySide(answers, context, grown) {
+  return el("div", { class: "compare", role: "group", "aria-label": "Answers side by side" },
+    el("div", { class: "compare-top" }, el("span", { class: "soft" }, `${plural(answers.length, "answer")} to the same message`),
+      el("button", { class: "link", type: "button", on: { click: () => context.act.again(answers.at(-1)) } }, "Another, with the present settings"),
+      el("button", { class: "link", type: "button", on: { click: () => context.act.compare(answers[0].parent, false) } }, "One at a time")),
+    el("div", { class: "columns", tabIndex: 0, role: "group", "aria-label": "Answers" }, answers.map((answer) => {
+      const made = answerMessage(answer, { ...context, last: true, compared: true });
+      made.append(...grown(answer));
+      made.prepend(el("p", { class: "settings-of" }, settingsOf(answer.receipt, answer.options)));
+      return made;
+    })));
+}
+
+function branches(message, { tree, act, compared }) {
+  if (compared) return null;
   const all = tree.siblings(message);
   if (all.length < 2) return null;
   const at = all.indexOf(message.id);
@@ -107,10 +126,11 @@ function branches(message, { tree, act }) {
     button.disabled = !all[at + by];
     return button;
   };
-  return el("span", { class: "branches" }, step(-1, "left", "Previous version"), el("span", {}, `${at + 1} / ${all.length}`), step(1, "right", "Next version"));
+  return el("span", { class: "branches" }, step(-1, "left", "Previous version"), el("span", {}, `${at + 1} / ${all.length}`), step(1, "right", "Next version"),
+    message.role === "assistant" ? iconButton("columns", "Side by side", () => act.compare(message.parent, true)) : null);
 }
 
-/** The part of an answer that grows: plain text with how fast it comes, and before the first of it how far the work is. */
+/** The part of an answer that grows: its text with how fast it comes, and before the first of it how far the work is. */
 export class Growing {
   constructor() {
     this.text = "";
@@ -118,18 +138,17 @@ export class Growing {
     this.words = el("span", {});
     this.bar = el("progress", { "aria-label": "Progress", hidden: true });
     this.progress = el("div", { class: "progress" }, el("span", { class: "dot" }), this.words, this.bar);
-    this.plain = el("div", { class: "text plain growing", hidden: true });
+    this.view = new AnswerText();
     this.rate = el("div", { class: "rate", hidden: true });
     this.lost = el("div", { class: "reconnecting", role: "status", hidden: true }, el("span", { class: "dot" }),
       el("span", {}, "Reconnecting to the server… What was read stays here."));
-    this.elements = [this.progress, this.plain, this.lost, this.rate];
+    this.elements = [this.progress, this.view.element, this.lost, this.rate];
   }
 
   take(event) {
     if (event.type === "text") {
       this.text += event.text;
-      this.plain.append(event.text);
-      this.plain.hidden = this.text === "";
+      this.view.grow(this.text);
       this.progress.hidden = this.text !== "";
       this.#measure(event.tokens ?? 0);
     } else if (event.type === "progress") {
@@ -158,7 +177,7 @@ export class Growing {
   /** Whether the server is there. */
   connected(whether) {
     this.lost.hidden = whether;
-    this.plain.classList.toggle("waiting", !whether);
+    this.view.element.classList.toggle("waiting", !whether);
     if (!whether) [this.began, this.tokens, this.rate.hidden] = [undefined, 0, true];
   }
 }

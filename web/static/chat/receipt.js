@@ -5,13 +5,14 @@ import { STAGES, milliseconds, pixels, plural } from "../shared/format.js";
 import { get, show } from "../shared/server.js";
 import { openViewer } from "./viewer.js";
 
+const SYSTEM_SHOWN = 40; // characters
 const ENDS = { stop: "finished", length: "cut at the longest length", cancelled: "stopped" };
 
-/** `pictures`: those of the branch before the answer, in the order of the receipt's. */
+/** `pictures()`: those of the branch before the answer, in the order of the receipt's. */
 export function receiptOf(receipt, options, pictures) {
   const made = el("details", { class: "receipt" }, el("summary", {}, ...summary(receipt)));
   made.addEventListener("toggle", () => {
-    if (made.open && made.children.length === 1) made.append(body(receipt, options ?? {}, pictures));
+    if (made.open && made.children.length === 1) made.append(body(receipt, options ?? {}, pictures()));
     if (made.open) requestAnimationFrame(() => made.scrollIntoView({ block: "nearest" })); // not behind the message box
   });
   return made;
@@ -49,6 +50,13 @@ function sampling(receipt, options) {
   if (!options.temperature) return "the likeliest token each time";
   const rest = ["top_p", "top_k", "min_p"].filter((name) => options[name]).map((name) => `${name.replace("_", " ")} ${options[name]}`);
   return [`temperature ${options.temperature}`, ...rest, receipt.seed === null ? null : `seed ${receipt.seed}`].filter(Boolean).join(", ");
+}
+
+/** What an answer was made with, in a few words; to be told from others to the same message. */
+export function settingsOf(receipt, options) {
+  const given = options ?? {};
+  return [sampling(receipt ?? { seed: null }, given), given.detail ? `${given.detail} detail` : null,
+    given.system ? `system prompt “${given.system.length > SYSTEM_SHOWN ? `${given.system.slice(0, SYSTEM_SHOWN)}…` : given.system}”` : null].filter(Boolean).join(" · ");
 }
 
 function facts(rows) {

@@ -18,6 +18,13 @@ export function shares(region, open, units, sizes) {
   return region.values.map((value, index) => Math.min(1, value / (index % 2 ? height : width)));
 }
 
+/** A box as x1, y1, x2, y2 in shares of the picture, in order. */
+export function sharesOf(grounding, index, units, sizes) {
+  const region = grounding.regions[index];
+  const [x1, y1, x2, y2] = shares(region, Boolean(grounding.scale) && region.scale === grounding.scale, units, sizes);
+  return [Math.min(x1, x2), Math.min(y1, y2), Math.max(x1, x2), Math.max(y1, y2)];
+}
+
 /** Draw into an <svg> of width × height pixels. `grounding`: {regions, scale, why}, read in the answer by the server. */
 export function drawMarks(target, width, height, grounding, units, sizes) {
   target.setAttribute("viewBox", `0 0 ${width} ${height}`);
@@ -27,7 +34,7 @@ export function drawMarks(target, width, height, grounding, units, sizes) {
     const at = shares(region, Boolean(grounding.scale) && region.scale === grounding.scale, units, sizes).map((v, i) => v * (i % 2 ? height : width));
     if (region.kind === "box") {
       const [x1, y1, x2, y2] = at;
-      target.append(svg("rect", { x: x1, y: y1, width: Math.max(1, x2 - x1), height: Math.max(1, y2 - y1), stroke: colour, rx: 2 }));
+      target.append(svg("rect", { x: x1, y: y1, width: Math.max(1, x2 - x1), height: Math.max(1, y2 - y1), stroke: colour, rx: 2, "data-region": index }));
       label(target, x1, y1 >= 18 ? y1 - 18 : Math.min(y2, height - 18), region.label, colour, width);
     } else {
       target.append(svg("circle", { cx: at[0], cy: at[1], r: 6, stroke: "#fff" }), svg("circle", { cx: at[0], cy: at[1], r: 4, stroke: colour }));

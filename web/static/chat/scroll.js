@@ -9,14 +9,20 @@ let pinned = true;
 let byHand = 0;
 let dragging = false;
 let top_ = 0;
+let whole = () => {}; // the end is to be on the page
 
-export function startScrolling() {
+/** `toTheEnd()`: called before the end is gone to. */
+export function startScrolling(toTheEnd) {
+  whole = toTheEnd;
   const scroll = $("scroll");
   scroll.addEventListener("scroll", onScroll);
   for (const kind of ["wheel", "touchmove", "keydown"]) scroll.addEventListener(kind, () => { byHand = performance.now(); }, { passive: true });
   scroll.addEventListener("pointerdown", () => { dragging = true; });
   addEventListener("pointerup", () => { dragging = false; });
-  $("down").addEventListener("click", stayAtEnd);
+  $("down").addEventListener("click", () => {
+    whole();
+    stayAtEnd();
+  });
   $("thread").addEventListener("click", (event) => { if (event.target.closest("summary")) pinned = false; }, { capture: true }); // what opens stays where it is
   const resized = new ResizeObserver(() => { if (pinned) toEnd(); });
   for (const id of ["thread", "scroll"]) resized.observe($(id));
@@ -27,6 +33,11 @@ export function stayAtEnd() {
   toEnd();
 }
 
+/** Something else is to be seen than the end. */
+export function leaveEnd() {
+  pinned = false;
+}
+
 function toEnd() {
   $("scroll").scrollTop = $("scroll").scrollHeight;
 }
@@ -35,8 +46,8 @@ function toEnd() {
 function onScroll() {
   const { scrollTop, scrollHeight, clientHeight } = $("scroll");
   const near = scrollHeight - scrollTop - clientHeight < NEAR_END;
-  if (near) pinned = true;
+  if (near && $("later").hidden) pinned = true;
   else if (scrollTop < top_ && (dragging || performance.now() - byHand < HAND_MS)) pinned = false;
   top_ = scrollTop;
-  $("down").hidden = near;
+  $("down").hidden = near && $("later").hidden;
 }

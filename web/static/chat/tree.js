@@ -34,6 +34,13 @@ export class Tree {
     return this.children.get(message.parent ?? "") ?? [];
   }
 
+  /** The first message of the branch that this one stands in. */
+  rootOf(id) {
+    let at = this.messages.get(id);
+    while (at.parent) at = this.messages.get(at.parent);
+    return at;
+  }
+
   /** The newest message below this one: where its branch is taken up again. */
   lastBelow(id) {
     let last = id;
@@ -41,10 +48,10 @@ export class Tree {
     return last;
   }
 
-  /** Pictures of the branch before `message`, in order: those of its receipt. */
+  /** Pictures of the branch before `message`, in order: those of its receipt, so none that was not shown to the model. */
   picturesBefore(message) {
     const pictures = [];
-    for (let id = message.parent; id; id = this.messages.get(id).parent) pictures.push(...[...this.messages.get(id).images].reverse());
+    for (let id = message.parent; id; id = id === message.options?.since ? null : this.messages.get(id).parent) pictures.push(...[...this.messages.get(id).images].reverse());
     return pictures.reverse();
   }
 }

@@ -1,8 +1,9 @@
 // A picture large: zoom, the marks of an answer, and a region to ask about, chosen by mouse, finger or keys.
 
 import { $, announce, toast } from "../shared/dom.js";
-import { pictureUrl } from "../shared/server.js";
-import { chosenUnits, chooseUnits, drawMarks } from "./regions.js";
+import { pixels } from "../shared/format.js";
+import { imagePath, pictureUrl } from "../shared/server.js";
+import { chosenUnits, chooseUnits, drawMarks, sharesOf } from "./regions.js";
 
 const STEP = 0.02; // of the picture, for the arrow keys
 const SMALLEST = 0.01;
@@ -16,7 +17,8 @@ let ask = () => {};
 let model = "";
 let redrawn = () => {};
 
-/** `list`: {path, title, info, width, height, askable, grounding, sizes, number}. `settled` is called when other units were chosen. */
+/** `list`: {path, title, info, width, height, askable, grounding, sizes, number, replace}; `replace(blob)` gives the picture that is in
+ * its place then, for one that is not sent yet. `settled` is called when other units were chosen. */
 export function openViewer(list, index, settled = () => {}) {
   [items, place, redrawn] = [list, index, settled];
   $("viewer").showModal();
@@ -33,6 +35,12 @@ export function startViewer(modelName, onAsk) {
   $("viewer-out").addEventListener("click", () => zoomTo(zoom / 1.5));
   $("viewer-select").addEventListener("click", () => setSelecting(!selecting()));
   $("viewer-ask").addEventListener("click", askAboutRegion);
+  $("viewer-turn").addEventListener("click", () => replace(turned()));
+  $("viewer-cut").addEventListener("click", () => replace(regionOf($("viewer-image"), box)));
+  $("viewer-marks").addEventListener("click", (event) => {
+    const mark = event.target.closest("[data-region]");
+    if (mark) chooseRegion(Number(mark.dataset.region));
+  });
   $("viewer-units").addEventListener("change", () => {
     chooseUnits(model, $("viewer-units").value);
     layOut();
@@ -69,6 +77,7 @@ function display() {
   $("viewer-prev").disabled = place === 0;
   $("viewer-next").disabled = place === items.length - 1;
   $("viewer-select").hidden = !item.askable;
+  $("viewer-turn").hidden = !item.replace;
   $("viewer-scale").hidden = !item.grounding?.scale;
   if (item.grounding?.scale) {
     $("viewer-units").value = chosenUnits(model) || item.grounding.scale;
@@ -119,6 +128,7 @@ function setSelecting(on) {
 function drawBox() {
   $("selection").hidden = !box;
   $("viewer-ask").hidden = !box;
+  $("viewer-cut").hidden = !box || !items[place].replace;
   if (!box) return;
   const [x1, y1, x2, y2] = box;
   Object.assign($("selection").style, { left: `${x1 * 100}%`, top: `${y1 * 100}%`, width: `${(x2 - x1) * 100}%`, height: `${(y2 - y1) * 100}%` });
@@ -127,6 +137,7 @@ function drawBox() {
 /** With a mouse any drag chooses a region; a finger scrolls unless the tool is on. */
 function startDrag(down) {
   if (!items[place].askable || down.button !== 0 || (down.pointerType !== "mouse" && !selecting())) return;
+  if (!selecting() && down.target.closest("[data-region]")) return; // a box of the answer, which is clicked
   const edges = $("canvas").getBoundingClientRect();
   const at = (e) => [Math.min(1, Math.max(0, (e.clientX - edges.left) / edges.width)), Math.min(1, Math.max(0, (e.clientY - edges.top) / edges.height))];
   const [x, y] = at(down);
@@ -169,11 +180,51 @@ function onKey(event) {
   else if (event.key === "-") zoomTo(zoom / 1.5);
 }
 
+/** A box of the answer becomes the region to ask about. */
+function chooseRegion(index) {
+  const item = items[place];
+  const region = item.grounding.regions[index];
+  if (region?.kind !== "box") return;
+  setSelecting(true);
+  box = sharesOf(item.grounding, index, chosenUnits(model), item.sizes);
+  drawBox();
+  $("viewer-ask").focus();
+}
+
 async function askAboutRegion() {
   const item = items[place];
-  const region = box;
+  if (!box || !$("viewer-image").naturalWidth) return;
+  const blob = await regionOf($("viewer-image"), box);
+  $("viewer").close();
+  ask(item, blob);
+}
+
+/** What is attached is another picture from now on. */
+async function replace(made) {
+  const item = items[place];
+  const blob = await made;
+  const image = await item.replace(blob);
+  if (!image || items[place] !== item) return;
+  Object.assign(item, { path: imagePath(image.sha256), info: pixels([image.width, image.height]), width: image.width, height: image.height, image });
+  display();
+  announce("Changed");
+}
+
+function turned() {
   const image = $("viewer-image");
-  if (!region || !image.naturalWidth) return;
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [image.naturalHeight, image.naturalWidth];
+  const context = canvas.getContext("2d");
+  context.translate(canvas.width, 0);
+  context.rotate(Math.PI / 2);
+  context.drawImage(image, 0, 0);
+  return fileOf(canvas);
+}
+
+const fileOf = (canvas) => new Promise((resolve) => { canvas.toBlob(resolve, "image/png"); });
+
+/** The part of a picture that `region`, shares of it, holds. */
+export function regionOf(image, region) {
   const [x1, y1, x2, y2] = region;
   const [width, height] = [(x2 - x1) * image.naturalWidth, (y2 - y1) * image.naturalHeight];
   const scale = Math.min(1, CROP_PIXELS / Math.max(width, height));
@@ -181,7 +232,14 @@ async function askAboutRegion() {
   canvas.width = Math.max(1, Math.round(width * scale));
   canvas.height = Math.max(1, Math.round(height * scale));
   canvas.getContext("2d").drawImage(image, x1 * image.naturalWidth, y1 * image.naturalHeight, width, height, 0, 0, canvas.width, canvas.height);
-  const blob = await new Promise((resolve) => { canvas.toBlob(resolve, "image/png"); });
-  $("viewer").close();
-  ask(item, region, blob);
+  return fileOf(canvas);
+}
+
+/** One box of an answer, without opening the picture. */
+export async function askAboutBox(item, index) {
+  const image = new Image();
+  image.src = await pictureUrl(item.path);
+  await image.decode();
+  const region = sharesOf(item.grounding, index, chosenUnits(model), item.sizes);
+  ask({ ...item, title: item.grounding.regions[index].label || item.title }, await regionOf(image, region));
 }

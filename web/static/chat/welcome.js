@@ -2,6 +2,7 @@
 
 import { commandBox } from "../shared/command.js";
 import { $, el, icon } from "../shared/dom.js";
+import { at } from "../shared/server.js";
 import { openViewer } from "./viewer.js";
 
 const path = (sample) => `/static/samples/${sample.file}`;
@@ -20,8 +21,8 @@ function card(sample, ask) {
   const large = () => openViewer([{ path: path(sample), title: sample.shows, info: `${sample.width} × ${sample.height} px`,
     width: sample.width, height: sample.height, askable: false }], 0);
   const picture = el("button", { class: "picture", type: "button", "aria-label": `Show large: ${sample.shows}`, on: { click: large } },
-    el("img", { src: path(sample), alt: sample.shows, width: sample.width, height: sample.height }));
-  const file = async () => (await fetch(path(sample))).blob();
+    el("img", { src: at(path(sample)), alt: sample.shows, width: sample.width, height: sample.height }));
+  const file = async () => (await fetch(at(path(sample)))).blob();
   const questions = sample.asks.map((question) => el("button", { class: "ask", type: "button",
     on: { click: (event) => once(event.currentTarget, () => ask(file, sample.file, question)) } }, el("span", {}, question), icon("right")));
   return el("li", { class: "sample" }, picture, el("div", { class: "asks" }, questions));

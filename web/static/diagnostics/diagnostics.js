@@ -3,13 +3,14 @@
 import { $, copyText, el, icon, svg, themeButton, toast } from "../shared/dom.js";
 import { commandBox } from "../shared/command.js";
 import { STAGES, milliseconds } from "../shared/format.js";
-import { get, getText } from "../shared/server.js";
+import { at, get, getText } from "../shared/server.js";
 
 const EVERY_MS = 1000;
 const KEPT = 120; // samples of each line
 const LINES = [["Tokens written", "output_tokens", "tokens/s"], ["Requests taken", "requests", "requests/s"], ["Tiles encoded", "encode_tiles", "tiles/s"]];
 
 const samples = [];
+let known = null; // answers that the chart of the latest has
 const number = (value) => value.toLocaleString("en", { maximumFractionDigits: 1 });
 
 function tiles(target, rows) {
@@ -29,8 +30,10 @@ function line([title, name, unit]) {
   const first = points[0]?.split(" ")[0];
   return el("figure", { class: "line" },
     el("figcaption", {}, el("span", {}, title), el("span", {}, `${number(values.at(-1) ?? 0)} ${unit}, most ${number(Math.max(0, ...values))}`)),
-    svg("svg", { viewBox: "0 0 1000 100", preserveAspectRatio: "none", "aria-hidden": "true" },
-      svg("path", { class: "area", d: shape ? `${shape}L1000 98L${first} 98Z` : "" }), svg("path", { d: shape })));
+    el("div", { class: "plot" }, el("span", { class: "most" }, number(most)), el("span", { class: "none" }, "0"),
+      svg("svg", { viewBox: "0 0 1000 100", preserveAspectRatio: "none", "aria-hidden": "true" },
+        svg("path", { class: "axis", d: "M0 98L1000 98M0 6L1000 6" }), svg("path", { class: "area", d: shape ? `${shape}L1000 98L${first} 98Z` : "" }), svg("path", { d: shape }))),
+    el("div", { class: "ago" }, el("span", {}, `${(KEPT * EVERY_MS) / 60_000} minutes ago`), el("span", {}, "now")));
 }
 
 function draw(stats) {
@@ -62,6 +65,36 @@ function stages(stats, answered) {
       el("td", { class: "total" }, milliseconds(stats[name] / answered))))));
 }
 
+/** The latest answers, one below another on one scale of time: where each spent it. */
+function drawLast(answers) {
+  if (!answers.length) return;
+  const total = (answer) => STAGES.reduce((sum, [name]) => sum + answer[name], 0);
+  const most = Math.max(...answers.map(total)) || 1;
+  const bar = (answer) => {
+    let at_ = 0;
+    const made = svg("svg", { class: "bar", viewBox: "0 0 1000 14", preserveAspectRatio: "none", role: "img",
+      "aria-label": STAGES.map(([name, label]) => `${label} ${milliseconds(answer[name])}`).join(", ") });
+    STAGES.forEach(([name, label], index) => {
+      const width = (1000 * answer[name]) / most;
+      if (width < 0.2) return;
+      const part = svg("rect", { class: `stage-${index}`, x: at_, y: 0, width, height: 14 }, svg("title"));
+      part.firstChild.textContent = `${label} ${milliseconds(answer[name])}`;
+      made.append(part);
+      at_ += width;
+    });
+    return made;
+  };
+  const rate = (answer) => (answer.decode_ms > 0 && answer.output_tokens > 1 ? `, ${number((1000 * (answer.output_tokens - 1)) / answer.decode_ms)} tokens/s` : "");
+  const rows = answers.map((answer) => el("tr", {}, el("th", { scope: "row" }, el("a", { href: at(`/c/${answer.conversation}`) }, new Date(answer.created * 1000).toLocaleTimeString("en", { hour12: false })),
+    el("span", { class: "soft" }, ` ${number(answer.prompt_tokens)} + ${number(answer.output_tokens)} tokens${rate(answer)}`)), el("td", {}, bar(answer)), el("td", { class: "total" }, milliseconds(total(answer)))));
+  const scale = el("div", { class: "scale-ms" }, [0, 0.5, 1].map((share) => el("span", {}, share ? milliseconds(most * share) : "0")));
+  $("last").replaceChildren(el("h3", {}, "The latest answers, by stage"),
+    el("p", { class: "keys" }, STAGES.map(([, label], index) => el("span", { class: `key stage-${index}` }, label))),
+    el("table", { class: "bars last" }, el("tbody", {}, rows), el("tfoot", {}, el("tr", {}, el("th", { scope: "row" }, el("span", { class: "soft" }, "time since it was asked")), el("td", {}, scale), el("td")))));
+}
+
+const showLast = () => get("/api/last").then(({ answers }) => drawLast(answers), () => {}); // without them the page is whole
+
 async function poll() {
   if (!document.hidden) {
     try {
@@ -69,6 +102,9 @@ async function poll() {
       samples.push({ ...stats, at: performance.now() });
       if (samples.length > KEPT + 1) samples.shift();
       draw(stats);
+      const answered = stats.finished + stats.cancelled;
+      if (answered !== known) showLast();
+      known = answered;
       $("now").classList.remove("gone");
     } catch (error) {
       $("now").replaceChildren(el("p", { class: "soft" }, error.message));

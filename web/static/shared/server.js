@@ -2,9 +2,13 @@
 
 import { $ } from "./dom.js";
 
+const ROOT = new URL("../../../", import.meta.url).pathname; // a proxy may have put all of it under a path
 const KEY = "mtmd.key";
 const SILENCE_MS = 25_000; // the server gives a sign of life every ten seconds
 const RETRY_MS = [300, 700, 1500, 3000, 5000];
+
+/** The address of a path of the server, which begins with a slash. */
+export const at = (path) => ROOT + path.slice(1);
 
 export class ServerError extends Error {
   constructor(message, status, code) {
@@ -39,7 +43,7 @@ export function forgetKey() {
   localStorage.clear();
   sessionStorage.clear();
   if (theme !== null) localStorage.setItem("mtmd.theme", theme);
-  window.location.assign("/");
+  window.location.assign(ROOT);
 }
 
 const hasKey = () => Boolean(localStorage.getItem(KEY));
@@ -51,7 +55,7 @@ async function call(path, options = {}) {
     if (key) headers.set("Authorization", `Bearer ${key}`);
     let response;
     try {
-      response = await fetch(path, { ...options, headers });
+      response = await fetch(at(path), { ...options, headers });
     } catch (error) {
       if (error.name === "AbortError") throw error;
       throw new ServerError("The server cannot be reached. Is it still running?", 0, "unreachable");
@@ -85,12 +89,21 @@ export const remove = (path, options) => send("DELETE", path, {}, options);
 export const upload = async (blob, name) =>
   (await call(`/api/images?name=${encodeURIComponent(name)}`, { method: "POST", body: blob, headers: { "Content-Type": "application/octet-stream" } })).json();
 
+/** The pages of a PDF as pictures: {images, pages}. */
+export const uploadPages = async (blob, name) =>
+  (await call(`/api/pages?name=${encodeURIComponent(name)}`, { method: "POST", body: blob, headers: { "Content-Type": "application/octet-stream" } })).json();
+
 /** Save what the server makes under the name it gives; a plain link would not carry the key. */
 export async function download(path) {
   const response = await call(path);
   const name = /filename="([^"]+)"/.exec(response.headers.get("Content-Disposition") ?? "")?.[1] ?? "export.json";
+  save(await response.blob(), name);
+}
+
+/** As a file of the one who looks at the page. */
+export function save(blob, name) {
   const link = document.createElement("a");
-  link.href = URL.createObjectURL(await response.blob());
+  link.href = URL.createObjectURL(blob);
   link.download = name;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
@@ -100,7 +113,7 @@ const blobs = new Map();
 
 /** The address of a picture for an <img>. With a key it has to be fetched first: an <img> cannot carry one. */
 export async function pictureUrl(path) {
-  if (!hasKey()) return path;
+  if (!hasKey()) return at(path);
   if (!blobs.has(path)) {
     blobs.set(path, call(path).then((r) => r.blob()).then((b) => URL.createObjectURL(b)));
     if (blobs.size > 200) {
@@ -118,6 +131,7 @@ export async function pictureUrl(path) {
 }
 
 export const imagePath = (sha256) => `/api/images/${sha256}`;
+export const smallPath = (sha256) => `/api/images/${sha256}/small`;
 
 export function show(img, path) {
   pictureUrl(path).then((url) => { img.src = url; }, () => { img.alt = `${img.alt} (gone)`; });

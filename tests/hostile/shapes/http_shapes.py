@@ -1,5 +1,6 @@
-"""Requests of every shape: whole ones with bodies that are wrong, huge, deep or wide, odd heads,
-wrong lengths, other pages' origins, keys that are none, damaged bytes, clients that leave.
+"""Requests of every shape to every route: whole ones with bodies that are wrong, huge, deep or wide,
+tools and options of all kinds, odd heads, wrong lengths, other pages' origins, keys that are none,
+damaged bytes, clients that leave.
 """
 
 from __future__ import annotations
@@ -10,7 +11,11 @@ from typing import Any
 
 from attempts import Attempt, chat, damaged, picture_part, post, request
 from damaged_pictures import small_picture
+from interfaces import bodies, calls, changed, options, tools
 from mutations import mutate_json
+from routes import Route, routes
+
+from mtmd.web.intake.gate import Body
 
 ODD_TEXTS = (
     "",
@@ -64,34 +69,21 @@ FIELDS = (
     "__proto__",
     "repetition_penalty",
 )
-GETS = (
-    "/",
-    "/health",
-    "/props",
-    "/warmup",
-    "/metrics",
-    "/diagnostics",
-    "/openapi.json",
-    "/v1/models",
-    "/v1/files",
-    "/api/about",
-    "/api/conversations",
-    "/api/export",
-    "/api/stats",
-    "/api/report",
-    "/static/chat/chat.js",
-)
-POSTS = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/chat/completions/input_tokens",
-    "/v1/files",
-    "/api/conversations",
-    "/api/conversations/{}/messages",
-    "/api/conversations/{}/answer",
-    "/api/count",
-    "/api/import",
-    "/api/images",
+READ = ("/", "/health", "/props", "/metrics", "/openapi.json", "/v1/models", "/api/stats")
+IDS = (
+    "0",
+    "x" * 64,
+    "%00",
+    "%2e%2e",
+    "..%2f..%2fetc%2fpasswd",
+    "%27;%20drop%20table%20conversations;%20--",
+    "%C3%A9",
+    "%ff",
+    "resp_0",
+    "file-0",
+    "1e9",
+    "-1",
+    "demo%20model",
 )
 URLS = (
     "http://127.0.0.1/",
@@ -107,10 +99,22 @@ URLS = (
     "http://[::ffff:0:127.0.0.1]/",
 )
 CHAT = "/v1/chat/completions"
+ANSWERS = (CHAT, "/v1/completions", "/v1/chat/completions/input_tokens")
+JSON = (Body.JSON, Body.SMALL_JSON, Body.JSON_WITH_PICTURES, Body.HISTORY)
+
+
+def of_kind(*kinds: Body) -> list[Route]:
+    """Routes that take such a body."""
+    return [r for r in routes() if r.body in kinds and r.method not in ("GET", "OPTIONS")]
+
+
+def _somewhere(rng: random.Random) -> str:
+    """An address that takes JSON."""
+    return CHAT if rng.random() < 0.3 else rng.choice(of_kind(*JSON)).path(rng.choice(IDS))
 
 
 def http_shape(rng: random.Random, key: str) -> Attempt:
-    name = rng.choice(list(KINDS))
+    name = rng.choice([*KINDS, *OFTEN])
     return KINDS[name](rng, key)
 
 
@@ -123,7 +127,7 @@ def _read(rng: random.Random, key: str) -> Attempt:
     method = rng.choice(("GET", "GET", "HEAD", "OPTIONS", "DELETE", "PUT", "PATCH", "TRACE"))
     if method == "HEAD":  # no body follows
         method = "GET"
-    path = rng.choice(GETS)
+    path = rng.choice([r for r in routes() if r.method == "GET"]).path(rng.choice(IDS))
     path += rng.choice(
         ("", "?" + "a=b&" * 100, "/../../etc/passwd", "/%2e%2e/%00", "/" + "x" * 900)
     )
@@ -132,26 +136,26 @@ def _read(rng: random.Random, key: str) -> Attempt:
 
 def _odd_field(rng: random.Random, key: str) -> Attempt:
     body = chat(rng.choice(ODD_TEXTS)) | {rng.choice(FIELDS): rng.choice(ODD_VALUES)}
-    return Attempt("an odd field", post(rng.choice(POSTS[:3]), body, key))
+    return Attempt("an odd field", post(rng.choice(ANSWERS), body, key))
 
 
 def _odd_text(rng: random.Random, key: str) -> Attempt:
     texts = [rng.choice(ODD_TEXTS) for _ in range(rng.randint(1, 5))]
     body = chat(*texts, stop=[t[:256] for t in texts if t][:16], stream=rng.random() < 0.5)
-    return Attempt("odd text", post(rng.choice(POSTS[:3]), body, key))
+    return Attempt("odd text", post(rng.choice(ANSWERS), body, key))
 
 
 def _mutated(rng: random.Random, key: str) -> Attempt:
     body = chat("hi", picture_part(small_picture(rng)), stop=["x"], seed=3, temperature=0.5)
     data, _ = mutate_json(json.dumps(body).encode(), rng)
     return Attempt(
-        "JSON with values changed", request("POST", rng.choice(POSTS[:3]), bytes(data), key=key)
+        "JSON with values changed", request("POST", rng.choice(ANSWERS), bytes(data), key=key)
     )
 
 
 def _damaged_body(rng: random.Random, key: str) -> Attempt:
     data = damaged(json.dumps(chat("hi", stop=["x"], max_tokens=2)).encode(), rng)
-    return Attempt("a damaged body", request("POST", rng.choice(POSTS), data, key=key))
+    return Attempt("a damaged body", request("POST", _somewhere(rng), data, key=key))
 
 
 def _large(rng: random.Random, key: str) -> Attempt:
@@ -168,7 +172,7 @@ def _large(rng: random.Random, key: str) -> Attempt:
             lambda: {"text": "x" * count, "images": [{"sha256": "0"}] * (count // 10)},
         )
     )()
-    return Attempt("large JSON", post(rng.choice(POSTS), wide, key))
+    return Attempt("large JSON", post(_somewhere(rng), wide, key))
 
 
 def _deep(rng: random.Random, key: str) -> Attempt:
@@ -176,30 +180,67 @@ def _deep(rng: random.Random, key: str) -> Attempt:
     opened, closed = rng.choice((("[", "]"), ('{"a":', "}"), ('[{"a":', "}]")))
     value = (opened * depth + "1" + (closed * depth if rng.random() < 0.7 else "")).encode()
     data = b'{"messages":[{"role":"user","content":"hi"}],"max_tokens":1,"metadata":' + value + b"}"
-    return Attempt("deep JSON", request("POST", rng.choice(POSTS), data, key=key))
+    return Attempt("deep JSON", request("POST", _somewhere(rng), data, key=key))
 
 
 def _address(rng: random.Random, key: str) -> Attempt:
     part = {"type": "image_url", "image_url": {"url": rng.choice(URLS)}}
-    return Attempt("a picture's address", post(rng.choice(POSTS[::2][:2]), chat("hi", part), key))
+    return Attempt("a picture's address", post(rng.choice(ANSWERS[::2]), chat("hi", part), key))
 
 
 def _page(rng: random.Random, key: str) -> Attempt:
-    id_ = rng.choice(("0", "x" * 64, "%00", "%2e%2e", "'; drop table conversations; --", "é"))
-    id_ = id_.replace(" ", "%20").replace("'", "%27")
-    path = rng.choice(
-        ("/api/conversations/{}", "/api/conversations/{}/messages", "/api/answers/{}/events")
-    )
-    path = rng.choice((path, "/api/images/{}", "/api/processed/{}/tiles/1", "/v1/files/{}"))
-    method = rng.choice(("GET", "POST", "PATCH", "DELETE"))
+    route = rng.choice([r for r in routes() if "<" in r.rule])
+    method = rng.choice((route.method, route.method, "GET", "POST", "PATCH", "DELETE"))
     body = b"" if method == "GET" else json.dumps({"text": rng.choice(ODD_TEXTS)[:999]}).encode()
-    path = (
-        path.format(id_).encode().decode("latin-1").encode("latin-1", "replace").decode("latin-1")
-    )
+    path = route.path(rng.choice(IDS), rng.choice(IDS))
     return Attempt("something that is not there", request(method, path, body, key=key))
 
 
-def _form(rng: random.Random, key: str) -> Attempt:
+def _any_route(rng: random.Random, key: str) -> Attempt:
+    """Each with a body that it takes in form."""
+    route = rng.choice(routes())
+    path = route.path(rng.choice(IDS), rng.choice(IDS))
+    if route.body is Body.NOTHING or route.method == "OPTIONS":
+        return Attempt("any route", request(route.method, path, key=key))
+    if route.body is Body.PICTURE:
+        return Attempt(
+            "any route", request(route.method, path, small_picture(rng), "image/png", key)
+        )
+    if route.body is Body.FORM:
+        return _form(rng, key, path)
+    made = bodies(rng)
+    own = made.get(route.rule) or made.get("/v1" + route.rule) or chat("hi")
+    data = json.dumps(changed(own, rng) if rng.random() < 0.8 else own).encode()
+    return Attempt("any route", request(route.method, path, data, key=key))
+
+
+def _interface(rng: random.Random, key: str) -> Attempt:
+    path, body = rng.choice(sorted(bodies(rng).items(), key=lambda item: item[0]))
+    how = rng.random()
+    body = changed(body, rng) if how < 0.7 else body
+    data = json.dumps(body).encode()
+    if how > 0.9:
+        data = damaged(data, rng, 3)
+    return Attempt(f"a body of {path}", request("POST", path, data, key=key))
+
+
+def _tools(rng: random.Random, key: str) -> Attempt:
+    body = chat("hi", **tools(rng), stream=rng.random() < 0.5)
+    if rng.random() < 0.5:
+        body["messages"] = calls(rng)
+    return Attempt("tools", post(CHAT, changed(body, rng) if rng.random() < 0.4 else body, key))
+
+
+def _options(rng: random.Random, key: str) -> Attempt:
+    body = chat("hi") | options(rng)
+    if rng.random() < 0.3:
+        body |= {"prompt": "hi"}
+        body.pop("messages")
+        return Attempt("options", post("/v1/completions", body, key))
+    return Attempt("options", post(CHAT, body, key))
+
+
+def _form(rng: random.Random, key: str, path: str = "/v1/files") -> Attempt:
     edge = "x" * rng.choice((1, 30, 70, 2000))
     name = rng.choice(("../../../etc/cron.d/x", 'a"\r\nSet-Cookie: x=1', "\0", "x" * 5000, ""))
     part = f'--{edge}\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n\r\n'
@@ -207,7 +248,7 @@ def _form(rng: random.Random, key: str) -> Attempt:
     data = purpose.encode() + part.encode() * rng.choice((1, 1, 200)) + small_picture(rng)
     data += f"\r\n--{edge}--\r\n".encode() if rng.random() < 0.7 else b""
     kind = f"multipart/form-data; boundary={edge}"
-    return Attempt("a form", request("POST", "/v1/files", data, kind, key))
+    return Attempt("a form", request("POST", path, data, kind, key))
 
 
 def _stranger(rng: random.Random, key: str) -> Attempt:
@@ -229,13 +270,13 @@ def _stranger(rng: random.Random, key: str) -> Attempt:
     body = json.dumps(chat("hi")).encode()
     return Attempt(
         "a stranger",
-        request("POST", rng.choice(POSTS), body, key=rng.choice((key, "")), headers=headers),
+        request("POST", _somewhere(rng), body, key=rng.choice((key, "")), headers=headers),
     )
 
 
 def _other_type(rng: random.Random, key: str) -> Attempt:
     kind = rng.choice(("text/plain", "", "application/x-www-form-urlencoded", "a" * 900, "a/b;c=d"))
-    return Attempt("another type", request("POST", rng.choice(POSTS), b"{}", kind, key))
+    return Attempt("another type", request("POST", _somewhere(rng), b"{}", kind, key))
 
 
 def _odd_head(rng: random.Random, key: str) -> Attempt:
@@ -284,7 +325,7 @@ def _noise(rng: random.Random, key: str) -> Attempt:
 
 
 def _pipelined(rng: random.Random, key: str) -> Attempt:
-    one = request("GET", rng.choice(GETS), key=key, headers={"Connection": "keep-alive"})
+    one = request("GET", rng.choice(READ), key=key, headers={"Connection": "keep-alive"})
     return Attempt("many at once", one * rng.randint(2, 200) + request("GET", "/health"), False)
 
 
@@ -305,6 +346,10 @@ KINDS = {
     "deep": _deep,
     "address": _address,
     "page": _page,
+    "any route": _any_route,
+    "interface": _interface,
+    "tools": _tools,
+    "options": _options,
     "form": _form,
     "stranger": _stranger,
     "other type": _other_type,
@@ -315,3 +360,4 @@ KINDS = {
     "pipelined": _pipelined,
     "leaves": _leaves,
 }
+OFTEN = ("any route", "interface", "tools")

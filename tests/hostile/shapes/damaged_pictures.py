@@ -26,6 +26,7 @@ FORMATS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("WEBP", "RGB", {}),
     ("WEBP", "RGBA", {"lossless": True}),
     ("GIF", "P", {"comment": b"x" * 700}),
+    ("AVIF", "RGB", {"speed": 10}),
     ("BMP", "RGB", {}),
     ("BMP", "P", {}),
     ("TIFF", "RGB", {}),

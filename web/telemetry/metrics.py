@@ -4,13 +4,21 @@ nothing of the process.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
+
+from mtmd.service.latencies import Histogram
 
 if TYPE_CHECKING:
     from mtmd import Service
@@ -21,6 +29,7 @@ NOW = {  # field of ServiceStats -> what it is
     "slots": "Sequences that can be answered at once",
     "running": "Sequences being answered",
     "waiting": "Requests that wait for a place",
+    "clients_waiting": "Clients whose requests wait for a place",
     "encoding": "Pictures being encoded or waiting for it",
     "pages": "Pages of the key-value cache",
     "pages_used": "Pages of it in use",
@@ -46,6 +55,12 @@ SINCE_START = {
     "encode_batches": "Batches of the encoder",
     "encode_tiles": "Tiles encoded",
     "preemptions": "Sequences that had to make room",
+    "made_way": "Sequences that gave their place to another client's",
+}
+HISTOGRAMS = {  # field of Latencies -> (name, what it is)
+    "first_token": ("time_to_first_token", "From a request to the first token of its answer"),
+    "between_tokens": ("inter_token", "From one token of an answer to the next"),
+    "queue": ("queue_time", "Until a request had a place in the batch"),
 }
 MILLISECONDS = {
     "queued_ms": "waiting for a place",
@@ -95,6 +110,19 @@ class _Stats(Collector):
             yield GaugeMetricFamily(f"mtmd_{name}", words, value=stats[name])
         for name, words in SINCE_START.items():
             yield CounterMetricFamily(f"mtmd_{name}", words, value=stats[name])
+        latencies = self._service.latencies
+        for name, (called, words) in HISTOGRAMS.items():
+            histogram: Histogram = getattr(latencies, name)
+            bounds = [*map(float, histogram.bounds), math.inf]
+            yield HistogramMetricFamily(
+                f"mtmd_{called}_seconds",
+                words,
+                buckets=[
+                    ("+Inf" if math.isinf(bound) else str(bound), count)
+                    for bound, count in zip(bounds, histogram.counts, strict=True)
+                ],
+                sum_value=histogram.total_s,
+            )
         for name, words in MILLISECONDS.items():
             stage = name.removesuffix("_ms")
             yield CounterMetricFamily(

@@ -1,0 +1,25 @@
+"""The command that installs what an optional part needs, as this installation was made."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, distribution
+from urllib.parse import unquote, urlsplit
+
+
+@lru_cache(maxsize=8)
+def install_command(extra: str) -> str:
+    """For `extra` of pyproject.toml: from the folder of a checkout that is installed as it lies, by
+    name otherwise.
+    """
+    try:
+        made_from = distribution("mtmd").read_text("direct_url.json")
+    except PackageNotFoundError:
+        made_from = None
+    origin = json.loads(made_from or "{}")
+    if origin.get("dir_info", {}).get("editable"):
+        folder = unquote(urlsplit(origin["url"]).path)
+        return f"{sys.executable} -m pip install -e '{folder}[{extra}]'"
+    return f"pip install 'mtmd[{extra}]'"

@@ -1,0 +1,145 @@
+"""A dual encoder behind a server: vectors for requests of several threads, and what came of them in
+numbers.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from mtmd.clip.image.decode import Picture
+from mtmd.embedding.embedder import Embedder, Embeddings
+from mtmd.kernels.errors import BusyError, DeviceError, MtmdError, PromptError
+from mtmd.kernels.report.warmup_report import WarmupReport
+from mtmd.loaded.device_thread import AGAIN
+from mtmd.service.latencies import Latencies
+from mtmd.service.stats import ServiceStats
+
+
+class EmbeddingService:
+    """Thread-safe. Batches of all requests take turns on the device. `fault`: why nothing can be
+    computed any more.
+    """
+
+    chat_template = ""
+    sees = True
+    busy = False  # with what no client waits for
+
+    def __init__(self, embedder: Embedder) -> None:
+        self.embedder = embedder
+        self._changed, self._stats = threading.Condition(), ServiceStats(slots=1)
+        self._closed = False
+        self.latencies = Latencies()  # of answers, of which there are none
+        self.fault: DeviceError | None = None
+        self._tell: list[Callable[[DeviceError], None]] = []
+
+    @property
+    def name(self) -> str:
+        return self.embedder.name
+
+    @property
+    def width(self) -> int:
+        """Numbers in a vector."""
+        return self.embedder.width
+
+    @property
+    def context(self) -> int:
+        """Tokens that are read of a text."""
+        return self.embedder.checkpoint.family.text.context
+
+    @property
+    def warmup_report(self) -> WarmupReport:
+        return self.embedder.warmup_report
+
+    def stats(self) -> ServiceStats:
+        with self._changed:
+            return replace(self._stats)
+
+    def embeddings(
+        self,
+        pictures: Sequence[Picture],
+        texts: Sequence[str],
+        *,
+        normalize: bool = True,
+        whole: bool = False,
+    ) -> Embeddings:
+        """As `Embedder.embeddings`. `whole`: PromptError, before anything is computed, for a text
+        that the model does not read to its end. Raises MtmdError.
+        """
+        with self._counted():
+            if whole:
+                self._check_read(texts)
+            made = self.embedder.embeddings(pictures, texts, normalize=normalize)
+        receipt = made.receipt
+        with self._changed:
+            self._stats.images += len(receipt.images)
+            self._stats.image_tokens += sum(image.tokens for image in receipt.images)
+            self._stats.prompt_tokens += sum(text.tokens for text in receipt.texts)
+            self._stats.encode_tiles += len(receipt.images)
+            self._stats.preprocess_ms += receipt.preprocess_ms
+            self._stats.encode_ms += receipt.encode_ms
+        return made
+
+    def _check_read(self, texts: Sequence[str]) -> None:
+        for number, text in enumerate(texts, 1):
+            if self.embedder.checkpoint.tokens(text)[1]:
+                raise PromptError(
+                    f"text {number}: found more than the {self.context} tokens that the model "
+                    "reads; shorten it, or let its end be cut"
+                )
+
+    def on_fault(self, tell: Callable[[DeviceError], None]) -> None:
+        """`tell` is called once the device has failed, by the thread that found it."""
+        self._tell.append(tell)
+
+    def close(self, wait_s: float = 0.0) -> None:
+        """Nothing new is taken; what is being computed has so long to end."""
+        with self._changed:
+            self._closed = True
+            self._changed.wait_for(lambda: not self._stats.running, wait_s)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        self._begin()
+        failed = True
+        try:
+            yield
+            failed = False
+        except MtmdError:
+            raise
+        except Exception as error:
+            self._check_device(error)
+            raise
+        finally:
+            with self._changed:
+                self._stats.running -= 1
+                self._stats.failed += failed
+                self._stats.finished += not failed
+                self._changed.notify_all()
+
+    def _begin(self) -> None:
+        with self._changed:
+            if self.fault is not None:
+                raise self.fault
+            if self._closed:
+                raise BusyError("the server is shutting down")
+            self._stats.requests += 1
+            self._stats.running += 1
+
+    def _check_device(self, error: Exception) -> None:
+        """Some errors of a GPU are for good. Raises DeviceError where this is one."""
+        try:
+            for backend in self.embedder.backends:
+                backend.synchronize()
+        except Exception as found:
+            fault = DeviceError(
+                f"the device {self.embedder.backends[0].name} has failed "
+                f"({type(error).__name__}), and nothing runs on it any more; {AGAIN}"
+            )
+            with self._changed:
+                first, self.fault = self.fault is None, self.fault or fault
+            for tell in self._tell if first else ():
+                tell(fault)
+            raise fault from found

@@ -1,0 +1,38 @@
+"""How long those who ask wait, as histograms."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+WAITS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+PAUSES_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10)
+
+
+class Histogram:
+    """`bounds`: upper ones, in seconds. One thread adds, any may read."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds, self.total_s = bounds, 0.0
+        self._counts = [0] * (len(bounds) + 1)
+
+    def add(self, seconds: float, times: int = 1) -> None:
+        self._counts[bisect_left(self.bounds, seconds)] += times
+        self.total_s += seconds * times
+
+    @property
+    def counts(self) -> list[int]:
+        """Of values up to each bound, and of all."""
+        return list(accumulate(self._counts))
+
+
+@dataclass(frozen=True)
+class Latencies:
+    """From a request to the first token of its answer; from one token to the next; and until there
+    was a place in the batch.
+    """
+
+    first_token: Histogram = field(default_factory=lambda: Histogram(WAITS_S))
+    between_tokens: Histogram = field(default_factory=lambda: Histogram(PAUSES_S))
+    queue: Histogram = field(default_factory=lambda: Histogram(WAITS_S))

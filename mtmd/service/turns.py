@@ -1,0 +1,7 @@
+"""What programs over a service share out among those they work for, as the service does itself."""
+
+from __future__ import annotations
+
+from mtmd.kernels.turns import Turns, aside, for_whom, get_up, sit_down, work_for
+
+__all__ = ["Turns", "aside", "for_whom", "get_up", "sit_down", "work_for"]

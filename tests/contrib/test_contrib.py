@@ -1,0 +1,87 @@
+"""The files of contrib/ say what the program and the package have. `tools/deployments.py` tries them."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from mtmd.cli import parser
+from mtmd.commands.serve import _settings
+from mtmd.web.settings import ServerSettings
+
+ROOT = Path(__file__).parents[2]
+CONTRIB = ROOT / "contrib"
+LIMITS = ServerSettings()
+
+
+def unit():
+    found = configparser.ConfigParser(strict=False, interpolation=None)
+    found.optionxform = str
+    found.read(CONTRIB / "mtmd.service")
+    return found
+
+
+def steps():
+    """(instruction, the rest) of each step of the Containerfile."""
+    text = (CONTRIB / "Containerfile").read_text()
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return [tuple(line.split(" ", 1)) for line in lines]
+
+
+def of_proxies():
+    texts = [(CONTRIB / name).read_text() for name in ("nginx.conf", "Caddyfile")]
+    return [line for text in texts for line in re.findall(r"^#\s+mtmd (serve .*)$", text, re.M)]
+
+
+def command_lines():
+    (exec_,) = [value for key, value in unit()["Service"].items() if key == "ExecStart"]
+    yield exec_.partition(" ")[2].replace("$MTMD_OPTIONS", "-m org/name --parallel 32")
+    (entry,) = [json.loads(rest) for word, rest in steps() if word == "ENTRYPOINT"]
+    assert entry[0] == "mtmd"
+    yield shlex.join(entry[1:])
+    yield from of_proxies()
+
+
+@pytest.mark.parametrize("line", [*command_lines()])
+def test_its_options_are_those_of_the_command(line, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("anna:a-key-that-is-long-enough\n")
+    arguments = [str(keys) if "keys" in word else word for word in shlex.split(line)]
+    assert isinstance(_settings(parser().parse_args(arguments)), ServerSettings)
+
+
+def test_the_container_is_built_of_what_is_here():
+    words = [word for word, _ in steps()]
+    known = {"FROM", "ARG", "WORKDIR", "COPY", "RUN", "USER", "ENV", "VOLUME", "EXPOSE"}
+    known |= {"STOPSIGNAL", "HEALTHCHECK", "ENTRYPOINT", "CMD"}
+    assert set(words) == known and words[0] == "FROM" and words.index("USER") < words.index("CMD")
+    health = dict(steps())["HEALTHCHECK"]
+    compile(json.loads(health[health.index("[") :])[2], "HEALTHCHECK", "exec")
+    installed = " ".join(rest for word, rest in steps() if word == "RUN")
+    assert "-c constraints.txt ." in installed
+    left_out = (ROOT / ".dockerignore").read_text().split()
+    assert not {"constraints.txt", "pyproject.toml", "README.md", "LICENSE", "web"} & set(left_out)
+    compose = (CONTRIB / "compose.yaml").read_text()
+    assert (ROOT / "contrib" / re.search(r"context: (\S+)", compose)[1]).resolve() == ROOT
+    assert (ROOT / re.search(r"dockerfile: (\S+)", compose)[1]).is_file()
+
+
+def test_who_stops_it_waits_for_the_drain():
+    service = unit()["Service"]
+    drain = float(re.search(r"--drain (\d+)", service["ExecStart"])[1])
+    assert float(service["TimeoutStopSec"]) > drain + 20  # and for the step that the device is in
+    grace = int(re.search(r"stop_grace_period: (\d+)s", (CONTRIB / "compose.yaml").read_text())[1])
+    assert grace > LIMITS.drain_s
+    assert service["RestartPreventExitStatus"] == "2"
+
+
+def test_proxies_let_through_what_the_server_takes():
+    site = (CONTRIB / "nginx.conf").read_text()
+    assert int(re.search(r"client_max_body_size (\d+)m", site)[1]) << 20 >= LIMITS.body_bytes
+    named = {re.search(r"--root-path (\S+)", line)[1] for line in of_proxies() if "root" in line}
+    assert named == {re.search(r"location (/\w+)/ ", site)[1]} == {"/mtmd"}

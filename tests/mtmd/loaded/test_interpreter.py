@@ -1,0 +1,20 @@
+"""The interpreter's settings for a server."""
+
+import subprocess
+import sys
+
+PROGRAM = """
+import gc, sys
+from mtmd.loaded.interpreter import share_out_promptly
+
+loaded = len(gc.get_objects())
+share_out_promptly()
+print(sys.getswitchinterval() < 0.001, gc.get_freeze_count() > loaded / 2, len(gc.get_objects()) < loaded / 10)
+"""
+
+
+def test_threads_give_way_soon_and_nothing_loaded_is_looked_through_again():
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.split() == ["True", "True", "True"]

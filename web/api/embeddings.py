@@ -1,0 +1,111 @@
+"""OpenAI's route for vectors, of texts and pictures: answered where the model is a dual encoder,
+refused where it is not.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flask import Blueprint
+
+from mtmd.web.api.embedding_requests import EmbeddingRequest, Picture
+from mtmd.web.auth import owner
+from mtmd.web.errors import ApiError
+from mtmd.web.intake.body import json_body
+from mtmd.web.intake.gate import Body, Work, takes
+from mtmd.web.intake.media import Media, Reference
+from mtmd.web.served_model import ServedModel
+
+if TYPE_CHECKING:
+    from mtmd.embedding.service import EmbeddingService
+
+
+@dataclass(frozen=True)
+class EmbeddingApi:
+    """What the route works with. `service` None: the model gives no vectors."""
+
+    model: ServedModel
+    media: Media
+    unknown_fields: str  # "ignore" or "refuse"
+    service: EmbeddingService | None = None
+
+    def check(self, body: EmbeddingRequest) -> tuple[str, ...]:
+        """What is to be warned of. Raises ApiError for what cannot be answered."""
+        if not self.model.answers_to(body.model):
+            raise ApiError(
+                404,
+                f"the model asked for is not here; this server has {self.model.name!r}",
+                param="model",
+                code="model_not_found",
+            )
+        if self.service is None:
+            raise ApiError(
+                400,
+                f"{self.model.name!r} writes answers and gives no vectors; serve a dual encoder "
+                "for them, such as openai/clip-vit-base-patch32",
+                param="model",
+                code="no_embeddings",
+            )
+        unknown = ["".join(c for c in name[:60] if c.isprintable()) for name in body.unknown[:20]]
+        if unknown and self.unknown_fields == "refuse":
+            raise ApiError(
+                400,
+                f"{unknown[0]}: not known here; leave it out",
+                param=unknown[0],
+                code="unknown_parameter",
+            )
+        return (f"not known here, and ignored: {', '.join(unknown)}",) if unknown else ()
+
+
+def blueprint(api: EmbeddingApi) -> Blueprint:
+    routes = Blueprint("embeddings", __name__)
+
+    @routes.post("/v1/embeddings")
+    @takes(Body.JSON_WITH_PICTURES, Work.ANSWER)
+    def embeddings() -> dict[str, Any]:
+        body = json_body(EmbeddingRequest)
+        warnings, service = api.check(body), api.service
+        assert service is not None
+        inputs = body.inputs()
+        shown = [item for item in inputs if isinstance(item, Picture)]
+        texts = [item for item in inputs if isinstance(item, str)]
+        with api.media.opened([Reference(p.place, p.url) for p in shown], owner()) as pictures:
+            made = service.embeddings(
+                pictures, texts, normalize=body.of_length_one, whole=body.truncate is False
+            )
+        receipt = made.receipt.asdict()
+        tokens = sum(i.tokens for i in made.receipt.images)
+        tokens += sum(t.tokens for t in made.receipt.texts)
+        return {
+            "object": "list",
+            "model": api.model.called(body.model),
+            "data": [
+                {"object": "embedding", "index": i, "embedding": _written(vector, body.is_base64)}
+                for i, vector in enumerate(_in_order(made.vectors, inputs))
+            ],
+            "usage": {
+                "prompt_tokens": tokens,
+                "total_tokens": tokens,
+                "mtmd_receipt": receipt | {"warnings": [*receipt["warnings"], *warnings]},
+            },
+        }
+
+    return routes
+
+
+def _in_order(vectors: Any, inputs: Sequence[str | Picture]) -> list[Any]:
+    """Vectors come with those of pictures first."""
+    pictures = sum(isinstance(item, Picture) for item in inputs)
+    of_pictures, of_texts = iter(vectors[:pictures]), iter(vectors[pictures:])
+    return [next(of_pictures if isinstance(item, Picture) else of_texts) for item in inputs]
+
+
+def _written(vector: Any, as_base64: bool) -> str | list[float]:
+    """Numbers, or the bytes of little-endian fp32 in base64."""
+    if as_base64:
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    numbers: list[float] = vector.tolist()
+    return numbers

@@ -1,0 +1,125 @@
+"""The page's files, below an address that changes with any of them: a browser keeps them for good
+and asks for none of them again. Compressed where that helps; read once, when the server starts.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import mimetypes
+import re
+import threading
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from posixpath import join, normpath
+
+from flask import Blueprint, Response, request
+
+from mtmd.web.auth import without_key
+from mtmd.web.errors import ApiError
+from mtmd.web.intake.gate import Body, takes
+
+FOLDER = Path(__file__).parents[1] / "static"
+FOREVER = "public, max-age=31536000, immutable"
+DIGEST_CHARS = 12
+COMPRESSED = ("text/", "application/json", "image/svg+xml")
+TYPES = {".js": "text/javascript", ".woff2": "font/woff2", "": "text/plain"}
+_IMPORT = re.compile(r'^import [^";]*"([^"]+)";$', re.M)
+
+
+@dataclass(frozen=True)
+class Asset:
+    data: bytes
+    kind: str
+
+
+class Assets:
+    """By their path in `folder`. Thread-safe."""
+
+    def __init__(self, folder: Path = FOLDER) -> None:
+        self._files = {
+            path.relative_to(folder).as_posix(): Asset(path.read_bytes(), _kind(path))
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        }
+        whole = hashlib.sha256()
+        for name, asset in self._files.items():
+            whole.update(f"{name}\0{len(asset.data)}\0".encode() + asset.data)
+        self.digest = whole.hexdigest()[:DIGEST_CHARS]
+        self._compressed: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+
+    def get(self, name: str) -> Asset | None:
+        return self._files.get(name)
+
+    def compressed(self, name: str) -> bytes | None:
+        """None for what gets no smaller."""
+        asset = self._files[name]
+        if not asset.kind.startswith(COMPRESSED):
+            return None
+        with self._lock:
+            if name not in self._compressed:
+                self._compressed[name] = gzip.compress(asset.data, 6, mtime=0)
+            return self._compressed[name]
+
+    def modules(self, entry: str) -> list[str]:
+        """What a script imports, and what that does: to be fetched at once rather than one after
+        another.
+        """
+        found: dict[str, None] = {}
+        left = [entry]
+        while left:
+            name = left.pop()
+            text = self._files[name].data.decode()
+            for target in _IMPORT.findall(text):
+                module = normpath(join(str(PurePosixPath(name).parent), target))
+                if module not in found:
+                    found[module] = None
+                    left.append(module)
+        return list(found)
+
+
+def blueprint(assets: Assets) -> Blueprint:
+    routes = Blueprint("assets", __name__)
+
+    @routes.app_context_processor
+    def _names() -> dict[str, object]:
+        return {"asset": _address, "modules": assets.modules}
+
+    def _address(name: str) -> str:
+        """Relative to the page that is asked for: a proxy may have put all of it under a path."""
+        if assets.get(name) is None:
+            raise KeyError(name)
+        root = "../" * (request.path.count("/") - 1) or "./"
+        return f"{root}static/{assets.digest}/{name}"
+
+    @routes.get("/static/<path:filename>")
+    @takes(Body.NOTHING)
+    @without_key
+    def static(filename: str) -> Response:
+        """With the digest, for good; without it, or with another, to be asked for again."""
+        first, _, rest = filename.partition("/")
+        kept = first == assets.digest
+        # A page of an older server goes on with what there is now.
+        name = rest if kept or assets.get(filename) is None else filename
+        asset = assets.get(name)
+        if asset is None:
+            raise ApiError(404, "there is no such file")
+        accepts = request.accept_encodings.quality("gzip") > 0
+        smaller = assets.compressed(name) if accepts else None
+        response = Response(smaller or asset.data, mimetype=asset.kind)
+        response.headers["Cache-Control"] = FOREVER if kept else "no-cache"
+        response.vary.add("Accept-Encoding")
+        if smaller:
+            response.headers["Content-Encoding"] = "gzip"
+        response.set_etag(f"{assets.digest}{'-gzip' if smaller else ''}")
+        response.make_conditional(request)
+        return response
+
+    return routes
+
+
+def _kind(path: Path) -> str:
+    return (
+        TYPES.get(path.suffix) or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+    )

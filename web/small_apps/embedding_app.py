@@ -1,0 +1,124 @@
+"""The server of a dual encoder: vectors of texts and pictures, and a clear no to whatever wants
+answers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from flask import Response
+
+from mtmd import WarmupReport, __version__
+from mtmd.web import auth, status
+from mtmd.web.adapters.bare import add_bare_routes
+from mtmd.web.api import embeddings, files
+from mtmd.web.api.embeddings import EmbeddingApi
+from mtmd.web.auth import without_key
+from mtmd.web.errors import ApiError
+from mtmd.web.intake.fetch import Fetcher
+from mtmd.web.intake.gate import Body, GatedFlask, takes
+from mtmd.web.intake.media import Media
+from mtmd.web.intake.uploads import Uploads
+from mtmd.web.served_model import ServedModel
+from mtmd.web.settings import ServerSettings
+from mtmd.web.small_apps.parts import in_its_form, new_app, notice
+from mtmd.web.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from mtmd import Service
+    from mtmd.embedding.service import EmbeddingService
+
+WRITES = (
+    "/v1/chat/completions",
+    "/v1/chat/completions/input_tokens",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/api/chat",
+    "/api/generate",
+    "/apply-template",
+)
+
+
+def create_embedding_app(
+    service: EmbeddingService, settings: ServerSettings, warmup: WarmupReport | None = None
+) -> GatedFlask:
+    """`warmup`: the report to show, None for one that is made without a run."""
+    seen = cast("Service", service)  # as far as model, status and metrics ask
+    counters = Metrics(seen)
+    app = new_app(settings, service.stats().slots, counters.count)
+    model = ServedModel(seen, warmup, settings.aliases, any_name=settings.any_model)
+    keys, budget = auth.keys_of(app), app.gate.budget
+    uploads = Uploads(settings.upload_bytes, owners=lambda: keys.owners)
+    fetcher = Fetcher() if settings.allow_remote_media else None
+    media = Media(budget, uploads, fetcher, settings.media_path)
+    api = EmbeddingApi(model, media, settings.unknown_fields, service)
+    app.register_blueprint(embeddings.blueprint(api))
+    app.register_blueprint(files.blueprint(uploads, budget))
+    app.register_blueprint(status.blueprint(seen, model, settings, counters))
+    _model_routes(app, service, model)
+    _refusals(app, model)
+    add_bare_routes(app)
+    return app
+
+
+def _model_routes(app: GatedFlask, service: EmbeddingService, model: ServedModel) -> None:
+    def described(name: str) -> dict[str, Any]:
+        own = {"context": model.context, "vision": True, "embedding_width": service.width}
+        return {"id": name, "object": "model", "created": 0, "owned_by": "mtmd", "mtmd": own}
+
+    @app.get("/v1/models")
+    @takes(Body.NOTHING)
+    def models() -> dict[str, Any]:
+        return {"object": "list", "data": [described(name) for name in model.names]}
+
+    @app.get("/v1/models/<path:name>")
+    @takes(Body.NOTHING)
+    def one_model(name: str) -> dict[str, Any]:
+        if not model.answers_to(name):
+            raise ApiError(404, "there is no such model", param="model", code="model_not_found")
+        return described(model.called(name))
+
+    @app.get("/version")
+    @takes(Body.NOTHING)
+    @without_key
+    def version() -> dict[str, str]:
+        return {"version": __version__}
+
+    @app.get("/ready")
+    @takes(Body.NOTHING)
+    @without_key
+    def ready() -> dict[str, str]:
+        return {"status": "ready"}
+
+    @app.get("/")
+    @takes(Body.NOTHING)
+    @without_key
+    def page() -> str:
+        return notice(
+            "This server gives vectors",
+            (
+                f"{model.name} is a dual encoder: pictures and texts become vectors of "
+                f"{service.width} numbers in one space. It writes no answers, so there is no chat.",
+                'POST /v1/embeddings takes {"input": ["a text", {"image": "data:image/png;base64,'
+                '..."}]}; docs/server.md says more.',
+            ),
+        )
+
+
+def _refusals(app: GatedFlask, model: ServedModel) -> None:
+    @takes(Body.JSON_WITH_PICTURES)
+    def refuse() -> Response:
+        return in_its_form(
+            ApiError(
+                400,
+                f"{model.name!r} is a dual encoder, which gives vectors (POST /v1/embeddings) and "
+                "writes no answers; serve a model that does",
+                param="model",
+                code="no_answers",
+            )
+        )
+
+    for path in WRITES:
+        app.add_url_rule(path, f"refused {path}", refuse, methods=["POST"])
