@@ -151,7 +151,7 @@ def bodies(rng: random.Random) -> dict[str, dict[str, Any]]:
         },
     ]
     messages: dict[str, Any] = {
-        "model": "demo",
+        "model": "demo model",
         "max_tokens": 2,
         "system": [text],
         "messages": rng.choice(([{"role": "user", "content": [text, block]}], asked)),
@@ -183,7 +183,7 @@ def bodies(rng: random.Random) -> dict[str, dict[str, Any]]:
             k: messages[k] for k in ("model", "system", "messages", "tools")
         },
         "/v1/responses": {
-            "model": "demo",
+            "model": "demo model",
             "instructions": "a",
             "input": [
                 {"role": "developer", "content": "b"},
@@ -202,7 +202,7 @@ def bodies(rng: random.Random) -> dict[str, dict[str, Any]]:
             "stream": rng.random() < 0.5,
         },
         "/api/chat": {
-            "model": "demo",
+            "model": "demo model",
             "messages": [
                 {"role": "system", "content": "a"},
                 {"role": "user", "content": "b", "images": [encoded]},
@@ -221,7 +221,7 @@ def bodies(rng: random.Random) -> dict[str, dict[str, Any]]:
             "keep_alive": "5m",
         },
         "/api/generate": {
-            "model": "demo",
+            "model": "demo model",
             "prompt": "a",
             "system": "b",
             "images": [encoded],
@@ -230,7 +230,7 @@ def bodies(rng: random.Random) -> dict[str, dict[str, Any]]:
             "stream": False,
             "options": {"num_predict": 2, "mirostat": 0},
         },
-        "/api/show": {"model": "demo", "name": "demo", "verbose": True},
+        "/api/show": {"model": "demo model", "name": "demo model", "verbose": True},
         "/tokenize": {"content": "a", "add_special": True, "with_pieces": True},
         "/detokenize": {"tokens": [97, 98]},
         "/apply-template": {"messages": [{"role": "user", "content": "a"}]},
