@@ -55,16 +55,16 @@ _CHUNK_BYTES = 1 << 20
 
 
 def load_image(
-    source: ImageSource, limits: ImageLimits = DEFAULT_LIMITS, unnamed: str = "image"
+    source: ImageSource, limits: ImageLimits = DEFAULT_LIMITS, unnamed: str = "image", page: int = 0
 ) -> Picture:
     """One picture from a path, the bytes of a file, a file open for reading bytes, a Pillow image
     or a uint8 array. It is decoded in this process: right for one's own.
 
     An open file is read from where it stands, and left open. `unnamed`: what messages call a
-    picture without a path or name. Raises ImageError.
+    picture without a path or name. `page` of a PDF, from 0 on. Raises ImageError.
     """
     data, name = _read(source, limits, unnamed)
-    return open_picture(data, limits, name)
+    return open_picture(data, limits, name, page)
 
 
 def load_isolated(

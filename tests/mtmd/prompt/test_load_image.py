@@ -123,8 +123,8 @@ def test_an_empty_file_and_one_that_is_no_picture(tmp_path):
     path = tmp_path / "x.png"
     path.write_bytes(b"")
     assert "x.png: found 0 bytes" in refusal(path)
-    path.write_bytes(b"%PDF-1.4")
-    assert "x.png: found a PDF" in refusal(path)
+    path.write_bytes(b"%!PS-Adobe")
+    assert "x.png: found a PostScript document" in refusal(path)
 
 
 def test_a_file_that_may_not_be_read(png, monkeypatch):
