@@ -490,7 +490,6 @@ def _index(url: str, model: str) -> Any:
         api_key="none",
         is_chat_model=True,
         is_function_calling_model=True,
-        should_use_structured_outputs=True,
         max_retries=0,
     )
 
@@ -523,7 +522,7 @@ def _(url: str, model: str) -> None:
 def _(url: str, model: str) -> None:
     from llama_index.core.tools import FunctionTool
 
-    llm, tool = _index(url, model), FunctionTool.from_defaults(look)
+    llm, tool = _index(url, model), FunctionTool.from_defaults(look, fn_schema=Place)
     found = llm.chat_with_tools([tool], ASK, tool_required=True)
     (call,) = llm.get_tool_calls_from_response(found)
     assert call.tool_kwargs["place"] in ("left", "right")
