@@ -346,6 +346,7 @@ def _(url: str, model: str) -> None:  # noqa: ARG001
 
 
 def _litellm(url: str, model: str, kind: str = "openai", **more: Any) -> Any:
+    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # prices are not looked up
     import litellm
 
     litellm.suppress_debug_info = True
