@@ -256,7 +256,7 @@ def load_dual_from(args: argparse.Namespace) -> Any:
         if field.name not in (*EMBEDDER_OPTIONS, *_OF_A_SERVER)
     }
     for name, usual in useless.items():
-        if getattr(args, name, None) not in (usual, None):
+        if getattr(args, name, None) not in (usual, None, "", [], ()):
             raise OptionError(
                 f"--{name.replace('_', '-')}: {args.model} is a dual encoder, which has no use "
                 "for it; leave it out"
