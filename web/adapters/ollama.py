@@ -40,14 +40,14 @@ def _answer_routes(routes: Blueprint, door: Door) -> None:
     @routes.post("/api/chat")
     @takes(Body.JSON_WITH_PICTURES, Work.ANSWER)
     def chat() -> Response:
-        body = json_body(ChatRequest)
+        body = json_body(ChatRequest, typed=False)
         _check_model(door, body.model)
         return _answered(door, body, bool(body.messages), _message)
 
     @routes.post("/api/generate")
     @takes(Body.JSON_WITH_PICTURES, Work.ANSWER)
     def generate() -> Response:
-        body = json_body(GenerateRequest)
+        body = json_body(GenerateRequest, typed=False)
         _check_model(door, body.model)
         return _answered(door, body, bool(body.prompt or body.images), _response)
 
@@ -92,7 +92,7 @@ def _model_routes(routes: Blueprint, door: Door) -> None:
     @routes.post("/api/show")
     @takes(Body.JSON)
     def show() -> dict[str, Any]:
-        body = json_body(ShowRequest)
+        body = json_body(ShowRequest, typed=False)
         name = body.model or body.name
         if not name:
             raise ApiError(400, "model: missing; name one of /api/tags", param="model")

@@ -11,8 +11,8 @@ from mtmd.web.intake.gate import checked_json
 Body = TypeVar("Body", bound=BaseModel)
 
 
-def json_body(kind: type[Body]) -> Body:
-    """Raises ApiError, and pydantic's ValidationError, which `errors` turns into a 400 that names
-    the place.
+def json_body(kind: type[Body], typed: bool = True) -> Body:
+    """`typed` as in `checked_json`. Raises ApiError, and pydantic's ValidationError, which `errors`
+    turns into a 400 that names the place.
     """
-    return kind.model_validate_json(checked_json())
+    return kind.model_validate_json(checked_json(typed))

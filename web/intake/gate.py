@@ -204,12 +204,14 @@ class Gate:
         return response
 
 
-def checked_json() -> bytes:
+def checked_json(typed: bool = True) -> bytes:
     """The body of this request, JSON within the limits of its route as far as that can be told
     without reading it. Raises ApiError, also for another content type: a form on any web page can
-    send text/plain.
+    send text/plain. Without `typed` programs may leave the type out; browsers tell what they are.
     """
-    if request.mimetype != "application/json":
+    browser = "Origin" in request.headers or "Sec-Fetch-Site" in request.headers
+    untyped = not (typed or request.mimetype or browser)
+    if request.mimetype != "application/json" and not untyped:
         raise ApiError(415, "expected the header 'Content-Type: application/json'")
     app = cast("GatedFlask", current_app)
     what = takes_of(app.view_functions[request.endpoint or ""])

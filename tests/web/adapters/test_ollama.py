@@ -238,3 +238,11 @@ def test_pictures_in_base64_count_as_pictures(service):
         ).status_code
         == 413
     )
+
+
+def test_a_program_may_leave_the_content_type_out_and_a_web_page_may_not(client):
+    """LiteLLM leaves it out."""
+    body = json.dumps({"model": "fake", "stream": False, "prompt": "hi"})
+    assert client.post("/api/generate", data=body).status_code == 200
+    for header in ({"Origin": "http://localhost"}, {"Sec-Fetch-Site": "same-origin"}):
+        assert client.post("/api/generate", data=body, headers=header).status_code == 415
