@@ -137,7 +137,7 @@ def multiply_plain(
     e: Emitter, w: str, rows: int, x: str, out: str, bias: str | None, add: bool
 ) -> None:
     """Weights in floating point."""
-    args = _Args(e)
+    args = Args(e)
     element = F32 if x == "f32" else I16
     together = max(1, min(4, 16 // rows))
     with args.passes(rows) as begin, _groups(args, together) as (first, weights):
@@ -153,7 +153,7 @@ def multiply_plain(
         _finish(args, sums, begin, first, out, bias, add)
 
 
-def _pairs(e: Emitter, args: _Args, xs: list[Value], weights: list[Value], sums: _Sums) -> Value:
+def _pairs(e: Emitter, args: Args, xs: list[Value], weights: list[Value], sums: _Sums) -> Value:
     """bf16 times bf16, 32 values at a time, without widening them; where that ends."""
     end = args.width // LANES * LANES
     kind = vec(I16, LANES)
@@ -172,7 +172,7 @@ def multiply_blocks(
     e: Emitter, kind: str, rows: int, out: str, bias: str | None, add: bool, wide: bool
 ) -> None:
     """Weights in blocks of integers, x prepared."""
-    args, unpack = _Args(e), UNPACK[kind]
+    args, unpack = Args(e), UNPACK[kind]
     layout = unpack.layout
     chunks = (args.width + (layout.values - 1)) // layout.values
     together = _together(unpack, rows, wide)
@@ -254,7 +254,7 @@ def _chunk(e: Emitter, unpack: Unpack, weights: list[Value], xs: list[Value], su
             sums.at[m][r].set(result)
 
 
-class _Args:
+class Args:
     """A kernel's arguments by name."""
 
     def __init__(self, e: Emitter):
@@ -296,7 +296,7 @@ class _Sums:
 
 @contextmanager
 def _groups(
-    args: _Args, together: int, padded: Value | None = None
+    args: Args, together: int, padded: Value | None = None
 ) -> Iterator[tuple[Value, list[Value]]]:
     """A loop over the units, so many at a time: the first one, and where each one's row begins.
     Beyond the last unit that one comes again. `padded` stands for the weight's last row.
@@ -313,7 +313,7 @@ def _groups(
         yield first, weights
 
 
-def _padded_row(args: _Args, unpack: Unpack) -> Value | None:
+def _padded_row(args: Args, unpack: Unpack) -> Value | None:
     """The weight's last row, where need be a copy that is filled up to whole chunks: kernels read
     whole chunks, of other rows a part of the next one, which x's zeros leave out.
     """
@@ -334,7 +334,7 @@ def _padded_row(args: _Args, unpack: Unpack) -> Value | None:
 
 
 def _finish(
-    args: _Args, sums: _Sums, begin: Value, first: Value, out: str, bias: str | None, add: bool
+    args: Args, sums: _Sums, begin: Value, first: Value, out: str, bias: str | None, add: bool
 ) -> None:
     """Sums to results."""
     e, together = args.e, len(sums.at[0])
