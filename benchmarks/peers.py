@@ -576,6 +576,8 @@ def compare(args: argparse.Namespace, folder: Path) -> dict[Key, list[float]]:
 
     more = args.llama_bench_args.split()
     everybody = parties(folder, args.shape, args.sizes, args.llama_dir, more, args.dtype)
+    if args.parties:
+        everybody = [party for party in everybody if party.name in args.parties.split(",")]
     failed = set()
     found: dict[Key, list[float]] = {}
     for number in range(args.rounds):
@@ -599,6 +601,8 @@ def compare(args: argparse.Namespace, folder: Path) -> dict[Key, list[float]]:
                         print(f"{party.name} {kind} failed: {error}", file=sys.stderr)
                         continue
                     for work, rate in rates.items():
+                        if not work.startswith(SHARE):
+                            print(f"    {work}: {rate:.2f}", file=sys.stderr)
                         found.setdefault((kind, work, load, party.name), []).append(rate)
     return found
 
@@ -646,6 +650,7 @@ def main() -> None:
     )
     parser.add_argument("--load", default="0", help="busy processes, like 0,1 (default: 0)")
     parser.add_argument("--dtype", default="bf16", help="of this project (default: %(default)s)")
+    parser.add_argument("--parties", metavar="LIST", help="some of them (default: all there are)")
     parser.add_argument("--llama-dir", type=Path, help="where llama.cpp's programs are")
     parser.add_argument(
         "--llama-bench-args",

@@ -39,6 +39,7 @@ CHUNK_BYTES = 32 << 10  # of weight that a thread takes at a time: a few microse
 AHEAD = 8 << 10  # bytes that a weight is asked for before it is read: 5 to 30 % from beyond the L2
 WIDE = 1536  # values of a weight's row that is worth working on alone
 STEP = 16  # values of a floating-point weight at a time
+FINISHED = 4  # rows of the weight whose sums are added up at once
 
 
 @dataclass(frozen=True)
@@ -177,6 +178,9 @@ def multiply_blocks(
     chunks = (args.width + (layout.values - 1)) // layout.values
     together = _together(unpack, rows, wide)
     padded = _padded_row(args, unpack)
+    if rows == together == 1:
+        _one_by_one(args, unpack, chunks, padded, out, bias, add)
+        return
     with args.passes(rows) as begin, _groups(args, together, padded) as (first, weights):
         xs = [args.x.at(at * args.x_stride) for at in args.x_rows(begin, rows)]
         sums = _Sums(e, rows, together)
@@ -188,6 +192,38 @@ def multiply_blocks(
                 e.prefetch(weights[0].at(chunk * read + (AHEAD + 64 * line)), near=2)
             _chunk(e, unpack, [w.at(at) for w in weights], [x.at(x_at) for x in xs], sums)
         _finish(args, sums, begin, first, out, bias, add)
+
+
+def _one_by_one(
+    args: Args,
+    unpack: Unpack,
+    chunks: Value,
+    padded: Value | None,
+    out: str,
+    bias: str | None,
+    add: bool,
+) -> None:
+    """One row of x times the weight's rows one after the other, as they lie in memory; what is left
+    to do with the sums of a few of them is done at once.
+    """
+    e, layout = args.e, unpack.layout
+    kind, found = vec(F32, SUMS), e.local(F32, FINISHED * SUMS)
+    with e.loop(e.first, e.last, FINISHED) as first:
+        with e.loop(first, e.minimum(first + FINISHED, e.last)) as row:
+            weight = args.w.at(row * args.w_bytes)
+            if padded is not None:
+                weight = e.select(row.eq(args.w_rows - 1), padded, weight)
+            sums = _Sums(e, 1, 1)
+            with e.loop(0, chunks) as chunk:
+                at = chunk * unpack.chunk_bytes
+                for line in range(-(-unpack.chunk_bytes // 64)):
+                    e.prefetch(weight.at(at + (AHEAD + 64 * line)), near=2)
+                _chunk(e, unpack, [weight.at(at)], [args.x.at(chunk * layout.bytes)], sums)
+            e.store(found, sums.at[0][0].get(), (row - first) * SUMS)
+        sums = _Sums(e, 1, FINISHED)
+        for r, total in enumerate(sums.at[0]):
+            total.set(e.load(found, kind, r * SUMS))
+        _finish(args, sums, e.i64(0), first, out, bias, add)
 
 
 def _together(unpack: Unpack, rows: int, wide: bool) -> int:
