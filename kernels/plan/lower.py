@@ -320,9 +320,9 @@ class Lowering:
         place = self.place(x)
         key = place, width, how.name
         if key not in self._prepared:
-            self._prepared[key] = to = self.room(how.bytes(width))
+            self._prepared[key] = to = self.room(how.bytes(count, width))
             args = [place, width, to, width, count]
-            self.add(how.prepare, args, width // few_rows.RUN, 8, f"{x.name} prepared")
+            self.add(how.prepare, args, how.units(count, width), 8, f"{x.name} prepared")
         return self._prepared[key]
 
 
@@ -769,8 +769,9 @@ def _emit_matmul(low: Lowering, node: Node, inputs: Operands) -> None:
     grain, here, stride = products.grain(kind, width), low.place(x), width
     if few_rows.takes(kind, m, n, width, name_of(x)):
         tiles = few_rows.product(kind, name_of(node), biased, addend is not None)
-        address, grain = tiles.address, few_rows.grain(kind, width)
+        address, grain = tiles.address, few_rows.grain(kind, width, n)
         here, stride = low.tiled(x, m, width, tiles), 0
+        low.scratch = max(low.scratch, few_rows.scratch_bytes(m))
     else:
         kernel = products.product(
             kind,

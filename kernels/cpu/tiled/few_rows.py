@@ -1,9 +1,10 @@
-"""Products of 9 to 16 rows of x in bfloat16 with a weight, by AMX: several sequences that decode.
+"""Products of 9 rows of x and more in bfloat16 with a weight, by AMX: several sequences that
+decode, prompts with weights in blocks.
 
     out[m, n] = sum over k of x[m, k] w[n, k]
 
-The first operand of a tile product is 16 rows of the weight, 32 numbers of each; the second all
-rows of x, which `emit_prepare` lays out. So each number of the weight is read and unpacked once.
+The first operand of a tile product is 16 rows of the weight, 32 numbers of each; the second 16 rows
+of x, which `emit_prepare` lays out. Each number of the weight is read and unpacked once.
 
 Weights in bfloat16 are loaded as they lie. Of blocks of integers, what is multiplied are the
 integers, which bfloat16 holds exactly: 0x4300 | q is 128 + q for q below 128. With z what these are
@@ -27,11 +28,13 @@ from types import MappingProxyType
 from mtmd.kernels.cpu.native.compile import compile_kernel
 from mtmd.kernels.cpu.native.emit import F32, I1, I8, I16, I32, Emitter, Value, Var, vec
 from mtmd.kernels.cpu.native.products import Args, row_bytes
+from mtmd.kernels.cpu.native.program import CHUNKS
 from mtmd.kernels.cpu.native.unpack import factors4
 from mtmd.kernels.cpu.tiled.cpu import tiles_allowed
 from mtmd.kernels.quantization.blocks import BLOCKS
 
-FEWEST, MOST = 9, 16  # rows of x
+FEWEST = 9  # rows of x
+MOST = 16  # in a tile; of a plain weight, torch multiplies more
 ROWS = 16  # of the weight, in a tile
 RUN = 32  # numbers of a row of a tile
 TILE = 1024  # bytes
@@ -61,8 +64,8 @@ def takes(kind: str, rows: int, outer: int, width: int, x: str) -> bool:
     """
     return (
         x == "bf16"
-        and FEWEST <= rows <= MOST
-        and (kind == PLAIN or kind in FORMS)
+        and rows >= FEWEST
+        and (kind in FORMS or (kind == PLAIN and rows <= MOST))
         and outer >= ROWS
         and width % RUN == 0
         and tiles_allowed()
@@ -71,20 +74,40 @@ def takes(kind: str, rows: int, outer: int, width: int, x: str) -> bool:
 
 @dataclass(frozen=True)
 class Kernel:
-    """`prepare`: a kernel that lays x out, of as many units as `runs`."""
+    """`prepare`: a kernel that lays x out, of as many units as `units`."""
 
     address: int
     prepare: int
-    name: str  # of the layout
+    groups: int
 
-    def bytes(self, width: int) -> int:
+    @property
+    def name(self) -> str:
+        """Of the layout."""
+        return f"tiles {self.groups}"
+
+    def units(self, rows: int, width: int) -> int:
+        return -(-rows // MOST) * (width // RUN)
+
+    def bytes(self, rows: int, width: int) -> int:
         """Of x prepared."""
-        return width // RUN * _bytes_of_run(int(self.name[-1]))
+        return self.units(rows, width) * _bytes_of_run(self.groups)
 
 
-def grain(kind: str, width: int) -> int:
-    """Rows of a weight that a thread should take at a time."""
-    return max(ROWS, CHUNK_BYTES // row_bytes(kind, width) // ROWS * ROWS)
+def scratch_bytes(rows: int) -> int:
+    """That a call needs."""
+    return -(-rows // MOST) * TILE
+
+
+def prepared_bytes(kind: str, rows: int, width: int) -> int:
+    """Of x, for a weight in blocks."""
+    return -(-rows // MOST) * (width // RUN) * _bytes_of_run(FORMS[kind].groups)
+
+
+def grain(kind: str, width: int, outer: int) -> int:
+    """Rows of a weight that a thread should take at a time: whole tiles, and few enough chunks."""
+    each = 2 * ROWS if kind == PLAIN else ROWS
+    fitting = max(1, CHUNK_BYTES // row_bytes(kind, width) // each)
+    return max(fitting, -(-outer // (CHUNKS * each))) * each
 
 
 def product(kind: str, out: str, bias: str | None = None, add: bool = False) -> Kernel:
@@ -92,9 +115,9 @@ def product(kind: str, out: str, bias: str | None = None, add: bool = False) -> 
     groups = 1 if kind == PLAIN else FORMS[kind].groups
     prepare = compile_kernel(emit_prepare, groups)
     if kind == PLAIN:
-        return Kernel(compile_kernel(emit_plain, out, bias, add), prepare, f"tiles {groups}")
+        return Kernel(compile_kernel(emit_plain, out, bias, add), prepare, groups)
     address = compile_kernel(emit_blocks, kind, out, bias, add)
-    return Kernel(address, prepare, f"tiles {groups}")
+    return Kernel(address, prepare, groups)
 
 
 def _bytes_of_run(groups: int) -> int:
@@ -105,15 +128,16 @@ def emit_prepare(e: Emitter, groups: int) -> None:
     """x as tiles, each followed by the sums of each row's groups, float32 [groups, 16].
 
     args: x (bfloat16), its row stride in elements, what is prepared (aligned to 64), width, rows.
-    Units: runs of 32 numbers. Beyond the last row that one comes again.
+    Units: runs of 32 numbers, of 16 rows after the other. Beyond the last row that one comes again.
     """
     x, stride, target, rows = e.arg_ptr(0), e.arg(1), e.arg_ptr(2), e.arg(4)
-    pairs = vec(I32, 16)
-    with e.loop(e.first, e.last) as run:
-        to = target.at(run * _bytes_of_run(groups))
+    pairs, runs = vec(I32, 16), e.arg(3) // RUN
+    with e.loop(e.first, e.last) as unit:
+        to = target.at(unit * _bytes_of_run(groups))
+        first, run = unit // runs * MOST, unit % runs
         lines = [
-            e.load(x, vec(I16, RUN), e.minimum(e.i64(m), rows - 1) * stride + run * RUN).bits(pairs)
-            for m in range(MOST)
+            e.load(x, vec(I16, RUN), at * stride + run * RUN).bits(pairs)
+            for at in (e.minimum(first + m, rows - 1) for m in range(MOST))
         ]
         each = 16 // groups
         for group in range(groups):
@@ -151,56 +175,66 @@ def emit_plain(e: Emitter, out: str, bias: str | None, add: bool) -> None:
         for i, base in enumerate(bases):
             e.tile_store(SUMS + i, results.at(i * TILE))
             lines = [e.load(results, vec(F32, MOST), (i * ROWS + n) * MOST) for n in range(ROWS)]
-            last = e.minimum(first + ROWS * (i + 1), e.last)
-            _finish(args, lines, base, first + ROWS * i, last, out, bias, add)
+            begin = first + ROWS * i
+            last = e.maximum(e.minimum(begin + ROWS, e.last), begin)
+            _finish(args, lines, base, begin, last, out, bias, add)
     e.tiles_end()
 
 
 def emit_blocks(e: Emitter, kind: str, out: str, bias: str | None, add: bool) -> None:
-    """A weight in blocks of integers, 16 rows at a time."""
+    """A weight in blocks of integers, 16 rows at a time, with all rows of x. Scratch memory: sums,
+    float32 [passes, 16 rows of the weight, 16 rows of x].
+    """
     args, form, block = Args(e), FORMS[kind], BLOCKS[kind]
     groups, runs = form.groups, block.values // RUN  # of a run; of a block
-    count, each = args.width // RUN, _bytes_of_run(groups)
-    codes = e.local(I16, TURN * groups * ROWS * RUN)
-    results = e.local(F32, TURN * groups * ROWS * MOST)
+    count, each, step = args.width // RUN, _bytes_of_run(groups), groups * TILE
+    passes, kind_of_line = (args.rows + (MOST - 1)) // MOST, vec(F32, MOST)
+    codes, results = e.local(I8, TURN * step), e.local(I8, TURN * step)
     tables = [e.local(F32, ROWS * TURN * groups) for _ in range(1 + form.minimum)]
-    halves = e.local(I16, ROWS * TURN)
+    halves, sums = e.local(I16, ROWS * TURN), e.scratch
     e.tiles_begin()
     _ask(e, args.w.at(e.first * args.w_bytes), e.minimum(e.last - e.first, e.i64(ROWS)), args)
-    sums = [e.var(vec(F32, MOST)) for _ in range(ROWS)]
     with e.loop(e.first, e.last, ROWS) as first:
         base = e.minimum(first, args.w_rows - ROWS)
         rows = [args.w.at((base + n) * args.w_bytes) for n in range(ROWS)]
-        for total in sums:
-            total.set(0.0)
+        with e.loop(0, passes * ROWS) as line:
+            e.store(sums.at(line * 64), e.f32(0.0, MOST))
         with e.loop(0, count, TURN) as turn:
             stop = e.minimum(turn + TURN, count)
             _read_scales(e, form, rows, turn, stop, block.bytes, tables, halves)
-            # One after the other, as a tile is long in coming: meanwhile the next are begun
             with e.loop(turn, stop) as run:
                 ahead = (args.w_bytes + run * block.bytes // runs) * ROWS
                 for line in range(-(-ROWS * block.bytes // runs // 64)):
                     e.prefetch(args.w.at(first * args.w_bytes + ahead + 64 * line), near=2)
-                own = codes.at((run - turn) * (groups * TILE))
+                to = codes.at((run - turn) * step)
                 for n, row in enumerate(rows):
-                    at = row.at(run // runs * block.bytes)
-                    numbers = form.codes(e, at, run % runs)
+                    numbers = form.codes(e, row.at(run // runs * block.bytes), run % runs)
                     for group in range(groups):
-                        e.store(own, _part(numbers, group, groups), (group * ROWS + n) * RUN)
-            with e.loop(turn, stop) as run:
-                x, at = args.x.at(run * each), (run - turn) * (groups * TILE)
-                e.tile_load(NUMBERS, x)
-                for group in range(groups):
-                    e.tile_zero(SUMS)
-                    e.tile_load(CODES, codes.at(at + group * TILE))
-                    e.tile_dot(SUMS, CODES, NUMBERS)
-                    e.tile_store(SUMS, results.at(at + group * TILE))
-            with e.loop(turn, stop) as run:
-                x, to = args.x.at(run * each), results.at((run - turn) * (groups * TILE))
-                _add(e, form, sums, to, x, tables, run - turn)
-        lines = [total.get() for total in sums]
-        last = e.minimum(first + ROWS, e.last)
-        _finish(args, lines, base, first, last, out, bias, add)
+                        e.store(to, _part(numbers, group, groups), (group * ROWS + n) * RUN)
+            with e.loop(0, passes) as part:
+                xs, held = args.x.at(part * count * each), sums.at(part * TILE)
+                # A tile is long in coming: all of them are begun before the first is scaled
+                with e.loop(turn, stop) as run:
+                    e.tile_load(NUMBERS, xs.at(run * each))
+                    for group in range(groups):
+                        place = (run - turn) * step + group * TILE
+                        e.tile_zero(SUMS)
+                        e.tile_load(CODES, codes.at(place))
+                        e.tile_dot(SUMS, CODES, NUMBERS)
+                        e.tile_store(SUMS, results.at(place))
+                totals = [
+                    e.var(kind_of_line, e.load(held, kind_of_line, n * MOST)) for n in range(ROWS)
+                ]
+                with e.loop(turn, stop) as run:
+                    found = results.at((run - turn) * step)
+                    _add(e, form, totals, found, xs.at(run * each), tables, run - turn)
+                for n, total in enumerate(totals):
+                    e.store(held, total.get(), n * MOST)
+        with e.loop(0, passes) as part:
+            held = sums.at(part * TILE)
+            lines = [e.load(held, kind_of_line, n * MOST) for n in range(ROWS)]
+            last = e.minimum(first + ROWS, e.last)
+            _finish(args, lines, base, first, last, out, bias, add, part * MOST)
     e.tiles_end()
 
 
@@ -280,18 +314,22 @@ def _finish(
     out: str,
     bias: str | None,
     add: bool,
+    row: Value | int = 0,
 ) -> None:
-    """Sums [row of the weight] of [row of x] to results, of the weight's rows from `first` on."""
+    """Sums [row of the weight] of [row of x] to results, of the weight's rows from `first` on and
+    x's from `row` on.
+    """
     e = args.e
     mask = e.mask(last - base, ROWS) ^ e.mask(first - base, ROWS)
     bias_value = None if bias is None else e.read(args.bias, bias, base, ROWS, mask)
     for m, values in enumerate(e.transposed(lines)):
-        with e.when(args.rows > m):
+        here = e.i64(row) + m
+        with e.when(args.rows > here):
             result = values if bias_value is None else values + bias_value
             if add:
-                at = args.addend_stride * m + base
+                at = args.addend_stride * here + base
                 result = e.rounded(result, out) + e.read(args.addend, out, at, ROWS, mask)
-            e.write(args.out, out, args.out_stride * m + base, result, mask)
+            e.write(args.out, out, args.out_stride * here + base, result, mask)
 
 
 # How types are read -------------------------------------------------------------------------------
