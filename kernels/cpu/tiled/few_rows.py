@@ -197,8 +197,8 @@ def emit_blocks(e: Emitter, kind: str, out: str, bias: str | None, add: bool) ->
     with e.loop(e.first, e.last, ROWS) as first:
         base = e.minimum(first, args.w_rows - ROWS)
         rows = [args.w.at((base + n) * args.w_bytes) for n in range(ROWS)]
-        with e.loop(0, passes * ROWS) as line:
-            e.store(sums.at(line * 64), e.f32(0.0, MOST))
+        with e.loop(0, passes * ROWS) as place:
+            e.store(sums.at(place * 64), e.f32(0.0, MOST))
         with e.loop(0, count, TURN) as turn:
             stop = e.minimum(turn + TURN, count)
             _read_scales(e, form, rows, turn, stop, block.bytes, tables, halves)
