@@ -6,39 +6,48 @@ decode 64 after it.
     python benchmarks/peers.py --stage encode               pictures alone
     python benchmarks/peers.py --types Q4_0 --load 0,1      also beside a busy core
     python benchmarks/peers.py --types BF16,Q4_0 --context 256,4096 --batch 1,16
+    python benchmarks/peers.py --types Q4_0 --batch 1,16 --servers     mtmd serve, llama-server
     python benchmarks/peers.py --types Q4_0,Q8_0 --shape smollm2-1.7b
     python benchmarks/peers.py --llama-dir ~/llama.cpp/build/bin
 
 --context are the tokens read before those that are decoded, --batch the sequences that decode at
 once; the first of each is the base, from which the others are varied one at a time. Peers:
 llama-bench, llama-batched-bench (several sequences) and llama-mtmd-cli, on PATH or in --llama-dir,
-and at the base the llama-cpp-python package and transformers. The models have random weights and
-SmolVLM-256M's shape, or for text another of `mtmd bench --random-weights list` whose decoder is a
-llama's or qwen3's, written here as GGUF by the gguf package; --folder keeps them. The tile of 896
-px goes through the tower of Gemma 3's shape, with transformers beside it. Every measurement is a
-process of its own, so that no library's threads are in another's way. Ratios above 1 say that this
-project is faster; the share is that of what the machine reads and computes at most, measured in the
-same run. Of an encode, the memory beside the weights at its peak is told, too, and the peak of the
-process from its start through the first encode, libraries and weights included, where Linux does.
+and at the base the llama-cpp-python package and transformers. --servers asks `mtmd serve` and
+llama-server, with as many slots, for the largest batch of answers at once: all of their tokens by
+the time from the first request to the last answer, prompts included, in the second such round.
+The models have random weights and SmolVLM-256M's shape, or for text another of `mtmd bench
+--random-weights list` whose decoder is a llama's or qwen3's, written here as GGUF by the gguf
+package; --folder keeps them. The tile of 896 px goes through the tower of Gemma 3's shape, with
+transformers beside it. Every measurement is a process of its own, so that no library's threads are
+in another's way. Ratios above 1 say that this project is faster; the share is that of what the
+machine reads and computes at most, measured in the same run. Of an encode, the memory beside the
+weights at its peak is told, too, and the peak of the process from its start through the first
+encode, libraries and weights included, where Linux does.
 """
 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import contextlib
 import ctypes
 import importlib.util
 import json
+import random
 import re
 import shutil
+import socket
 import statistics
+import string
 import struct
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,6 +72,7 @@ class Sizes:
 
     context: tuple[int, ...]
     batch: tuple[int, ...]
+    servers: bool = False
 
     @property
     def prefill(self) -> str:
@@ -71,6 +81,10 @@ class Sizes:
     @property
     def decode(self) -> str:
         return f"decode after {self.context[0]}"
+
+    @property
+    def served(self) -> str:
+        return f"{max(self.batch)} answers at once of a server, prompts of {self.context[0]}"
 
     def works(self) -> dict[tuple[int, int], str]:
         """Names by context and batch."""
@@ -111,6 +125,14 @@ def parties(
                 "llama-batched-bench", TYPES, lambda t, n: llama_batch(batched, folder, sizes, t, n)
             )
         )
+    if sizes.servers:
+        found.append(
+            Party("mtmd serve", TYPES, lambda t, n: our_server(folder, sizes, t, n, dtype))
+        )
+        if server := program("llama-server", llama):
+            found.append(
+                Party("llama-server", TYPES, lambda t, n: llama_server(server, folder, sizes, t, n))
+            )
     if cli := program("llama-mtmd-cli", llama):
         found.append(
             Party("llama-mtmd-cli", (PROJECTOR,), lambda _, n: llama_encode(cli, folder, n))
@@ -172,6 +194,97 @@ def llama_batch(program: str, folder: Path, sizes: Sizes, kind: str, threads: in
     rows = [json.loads(line) for line in lines if line.startswith("{")]
     works = sizes.works()
     return {works[context, row["pl"]]: row["speed_tg"] for row in rows}
+
+
+def our_server(folder: Path, sizes: Sizes, kind: str, threads: int, dtype: str) -> Rates:
+    slots, length = max(sizes.batch), room(sizes)
+    command = [sys.executable, "-m", "mtmd.cli", "serve", "-m", str(folder / f"{kind}.gguf")]
+    command += ["--parallel", str(slots), "--context", str(length), "--threads", str(threads)]
+    command += ["--dtype", dtype, "--rate-limit", "0", "--no-history"]
+    with serving(command) as port:
+        return {sizes.served: answers_rate(port, sizes)}
+
+
+def llama_server(program: str, folder: Path, sizes: Sizes, kind: str, threads: int) -> Rates:
+    slots = max(sizes.batch)
+    command = [program, "-m", str(folder / f"{kind}.gguf"), "-t", str(threads)]
+    command += ["-np", str(slots), "-c", str(slots * room(sizes)), "--jinja"]
+    with serving(command) as port:
+        return {sizes.served: answers_rate(port, sizes)}
+
+
+def room(sizes: Sizes) -> int:
+    """Tokens of a slot: prompt, template and answer."""
+    return sizes.context[0] + DECODE + 128
+
+
+@contextlib.contextmanager
+def serving(command: Sequence[str]) -> Iterator[int]:
+    """The port of a server that answers; with the body it ends."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    with tempfile.TemporaryFile() as log:
+        whole = [*command, "--host", "127.0.0.1", "--port", str(port)]
+        server = subprocess.Popen(whole, stdout=log, stderr=log)
+        try:
+            end = time.monotonic() + TIMEOUT_S
+            while not healthy(port):
+                if server.poll() is not None or time.monotonic() > end:
+                    log.seek(0)
+                    said = log.read().decode(errors="replace").strip().splitlines()
+                    raise RuntimeError(f"the server did not start: {' '.join(said[-2:])}")
+                time.sleep(0.2)
+            yield port
+        finally:
+            server.terminate()
+            try:
+                server.wait(20)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+
+
+def healthy(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as reply:
+            return bool(reply.status == 200)
+    except OSError:  # not yet
+        return False
+
+
+def answers_rate(port: int, sizes: Sizes) -> float:
+    """Tokens of answers a second, of as many at once as there are slots."""
+    draw, count = random.Random(0), max(sizes.batch)
+    rate = 0.0
+    for _ in range(2):
+        # Letters that nobody has asked about, so that no prefix is known; each is a token
+        prompts = [
+            "".join(draw.choices(string.ascii_lowercase, k=sizes.context[0])) for _ in range(count)
+        ]
+        with concurrent.futures.ThreadPoolExecutor(count) as clients:
+            start = time.perf_counter()
+            tokens = sum(clients.map(lambda prompt: answer_tokens(port, prompt), prompts))
+            rate = tokens / (time.perf_counter() - start)
+    return rate
+
+
+def answer_tokens(port: int, prompt: str) -> int:
+    """How many tokens the answer has."""
+    body = {
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": DECODE,
+        "temperature": 0,
+        "logit_bias": {"0": -100},  # its end: answers are of one length
+    }
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
+        found = json.loads(reply.read())
+    return int(found["usage"]["completion_tokens"])
 
 
 def llama_encode(program: str, folder: Path, threads: int) -> Rates:
@@ -468,6 +581,8 @@ def compare(args: argparse.Namespace, folder: Path) -> dict[Key, list[float]]:
 
     more = args.llama_bench_args.split()
     everybody = parties(folder, args.shape, args.sizes, args.llama_dir, more, args.dtype)
+    if args.parties:
+        everybody = [party for party in everybody if party.name in args.parties.split(",")]
     failed = set()
     found: dict[Key, list[float]] = {}
     for number in range(args.rounds):
@@ -480,11 +595,19 @@ def compare(args: argparse.Namespace, folder: Path) -> dict[Key, list[float]]:
                     try:
                         with busy(load):
                             rates = party.measure(kind, args.threads)
-                    except (RuntimeError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
+                    except (
+                        RuntimeError,
+                        ValueError,
+                        KeyError,
+                        OSError,
+                        subprocess.TimeoutExpired,
+                    ) as error:
                         failed.add((party.name, kind))
                         print(f"{party.name} {kind} failed: {error}", file=sys.stderr)
                         continue
                     for work, rate in rates.items():
+                        if not work.startswith(SHARE):
+                            print(f"    {work}: {rate:.2f}", file=sys.stderr)
                         found.setdefault((kind, work, load, party.name), []).append(rate)
     return found
 
@@ -500,7 +623,8 @@ def show(found: dict[Key, list[float]]) -> None:
         least = unit == "MiB"  # the better one
         beside = f", {load} busy processes beside it" if load else ""
         print(f"\n{work}, {kind}{beside}")
-        mine, shares = at.get("mtmd"), found.get((kind, SHARE + work, load, "mtmd"))
+        mine = at.get("mtmd", at.get("mtmd serve"))
+        shares = found.get((kind, SHARE + work, load, "mtmd"))
         for name, rates in at.items():
             median = statistics.median(rates)
             most = min if least else max
@@ -508,7 +632,7 @@ def show(found: dict[Key, list[float]]) -> None:
             if name == "mtmd" and shares:
                 line += f"   share of the roofline: best {max(shares):.0%}, "
                 line += f"median {statistics.median(shares):.0%}"
-            if mine and name != "mtmd":
+            if mine and not name.startswith("mtmd"):
                 best, middle = most(mine) / most(rates), statistics.median(mine) / median
                 line += f"   mtmd / it: best {best:.2f}, median {middle:.2f}"
             print(line)
@@ -526,8 +650,12 @@ def main() -> None:
     parser.add_argument("--shape", default=SHAPE, help="of text (default: %(default)s)")
     parser.add_argument("--context", default="256", metavar="LIST", help="(default: %(default)s)")
     parser.add_argument("--batch", default="1", metavar="LIST", help="(default: %(default)s)")
+    parser.add_argument(
+        "--servers", action="store_true", help="also the largest batch as requests to servers"
+    )
     parser.add_argument("--load", default="0", help="busy processes, like 0,1 (default: 0)")
     parser.add_argument("--dtype", default="bf16", help="of this project (default: %(default)s)")
+    parser.add_argument("--parties", metavar="LIST", help="some of them (default: all there are)")
     parser.add_argument("--llama-dir", type=Path, help="where llama.cpp's programs are")
     parser.add_argument(
         "--llama-bench-args",
@@ -543,7 +671,7 @@ def main() -> None:
     args.types = args.types.split(",") if args.types else list(chosen)
     args.load = [int(n) for n in args.load.split(",")]
     context, batch = (tuple(map(int, a.split(","))) for a in (args.context, args.batch))
-    args.sizes = Sizes(context, batch)
+    args.sizes = Sizes(context, batch, args.servers)
     if wrong := [t for t in args.types if t not in known]:
         parser.error(f"type {wrong[0]!r}: expected some of {','.join(known)}")
     if args.worker:

@@ -27,6 +27,7 @@ from mtmd.kernels.cpu.native.compile import compile_kernel, compiler, not_compil
 from mtmd.kernels.cpu.native.decode import rows_of
 from mtmd.kernels.cpu.native.pool import shared_pool
 from mtmd.kernels.cpu.native.program import Instruction, Pointer, Program
+from mtmd.kernels.cpu.tiled import few_rows
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.plan.steps import NativeFacts, Step
 
@@ -312,6 +313,16 @@ class Lowering:
         if key not in self._prepared:
             self._prepared[key] = to = self.room(count * how.bytes(width))
             self.add(how.address, [place, width, to, width], count, 1, f"{name} prepared")
+        return self._prepared[key]
+
+    def tiled(self, x: Node, count: int, width: int, how: few_rows.Kernel) -> Place:
+        """As `prepared`, for products by tiles: all rows together."""
+        place = self.place(x)
+        key = place, width, how.name
+        if key not in self._prepared:
+            self._prepared[key] = to = self.room(how.bytes(count, width))
+            args = [place, width, to, width, count]
+            self.add(how.prepare, args, how.units(count, width), 8, f"{x.name} prepared")
         return self._prepared[key]
 
 
@@ -754,24 +765,31 @@ def _emit_matmul(low: Lowering, node: Node, inputs: Operands) -> None:
     assert x is not None and w is not None
     user, addend = low.addend(node)
     m, n, width = x.type.count // x.shape[-1], w.shape[0], x.shape[-1]
-    kind = _kind(node, w)
-    kernel = products.product(
-        kind,
-        products.rows_for(m),
-        name_of(x),
-        name_of(node),
-        name_of(bias) if bias is not None else None,
-        addend is not None,
-        width >= products.WIDE,
-    )
-    low.scratch = max(low.scratch, kernel.scratch(width))
-    here, stride = low.place(x), width
-    if kernel.prepare is not None:
-        here, stride = low.prepared(x, m, width, kernel.prepare), kernel.prepare.bytes(width)
+    kind, biased = _kind(node, w), None if bias is None else name_of(bias)
+    grain, here, stride = products.grain(kind, width), low.place(x), width
+    if few_rows.takes(kind, m, n, width, name_of(x)):
+        tiles = few_rows.product(kind, name_of(node), biased, addend is not None)
+        address, grain = tiles.address, few_rows.grain(kind, width, n)
+        here, stride = low.tiled(x, m, width, tiles), 0
+        low.scratch = max(low.scratch, few_rows.scratch_bytes(m))
+    else:
+        kernel = products.product(
+            kind,
+            products.rows_for(m),
+            name_of(x),
+            name_of(node),
+            biased,
+            addend is not None,
+            width >= products.WIDE,
+        )
+        address = kernel.address
+        low.scratch = max(low.scratch, kernel.scratch(width))
+        if kernel.prepare is not None:
+            here, stride = low.prepared(x, m, width, kernel.prepare), kernel.prepare.bytes(width)
     args: list[Place] = [here, stride, low.place(w), products.row_bytes(kind, width)]
     args += [low.make(user or node), n, width, m, low.place(bias) if bias is not None else 0]
     args += [low.place(addend) if addend is not None else 0, n, n]
-    low.add(kernel.address, args, n, products.grain(kind, width), node.name)
+    low.add(address, args, n, grain, node.name)
 
 
 def _rejects_conv(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001

@@ -11,6 +11,7 @@ import torch
 from common import Oracle
 from table import CASES
 
+from mtmd import load
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.config import LoadOptions
 from mtmd.kernels.plan.executor import Executor
@@ -68,3 +69,18 @@ def test_decoding(build: Build, row: str, variant: str, dtype: str) -> None:
 def error(a: torch.Tensor, b: torch.Tensor) -> float:
     a, b = a.double(), b.double()
     return float(((a - b) ** 2).mean() / (b**2).mean().clamp(min=1e-30))
+
+
+def test_twelve_sequences_at_once() -> None:
+    """Of which products take all rows together, where the CPU has tiles."""
+    runner = load(device="cpu", parallel=12, context=64, dtype="bf16").runner
+    cache = runner.new_cache()
+    running = [runner.begin(cache, slot) for slot in range(12)]
+    for slot, one in enumerate(running):
+        runner.prefill([Span(tuple(range(3, 8 + slot)))], cache, one)
+    batch = make_batch([(one, [Span((7 + i,))]) for i, one in enumerate(running)], cache)
+    executor = Executor(runner.plan(batch.shape), runner.residency)
+    expected = executor.run(batch, observe=lambda *_: None)[-1]
+    found = executor.run(batch)[-1]
+    assert executor._programs() is not None and found.shape == (12, runner.family.vocabulary)
+    assert error(found, expected) < 1e-3

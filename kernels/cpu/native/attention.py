@@ -11,10 +11,11 @@ added up. With several splits each leaves its sum, its largest score and its tot
 
 from __future__ import annotations
 
-from mtmd.kernels.cpu.native.emit import F32, I32, I64, Emitter, Value, Var, vec
+from mtmd.kernels.cpu.native.emit import F32, I32, I64, SIZES, Emitter, Value, Var, vec
 
 PAGE = 32
 LANES = 16
+LINE = 64  # bytes that memory is asked for at once
 FEW = 2  # pages of a split, at least: fewer are not worth the putting together
 ROOM = 16  # float32 before a split's sum, that hold its largest score and its total
 NOTHING = float("-inf")
@@ -62,8 +63,8 @@ class Attention:
         self.e, self.size, self.value, self.heads, self.capped = e, size, value, heads, capped
         self.q_type, self.kv_type, self.out_type = dtypes
         # of a tile of scores: heads by keys; of a tile of sums: heads by vectors of V
-        self.score_heads = 2 if heads > 1 and tile >= 8 else 1
-        self.score_keys = min(tile // self.score_heads, LANES)
+        self.score_heads = min(heads, 4 if tile >= 16 else 1)
+        self.score_keys = {1: 16, 2: 8}.get(self.score_heads, 4) if tile >= 16 else 4
         self.sum_heads = min(heads, 4, tile // 2)
         self.sum_columns = max(min(tile // self.sum_heads, padded(value) // LANES), 1)
         self.q = e.local(F32, heads * padded(size))
@@ -90,10 +91,13 @@ class Attention:
             end = e.select(begin + each < count, begin + each, count)
             self._begin(t, g)
             with e.when(low <= high), e.loop(first + begin, first + end) as page:
-                at = e.load(pages, I64, page) * PAGE * self.step
-                self._scores(at + g * e.arg(6))
+                # Keys and values of the page after this one are asked for meanwhile
+                after = e.minimum(page + 1, first + end - 1)
+                at, then = (e.load(pages, I64, i) * PAGE * self.step for i in (page, after))
+                keys, values = g * e.arg(6), g * e.arg(7)
+                self._scores(at + keys, then + keys)
                 self._softmax(page * PAGE, low, high)
-                self._add_values(at + g * e.arg(7))
+                self._add_values(at + values, then + values)
             self._end(t, g, split, splits, groups)
 
     def _begin(self, t: Value, g: Value) -> None:
@@ -110,10 +114,20 @@ class Attention:
             self.best[h].set(NOTHING)
             self.total[h].set(0.0)
 
-    def _scores(self, at: Value) -> None:
-        """scores[h, s] = q[h] . k[s] for the page whose first key is `at`."""
+    def _ask(self, ptr: Value, row: Value, count: int) -> None:
+        """For the lines of `count` numbers of a cache."""
+        size = SIZES[self.kv_type]
+        for byte in range(0, count * size, LINE):
+            self.e.prefetch(ptr.at(row * size + byte), near=2)
+
+    def _scores(self, at: Value, then: Value) -> None:
+        """scores[h, s] = q[h] . k[s] for the page whose first key is `at`; of the one at `then`,
+        keys are asked for.
+        """
         e, many = self.e, self.score_keys
         with e.loop(0, PAGE, many) as s:
+            for i in range(many):
+                self._ask(self.keys, then + (s + i) * self.step, self.size)
             for h in range(0, self.heads, self.score_heads):
                 heads = range(h, min(h + self.score_heads, self.heads))
                 sums = [[e.var(vec(F32, LANES), 0.0) for _ in range(many)] for _ in heads]
@@ -166,8 +180,10 @@ class Attention:
             self.best[h].set(best)
             self.shrink[h].set(shrink)
 
-    def _add_values(self, at: Value) -> None:
-        """sums[h] = sums[h] * shrink[h] + weights[h] @ v"""
+    def _add_values(self, at: Value, then: Value) -> None:
+        """sums[h] = sums[h] * shrink[h] + weights[h] @ v; of the page at `then`, values are asked
+        for.
+        """
         e, width = self.e, padded(self.value)
         columns = list(_columns(e, self.value))
         for h in range(0, self.heads, self.sum_heads):
@@ -187,6 +203,8 @@ class Attention:
                         ]
                     )
                 with e.loop(0, PAGE) as s:
+                    if h == first == 0:
+                        self._ask(self.values, then + s * self.step, self.value)
                     rows = [
                         e.read(self.values, self.kv_type, at + s * self.step + c, LANES, mask)
                         for c, mask in part

@@ -39,6 +39,7 @@ CHUNK_BYTES = 32 << 10  # of weight that a thread takes at a time: a few microse
 AHEAD = 8 << 10  # bytes that a weight is asked for before it is read: 5 to 30 % from beyond the L2
 WIDE = 1536  # values of a weight's row that is worth working on alone
 STEP = 16  # values of a floating-point weight at a time
+FINISHED = 4  # rows of the weight whose sums are added up at once
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def multiply_plain(
     e: Emitter, w: str, rows: int, x: str, out: str, bias: str | None, add: bool
 ) -> None:
     """Weights in floating point."""
-    args = _Args(e)
+    args = Args(e)
     element = F32 if x == "f32" else I16
     together = max(1, min(4, 16 // rows))
     with args.passes(rows) as begin, _groups(args, together) as (first, weights):
@@ -153,7 +154,7 @@ def multiply_plain(
         _finish(args, sums, begin, first, out, bias, add)
 
 
-def _pairs(e: Emitter, args: _Args, xs: list[Value], weights: list[Value], sums: _Sums) -> Value:
+def _pairs(e: Emitter, args: Args, xs: list[Value], weights: list[Value], sums: _Sums) -> Value:
     """bf16 times bf16, 32 values at a time, without widening them; where that ends."""
     end = args.width // LANES * LANES
     kind = vec(I16, LANES)
@@ -172,11 +173,14 @@ def multiply_blocks(
     e: Emitter, kind: str, rows: int, out: str, bias: str | None, add: bool, wide: bool
 ) -> None:
     """Weights in blocks of integers, x prepared."""
-    args, unpack = _Args(e), UNPACK[kind]
+    args, unpack = Args(e), UNPACK[kind]
     layout = unpack.layout
     chunks = (args.width + (layout.values - 1)) // layout.values
     together = _together(unpack, rows, wide)
     padded = _padded_row(args, unpack)
+    if rows == together == 1:
+        _one_by_one(args, unpack, chunks, padded, out, bias, add)
+        return
     with args.passes(rows) as begin, _groups(args, together, padded) as (first, weights):
         xs = [args.x.at(at * args.x_stride) for at in args.x_rows(begin, rows)]
         sums = _Sums(e, rows, together)
@@ -188,6 +192,38 @@ def multiply_blocks(
                 e.prefetch(weights[0].at(chunk * read + (AHEAD + 64 * line)), near=2)
             _chunk(e, unpack, [w.at(at) for w in weights], [x.at(x_at) for x in xs], sums)
         _finish(args, sums, begin, first, out, bias, add)
+
+
+def _one_by_one(
+    args: Args,
+    unpack: Unpack,
+    chunks: Value,
+    padded: Value | None,
+    out: str,
+    bias: str | None,
+    add: bool,
+) -> None:
+    """One row of x times the weight's rows one after the other, as they lie in memory; what is left
+    to do with the sums of a few of them is done at once.
+    """
+    e, layout = args.e, unpack.layout
+    kind, found = vec(F32, SUMS), e.local(F32, FINISHED * SUMS)
+    with e.loop(e.first, e.last, FINISHED) as first:
+        with e.loop(first, e.minimum(first + FINISHED, e.last)) as row:
+            weight = args.w.at(row * args.w_bytes)
+            if padded is not None:
+                weight = e.select(row.eq(args.w_rows - 1), padded, weight)
+            sums = _Sums(e, 1, 1)
+            with e.loop(0, chunks) as chunk:
+                at = chunk * unpack.chunk_bytes
+                for line in range(-(-unpack.chunk_bytes // 64)):
+                    e.prefetch(weight.at(at + (AHEAD + 64 * line)), near=2)
+                _chunk(e, unpack, [weight.at(at)], [args.x.at(chunk * layout.bytes)], sums)
+            e.store(found, sums.at[0][0].get(), (row - first) * SUMS)
+        sums = _Sums(e, 1, FINISHED)
+        for r, total in enumerate(sums.at[0]):
+            total.set(e.load(found, kind, r * SUMS))
+        _finish(args, sums, e.i64(0), first, out, bias, add)
 
 
 def _together(unpack: Unpack, rows: int, wide: bool) -> int:
@@ -254,7 +290,7 @@ def _chunk(e: Emitter, unpack: Unpack, weights: list[Value], xs: list[Value], su
             sums.at[m][r].set(result)
 
 
-class _Args:
+class Args:
     """A kernel's arguments by name."""
 
     def __init__(self, e: Emitter):
@@ -296,7 +332,7 @@ class _Sums:
 
 @contextmanager
 def _groups(
-    args: _Args, together: int, padded: Value | None = None
+    args: Args, together: int, padded: Value | None = None
 ) -> Iterator[tuple[Value, list[Value]]]:
     """A loop over the units, so many at a time: the first one, and where each one's row begins.
     Beyond the last unit that one comes again. `padded` stands for the weight's last row.
@@ -313,7 +349,7 @@ def _groups(
         yield first, weights
 
 
-def _padded_row(args: _Args, unpack: Unpack) -> Value | None:
+def _padded_row(args: Args, unpack: Unpack) -> Value | None:
     """The weight's last row, where need be a copy that is filled up to whole chunks: kernels read
     whole chunks, of other rows a part of the next one, which x's zeros leave out.
     """
@@ -334,7 +370,7 @@ def _padded_row(args: _Args, unpack: Unpack) -> Value | None:
 
 
 def _finish(
-    args: _Args, sums: _Sums, begin: Value, first: Value, out: str, bias: str | None, add: bool
+    args: Args, sums: _Sums, begin: Value, first: Value, out: str, bias: str | None, add: bool
 ) -> None:
     """Sums to results."""
     e, together = args.e, len(sums.at[0])

@@ -244,7 +244,7 @@ def _twice(e: Emitter, ptr: Value) -> Value:
     return once.concat(once).bits(vec(I16, LANES))
 
 
-def _factors4(e: Emitter, chunk: Value) -> tuple[Value, Value]:
+def factors4(e: Emitter, chunk: Value) -> tuple[Value, Value]:
     """6-bit factors of scales and minima, from 12 bytes at 4: int8 [8] each.
 
     Bytes 0-3 hold the factors of scales 0-3 and bytes 4-7 those of minima 0-3; their upper 2 bits
@@ -266,14 +266,14 @@ def _codes4(e: Emitter, chunk: Value, at: int) -> Iterator[Value]:
 
 
 def _q4_k(e: Emitter, chunk: Value) -> Terms:
-    scales, minima = _factors4(e, chunk)
+    scales, minima = factors4(e, chunk)
     vectors = _times(_codes4(e, chunk, 16), scales, _K4, 32)
     minimum = _filled(minima.zext(I32)) * -_half(e, chunk, 2)
     return Terms(vectors, _half(e, chunk, 0), minimum)
 
 
 def _q5_k(e: Emitter, chunk: Value) -> Terms:
-    scales, minima = _factors4(e, chunk)
+    scales, minima = factors4(e, chunk)
 
     def vectors() -> Iterator[Value]:
         fifth = _twice(e, chunk.at(16))

@@ -1,0 +1,418 @@
+"""Products of 9 rows of x and more in bfloat16 with a weight, by AMX: several sequences that
+decode, prompts with weights in blocks.
+
+    out[m, n] = sum over k of x[m, k] w[n, k]
+
+The first operand of a tile product is 16 rows of the weight, 32 numbers of each; the second 16 rows
+of x, which `emit_prepare` lays out. Each number of the weight is read and unpacked once.
+
+Weights in bfloat16 are loaded as they lie. Of blocks of integers, what is multiplied are the
+integers, which bfloat16 holds exactly: 0x4300 | q is 128 + q for q below 128. With z what these are
+more than the integers stand for,
+
+    w . x = sum over groups of  scale (sum of (z + q) x - z sum of x) + minimum (sum of x)
+
+in float32, so that nothing is rounded but what float32 rounds. A group is 32 numbers, or 16 (Q6_K):
+then a tile has zeros in the other half.
+
+A kernel's units are the weight's rows, at least 16; its args are those of `native.products`, x
+prepared and of no stride.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from mtmd.kernels.cpu.native.compile import compile_kernel
+from mtmd.kernels.cpu.native.emit import F32, I1, I8, I16, I32, Emitter, Value, Var, vec
+from mtmd.kernels.cpu.native.products import Args, row_bytes
+from mtmd.kernels.cpu.native.program import CHUNKS
+from mtmd.kernels.cpu.native.unpack import factors4
+from mtmd.kernels.cpu.tiled.cpu import tiles_allowed
+from mtmd.kernels.quantization.blocks import BLOCKS
+
+FEWEST = 9  # rows of x
+MOST = 16  # in a tile; of a plain weight, torch multiplies more
+ROWS = 16  # of the weight, in a tile
+RUN = 32  # numbers of a row of a tile
+TILE = 1024  # bytes
+TURN = 8  # runs whose scales are read at once: those of a block of 256 numbers
+CHUNK_BYTES = 48 << 10  # of weight that a thread takes at a time
+SUMS, CODES, NUMBERS = 0, 4, 6  # tile registers: of results, of the weight, of x
+PLAIN = "BF16"
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a type is read. `codes(e, block, run)`: the bits of 32 numbers in bfloat16 [32], which
+    are more by `zero` than what they stand for; `run` of the block at a pointer. `scales(e, block)`
+    of blocks of 256: float32 [groups], and minima; small blocks begin with their scale.
+    """
+
+    codes: Callable[[Emitter, Value, Value], Value]
+    zero: float
+    scales: Callable[[Emitter, Value], tuple[Value, Value | None]] | None = None
+    minimum: bool = False
+    groups: int = 1  # of a run
+
+
+def takes(kind: str, rows: int, outer: int, width: int, x: str) -> bool:
+    """Whether there is a kernel for a weight [outer, width] and so many rows of x, and the CPU at
+    hand has the registers.
+    """
+    return (
+        x == "bf16"
+        and rows >= FEWEST
+        and (kind in FORMS or (kind == PLAIN and rows <= MOST))
+        and outer >= ROWS
+        and width % RUN == 0
+        and tiles_allowed()
+    )
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """`prepare`: a kernel that lays x out, of as many units as `units`."""
+
+    address: int
+    prepare: int
+    groups: int
+
+    @property
+    def name(self) -> str:
+        """Of the layout."""
+        return f"tiles {self.groups}"
+
+    def units(self, rows: int, width: int) -> int:
+        return -(-rows // MOST) * (width // RUN)
+
+    def bytes(self, rows: int, width: int) -> int:
+        """Of x prepared."""
+        return self.units(rows, width) * _bytes_of_run(self.groups)
+
+
+def scratch_bytes(rows: int) -> int:
+    """That a call needs."""
+    return -(-rows // MOST) * TILE
+
+
+def prepared_bytes(kind: str, rows: int, width: int) -> int:
+    """Of x, for a weight in blocks."""
+    return -(-rows // MOST) * (width // RUN) * _bytes_of_run(FORMS[kind].groups)
+
+
+def grain(kind: str, width: int, outer: int) -> int:
+    """Rows of a weight that a thread should take at a time: whole tiles, and few enough chunks."""
+    each = 2 * ROWS if kind == PLAIN else ROWS
+    fitting = max(1, CHUNK_BYTES // row_bytes(kind, width) // each)
+    return max(fitting, -(-outer // (CHUNKS * each))) * each
+
+
+def product(kind: str, out: str, bias: str | None = None, add: bool = False) -> Kernel:
+    """The kernel for a type of weight and types of storage."""
+    groups = 1 if kind == PLAIN else FORMS[kind].groups
+    prepare = compile_kernel(emit_prepare, groups)
+    if kind == PLAIN:
+        return Kernel(compile_kernel(emit_plain, out, bias, add), prepare, groups)
+    address = compile_kernel(emit_blocks, kind, out, bias, add)
+    return Kernel(address, prepare, groups)
+
+
+def _bytes_of_run(groups: int) -> int:
+    return TILE + 64 * groups
+
+
+def emit_prepare(e: Emitter, groups: int) -> None:
+    """x as tiles, each followed by the sums of each row's groups, float32 [groups, 16].
+
+    args: x (bfloat16), its row stride in elements, what is prepared (aligned to 64), width, rows.
+    Units: runs of 32 numbers, of 16 rows after the other. Beyond the last row that one comes again.
+    """
+    x, stride, target, rows = e.arg_ptr(0), e.arg(1), e.arg_ptr(2), e.arg(4)
+    pairs, runs = vec(I32, 16), e.arg(3) // RUN
+    with e.loop(e.first, e.last) as unit:
+        to = target.at(unit * _bytes_of_run(groups))
+        first, run = unit // runs * MOST, unit % runs
+        lines = [
+            e.load(x, vec(I16, RUN), at * stride + run * RUN).bits(pairs)
+            for at in (e.minimum(first + m, rows - 1) for m in range(MOST))
+        ]
+        each = 16 // groups
+        for group in range(groups):
+            here = [int(i // each == group) for i in range(16)]
+            mask = e.const(pairs, here).ne(0)
+            totals = []
+            for line in lines:
+                both = (line << 16).bits(vec(F32, 16)) + (line & -65536).bits(vec(F32, 16))
+                totals.append(both if groups == 1 else e.select(mask, both, e.f32(0.0, 16)))
+            e.store(to.at(TILE + 64 * group), e.sums(totals), align=64)
+        for pair, line in enumerate(e.transposed(lines)):
+            e.store(to.at(64 * pair), line, align=64)
+
+
+def emit_plain(e: Emitter, out: str, bias: str | None, add: bool) -> None:
+    """A weight in bfloat16, 32 rows at a time."""
+    args = Args(e)
+    count, each = args.width // RUN, _bytes_of_run(1)
+    results = e.local(F32, 2 * ROWS * MOST)
+    e.tiles_begin()
+    _ask(e, args.w.at(e.first * args.w_bytes), e.minimum(e.last - e.first, e.i64(2 * ROWS)), args)
+    with e.loop(e.first, e.last, 2 * ROWS) as first:
+        bases = [e.minimum(first + ROWS * i, args.w_rows - ROWS) for i in range(2)]
+        weights = [args.w.at(base * args.w_bytes) for base in bases]
+        for i in range(2):
+            e.tile_zero(SUMS + i)
+        with e.loop(0, count) as run:
+            for line in range(2 * TILE // 64):  # those of the next turn
+                ahead = (args.w_bytes + run * 64) * (2 * ROWS) + 64 * line
+                e.prefetch(args.w.at(first * args.w_bytes + ahead), near=2)
+            e.tile_load(NUMBERS, args.x.at(run * each))
+            for i, weight in enumerate(weights):
+                e.tile_load(CODES + i, weight.at(run * 64), args.w_bytes)
+                e.tile_dot(SUMS + i, CODES + i, NUMBERS)
+        for i, base in enumerate(bases):
+            e.tile_store(SUMS + i, results.at(i * TILE))
+            lines = [e.load(results, vec(F32, MOST), (i * ROWS + n) * MOST) for n in range(ROWS)]
+            begin = first + ROWS * i
+            last = e.maximum(e.minimum(begin + ROWS, e.last), begin)
+            _finish(args, lines, base, begin, last, out, bias, add)
+    e.tiles_end()
+
+
+def emit_blocks(e: Emitter, kind: str, out: str, bias: str | None, add: bool) -> None:
+    """A weight in blocks of integers, 16 rows at a time, with all rows of x. Scratch memory: sums,
+    float32 [passes, 16 rows of the weight, 16 rows of x].
+    """
+    args, form, block = Args(e), FORMS[kind], BLOCKS[kind]
+    groups, runs = form.groups, block.values // RUN  # of a run; of a block
+    count, each, step = args.width // RUN, _bytes_of_run(groups), groups * TILE
+    passes, kind_of_line = (args.rows + (MOST - 1)) // MOST, vec(F32, MOST)
+    codes, results = e.local(I8, TURN * step), e.local(I8, TURN * step)
+    tables = [e.local(F32, ROWS * TURN * groups) for _ in range(1 + form.minimum)]
+    halves, sums = e.local(I16, ROWS * TURN), e.scratch
+    e.tiles_begin()
+    _ask(e, args.w.at(e.first * args.w_bytes), e.minimum(e.last - e.first, e.i64(ROWS)), args)
+    with e.loop(e.first, e.last, ROWS) as first:
+        base = e.minimum(first, args.w_rows - ROWS)
+        rows = [args.w.at((base + n) * args.w_bytes) for n in range(ROWS)]
+        with e.loop(0, passes * ROWS) as place:
+            e.store(sums.at(place * 64), e.f32(0.0, MOST))
+        with e.loop(0, count, TURN) as turn:
+            stop = e.minimum(turn + TURN, count)
+            _read_scales(e, form, rows, turn, stop, block.bytes, tables, halves)
+            with e.loop(turn, stop) as run:
+                ahead = (args.w_bytes + run * block.bytes // runs) * ROWS
+                for line in range(-(-ROWS * block.bytes // runs // 64)):
+                    e.prefetch(args.w.at(first * args.w_bytes + ahead + 64 * line), near=2)
+                to = codes.at((run - turn) * step)
+                for n, row in enumerate(rows):
+                    numbers = form.codes(e, row.at(run // runs * block.bytes), run % runs)
+                    for group in range(groups):
+                        e.store(to, _part(numbers, group, groups), (group * ROWS + n) * RUN)
+            with e.loop(0, passes) as part:
+                xs, held = args.x.at(part * count * each), sums.at(part * TILE)
+                # A tile is long in coming: all of them are begun before the first is scaled
+                with e.loop(turn, stop) as run:
+                    e.tile_load(NUMBERS, xs.at(run * each))
+                    for group in range(groups):
+                        place = (run - turn) * step + group * TILE
+                        e.tile_zero(SUMS)
+                        e.tile_load(CODES, codes.at(place))
+                        e.tile_dot(SUMS, CODES, NUMBERS)
+                        e.tile_store(SUMS, results.at(place))
+                totals = [
+                    e.var(kind_of_line, e.load(held, kind_of_line, n * MOST)) for n in range(ROWS)
+                ]
+                with e.loop(turn, stop) as run:
+                    found = results.at((run - turn) * step)
+                    _add(e, form, totals, found, xs.at(run * each), tables, run - turn)
+                for n, total in enumerate(totals):
+                    e.store(held, total.get(), n * MOST)
+        with e.loop(0, passes) as part:
+            held = sums.at(part * TILE)
+            lines = [e.load(held, kind_of_line, n * MOST) for n in range(ROWS)]
+            last = e.minimum(first + ROWS, e.last)
+            _finish(args, lines, base, first, last, out, bias, add, part * MOST)
+    e.tiles_end()
+
+
+def _part(numbers: Value, group: int, groups: int) -> Value:
+    """Zeros where numbers belong to another group."""
+    if groups == 1:
+        return numbers
+    e, each = numbers.e, RUN // groups
+    mask = e.const(numbers.type, [int(i // each == group) for i in range(RUN)]).ne(0)
+    return e.select(mask, numbers, e.const(numbers.type, 0))
+
+
+def _read_scales(
+    e: Emitter,
+    form: Form,
+    rows: list[Value],
+    turn: Value,
+    stop: Value,
+    step: int,
+    tables: list[Value],
+    halves: Value,
+) -> None:
+    """Those of some runs: of blocks of 256 [row, run, group], of small ones [run, row]."""
+    if form.scales is not None:
+        for n, row in enumerate(rows):
+            found = form.scales(e, row.at(turn // TURN * step))
+            for table, values in zip(tables, found, strict=False):
+                assert values is not None
+                e.store(table, values, n * TURN * form.groups)
+        return
+    for which, table in enumerate(tables):
+        with e.loop(turn, stop) as run:
+            for n, row in enumerate(rows):
+                head = e.load(row.at(run * step + 2 * which), I16, align=1)
+                e.store(halves, head, (run - turn) * ROWS + n)
+        for i in range(TURN):
+            values = e.load(halves, vec(I16, ROWS), i * ROWS)
+            e.store(table, values.half_to_f32(), i * ROWS)
+
+
+def _add(
+    e: Emitter,
+    form: Form,
+    sums: list[Var],
+    results: Value,
+    x: Value,
+    tables: list[Value],
+    run: Value,
+) -> None:
+    """sums += scale * (results - zero * the sums of x) + minimum * the sums of x"""
+    kind = vec(F32, MOST)
+    for group in range(form.groups):
+        more = e.load(x.at(TILE + 64 * group), kind, align=64)
+        less = more * form.zero
+        for n, total in enumerate(sums):
+            at = run * ROWS + n
+            if form.scales is not None:
+                at = run * form.groups + (n * TURN * form.groups + group)
+            scale, *minimum = (e.load(table, F32, at).splat(MOST) for table in tables)
+            result = e.load(results, kind, (group * ROWS + n) * MOST)
+            result = e.fma(result - less if form.zero else result, scale, total.get())
+            total.set(e.fma(more, minimum[0], result) if minimum else result)
+
+
+def _ask(e: Emitter, ptr: Value, rows: Value, args: Args) -> None:
+    """For the lines of some rows of the weight."""
+    with e.loop(0, rows * args.w_bytes, 64) as byte:
+        e.prefetch(ptr.at(byte), near=2)
+
+
+def _finish(
+    args: Args,
+    lines: list[Value],
+    base: Value,
+    first: Value,
+    last: Value,
+    out: str,
+    bias: str | None,
+    add: bool,
+    row: Value | int = 0,
+) -> None:
+    """Sums [row of the weight] of [row of x] to results, of the weight's rows from `first` on and
+    x's from `row` on.
+    """
+    e = args.e
+    mask = e.mask(last - base, ROWS) ^ e.mask(first - base, ROWS)
+    bias_value = None if bias is None else e.read(args.bias, bias, base, ROWS, mask)
+    for m, values in enumerate(e.transposed(lines)):
+        here = e.i64(row) + m
+        with e.when(args.rows > here):
+            result = values if bias_value is None else values + bias_value
+            if add:
+                at = args.addend_stride * here + base
+                result = e.rounded(result, out) + e.read(args.addend, out, at, ROWS, mask)
+            e.write(args.out, out, args.out_stride * here + base, result, mask)
+
+
+# How types are read -------------------------------------------------------------------------------
+
+
+def _exact(words: Value, mask: int) -> Value:
+    """128 + q in bfloat16."""
+    return (words & mask) | 0x4300
+
+
+def _nibbles(e: Emitter, source: Value) -> Value:
+    """Of 16 bytes the lower halves, then the upper ones: int16 [32], other bits above them."""
+    four = e.load(source, vec(I8, 16), align=1).shuffle([i % 16 for i in range(64)])
+    words = e.bytes_of_lanes(four, [at for lane in range(RUN) for at in (lane % 16, -1)])
+    words = words.bits(vec(I16, RUN))
+    return words >> e.const(words.type, [4 * (lane // 16) for lane in range(RUN)])
+
+
+def _bytes(e: Emitter, source: Value) -> Value:
+    """32 bytes as int16 [32]."""
+    return e.load(source, vec(I8, RUN), align=1).zext(I16)
+
+
+def _q8_0(e: Emitter, block: Value, run: Value) -> Value:  # noqa: ARG001
+    numbers = e.load(block.at(2), vec(I8, RUN), align=1)
+    halves = [numbers.shuffle(range(i, i + 16)).sext(I32).sitofp() for i in (0, 16)]
+    return e.pairs_of_bf16(*halves)
+
+
+def _q4(e: Emitter, block: Value, codes: int) -> Value:
+    return _exact(_nibbles(e, block.at(codes)), 15)
+
+
+def _q5(e: Emitter, block: Value, fifth: int) -> Value:
+    low = _q4(e, block, fifth + 4)
+    bits = e.load(block.at(fifth), I32, align=1).bits(vec(I1, RUN))
+    return e.select(bits, low | 16, low)
+
+
+def _q4_k(e: Emitter, block: Value, run: Value) -> Value:
+    words = _bytes(e, block.at((run >> 1) * 32 + 16))
+    return _exact(words >> ((run & 1) * 4).trunc(I16).splat(RUN), 15)
+
+
+def _q5_k(e: Emitter, block: Value, run: Value) -> Value:
+    words = _bytes(e, block.at((run >> 1) * 32 + 48))
+    low = _exact(words >> ((run & 1) * 4).trunc(I16).splat(RUN), 15)
+    fifth = _bytes(e, block.at(16)) >> run.trunc(I16).splat(RUN)
+    return low | ((fifth & 1) << 4)
+
+
+def _q6_k(e: Emitter, block: Value, run: Value) -> Value:
+    side, part = run >> 2, run & 3
+    words = _bytes(e, block.at(side * 64 + (part & 1) * 32))
+    low = _exact(words >> ((part >> 1) * 4).trunc(I16).splat(RUN), 15)
+    high = _bytes(e, block.at(side * 32 + 128)) >> (part * 2).trunc(I16).splat(RUN)
+    return low | ((high & 3) << 4)
+
+
+def _scales_4k(e: Emitter, block: Value) -> tuple[Value, Value | None]:
+    scales, minima = factors4(e, block)
+    d, least = (e.load(block.at(at), I16, align=1).half_to_f32() for at in (0, 2))
+    return (
+        scales.zext(I32).sitofp() * d.splat(TURN),
+        minima.zext(I32).sitofp() * (-least).splat(TURN),
+    )
+
+
+def _scales_6k(e: Emitter, block: Value) -> tuple[Value, Value | None]:
+    factors = e.load(block.at(192), vec(I8, 16), align=1)
+    d = e.load(block.at(208), I16, align=1).half_to_f32()
+    return factors.sext(I32).sitofp() * d.splat(16), None
+
+
+FORMS = MappingProxyType(
+    {
+        "Q8_0": Form(_q8_0, 0.0),
+        "Q4_0": Form(lambda e, block, _: _q4(e, block, 2), 136.0),
+        "Q4_1": Form(lambda e, block, _: _q4(e, block, 4), 128.0, minimum=True),
+        "Q5_0": Form(lambda e, block, _: _q5(e, block, 2), 144.0),
+        "Q5_1": Form(lambda e, block, _: _q5(e, block, 4), 128.0, minimum=True),
+        "Q4_K": Form(_q4_k, 128.0, _scales_4k, minimum=True),
+        "Q5_K": Form(_q5_k, 128.0, _scales_4k, minimum=True),
+        "Q6_K": Form(_q6_k, 160.0, _scales_6k, groups=2),
+    }
+)

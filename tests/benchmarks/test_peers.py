@@ -1,0 +1,54 @@
+"""What the comparison with other programs asks of servers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Barrier, Thread
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import peers
+
+
+def test_a_server_is_asked_for_all_answers_at_once_and_nothing_twice():
+    sizes, asked, together = peers.Sizes((64,), (1, 4)), [], Barrier(4)
+
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self._reply({"status": "ok"})
+
+        def do_POST(self):
+            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            together.wait(10)  # or none of them is answered
+            self._reply({"usage": {"completion_tokens": 5}})
+
+        def _reply(self, body):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(body).encode())
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            assert peers.healthy(server.server_port)
+            assert peers.answers_rate(server.server_port, sizes) > 0
+        finally:
+            server.shutdown()
+            thread.join()
+    prompts = {body["messages"][0]["content"] for body in asked}
+    assert len(asked) == len(prompts) == 8 and {len(p) for p in prompts} == {64}
+    assert all(body["max_tokens"] == peers.DECODE for body in asked)
+
+
+def test_a_server_that_does_not_start_says_why():
+    command = [sys.executable, "-c", "raise SystemExit('no such model')"]
+    with pytest.raises(RuntimeError, match="no such model"), peers.serving(command):
+        pass
