@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from mtmd.clip.token_budget import DETAILS
 from mtmd.kernels.errors import OptionError
 from mtmd.kernels.options import integer, integer_or_none, refuse, size_or_none
+from mtmd.kernels.spelling import did_you_mean
 from mtmd.llm.sampling.grammar_notations import grammar_source
 from mtmd.llm.sampling.json_schema import schema_text
 from mtmd.llm.sampling.options import Sampling
@@ -236,9 +237,9 @@ def _known(values: Mapping[str, Any], *kinds: Any) -> Mapping[str, Any]:
     names = [f.name for kind in kinds for f in dataclasses.fields(kind)]
     for name in values:
         if name not in names:
-            raise OptionError(
-                f"option {name!r:.60} is not known; expected one of {', '.join(names)}"
-            )
+            near = did_you_mean(str(name), names)
+            told = near or f"; expected one of {', '.join(names)}"
+            raise OptionError(f"option {name!r:.60} is not known{told}")
     return values
 
 

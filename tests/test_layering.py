@@ -34,7 +34,7 @@ UPWARD = {  # inside their functions
 # that lies flat in its room counts by its name; names in one row do not import each other.
 ORDER = {
     "kernels": (
-        ("errors", "dtype", "files", "threads"),  # words that everybody uses
+        ("errors", "dtype", "files", "spelling", "threads"),  # words that everybody uses
         ("options", "graph", "quantization", "text"),  # what a value is
         ("isolation", "panics"),  # work that may end badly
         ("checkpoint", "kernel"),  # where weights come from; what a kernel says of itself
@@ -72,7 +72,9 @@ ORDER = {
         ("ranks",),  # the other processes of a model that several share
         ("loaded",),  # a model in memory, without anybody to ask it
         ("prompt",),  # messages into spans
-        ("service",),  # requests into answers
+        ("service", "display"),  # requests into answers; answers on a screen
+        ("option_types",),
+        ("chat",),  # a model makes it, and types name the model
         ("batch", "model"),
         ("loading", "terminal"),
         ("bench", "embedding"),
@@ -108,10 +110,15 @@ WITHOUT_TORCH = (
     "mtmd/__init__.py",
     "mtmd/cli.py",
     "mtmd/commands/",
+    "mtmd/option_types.py",
+    "mtmd/prompt/picture_paths.py",
+    "mtmd/checkpoint/hub.py",
+    "mtmd/checkpoint/cached_models.py",
 )
 ENVIRONMENT = (
     "mtmd/config.py",
     "mtmd/openmp.py",  # set, before torch reads it
+    "mtmd/commands/completion.py",  # what a shell sets on TAB
     "kernels/cpu/native/compile.py",  # where the user's cache is
 )
 # Ollama and llama.cpp are programs.

@@ -41,6 +41,7 @@ from mtmd.clip.image.signatures import (
     picture_format,
 )
 from mtmd.kernels.errors import ImageError
+from mtmd.kernels.text import printable
 
 _BLOCK_PIXELS = 1 << 20
 """Converted at a time: more would take further copies of the whole picture."""
@@ -205,7 +206,7 @@ def _refusing_too_much(kind: str, name: str) -> Iterator[None]:
 
 def one_line(text: str) -> str:
     """`text` fit for a message: a file's name may hold line breaks and terminal escapes."""
-    return "".join(char if char.isprintable() else "?" for char in text) or "image"
+    return printable(text) or "image"
 
 
 def _format(data: bytes, limits: ImageLimits, name: str) -> str:

@@ -25,6 +25,10 @@ NOT_ISOLATED = (
     "server's memory and time (Linux and macOS isolate them)"
 )
 HELP = "Serve the model over HTTP: OpenAI's interface, and a page to chat."
+EXAMPLES = """\
+mtmd serve                                  # http://127.0.0.1:8080, for this machine alone
+mtmd serve -m org/name --parallel 4 --port 9000
+mtmd serve --host 0.0.0.0 --api-key-file keys.txt"""
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:

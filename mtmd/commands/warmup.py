@@ -11,6 +11,10 @@ from mtmd.kernels.errors import OptionError
 from mtmd.kernels.text import for_terminal
 
 HELP = "Ask the device about every op, run one encode and one step of decode, and report."
+EXAMPLES = """\
+mtmd warmup                                 # the demo model on this machine
+mtmd warmup -m org/name --strict            # exits with 3 unless everything is as intended
+mtmd warmup --target rtx4090 --random-weights gemma-3-4b --weights Q4_K_M"""
 
 MOST_TARGETS = 32
 PREDICTED = (  # what of the options of loading is taken into account where nothing is loaded

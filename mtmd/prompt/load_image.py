@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import io
 import os
-import stat
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, cast
 
@@ -28,6 +27,7 @@ from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.image.signatures import picture_format
 from mtmd.kernels.errors import ImageError
 from mtmd.kernels.isolation.limits import available as can_isolate
+from mtmd.prompt.picture_paths import check_path, not_opened, not_readable
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -43,13 +43,6 @@ __all__ = [
 
 ImageSource: TypeAlias = "str | os.PathLike[str] | Source | BinaryIO"
 
-_KINDS = (
-    (stat.S_ISDIR, "a folder", "give the picture files in it"),
-    (stat.S_ISFIFO, "a pipe", "save its content to a file first"),
-    (stat.S_ISSOCK, "a socket", "save its content to a file first"),
-    (stat.S_ISCHR, "a device", "give a picture file"),
-    (stat.S_ISBLK, "a device", "give a picture file"),
-)
 _CHUNK_BYTES = 1 << 20
 
 
@@ -109,50 +102,18 @@ def _read_path(path: str | bytes, limits: ImageLimits, name: str) -> bytes:
     """
     if isinstance(path, bytes):
         path = os.fsdecode(path)
-    if not path:
-        raise ImageError(
-            f"{name}: found an empty path, expected that of a picture; check how it is made"
-        )
-    _refuse_address(path, name)
     try:
-        result = Path(path).stat()
-        for is_kind, words, advice in _KINDS:
-            if is_kind(result.st_mode):
-                raise ImageError(f"{name}: found {words}, expected a picture file; {advice}")
-        check_bytes(result.st_size, limits, name)
+        check_bytes(check_path(path, name).st_size, limits, name)
         with Path(path).open("rb") as file:
             return _read_file(file, limits, name)
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:  # gone since it was looked at
         raise ImageError(
             f"{name}: found no such file, expected a picture; check the path"
         ) from None
     except PermissionError:
-        raise ImageError(
-            f"{name}: found a file that may not be read, expected a readable one; change its "
-            "permissions"
-        ) from None
+        raise not_readable(name) from None
     except (OSError, ValueError) as error:
-        reason = (
-            error.strerror if isinstance(error, OSError) and error.strerror else "not a usable path"
-        )
-        raise ImageError(
-            f"{name}: found a path that cannot be opened ({reason}), expected a picture file; "
-            "check the path"
-        ) from error
-
-
-def _refuse_address(path: str, name: str) -> None:
-    scheme = path[:8].lower()
-    if scheme.startswith(("http://", "https://")):
-        raise ImageError(
-            f"{name}: found a web address, expected a file; addresses are not fetched: download "
-            "the picture and give its path"
-        )
-    if scheme.startswith("data:"):
-        raise ImageError(
-            f"{one_line(path[:32])}...: found a data URL, expected a file; decode it and give the "
-            "bytes"
-        )
+        raise not_opened(name, error) from error
 
 
 def _read_file(file: BinaryIO, limits: ImageLimits, name: str) -> bytes:
@@ -181,4 +142,13 @@ def png_bytes(pixels: Pixels) -> bytes:
     """uint8 [Y, X, 3] as a PNG file."""
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG", compress_level=1)
+    return file.getvalue()
+
+
+def preview(pixels: Pixels, edge: int) -> bytes:
+    """uint8 [Y, X, 3] as a JPEG file, its longer side `edge` pixels at most."""
+    image = Image.fromarray(pixels)
+    image.thumbnail((edge, edge))
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=85)
     return file.getvalue()

@@ -44,7 +44,7 @@ CASES = {
     "errors": "from mtmd import ImageError, ModelError, MtmdError, OptionError, PlacementError, "
     "PromptError",
     "help": HELP.format(
-        calls=[["--help"], ["describe", "-h"], ["warmup", "--help"], ["dump", "--help"]],
+        calls=[["--help"], ["describe", "-h"], ["warmup", "--help"], ["help", "dump"]],
         code=0,
         told="usage: mtmd",
     ),
@@ -59,9 +59,33 @@ CASES = {
             ["warmup", "--dtype", "x"],
         ],
     ),
+    "files that are not there": HELP.format(
+        code=2,
+        told=", expected ",
+        calls=[
+            ["describe", "no such.png"],
+            ["chat", "no such.png"],
+            ["dump", "no such.png"],
+            ["dump", "--compare", "no such.json"],
+            ["compare", "demo", "demo", "--dtype-b", "bf16", "--image", "no such.png"],
+            ["batch", "no such.png", "--out", "no such.jsonl"],
+            ["describe", "--each", "no such.png"],
+            ["describe", "tests", "-m", "no such"],
+        ],
+    ),
+    "models that are not there": HELP.format(
+        code=2,
+        told="; expected ",
+        calls=[
+            ["info", "no_such.gguf"],
+            ["warmup", "-m", "no such"],
+            ["compare", "demo", "no such"],
+            ["info", "--mmproj", "no such"],
+        ],
+    ),
+    "nothing": HELP.format(calls=[[]], code=0, told="usage: mtmd"),
     "mistakes": HELP.format(
         calls=[
-            [],
             ["fly"],
             ["describe"],
             ["describe", "a.png", "--top-k", "x"],
