@@ -237,10 +237,16 @@ def _known(values: Mapping[str, Any], *kinds: Any) -> Mapping[str, Any]:
     names = [f.name for kind in kinds for f in dataclasses.fields(kind)]
     for name in values:
         if name not in names:
-            near = did_you_mean(str(name), names)
-            told = near or f"; expected one of {', '.join(names)}"
-            raise OptionError(f"option {name!r:.60} is not known{told}")
+            raise OptionError(f"option {name!r:.60} is not known{_advice(name, names)}")
     return values
+
+
+def _advice(name: str, names: Sequence[str]) -> str:
+    """What to do about an option that is not among `names`."""
+    for kind, place in ((AnswerOptions, "an answer"), (LoadOptions, "`load`")):
+        if name in {f.name for f in dataclasses.fields(kind)}:
+            return f" here; expected one of {', '.join(names)}: give it to {place}"
+    return did_you_mean(str(name), names) or f"; expected one of {', '.join(names)}"
 
 
 def _speculate(value: object) -> int | str:

@@ -16,7 +16,8 @@ from mtmd.kernels.text import for_terminal
 HELP = "Measure the stages of a model apart: time, memory, share of what the machine can do."
 EXAMPLES = """\
 mtmd bench                                  # the demo model
-mtmd bench --random-weights gemma-3-4b --weights Q4_0
+mtmd bench --random-weights list            # shapes of models that need not be fetched
+mtmd bench --random-weights path/to/config.json --weights Q4_0
 mtmd bench org/name --threads 1,2,4 --html bench.html"""
 DESCRIPTION = (
     f"{HELP} Options that take a LIST, like 1,4,16, vary one thing at a time: the first value of "

@@ -20,7 +20,7 @@ HELP = "Turn images and texts into vectors of one space, find images by a text, 
 EXAMPLES = """\
 mtmd embed photos/ -m openai/clip-vit-base-patch32 --out photos.npz
 mtmd embed --index photos.npz -m openai/clip-vit-base-patch32 --query "a dog on a beach"
-mtmd embed cat.jpg -m google/siglip2-base-patch16-224 --labels "a cat,a dog,a bird"
+mtmd embed cat.jpg -m openai/clip-vit-base-patch32 --labels "a cat,a dog,a bird"
 """
 READ_AT_ONCE = 16  # pictures, so that progress shows and a bad one is known by its name
 

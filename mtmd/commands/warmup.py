@@ -14,7 +14,7 @@ HELP = "Ask the device about every op, run one encode and one step of decode, an
 EXAMPLES = """\
 mtmd warmup                                 # the demo model on this machine
 mtmd warmup -m org/name --strict            # exits with 3 unless everything is as intended
-mtmd warmup --target rtx4090 --random-weights gemma-3-4b --weights Q4_K_M"""
+mtmd warmup -m org/name --target rtx4090    # a GPU that is not here"""
 
 MOST_TARGETS = 32
 PREDICTED = (  # what of the options of loading is taken into account where nothing is loaded

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeGuard, cast
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from mtmd.clip.image.decode import (
@@ -41,16 +43,21 @@ __all__ = [
     "png_bytes",
 ]
 
-ImageSource: TypeAlias = "str | os.PathLike[str] | Source | BinaryIO"
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ImageSource: TypeAlias = "str | os.PathLike[str] | Source | BinaryIO | Tensor"
 
 _CHUNK_BYTES = 1 << 20
+CHANNELS = (1, 3, 4)
 
 
 def load_image(
     source: ImageSource, limits: ImageLimits = DEFAULT_LIMITS, unnamed: str = "image"
 ) -> Picture:
-    """One picture from a path, the bytes of a file, a file open for reading bytes, a Pillow image
-    or a uint8 array. It is decoded in this process: right for one's own.
+    """One picture from a path, the bytes of a file, a file open for reading bytes, a Pillow image,
+    an array [H, W(, 1|3|4)] or a tensor [(1|3|4,) H, W], of uint8 or of floats from 0 to 1; a
+    tensor's channels may stand last, too. It is decoded in this process: right for one's own.
 
     An open file is read from where it stands, and left open. `unnamed`: what messages call a
     picture without a path or name. Raises ImageError.
@@ -81,14 +88,42 @@ def _read(source: ImageSource, limits: ImageLimits, unnamed: str) -> tuple[Sourc
         own_name = getattr(source, "name", None)
         name = one_line(own_name) if isinstance(own_name, str) and own_name else unnamed
         return _read_file(cast(BinaryIO, source), limits, name), name
+    if _is_tensor(source):
+        return _array_of(source, unnamed), unnamed
     if not isinstance(source, (bytes, bytearray, memoryview, Image.Image, np.ndarray)):
         found = type(source).__name__  # type: ignore[unreachable]  # callers need not be type-checked
-        expected = "a path, bytes, an open file, a Pillow image or an array"
+        expected = "a path, bytes, an open file, a Pillow image, an array or a tensor"
         raise ImageError(
             f"{unnamed}: found an object of type {found}, expected {expected}; open or convert it "
             "first"
         )
     return source, unnamed
+
+
+def _is_tensor(source: object) -> TypeGuard[Tensor]:
+    torch = sys.modules.get("torch")  # who has a tensor has imported it
+    return torch is not None and isinstance(source, torch.Tensor)
+
+
+def _array_of(tensor: Tensor, name: str) -> NDArray[Any]:
+    """[H, W] or [H, W, C]: a tensor has its channels first, as torchvision's do, unless only its
+    last dimension can be them.
+    """
+    shape = list(tensor.shape)
+    if tensor.ndim == 4:
+        raise ImageError(
+            f"{name}: found a tensor of shape {shape}, expected one picture [C, H, W] or [H, W]; "
+            "give those of a batch as a list, list(tensor)"
+        )
+    if tensor.ndim == 3 and shape[0] in CHANNELS:
+        tensor = tensor.permute(1, 2, 0)
+    elif tensor.ndim != 2 and not (tensor.ndim == 3 and shape[2] in CHANNELS):
+        raise ImageError(
+            f"{name}: found a tensor of shape {shape}, expected one picture [C, H, W] or [H, W], "
+            "of 1, 3 or 4 channels"
+        )
+    tensor = tensor.detach().cpu()
+    return tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy()
 
 
 def read_picture(path: str | os.PathLike[str], limits: ImageLimits = DEFAULT_LIMITS) -> bytes:

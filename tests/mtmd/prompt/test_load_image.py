@@ -169,4 +169,4 @@ def test_strangers_are_refused(stranger):
     assert f"found an object of type {type(stranger).__name__}, expected a path, bytes" in refusal(
         stranger
     )
-    assert "found an array of float64" in refusal(np.zeros((2, 2)))
+    assert "found an array of float64" in refusal(np.full((2, 2), 1.5))
