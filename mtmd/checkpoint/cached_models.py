@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,14 +98,14 @@ def plan_removal(name: str, cache_dir: Path | None = None) -> Removal:
             f"model {name!r} is in the cache at other revisions; found {', '.join(sorted(known))}"
         )
     if wanted.type is None:
-        return _whole(name, repo, revisions)
+        return _whole(name, repo, revisions, cache_dir)
     files = {f.file_path: f for r in revisions for f in r.files if f.file_name.endswith(".gguf")}
     kinds = {path: type_of(_in_snapshot(path)) for path in files if not is_projector(path.name)}
     chosen = [path for path, kind in kinds.items() if kind.lower() == wanted.type.lower()]
     if not chosen:
         raise _missing(name, [f"{wanted.repo}:{kind}" for kind in kinds.values()])
     if len(chosen) == len(kinds):  # nothing would be left but projectors
-        return _whole(name, repo, revisions)
+        return _whole(name, repo, revisions, cache_dir)
     blobs = {files[path].blob_path for path in chosen}
     kept = {f.blob_path for r in repo.revisions for f in r.files if f.file_path not in chosen}
     freed = sum({files[p].blob_path: files[p].size_on_disk for p in chosen}.values())
@@ -129,12 +129,12 @@ def _repos(cache_dir: Path | None) -> list[Any]:
     return [repo for repo in info.repos if repo.repo_type == "model"]
 
 
-def _whole(name: str, repo: Any, revisions: Iterable[Any]) -> Removal:
-    from huggingface_hub import HFCacheInfo
+def _whole(name: str, repo: Any, revisions: Iterable[Any], cache_dir: Path | None) -> Removal:
+    from huggingface_hub import scan_cache_dir
 
     hashes = [r.commit_hash for r in revisions]
     # Of this repository alone: another one may hold the same commit.
-    alone = HFCacheInfo(size_on_disk=repo.size_on_disk, repos=frozenset({repo}), warnings=[])
+    alone = replace(scan_cache_dir(cache_dir), repos=frozenset({repo}))
     strategy = alone.delete_revisions(*hashes)
     every = len(hashes) == len(repo.revisions)
     return Removal(name, repo.size_on_disk if every else strategy.expected_freed_size, strategy)

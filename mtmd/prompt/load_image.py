@@ -91,7 +91,7 @@ def _read(source: ImageSource, limits: ImageLimits, unnamed: str) -> tuple[Sourc
     if _is_tensor(source):
         return _array_of(source, unnamed), unnamed
     if not isinstance(source, (bytes, bytearray, memoryview, Image.Image, np.ndarray)):
-        found = type(source).__name__  # type: ignore[unreachable]  # callers need not be type-checked
+        found = type(source).__name__  # callers need not be type-checked
         expected = "a path, bytes, an open file, a Pillow image, an array or a tensor"
         raise ImageError(
             f"{unnamed}: found an object of type {found}, expected {expected}; open or convert it "
