@@ -217,10 +217,9 @@ def _serve(
     from mtmd.service.service import Service
     from mtmd.web.app import create_app
     from mtmd.web.server import Server
-    from mtmd.web.store.store import Store
 
     opened = _close_to_others(folder)
-    store = Store(folder)
+    store = _opened(folder)
     try:
         service = Service(
             model,
@@ -244,6 +243,18 @@ def _serve(
             service.close(ENDING_S)
     finally:
         store.close()
+
+
+def _opened(folder: Path | None) -> Any:
+    """The store of conversations. Raises StoreError naming the folder, which pages are not told."""
+    from mtmd.web.store.errors import StoreError
+    from mtmd.web.store.store import Store
+
+    try:
+        return Store(folder)
+    except StoreError as error:
+        told = str(error).replace("the data folder", f"the data folder {folder}", 1)
+        raise type(error)(told) from error
 
 
 def _close_to_others(folder: Path | None) -> list[str]:
@@ -338,8 +349,7 @@ def _say(
     )
     print(for_terminal("\n".join(lines)), flush=True)
     warnings = notices + [
-        f"{r.count} {r.op} nodes of the {r.graph} do not run on {report.device} but on "
-        f"{r.runs_on}: {r.reason}"
+        f"{r.count} {r.op} nodes of the {r.graph} run on {r.runs_on}: {r.reason}"
         for r in report.refused
     ]
     if not report.fully_accelerated:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
+import sys
 from typing import Any
 
 from mtmd.commands.shared import add_model_arguments, load_from, settle_threads
@@ -89,7 +91,11 @@ def run(args: argparse.Namespace) -> int:
     del args.parallel  # `load` keeps its own default
     model = _dual_encoder(args) or load_from(args)
     report = model.warmup_report if args.no_run else model.warm_up()
-    print(json.dumps(report.asdict()) if args.json else for_terminal(str(report)))
+    if args.json:
+        print(json.dumps(report.asdict()))
+    else:
+        wide = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        print(for_terminal(report.text(wide) if wide else str(report)))
     return 3 if args.strict and not report.fully_accelerated else 0
 
 

@@ -26,4 +26,4 @@ with load(device="cpu", override_tensor=["a=cpu"]) as model:
     async def ask() -> list[Answer]:
         async for event in model.astream(messages, top_p=0.9):
             print(event)
-        return await asyncio.gather(model.aanswer("a.png"), model.aanswer("b.png"))
+        return list(await asyncio.gather(model.aanswer("a.png"), model.aanswer("b.png")))
