@@ -1,6 +1,6 @@
 """The pictures of the chat page in README.md and docs/: a server with the demo model, and Chromium.
 
-    python tools/screenshots.py            # writes docs/images/page-light.webp, page-dark.webp, ...
+    python tools/screenshots.py            # writes docs/images/page-light.webp, page-dark.webp
 
 Needs what the tests of the pages need: playwright, and Debian's package chromium.
 """
@@ -11,8 +11,9 @@ import io
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from PIL import Image
@@ -25,7 +26,7 @@ from mtmd.web.store.store import Store
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
-WINDOW = {"width": 1200, "height": 750}
+WINDOW = {"width": 1200, "height": 900}
 SCALE = 1.5  # of the pictures, for screens with fine pixels
 LIMIT_MS = 60_000
 CHROMIUMS = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
@@ -38,9 +39,9 @@ CHATS = (
 
 @contextmanager
 def server() -> Iterator[str]:
-    with load() as model:
+    with load() as model, TemporaryDirectory() as folder, closing(Store(Path(folder))) as store:
         report, settings = model.warm_up(), ServerSettings(port=0)
-        app = create_app(model.service, settings, Store(None), warmup=report)
+        app = create_app(model.service, settings, store, warmup=report)
         running = Server(app, settings, bind(settings))
         thread = threading.Thread(target=running.serve, args=(model.service.close,))
         thread.start()
@@ -62,6 +63,12 @@ def ask(page: Any, picture: str, question: str) -> None:
     page.wait_for_selector(".message.answer.last .actions")
 
 
+def in_both_themes(page: Any, name: str) -> None:
+    for theme in ("light", "dark"):
+        page.emulate_media(color_scheme=theme)
+        save(page, f"{name}-{theme}")
+
+
 def save(page: Any, name: str) -> None:
     """As WebP, a third of a PNG's size."""
     page.wait_for_timeout(400)  # what fades in is there
@@ -80,25 +87,16 @@ def main() -> None:
         sys.exit("there is no Chromium; sh tools/browser.sh installs it")
     with server() as url, sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        for theme in ("light", "dark"):
-            context = browser.new_context(
-                viewport=WINDOW, device_scale_factor=SCALE, base_url=url, color_scheme=theme
-            )
-            context.set_default_timeout(LIMIT_MS)
-            page = context.new_page()
-            if theme == "light":
-                for picture, question in CHATS[:-1]:
-                    ask(page, picture, question)
-                page.goto("/")
-                page.wait_for_selector("#welcome")
-                save(page, "welcome-light")
-            ask(page, *CHATS[-1])
-            page.locator(".message.last .receipt summary").click()
-            save(page, f"page-{theme}")
-            page.goto("/diagnostics")
+        page = browser.new_page(viewport=WINDOW, device_scale_factor=SCALE, base_url=url)
+        page.set_default_timeout(LIMIT_MS)
+        for picture, question in CHATS:
+            ask(page, picture, question)
+        page.locator(".message.last .receipt summary").click()
+        in_both_themes(page, "page")
+        for place, name in (("/", "welcome"), ("/diagnostics", "diagnostics")):
+            page.goto(place)
             page.wait_for_load_state("networkidle")
-            save(page, f"diagnostics-{theme}")
-            context.close()
+            in_both_themes(page, name)
         browser.close()
 
 
