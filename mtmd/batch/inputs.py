@@ -46,10 +46,8 @@ class Inputs:
         by_number = sorted(self.skipped.items(), key=lambda kind: (-kind[1], kind[0]))
         kinds = ", ".join(f"{n} {kind or 'without an ending'}" for kind, n in by_number[:SHOWN])
         more = ", and others" if len(by_number) > SHOWN else ""
-        return (
-            f"skipped {count} file{'s' if count > 1 else ''} of the folders, by the ending no "
-            f"picture{'s' if count > 1 else ''}: {kinds}{more}"
-        )
+        what = f"{count} files that are no pictures" if count > 1 else "a file that is no picture"
+        return f"skipped {what} by the ending: {kinds}{more}"
 
 
 def find_inputs(words: Iterable[str], lists: Sequence[str] = ()) -> Inputs:

@@ -79,6 +79,11 @@ def pull(
 def _files(model: str, name: HubName, revision: str | None, endpoint: str | None) -> list[HubFile]:
     info = ask_hub(model, name.repo, revision, endpoint, metadata=True)
     there = {file.rfilename: file for file in info.siblings or []}
+    if outside := [file for file in there if ".." in Path(file).parts or Path(file).is_absolute()]:
+        raise ModelError(
+            f"model {model!r} names a file outside of its folder ({outside[0]!r:.80}); choose "
+            "another repository"
+        )
     return [_hub_file(there[file]) for file in check_files(model, name.type, list(there))]
 
 

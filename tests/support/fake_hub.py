@@ -43,6 +43,7 @@ REPOS = {
     "org/empty": {},
     "org/GGUF": GGUFS,
     "org/blind": {"a-q4_0.gguf": b"GGUF"},
+    "org/outside": {"../../a-Q4_0.gguf": b"GGUF"},
 }
 ERRORS = {
     "org/gated": (403, "GatedRepo"),

@@ -71,6 +71,7 @@ def test_a_full_disk_is_told_before_anything_is_fetched(
 REFUSED = {
     "org/pickles": "it has .bin files",
     "org/GGUF": "say which, as org/GGUF:TYPE",
+    "org/outside:Q4_0": "names a file outside of its folder",
     "org/missing": "neither a local folder nor found",
     "org/broken": r"cannot be reached \(HTTP status 500\); check the network",
     "nothing": "no name on the Hugging Face hub",
