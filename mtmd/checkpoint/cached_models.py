@@ -120,12 +120,11 @@ def type_of(file: str) -> str:
 
 def _repos(cache_dir: Path | None) -> list[Any]:
     from huggingface_hub import scan_cache_dir
-    from huggingface_hub.errors import CacheNotFound
+    from huggingface_hub.constants import HF_HUB_CACHE
 
-    try:
-        info = scan_cache_dir(cache_dir)
-    except CacheNotFound:
+    if not Path(cache_dir or HF_HUB_CACHE).is_dir():  # nothing was fetched yet
         return []
+    info = scan_cache_dir(cache_dir)
     return [repo for repo in info.repos if repo.repo_type == "model"]
 
 
