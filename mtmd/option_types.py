@@ -31,6 +31,9 @@ class LoadKeywords(TypedDict, total=False):
     memory_limit: int | str | None
     isolate: bool
     speculate: int | str
+    tp: int
+    tensor_split: str | Sequence[float]
+    no_kv_offload: bool
 
 
 class AnswerKeywords(TypedDict, total=False):
