@@ -18,6 +18,13 @@ def one_line(text: object, most: int | None = None) -> str:
     return " ".join(str(text).split())[:most]
 
 
+def printable(text: str) -> str:
+    """`text` with a "?" for each line break, escape and other character that cannot be seen: names
+    of files hold them, too.
+    """
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
 def for_terminal(text: str) -> str:
     """`text` without what a terminal would obey: what models, files and their names say may hold
     escape sequences, or turn round the order in which it is read. Each such character becomes

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mtmd.openmp import wait_shortly
 
 if TYPE_CHECKING:  # what type checkers see of the table below; a test keeps the two alike
+    from mtmd.chat import Chat as Chat
     from mtmd.clip.image.decode import Picture as Picture
     from mtmd.embedding.embedder import Embedder as Embedder
     from mtmd.embedding.embedder import load_embedder as load_embedder
@@ -40,6 +41,10 @@ if TYPE_CHECKING:  # what type checkers see of the table below; a test keeps the
     from mtmd.loading import describe as describe
     from mtmd.loading import load as load
     from mtmd.model import Model as Model
+    from mtmd.option_types import AnswerKeywords as AnswerKeywords
+    from mtmd.option_types import LoadKeywords as LoadKeywords
+    from mtmd.prompt.conversation import Images as Images
+    from mtmd.prompt.conversation import Message as Message
     from mtmd.prompt.conversation import RawPrompt as RawPrompt
     from mtmd.receipt import ImageReceipt as ImageReceipt
     from mtmd.receipt import Receipt as Receipt
@@ -56,6 +61,8 @@ __version__ = "0.1.0"
 wait_shortly()
 
 _PLACES = {
+    "mtmd.chat": ("Chat",),
+    "mtmd.option_types": ("AnswerKeywords", "LoadKeywords"),
     "mtmd.events": (
         "Answer",
         "Event",
@@ -71,7 +78,7 @@ _PLACES = {
     "mtmd.model": ("Model",),
     "mtmd.service.service": ("Service",),
     "mtmd.service.stats": ("ServiceStats", "TokenCount"),
-    "mtmd.prompt.conversation": ("RawPrompt",),
+    "mtmd.prompt.conversation": ("Images", "Message", "RawPrompt"),
     "mtmd.service.ticket": ("Ticket", "gather"),
     "mtmd.inspect.predict_target": ("predict",),
     "mtmd.receipt": ("ImageReceipt", "Receipt"),

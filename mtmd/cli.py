@@ -10,89 +10,82 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
+from types import ModuleType
+from typing import Any
 
 from mtmd import __version__
-from mtmd.commands import (
-    batch,
-    bench,
-    chat,
-    compare,
-    describe,
-    dump,
-    embed,
-    history,
-    info,
-    serve,
-    warmup,
-)
+from mtmd.commands import batch, bench, chat, completion, describe, embed, history, serve, warmup
+from mtmd.commands.inspect import compare, dump, info
+from mtmd.commands.models import listing, pull, remove
+from mtmd.commands.parser import Parser, terminal_line
 from mtmd.kernels.errors import MtmdError
-from mtmd.kernels.text import one_line
+from mtmd.kernels.spelling import did_you_mean
 
-VERBS = {
-    "describe": describe,
-    "batch": batch,
-    "chat": chat,
-    "embed": embed,
-    "serve": serve,
-    "history": history,
-    "info": info,
-    "warmup": warmup,
-    "bench": bench,
-    "compare": compare,
-    "dump": dump,
+GROUPS: dict[str, dict[str, ModuleType]] = {
+    "ask": {"describe": describe, "batch": batch, "chat": chat, "embed": embed},
+    "serve": {"serve": serve, "history": history},
+    "models": {"pull": pull, "list": listing, "rm": remove, "info": info},
+    "examine": {"warmup": warmup, "bench": bench, "compare": compare, "dump": dump},
+    "shell": {"completion": completion},
 }
-LONGEST = 600  # characters of an error line
+VERBS = {name: module for group in GROUPS.values() for name, module in group.items()}
+HELP = "help"
+ABOUT = "Answers questions about images, and says what the model saw and where it ran."
+EXAMPLES = """\
+mtmd describe photo.jpg                     # with the demo model, which knows shapes and words
+mtmd describe photo.jpg -m org/name         # with a model of the Hugging Face hub
+mtmd serve                                  # a page to chat, and OpenAI's interface
+mtmd warmup                                 # what this machine can and cannot do"""
 
 
-class Parser(argparse.ArgumentParser):
-    """One line on stderr for a wrong call, in place of argparse's usage text."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {_terminal_line(message)}; see '{self.prog} --help'\n")
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As in the base class, but what is left over is an error of the command it was given to,
-        not of `mtmd`.
-        """
-        known, unknown = super().parse_known_args(args, namespace)
-        if unknown:
-            first = unknown[0]
-            self.error(
-                f"option {first!r} is not known"
-                if first.startswith("-")
-                else f"found {first!r}, expected no more arguments"
-            )
-        return known, unknown
-
-
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     top = Parser(
         prog="mtmd",
+        usage="mtmd [--version] COMMAND ...",
         allow_abbrev=False,
-        description="Answers questions about images, and says what the model saw and where it ran.",
+        description=ABOUT,
+        examples=EXAMPLES,
     )
     top.add_argument("--version", action="version", version=f"mtmd {__version__}")
-    verbs = top.add_subparsers(dest="verb", metavar="COMMAND", parser_class=Parser)
+    verbs = top.add_subparsers(
+        prog="mtmd", dest="verb", metavar="COMMAND", parser_class=Parser, help=argparse.SUPPRESS
+    )
+    top.groups = {
+        group: {name: module.HELP for name, module in modules.items()}
+        for group, modules in GROUPS.items()
+    } | {"help": {HELP: "Tell all about a command: mtmd help COMMAND."}}
     for name, module in VERBS.items():
-        sub = verbs.add_parser(name, help=module.HELP, description=module.HELP, allow_abbrev=False)
+        sub = verbs.add_parser(
+            name, description=module.HELP, allow_abbrev=False, examples=module.EXAMPLES
+        )
         module.add_arguments(sub)
+    about = verbs.add_parser(
+        HELP, description="Tell all about a command.", examples="mtmd help\nmtmd help describe"
+    )
+    about.add_argument("words", nargs="*", metavar="COMMAND", help="which (default: the overview)")
     return top
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit codes: 0 done, 1 `compare` or `history check` found something, 2 a mistake in the call
-    or its files, 3 `warmup --strict` found something, 70 the device of `serve` has failed, 130
-    interrupted.
+    """Exit codes: 0 done, 1 `compare` or `history check` found something, or a picture of several
+    failed, 2 a mistake in the call or its files, 3 `warmup --strict` found something, 70 the device
+    of `serve` has failed, 130 interrupted.
     """
     if isinstance(
         sys.stdout, io.TextIOWrapper
     ):  # an answer may hold characters that a terminal's encoding does not have
         sys.stdout.reconfigure(errors="backslashreplace")
     top = parser()
-    args = top.parse_args(arguments)
+    if completion.is_asked():
+        completion.complete(top)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    _check_verb(top, words)
+    args = top.parse_args(words)
     if args.verb is None:
-        top.error(f"found no command, expected one of {', '.join(VERBS)}")
+        top.print_help()
+        return 0
+    if args.verb == HELP:
+        return main([*args.words, "--help"])
     try:
         code = _run(args)
         sys.stdout.flush()
@@ -128,17 +121,16 @@ def _run(args: argparse.Namespace) -> int:
     return code
 
 
+def _check_verb(top: Parser, words: Sequence[str]) -> None:
+    """In words of ours where argparse would list every command there is."""
+    if words and not words[0].startswith("-") and words[0] not in (*VERBS, HELP):
+        near = did_you_mean(words[0], (*VERBS, HELP))
+        top.error(f"command {words[0]!r} is not known{near}")
+
+
 def _refuse(verb: str, message: str) -> int:
-    print(f"mtmd {verb}: {_terminal_line(message)}", file=sys.stderr)
+    print(f"mtmd {verb}: {terminal_line(message)}", file=sys.stderr)
     return 2
-
-
-def _terminal_line(text: str) -> str:
-    """`text` fit for one line of a terminal: what users and files bring may hold line breaks and
-    escape sequences, and be long.
-    """
-    plain = "".join(c if c.isprintable() else "?" for c in one_line(text))
-    return plain if len(plain) <= LONGEST else f"{plain[:LONGEST]}..."
 
 
 def _leave_stdout() -> None:

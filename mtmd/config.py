@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from mtmd.clip.token_budget import DETAILS
 from mtmd.kernels.errors import OptionError
 from mtmd.kernels.options import integer, integer_or_none, refuse, size_or_none
+from mtmd.kernels.spelling import did_you_mean
 from mtmd.llm.sampling.grammar_notations import grammar_source
 from mtmd.llm.sampling.json_schema import schema_text
 from mtmd.llm.sampling.options import Sampling
@@ -239,10 +240,16 @@ def _known(values: Mapping[str, Any], *kinds: Any) -> Mapping[str, Any]:
     names = [f.name for kind in kinds for f in dataclasses.fields(kind)]
     for name in values:
         if name not in names:
-            raise OptionError(
-                f"option {name!r:.60} is not known; expected one of {', '.join(names)}"
-            )
+            raise OptionError(f"option {name!r:.60} is not known{_advice(name, names)}")
     return values
+
+
+def _advice(name: str, names: Sequence[str]) -> str:
+    """What to do about an option that is not among `names`."""
+    for kind, place in ((AnswerOptions, "an answer"), (LoadOptions, "`load`")):
+        if name in {f.name for f in dataclasses.fields(kind)}:
+            return f" here; expected one of {', '.join(names)}: give it to {place}"
+    return did_you_mean(str(name), names) or f"; expected one of {', '.join(names)}"
 
 
 def _speculate(value: object) -> int | str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any, Protocol, TypeAlias
 
 from mtmd.receipt import Receipt
 from mtmd.tools.tool import ToolCall
@@ -52,10 +53,22 @@ class ToolCallPiece:
     arguments: str
 
 
+class View(Protocol):
+    """How an answer looks in a notebook."""
+
+    def html(self, answer: Answer) -> str: ...
+
+
 @dataclass(frozen=True)
 class Answer:
-    """`tool_calls` are those that the model wrote, not part of the text. `stop`: the text of the
-    option's before which it ended, None where it ended otherwise.
+    """What a model said to a prompt; `str()` of it is the text, and a notebook shows it with its
+    pictures, boxes and receipt.
+
+    `text` is without special tokens; `output_token_ids` are all of the answer, the end-of-answer
+    token left out; `receipt` tells what the model saw, where it ran and how long each part took
+    (`receipt.finish`: "stop", "length", "cancelled"). `tool_calls` are those that the model wrote,
+    not part of the text. `stop`: the text of the option's before which it ended, None where it
+    ended otherwise.
     """
 
     text: str
@@ -64,8 +77,17 @@ class Answer:
     receipt: Receipt
     tool_calls: tuple[ToolCall, ...] = ()
     stop: str | None = None
+    view: View | None = field(default=None, repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return self.view.html(self) if self.view else f"<p>{escape(self.text)}</p>"
 
     def asdict(self) -> dict[str, Any]:
+        """Of JSON types."""
         return {
             "text": self.text,
             "prompt_token_ids": list(self.prompt_token_ids),

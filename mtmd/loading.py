@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from mtmd.checkpoint.checkpoint import Checkpoint
+from mtmd.checkpoint.hub import DEMO_NAME, is_demo, resolve_model
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.config import LoadOptions, options, split_options
 from mtmd.kernels.errors import ModelError, OptionError
-from mtmd.model import DEFAULT_PROMPT, Model
+from mtmd.model import Model
+from mtmd.option_types import AnswerKeywords, DescribeKeywords, LoadKeywords
 from mtmd.prompt.conversation import Images
 
+if TYPE_CHECKING:  # not in typing before Python 3.11
+    from typing_extensions import Unpack
+
+__all__ = ["DEMO_MODEL", "DEMO_NAME", "describe", "find_checkpoint", "load"]
+
 DEMO_MODEL = Path(__file__).parent / "demo_model"
-DEMO_NAME = "demo model"
 
 
 def load(
-    model: str | PathLike[str] | None = None, *, progress: bool = False, **chosen: Any
+    model: str | PathLike[str] | None = None,
+    *,
+    progress: bool = False,
+    **chosen: Unpack[LoadKeywords],
 ) -> Model:
     """A model from a checkpoint folder, a GGUF file, or, as org/name, from the Hugging Face hub,
-    org/name:Q4_K_M for a GGUF of that type; None is the demo model that comes with the package.
+    org/name:Q4_K_M for a GGUF of that type; None, or "demo", is the demo model that comes with the
+    package.
 
     `chosen` are the fields of `LoadOptions`. Raises MtmdError: ModelError for the checkpoint,
     OptionError for an option.
@@ -40,16 +51,13 @@ def find_checkpoint(
     projector, template = (
         Path(p).expanduser() if p else None for p in (settings.mmproj, settings.chat_template)
     )
-    if model is None:
+    if is_demo(model):
         return open_checkpoint(DEMO_MODEL, projector, template), DEMO_NAME
     if not isinstance(model, (str, PathLike)):
         raise ModelError(
             f"model is an object of type {type(model).__name__}; expected a checkpoint folder, a "
-            "GGUF file, "
-            "or org/name on the Hugging Face hub"
+            "GGUF file, or org/name on the Hugging Face hub"
         )
-    from mtmd.checkpoint.hub import resolve_model
-
     result = resolve_model(model, progress)
     is_local = Path(model).expanduser().exists()  # else the folder is named by a hash
     return open_checkpoint(
@@ -61,40 +69,37 @@ _last: tuple[Any, Model] | None = None
 
 
 def describe(
-    image: Images,
-    prompt: str = DEFAULT_PROMPT,
+    image: Images | None = None,
+    prompt: str | None = None,
     *,
     model: str | PathLike[str] | Model | None = None,
-    **chosen: Any,
+    system: str | None = None,
+    **chosen: Unpack[DescribeKeywords],
 ) -> str:
     """The answer to a prompt about one or several images, in one call. The last model used is kept
     for the next.
 
-    `chosen` are the fields of `LoadOptions` and `AnswerOptions`, of the latter alone where `model`
-    is a loaded one. Raises MtmdError.
+    `image`, `prompt`, `system` as `Model.describe` takes them; `chosen` are the fields of
+    `LoadOptions` and `AnswerOptions`, of the latter alone where `model` is a loaded one. Raises
+    MtmdError.
     """
     for_loading, for_answer = split_options(chosen)
-    answer_options = {
-        name: getattr(for_answer, name) for name in chosen if hasattr(for_answer, name)
-    }
+    options_given = cast(Mapping[str, Any], chosen)
+    answer_options = cast(
+        AnswerKeywords, {k: v for k, v in options_given.items() if hasattr(for_answer, k)}
+    )
+    load_options = cast(
+        LoadKeywords, {k: v for k, v in options_given.items() if k not in answer_options}
+    )
     if isinstance(model, Model):
-        if late := [name for name in chosen if name not in answer_options]:
+        if load_options:
             raise OptionError(
-                f"{late[0]}: the model given is already loaded; give the option to `load`"
+                f"{next(iter(load_options))}: the model given is already loaded; give the option "
+                "to `load`"
             )
-        return model.describe(image, prompt, **answer_options)
+        return model.describe(image, prompt, system=system, **answer_options)
     global _last
     key, last = (None if model is None else str(model), for_loading), _last
     if last is None or last[0] != key:
-        _last = last = (
-            key,
-            load(
-                model,
-                **{
-                    name: getattr(for_loading, name)
-                    for name in chosen
-                    if name not in answer_options
-                },
-            ),
-        )
-    return last[1].describe(image, prompt, **answer_options)
+        _last = last = (key, load(model, **load_options))
+    return last[1].describe(image, prompt, system=system, **answer_options)

@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence, Sized
+from contextlib import aclosing
+from dataclasses import replace
+from os import PathLike
 from threading import Lock
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar, overload
 
 import torch
 
+from mtmd.chat import Chat
 from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.clip.encoder import Encoder
+from mtmd.clip.image.decode import Picture
 from mtmd.config import AnswerOptions, LoadOptions
+from mtmd.display.answer_view import AnswerView, take_pictures, view_of
 from mtmd.events import Answer, Event, Finished
 from mtmd.kernels.backends import Backend
+from mtmd.kernels.dtype import name_of
+from mtmd.kernels.errors import MtmdError, OptionError
+from mtmd.kernels.options import integer, refuse
 from mtmd.kernels.plan.executor import Observer
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.spans import Span
 from mtmd.loaded.loaded_model import LoadedModel
-from mtmd.loaded.report import warmup_report
-from mtmd.prompt.conversation import Images, Message, user_message
+from mtmd.loaded.report import attention_kernels, warmup_report
+from mtmd.option_types import AnswerKeywords
+from mtmd.prompt.conversation import DEFAULT_PROMPT, Images, Message, messages_of, with_system
+from mtmd.prompt.load_image import ImageSource
 from mtmd.prompt.prompts import EncodedPrompt, Prompts
+from mtmd.service.asynchronous import AsyncTickets
+from mtmd.service.many import AHEAD, Many
 from mtmd.service.service import Service
+from mtmd.service.ticket import Ticket
 
-DEFAULT_PROMPT = "Describe the image."
+if TYPE_CHECKING:  # not in typing before Python 3.11
+    from typing_extensions import Self, Unpack
+
+__all__ = ["DEFAULT_PROMPT", "Model"]
 T = TypeVar("T")
 
 
@@ -45,6 +62,7 @@ class Model:
         self.loaded = LoadedModel(checkpoint, chosen, backends, name)
         self.prompts = Prompts(self.loaded)
         self._service: Service | None = None
+        self._async: AsyncTickets | None = None
         self._lock = Lock()
 
     @property
@@ -85,9 +103,14 @@ class Model:
             return self._service
 
     def close(self) -> None:
-        """End all answers and let the memory of their caches go; the model may be used again."""
+        """End all answers and let the memory of their caches go; the model may be used again.
+        Leaving `with load() as model:` does it.
+        """
         with self._lock:
             service, self._service = self._service, None
+            waiting, self._async = self._async, None
+        if waiting is not None:
+            waiting.close()
         if service is not None:
             service.close()
 
@@ -106,22 +129,127 @@ class Model:
         """
         return self.exclusively(lambda: warmup_report(self.loaded, check=True))
 
-    def describe(self, image: Images, prompt: str = DEFAULT_PROMPT, **chosen: Any) -> str:
-        """The answer to a prompt about one or several images; `chosen` are the fields of
-        `AnswerOptions`.
+    def __enter__(self) -> Self:
+        return self
 
-        image: path, bytes of a file, Pillow image, uint8 array [Y, X, 3], or a list of them. Raises
-        MtmdError.
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        """Name, device, number type, attention, context."""
+        kernels = attention_kernels(self.loaded.placements)
+        attention = "".join(f", {part}: {kernel} attention" for part, kernel in kernels.items())
+        return (
+            f"<mtmd.Model {self.name!r} on {self.backends[0].name}, {name_of(self.dtype)}"
+            f"{attention}, context {self.runner.context}>"
+        )
+
+    def describe(
+        self,
+        image: Images | None = None,
+        prompt: str | None = None,
+        *,
+        system: str | None = None,
+        **chosen: Unpack[AnswerKeywords],
+    ) -> str:
+        """The answer to a prompt about one or several images, or, without an image, to the prompt
+        alone; without a prompt, a description.
+
+        image: a path, the bytes of a file, an open file, a Pillow image, an array [H, W(, 1|3|4)]
+        (uint8, or float from 0 to 1), a tensor [C, H, W] or [H, W] of the same, or a list of them.
+        system: what the model is told before all else. `chosen` are the fields of `AnswerOptions`.
+        Raises MtmdError.
         """
-        return self.answer(image, prompt, **chosen).text
+        return self.answer(image, prompt, system=system, **chosen).text
 
-    def answer(self, image: Images, prompt: str = DEFAULT_PROMPT, **chosen: Any) -> Answer:
+    def answer(
+        self,
+        image: Images | None = None,
+        prompt: str | None = None,
+        *,
+        system: str | None = None,
+        **chosen: Unpack[AnswerKeywords],
+    ) -> Answer:
         """As `describe`, with token ids and receipt."""
-        *_, last = self.stream([user_message(image, prompt)], **chosen)
+        settings = self.loaded.answer_options(chosen)
+        messages, view = self._taken(messages_of(image, prompt, system))
+        *_, last = self.service.submit_checked(messages, settings)
         assert isinstance(last, Finished)
-        return last.answer
+        return replace(last.answer, view=view)
 
-    def stream(self, messages: Sequence[Message], **chosen: Any) -> Iterator[Event]:
+    @overload
+    def answers(
+        self,
+        images: Iterable[Images | None],
+        prompt: str | Sequence[str] | None = None,
+        *,
+        system: str | None = None,
+        parallel: int | None = None,
+        progress: bool = False,
+        on_error: Literal["raise"] = "raise",
+        **chosen: Unpack[AnswerKeywords],
+    ) -> Iterator[Answer]: ...
+
+    @overload
+    def answers(
+        self,
+        images: Iterable[Images | None],
+        prompt: str | Sequence[str] | None = None,
+        *,
+        system: str | None = None,
+        parallel: int | None = None,
+        progress: bool = False,
+        on_error: Literal["return"],
+        **chosen: Unpack[AnswerKeywords],
+    ) -> Iterator[Answer | MtmdError]: ...
+
+    def answers(
+        self,
+        images: Iterable[Images | None],
+        prompt: str | Sequence[str] | None = None,
+        *,
+        system: str | None = None,
+        parallel: int | None = None,
+        progress: bool = False,
+        on_error: Literal["raise", "return"] = "raise",
+        **chosen: Unpack[AnswerKeywords],
+    ) -> Iterator[Answer | MtmdError]:
+        """An answer about each of many images, in their order, computed in the same batches.
+
+        images: each as `describe` takes it, a list being several images of one question; taken from
+        the iterable as they are needed. prompt: one for all, or a list with one for each. parallel:
+        questions answered at once, None for as many as the model was loaded for. progress: a bar on
+        stderr. on_error: "raise" ends it with the first error, "return" gives the MtmdError in the
+        answer's place. Options are checked at once. Leaving the loop gives up what is under way.
+        """
+        settings = self.loaded.answer_options(chosen)
+        if on_error not in ("raise", "return"):
+            refuse("on_error", on_error, "one of raise, return")
+        parallel = self.options.parallel if parallel is None else parallel
+        many = Many(integer("parallel", parallel, 1, 64))
+
+        def one(question: tuple[Images | None, str | None]) -> Answer | MtmdError:
+            try:
+                messages, view = self._taken(messages_of(*question, system))
+                ticket = self.service.submit_checked(messages, settings)
+                return replace(many.finish(ticket), view=view)
+            except MtmdError as error:
+                if on_error == "raise":
+                    raise
+                return error
+
+        questions = _questions(images, prompt)
+        results = many.results(questions, one)
+        total = len(images) if isinstance(images, Sized) else None
+        return _with_bar(results, total) if progress else results
+
+    def stream(
+        self,
+        messages: Sequence[Message],
+        *,
+        system: str | None = None,
+        **chosen: Unpack[AnswerKeywords],
+    ) -> Iterator[Event]:
         """Events of the answer to a conversation, the last one `Finished`. Stop early by closing
         the iterator.
 
@@ -129,10 +257,88 @@ class Model:
         "text": ...} and {"type": "image", "image": source}. Options are checked at once, before the
         first event is asked for.
         """
-        return self._stream(messages, self.loaded.answer_options(chosen))
+        settings = self.loaded.answer_options(chosen)
+        return self._stream(messages, settings, system)
 
-    def _stream(self, messages: Sequence[Message], settings: AnswerOptions) -> Iterator[Event]:
-        yield from self.service.submit_checked(messages, settings)
+    def _stream(
+        self, messages: Sequence[Message], settings: AnswerOptions, system: str | None
+    ) -> Iterator[Event]:
+        told = with_system(messages, system) if system else messages
+        for event in self.service.submit_checked(told, settings):
+            yield _viewed(event, told)
+
+    async def aanswer(
+        self,
+        image: Images | None = None,
+        prompt: str | None = None,
+        *,
+        system: str | None = None,
+        **chosen: Unpack[AnswerKeywords],
+    ) -> Answer:
+        """As `answer`, for asyncio: any number may be awaited together, and share batches.
+        Cancelling it gives the request up.
+        """
+        settings, views = self.loaded.answer_options(chosen), list[AnswerView]()
+        question = messages_of(image, prompt, system)
+
+        def submit() -> Ticket:
+            messages, view = self._taken(question)
+            views.append(view)
+            return self.service.submit_checked(messages, settings)
+
+        async with aclosing(self._async_tickets().events(submit)) as events:
+            async for event in events:
+                if isinstance(event, Finished):
+                    return replace(event.answer, view=views[0])
+        raise AssertionError("a ticket ends with Finished, or raises")
+
+    def astream(
+        self,
+        messages: Sequence[Message],
+        *,
+        system: str | None = None,
+        **chosen: Unpack[AnswerKeywords],
+    ) -> AsyncGenerator[Event, None]:
+        """As `stream`, for `async for`. Options are checked at once. Who stops early closes it
+        (`contextlib.aclosing`), or cancels the task.
+        """
+        return self._astream(messages, self.loaded.answer_options(chosen), system)
+
+    async def _astream(
+        self, messages: Sequence[Message], settings: AnswerOptions, system: str | None
+    ) -> AsyncGenerator[Event, None]:
+        told = with_system(messages, system) if system else messages
+        tickets = self._async_tickets()
+        async with aclosing(
+            tickets.events(lambda: self.service.submit_checked(told, settings))
+        ) as events:
+            async for event in events:
+                yield _viewed(event, told)
+
+    def _async_tickets(self) -> AsyncTickets:
+        with self._lock:
+            if self._async is None:
+                sequences = self.runner.sequences
+                self._async = AsyncTickets(2 * sequences, sequences + AHEAD)
+            return self._async
+
+    def _taken(self, messages: Sequence[Message]) -> tuple[Sequence[Message], AnswerView]:
+        """The messages, and how an answer to them is shown."""
+        return take_pictures(messages, self.prompts.load_image)
+
+    def check(self, chosen: AnswerKeywords) -> None:
+        """Raises OptionError for options that no answer of this model could have."""
+        self.loaded.answer_options(chosen)
+
+    def load_picture(self, source: ImageSource) -> Picture:
+        """The pixels of one picture, upright. Raises ImageError."""
+        return self.prompts.load_image(source)
+
+    def chat(self, *, system: str | None = None, **chosen: Unpack[AnswerKeywords]) -> Chat:
+        """A conversation, in which what was said before goes with each question. `chosen` holds for
+        every answer.
+        """
+        return Chat(self, system, chosen)
 
     def spans(self, messages: Sequence[Message]) -> list[Span]:
         """What the decoder would read: the conversation tokenized, its images encoded."""
@@ -153,3 +359,37 @@ class Model:
     def exclusively(self, work: Callable[[], T]) -> T:
         """Do something with the device while no answer does. Raises what `work` raises."""
         return self.loaded.exclusively(work)
+
+
+def _viewed(event: Event, messages: Sequence[Message]) -> Event:
+    if not isinstance(event, Finished):
+        return event
+    return Finished(replace(event.answer, view=view_of(messages)))
+
+
+def _questions(
+    images: Iterable[Images | None], prompt: str | Sequence[str] | None
+) -> Iterator[tuple[Images | None, str | None]]:
+    """Raises OptionError for another number of prompts than of images."""
+    if isinstance(images, (str, bytes, PathLike)):
+        raise OptionError(
+            f"images: found {type(images).__name__}, expected a list of pictures; for one there "
+            "is `answer`"
+        )
+    if prompt is None or isinstance(prompt, str):
+        return ((image, prompt) for image in images)
+    if isinstance(images, Sized) and len(images) != len(prompt):
+        raise OptionError(
+            f"prompt: found {len(prompt)} for {len(images)} images, expected one for all, or one "
+            "for each"
+        )
+    return zip(images, prompt, strict=True)
+
+
+def _with_bar(results: Iterator[T], total: int | None) -> Iterator[T]:
+    from tqdm import tqdm
+
+    with tqdm(total=total, unit="answer", dynamic_ncols=True) as bar:
+        for result in results:
+            bar.update()
+            yield result

@@ -35,7 +35,7 @@ UPWARD = {  # inside their functions
 ORDER = {
     "kernels": (
         # words that everybody uses
-        ("errors", "dtype", "extras", "files", "result_memory", "threads", "turns"),
+        ("errors", "dtype", "extras", "files", "result_memory", "spelling", "threads", "turns"),
         ("options", "graph", "quantization", "text"),  # what a value is
         ("isolation", "panics"),  # work that may end badly
         ("checkpoint", "kernel"),  # where weights come from; what a kernel says of itself
@@ -73,7 +73,9 @@ ORDER = {
         ("ranks",),  # the other processes of a model that several share
         ("loaded",),  # a model in memory, without anybody to ask it
         ("prompt",),  # messages into spans
-        ("service",),  # requests into answers
+        ("service", "display"),  # requests into answers; answers on a screen
+        ("option_types",),
+        ("chat",),  # a model makes it, and types name the model
         ("batch", "model"),
         ("loading", "terminal"),
         ("bench", "embedding"),
@@ -116,10 +118,15 @@ WITHOUT_TORCH = (
     "mtmd/__init__.py",
     "mtmd/cli.py",
     "mtmd/commands/",
+    "mtmd/option_types.py",
+    "mtmd/prompt/picture_paths.py",
+    "mtmd/checkpoint/hub.py",
+    "mtmd/checkpoint/cached_models.py",
 )
 ENVIRONMENT = (
     "mtmd/config.py",
     "mtmd/openmp.py",  # set, before torch reads it
+    "mtmd/commands/completion.py",  # what a shell sets on TAB
     "kernels/cpu/native/compile.py",  # where the user's cache is
 )
 # Ollama and llama.cpp are programs.

@@ -22,10 +22,10 @@ TEXT = """# GPUs that are not here
 
 Written by `python tools/gpu_predictions.py > docs/gpu.md`. Do not edit by hand.
 
-    mtmd warmup --target rtx4090 -m MODEL                              one card, in full
-    mtmd warmup --target rtx4090 --random-weights gemma-3-4b           without having the model
-    mtmd warmup --target h100,rtx4090,mi300x -m MODEL                  one table
-    mtmd warmup --target cuda:90 --memory 24GiB --json                 an architecture; for programs
+    mtmd warmup --target rtx4090 -m MODEL                            # one card, in full
+    mtmd warmup --target rtx4090 --random-weights gemma-3-4b         # without having the model
+    mtmd warmup --target h100,rtx4090,mi300x -m MODEL                # one table
+    mtmd warmup --target cuda:90 --memory 24GiB --json               # an architecture; for programs
     mtmd warmup --target list
 
 **Nothing here was run on a GPU.** Memory is what the plans say, by the rule that a loaded model lets work in (`mtmd/loaded/memory_admission.py`).

@@ -1,5 +1,5 @@
 #!/bin/sh
-# mypy --strict on the package as it installs: mypy does not follow the editable finder, so it reads a tree of links.
+# mypy --strict on the package as it installs, and on a script of a user: a tree of links, as mypy does not follow the editable finder.
 # usage: typecheck.sh PYTHON
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -10,3 +10,4 @@ for part in "$root"/mtmd/*; do ln -s "$part" "$tree/mtmd/$(basename "$part")"; d
 for folder in kernels clip llm web; do ln -s "$root/$folder" "$tree/mtmd/$folder"; done
 python=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
 cd "$tree" && "$python" -m mypy --config-file "$root/pyproject.toml" --cache-dir "$root/.mypy_cache" -p mtmd
+MYPYPATH="$tree" "$python" -m mypy --config-file "$root/pyproject.toml" --cache-dir "$root/.mypy_cache" "$root/tests/typing/script.py"

@@ -49,6 +49,7 @@ from mtmd.clip.image.signatures import (
     picture_format,
 )
 from mtmd.kernels.errors import ImageError
+from mtmd.kernels.text import printable
 
 _BLOCK_PIXELS = 1 << 20
 """Converted at a time: more would take further copies of the whole picture."""
@@ -142,8 +143,8 @@ class Decoded(Generic[R_co]):
 def open_picture(
     source: Source, limits: ImageLimits = DEFAULT_LIMITS, name: str = "image", page: int = 0
 ) -> Picture:
-    """The picture in `source`: the bytes of a file, a Pillow image (left open and as it was) or a
-    uint8 array `[H, W(, 1|3|4)]`.
+    """The picture in `source`: the bytes of a file, a Pillow image (left open and as it was) or an
+    array `[H, W(, 1|3|4)]` of uint8, or of floats from 0 to 1.
 
     Transparency is laid on white, EXIF orientation is applied, of several frames the first is
     taken, of a PDF the page with number `page`, from 0 on. `name` opens every message. Raises
@@ -236,7 +237,7 @@ def _refusing_too_much(kind: str, name: str) -> Iterator[None]:
 
 def one_line(text: str) -> str:
     """`text` fit for a message: a file's name may hold line breaks and terminal escapes."""
-    return "".join(char if char.isprintable() else "?" for char in text) or "image"
+    return printable(text) or "image"
 
 
 def _format(data: bytes, limits: ImageLimits, name: str) -> str:
@@ -280,7 +281,7 @@ def _check_pixels(size: tuple[int, int], limits: ImageLimits, name: str) -> None
 def _open_array(array: NDArray[Any], limits: ImageLimits, name: str) -> Picture:
     channels = array.shape[2] if array.ndim == 3 else 1
     if (
-        array.dtype != np.uint8
+        not (array.dtype == np.uint8 or np.issubdtype(array.dtype, np.floating))
         or array.ndim not in (2, 3)
         or channels not in (1, 3, 4)
         or array.size == 0
@@ -292,15 +293,39 @@ def _open_array(array: NDArray[Any], limits: ImageLimits, name: str) -> Picture:
         )
         raise ImageError(
             f"{name}: found an array of {array.dtype} and shape {list(array.shape)}, expected one "
-            "picture as uint8 of shape [H, W], "
+            "picture as uint8, or as floats from 0 to 1, of shape [H, W], "
             f"[H, W, 1], [H, W, 3] or [H, W, 4] with at least one pixel{turn}"
         )
     height, width = array.shape[:2]
     _check_pixels((width, height), limits, name)
+    made = array.dtype != np.uint8
+    if made:
+        array = _from_floats(array, name)
     if channels == 3:
-        return Picture(array.copy(order="C"), (width, height))
+        return Picture(array if made else array.copy(order="C"), (width, height))
     image = Image.fromarray(array.reshape(height, width) if channels == 1 else array)
     return _made(*_decode(image, name, _new))
+
+
+def _from_floats(array: NDArray[Any], name: str) -> NDArray[np.uint8]:
+    """Floats from 0 to 1 as bytes, to the nearest: k / 255 becomes k again."""
+    low, high = float(array.min()), float(array.max())
+    if not (low >= 0 and high <= 1):
+        advice = (
+            "divide it by 255, or make it uint8"
+            if low >= 0 and 1 < high <= 255
+            else "replace what is not a number"
+            if np.isnan(low)
+            else "undo its normalisation, as x * std + mean"
+        )
+        raise ImageError(
+            f"{name}: found an array of {array.dtype} with values from {low:.4g} to {high:.4g}, "
+            f"expected 0 to 1; {advice}"
+        )
+    pixels = np.empty(array.shape, np.uint8)
+    for row, values in zip(pixels, array, strict=True):
+        row[:] = np.rint(values.astype(np.float32) * 255)
+    return pixels
 
 
 def _made(pixels: Pixels, notes: list[str], pages: int = 1) -> Picture:

@@ -5,18 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from mtmd.kernels.checkpoint.gguf_file import GgufFile
+from mtmd.kernels.checkpoint.magic import GGUF, first_bytes
 from mtmd.kernels.checkpoint.safetensors_file import SafetensorsWeights
 from mtmd.kernels.errors import ModelError
-from mtmd.kernels.files import open_regular
 
-__all__ = ["GgufFile", "SafetensorsWeights", "is_gguf", "open_weights"]
+__all__ = ["GgufFile", "SafetensorsWeights", "open_weights"]
 
-_ZIP, _GGUF = b"PK\x03\x04", b"GGUF"
-
-
-def is_gguf(path: Path) -> bool:
-    """Whether a path is a GGUF file. Raises ModelError for a file that cannot be read."""
-    return not path.is_dir() and _magic(path).startswith(_GGUF)
+_ZIP = b"PK\x03\x04"
 
 
 def open_weights(path: Path) -> SafetensorsWeights | GgufFile:
@@ -25,8 +20,8 @@ def open_weights(path: Path) -> SafetensorsWeights | GgufFile:
     """
     if path.is_dir():
         return SafetensorsWeights(path)
-    magic = _magic(path)
-    if magic.startswith(_GGUF):
+    magic = first_bytes(path)
+    if magic.startswith(GGUF):
         return GgufFile(path)
     # A pickle begins with its protocol: 0x80, then 2 to 5. A safetensors file has its "{" at byte
     # 8.
@@ -40,14 +35,3 @@ def open_weights(path: Path) -> SafetensorsWeights | GgufFile:
             "safetensors files of the model"
         )
     return SafetensorsWeights(path)
-
-
-def _magic(path: Path) -> bytes:
-    try:
-        with open_regular(path) as file:
-            return file.read(16)
-    except OSError as error:
-        raise ModelError(
-            f"{path} cannot be read ({error.strerror}); expected a checkpoint folder, a GGUF or a "
-            "safetensors file"
-        ) from error

@@ -1,7 +1,8 @@
-"""The warm-up report as text: warnings first and hard to miss, then memory, then time."""
+"""The warm-up report as text: the result first, then warnings, hard to miss, memory, time."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 
 from mtmd.kernels.dtype import mib
@@ -19,19 +20,35 @@ RULE = "*" * 100
 SHOWN = 12  # copies of one graph that are listed by name
 
 
-def render(report: WarmupFacts) -> str:
-    parts = (
-        _head,
-        _flash,
-        _speculation,
-        _warnings,
-        _ranks,
-        _dequantized,
-        _graphs,
-        _checks,
-        _verdict,
-    )
-    return "\n".join(line.rstrip() for part in parts for line in part(report))
+NARROW = 60  # columns, below which the tables of times have fewer of them
+HANG = 4  # blanks before what goes on from the line above
+
+
+def render(report: WarmupFacts, columns: int | None = None) -> str:
+    """In lines of `columns` characters at most, None for as long as they are."""
+    wide = columns is None or columns >= NARROW
+    parts = (_head, _result, _flash, _speculation, _warnings, _ranks, _dequantized, _graphs)
+    lines = [line.rstrip() for part in parts for line in part(report)]
+    lines += [line.rstrip() for line in _checks(report, wide)]
+    while not lines[-1]:
+        lines.pop()
+    return "\n".join(lines if columns is None else _fitted(lines, columns))
+
+
+def _fitted(lines: list[str], columns: int) -> Iterator[str]:
+    for line in lines:
+        if line == RULE:
+            yield RULE[:columns]
+        elif len(line) <= columns:
+            yield line
+        else:
+            indent = len(line) - len(line.lstrip())
+            yield from textwrap.wrap(
+                line,
+                columns,
+                subsequent_indent=" " * min(indent + HANG, columns // 3),
+                break_on_hyphens=False,
+            )
 
 
 def _head(report: WarmupFacts) -> Iterator[str]:
@@ -241,7 +258,7 @@ def _native(facts: GraphFacts) -> Iterator[str]:
         yield f"    {count:4d} x {op:<12} not as machine code: {reason}"
 
 
-def _checks(report: WarmupFacts) -> Iterator[str]:
+def _checks(report: WarmupFacts, wide: bool) -> Iterator[str]:
     if not report.checks:
         yield "nothing was run: this is a prediction"
         yield ""
@@ -250,7 +267,7 @@ def _checks(report: WarmupFacts) -> Iterator[str]:
             f"{check.graph}: {check.what}: first run {check.first_ms:.1f} ms, steady "
             f"{check.steady_ms:.1f} ms"
         )
-        yield from _times(check)
+        yield from _times(check) if wide else _few_times(check)
         yield (
             f"    against the reference in fp32, op by op (NMSE, at most {check.limit:.0e} "
             "allowed):"
@@ -281,6 +298,38 @@ def _times(check: Check) -> Iterator[str]:
             f"    {o.op:<12} {o.count:5d} {o.ms:9.2f} {100 * o.ms / total:5.1f}% "
             f"{o.gflop_per_s:9.1f} {o.gb_per_s:7.1f}"
         )
+
+
+def _few_times(check: Check) -> Iterator[str]:
+    total = sum(o.ms for o in check.ops) or 1e-9
+    yield f"  {'op':<12} {'ms':>8} {'share':>6} {'GB/s':>7}"
+    for o in check.ops:
+        yield f"  {o.op:<12} {o.ms:8.2f} {100 * o.ms / total:5.1f}% {o.gb_per_s:7.1f}"
+
+
+def _result(report: WarmupFacts) -> Iterator[str]:
+    """What matters most: whether all is as it should be, how fast it is, and what would help."""
+    yield from _verdict(report)
+    for check in report.checks:
+        speed = f", {1e3 / check.steady_ms:,.0f} a second" if check.steady_ms else ""
+        yield f"  {check.graph}: {check.what} in {check.steady_ms:.1f} ms{speed}"
+    if report.checks and not any(check.failed for check in report.checks):
+        yield "  the results agree with the reference"
+    yield from (f"  to do: {advice}" for advice in _advice(report))
+    yield ""
+
+
+def _advice(report: WarmupFacts) -> Iterator[str]:
+    if any(check.failed for check in report.checks):
+        yield "do not trust its answers; see whether they are right with --flash-attn off"
+    if any(f.nodes and f.setting == "off" for f in report.flash):
+        yield "--flash-attn auto takes less memory, and less time for large pictures and long texts"
+    if report.refused and report.dtype != "fp32":
+        yield "--dtype fp32: the device may take another number type"
+    if report.elsewhere and not report.refused:
+        yield "leave out --override-tensor, which moved nodes elsewhere"
+    if report.dequantized:
+        yield "a file of another type, Q4_K_M or Q8_0, would be multiplied as it is stored"
 
 
 def _verdict(report: WarmupFacts) -> Iterator[str]:

@@ -11,3 +11,7 @@ class WarmupReport(WarmupFacts):
 
     def __str__(self) -> str:
         return render(self)
+
+    def text(self, columns: int) -> str:
+        """As `str()`, in lines of so many characters at most."""
+        return render(self, columns)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import glob
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mtmd.config import IMAGE_SUFFIXES
 from mtmd.kernels.errors import OptionError
+from mtmd.kernels.text import printable
+
+SHOWN = 4  # endings of skipped files that are named
 
 
 @dataclass(frozen=True)
@@ -24,26 +28,49 @@ class Input:
         return os.fsencode(self.path).decode("utf-8", "backslashreplace")
 
 
-def find_inputs(words: Iterable[str], lists: Sequence[str] = ()) -> list[Input]:
-    """Pictures in the order named, each once. `lists` are files with a path on each line, "-" for
-    stdin.
+@dataclass(frozen=True)
+class Inputs:
+    """The pictures, each once, in the order named. `skipped` counts, by their ending, the files of
+    folders that were not taken for pictures.
+    """
+
+    inputs: tuple[Input, ...]
+    skipped: Mapping[str, int]
+
+    @property
+    def told(self) -> str:
+        """What was skipped, "" for nothing."""
+        count = sum(self.skipped.values())
+        if not count:
+            return ""
+        by_number = sorted(self.skipped.items(), key=lambda kind: (-kind[1], kind[0]))
+        kinds = ", ".join(f"{n} {kind or 'without an ending'}" for kind, n in by_number[:SHOWN])
+        more = ", and others" if len(by_number) > SHOWN else ""
+        what = f"{count} files that are no pictures" if count > 1 else "a file that is no picture"
+        return f"skipped {what} by the ending: {kinds}{more}"
+
+
+def find_inputs(words: Iterable[str], lists: Sequence[str] = ()) -> Inputs:
+    """What `words` (files, folders, patterns) and `lists` name; the latter are files with a path on
+    each line, "-" for stdin.
 
     Whether a file that is named exists is found out when it is its turn. Raises OptionError where a
     folder, pattern or list has none.
     """
-    named = [path for word in words for path in _expand(word)]
+    skipped: Counter[str] = Counter()
+    named = [path for word in words for path in _expand(word, skipped)]
     named += [path for file in lists for path in _read_list(file)]
     if not named:
         raise OptionError(
             "no picture was named; give files, folders, patterns like 'photos/*.jpg', or --list "
             "FILE"
         )
-    return [Input(path) for path in dict.fromkeys(named)]
+    return Inputs(tuple(Input(path) for path in dict.fromkeys(named)), skipped)
 
 
-def _expand(word: str) -> list[str]:
+def _expand(word: str, skipped: Counter[str]) -> list[str]:
     if Path(word).is_dir():
-        result = sorted(_pictures_in(Path(word)))
+        result = sorted(_pictures_in(Path(word), skipped))
         if not result:
             raise OptionError(
                 f"{word}: found a folder without pictures, expected files ending in "
@@ -61,15 +88,17 @@ def _expand(word: str) -> list[str]:
     return [word]
 
 
-def _pictures_in(folder: Path) -> Iterator[str]:
+def _pictures_in(folder: Path, skipped: Counter[str]) -> Iterator[str]:
     """At any depth; what is hidden is left out."""
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (
-            str(Path(place) / name)
-            for name in files
-            if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
-        )
+        for name in files:
+            if name.startswith("."):
+                continue
+            if name.lower().endswith(IMAGE_SUFFIXES):
+                yield str(Path(place) / name)
+            else:
+                skipped[printable(Path(name).suffix.lower())] += 1
 
 
 def _read_list(file: str) -> list[str]:

@@ -43,6 +43,9 @@ class Row:
     prefill_ms: float | None = None
     decode_ms: float | None = None
 
+    def asdict(self) -> dict[str, Any]:
+        return asdict(self)
+
 
 COLUMNS = tuple(f.name for f in fields(Row))
 

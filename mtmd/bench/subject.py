@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import cast
 
 import numpy as np
 import torch
@@ -41,6 +42,7 @@ from mtmd.llm.sampling.sampler import Sampler, Sampling
 from mtmd.loaded.device_and_dtype import device_name
 from mtmd.loading import find_checkpoint
 from mtmd.model import Model
+from mtmd.option_types import Detail
 
 SLACK = 256  # tokens that a chat template may put around a prompt
 COPIED = 120  # tokens, with which a prompt and its copy fit into the slack
@@ -249,7 +251,7 @@ class Subject:
             [{"role": "user", "content": content}],
             max_tokens=1,
             ignore_eos=True,
-            detail=self.detail,
+            detail=cast(Detail, self.detail),
         )
         assert isinstance(last, Finished)
 

@@ -9,11 +9,13 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from mtmd.kernels.checkpoint.open_weights import is_gguf
+from mtmd.kernels.checkpoint.magic import is_gguf
 from mtmd.kernels.errors import ModelError
+from mtmd.kernels.spelling import nearest_path
 
 TIMEOUT_S = 10.0
 # What is read, and nothing else: no pickles, no copies in other formats. `consolidated*` repeats
@@ -22,6 +24,8 @@ ALLOWED = ["*.safetensors", "*.json", "*.jinja", "spiece.model"]
 IGNORED = ["*/*", "consolidated*.safetensors"]
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
+DEMO = "demo"  # names the model that comes with the package, where no file is called so
+DEMO_NAME = "demo model"
 DEFAULT_REVISION = "main"  # as huggingface_hub has it
 NOTHING = ["-"]  # names no file: the folder alone is asked for
 PROJECTOR_TYPES = ("BF16", "F16", "F32", "Q8_0")  # of several projectors, the first there is
@@ -56,6 +60,23 @@ def resolve_model(
     repository, or it cannot be fetched.
     """
     text = os.fspath(model)
+    if check_name(text):
+        return Found(Path(text).expanduser())
+    result = parse_name(text)
+    with _progress_bars(progress):
+        return _fetch(text, result.repo, result.type, result.revision, endpoint, cache_dir)
+
+
+def is_demo(model: str | os.PathLike[str] | None) -> bool:
+    """Whether the model that comes with the package is meant."""
+    return model is None or (model in (DEMO, DEMO_NAME) and not Path(model).exists())
+
+
+def check_name(model: str | os.PathLike[str]) -> bool:
+    """Whether a model is here, as a folder or a GGUF file; False for a name on the hub, which is
+    not asked. Raises ModelError for what can be neither.
+    """
+    text = os.fspath(model)
     if not text:  # Path("") would be the current folder
         _refuse_name(text)
     try:
@@ -63,20 +84,32 @@ def resolve_model(
         is_folder, is_there = path.is_dir(), path.exists()
     except (OSError, RuntimeError, ValueError):  # a name too long for the system, a home of nobody
         _refuse_name(text)
-    if is_folder:
-        return Found(path)
+    if is_folder or (is_there and is_gguf(path)):
+        return True
     if is_there:
-        if is_gguf(path):
-            return Found(path)
         raise ModelError(
             f"model {text!r} is a file; expected a GGUF, the folder of a checkpoint, or org/name "
             "on the Hugging Face hub"
         )
+    parse_name(text)
+    return False
+
+
+@dataclass(frozen=True)
+class HubName:
+    """`org/name[:TYPE][@revision]`."""
+
+    repo: str
+    type: str | None
+    revision: str | None
+
+
+def parse_name(text: str) -> HubName:
+    """Raises ModelError for what is no such name."""
     result = _REPO.fullmatch(text)
     if not result:
         _refuse_name(text)
-    with _progress_bars(progress):
-        return _fetch(text, result["repo"], result["type"], result["revision"], endpoint, cache_dir)
+    return HubName(result["repo"], result["type"], result["revision"])
 
 
 def _fetch(
@@ -87,8 +120,7 @@ def _fetch(
     endpoint: str | None,
     cache_dir: Path | None,
 ) -> Found:
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub import snapshot_download
 
     def snapshot(wanted: list[str], commit: str | None, local: bool) -> Path:
         ignored = IGNORED if kind is None else []
@@ -105,25 +137,14 @@ def _fetch(
         )
 
     try:
-        info = HfApi(endpoint=endpoint).model_info(repo, revision=revision, timeout=TIMEOUT_S)
-    except HFValidationError:
-        _refuse_name(model)
-    except (
-        Exception
-    ) as error:  # the HTTP library's own errors differ between versions of huggingface_hub
-        status = (
-            error.response.status_code
-            if isinstance(error, HfHubHTTPError) and error.response is not None
-            else 500
-        )
-        if status < 500 and status != 429:
-            raise ModelError(_explain(model, error, status)) from error
+        info = ask_hub(model, repo, revision, endpoint)
+    except HubUnreachable as error:
         try:
             folder = snapshot(ALLOWED if kind is None else NOTHING, revision, local=True)
         except Exception:
             raise ModelError(
                 f"model {model!r} is not in the local cache and the Hugging Face hub cannot be "
-                f"reached ({_cause(error)}); "
+                f"reached ({error.why}); "
                 "check the network, or give a local folder"
             ) from error
         return _in(
@@ -133,8 +154,7 @@ def _fetch(
             [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()],
         )
     files = [file.rfilename for file in info.siblings or []]
-    if kind is None:
-        _check_weights(model, files)
+    check_files(model, kind, files)
     wanted = ALLOWED if kind is None else _gguf_files(model, kind, files)
     try:
         # Of the commit whose files were looked at: the branch may have moved since.
@@ -149,6 +169,57 @@ def _fetch(
             f"model {model!r} could not be fetched from the Hugging Face hub ({_cause(error)}); "
             "check network and disk space and run again: finished files are kept"
         ) from error
+
+
+class HubUnreachable(ModelError):
+    """`why` in a few words."""
+
+    def __init__(self, model: str, why: str):
+        super().__init__(
+            f"model {model!r}: the Hugging Face hub cannot be reached ({why}); check the network"
+        )
+        self.why = why
+
+
+def ask_hub(
+    model: str, repo: str, revision: str | None, endpoint: str | None, metadata: bool = False
+) -> Any:
+    """huggingface_hub's ModelInfo; with `metadata`, sizes and checksums of the files. Raises
+    ModelError for what is not there or not allowed, HubUnreachable.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        return HfApi(endpoint=endpoint).model_info(
+            repo, revision=revision, timeout=TIMEOUT_S, files_metadata=metadata
+        )
+    except HFValidationError:
+        _refuse_name(model)
+    except (
+        Exception
+    ) as error:  # the HTTP library's own errors differ between versions of huggingface_hub
+        status = (
+            error.response.status_code
+            if isinstance(error, HfHubHTTPError) and error.response is not None
+            else 500
+        )
+        if status < 500 and status != 429:
+            raise ModelError(_explain(model, error, status)) from error
+        raise HubUnreachable(model, _cause(error)) from error
+
+
+def check_files(model: str, kind: str | None, files: list[str]) -> list[str]:
+    """Which of a repository's files are read. Raises ModelError where they are no model."""
+    if kind is not None:
+        return _gguf_files(model, kind, files)
+    _check_weights(model, files)
+    return [
+        name
+        for name in files
+        if any(fnmatch(name, pattern) for pattern in ALLOWED)
+        and not any(fnmatch(name, pattern) for pattern in IGNORED)
+    ]
 
 
 def _remember(folder: Path, revision: str, commit: str) -> None:
@@ -168,7 +239,7 @@ def _in(folder: Path, model: str, kind: str | None, files: list[str]) -> Found:
     if kind is None:
         return Found(folder)
     chosen = _gguf_files(model, kind, files)
-    projector = next((f for f in chosen if _is_projector(f)), None)
+    projector = next((f for f in chosen if is_projector(f)), None)
     return Found(folder / chosen[0], folder / projector if projector else None)
 
 
@@ -176,7 +247,7 @@ def _gguf_files(model: str, kind: str, files: list[str]) -> list[str]:
     """The GGUF of a type, all its parts, and a projector if there is one. Raises ModelError naming
     the types there are.
     """
-    decoders = [f for f in sorted(files) if f.lower().endswith(".gguf") and not _is_projector(f)]
+    decoders = [f for f in sorted(files) if f.lower().endswith(".gguf") and not is_projector(f)]
     chosen = [f for f in decoders if _has_type(f, kind)]
     whole = {PART.sub("", f) for f in chosen}
     if len(whole) != 1:
@@ -190,7 +261,7 @@ def _gguf_files(model: str, kind: str, files: list[str]) -> list[str]:
             f"{found}; "
             "choose a type that one of its files is named by"
         )
-    projectors = [f for f in sorted(files) if f.lower().endswith(".gguf") and _is_projector(f)]
+    projectors = [f for f in sorted(files) if f.lower().endswith(".gguf") and is_projector(f)]
     best = next(
         (f for t in PROJECTOR_TYPES for f in projectors if _has_type(f, t)),
         projectors[0] if projectors else None,
@@ -198,7 +269,7 @@ def _gguf_files(model: str, kind: str, files: list[str]) -> list[str]:
     return [*chosen, *([best] if best else [])]
 
 
-def _is_projector(file: str) -> bool:
+def is_projector(file: str) -> bool:
     return "mmproj" in file.rpartition("/")[2].lower()
 
 
@@ -210,7 +281,7 @@ def _has_type(file: str, kind: str) -> bool:
 def _check_weights(model: str, files: list[str]) -> None:
     if any(name in files for name in WEIGHTS):
         return
-    decoders = [f for f in sorted(files) if f.lower().endswith(".gguf") and not _is_projector(f)]
+    decoders = [f for f in sorted(files) if f.lower().endswith(".gguf") and not is_projector(f)]
     if decoders:
         raise ModelError(
             f"model {model!r} has GGUF files on the Hugging Face hub; say which, as {model}:TYPE, "
@@ -269,8 +340,16 @@ def _cause(error: Exception) -> str:
 def _refuse_name(model: str) -> NoReturn:
     raise ModelError(
         f"model {model!r:.200} is no folder here and no name on the Hugging Face hub; "
-        "expected a checkpoint folder, a GGUF file, or org/name"
+        f"expected a checkpoint folder, a GGUF file, org/name, or {DEMO}{_near(model)}"
     )
+
+
+def _near(model: str) -> str:
+    """The folder or GGUF file that a misspelt path may mean."""
+    found = nearest_path(model) if model else None
+    if found is None or not (Path(found).is_dir() or found.endswith(".gguf")):
+        return ""
+    return f"; did you mean {found!r}?"
 
 
 @contextmanager

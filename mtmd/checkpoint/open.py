@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mtmd.checkpoint.checkpoint import FILES, Checkpoint
-from mtmd.kernels.checkpoint.open_weights import is_gguf
+from mtmd.kernels.checkpoint.magic import is_gguf
 from mtmd.kernels.errors import ModelError
 
 

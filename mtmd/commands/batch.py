@@ -11,12 +11,17 @@ from typing import Any
 from mtmd.commands.shared import (
     add_answer_arguments,
     add_model_arguments,
+    add_system_argument,
     answer_options,
     load_from,
 )
 from mtmd.kernels.text import for_terminal
 
 HELP = "Answer one prompt about each of many images, into a table that a later run can go on with."
+EXAMPLES = """\
+mtmd batch photos/ -p "Describe the image." --out answers.jsonl
+mtmd batch 'photos/**/*.jpg' --out answers.csv --resume
+find . -name '*.png' | mtmd batch --list - --out answers.jsonl"""
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
@@ -39,6 +44,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         default="Describe the image.",
         help="what to ask about each (default: %(default)s)",
     )
+    add_system_argument(sub)
     sub.add_argument(
         "--out",
         type=Path,
@@ -73,23 +79,31 @@ def run(args: argparse.Namespace) -> int:
     from mtmd.batch.inputs import find_inputs
     from mtmd.batch.output import open_output
     from mtmd.config import AnswerOptions, options
+    from mtmd.prompt.picture_paths import check_paths
 
     settings = options(AnswerOptions, answer_options(args))
-    inputs, output = find_inputs(args.images, args.list), open_output(args.out, args.resume)
+    found = find_inputs(args.images, args.list)
+    inputs, output = found.inputs, open_output(args.out, args.resume)
     left = [one for one in inputs if one.name not in output.known]
     text = _Summary(
         len(inputs) - len(left), sum(output.known.get(one.name, False) for one in inputs)
     )
+    if found.told:
+        print(for_terminal(found.told), file=sys.stderr)
     if not left:
         print(for_terminal(text.line(args.out)), file=sys.stderr)
         return text.code
+    if not any(Path(one.path).exists() for one in left):
+        check_paths(one.path for one in left)
     model = load_from(args)
     from tqdm import tqdm
 
     from mtmd.batch.answering import Batch
 
     text.start = time.perf_counter()
-    rows = Batch(model.service, args.prompt, settings, args.parallel).rows(left, not args.unordered)
+    rows = Batch(model.service, args.prompt, settings, args.parallel, args.system).rows(
+        left, not args.unordered
+    )
     # disable=None: only where stderr is a terminal
     bar = tqdm(
         total=len(inputs),

@@ -14,6 +14,11 @@ from mtmd.kernels.errors import OptionError
 from mtmd.kernels.text import for_terminal
 
 HELP = "Measure the stages of a model apart: time, memory, share of what the machine can do."
+EXAMPLES = """\
+mtmd bench                                  # the demo model
+mtmd bench --random-weights list            # shapes of models that need not be fetched
+mtmd bench --random-weights path/to/config.json --weights Q4_0
+mtmd bench org/name --threads 1,2,4 --html bench.html"""
 DESCRIPTION = (
     f"{HELP} Options that take a LIST, like 1,4,16, vary one thing at a time: the first value of "
     "each is the base from which the others are varied."
@@ -24,9 +29,7 @@ LISTS = ("context", "threads")  # options of loading that are axes here
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.description = DESCRIPTION
-    sub.add_argument(
-        "model", nargs="?", metavar="MODEL", help=f"{MODEL_HELP} (default: the demo model)"
-    )
+    sub.add_argument("model", nargs="?", metavar="MODEL", help=f"{MODEL_HELP} (default: demo)")
     sub.add_argument(
         "--random-weights",
         metavar="SHAPE",

@@ -9,21 +9,24 @@ from contextlib import nullcontext
 from mtmd.commands.shared import (
     add_answer_arguments,
     add_model_arguments,
+    add_system_argument,
     answer_options,
     load_from,
 )
 from mtmd.kernels.text import for_terminal
 
 HELP = "Talk with the model about images."
+EXAMPLES = """\
+mtmd chat photo.jpg                         # pictures for the first question, if there are any
+mtmd chat --system "Answer in one word."
+mtmd chat -m org/name --temperature 0.7"""
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "images", nargs="*", metavar="IMAGE", help="picture files for the first question"
     )
-    sub.add_argument(
-        "--system", default="", metavar="TEXT", help="what the model is told before all else"
-    )
+    add_system_argument(sub)
     sub.add_argument(
         "--no-history", action="store_true", help="do not keep what is entered for the next time"
     )
@@ -36,9 +39,11 @@ def run(args: argparse.Namespace) -> int:
     from pathlib import Path
 
     from mtmd.config import data_folder
+    from mtmd.prompt.picture_paths import check_paths
     from mtmd.terminal.line_input import history, is_interactive, texts
 
     chosen = answer_options(args)
+    check_paths(args.images)
     model, interactive = load_from(args), is_interactive()
     from mtmd.terminal.chat import HELP as COMMANDS
     from mtmd.terminal.chat import Chat

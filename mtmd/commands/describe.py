@@ -8,17 +8,27 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from typing import Any
 
 from mtmd.commands.shared import (
     add_answer_arguments,
     add_model_arguments,
+    add_system_argument,
     answer_options,
     load_from,
+    pictures_named,
 )
+from mtmd.kernels.errors import OptionError
 from mtmd.kernels.text import for_terminal
 from mtmd.terminal.status_line import Status
 
 HELP = "Answer a prompt about one or several images."
+EXAMPLES = """\
+mtmd describe photo.jpg                     # with the demo model, which knows shapes and words
+mtmd describe photo.jpg -p "What does the sign say?" -m org/name
+mtmd describe before.jpg after.jpg -p "What has changed?"
+mtmd describe --each photos/ -p "How many people are there?"
+curl -s https://example.com/photo.jpg | mtmd describe -"""
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
@@ -26,13 +36,23 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "images",
         nargs="+",
         metavar="IMAGE",
-        help="picture files, in the order in which the model sees them",
+        help="picture files, in the order in which the model sees them; - reads one from standard "
+        "input",
     )
     sub.add_argument(
         "-p", "--prompt", default="Describe the image.", help="what to ask (default: %(default)s)"
     )
+    add_system_argument(sub)
     sub.add_argument(
-        "--json", action="store_true", help="print one JSON object: text, token ids and the receipt"
+        "--each",
+        action="store_true",
+        help="ask about each picture by itself, and print a table with a row for each; folders "
+        "and patterns are taken, too (many pictures, resumable: mtmd batch)",
+    )
+    sub.add_argument(
+        "--json",
+        action="store_true",
+        help="print a JSON object: text, token ids and the receipt; with --each, one on each line",
     )
     sub.add_argument("--quiet", action="store_true", help="no receipt on stderr")
     add_answer_arguments(sub)
@@ -40,13 +60,17 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """0, or 1 where `--each` has a picture without an answer."""
     chosen = answer_options(args)  # a wrong one is told before a model is loaded for it
+    if args.each:
+        return _each(args, chosen)
+    images = pictures_named(args.images)
     model, status, in_line = load_from(args), Status(), False
     from mtmd.events import Finished, Progress, TextPiece
-    from mtmd.prompt.conversation import user_message
+    from mtmd.prompt.conversation import messages_of
 
     try:
-        for event in model.stream([user_message(args.images, args.prompt)], **chosen):
+        for event in model.stream(messages_of(images, args.prompt, args.system), **chosen):
             if isinstance(event, Progress):
                 status.show(event)
             elif isinstance(event, TextPiece) and not args.json:
@@ -64,3 +88,42 @@ def run(args: argparse.Namespace) -> int:
         if in_line:  # broken off: what is told next begins a line of its own
             print(flush=True)
     return 0
+
+
+def _each(args: argparse.Namespace, chosen: dict[str, Any]) -> int:
+    """A row for each picture, in order, as soon as it is there."""
+    from mtmd.batch.inputs import find_inputs
+    from mtmd.config import AnswerOptions, options
+    from mtmd.prompt.picture_paths import check_paths
+
+    if "-" in args.images:
+        raise OptionError("--each: found -, expected files; standard input holds one picture")
+    found = find_inputs(args.images)
+    check_paths(one.path for one in found.inputs)
+    model = load_from(args)
+    from mtmd.batch.answering import Batch
+    from mtmd.terminal.table import Table
+
+    settings = options(AnswerOptions, chosen)
+    rows = Batch(model.service, args.prompt, settings, model.options.parallel, args.system).rows(
+        found.inputs
+    )
+    table, failed, status = Table(("image", "answer"), [i.name for i in found.inputs]), 0, Status()
+    try:
+        for number, row in enumerate(rows, 1):
+            status.clear()
+            failed += row.error is not None
+            if args.json:
+                print(json.dumps(row.asdict()), flush=True)
+            else:
+                table.add(
+                    row.image, row.text or "" if row.error is None else f"failed: {row.error}"
+                )
+            if number < len(found.inputs):
+                status.say(f"{number} of {len(found.inputs)} answered")
+    finally:
+        status.clear()
+        rows.close()
+    if not args.quiet and (told := found.told):
+        print(for_terminal(told), file=sys.stderr)
+    return 1 if failed else 0

@@ -13,10 +13,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mtmd.commands.shared import add_device_arguments, settle_threads
+from mtmd.commands.shared import add_device_arguments, loading, settle_threads
 from mtmd.kernels.text import for_terminal, one_line
 
 HELP = "Turn images and texts into vectors of one space, find images by a text, label them."
+EXAMPLES = """\
+mtmd embed photos/ -m openai/clip-vit-base-patch32 --out photos.npz
+mtmd embed --index photos.npz -m openai/clip-vit-base-patch32 --query "a dog on a beach"
+mtmd embed cat.jpg -m openai/clip-vit-base-patch32 --labels "a cat,a dog,a bird"
+"""
 READ_AT_ONCE = 16  # pictures, so that progress shows and a bad one is known by its name
 
 
@@ -90,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out:
         vectors_file.check_path(args.out)
     given = args.images or args.list
-    inputs = [one.path for one in find_inputs(args.images, args.list)] if given else []
+    inputs = [one.path for one in find_inputs(args.images, args.list).inputs] if given else []
     from mtmd.embedding.embedder import load_embedder
 
     chosen = {
@@ -98,7 +103,10 @@ def run(args: argparse.Namespace) -> int:
         for name in ("device", "dtype", "flash_attn", "override_tensor", "refuse", "threads")
         if getattr(args, name) not in (None, [])
     }
-    model = load_embedder(args.model, progress=sys.stderr.isatty(), **chosen)
+    with loading(args.model) as status:
+        if not Path(args.model).exists():
+            status.clear()  # the hub's own bars come in its place
+        model = load_embedder(args.model, progress=sys.stderr.isatty(), **chosen)
     settle_threads(args.threads, [model])
     import numpy as np
 

@@ -7,6 +7,10 @@ import json
 from pathlib import Path
 
 HELP = "Back up, check, restore or recover the conversations that the server keeps."
+EXAMPLES = """\
+mtmd history backup ~/backups/today
+mtmd history check
+mtmd history restore ~/backups/today"""
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:

@@ -27,6 +27,10 @@ NOT_ISOLATED = (
     "server's memory and time (Linux and macOS isolate them)"
 )
 HELP = "Serve the model over HTTP: OpenAI's interface, and a page to chat."
+EXAMPLES = """\
+mtmd serve                                  # http://127.0.0.1:8080, for this machine alone
+mtmd serve -m org/name --parallel 4 --port 9000
+mtmd serve --host 0.0.0.0 --api-key-file keys.txt"""
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
@@ -302,10 +306,9 @@ def _serve_answers(
     """Service and application, which `stack` closes, and what is to be told."""
     from mtmd.service.service import Service
     from mtmd.web.app import create_app
-    from mtmd.web.store.store import Store
 
     opened = _close_to_others(folder)
-    store = Store(folder)
+    store = _opened(folder)
     stack.callback(store.close)
     service = Service(
         model,
@@ -328,6 +331,18 @@ def _serve_vectors(
     service = EmbeddingService(model)
     stack.callback(service.close, ENDING_S)
     return service, create_embedding_app(service, settings, report), []
+
+
+def _opened(folder: Path | None) -> Any:
+    """The store of conversations. Raises StoreError naming the folder, which pages are not told."""
+    from mtmd.web.store.errors import StoreError
+    from mtmd.web.store.store import Store
+
+    try:
+        return Store(folder)
+    except StoreError as error:
+        told = str(error).replace("the data folder", f"the data folder {folder}", 1)
+        raise type(error)(told) from error
 
 
 def _close_to_others(folder: Path | None) -> list[str]:
@@ -440,8 +455,7 @@ def _say(
     )
     print(for_terminal("\n".join(lines)), flush=True)
     warnings = notices + [
-        f"{r.count} {r.op} nodes of the {r.graph} do not run on {report.device} but on "
-        f"{r.runs_on}: {r.reason}"
+        f"{r.count} {r.op} nodes of the {r.graph} run on {r.runs_on}: {r.reason}"
         for r in report.refused
     ]
     if not report.fully_accelerated:

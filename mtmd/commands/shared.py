@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from mtmd.commands.completion import offers, offers_models
+from mtmd.terminal.status_line import Status
 
 # Below this, products are too small to share between threads: on a busy machine waiting for each
 # other takes most of the time.
@@ -16,24 +20,29 @@ SMALL_BYTES = 64 << 20
 _OF_A_SERVER = ("parallel", "isolate")  # options that `mtmd serve` sets for any model
 
 MODEL_HELP = (
-    "a checkpoint folder, a GGUF file, or org/name or org/name:Q4_K_M on the Hugging Face hub"
+    "a checkpoint folder, a GGUF file, org/name or org/name:Q4_K_M on the Hugging Face hub, or demo"
 )
+STDIN = "-"  # in place of a picture's path
+STDIN_BYTES_MAX = 64 << 20  # as of a picture's file
 
 
 def add_device_arguments(group: argparse._ArgumentGroup) -> None:
     """Where a model runs and how: what every kind of model has."""
-    group.add_argument(
+    device = group.add_argument(
         "--device",
         metavar="DEVICE",
         default="auto",
         help="auto, cpu, cuda or cuda:N (default: auto)",
     )
-    group.add_argument(
+    offers(device, ("auto", "cpu", "cuda"))
+    dtype = group.add_argument(
         "--dtype", metavar="TYPE", default="auto", help="auto, bf16 or fp32 (default: auto)"
     )
-    group.add_argument(
+    offers(dtype, ("auto", "bf16", "fp32"))
+    flash = group.add_argument(
         "--flash-attn", metavar="WHEN", default="auto", help="auto, on or off (default: auto)"
     )
+    offers(flash, ("auto", "on", "off"))
     group.add_argument(
         "--override-tensor",
         action="append",
@@ -64,9 +73,10 @@ def add_model_arguments(
     """All of `LoadOptions`, `isolate` where it can be chosen, and, with `model`, which model."""
     group = sub.add_argument_group("model and device")
     if model:
-        group.add_argument(
-            "-m", "--model", metavar="MODEL", help=f"{MODEL_HELP} (default: the demo model)"
+        named = group.add_argument(
+            "-m", "--model", metavar="MODEL", help=f"{MODEL_HELP} (default: demo)"
         )
+        offers_models(named)
     group.add_argument(
         "--mmproj", metavar="FILE", help="the projector of a GGUF (default: the one beside it)"
     )
@@ -135,13 +145,20 @@ def add_model_arguments(
         )
 
 
+def add_system_argument(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--system", default="", metavar="TEXT", help="what the model is told before all else"
+    )
+
+
 def add_answer_arguments(sub: argparse.ArgumentParser) -> None:
     """All of `AnswerOptions` that concern one answer."""
     answer = sub.add_argument_group("answer", argument_default=argparse.SUPPRESS)
     answer.add_argument("--max-tokens", type=int, metavar="N", help="longest answer (default: 256)")
-    answer.add_argument(
+    detail = answer.add_argument(
         "--detail", metavar="HOW", help="auto, low (few tokens, no tiles) or high (default: auto)"
     )
+    offers(detail, ("auto", "low", "high"))
     answer.add_argument(
         "--stop",
         action="append",
@@ -223,21 +240,65 @@ def _read_schema(path: str) -> str:
         ) from error
 
 
-def load_from(args: argparse.Namespace) -> Any:
-    """The model the options name. Raises MtmdError; for an option out of its range at once, before
-    torch is imported.
+def pictures_named(words: Sequence[str]) -> list[Any]:
+    """Each of the paths, which are of files that are there; what comes from a pipe in place of
+    STDIN, as bytes. Nothing heavy is imported for it. Raises ImageError.
     """
+    from mtmd.kernels.errors import ImageError
+    from mtmd.prompt.picture_paths import check_paths
+
+    if words.count(STDIN) > 1:
+        raise ImageError(f"{STDIN}: found twice, expected once: standard input is read once")
+    check_paths(word for word in words if word != STDIN)
+    return [_from_stdin() if word == STDIN else word for word in words]
+
+
+def _from_stdin() -> Any:
+    """The bytes of standard input, one more at most than a picture may have, as a file with its
+    name.
+    """
+    from io import BytesIO
+
+    from mtmd.kernels.errors import ImageError
+
+    if sys.stdin.isatty():
+        raise ImageError(
+            "standard input: found a terminal, expected a picture; give one, as in "
+            "'mtmd describe - < photo.jpg'"
+        )
+    file = BytesIO(sys.stdin.buffer.read(STDIN_BYTES_MAX + 1))
+    file.name = "standard input"
+    if not file.getbuffer().nbytes:
+        raise ImageError(
+            "standard input: found nothing, expected a picture; check the command before the |"
+        )
+    return file
+
+
+def load_from(args: argparse.Namespace) -> Any:
+    """The model the options name. Raises MtmdError; for an option out of its range, and for files
+    that are not there, at once, before torch is imported.
+    """
+    from mtmd.checkpoint.hub import check_name, is_demo
     from mtmd.config import LoadOptions, options
+    from mtmd.kernels.checkpoint.magic import first_bytes
 
     chosen = {
         f.name: getattr(args, f.name)
         for f in dataclasses.fields(LoadOptions)
         if hasattr(args, f.name)
     }
-    options(LoadOptions, chosen)
-    from mtmd.loading import load
+    settings = options(LoadOptions, chosen)
+    is_here = is_demo(args.model) or check_name(args.model)
+    for file in (settings.mmproj, settings.chat_template):
+        if file is not None:
+            first_bytes(Path(file).expanduser())
+    with loading("the demo model" if is_demo(args.model) else args.model) as status:
+        from mtmd.loading import load
 
-    model = load(args.model, progress=sys.stderr.isatty(), **chosen)
+        if not is_here:
+            status.clear()  # the hub's own bars come in its place
+        model = load(args.model, progress=sys.stderr.isatty(), **chosen)
     settle_threads(args.threads, [model])
     return model
 
@@ -265,6 +326,17 @@ def load_dual_from(args: argparse.Namespace) -> Any:
     model = load_embedder(args.model, progress=sys.stderr.isatty(), **chosen)
     settle_threads(args.threads, [model])
     return model
+
+
+@contextmanager
+def loading(what: str) -> Iterator[Status]:
+    """On a terminal, a line that says what takes its time, and goes away."""
+    status = Status()
+    status.say(f"loading {what} ...")
+    try:
+        yield status
+    finally:
+        status.clear()
 
 
 def settle_threads(asked: int | None, models: Sequence[Any]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
+import sys
 from typing import Any
 
 from mtmd.commands.shared import add_model_arguments, load_from, settle_threads
@@ -11,6 +13,10 @@ from mtmd.kernels.errors import OptionError
 from mtmd.kernels.text import for_terminal
 
 HELP = "Ask the device about every op, run one encode and one step of decode, and report."
+EXAMPLES = """\
+mtmd warmup                                 # the demo model on this machine
+mtmd warmup -m org/name --strict            # exits with 3 unless everything is as intended
+mtmd warmup -m org/name --target rtx4090    # a GPU that is not here"""
 
 MOST_TARGETS = 32
 PREDICTED = (  # what of the options of loading is taken into account where nothing is loaded
@@ -85,7 +91,11 @@ def run(args: argparse.Namespace) -> int:
     del args.parallel  # `load` keeps its own default
     model = _dual_encoder(args) or load_from(args)
     report = model.warmup_report if args.no_run else model.warm_up()
-    print(json.dumps(report.asdict()) if args.json else for_terminal(str(report)))
+    if args.json:
+        print(json.dumps(report.asdict()))
+    else:
+        wide = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        print(for_terminal(report.text(wide) if wide else str(report)))
     return 3 if args.strict and not report.fully_accelerated else 0
 
 

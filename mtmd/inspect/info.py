@@ -16,7 +16,7 @@ import torch
 from mtmd.clip.family import VisionFamily
 from mtmd.clip.token_budget import Budget
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights
-from mtmd.kernels.checkpoint.open_weights import is_gguf
+from mtmd.kernels.checkpoint.magic import is_gguf
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import ImageError, OptionError
 from mtmd.kernels.quantization.blocks import BLOCKS, row_bytes

@@ -17,8 +17,9 @@ from mtmd.prompt.load_image import ImageSource, load_image
 from mtmd.tools.history import sealed
 from mtmd.tools.tool import NAME
 
-Images: TypeAlias = "ImageSource | Sequence[ImageSource]"
+Images: TypeAlias = "ImageSource | Picture | Sequence[ImageSource | Picture]"
 Message: TypeAlias = Mapping[str, Any]
+DEFAULT_PROMPT = "Describe the image."
 ID_CHARS_MAX = 256
 CALLS_MAX = 256  # of one message
 SYSTEM_PICTURES = "pictures of the system message are shown in the first turn after it"
@@ -48,7 +49,7 @@ def user_message(image: Images, prompt: str) -> Message:
     """One user turn: the images, then the prompt. Raises ImageError for an empty list: a turn of
     text alone needs no such message.
     """
-    images = image if isinstance(image, (list, tuple)) else [image]
+    images: Sequence[Any] = image if isinstance(image, (list, tuple)) else [image]
     if not images:
         raise ImageError(
             "images: found an empty list, expected at least one; give a path, bytes, a Pillow "
@@ -63,6 +64,36 @@ def user_message(image: Images, prompt: str) -> Message:
             {"type": "text", "text": prompt},
         ],
     }
+
+
+def messages_of(
+    images: Images | None, prompt: str | None, system: str | None = None
+) -> list[Message]:
+    """One question as a conversation: what the model is told before it, pictures, text; without a
+    `prompt` a description is asked for. Raises PromptError where there is neither picture nor text,
+    and what `user_message` does.
+    """
+    told = with_system((), system)
+    if images is not None:
+        return [*told, user_message(images, DEFAULT_PROMPT if prompt is None else prompt)]
+    if prompt is None:
+        raise PromptError("found neither picture nor prompt, expected at least one of them")
+    return [*told, {"role": "user", "content": prompt}]
+
+
+def with_system(messages: Sequence[Message], system: str | None) -> list[Message]:
+    """The conversation, with `system` before it. Raises PromptError where it has a beginning of
+    that kind already, and for what is no text.
+    """
+    if system is None or system == "":
+        return list(messages)
+    if not isinstance(system, str):
+        raise PromptError(f"system: found {type(system).__name__}, expected a text")
+    if messages and isinstance(messages[0], Mapping) and messages[0].get("role") == "system":
+        raise PromptError(
+            "system: found beside a message of role 'system', expected one of them; leave one out"
+        )
+    return [{"role": "system", "content": system}, *messages]
 
 
 def read_conversation(

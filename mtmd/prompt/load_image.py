@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import io
 import os
-import stat
+import sys
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeGuard, cast
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from mtmd.clip.image.decode import (
@@ -28,6 +29,7 @@ from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.image.signatures import picture_format
 from mtmd.kernels.errors import ImageError
 from mtmd.kernels.isolation.limits import available as can_isolate
+from mtmd.prompt.picture_paths import check_path, not_opened, not_readable
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -42,23 +44,21 @@ __all__ = [
     "png_bytes",
 ]
 
-ImageSource: TypeAlias = "str | os.PathLike[str] | Source | BinaryIO"
+if TYPE_CHECKING:
+    from torch import Tensor
 
-_KINDS = (
-    (stat.S_ISDIR, "a folder", "give the picture files in it"),
-    (stat.S_ISFIFO, "a pipe", "save its content to a file first"),
-    (stat.S_ISSOCK, "a socket", "save its content to a file first"),
-    (stat.S_ISCHR, "a device", "give a picture file"),
-    (stat.S_ISBLK, "a device", "give a picture file"),
-)
+ImageSource: TypeAlias = "str | os.PathLike[str] | Source | BinaryIO | Tensor"
+
 _CHUNK_BYTES = 1 << 20
+CHANNELS = (1, 3, 4)
 
 
 def load_image(
     source: ImageSource, limits: ImageLimits = DEFAULT_LIMITS, unnamed: str = "image", page: int = 0
 ) -> Picture:
-    """One picture from a path, the bytes of a file, a file open for reading bytes, a Pillow image
-    or a uint8 array. It is decoded in this process: right for one's own.
+    """One picture from a path, the bytes of a file, a file open for reading bytes, a Pillow image,
+    an array [H, W(, 1|3|4)] or a tensor [(1|3|4,) H, W], of uint8 or of floats from 0 to 1; a
+    tensor's channels may stand last, too. It is decoded in this process: right for one's own.
 
     An open file is read from where it stands, and left open. `unnamed`: what messages call a
     picture without a path or name. `page` of a PDF, from 0 on. Raises ImageError.
@@ -90,14 +90,42 @@ def _read(source: ImageSource, limits: ImageLimits, unnamed: str) -> tuple[Sourc
         own_name = getattr(source, "name", None)
         name = one_line(own_name) if isinstance(own_name, str) and own_name else unnamed
         return _read_file(cast(BinaryIO, source), limits, name), name
+    if _is_tensor(source):
+        return _array_of(source, unnamed), unnamed
     if not isinstance(source, (bytes, bytearray, memoryview, Image.Image, np.ndarray)):
-        found = type(source).__name__  # type: ignore[unreachable]  # callers need not be type-checked
-        expected = "a path, bytes, an open file, a Pillow image or an array"
+        found = type(source).__name__  # callers need not be type-checked
+        expected = "a path, bytes, an open file, a Pillow image, an array or a tensor"
         raise ImageError(
             f"{unnamed}: found an object of type {found}, expected {expected}; open or convert it "
             "first"
         )
     return source, unnamed
+
+
+def _is_tensor(source: object) -> TypeGuard[Tensor]:
+    torch = sys.modules.get("torch")  # who has a tensor has imported it
+    return torch is not None and isinstance(source, torch.Tensor)
+
+
+def _array_of(tensor: Tensor, name: str) -> NDArray[Any]:
+    """[H, W] or [H, W, C]: a tensor has its channels first, as torchvision's do, unless only its
+    last dimension can be them.
+    """
+    shape = list(tensor.shape)
+    if tensor.ndim == 4:
+        raise ImageError(
+            f"{name}: found a tensor of shape {shape}, expected one picture [C, H, W] or [H, W]; "
+            "give those of a batch as a list, list(tensor)"
+        )
+    if tensor.ndim == 3 and shape[0] in CHANNELS:
+        tensor = tensor.permute(1, 2, 0)
+    elif tensor.ndim != 2 and not (tensor.ndim == 3 and shape[2] in CHANNELS):
+        raise ImageError(
+            f"{name}: found a tensor of shape {shape}, expected one picture [C, H, W] or [H, W], "
+            "of 1, 3 or 4 channels"
+        )
+    tensor = tensor.detach().cpu()
+    return tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy()
 
 
 def read_picture(path: str | os.PathLike[str], limits: ImageLimits = DEFAULT_LIMITS) -> bytes:
@@ -111,50 +139,18 @@ def _read_path(path: str | bytes, limits: ImageLimits, name: str) -> bytes:
     """
     if isinstance(path, bytes):
         path = os.fsdecode(path)
-    if not path:
-        raise ImageError(
-            f"{name}: found an empty path, expected that of a picture; check how it is made"
-        )
-    _refuse_address(path, name)
     try:
-        result = Path(path).stat()
-        for is_kind, words, advice in _KINDS:
-            if is_kind(result.st_mode):
-                raise ImageError(f"{name}: found {words}, expected a picture file; {advice}")
-        check_bytes(result.st_size, limits, name)
+        check_bytes(check_path(path, name).st_size, limits, name)
         with Path(path).open("rb") as file:
             return _read_file(file, limits, name)
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:  # gone since it was looked at
         raise ImageError(
             f"{name}: found no such file, expected a picture; check the path"
         ) from None
     except PermissionError:
-        raise ImageError(
-            f"{name}: found a file that may not be read, expected a readable one; change its "
-            "permissions"
-        ) from None
+        raise not_readable(name) from None
     except (OSError, ValueError) as error:
-        reason = (
-            error.strerror if isinstance(error, OSError) and error.strerror else "not a usable path"
-        )
-        raise ImageError(
-            f"{name}: found a path that cannot be opened ({reason}), expected a picture file; "
-            "check the path"
-        ) from error
-
-
-def _refuse_address(path: str, name: str) -> None:
-    scheme = path[:8].lower()
-    if scheme.startswith(("http://", "https://")):
-        raise ImageError(
-            f"{name}: found a web address, expected a file; addresses are not fetched: download "
-            "the picture and give its path"
-        )
-    if scheme.startswith("data:"):
-        raise ImageError(
-            f"{one_line(path[:32])}...: found a data URL, expected a file; decode it and give the "
-            "bytes"
-        )
+        raise not_opened(name, error) from error
 
 
 def _read_file(file: BinaryIO, limits: ImageLimits, name: str) -> bytes:
@@ -193,4 +189,13 @@ def png_bytes(pixels: Pixels) -> bytes:
     """uint8 [Y, X, 3] as a PNG file."""
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG", compress_level=1)
+    return file.getvalue()
+
+
+def preview(pixels: Pixels, edge: int) -> bytes:
+    """uint8 [Y, X, 3] as a JPEG file, its longer side `edge` pixels at most."""
+    image = Image.fromarray(pixels)
+    image.thumbnail((edge, edge))
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=85)
     return file.getvalue()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from typing import Any
+
+from mtmd.kernels.text import for_terminal
 
 
 class Status:
@@ -15,13 +18,17 @@ class Status:
         self.shown = False
 
     def show(self, event: Any) -> None:
+        self.say(
+            f"encoded {event.done} of {event.total} tiles"
+            if event.stage == "encode"
+            else f"reading {event.total} tokens"
+        )
+
+    def say(self, text: str) -> None:
+        """`text` in the line's place."""
         if sys.stderr.isatty():
-            text = (
-                f"encoded {event.done} of {event.total} tiles"
-                if event.stage == "encode"
-                else f"reading {event.total} tokens"
-            )
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+            shown = for_terminal(text)[: shutil.get_terminal_size().columns - 1]
+            print(f"\r\x1b[K{shown}", end="", file=sys.stderr, flush=True)
             self.shown = True
 
     def clear(self) -> None:

@@ -19,12 +19,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from fake_service import FakeService
 from small_tokenizers import byte_level
 
+from mtmd.display.grounding import find_regions
 from mtmd.llm.tokenizer.text_stream import StopChecker
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
 from mtmd.terminal.line_input import words_of
 from mtmd.web.app import create_app
 from mtmd.web.page.answers import Answer
-from mtmd.web.page.grounding import find_regions
 from mtmd.web.settings import ServerSettings
 from mtmd.web.store.search import around
 

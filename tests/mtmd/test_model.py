@@ -108,7 +108,7 @@ def test_two_threads_that_ask_for_different_models(one: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_token": 3}, "option 'max_token' is not known; expected one of device, .*max_tokens"),
+        ({"max_token": 3}, "option 'max_token' is not known; did you mean 'max_tokens'\\?$"),
         ({"temperature": -1}, "temperature: found -1"),
         ({"stop": 3}, "stop: found 3"),
         ({"dtype": "fp8"}, "dtype: found 'fp8', expected one of auto, bf16, fp32"),
@@ -129,12 +129,14 @@ def test_load_refuses_answer_options_and_answers_refuse_load_options(
     demo: Model, one: Path
 ) -> None:
     with pytest.raises(
-        OptionError, match="option 'max_tokens' is not known; expected one of device"
+        OptionError,
+        match=r"option 'max_tokens' is not known here; expected one of device.*an answer",
     ):
         load(max_tokens=3)
     for call in (demo.describe, demo.answer):
         with pytest.raises(
-            OptionError, match=r"option 'dtype' is not known; expected one of .*max_tokens"
+            OptionError,
+            match=r"option 'dtype' is not known here; expected one of .*max_tokens.*`load`",
         ):
             call(one, COUNT, dtype="bf16")
 
@@ -431,7 +433,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "nothing but a seal": ("\ufdd0", "the prompt is empty"),
     "half a pair": ("\ud83d", "not valid Unicode"),
     "a number": (5, "the text is of type int, expected a str"),
-    "none": (None, "the text is of type NoneType"),
     "bytes": (b"hi", "the text is of type bytes"),
     "long": (
         "word " * 20_000,
@@ -457,12 +458,11 @@ def test_prompts_that_are_refused(case: str, demo: Model, one: Path) -> None:
 @pytest.mark.parametrize(
     "image",
     [
-        None,
         5,
         b"",
         b"hello",
         "no.png",
-        np.zeros((3, 3)),
+        np.full((3, 3), 1.5),
         np.zeros((0, 3, 3), np.uint8),
         {"a": 1},
         [["a.png"]],

@@ -11,13 +11,13 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from mtmd import ImageError, Service, TokenCount
+from mtmd.display.grounding import find_regions
 from mtmd.model import DEFAULT_PROMPT
 from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.intake.places import Places
 from mtmd.web.page.answers import Answer, Answers
-from mtmd.web.page.grounding import find_regions
 from mtmd.web.page.model_messages import checked_pixels, model_messages
 from mtmd.web.page.pictures import PictureCache
 from mtmd.web.settings import ServerSettings

@@ -255,8 +255,11 @@ def test_mutated_files_give_pixels_or_one_error(format_, mode, options):
 @pytest.mark.parametrize(
     ("array", "words"),
     [
-        (np.zeros((4, 4, 3)), "an array of float64 and shape [4, 4, 3], expected one picture as "
-                              "uint8"),
+        (np.zeros((4, 4, 3), np.int64), "an array of int64 and shape [4, 4, 3], expected one picture as "
+                              "uint8, or as floats from 0 to 1"),
+        (np.full((2, 2), 255.0), "with values from 255 to 255, expected 0 to 1; divide it by 255"),
+        (np.linspace(-2, 2, 12).reshape(2, 2, 3), "from -2 to 2, expected 0 to 1; undo its normalisation"),
+        (np.full((2, 2), np.nan), "from nan to nan, expected 0 to 1; replace what is not a number"),
         (np.zeros((4, 4), bool), "of bool"), (np.zeros((4, 4), np.int8), "of int8"), (np.zeros((4, 4), np.uint16), "of uint16"),
         (np.array([["a"]], object), "of object"),
         (np.zeros(4, np.uint8), "shape [4]"), (np.zeros((), np.uint8), "shape []"),

@@ -154,7 +154,7 @@ def test_pictures_are_answered_together(pictures: dict[Path, str]) -> None:
 
     model = load(parallel=8, threads=1)
     rows = list(
-        Batch(model.service, COUNT, AnswerOptions(), 8).rows(find_inputs(map(str, pictures)))
+        Batch(model.service, COUNT, AnswerOptions(), 8).rows(find_inputs(map(str, pictures)).inputs)
     )
     stats = model.service.stats()
     model.close()
@@ -195,7 +195,7 @@ def test_a_list_folders_and_patterns(
     monkeypatch.chdir(tmp_path)
 
     def names(*words: str, lists: tuple[str, ...] = ()) -> list[str]:
-        return [one.name for one in find_inputs(words, lists)]
+        return [one.name for one in find_inputs(words, lists).inputs]
 
     assert names("deep") == ["deep/a.jpg", "deep/er/b.PNG"]
     assert names("**/*.jpg", str(third)) == ["deep/a.jpg", str(third)]
@@ -452,7 +452,9 @@ def test_leaving_early_gives_up_what_is_under_way(pictures: dict[Path, str]) -> 
     from mtmd import load
 
     model = load(parallel=2, threads=1)
-    rows = Batch(model.service, COUNT, AnswerOptions(), 2).rows(find_inputs(map(str, pictures)))
+    rows = Batch(model.service, COUNT, AnswerOptions(), 2).rows(
+        find_inputs(map(str, pictures)).inputs
+    )
     assert next(rows).text == next(iter(pictures.values()))
     rows.close()
     stats = model.service.stats()
@@ -477,7 +479,7 @@ def test_errors_of_the_service_are_rows(
     monkeypatch.setattr(demo.service, "submit_checked", failing)
     rows = list(
         Batch(demo.service, COUNT, AnswerOptions(), 1).rows(
-            find_inputs(map(str, list(pictures)[:4]))
+            find_inputs(map(str, list(pictures)[:4])).inputs
         )
     )
     assert sorted(str(r.error) for r in rows) == ["None"] * 3 + ["no more of that"] and all(

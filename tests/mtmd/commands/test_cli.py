@@ -124,6 +124,10 @@ EFFECTS: dict[str, tuple[tuple[object, ...], Seen]] = {
         ("--prompt", "Describe this picture, please."),
         lambda got, plain: got["prompt_token_ids"] != plain["prompt_token_ids"],
     ),
+    "--system": (
+        ("--system", "Be brief."),
+        lambda got, plain: len(got["prompt_token_ids"]) > len(plain["prompt_token_ids"]),
+    ),
     "--max-tokens": (
         ("--max-tokens", 2),
         lambda got, plain: (
@@ -239,6 +243,7 @@ def test_every_option_of_describe_is_tried_here() -> None:
         "--memory-limit",  # tests/mtmd/loaded/test_memory_admission.py
         "--isolate",  # tests/mtmd/test_isolate.py
         *RANKS,
+        "--each",  # tests/mtmd/commands/test_new_user.py
     }
 
 
@@ -413,9 +418,30 @@ def test_warmup_runs_and_reports(mtmd: Any) -> None:
 
 
 CALLS: dict[str, tuple[tuple[object, ...], str]] = {
-    "nothing": ((), "found no command, expected one of describe, "),
-    "an unknown command": (("fly",), "invalid choice: 'fly'"),
-    "an abbreviated command": (("desc", "IMAGE"), "invalid choice: 'desc'"),
+    "an unknown command": (("fly",), "mtmd: command 'fly' is not known; see 'mtmd --help'"),
+    "an abbreviated command": (
+        ("desc", "IMAGE"),
+        "mtmd: command 'desc' is not known; did you mean 'describe'? see 'mtmd --help'",
+    ),
+    "a misspelt option": (
+        ("describe", "IMAGE", "--max-token", 3),
+        "option '--max-token' is not known; did you mean '--max-tokens'?",
+    ),
+    "help for an unknown command": (("help", "fly"), "command 'fly' is not known"),
+    "one model to compare": (("compare",), "found one model, expected a second one, or an option"),
+    "two pictures on stdin": (("describe", "-", "-"), "-: found twice, expected once"),
+    "stdin for each": (("describe", "--each", "-"), "--each: found -, expected files"),
+    "a model that is not there": (
+        ("describe", "IMAGE", "-m", "no_such"),
+        "model 'no_such' is no folder here",
+    ),
+    "a template that is not there": (
+        ("describe", "IMAGE", "--chat-template", "no_such.jinja"),
+        "no_such.jinja cannot be read (No such file or directory)",
+    ),
+    "the demo model removed": (("rm", "demo", "--yes"), "the demo model is part of the package"),
+    "the demo model pulled": (("pull", "demo"), "the demo model comes with the package"),
+    "a folder pulled": (("pull", "examples"), "is no folder here and no name on the Hugging Face"),
     "no image": (("describe",), "required: IMAGE"),
     "an unknown option": (
         ("describe", "IMAGE", "--colour"),

@@ -401,7 +401,7 @@ def test_every_option(mtmd: Any) -> None:
 
 
 REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
-    "one model": (("DEMO",), "the following arguments are required: B"),
+    "one model": (("DEMO",), "found one model, expected a second one"),
     "no such model": (("DEMO", "NONE"), "is no folder here"),
     "no such picture": (("DEMO", "DEMO", "--image", "NONE"), "found no such file"),
     "a tolerance below 0": (

@@ -227,7 +227,7 @@ def test_what_is_no_dump(case: str, tmp_path: Path, one: Path, mtmd: Any) -> Non
 
 def test_refusals(tmp_path: Path, one: Path, mtmd: Any) -> None:
     assert (
-        "cannot be read (No such file or directory)"
+        "none.json: found no such file, expected one made by 'mtmd dump --json'"
         in mtmd("dump", one, "--compare", tmp_path / "none.json").refused()
     )
     assert "cannot be read (Is a directory)" in mtmd("dump", one, "--compare", tmp_path).refused()

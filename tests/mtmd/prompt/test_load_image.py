@@ -153,7 +153,7 @@ def test_endless_and_unusable_files():
 
 
 def test_what_has_no_name_is_called_as_told(png):
-    for source in (b"no picture", io.BytesIO(b"no picture"), np.zeros((2, 2)), None, ""):
+    for source in (b"no picture", io.BytesIO(b"no picture"), np.zeros((2, 2), int), None, ""):
         assert refusal(source, unnamed="image 2").startswith("image 2: found ")
         assert refusal(source).startswith("image: found ")
     missing = png.with_name("missing.png")
@@ -169,4 +169,4 @@ def test_strangers_are_refused(stranger):
     assert f"found an object of type {type(stranger).__name__}, expected a path, bytes" in refusal(
         stranger
     )
-    assert "found an array of float64" in refusal(np.zeros((2, 2)))
+    assert "found an array of float64" in refusal(np.full((2, 2), 1.5))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
+from mtmd.commands.completion import offers_models
 from mtmd.commands.shared import MODEL_HELP, add_model_arguments, load_from
 from mtmd.kernels.text import for_terminal
 
@@ -12,12 +13,17 @@ HELP = (
     "Tell a model's families, sizes, types, tokens per image and memory; no weight is read, "
     "nothing is run."
 )
+EXAMPLES = """\
+mtmd info                                   # the demo model
+mtmd info org/name:Q4_K_M --context 4096
+mtmd info path/to/checkpoint --json"""
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument(
-        "model", nargs="?", metavar="MODEL", help=f"{MODEL_HELP} (default: the demo model)"
+    named = sub.add_argument(
+        "model", nargs="?", metavar="MODEL", help=f"{MODEL_HELP} (default: demo)"
     )
+    offers_models(named)
     sub.add_argument("--json", action="store_true", help="print one JSON object")
     add_model_arguments(sub, model=False)
 

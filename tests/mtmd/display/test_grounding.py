@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from mtmd.web.page.grounding import CHARS_MAX, MOST, Region, find_regions
+from mtmd.display.grounding import CHARS_MAX, MOST, Region, find_regions
 
 SEEN, OWN = (1288, 812), (4000, 3000)
 

@@ -10,12 +10,23 @@ import json
 import math
 from typing import Any
 
-from mtmd.commands.shared import MODEL_HELP, add_model_arguments, settle_threads
+from mtmd.commands.completion import offers_models
+from mtmd.commands.shared import (
+    MODEL_HELP,
+    add_model_arguments,
+    loading,
+    pictures_named,
+    settle_threads,
+)
 from mtmd.kernels.text import for_terminal
 
 HELP = (
     "Run one request through two models or settings, and name the first node whose values differ."
 )
+EXAMPLES = """\
+mtmd compare --dtype-b bf16                 # the demo model in fp32 and in bf16
+mtmd compare path/to/checkpoint model-Q8_0.gguf --image photo.jpg
+mtmd compare org/name org/name --flash-attn-b off"""
 PER_SIDE = {
     "mmproj": "FILE",
     "dtype": "TYPE",
@@ -26,18 +37,24 @@ PER_SIDE = {
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("a", metavar="A", help=f"the reference: {MODEL_HELP}")
-    sub.add_argument(
-        "b",
-        metavar="B",
-        help="what is compared with it, given in the same way; may be A itself, with other options",
+    a = sub.add_argument(
+        "a", nargs="?", metavar="A", help=f"the reference: {MODEL_HELP} (default: demo)"
     )
+    b = sub.add_argument(
+        "b",
+        nargs="?",
+        metavar="B",
+        help="what is compared with it, given in the same way (default: A, for which an option "
+        "of one side alone has to differ)",
+    )
+    offers_models(a)
+    offers_models(b)
     sub.add_argument(
         "--image",
         action="append",
         default=[],
         metavar="IMAGE",
-        help="a picture file; may be repeated (default: text alone)",
+        help="a picture file, - for one on standard input; may be repeated (default: text alone)",
     )
     sub.add_argument(
         "-p", "--prompt", default="Describe the image.", help="what to ask (default: %(default)s)"
@@ -67,6 +84,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0 where nothing differs beyond the tolerance, else 1."""
+    from mtmd.checkpoint.hub import DEMO, check_name, is_demo
     from mtmd.kernels.errors import OptionError
     from mtmd.kernels.options import integer
 
@@ -74,16 +92,27 @@ def run(args: argparse.Namespace) -> int:
     if args.tolerance is not None and not 0 <= args.tolerance < math.inf:
         raise OptionError(f"tolerance: found {args.tolerance!r}, expected a number from 0")
     chosen = [_options(args, side) for side in "ab"]
-    from mtmd.inspect.compare import Source, compare_models, open_both
-    from mtmd.inspect.comparison_text import render
-    from mtmd.prompt.conversation import user_message
+    names = [args.a or DEMO, args.b or args.a or DEMO]
+    if args.b is None and chosen[0] == chosen[1]:
+        raise OptionError(
+            "found one model, expected a second one, or an option of one side alone, like "
+            "--dtype-b bf16"
+        )
+    for name in names:
+        if not is_demo(name):
+            check_name(name)
+    images = pictures_named(args.image)
+    with loading("both models"):
+        from mtmd.inspect.compare import Source, compare_models, open_both
+        from mtmd.inspect.comparison_text import render
+        from mtmd.prompt.conversation import user_message
 
-    message = (
-        user_message(args.image, args.prompt)
-        if args.image
-        else {"role": "user", "content": args.prompt}
-    )
-    models = open_both(Source(args.a, chosen[0]), Source(args.b, chosen[1]))
+        message = (
+            user_message(images, args.prompt)
+            if images
+            else {"role": "user", "content": args.prompt}
+        )
+        models = open_both(Source(names[0], chosen[0]), Source(names[1], chosen[1]))
     settle_threads(args.threads, models)
     comparison = compare_models(models, [message], tokens=tokens, tolerance=args.tolerance)
     print(json.dumps(comparison.asdict()) if args.json else for_terminal(render(comparison)))

@@ -8,7 +8,7 @@ import argparse
 import json
 from pathlib import Path
 
-from mtmd.commands.shared import add_model_arguments, load_from
+from mtmd.commands.shared import add_model_arguments, load_from, loading, pictures_named
 from mtmd.kernels.errors import OptionError
 from mtmd.kernels.text import for_terminal
 
@@ -16,6 +16,10 @@ HELP = (
     "Print every node of an encode and prefill: name, op, shape, device, sum, first and last "
     "values."
 )
+EXAMPLES = """\
+mtmd dump photo.jpg --filter attn_out       # the demo model
+mtmd dump photo.jpg -m org/name --json > here.json
+mtmd dump photo.jpg -m org/name --compare there.json"""
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
@@ -23,7 +27,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "images",
         nargs="*",
         metavar="IMAGE",
-        help="picture files; without one, only the decoder is run",
+        help="picture files, - for one on standard input; without one, only the decoder is run",
     )
     sub.add_argument(
         "-p", "--prompt", default="Describe the image.", help="what to ask (default: %(default)s)"
@@ -51,18 +55,24 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from mtmd.inspect.dump import check_tolerance, compare, pattern, read_rows, record
-    from mtmd.prompt.conversation import user_message
+    images = pictures_named(args.images)
+    if args.compare and not args.compare.exists():
+        raise OptionError(
+            f"compare {args.compare}: found no such file, expected one made by 'mtmd dump --json'"
+        )
+    with loading("torch"):
+        from mtmd.inspect.dump import check_tolerance, compare, pattern, read_rows, record
 
     check_tolerance(args.tolerance)
     wanted = pattern(args.filter)
     other = read_rows(args.compare) if args.compare else None
+    model = load_from(args)
+    from mtmd.prompt.conversation import user_message
+
     message = (
-        user_message(args.images, args.prompt)
-        if args.images
-        else {"role": "user", "content": args.prompt}
+        user_message(images, args.prompt) if images else {"role": "user", "content": args.prompt}
     )
-    rows = record(load_from(args), [message], wanted)
+    rows = record(model, [message], wanted)
     if not rows:
         raise OptionError(f"filter {args.filter!r} matches no node")
     if other is not None:

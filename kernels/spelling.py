@@ -1,0 +1,45 @@
+"""What a misspelt word or path most likely means. Loads without torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+
+LOOKED_AT = 10_000  # names of a folder among which a misspelt one is looked for
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Of the `known` words the one spelled most like `word`, None where none is like it."""
+    from difflib import get_close_matches  # here: only mistakes need it
+
+    by_lower = {other.lower(): other for other in known}
+    found = get_close_matches(word.lower(), by_lower, 1)
+    return by_lower[found[0]] if found else None
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of a message about a word that is not known: "; did you mean 'x'?", or nothing."""
+    near = nearest(word, known)
+    return f"; did you mean {near!r}?" if near else ""
+
+
+def nearest_path(path: str) -> str | None:
+    """The file or folder there is that a misspelt path most likely means, None where none is like
+    it: any of its parts may be misspelt.
+    """
+    here = Path()
+    try:
+        for part in Path(path).parts:
+            if (here / part).exists():
+                here /= part
+                continue
+            names = islice((entry.name for entry in os.scandir(here)), LOOKED_AT)
+            found = nearest(part, names)
+            if found is None:
+                return None
+            here /= found
+    except (OSError, ValueError):  # a folder that may not be read, a NUL in the path
+        return None
+    return str(here)

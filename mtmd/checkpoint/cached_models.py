@@ -1,0 +1,212 @@
+"""Models in huggingface_hub's cache: which there are, and how one is removed. Loads without
+torch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mtmd.checkpoint.hub import PART, WEIGHTS, is_projector, parse_name
+from mtmd.kernels.errors import ModelError
+from mtmd.kernels.spelling import did_you_mean
+
+CONFIG_BYTES_MAX = 16 << 20
+# The word of a GGUF's name, or of its folder's, that tells its type.
+_TYPE = re.compile(
+    r"(?<![A-Za-z0-9])((?:UD-)?I?Q\d\w*|TQ\d_\d|BF16|F16|F32|MXFP4)(?![A-Za-z0-9_])", re.I
+)
+
+
+@dataclass(frozen=True)
+class CachedModel:
+    """`name` is what loads it. `kind` is its architecture as config.json names it, "GGUF", or ""
+    where it is not told; `bytes` what its files take; `last_used` seconds since 1970. `whole`: no
+    file is missing that its index names.
+    """
+
+    name: str
+    kind: str
+    bytes: int
+    last_used: float
+    whole: bool
+
+
+@dataclass(frozen=True)
+class Cache:
+    """`others` are repositories that hold nothing that is read here."""
+
+    models: tuple[CachedModel, ...]
+    others: tuple[str, ...]
+
+
+def read_cache(cache_dir: Path | None = None) -> Cache:
+    """What is in the cache, by name."""
+    models: list[CachedModel] = []
+    others: list[str] = []
+    for repo in _repos(cache_dir):
+        found = list(_models_in(repo))
+        models += found
+        others += [] if found else [repo.repo_id]
+    return Cache(tuple(sorted(models, key=lambda m: m.name.lower())), tuple(sorted(others)))
+
+
+def names_in_cache(cache_dir: Path | None = None) -> list[str]:
+    """What `-m` could be."""
+    return [model.name for model in read_cache(cache_dir).models]
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What removing `name` would delete: `bytes` are freed."""
+
+    name: str
+    bytes: int
+    _strategy: Any
+    _paths: tuple[Path, ...] = ()
+
+    def execute(self) -> None:
+        """Raises OSError."""
+        if self._strategy is not None:
+            self._strategy.execute()
+        for path in self._paths:
+            path.unlink(missing_ok=True)
+
+
+def plan_removal(name: str, cache_dir: Path | None = None) -> Removal:
+    """What is to be deleted for `org/name`, with all its commits, `org/name@revision` or, of one
+    GGUF of several, `org/name:TYPE`. Nothing is deleted yet. Raises ModelError for what is not in
+    the cache.
+    """
+    wanted = parse_name(name)
+    repos = {repo.repo_id: repo for repo in _repos(cache_dir)}
+    repo = repos.get(wanted.repo)
+    if repo is None:
+        raise _missing(name, repos)
+    revisions = [
+        r
+        for r in repo.revisions
+        if wanted.revision in (None, r.commit_hash) or wanted.revision in r.refs
+    ]
+    if not revisions:
+        known = [ref for r in repo.revisions for ref in (*r.refs, r.commit_hash)]
+        raise ModelError(
+            f"model {name!r} is in the cache at other revisions; found {', '.join(sorted(known))}"
+        )
+    if wanted.type is None:
+        return _whole(name, repo, revisions, cache_dir)
+    files = {f.file_path: f for r in revisions for f in r.files if f.file_name.endswith(".gguf")}
+    kinds = {path: type_of(_in_snapshot(path)) for path in files if not is_projector(path.name)}
+    chosen = [path for path, kind in kinds.items() if kind.lower() == wanted.type.lower()]
+    if not chosen:
+        raise _missing(name, [f"{wanted.repo}:{kind}" for kind in kinds.values()])
+    if len(chosen) == len(kinds):  # nothing would be left but projectors
+        return _whole(name, repo, revisions, cache_dir)
+    blobs = {files[path].blob_path for path in chosen}
+    kept = {f.blob_path for r in repo.revisions for f in r.files if f.file_path not in chosen}
+    freed = sum({files[p].blob_path: files[p].size_on_disk for p in chosen}.values())
+    return Removal(name, freed, None, (*chosen, *(blobs - kept)))
+
+
+def type_of(file: str) -> str:
+    """The type that a GGUF's path names, "" where it names none."""
+    found = _TYPE.findall(PART.sub(".gguf", file))
+    return found[-1].upper() if found else ""
+
+
+def _repos(cache_dir: Path | None) -> list[Any]:
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    if not Path(cache_dir or HF_HUB_CACHE).is_dir():  # nothing was fetched yet
+        return []
+    info = scan_cache_dir(cache_dir)
+    return [repo for repo in info.repos if repo.repo_type == "model"]
+
+
+def _whole(name: str, repo: Any, revisions: Iterable[Any], cache_dir: Path | None) -> Removal:
+    from huggingface_hub import scan_cache_dir
+
+    hashes = [r.commit_hash for r in revisions]
+    # Of this repository alone: another one may hold the same commit.
+    alone = replace(scan_cache_dir(cache_dir), repos=frozenset({repo}))
+    strategy = alone.delete_revisions(*hashes)
+    every = len(hashes) == len(repo.revisions)
+    return Removal(name, repo.size_on_disk if every else strategy.expected_freed_size, strategy)
+
+
+def _missing(name: str, known: Iterable[str]) -> ModelError:
+    near = did_you_mean(name, known)
+    return ModelError(f"model {name!r} is not in the cache{near or '; `mtmd list` tells what is'}")
+
+
+def _models_in(repo: Any) -> Iterator[CachedModel]:
+    """Of the commit used last: the safetensors, and each type of GGUF."""
+    if not repo.revisions:
+        return
+    revision = max(repo.revisions, key=lambda r: r.last_modified)
+    files = {_in_snapshot(f.file_path): f for f in revision.files}
+    if any(name in files for name in WEIGHTS) and "config.json" in files:
+        config = _read(files["config.json"].file_path)
+        read = [
+            n for n in files if "/" not in n and n.endswith((".safetensors", ".json", ".jinja"))
+        ]
+        yield _model(
+            repo.repo_id, str(config.get("model_type", "")), files, read, _whole_index(files)
+        )
+    decoders: dict[str, list[str]] = {}
+    for name in files:
+        if name.lower().endswith(".gguf") and not is_projector(name):
+            decoders.setdefault(type_of(name), []).append(name)
+    for kind, names in decoders.items():
+        if kind:
+            whole = all(_has_all_parts(name, names) for name in names)
+            yield _model(f"{repo.repo_id}:{kind}", "GGUF", files, names, whole)
+
+
+def _model(
+    name: str, kind: str, files: dict[str, Any], names: list[str], whole: bool
+) -> CachedModel:
+    chosen = [files[n] for n in names]
+    return CachedModel(
+        name,
+        kind,
+        sum(f.size_on_disk for f in chosen),
+        max(f.blob_last_accessed for f in chosen),
+        whole,
+    )
+
+
+def _whole_index(files: dict[str, Any]) -> bool:
+    if WEIGHTS[0] in files:
+        return True
+    shards = _read(files[WEIGHTS[1]].file_path).get("weight_map", {})
+    return isinstance(shards, dict) and set(map(str, shards.values())) <= set(files)
+
+
+def _has_all_parts(name: str, names: list[str]) -> bool:
+    part = PART.search(name)
+    if part is None:
+        return True
+    count = int(part[0].removesuffix(".gguf").rpartition("-")[2])
+    return sum(PART.sub("", other) == PART.sub("", name) for other in names) == count
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON file of a repository, {} for what is none."""
+    try:
+        with path.open("rb") as file:
+            value = json.loads(file.read(CONFIG_BYTES_MAX))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _in_snapshot(path: Path) -> str:
+    """A file's path in its repository."""
+    parts = path.parts
+    return "/".join(parts[len(parts) - parts[::-1].index("snapshots") + 1 :])

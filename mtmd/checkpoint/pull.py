@@ -1,0 +1,172 @@
+"""Models fetched from the Hugging Face hub ahead of their use: room looked for, checksums compared.
+Loads without torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mtmd.checkpoint.hub import (
+    Found,
+    HubName,
+    ask_hub,
+    check_files,
+    is_demo,
+    parse_name,
+    resolve_model,
+)
+from mtmd.kernels.errors import ModelError
+
+CHUNK = 1 << 22  # bytes of a file that are hashed at a time
+SPARE = 64 << 20  # bytes of the disk that are left free
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """Where a model lies: `files` of `bytes` in all, `fetched` of those bytes now. `unchecked` are
+    files of which the hub tells no checksum.
+    """
+
+    found: Found
+    files: int
+    bytes: int
+    fetched: int
+    unchecked: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """A file as the hub has it: `sha256` of its content, or `blob`, git's SHA-1 of it."""
+
+    name: str
+    size: int
+    sha256: str | None
+    blob: str | None
+
+
+def pull(
+    model: str,
+    progress: bool = False,
+    *,
+    endpoint: str | None = None,
+    cache_dir: Path | None = None,
+) -> Pulled:
+    """Fetch `org/name[:TYPE][@revision]` into huggingface_hub's cache, what is there already left
+    out, and compare every file with the hub's checksum. `progress`: bars on stderr.
+
+    Raises ModelError for what is no such model, for a disk without room, and for a file that is not
+    what the hub has: that one is taken out of the cache.
+    """
+    if is_demo(model):
+        raise ModelError("the demo model comes with the package; there is nothing to fetch")
+    name = parse_name(model)
+    files = _files(model, name, name.revision, endpoint)
+    missing = sum(f.size for f in files if not _is_cached(name, f.name, cache_dir))
+    _check_room(model, missing, cache_dir)
+    found = resolve_model(model, progress, endpoint=endpoint, cache_dir=cache_dir)
+    folder = _snapshot(found)
+    if any(not (folder / f.name).exists() for f in files):  # the branch has moved meanwhile
+        files = _files(model, name, folder.name, endpoint)
+    unchecked = _verify(model, folder, files, progress)
+    return Pulled(found, len(files), sum(f.size for f in files), missing, unchecked)
+
+
+def _files(model: str, name: HubName, revision: str | None, endpoint: str | None) -> list[HubFile]:
+    info = ask_hub(model, name.repo, revision, endpoint, metadata=True)
+    there = {file.rfilename: file for file in info.siblings or []}
+    if outside := [file for file in there if ".." in Path(file).parts or Path(file).is_absolute()]:
+        raise ModelError(
+            f"model {model!r} names a file outside of its folder ({outside[0]!r:.80}); choose "
+            "another repository"
+        )
+    return [_hub_file(there[file]) for file in check_files(model, name.type, list(there))]
+
+
+def _hub_file(file: Any) -> HubFile:
+    sha256 = file.lfs.sha256 if file.lfs else None
+    return HubFile(file.rfilename, file.size or 0, sha256, None if sha256 else file.blob_id)
+
+
+def _is_cached(name: HubName, file: str, cache_dir: Path | None) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name.repo, file, cache_dir=cache_dir, revision=name.revision)
+    return isinstance(found, str)
+
+
+def _check_room(model: str, needed: int, cache_dir: Path | None) -> None:
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    place = Path(cache_dir or HF_HUB_CACHE)
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free - SPARE
+    if needed > free:
+        raise ModelError(
+            f"model {model!r} takes {size_text(needed)}, and {size_text(max(free, 0))} are free at "
+            f"{place}; make room (`mtmd rm` removes a model), or set HF_HOME to another disk"
+        )
+
+
+def _snapshot(found: Found) -> Path:
+    """The folder of the commit: a GGUF may lie in one of its folders."""
+    path = found.path
+    while path.parent.name != "snapshots":
+        path = path.parent
+    return path
+
+
+def _verify(model: str, folder: Path, files: Iterable[HubFile], progress: bool) -> tuple[str, ...]:
+    from tqdm import tqdm
+
+    files = list(files)
+    total = sum(f.size for f in files)
+    with tqdm(
+        total=total,
+        unit="B",
+        unit_scale=True,
+        desc="checking",
+        disable=not progress,
+        leave=False,
+        dynamic_ncols=True,
+    ) as bar:
+        for file in files:
+            path = folder / file.name
+            if not _is_right(path, file, bar.update):
+                path.resolve().unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
+                raise ModelError(
+                    f"model {model!r}: {file.name} is not what the hub has (its checksum differs) "
+                    "and was removed; pull the model again"
+                )
+    return tuple(f.name for f in files if not (f.sha256 or f.blob))
+
+
+def _is_right(path: Path, file: HubFile, tell: Any) -> bool:
+    size = path.stat().st_size
+    if file.sha256:
+        digest, expected = hashlib.sha256(), file.sha256
+    elif file.blob:  # as git names a file of this content
+        digest, expected = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False), file.blob
+    else:
+        return True
+    with path.open("rb") as data:
+        while chunk := data.read(CHUNK):
+            digest.update(chunk)
+            tell(len(chunk))
+    return digest.hexdigest() == expected
+
+
+def size_text(count: int) -> str:
+    """Bytes as people read sizes of files: 9.9 MB."""
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 999.5:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 99.5 else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"

@@ -1,0 +1,79 @@
+"""How `mtmd` reads its words and tells its help: one line for a wrong call, examples in every help,
+lines no wider than the terminal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from mtmd.kernels.spelling import did_you_mean
+from mtmd.kernels.text import one_line, printable
+
+LONGEST = 600  # characters of an error line
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's, with `examples` under the help: commands, each on a line. `groups` of commands
+    with a line on each, by name, are told in place of argparse's list.
+    """
+
+    groups: dict[str, dict[str, str]]
+
+    def __init__(self, *args: Any, examples: str = "", **options: Any):
+        super().__init__(*args, **options)
+        self.examples, self.groups = examples, {}
+
+    def error(self, message: str) -> NoReturn:
+        """One line on stderr for a wrong call, in place of argparse's usage text."""
+        told = terminal_line(message)
+        link = " " if told.endswith("?") else "; "
+        self.exit(2, f"{self.prog}: {told}{link}see '{self.prog} --help'\n")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As in the base class, but what is left over is an error of the command it was given to,
+        not of `mtmd`.
+        """
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            first = unknown[0]
+            options = [name for action in self._actions for name in action.option_strings]
+            self.error(
+                f"option {first!r} is not known{did_you_mean(first.split('=')[0], options)}"
+                if first.startswith("-")
+                else f"found {first!r}, expected no more arguments"
+            )
+        return known, unknown
+
+    def format_help(self) -> str:
+        text = super().format_help().rstrip()
+        width = self._get_formatter()._width
+        parts = [text, *_told(self.groups, width)]
+        if self.examples:
+            parts.append("examples:\n" + textwrap.indent(self.examples.rstrip(), "  "))
+        if self.groups:
+            parts.append(f"'{self.prog} help COMMAND' tells its options and shows examples.")
+        return "\n\n".join(parts) + "\n"
+
+
+def _told(groups: dict[str, dict[str, str]], width: int) -> Iterator[str]:
+    """A paragraph for each group of commands."""
+    longest = max((len(name) for names in groups.values() for name in names), default=0)
+    for group, names in groups.items():
+        lines = [f"{group}:"]
+        for name, text in names.items():
+            head = f"  {name:<{longest}}  "
+            lines += textwrap.wrap(
+                text, max(width, 40), initial_indent=head, subsequent_indent=" " * len(head)
+            )
+        yield "\n".join(lines)
+
+
+def terminal_line(text: str) -> str:
+    """`text` fit for one line of a terminal: what users and files bring may hold line breaks and
+    escape sequences, and be long.
+    """
+    plain = printable(one_line(text))
+    return plain if len(plain) <= LONGEST else f"{plain[:LONGEST]}..."

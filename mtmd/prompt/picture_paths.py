@@ -1,0 +1,82 @@
+"""Paths of pictures looked at before anything is read or imported for them. Loads without numpy."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+from mtmd.kernels.errors import ImageError
+from mtmd.kernels.spelling import nearest_path
+from mtmd.kernels.text import printable
+
+_KINDS = (
+    (stat.S_ISDIR, "a folder", "give the picture files in it"),
+    (stat.S_ISFIFO, "a pipe", "save its content to a file first"),
+    (stat.S_ISSOCK, "a socket", "save its content to a file first"),
+    (stat.S_ISCHR, "a device", "give a picture file"),
+    (stat.S_ISBLK, "a device", "give a picture file"),
+)
+
+
+def check_paths(paths: Iterable[str]) -> None:
+    """Each a file that is there. Raises ImageError for the first that is not."""
+    for path in paths:
+        check_path(path)
+
+
+def check_path(path: str, name: str = "") -> os.stat_result:
+    """What the system says of a regular file at `path`, which messages call `name`. Raises
+    ImageError for anything else, with the path that may have been meant.
+    """
+    name = name or printable(path) or "image"
+    if not path:
+        raise ImageError(
+            f"{name}: found an empty path, expected that of a picture; check how it is made"
+        )
+    _refuse_address(path, name)
+    try:
+        result = Path(path).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        near = nearest_path(path)
+        advice = f"did you mean {printable(near)!r}?" if near else "check the path"
+        raise ImageError(f"{name}: found no such file, expected a picture; {advice}") from None
+    except PermissionError:
+        raise not_readable(name) from None
+    except (OSError, ValueError) as error:
+        raise not_opened(name, error) from error
+    for is_kind, words, advice in _KINDS:
+        if is_kind(result.st_mode):
+            raise ImageError(f"{name}: found {words}, expected a picture file; {advice}")
+    return result
+
+
+def not_readable(name: str) -> ImageError:
+    return ImageError(
+        f"{name}: found a file that may not be read, expected a readable one; change its "
+        "permissions"
+    )
+
+
+def not_opened(name: str, error: Exception) -> ImageError:
+    known = isinstance(error, OSError) and error.strerror
+    reason = error.strerror if isinstance(error, OSError) and known else "not a usable path"
+    return ImageError(
+        f"{name}: found a path that cannot be opened ({reason}), expected a picture file; check "
+        "the path"
+    )
+
+
+def _refuse_address(path: str, name: str) -> None:
+    scheme = path[:8].lower()
+    if scheme.startswith(("http://", "https://")):
+        raise ImageError(
+            f"{name}: found a web address, expected a file; addresses are not fetched: download "
+            "the picture and give its path"
+        )
+    if scheme.startswith("data:"):
+        raise ImageError(
+            f"{printable(path[:32])}...: found a data URL, expected a file; decode it and give "
+            "the bytes"
+        )

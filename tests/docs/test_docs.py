@@ -1,0 +1,156 @@
+"""What the pages say works as printed: every call of mtmd is one that it takes, those that need
+nothing from elsewhere are run and say what stands below them, and so are the lines of Python.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import model_table
+import pytest
+
+from mtmd import cli
+from mtmd.cli import parser
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+HISTORY = ("LOG.md",)  # tells what was tried with options of then
+PRINTED: dict[str, str] = {}  # by calls, which several pages show
+LINES_MOST = 200  # of the README
+IMAGE_BYTES_MOST = 120_000
+CALL = re.compile(r"^    (?:\$ )?(?P<line>(?:[^`\n]*\| ?)?mtmd [^\n]*)$", re.M)
+SHOWN = re.compile(r"^    \$ (?P<line>[^\n]*mtmd [^\n]*)\n(?P<out>(?:    [^$\n][^\n]*\n)+)", re.M)
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def words_of(line: str) -> list[str]:
+    """A shell's words of the call of mtmd in `line`, without what goes to a file."""
+    words = shlex.split(line.rpartition("|")[2] if "|" in line else line, comments=True)
+    for sign in (">", ">>"):
+        words = words[: words.index(sign)] if sign in words else words
+    return words[1:]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name not in HISTORY], ids=name_of)
+def test_calls_of_mtmd_are_such_as_it_takes(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for found in CALL.finditer(page.read_text()):
+        words = words_of(found["line"])
+        if words[:1] == [cli.HELP]:
+            continue
+        try:
+            parser().parse_args(words)
+        except SystemExit:
+            pytest.fail(f"{found['line']}: {capsys.readouterr().err}")
+
+
+def shown() -> Iterator[tuple[str, str, str]]:
+    for page in PAGES:
+        for found in SHOWN.finditer(page.read_text()):
+            yield name_of(page), found["line"], found["out"]
+
+
+@pytest.mark.parametrize(("page", "line", "out"), list(shown()), ids=lambda text: str(text)[:60])
+def test_what_is_shown_is_what_comes(
+    page: str, line: str, out: str, mtmd_command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`...` stands for lines left out; numbers that are measured may be others."""
+    assert page
+    monkeypatch.chdir(ROOT)
+    if line.startswith("cat "):
+        data = Path(line.split()[1]).read_bytes()
+        stdin = SimpleNamespace(buffer=io.BytesIO(data), isatty=lambda: False)
+        monkeypatch.setattr(sys, "stdin", stdin)
+    if line not in PRINTED:
+        PRINTED[line] = mtmd_command(*words_of(line))
+    printed = without_measures(PRINTED[line])
+    for text in out.splitlines():
+        if text.strip() != "...":
+            assert without_measures(text.removeprefix("    ")) in printed, text
+
+
+def without_measures(text: str) -> str:
+    """Milliseconds, tokens a second, and what the machine has."""
+    text = re.sub(r"[\d,.]+ (ms|tokens/s)", r"N \1", text)
+    return re.sub(r"\(\d+ threads?\)", "(N threads)", text)
+
+
+@pytest.fixture
+def mtmd_command(capsys: pytest.CaptureFixture[str]) -> Iterator[Any]:
+    import torch
+
+    from mtmd.kernels.threads import ask_threads
+
+    threads = torch.get_num_threads()
+
+    def run(*words: str) -> str:
+        capsys.readouterr()
+        cli.main(words)
+        return "".join(capsys.readouterr())
+
+    yield run
+    ask_threads(None)
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
+def test_lines_of_python_print_what_their_comments_say(
+    page: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    names: dict[str, Any] = {}
+    for code in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S):
+        if "openai" in code:  # tests/web/test_readme.py
+            continue
+        capsys.readouterr()
+        exec(code, names)
+        said = " ".join(capsys.readouterr().out.split())
+        place = 0
+        for comment in re.findall(r"print\(.*?\)  # (.*)", code):
+            for part in comment.split("..."):
+                text = " ".join(part.split())
+                assert text in said[place:], (comment, said)
+                place = said.index(text, place) + len(text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text()
+    links = re.findall(r"\]\(([^)#:\s]+)(?:#[\w-]+)?\)", text)
+    links += re.findall(r'(?:src|srcset)="([^":]+)"', text)
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_every_page_is_found_from_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text()
+    pages = [name_of(p) for p in (ROOT / "docs").glob("*.md")]
+    assert [page for page in pages if f"]({page}" not in readme] == []
+    assert readme.count("\n") <= LINES_MOST
+
+
+def test_pictures_are_small_and_of_both_themes() -> None:
+    images = {p.stem: p.stat().st_size for p in (ROOT / "docs" / "images").iterdir()}
+    assert max(images.values()) < IMAGE_BYTES_MOST
+    for name in images:
+        assert name.replace("light", "dark") in images
+
+
+def test_tables_of_models_are_as_written_by_their_script() -> None:
+    """A part of one row: all take a minute."""
+    first = model_table.MODELS[0]
+    cells = [model_table.as_gb(size) for size in model_table.memory(first.shape, "BF16")]
+    row = f"| `{first.name}` | {' | '.join(cells)} |"
+    for path in model_table.FILES:
+        table = path.read_text().partition(model_table.BEGIN)[2].partition(model_table.END)[0]
+        assert row in table, "run `python tools/model_table.py`"
+        names = [m.name for m in model_table.MODELS if m.short or not model_table.FILES[path]]
+        assert re.findall(r"^\| `([^`]+)`", table, re.M) == names

@@ -1,0 +1,351 @@
+"""What Python's users find beside one question about one picture: many, awaited, held in a
+conversation, typed, shown in a notebook.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import dataclasses
+import io
+import re
+import typing
+from collections.abc import Iterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import mtmd
+from mtmd.config import AnswerOptions, LoadOptions
+from mtmd.display.answer_view import AnswerView, Shown
+from mtmd.events import Answer, Finished, TextPiece
+from mtmd.kernels.errors import ImageError, MtmdError, OptionError, PromptError
+from mtmd.model import Model
+from mtmd.option_types import AnswerKeywords, LoadKeywords
+from mtmd.prompt.load_image import load_image
+
+COUNT = "How many shapes are there?"
+COUNTS = ["One.", "Two.", "Three.", "Four."]
+
+
+@pytest.fixture
+def pictures(world: dict[int, Path]) -> list[Path]:
+    return [world[n] for n in (1, 2, 3, 4)]
+
+
+# many
+
+
+def test_many_are_answered_in_their_order(demo: Model, pictures: list[Path]) -> None:
+    before = demo.service.stats().batches
+    found = [a.text for a in demo.answers(pictures * 2, COUNT, max_tokens=8)]
+    assert found == COUNTS * 2
+    assert demo.service.stats().batches - before < 8 * 3, "they share batches"
+
+
+def test_each_may_have_a_prompt_of_its_own_and_several_pictures(
+    demo: Model, pictures: list[Path]
+) -> None:
+    found = list(demo.answers([pictures[0], None], [COUNT, "hello"], max_tokens=4))
+    assert [len(a.receipt.images) for a in found] == [1, 0]
+    (both,) = demo.answers([pictures[:2]], COUNT, max_tokens=2)
+    assert len(both.receipt.images) == 2
+
+
+def test_pictures_are_taken_as_they_are_needed(demo: Model, one: Path) -> None:
+    taken: list[int] = []
+
+    def endless() -> Iterator[Path]:
+        while True:
+            taken.append(1)
+            yield one
+
+    answers = demo.answers(endless(), COUNT, parallel=2)
+    assert next(answers).text == "One."
+    answers.close()  # type: ignore[attr-defined]
+    assert len(taken) < 100
+    assert demo.describe(one, COUNT) == "One.", "what was under way is given up"
+
+
+def test_an_error_ends_it_or_takes_the_answers_place(demo: Model, one: Path) -> None:
+    with pytest.raises(ImageError, match=r"no\.png: found no such file"):
+        list(demo.answers([one, "no.png"], COUNT))
+    kinds = [type(a) for a in demo.answers([one, "no.png", one], COUNT, on_error="return")]
+    assert kinds == [Answer, ImageError, Answer]
+
+
+def test_wrong_calls_of_answers_are_told_at_once(demo: Model, one: Path) -> None:
+    calls: list[Any] = [
+        ({"max_token": 3}, "did you mean 'max_tokens'"),
+        ({"parallel": 0}, "parallel: found 0"),
+        ({"on_error": "skip"}, "on_error: found 'skip'"),
+        ({"prompt": ["a", "b"]}, "prompt: found 2 for 1 images"),
+    ]
+    for options, told in calls:
+        with pytest.raises(OptionError, match=told):
+            demo.answers([one], **options)
+    with pytest.raises(OptionError, match="found str, expected a list of pictures"):
+        demo.answers("one.png", COUNT)
+
+
+def test_a_bar_shows_how_far_it_is(
+    demo: Model, pictures: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    list(demo.answers(pictures, COUNT))
+    assert capsys.readouterr().err == ""
+    list(demo.answers(pictures, COUNT, progress=True))
+    assert "4/4" in capsys.readouterr().err
+
+
+# awaited
+
+
+def test_any_number_may_be_awaited_together(demo: Model, pictures: list[Path]) -> None:
+    async def all_of_them() -> list[Answer]:
+        return await asyncio.gather(*(demo.aanswer(p, COUNT) for p in pictures * 25))
+
+    assert [a.text for a in asyncio.run(all_of_them())] == COUNTS * 25
+
+
+def test_events_come_to_the_loop(demo: Model, one: Path) -> None:
+    async def read() -> list[Any]:
+        messages = [{"role": "user", "content": [{"type": "image", "image": one}]}]
+        return [event async for event in demo.astream(messages, max_tokens=6)]
+
+    events = asyncio.run(read())
+    texts = [e.text for e in events if isinstance(e, TextPiece)]
+    assert isinstance(events[-1], Finished) and "".join(texts) == events[-1].answer.text
+
+
+def test_awaiting_raises_what_answering_does(demo: Model) -> None:
+    with pytest.raises(ImageError, match="found no such file"):
+        asyncio.run(demo.aanswer("no.png"))
+    with pytest.raises(OptionError, match="did you mean"):
+        demo.astream([], max_token=3)  # type: ignore[call-arg]
+
+
+def test_who_stops_awaiting_gives_the_request_up(demo: Model, one: Path) -> None:
+    endless: dict[str, Any] = {"max_tokens": 1500, "ignore_eos": True}
+    messages = [{"role": "user", "content": [{"type": "image", "image": one}]}]
+
+    async def stop_early() -> None:
+        async with aclosing(demo.astream(messages, **endless)) as events:
+            async for event in events:
+                if isinstance(event, TextPiece):
+                    break
+
+    async def cancel() -> None:
+        tasks = [asyncio.create_task(demo.aanswer(one, **endless)) for _ in range(20)]
+        await asyncio.sleep(0.05)
+        for task in tasks:
+            task.cancel()
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(d, asyncio.CancelledError) for d in done)
+
+    for stop in (stop_early, cancel, cancel):
+        asyncio.run(stop())
+        assert asyncio.run(demo.aanswer(one, COUNT)).text == "One.", "its place is free again"
+
+
+# text alone, system, leaving
+
+
+def test_text_alone(demo: Model) -> None:
+    answer = demo.answer(prompt="hello", max_tokens=3)
+    assert answer.receipt.images == () and answer.receipt.output_tokens <= 3
+    with pytest.raises(PromptError, match="found neither picture nor prompt"):
+        demo.answer()
+
+
+def test_a_picture_alone_is_described(demo: Model, one: Path) -> None:
+    assert demo.describe(one) == demo.describe(one, "Describe the image.")
+
+
+def test_what_the_model_is_told_before_all_else(demo: Model, one: Path) -> None:
+    plain, told = demo.answer(one, COUNT), demo.answer(one, COUNT, system="Be brief.")
+    assert len(told.prompt_token_ids) > len(plain.prompt_token_ids)
+    messages = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
+    with pytest.raises(PromptError, match="system: found beside a message of role 'system'"):
+        list(demo.stream(messages, system="c"))
+    with pytest.raises(PromptError, match="system: found int"):
+        demo.answer(one, system=3)  # type: ignore[arg-type]
+
+
+def test_leaving_a_model_closes_it(one: Path) -> None:
+    with mtmd.load(parallel=1) as model:
+        service = model.service
+        assert model.describe(one, COUNT) == "One."
+    with pytest.raises(MtmdError, match="closed"):
+        service.submit([{"role": "user", "content": "x"}])
+
+
+def test_a_model_tells_what_it_is(demo: Model) -> None:
+    assert repr(demo) == (
+        f"<mtmd.Model 'demo model' on {demo.backends[0].name}, fp32, encoder: flash attention, "
+        "decoder: flash attention, context 2048>"
+    )
+
+
+# pictures of every kind
+
+
+def test_floats_and_tensors_are_the_same_picture(one: Path) -> None:
+    with Image.open(one) as image:
+        pixels = np.asarray(image.convert("RGB"))
+    floats = pixels.astype(np.float32) / 255
+    first = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
+    kinds: dict[str, Any] = {
+        "fp32": floats,
+        "fp64": pixels / 255,
+        "fp16": floats.astype(np.float16),
+        "tensor [C, H, W]": first,
+        "tensor [H, W, C]": first.permute(1, 2, 0),
+        "float tensor": first.float() / 255,
+        "with a gradient": (first.float() / 255).requires_grad_(),
+        "bf16": (first.float() / 255).bfloat16(),
+    }
+    exact = load_image(pixels).sha256
+    for name, source in kinds.items():
+        picture = load_image(source)
+        off = int(np.abs(picture.pixels.astype(int) - pixels).max())
+        assert off <= (1 if name == "bf16" else 0), name
+        assert (picture.sha256 == exact) == (off == 0)
+    grey = load_image(first[0].float() / 255).pixels
+    assert np.array_equal(grey, np.repeat(pixels[:, :, :1], 3, axis=2))
+
+
+@pytest.mark.parametrize(
+    ("shape", "told"),
+    [
+        ((2, 3, 4, 5), r"found a tensor of shape \[2, 3, 4, 5\].*those of a batch as a list"),
+        ((2, 4, 5), r"found a tensor of shape \[2, 4, 5\], expected one picture \[C, H, W\]"),
+        ((7,), r"found a tensor of shape \[7\]"),
+    ],
+)
+def test_tensors_that_are_no_picture(shape: tuple[int, ...], told: str) -> None:
+    with pytest.raises(ImageError, match=told):
+        load_image(torch.zeros(shape))
+
+
+# conversations
+
+
+def test_a_conversation_goes_on(demo: Model, one: Path) -> None:
+    chat = demo.chat(system="Be brief.", max_tokens=8)
+    first = chat.ask(COUNT, image=one)
+    assert first.text == "One."
+    second = chat.ask("What colour is the shape?")
+    assert second.receipt.reused_tokens > 0 and len(second.receipt.images) == 1
+    assert [m["role"] for m in chat.messages] == ["system", *("user", "assistant") * 2]
+    assert repr(chat) == "<mtmd.Chat with 'demo model', 2 questions>"
+    chat.undo()
+    assert chat.messages[-1]["content"] == "One."
+    chat.clear()
+    assert [m["role"] for m in chat.messages] == ["system"]
+    with pytest.raises(PromptError, match="nothing has been asked yet"):
+        chat.undo()
+
+
+def test_a_question_that_fails_leaves_no_trace(demo: Model, one: Path) -> None:
+    chat = demo.chat()
+    with pytest.raises(ImageError):
+        chat.ask("?", image="no.png")
+    events = chat.stream("Describe the image.", one)
+    for event in events:
+        if isinstance(event, TextPiece):
+            break
+    events.close()
+    assert chat.messages == []
+    with pytest.raises(OptionError, match="did you mean 'max_tokens'"):
+        demo.chat(max_token=3)  # type: ignore[call-arg]
+
+
+def test_a_conversation_may_be_awaited(demo: Model, one: Path) -> None:
+    async def talk() -> tuple[str, list[str]]:
+        chat = demo.chat()
+        first = await chat.aask(COUNT, one)
+        return first.text, [type(e).__name__ async for e in chat.astream("And now?")]
+
+    text, kinds = asyncio.run(talk())
+    assert text == "One." and kinds[-1] == "Finished"
+
+
+def test_tools_are_answered_in_a_conversation(demo: Model, monkeypatch: Any, one: Path) -> None:
+    receipt = demo.answer(one, COUNT).receipt
+    call = mtmd.ToolCall("call-1", "weather", '{"city": "Oslo"}')
+    answers = iter([Answer("", (), (), receipt, (call,)), Answer("Cold.", (), (), receipt)])
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        Model, "stream", lambda _, m, **__: seen.append(m) or iter([Finished(next(answers))])
+    )
+    chat = demo.chat()
+    assert chat.ask("How is the weather?").tool_calls == (call,)
+    with pytest.raises(PromptError, match=r"found 'other', expected one for each .*'call-1'"):
+        chat.give({"other": "x"})
+    assert chat.give({"call-1": "-3 degrees"}).text == "Cold."
+    assert seen[-1][-1] == {"role": "tool", "tool_call_id": "call-1", "content": "-3 degrees"}
+    assert seen[-1][-2]["tool_calls"][0]["function"]["name"] == "weather"
+
+
+# notebooks
+
+
+def test_an_answer_shows_its_picture_text_and_receipt(demo: Model, one: Path) -> None:
+    for source in (one, one.read_bytes(), np.asarray(Image.open(one).convert("RGB"))):
+        answer = demo.answer(source, COUNT)
+        html = answer._repr_html_()
+        data = re.search(r'src="data:image/jpeg;base64,([^"]+)"', html)
+        assert data and "One." in html and "demo model on " in html
+        with Image.open(io.BytesIO(base64.b64decode(data[1]))) as shown, Image.open(one) as own:
+            assert shown.size == own.size
+    assert str(answer) == "One." and "view" not in repr(answer)
+
+
+def test_boxes_lie_where_the_answer_says(demo: Model, one: Path) -> None:
+    receipt = demo.answer(one, COUNT).receipt
+    view = AnswerView((Shown(str(one)),))
+    text = '[{"bbox_2d": [100, 250, 500, 750], "label": "<b>star</b>"}]'
+    html = Answer(text, (), (), receipt, view=view)._repr_html_()
+    assert '<rect x="10.00" y="25.00" width="40.00" height="50.00"' in html
+    assert "&lt;b&gt;star&lt;/b&gt;" in html and "<b>" not in html
+
+
+def test_a_picture_that_is_gone_is_said_to_be(demo: Model, tmp_path: Path, one: Path) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(one.read_bytes())
+    answer = demo.answer(path, COUNT)
+    Image.new("RGB", (4, 4)).save(path)
+    assert "not what was asked about any more" in answer._repr_html_()
+    path.unlink()
+    assert "found no such file" in answer._repr_html_()
+
+
+def test_a_conversation_is_shown(demo: Model, one: Path) -> None:
+    chat = demo.chat(max_tokens=4)
+    chat.ask("<i>?", image=one)
+    html = chat._repr_html_()
+    assert "&lt;i&gt;?" in html and "<i>" not in html and html.count("<img") == 1
+
+
+# types
+
+
+@pytest.mark.parametrize(
+    ("keywords", "options"), [(LoadKeywords, LoadOptions), (AnswerKeywords, AnswerOptions)]
+)
+def test_the_types_name_every_option(keywords: Any, options: Any) -> None:
+    assert set(typing.get_type_hints(keywords)) == {f.name for f in dataclasses.fields(options)}
+
+
+def test_the_calls_take_them_by_name() -> None:
+    """tests/typing/script.py, which `make lint` reads, shows what mypy makes of it."""
+    for call in ("describe", "answer", "answers", "stream", "aanswer", "astream", "chat"):
+        assert getattr(Model, call).__annotations__["chosen"] == "Unpack[AnswerKeywords]"
+    assert mtmd.load.__annotations__["chosen"] == "Unpack[LoadKeywords]"
+    assert mtmd.describe.__annotations__["chosen"] == "Unpack[DescribeKeywords]"
+    assert (Path(mtmd.__file__).parent / "py.typed").exists()

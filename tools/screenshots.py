@@ -1,0 +1,104 @@
+"""The pictures of the chat page in README.md and docs/: a server with the demo model, and Chromium.
+
+    python tools/screenshots.py            # writes docs/images/page-light.webp, page-dark.webp
+
+Needs what the tests of the pages need: playwright, and Debian's package chromium.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from PIL import Image
+
+from mtmd import load
+from mtmd.web.app import create_app
+from mtmd.web.server import Server, bind
+from mtmd.web.settings import ServerSettings
+from mtmd.web.store.store import Store
+
+ROOT = Path(__file__).resolve().parents[1]
+IMAGES = ROOT / "docs" / "images"
+WINDOW = {"width": 1200, "height": 900}
+SCALE = 1.5  # of the pictures, for screens with fine pixels
+LIMIT_MS = 60_000
+CHROMIUMS = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
+CHATS = (
+    ("word.png", "What does the text say?"),
+    ("four.png", "How many shapes are there?"),
+    ("shapes.png", "Describe the image."),
+)
+
+
+@contextmanager
+def server() -> Iterator[str]:
+    with load() as model, TemporaryDirectory() as folder, closing(Store(Path(folder))) as store:
+        report, settings = model.warm_up(), ServerSettings(port=0)
+        app = create_app(model.service, settings, store, warmup=report)
+        running = Server(app, settings, bind(settings))
+        thread = threading.Thread(target=running.serve, args=(model.service.close,))
+        thread.start()
+        try:
+            yield running.url
+        finally:
+            running.stop()
+            thread.join()
+
+
+def ask(page: Any, picture: str, question: str) -> None:
+    """A new chat with a picture and its answer."""
+    page.goto("/")
+    page.wait_for_selector("#welcome")
+    page.set_input_files("#files", str(ROOT / "examples" / picture))
+    page.wait_for_selector(".thumb:not(.loading)")
+    page.fill("#prompt", question)
+    page.press("#prompt", "Enter")
+    page.wait_for_selector(".message.answer.last .actions")
+
+
+def in_both_themes(page: Any, name: str) -> None:
+    for theme in ("light", "dark"):
+        page.emulate_media(color_scheme=theme)
+        save(page, f"{name}-{theme}")
+
+
+def save(page: Any, name: str) -> None:
+    """As WebP, a third of a PNG's size."""
+    page.wait_for_timeout(400)  # what fades in is there
+    IMAGES.mkdir(exist_ok=True)
+    with Image.open(io.BytesIO(page.screenshot())) as image:
+        image.convert("RGB").save(IMAGES / f"{name}.webp", "WEBP", quality=82, method=6)
+
+
+def main() -> None:
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        sys.exit("playwright is not installed; pip install playwright")
+    found = next((c for c in CHROMIUMS if Path(c).exists()), None)
+    if found is None:
+        sys.exit("there is no Chromium; sh tools/browser.sh installs it")
+    with server() as url, sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        page = browser.new_page(viewport=WINDOW, device_scale_factor=SCALE, base_url=url)
+        page.set_default_timeout(LIMIT_MS)
+        for picture, question in CHATS:
+            ask(page, picture, question)
+        page.locator(".message.last .receipt summary").click()
+        in_both_themes(page, "page")
+        for place, name in (("/", "welcome"), ("/diagnostics", "diagnostics")):
+            page.goto(place)
+            page.wait_for_load_state("networkidle")
+            in_both_themes(page, name)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
