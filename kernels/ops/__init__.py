@@ -1,6 +1,12 @@
 """The op set. Importing this registers every op in `OPS`."""
 
-from mtmd.kernels.ops.attention import attention, attn_mix, attn_scores, attn_softmax
+from mtmd.kernels.ops.attention import (
+    attention,
+    attn_mix,
+    attn_scores,
+    attn_softmax,
+    paged_attention,
+)
 from mtmd.kernels.ops.collective import all_gather, all_reduce, embed_part, part, without
 from mtmd.kernels.ops.elementwise import (
     add,
@@ -17,6 +23,7 @@ from mtmd.kernels.ops.elementwise import (
     softcap,
     softplus,
 )
+from mtmd.kernels.ops.fused import add_norm, half, matmul_gelu, rope_store
 from mtmd.kernels.ops.gather import (
     add_rows,
     concat,
@@ -40,6 +47,7 @@ __all__ = [
     "OPS",
     "Op",
     "add",
+    "add_norm",
     "add_rows",
     "all_gather",
     "all_reduce",
@@ -57,13 +65,16 @@ __all__ = [
     "gather_pages",
     "gelu",
     "gelu_mul",
+    "half",
     "kv_half",
     "kv_store",
     "l2_norm",
     "layer_norm",
     "matmul",
+    "matmul_gelu",
     "moe",
     "mul",
+    "paged_attention",
     "part",
     "patch_embed",
     "place_rows",
@@ -74,6 +85,7 @@ __all__ = [
     "resize2d",
     "rms_norm",
     "rope",
+    "rope_store",
     "rope_table",
     "rows",
     "scale",

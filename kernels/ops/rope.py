@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -30,6 +32,19 @@ def _table_shape(positions: Type, divisors: Type | None = None, *, rotary: Rotar
     return Type.contiguous((positions.shape[1], 2, count), torch.float32)
 
 
+@lru_cache(maxsize=64)
+def _constants(rotary: Rotary, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Frequencies, and the axis of each, on a device: made in each run they would be two copies
+    from the host, for which it waits.
+    """
+    with torch.inference_mode(False):
+        axes = list(rotary.axes) or [0] * len(rotary.frequencies)
+        return (
+            torch.tensor(rotary.frequencies, dtype=torch.float32, device=device),
+            torch.tensor(axes, dtype=torch.int64, device=device),
+        )
+
+
 @op(shape=_table_shape, flops=lambda n: 20 * n.type.count)
 def rope_table(positions: Tensor, divisors: Tensor | None = None, *, rotary: Rotary) -> Tensor:
     """Cosines and sines of every token's angles, fp32
@@ -38,11 +53,10 @@ def rope_table(positions: Tensor, divisors: Tensor | None = None, *, rotary: Rot
 
     `divisors` fp32 [R] divide the frequencies, where a checkpoint has them as a tensor.
     """
-    frequencies = torch.tensor(rotary.frequencies, dtype=torch.float32, device=positions.device)
+    frequencies, axes = _constants(rotary, positions.device)
     if divisors is not None:
         frequencies = frequencies / divisors
-    axes = list(rotary.axes) or [0] * len(rotary.frequencies)
-    angles = positions.float()[axes].t() * frequencies
+    angles = positions.float().index_select(0, axes).t() * frequencies
     table = torch.stack((angles.cos(), angles.sin()), 1)
     return table if rotary.scale == 1.0 else table * rotary.scale
 
