@@ -23,7 +23,6 @@ from mtmd.kernels.ops.elementwise import (
     softcap,
     softplus,
 )
-from mtmd.kernels.ops.fused import add_norm, half, matmul_gelu, rope_store
 from mtmd.kernels.ops.gather import (
     add_rows,
     concat,
@@ -35,13 +34,13 @@ from mtmd.kernels.ops.gather import (
     take_rows,
 )
 from mtmd.kernels.ops.image import patch_embed, pool2d, resize2d, unshuffle
-from mtmd.kernels.ops.matmul import matmul
+from mtmd.kernels.ops.matmul import matmul, matmul_gelu
 from mtmd.kernels.ops.moe import moe
-from mtmd.kernels.ops.norm import l2_norm, layer_norm, rms_norm
+from mtmd.kernels.ops.norm import add_norm, l2_norm, layer_norm, rms_norm
 from mtmd.kernels.ops.op import OPS, Op
 from mtmd.kernels.ops.recurrent import gated_delta, short_conv, state_store
-from mtmd.kernels.ops.rope import rope, rope_table
-from mtmd.kernels.ops.view import columns, kv_half, reshape, rows
+from mtmd.kernels.ops.rope import rope, rope_store, rope_table
+from mtmd.kernels.ops.view import columns, half, kv_half, reshape, rows
 
 __all__ = [
     "OPS",
