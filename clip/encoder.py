@@ -86,8 +86,8 @@ class TowerEncoder:
             [self.graph(batch, tile.shape, form)] for tile in tiles for batch in range(1, BATCH + 1)
         ]
 
-    def _make_executor(self, batch: int, tile: Shape) -> Executor:
-        plan = self.plan(batch, tile)
+    def _make_executor(self, batch: int, tile: Shape, intact: bool = False) -> Executor:
+        plan = self.plan(batch, tile, not intact)
         if any(r.backend == self.backends[0].name for r in plan.refusals):
             self.fallbacks[batch, tile] = plan
         return Executor(plan, self.residency)
@@ -116,7 +116,10 @@ class TowerEncoder:
 
     def _run(self, pixels: Tensor, observe: Observer | None) -> Generator[None, None, Tensor]:
         """A node at a time; of several ranks at once, whose collectives have one order."""
-        steps = self._executor(len(pixels), tuple(pixels.shape[1:])).steps(pixels, observe)
+        # Whoever looks on wants to see the nodes that the family has, and no others in their place.
+        looks_on = observe is not None and self.backends[0].fuses
+        executor = self._executor(len(pixels), tuple(pixels.shape[1:]), *[True] * looks_on)
+        steps = executor.steps(pixels, observe)
         if self.lead is None:
             (embeddings,) = yield from steps
         else:

@@ -46,7 +46,6 @@ def check_encoder(encoder: TowerEncoder) -> Check:
         "encoder",
         "one image encoded",
         encoder.plan(batch, tile.shape),
-        encoder.plan(batch, tile.shape, overwrite=False),
         encoder.residency,
         encoder.backends[0],
         encoder.dtype,

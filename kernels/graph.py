@@ -126,10 +126,16 @@ class Node:
 
 
 def graph_input(
-    name: str, shape: Iterable[int], dtype: torch.dtype, fill: Callable[[Any], torch.Tensor]
+    name: str,
+    shape: Iterable[int],
+    dtype: torch.dtype,
+    fill: Callable[[Any], torch.Tensor],
+    **facts: Any,
 ) -> Node:
-    """A value supplied per run: `fill(batch)` makes it, written next to the code that uses it."""
-    return Node("input", (), Type.contiguous(shape, dtype), {"fill": fill}, name)
+    """A value supplied per run: `fill(batch)` makes it, written next to the code that uses it.
+    `facts`: what is known of it in all runs, for rules that rewrite graphs and for predictions.
+    """
+    return Node("input", (), Type.contiguous(shape, dtype), {"fill": fill, **facts}, name)
 
 
 def constant(name: str, places: torch.Tensor) -> Node:

@@ -25,10 +25,10 @@ class BatchShape:
     sequences: int = 1
     pages: int = 1
 
-    def rounded(self, in_place: bool = False) -> BatchShape:
+    def rounded(self, in_place: bool = False, table: int | None = None) -> BatchShape:
         """A shape that holds this one. There are few such shapes, so that few plans are made: rows
         that are too many run for nothing. `in_place` is the cache's: then there are very few sizes
-        of its table, for a plan costs as much as some steps.
+        of its table, for a plan costs as much as some steps. `table`: there is one size.
         """
         images, sequences = _rounded(self.images), self.sequences
         tokens = _rounded(self.tokens)
@@ -43,6 +43,8 @@ class BatchShape:
             pages = 4
             while pages < self.pages:
                 pages *= 4
+        if table is not None:
+            pages = max(table, self.pages)
         wanted = min(self.wanted, 1) and sequences
         if self.wanted > self.sequences:  # of several rows each
             wanted = tokens if tokens <= FEW else min(_rounded(self.wanted), tokens)

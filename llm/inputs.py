@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -46,10 +47,11 @@ class TextInputs:
         shape: tuple[int, ...],
         dtype: torch.dtype,
         fill: Callable[[Batch], torch.Tensor],
+        **facts: Any,
     ) -> Node:
         """One node per name, however many layers ask for it."""
         if name not in self._made:
-            self._made[name] = graph_input(name, shape, dtype, fill)
+            self._made[name] = graph_input(name, shape, dtype, fill, **facts)
         return self._made[name]
 
     def token_ids(self) -> Node:
@@ -97,12 +99,20 @@ class TextInputs:
         """int64 [P], the pages that hold the past of the batch's sequences, one sequence after
         another.
         """
-        return self._input("inp.pages", (self.batch.pages,), torch.int64, lambda b: b.pages)
+        return self._input(
+            "inp.pages",
+            (self.batch.pages,),
+            torch.int64,
+            lambda b: b.pages,
+            starts=self.starts,  # whose pages they are, by the tokens that read them
+        )
 
     def bounds(self, window: int | None = None, *, blocks: bool = True) -> Node:
         """int32 [T, 2], which rows of the gathered pages each token sees; see `Batch.bounds`."""
         name = f"inp.bounds.{window or 'all'}{'' if blocks else '.causal'}"
-        return self._input(name, (self.tokens, 2), torch.int32, lambda b: b.bounds(window, blocks))
+        return self._input(
+            name, (self.tokens, 2), torch.int32, lambda b: b.bounds(window, blocks), window=window
+        )
 
     def constant(self, name: str, places: torch.Tensor) -> Node:
         """int64 [N], the same in every batch."""

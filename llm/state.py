@@ -116,14 +116,17 @@ class Cache:
         dtype: torch.dtype,
         device_of: Callable[[str], torch.device],
         in_place: bool = False,
+        paged: bool = False,
         mirror: Mirror | None = None,
     ):
         """`in_place`: attention to a few tokens reads pages where they lie, and a table of pages
-        that is longer than needed costs nothing. `mirror`: those who keep parts of these states
-        and do the same with them.
+        that is longer than needed costs nothing. `paged`: so does attention to any number of them,
+        and the table is as long as it can be, for plans that fit whatever is in it. `mirror`: those
+        who keep parts of these states and do the same with them.
         """
         self.mirror = mirror
         self.sequences, self.pages, self.in_place = sequences, pages, in_place
+        self.paged = paged
         self._states = states_by_name(layers)
         self.tensors: Mapping[str, Tensor] = {
             name: _zeros(

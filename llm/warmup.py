@@ -58,7 +58,6 @@ def check_decoder(runner: Runner) -> Check:
         "decoder",
         "one token decoded",
         runner.plan(one),
-        runner.plan(one, overwrite=False),
         runner.residency,
         runner.backends[0],
         runner.dtype,

@@ -47,14 +47,15 @@ an assumption: it differs by card and version.
 For one run of a plan:
 
     device = sum over nodes of max(bytes / (bandwidth x eb), FLOPs / (rate x ef), launches x floor)
-    host   = torch launches x t + Triton launches x u + nodes x step
+    host   = torch launches x t + Triton launches x u + nodes x step, or replay
     time   = max(host, device)
 
 The bound that is told is `launches` where the host is slower, else what takes most of the device's time. Bytes, FLOPs and launches are
 counted from the plan: what torch computes is called on meta tensors, and what reaches its dispatcher and is no view is a launch that
-reads its inputs and writes its result; a Triton kernel is one launch, two where attention shares out its keys. Of experts, as many are
-counted as an even router would use. FLOPs of attention are those of all keys, also of those that a causal mask or a window hides.
-Copies between host and card, image decoding and sampling are not counted. CUDA graphs are not used today, so none are assumed.
+reads its inputs and writes its result; a Triton kernel is one launch, two where attention shares out its keys, five for experts. FLOPs of attention are those of all keys, also of those that a causal mask or a window hides.
+Under a window, attention to a cache reads the window. Copies between host and card, image decoding and sampling are not counted. A plan
+that can be recorded as a CUDA graph is one replay for the host: all of one device whose values take at most 512 MiB, from the third run of
+a shape on.
 
 | factor | | NVIDIA: slow, middle, fast | AMD: slow, middle, fast |
 |---|---|---|---|
@@ -69,6 +70,7 @@ They are assumptions, to be replaced by measurements of `benchmarks/gpu.py`; the
 - ef of products, fast: a bf16 product of 8192 x 8192 matrices by cuBLAS on an H200 reaches about 790 of 989 TFLOP/s, 0.80. On an MI300X about 620 of 1,307 are reported, 0.47.
 - ef of attention: 280 to 350 of 989 TFLOP/s from the order of instructions in the compiled kernel (head 72); 0.46 is Triton's published 459 TFLOP/s at head 128 on an H100 (the FlashAttention-3 paper).
 - t: the host's time for an op of torch, some microseconds on any machine. u: planning and binding took 51 us for attention and 16 us for a quantized product on a two-core machine, launch left out; norms have less to plan.
+- replay: one launch of a graph of some hundred nodes, and filling and copying the inputs; tens of microseconds are reported.
 - step: 0.3 ms for the 924 nodes of a step of Gemma 3 4B, without kernels. floor: what a kernel takes that has nothing to do.
 - AMD's other factors are NVIDIA's, taken lower and wider: less is known.
 
@@ -86,8 +88,8 @@ As published: dense rates (no sparsity) with sums in fp32.
 
 ## Launches
 
-Of one step of decode, of a prefill of 512 tokens and of an encode at the warm-up's size. Each costs the host `t` or `u`: what the bound
-`launches` comes from.
+Of one step of decode, of a prefill of 512 tokens and of an encode at the warm-up's size. Each costs the host `t` or `u` where a plan is not
+recorded, and the device `floor` everywhere: what the bound `launches` comes from.
 
 | model | layers | decode | a layer | by Triton nodes | prefill | encode |
 |---|---|---|---|---|---|---|
@@ -102,12 +104,13 @@ NAMES = {
     "triton_launch": ("u", "us, a launch by Triton"),
     "floor": ("floor", "us, the least a kernel takes"),
     "step": ("step", "us, a node"),
+    "replay": ("replay", "us, a plan that is recorded"),
 }
 
 
 def factor_rows() -> Iterator[str]:
     for name, (symbol, meaning) in NAMES.items():
-        unit = 1e6 if name in ("torch_launch", "triton_launch", "floor", "step") else 1
+        unit = 1e6 if name in ("torch_launch", "triton_launch", "floor", "step", "replay") else 1
         cells = [
             ", ".join(f"{getattr(table[which], name) * unit:g}" for which in (SLOW, MIDDLE, FAST))
             for table in (NVIDIA, AMD)

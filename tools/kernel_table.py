@@ -60,6 +60,11 @@ fp16 or fp32, keys of 1 to 256 and values of any size: decoding and inputs that 
 is tokens of a chunk x columns of a state, and warps. The short convolution (`kernels/gpu/short_conv.py`) is over 2 to 8 tokens; `tile`
 is rows x channels, and warps. The RMS norm (`kernels/gpu/rms_norm.py`) takes rows of any width under any strides; `tile` is rows x
 values of a row at a time, and warps.
+
+Attention to a cache (`kernels/gpu/paged_attention/`) reads the table of pages, for head sizes 16 to {most}; `tile` is rows x keys, and warps.
+Experts (`kernels/gpu/moe/`) are plain or quantized; `tile` is choices x values x groups of 32, of the products with gate and up. A residual
+and its norm (`kernels/gpu/add_norm.py`) take rows of up to 16,384 values, rotary turning and cache writes (`kernels/gpu/rotary/`) heads of up
+to 1,024, gated units (`kernels/gpu/gated.py`) rows of any width.
 """
 # These have sections of their own, with what their tiles were chosen against.
 WITH_SECTIONS = ("attention", "matmul")
@@ -231,7 +236,9 @@ def main(arguments: list[str]) -> None:
     print(f"{WHY.lstrip()}\n{table(padded)}")
     print(f"{COMBINE}\n{combine_table()}")
     print(f"{QUANTIZED}\n{product_table()}")
-    print(f"{OTHERS}\n{use_table(op for op in KERNELS if op not in WITH_SECTIONS)}")
+    print(
+        f"{OTHERS.format(most=MAX_HEAD)}\n{use_table(op for op in KERNELS if op not in WITH_SECTIONS)}"
+    )
 
 
 if __name__ == "__main__":

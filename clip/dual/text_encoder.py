@@ -96,7 +96,6 @@ class TextEncoder:
             GRAPH,
             "one text encoded",
             self.plan(1, length),
-            self.plan(1, length, overwrite=False),
             self.residency,
             self.backends[0],
             self.dtype,

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from mtmd.kernels.backends.recording import Recorder
 from mtmd.kernels.graph import Node
 
 Run = Callable[..., torch.Tensor]
@@ -20,7 +21,12 @@ class Backend(Protocol):
     name: str
     device: torch.device
     space: str
+    fuses: bool  # graphs are rewritten for it, to have few launches (kernels/plan/fusion)
     native: bool  # steps of few rows become programs of machine code (kernels/cpu/native)
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """What records runs and replays them; None where each is launched."""
 
     def rejects(self, node: Node) -> str | None:
         """None to take the node, else why not, naming the numbers. It must hold for every shape

@@ -17,6 +17,8 @@ class Cpu:
     name = "cpu"
     space = "cpu"
     device = torch.device("cpu")
+    fuses = False
+    recorder = None
 
     def __init__(self, native: bool = True):
         self.native = native

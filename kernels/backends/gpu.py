@@ -8,6 +8,7 @@ from importlib.util import find_spec
 import torch
 
 from mtmd.kernels.backends.backend import Run
+from mtmd.kernels.backends.recording import CudaGraphs
 from mtmd.kernels.backends.reference import lower_reference, reference_workspace
 from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.extras import install_command
@@ -21,11 +22,12 @@ MIN_CAPABILITY = (8, 0)  # bf16 in matrix instructions, and asynchronous copies
 class Gpu:
     """`name`: cuda:N, also for AMD cards, which torch calls so too."""
 
-    native = False
+    fuses, native = True, False
 
     def __init__(self, name: str = "cuda:0"):
         self.name = self.space = name
         self.device = torch.device(name)
+        self.recorder = CudaGraphs(self.device)
 
     def rejects(self, node: Node) -> str | None:
         if not torch.cuda.is_available():

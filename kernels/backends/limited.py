@@ -24,7 +24,17 @@ COMPARE: dict[str, Callable[[int, int], bool]] = {
 }
 FACTS = ("head", "batch", "rows", "width")
 # Ops on tokens, one after another: no dimension of theirs counts as a batch.
-NO_BATCH = ("gated_delta", "gather_pages", "kv_store", "kv_half", "rope", "state_store")
+NO_BATCH = (
+    "gated_delta",
+    "gather_pages",
+    "half",
+    "kv_store",
+    "kv_half",
+    "paged_attention",
+    "rope",
+    "rope_store",
+    "state_store",
+)
 _RULE = re.compile(
     r"(?P<op>\w+|\*)(?::(?:(?P<fact>\w+)(?P<sign>[=<>])(?P<number>\d{1,9})|(?P<dtype>bf16|fp32|fp16)))?",
     re.ASCII,
@@ -104,7 +114,7 @@ def _fact(node: Node, fact: str) -> int | None:
     first = next(node.operands, node)
     if fact == "head":
         return (
-            first.shape[-1] if node.op.startswith("attention") or node.op == "attn_scores" else None
+            first.shape[-1] if node.op in ("attention", "attn_scores", "paged_attention") else None
         )
     if fact == "width":
         return first.shape[-1]
@@ -125,6 +135,7 @@ class Limited:
         self.inner = inner
         self.rules = tuple(r if isinstance(r, Rule) else Rule.parse(r) for r in rules)
         self.name, self.device, self.space = "limited", inner.device, "limited"
+        self.fuses, self.recorder = inner.fuses, inner.recorder
 
     def rejects(self, node: Node) -> str | None:
         refused = (rule.refuses(node) for rule in self.rules)

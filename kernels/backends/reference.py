@@ -21,7 +21,8 @@ ROUGH = 8
 
 
 class Reference:
-    native = False
+    fuses = native = False
+    recorder = None
 
     def __init__(self, device: str | torch.device = "cpu"):
         self.device = torch.device(device)

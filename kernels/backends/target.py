@@ -23,7 +23,8 @@ class Target:
     OptionError for anything else.
     """
 
-    native = False
+    fuses, native = True, False
+    recorder = None
 
     def __init__(self, name: str):
         self.architecture = architecture(name)

@@ -1,13 +1,15 @@
 """How long a plan would take on a card: a roofline for each node, and the host that launches them.
 
     device = sum over nodes of max(bytes / (bandwidth x eb), FLOPs / (rate x ef), launches x FLOOR)
-    host   = torch launches x t + Triton launches x u + nodes x STEP
+    host   = torch launches x t + Triton launches x u + nodes x STEP, or REPLAY
     time   = max(host, device)
 
 Kernels are launched one after another by the host while the device works, so the slower of the two
-is what one waits for. Bytes, FLOPs and launches are counted from the plan; eb, ef, t, u, FLOOR and
-STEP are the `Factors` below. **None of this was run on a GPU**: each has a middle and a range, and
-so has the time. docs/gpu.md says where each comes from.
+is what one waits for. A plan that can be recorded (`kernels/plan/replay.py`) is replayed from its
+third run on, which costs the host the same whatever is in it. Bytes, FLOPs and launches are counted
+from the plan; eb, ef, t, u, FLOOR, STEP and REPLAY are the `Factors` below. **None of this was run
+on a GPU**: each has a middle and a range, and so has the time. docs/gpu.md says where each comes
+from.
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ from mtmd.kernels.estimate.cards import Card
 from mtmd.kernels.estimate.launches import Cost, cost
 from mtmd.kernels.graph import Node
 from mtmd.kernels.ops import OPS
+from mtmd.kernels.plan.replay import why_not
 from mtmd.kernels.plan.scheduler import Plan
 
 BANDWIDTH, FLOPS, LAUNCHES = "bandwidth", "FLOPs", "launches"
-PRODUCTS = ("attention", "attn_scores", "attn_mix", "gated_delta")
+PRODUCTS = ("attention", "paged_attention", "attn_scores", "attn_mix", "gated_delta")
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,8 @@ class Factors:
     bandwidth: of reading and writing; quantized: of reading four-bit and like blocks in products;
     product: of the rate of matrix products; attention: the same, of attention kernels.
     torch_launch, triton_launch: the host's time for one; floor: the least a kernel takes on the
-    device; step: the host's time for a node beside its launches.
+    device; step: the host's time for a node beside its launches; replay: its time for a whole plan
+    that is recorded, with the copy of its inputs.
     """
 
     bandwidth: float
@@ -43,20 +47,21 @@ class Factors:
     triton_launch: float
     floor: float
     step: float
+    replay: float
 
 
 US = 1e-6
 MIDDLE, SLOW, FAST = "middle", "slow", "fast"
 # Sources: docs/gpu.md, "Where the factors come from".
 NVIDIA = {
-    SLOW: Factors(0.55, 0.15, 0.40, 0.20, 8 * US, 60 * US, 3 * US, 0.5 * US),
-    MIDDLE: Factors(0.75, 0.25, 0.60, 0.32, 5 * US, 25 * US, 2 * US, 0.33 * US),
-    FAST: Factors(0.90, 0.35, 0.80, 0.46, 3 * US, 10 * US, 1.5 * US, 0.2 * US),
+    SLOW: Factors(0.55, 0.15, 0.40, 0.20, 8 * US, 60 * US, 3 * US, 0.5 * US, 150 * US),
+    MIDDLE: Factors(0.75, 0.25, 0.60, 0.32, 5 * US, 25 * US, 2 * US, 0.33 * US, 60 * US),
+    FAST: Factors(0.90, 0.35, 0.80, 0.46, 3 * US, 10 * US, 1.5 * US, 0.2 * US, 30 * US),
 }
 AMD = {
-    SLOW: Factors(0.45, 0.10, 0.25, 0.08, 12 * US, 70 * US, 5 * US, 0.5 * US),
-    MIDDLE: Factors(0.65, 0.20, 0.45, 0.20, 7 * US, 30 * US, 3 * US, 0.33 * US),
-    FAST: Factors(0.85, 0.30, 0.60, 0.35, 4 * US, 12 * US, 2 * US, 0.2 * US),
+    SLOW: Factors(0.45, 0.10, 0.25, 0.08, 12 * US, 70 * US, 5 * US, 0.5 * US, 200 * US),
+    MIDDLE: Factors(0.65, 0.20, 0.45, 0.20, 7 * US, 30 * US, 3 * US, 0.33 * US, 80 * US),
+    FAST: Factors(0.85, 0.30, 0.60, 0.35, 4 * US, 12 * US, 2 * US, 0.2 * US, 40 * US),
 }
 
 
@@ -120,7 +125,8 @@ def estimate(plan: Plan, target: Target, card: Card) -> Estimate | None:
         return None
     costs = [(step.node, cost(step, target)) for step in plan.steps]
     factors = factors_of(card)
-    times = {name: _times(costs, card, f) for name, f in factors.items()}
+    replayed = why_not(plan, lambda node: target.choose(node).kernel is None) is None
+    times = {name: _times(costs, card, f, replayed) for name, f in factors.items()}
     host, device, causes = times[MIDDLE]
     return Estimate(
         max(host, device) * 1e3,
@@ -175,7 +181,7 @@ def _kernel(node: Node, backend: object, target: Target) -> str:
 
 
 def _times(
-    costs: list[tuple[Node, Cost]], card: Card, factors: Factors
+    costs: list[tuple[Node, Cost]], card: Card, factors: Factors, replayed: bool = False
 ) -> tuple[float, float, dict[str, float]]:
     """Seconds of the host, of the device, and of the device by what holds it up."""
     causes: dict[str, float] = dict.fromkeys((BANDWIDTH, FLOPS, LAUNCHES), 0.0)
@@ -184,10 +190,11 @@ def _times(
             continue
         seconds, cause = node_time(node, used, card, factors)
         causes[cause] += seconds
-    host = sum(
+    launched = sum(
         used.torch * factors.torch_launch + used.triton * factors.triton_launch + factors.step
         for _, used in costs
     )
+    host = min(launched, factors.replay) if replayed else launched  # of few nodes it is less
     return host, sum(causes.values()), causes
 
 

@@ -19,7 +19,8 @@ from mtmd.kernels.kernel import types_of
 
 @dataclass(frozen=True)
 class Entry:
-    """name: what reports call the kernel. module: the file in this folder that has its `KERNEL`.
+    """name: what reports call the kernel. module: the file in this folder that has its `KERNEL`,
+    or, where it has several, the one that `constant` names.
     applies: the nodes of the op that it is for. optional: torch's own kernels run what it rejects;
     else the node is refused, as the op's reference would take memory or time that nobody expects
     (all scores of an attention, a launch for each token).
@@ -29,10 +30,12 @@ class Entry:
     module: str
     applies: Callable[[Node], bool] = lambda node: True  # noqa: ARG005
     optional: bool = False
+    constant: str = "KERNEL"
 
     def load(self) -> TritonKernel:
         """Imports Triton."""
-        kernel: TritonKernel = import_module(f"mtmd.kernels.gpu.{self.module}").KERNEL
+        module = import_module(f"mtmd.kernels.gpu.{self.module}")
+        kernel: TritonKernel = getattr(module, self.constant)
         return kernel
 
 
@@ -42,11 +45,19 @@ def has_quantized_weight(node: Node) -> bool:
 
 # By op, in order of preference: the first that applies and does not reject runs the node.
 KERNELS: dict[str, tuple[Entry, ...]] = {
+    "add_norm": (Entry("residual and norm", "add_norm"),),
     "attention": (Entry("attention", "flash_attention.kernel"),),
     "gated_delta": (Entry("gated delta rule", "gated_delta"),),
+    "gelu_mul": (Entry("GELU gate", "gated", optional=True, constant="GELU_MUL"),),
+    "kv_store": (Entry("kv store", "rotary.kv_store", optional=True, constant="KV_STORE"),),
     "matmul": (Entry("quantized matmul", "quant_matmul.kernel", applies=has_quantized_weight),),
+    "moe": (Entry("experts", "moe.kernel"),),
+    "paged_attention": (Entry("paged attention", "paged_attention.kernel"),),
     "rms_norm": (Entry("RMS norm", "rms_norm", optional=True),),
+    "rope": (Entry("rope", "rotary.rope", optional=True),),
+    "rope_store": (Entry("rope and kv store", "rotary.kv_store", constant="ROPE_STORE"),),
     "short_conv": (Entry("short convolution", "short_conv"),),
+    "silu_mul": (Entry("SwiGLU gate", "gated", optional=True, constant="SILU_MUL"),),
 }
 
 

@@ -1,6 +1,12 @@
 """The op set. Importing this registers every op in `OPS`."""
 
-from mtmd.kernels.ops.attention import attention, attn_mix, attn_scores, attn_softmax
+from mtmd.kernels.ops.attention import (
+    attention,
+    attn_mix,
+    attn_scores,
+    attn_softmax,
+    paged_attention,
+)
 from mtmd.kernels.ops.collective import all_gather, all_reduce, embed_part, part, without
 from mtmd.kernels.ops.elementwise import (
     add,
@@ -28,18 +34,19 @@ from mtmd.kernels.ops.gather import (
     take_rows,
 )
 from mtmd.kernels.ops.image import patch_embed, pool2d, resize2d, unshuffle
-from mtmd.kernels.ops.matmul import matmul
+from mtmd.kernels.ops.matmul import matmul, matmul_gelu
 from mtmd.kernels.ops.moe import moe
-from mtmd.kernels.ops.norm import l2_norm, layer_norm, rms_norm
+from mtmd.kernels.ops.norm import add_norm, l2_norm, layer_norm, rms_norm
 from mtmd.kernels.ops.op import OPS, Op
 from mtmd.kernels.ops.recurrent import gated_delta, short_conv, state_store
-from mtmd.kernels.ops.rope import rope, rope_table
-from mtmd.kernels.ops.view import columns, kv_half, reshape, rows
+from mtmd.kernels.ops.rope import rope, rope_store, rope_table
+from mtmd.kernels.ops.view import columns, half, kv_half, reshape, rows
 
 __all__ = [
     "OPS",
     "Op",
     "add",
+    "add_norm",
     "add_rows",
     "all_gather",
     "all_reduce",
@@ -57,13 +64,16 @@ __all__ = [
     "gather_pages",
     "gelu",
     "gelu_mul",
+    "half",
     "kv_half",
     "kv_store",
     "l2_norm",
     "layer_norm",
     "matmul",
+    "matmul_gelu",
     "moe",
     "mul",
+    "paged_attention",
     "part",
     "patch_embed",
     "place_rows",
@@ -74,6 +84,7 @@ __all__ = [
     "resize2d",
     "rms_norm",
     "rope",
+    "rope_store",
     "rope_table",
     "rows",
     "scale",

@@ -21,7 +21,10 @@ import torch
 from torch import Tensor
 
 from mtmd.kernels.graph import Node, Type
-from mtmd.kernels.ops.op import need, need_floats, op, same_as_first
+from mtmd.kernels.ops.gather import gather_pages
+from mtmd.kernels.ops.norm import rms_norm
+from mtmd.kernels.ops.op import need, need_floats, need_places, op, same_as_first
+from mtmd.kernels.ops.rope import PAIRS, rope
 
 
 def _flops(node: Node) -> int:
@@ -197,3 +200,122 @@ def attn_mix(weights: Tensor, v: Tensor) -> Tensor:
     grouped = weights.to(v.dtype).reshape(batch, groups, heads // groups * rows, keys)
     mixed = (grouped @ v.transpose(1, 2)).view(batch, heads, rows, v.shape[3])
     return mixed.transpose(1, 2).contiguous()
+
+
+def _paged_shape(
+    q: Type,
+    cache: Type,
+    pages: Type,
+    bounds: Type,
+    starts: Type,
+    table: Type | None = None,
+    q_norm: Type | None = None,
+    *,
+    size: int,
+    scale: float,  # noqa: ARG001
+    softcap: float | None = None,  # noqa: ARG001
+    eps: float | None = None,
+    pairs: str = "half",
+    parts: int = 1,
+) -> Type:
+    need_floats(q, cache, table, q_norm)
+    need(pairs in PAIRS, f"pairs {pairs!r}, expected one of {', '.join(PAIRS)}")
+    need_places(pages)
+    need_places(starts)
+    need(
+        len(q.shape) == len(cache.shape) == 4
+        and (q.shape[0], cache.shape[0]) == (1, 2)
+        and q.shape[3] == cache.shape[3]
+        and q.shape[2] % cache.shape[2] == 0
+        and q.dtype == cache.dtype,
+        f"q {q}, cache {cache}",
+    )
+    need(cache.shape[1] % size == 0, f"cache {list(cache.shape)} in pages of {size}")
+    need(starts.shape[0] > 1, f"starts {list(starts.shape)}: of no sequence")
+    _check_bounds(1, q.shape[1], bounds)
+    need(bounds.shape == (q.shape[1], 2), f"bounds {list(bounds.shape)}")
+    need(
+        table is None
+        or (
+            len(table.shape) == 3
+            and table.shape[:2] == (q.shape[1], 2)
+            and 2 * table.shape[2] <= q.shape[3]
+            and table.shape[2] % parts == 0
+            and (parts == 1 or 2 * table.shape[2] == q.shape[3])
+        ),
+        f"q {q} in {parts} parts, table {table}",
+    )
+    need(
+        q_norm is None or (eps is not None and q_norm.shape == q.shape[3:]),
+        f"q {q}, norm {q_norm} with eps {eps}",
+    )
+    return Type.contiguous(q.shape, q.dtype)
+
+
+def _paged_keys(node: Node) -> int:
+    """The most keys that a token sees: all of the table, or the window that its bounds have."""
+    _, _, pages, bounds = node.inputs[:4]
+    assert pages is not None and bounds is not None
+    rows: int = pages.shape[0] * int(node.attrs["size"])
+    window = bounds.attrs.get("window")
+    return rows if window is None else min(rows, int(window))
+
+
+def _paged_flops(node: Node) -> int:
+    return 4 * node.type.count * _paged_keys(node)
+
+
+def _paged_traffic(node: Node) -> int:
+    """q and the result, and the keys and values of the table's pages once; under a window, what
+    each sequence sees of them.
+    """
+    q, cache, pages, _, starts = node.inputs[:5]
+    assert q is not None and cache is not None and pages is not None and starts is not None
+    seen = _paged_keys(node) + -(-q.shape[1] // (starts.shape[0] - 1))
+    rows = min(pages.shape[0] * int(node.attrs["size"]), seen * (starts.shape[0] - 1))
+    return q.type.bytes + node.type.bytes + 2 * rows * cache.type.bytes // (2 * cache.shape[1])
+
+
+def _paged_workspace(node: Node) -> int:
+    """Keys and values gathered, scores in fp32 and again in other types, which keys each row sees,
+    and q normed and turned, in fp32.
+    """
+    q, cache, pages = node.inputs[:3]
+    assert q is not None and cache is not None and pages is not None
+    rows = pages.shape[0] * int(node.attrs["size"])
+    gathered = 2 * rows * cache.shape[2] * cache.shape[3] * cache.dtype.itemsize
+    scores = q.shape[1] * q.shape[2] * rows
+    return 2 * gathered + 16 * scores + 8 * q.shape[1] * rows + 32 * q.type.count
+
+
+@op(shape=_paged_shape, flops=_paged_flops, traffic=_paged_traffic, workspace=_paged_workspace)
+def paged_attention(
+    q: Tensor,
+    cache: Tensor,
+    pages: Tensor,
+    bounds: Tensor,
+    starts: Tensor,  # noqa: ARG001 - kernels ask for it, to keep sequences apart
+    table: Tensor | None = None,
+    q_norm: Tensor | None = None,
+    *,
+    size: int,
+    scale: float,
+    softcap: float | None = None,
+    eps: float | None = None,
+    pairs: str = "half",
+    parts: int = 1,
+) -> Tensor:
+    """`attention` of q to the keys and values of a cache's pages, one after another
+
+    q [1, T, H, K], cache [2, S, G, K], pages [P], bounds int32 [T, 2] in rows of the P * size
+    gathered, starts [sequences + 1] where each sequence begins among the tokens -> [1, T, H, K]
+
+    With `eps` each head of q is RMS-normed first, by `q_norm` [K] or ones; with `table` [T, 2, R]
+    it is turned then (`rope`).
+    """
+    if eps is not None:
+        q = rms_norm.reference(q, q_norm, eps=eps)
+    if table is not None:
+        q = rope.reference(q, table, pairs=pairs, parts=parts)
+    keys, values = (gather_pages.reference(cache, pages, which=w, size=size) for w in (0, 1))
+    return attention.reference(q, keys, values, None, bounds, scale=scale, softcap=softcap)

@@ -36,6 +36,7 @@ class Group(Hashable, Protocol):
     shape=same_as_first,
     flops=lambda n: n.type.count,
     workspace=lambda n: n.type.bytes,
+    waits=True,
     in_place=lambda x, group: group.sum(x),
 )
 def all_reduce(x: Tensor, *, group: Group) -> Tensor:
@@ -52,7 +53,7 @@ def _gather_shape(x: Type, *, group: Group, axis: int, sizes: tuple[int, ...]) -
     return Type.contiguous((*x.shape[:axis], sum(sizes), *x.shape[axis + 1 :]), x.dtype)
 
 
-@op(shape=_gather_shape, workspace=lambda n: 2 * n.type.bytes)
+@op(shape=_gather_shape, workspace=lambda n: 2 * n.type.bytes, waits=True)
 def all_gather(x: Tensor, *, group: Group, axis: int, sizes: tuple[int, ...]) -> Tensor:
     """The ranks' x, one after another along an axis"""
     return group.gather(x.contiguous(), axis, sizes)

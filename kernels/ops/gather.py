@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -75,7 +77,19 @@ def embed(
     rows = F.embedding(tokens, table)
     if quant is not None:
         rows = dequantize(rows, quant).to(DTYPES[str(dtype)])
-    return rows if scale == 1.0 else rows * torch.tensor(scale, dtype=rows.dtype).item()
+    return rows if scale == 1.0 else rows * _rounded(scale, rows.dtype)
+
+
+def _rounded(number: float, dtype: torch.dtype) -> float:
+    """As a tensor of this type would hold it. By hand: a tensor's number is waited for."""
+    if dtype == torch.float16:
+        return float(struct.unpack("e", struct.pack("e", number))[0])
+    if dtype == torch.float64:
+        return number
+    (bits,) = struct.unpack("<I", struct.pack("<f", number))
+    if dtype == torch.bfloat16:  # to the nearest, of two alike to the even one
+        bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+    return float(struct.unpack("<f", struct.pack("<I", bits))[0])
 
 
 def _place(x: Tensor, rows: Tensor, at: Tensor) -> Tensor:

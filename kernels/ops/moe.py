@@ -106,7 +106,7 @@ def _workspace(node: Node) -> int:
     )
 
 
-@op(shape=_shape, flops=_flops, traffic=_traffic, workspace=_workspace)
+@op(shape=_shape, flops=_flops, traffic=_traffic, workspace=_workspace, waits=True)
 def moe(
     x: Tensor,
     router: Tensor,

@@ -56,3 +56,42 @@ def l2_norm(x: Tensor, *, eps: float) -> Tensor:
     return (
         (values * torch.rsqrt(values.square().sum(-1, keepdim=True) + eps)).to(x.dtype).contiguous()
     )
+
+
+def _add_norm_shape(
+    x: Type,
+    y: Type,
+    w: Type,
+    y_norm: Type | None = None,
+    *,
+    eps: float,  # noqa: ARG001
+    y_eps: float | None = None,
+) -> Type:
+    need_floats(x, y, w, y_norm)
+    need(x.shape == y.shape and x.dtype == y.dtype and len(x.shape) > 0, f"x {x}, y {y}")
+    for weight in (w, y_norm):
+        need(
+            weight is None or weight.shape == x.shape[-1:],
+            f"a weight {weight} does not match x {list(x.shape)}",
+        )
+    need((y_norm is None) == (y_eps is None), f"y_norm {y_norm} with y_eps {y_eps}")
+    return Type.contiguous((2, *x.shape), x.dtype)
+
+
+@op(shape=_add_norm_shape, flops=lambda n: 5 * n.type.count)
+def add_norm(
+    x: Tensor,
+    y: Tensor,
+    w: Tensor,
+    y_norm: Tensor | None = None,
+    *,
+    eps: float,
+    y_eps: float | None = None,
+) -> Tensor:
+    """s = x + y, or x + rms_norm(y) with `y_norm`; then s and rms_norm(s), one behind the other
+
+    x, y [..., D], w, y_norm [D] -> [2, ..., D]
+    """
+    added = y if y_norm is None or y_eps is None else rms_norm.reference(y, y_norm, eps=y_eps)
+    total = x + added
+    return torch.stack((total, rms_norm.reference(total, w, eps=eps)))

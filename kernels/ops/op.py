@@ -34,7 +34,7 @@ class Op:
     operands that do not fit together and gives the result's type, or None where only the reference
     can tell. `writes_first`: the result is the first input, written to. `workspace(node)` counts
     the bytes the reference holds beyond its result, where that cannot be seen by running it on meta
-    tensors: it reads its inputs.
+    tensors: it reads its inputs. `waits`: the reference asks a device for numbers, to decide by.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class Op:
         view: bool,
         writes_first: bool,
         workspace: Callable[[Node], int] | None,
+        waits: bool = False,
     ):
         self.name, self.reference, self.in_place, self.is_view = (
             reference.__name__,
@@ -55,6 +56,7 @@ class Op:
             view,
         )
         self.writes_first, self.workspace = writes_first, workspace
+        self.waits = waits
         self.shape, self._flops, self._traffic = shape, flops, traffic
         self._signature = inspect.signature(reference)
         if self.name in OPS:
@@ -138,12 +140,13 @@ def op(
     view: bool = False,
     writes_first: bool = False,
     workspace: Callable[[Node], int] | None = None,
+    waits: bool = False,
 ) -> Callable[[Callable[..., torch.Tensor]], Op]:
     """Register a function as an op. `view`: it only looks at its input differently, and runs
     wherever that lies; with a shape rule it never copies.
     """
     return lambda reference: Op(
-        reference, shape, flops, traffic, in_place, view, writes_first, workspace
+        reference, shape, flops, traffic, in_place, view, writes_first, workspace, waits
     )
 
 

@@ -90,7 +90,13 @@ def _conv_workspace(node: Node) -> int:
     return x.type.bytes + max(12 * x.type.count, node.type.bytes) + taps
 
 
-@op(shape=_conv_shape, flops=_conv_flops, traffic=_state_traffic, workspace=_conv_workspace)
+@op(
+    shape=_conv_shape,
+    flops=_conv_flops,
+    traffic=_state_traffic,
+    workspace=_conv_workspace,
+    waits=True,
+)
 def short_conv(
     x: Tensor,
     w: Tensor,
@@ -186,7 +192,13 @@ def _delta_workspace(node: Node) -> int:
     )
 
 
-@op(shape=_delta_shape, flops=_delta_flops, traffic=_state_traffic, workspace=_delta_workspace)
+@op(
+    shape=_delta_shape,
+    flops=_delta_flops,
+    traffic=_state_traffic,
+    workspace=_delta_workspace,
+    waits=True,
+)
 def gated_delta(
     q: Tensor,
     k: Tensor,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
 from mtmd.kernels.checkpoint.rotary import Rotary
-from mtmd.kernels.graph import Type
-from mtmd.kernels.ops.op import need, need_floats, op
+from mtmd.kernels.graph import Node, Type
+from mtmd.kernels.ops.gather import kv_store
+from mtmd.kernels.ops.norm import rms_norm
+from mtmd.kernels.ops.op import need, need_floats, need_places, op
 
 PAIRS = ("half", "adjacent")
 
@@ -30,6 +34,19 @@ def _table_shape(positions: Type, divisors: Type | None = None, *, rotary: Rotar
     return Type.contiguous((positions.shape[1], 2, count), torch.float32)
 
 
+@lru_cache(maxsize=64)
+def _constants(rotary: Rotary, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Frequencies, and the axis of each, on a device: made in each run they would be two copies
+    from the host, for which it waits.
+    """
+    with torch.inference_mode(False):
+        axes = list(rotary.axes) or [0] * len(rotary.frequencies)
+        return (
+            torch.tensor(rotary.frequencies, dtype=torch.float32, device=device),
+            torch.tensor(axes, dtype=torch.int64, device=device),
+        )
+
+
 @op(shape=_table_shape, flops=lambda n: 20 * n.type.count)
 def rope_table(positions: Tensor, divisors: Tensor | None = None, *, rotary: Rotary) -> Tensor:
     """Cosines and sines of every token's angles, fp32
@@ -38,11 +55,10 @@ def rope_table(positions: Tensor, divisors: Tensor | None = None, *, rotary: Rot
 
     `divisors` fp32 [R] divide the frequencies, where a checkpoint has them as a tensor.
     """
-    frequencies = torch.tensor(rotary.frequencies, dtype=torch.float32, device=positions.device)
+    frequencies, axes = _constants(rotary, positions.device)
     if divisors is not None:
         frequencies = frequencies / divisors
-    axes = list(rotary.axes) or [0] * len(rotary.frequencies)
-    angles = positions.float()[axes].t() * frequencies
+    angles = positions.float().index_select(0, axes).t() * frequencies
     table = torch.stack((angles.cos(), angles.sin()), 1)
     return table if rotary.scale == 1.0 else table * rotary.scale
 
@@ -85,3 +101,82 @@ def rope(x: Tensor, table: Tensor, *, pairs: str = "half", parts: int = 1) -> Te
     return (
         turned if 2 * count == x.shape[-1] else torch.cat((turned, x[..., 2 * count :]), -1)
     ).contiguous()
+
+
+def _rope_store_shape(
+    cache: Type,
+    k: Type,
+    v: Type,
+    slots: Type,
+    table: Type,
+    k_norm: Type | None = None,
+    *,
+    eps: float | None = None,
+    v_eps: float | None = None,  # noqa: ARG001
+    pairs: str = "half",
+    parts: int = 1,
+) -> Type:
+    need_places(slots)
+    need_floats(cache, k, v, table, k_norm)
+    need(
+        len(cache.shape) == 4
+        and cache.shape[0] == 2
+        and k.shape == v.shape
+        and cache.shape[2:] == k.shape[1:]
+        and slots.shape == k.shape[:1],
+        f"k {list(k.shape)}, v {list(v.shape)} at slots {list(slots.shape)} into cache "
+        f"{list(cache.shape)}",
+    )
+    need(pairs in PAIRS, f"pairs {pairs!r}, expected one of {', '.join(PAIRS)}")
+    need(
+        len(table.shape) == 3
+        and table.shape[:2] == (k.shape[0], 2)
+        and 2 * table.shape[2] <= k.shape[-1]
+        and table.shape[2] % parts == 0
+        and (parts == 1 or 2 * table.shape[2] == k.shape[-1]),
+        f"k {list(k.shape)} in {parts} parts, table {list(table.shape)}",
+    )
+    need(
+        k_norm is None or (eps is not None and k_norm.shape == k.shape[-1:]),
+        f"k {list(k.shape)}, norm {k_norm} with eps {eps}",
+    )
+    return cache
+
+
+def _stored(node: Node) -> int:
+    """Keys and values read and written, places and angles."""
+    _, k, v, slots, table, _ = (*node.inputs, None)[:6]
+    assert k is not None and v is not None and slots is not None and table is not None
+    return 2 * (k.type.bytes + v.type.bytes) + slots.type.bytes + table.type.bytes
+
+
+@op(
+    shape=_rope_store_shape,
+    flops=lambda n: 10 * (n.inputs[1].type.count if n.inputs[1] else 0),
+    traffic=_stored,
+    writes_first=True,
+)
+def rope_store(
+    cache: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slots: Tensor,
+    table: Tensor,
+    k_norm: Tensor | None = None,
+    *,
+    eps: float | None = None,
+    v_eps: float | None = None,
+    pairs: str = "half",
+    parts: int = 1,
+) -> Tensor:
+    """`kv_store` of keys that are normalised, with `eps`, by `k_norm` or ones, and turned, and of
+    values that are normalised with `v_eps`
+
+    cache [2, S, G, K]; k, v [T, G, K]; slots [T]; table [T, 2, R]
+    """
+    if eps is not None:
+        k = rms_norm.reference(k, k_norm, eps=eps)
+    if v_eps is not None:
+        v = rms_norm.reference(v, None, eps=v_eps)
+    turned = rope.reference(k, table, pairs=pairs, parts=parts)
+    return kv_store.reference(cache, turned, v, slots)

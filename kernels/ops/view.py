@@ -54,3 +54,14 @@ def columns(x: Tensor, *, start: int, stop: int) -> Tensor:
     x [..., D] -> [..., stop - start]
     """
     return x[..., start:stop]
+
+
+def _half_shape(x: Type, *, which: int) -> Type:
+    need(len(x.shape) > 1 and 0 <= which < x.shape[0], f"half {which} of {list(x.shape)}")
+    return Type.strided(x.shape[1:], x.dtype, x.strides[1:])
+
+
+@op(view=True, shape=_half_shape)
+def half(x: Tensor, *, which: int) -> Tensor:
+    """x[which]          x [N, ...] -> [...]"""
+    return x[which]

@@ -18,6 +18,7 @@ from mtmd.kernels.errors import DeviceMemoryError, PlacementError
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.heartbeat import beat, patience
+from mtmd.kernels.plan.replay import Replay, why_not
 from mtmd.kernels.plan.row_blocks import Chain
 from mtmd.kernels.plan.scheduler import Plan
 from mtmd.kernels.result_memory import ResultMemory, new_result
@@ -67,16 +68,45 @@ class Residency:
         self.bytes: Counter[str] = Counter()
 
     def get(self, node: Node, backend: Backend) -> Tensor:
-        source = node.attrs["source"]
-        key = id(source), node.name, node.dtype, backend.space
         with self._lock:
+            key = _key(node, backend)
             if key not in self._held:
                 with memory_for(f"weight {node.name}", lambda: node.type.bytes):
-                    tensor = source.read(node.name, node.dtype).to(backend.device)
-                beat()
-                self._held[key] = source, tensor
-                self.bytes[backend.space] += tensor.nbytes
+                    if "parts" in node.attrs:
+                        tensor = self._joint(node, backend)
+                    else:
+                        tensor = self._read(node).to(backend.device)
+                        self.bytes[backend.space] += tensor.nbytes
+                self._held[key] = node.attrs["source"], tensor
             return self._held[key][1]
+
+    def _joint(self, node: Node, backend: Backend) -> Tensor:
+        """Several parameters as one, row after row. Each of them is a part of it from then on, for
+        plans that read it by itself, and for those that already do.
+        """
+        joint = torch.empty(node.shape, dtype=node.dtype, device=backend.device)
+        rows = joint.split([part.shape[0] for part in node.attrs["parts"]])
+        for part, place in zip(node.attrs["parts"], rows, strict=True):
+            key = _key(part, backend)
+            held = self._held.get(key)
+            if held is None:
+                place.copy_(self._read(part))
+                self.bytes[backend.space] += place.nbytes
+                self._held[key] = part.attrs["source"], place
+            else:
+                place.copy_(held[1])
+                held[1].data = place
+        return joint
+
+    @staticmethod
+    def _read(node: Node) -> Tensor:
+        value: Tensor = node.attrs["source"].read(node.name, node.dtype)
+        beat()
+        return value
+
+
+def _key(node: Node, backend: Backend) -> tuple[int, str, torch.dtype, str]:
+    return id(node.attrs["source"]), node.name, node.dtype, backend.space
 
 
 class Executor:
@@ -129,6 +159,9 @@ class Executor:
             if (seconds := OPS[node.op].flops(node) / SLOWEST) > LONG_S
         }
         self._outputs = [slots[o] for o in plan.outputs]
+        self.replay: Replay | None = None
+        """Runs that are replayed; None where they are launched one by one, and why."""
+        self.not_replayed = self._make_replay()
         self._residency = residency
         self._native: NativePlan | None = None
         self._may_be_native = any(s.backend.native for s in plan.steps)
@@ -171,6 +204,11 @@ class Executor:
         with memory_for("this run", lambda: sum(self.plan.compute_bytes.values())):
             if observe is None and (native := self._programs()) is not None:
                 return (yield from native.steps(batch))
+            if observe is None and self.replay is not None:
+                outputs = self.replay.outputs(batch)
+                if outputs is not None:
+                    yield
+                    return outputs
             memory = ResultMemory()
             try:
                 return (yield from self._run(batch, observe, memory))
@@ -209,6 +247,39 @@ class Executor:
             for slot in frees:
                 values[slot] = None
             yield
+        return [values[i] for i in self._outputs]  # type: ignore[misc]
+
+    def _make_replay(self) -> str | None:
+        recorders = (step.backend.recorder for step in self.plan.steps)
+        recorder = next((r for r in recorders if r is not None), None)
+        if recorder is None:
+            return "its device records nothing"
+        kernels = {node: kernel for kernel, *_, node in self._program}
+
+        def by_torch(node: Node) -> bool:
+            function = getattr(kernels[node], "func", kernels[node])
+            return function in (OPS[node.op].reference, OPS[node.op].in_place)
+
+        reason = why_not(self.plan, by_torch)
+        if reason is None:
+            device = self.plan.steps[0].backend.device
+            written = {node: is_written for _, node, _, is_written in self._inputs}
+            self.replay = Replay(
+                [(slot, node) for slot, node, *_ in self._inputs],
+                self._template,
+                self._launched,
+                recorder,
+                lambda node, value: _check(node, value, device, written[node]),
+                device,
+            )
+        return reason
+
+    def _launched(self, values: list[Tensor | None]) -> list[Tensor]:
+        """The outputs, from a list that holds the inputs."""
+        for kernel, reads, result, frees, _ in self._program:
+            values[result] = kernel(*(values[i] for i in reads))
+            for slot in frees:
+                values[slot] = None
         return [values[i] for i in self._outputs]  # type: ignore[misc]
 
     @property
@@ -281,12 +352,7 @@ def _placed(node: Node, value: Tensor, device: torch.device, written: bool) -> T
     """An input as the plan expects it. What is written in place is not copied, which would lose
     what is written.
     """
-    if value.shape != node.shape or value.dtype != node.dtype:
-        raise PlacementError(
-            f"input {node.name} was filled with {Type.of(value)}, the plan is made for "
-            f"{node.type}; "
-            "make a plan for this size"
-        )
+    _check(node, value, device, False)
     if value.device == device and value.is_contiguous():
         return value  # as most are, in every step of decoding
     placed = value.to(device).contiguous()
@@ -297,6 +363,24 @@ def _placed(node: Node, value: Tensor, device: torch.device, written: bool) -> T
             "where it is written"
         )
     return placed
+
+
+def _check(node: Node, value: Tensor, device: torch.device, written: bool) -> None:
+    """Whether an input is what the plan is made for, and, where it is `written`, lies where that
+    is.
+    """
+    if value.shape != node.shape or value.dtype != node.dtype:
+        raise PlacementError(
+            f"input {node.name} was filled with {Type.of(value)}, the plan is made for "
+            f"{node.type}; "
+            "make a plan for this size"
+        )
+    if written and (value.device != device or not value.is_contiguous()):
+        raise PlacementError(
+            f"state {node.name} lies on {value.device} with strides {value.stride()}, expected "
+            f"contiguous on {device}, "
+            "where it is written"
+        )
 
 
 def _kernel(node: Node, backend: Backend, in_place: bool) -> Run:

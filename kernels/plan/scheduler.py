@@ -17,6 +17,8 @@ from mtmd.kernels.backends.backend import Backend
 from mtmd.kernels.errors import OptionError, PlacementError
 from mtmd.kernels.graph import Node, toposort
 from mtmd.kernels.ops import OPS
+from mtmd.kernels.plan.fusion.rewrite import rewritten
+from mtmd.kernels.plan.fusion.rules import RULES
 from mtmd.kernels.plan.row_blocks import Chain, chains
 from mtmd.kernels.plan.steps import NativeFacts, Split, Step
 
@@ -88,6 +90,11 @@ class Plan:
             )
             for g in groups
         )
+
+    @cached_property
+    def intact(self) -> Plan:
+        """The same, without a step that overwrites its input: every value can be looked at."""
+        return replace(self, steps=tuple(replace(s, in_place=False) for s in self.steps))
 
     @property
     def copies(self) -> tuple[Node, ...]:
@@ -245,14 +252,18 @@ def make_plan(
     overrides: Iterable[Override] = (),
     overwrite: bool = True,
 ) -> Plan:
-    """Place every node the outputs need. `overwrite=False` keeps every step from reusing its
-    input's memory, for looking on.
+    """Place every node the outputs need, after rules have made fewer of them for a preferred
+    backend that fuses. `overwrite=False` leaves the graph as it is and keeps every step from
+    reusing its input's memory, for looking on.
 
     Raises OptionError for an override whose target is not among the backends, PlacementError where
     an override names a backend that rejects the node, or no backend takes it.
     """
+    overrides = tuple(overrides)
+    if overwrite and backends[0].fuses:
+        outputs = rewritten(outputs, RULES, backends[0], overrides)
     nodes = [n for n in toposort(*outputs) if not n.is_leaf]
-    where, refusals = _assign(nodes, backends, tuple(overrides))
+    where, refusals = _assign(nodes, backends, overrides)
     ordered, reads = _with_copies(nodes, where)
     steps = _steps(ordered, reads, where, outputs)
     return Plan(

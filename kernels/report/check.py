@@ -30,14 +30,13 @@ def run_check(
     graph: str,
     what: str,
     plan: Plan,
-    intact: Plan,
     residency: Residency,
     device: Backend,
     dtype: torch.dtype,
     batch: Any,
 ) -> Check:
-    """Run `plan` on a batch, as answers do, and `intact`, the same without overwriting, under the
-    eyes of the reference.
+    """Run `plan` on a batch, as answers do, and without overwriting, under the eyes of the
+    reference.
     """
     executor = Executor(plan, residency)
     first = _timed(executor, batch, device)
@@ -47,7 +46,7 @@ def run_check(
         watch.start()
         executor.run(batch, watch)
     judge = _Judge()
-    Executor(intact, residency).run(batch, judge)
+    Executor(plan.intact, residency).run(batch, judge)
     worst = sorted(
         ((op, node, error) for op, (error, node) in judge.worst.items()), key=lambda row: -row[2]
     )

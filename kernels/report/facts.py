@@ -17,6 +17,7 @@ from mtmd.kernels.plan.flash_choice import FlashChoice
 from mtmd.kernels.plan.scheduler import Plan, Refusal
 from mtmd.kernels.plan.steps import NativeFacts
 
+FLASH = ("attention", "paged_attention")
 OPERANDS = {"attention": ("q", "k", "v", "mask", "bounds")}
 
 
@@ -310,10 +311,10 @@ def flash_facts(
         (s.node.name, s.backend.name)
         for p in plans
         for s in p.steps
-        if s.node.op in ("attention", "attn_mix")
+        if s.node.op in (*FLASH, "attn_mix")
     ]
     names = {name for name, _ in attention}
-    flash = {s.node.name for p in plans for s in p.steps if s.node.op == "attention"}
+    flash = {s.node.name for p in plans for s in p.steps if s.node.op in FLASH}
     elsewhere = tuple(
         sorted(
             {name for name, backend in attention if backend != preferred and name in flash},

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from mtmd.kernels.errors import MtmdError
+from mtmd.kernels.errors import DeviceError, MtmdError
 from mtmd.kernels.plan.scheduler import Plan
 from mtmd.kernels.turns import goes_first
 from mtmd.llm.batch import FEW, Batch
@@ -29,6 +29,7 @@ from mtmd.llm.engine.sequence import Sequence, Token
 from mtmd.llm.engine.spans import Span, blocks, identities, lay_out, stretch
 from mtmd.llm.engine.speculation import MOST_ROWS, Mode, Speculation, speculation
 from mtmd.llm.sampling.sampler import Sampler
+from mtmd.llm.sampling.together import Drawn, Wish, draw
 from mtmd.llm.state import PAGE, Cache, Snapshot
 
 # recurrent states kept for prompts that begin alike, as far as they do not take more than
@@ -94,6 +95,8 @@ class Engine:
     ):
         self.runner, self._may_run = runner, may_run
         self.cache: Cache = runner.new_cache()
+        self.draws_together = runner.backends[0].device.type != "cpu"
+        """Whether the tokens of a batch are chosen where its logits are, in one go."""
         self.steps = self.rows = 0
         """Batches run so far, and tokens in them."""
         self.made_way = 0
@@ -181,6 +184,8 @@ class Engine:
         try:
             with nullcontext() if alone else goes_first():
                 step, logits = self._run(step)
+        except DeviceError:
+            raise  # it is nobody's fault here
         except MtmdError:
             # Whose fault it is cannot be told from the batch: each is tried by itself.
             self._suspects += [sequence for sequence, _ in step.parts]
@@ -270,12 +275,15 @@ class Engine:
         parts = [(sequence, rows, sequence.done) for sequence, rows in _rows(step)]
         self.batcher.ran(step)
         changed, first, end = [], 0, time.perf_counter() + READY_S
+        drawn = self._draw_together(parts, logits)
         for sequence, rows, done in parts:
             self._keep_snapshot(sequence)
             if sequence.done == sequence.total:
                 assert logits is not None
                 try:
-                    self._answer(sequence, logits[first : first + rows], done, end)
+                    self._answer(
+                        sequence, logits[first : first + rows], done, end, drawn.get(sequence, ())
+                    )
                 except MtmdError as error:
                     self.end(sequence, "error", error)
                 if sequence.finish is not None or sequence.has_new:
@@ -283,7 +291,64 @@ class Engine:
             first += rows
         return changed
 
-    def _answer(self, sequence: Sequence, logits: Tensor, before: int, end: float) -> None:
+    def _draw_together(
+        self, parts: abc.Sequence[tuple[Sequence, int, int]], logits: Tensor | None
+    ) -> dict[Sequence, list[Drawn]]:
+        """The next tokens of all sequences of a batch, and those after each proposed token, should
+        it come; of none where they are chosen one by one. A constraint knows only what comes next:
+        what comes after proposed tokens is left to the one by one.
+        """
+        if logits is None or not self.draws_together:
+            return {}
+        first, rows, wishes, whose = 0, [], [], []
+        for sequence, count, _ in parts:
+            prompt = self._prompts[sequence]
+            constraint, random = prompt.constraint, prompt.sampler.sampling.temperature > 0
+            if sequence.done == sequence.total and prompt.max_tokens > 0:
+                allowed = None
+                if constraint is not None:
+                    try:
+                        allowed = constraint.mask(logits[first]) if constraint.ready() else None
+                    except MtmdError:
+                        allowed = None  # it will say so again, to this sequence alone
+                    if allowed is None:
+                        first += count
+                        continue
+                number = count if constraint is None else 1
+                points = prompt.sampler.points(number) if random else [0.0] * number
+                for i, point in enumerate(points):
+                    proposed = list(sequence.proposal[:i])
+                    few = len(sequence.tokens) + i < prompt.min_tokens
+                    wishes.append(
+                        Wish(
+                            prompt.sampler.sampling,
+                            [*seen, *proposed] if (seen := self._seen(sequence, prompt)) else [],
+                            [*sequence.tokens, *proposed],
+                            prompt.stop if few else frozenset(),
+                            point,
+                            allowed,
+                            prompt.alternatives,
+                        )
+                    )
+                    rows.append(first + i)
+                    whose.append(sequence)
+            first += count
+        drawn: dict[Sequence, list[Drawn]] = {}
+        if wishes:
+            # Most often all of them, in their order
+            chosen = logits if len(rows) == len(logits) else logits[rows]
+            for sequence, one in zip(whose, draw(chosen, wishes), strict=True):
+                drawn.setdefault(sequence, []).append(one)
+        return drawn
+
+    def _answer(
+        self,
+        sequence: Sequence,
+        logits: Tensor,
+        before: int,
+        end: float,
+        drawn: abc.Sequence[Drawn] = (),
+    ) -> None:
         """The next token of a sequence, and further ones as long as they are as proposed. They are
         drawn one after the other as ever, so that an answer is the same with proposals and without.
         Where its constraint is not ready by `end`, the sequence is held as it is.
@@ -297,10 +362,12 @@ class Engine:
         )
         accepted, held, sequence.proposal = 0, False, ()
         for row, values in enumerate(logits):
-            if constraint and not constraint.ready(max(end - time.perf_counter(), 0)):
+            known = drawn[row] if row < len(drawn) else None
+            waits = known is None and constraint is not None
+            if waits and not constraint.ready(max(end - time.perf_counter(), 0)):  # type: ignore[union-attr]
                 held = True
                 break
-            token = self._choose(sequence, values)
+            token = self._choose(sequence, values, known)
             if row == len(proposal) or token != proposal[row]:
                 break
             accepted += 1
@@ -343,8 +410,10 @@ class Engine:
                 changed.append(sequence)
         return changed
 
-    def _choose(self, sequence: Sequence, logits: Tensor) -> int:
-        """The next token of a sequence, which ends with it if that was the last."""
+    def _choose(self, sequence: Sequence, logits: Tensor, drawn: Drawn | None = None) -> int:
+        """The next token of a sequence, which ends with it if that was the last; `drawn` if it is
+        known already.
+        """
         prompt, now = self._prompts[sequence], time.perf_counter()
         if sequence.first is None:
             assert sequence.admitted is not None
@@ -353,10 +422,17 @@ class Engine:
         if prompt.max_tokens == 0:
             self.end(sequence, "length")
             return -1
-        allowed = prompt.constraint.mask(logits) if prompt.constraint else logits
-        if len(sequence.tokens) < prompt.min_tokens:
-            allowed = _without(allowed, prompt.stop)
-        token = prompt.sampler(allowed, self._seen(sequence, prompt), sequence.tokens)
+        if drawn is None:
+            allowed = prompt.constraint.mask(logits) if prompt.constraint else logits
+            if len(sequence.tokens) < prompt.min_tokens:
+                allowed = _without(allowed, prompt.stop)
+            token = prompt.sampler(allowed, self._seen(sequence, prompt), sequence.tokens)
+        else:
+            if drawn.error is not None:
+                raise drawn.error
+            token = drawn.token
+            if prompt.sampler.sampling.temperature > 0:
+                prompt.sampler.use()
         sequence.decode_ms = (time.perf_counter() - sequence.first) * 1e3
         if token in prompt.stop:
             self.end(sequence, "stop")
@@ -364,7 +440,11 @@ class Engine:
         if prompt.constraint:
             prompt.constraint.accept(token)
         # Probabilities are the model's own, before what a constraint allows.
-        sequence.append(_with_probabilities(token, logits, prompt.alternatives))
+        sequence.append(
+            _with_probabilities(token, logits, prompt.alternatives)
+            if drawn is None
+            else Token(token, drawn.logprob, drawn.top)
+        )
         self._chosen += 1
         self.speculation.push(sequence, token)
         if len(sequence.tokens) >= prompt.max_tokens or sequence.total >= self.runner.context:
@@ -427,6 +507,8 @@ class Engine:
                     break
         except IndexError:  # no pages for all of it: it waits its turn
             self.batcher.preempt(sequence)
+        except DeviceError:
+            raise
         except MtmdError as error:
             self.end(sequence, "error", error)
         return [sequence]

@@ -91,7 +91,7 @@ class _Making:
         wanted = [i for n, stop in zip(counts, stops, strict=True) for i in range(stop - n, stop)]
         answers = len(wanted)
         shape = BatchShape(len(self.tokens), images, answers, sequences, len(self.pages)).rounded(
-            self.cache.in_place
+            self.cache.in_place, self.cache.pages if self.cache.paged else None
         )
         spare = shape.tokens - len(self.tokens)
         wanted += [0] * (shape.wanted - answers)
@@ -117,7 +117,9 @@ class _Making:
             block_last,
             _numbers(self.starts),
             _numbers(self.sequence_slots),
-            _numbers(self._all_pages(shape.pages)),
+            self._table(shape.pages)
+            if self.cache.paged
+            else _numbers(self._all_pages(shape.pages)),
             rows,
             _numbers(self.image_at) if rows is not None else None,
             _numbers(wanted),
@@ -134,6 +136,12 @@ class _Making:
             [torch.tensor(p).expand(3, -1) if isinstance(p, range) else p for p in self.positions],
             1,
         )
+
+    def _table(self, count: int) -> Tensor:
+        """int64 [count], the pages in use and zeros behind them."""
+        table = np.zeros(count, np.int64)
+        table[: len(self.pages)] = self.pages
+        return torch.from_numpy(table)
 
     def _all_pages(self, count: int) -> list[int]:
         """With pages that nobody looks at: those that follow, where that keeps a run of neighbours,

@@ -147,8 +147,8 @@ class Runner:
     def _probes(self, form: AttentionForm) -> list[list[Node]]:
         return [self.graph(batch, form) for batch in self.sizes().values()]
 
-    def _make_executor(self, batch: BatchShape) -> Executor:
-        plan = self.plan(batch)
+    def _make_executor(self, batch: BatchShape, intact: bool = False) -> Executor:
+        plan = self.plan(batch, not intact)
         if any(r.backend == self.backends[0].name for r in plan.refusals):
             self.fallbacks[batch] = plan
             for oldest in list(self.fallbacks)[:-FALLBACKS]:
@@ -176,7 +176,13 @@ class Runner:
                 lambda name: where[name].device,
                 in_place=all(backend.native for backend in where.values()),
                 mirror=self.lead.new_cache() if self.lead else None,
+                paged=self._reads_pages(),
             )
+
+    def _reads_pages(self) -> bool:
+        """Whether attention reads the cache's pages where they lie, in batches of any size."""
+        ops = {s.node.op for batch in self.sizes().values() for s in self.plan(batch).steps}
+        return "paged_attention" in ops and "gather_pages" not in ops
 
     def cache_bytes(
         self, context: int | None = None, sequences: int | None = None
@@ -230,7 +236,9 @@ class Runner:
         """Logits [R, V] of the last token of each of the batch's sequences, where they are
         wanted.
         """
-        executor = self._executor(batch.shape)
+        # Whoever looks on wants to see the nodes that the family has, and no others in their place.
+        looks_on = observe is not None and self.backends[0].fuses
+        executor = self._executor(batch.shape, True) if looks_on else self._executor(batch.shape)
         with self.lead.forward(batch) if self.lead else nullcontext():
             logits = executor.run(batch, observe)[-1][: batch.answers]
         if executor.threads is not None:

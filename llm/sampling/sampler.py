@@ -54,7 +54,7 @@ class Sampler:
             # numpy's is much faster than torch's; of equal logits the first; NaN, if there is one,
             # counts as the largest
             token = int(values.argmax())
-            _check_peak(float(values[token]), logits)
+            check_peak(float(values[token]), logits)
             if self.sampling.temperature == 0:
                 return token
             return self._draw(*candidates(torch.from_numpy(values), self.sampling))
@@ -73,12 +73,26 @@ class Sampler:
         np.left_shift(words, 16, out=self._widened, dtype=np.uint32)
         return self._widened.view(np.float32)
 
+    def points(self, count: int) -> list[float]:
+        """The next `count` random numbers, which stay the next: `use` says how many were used."""
+        state = self._generator.get_state()
+        found = [self._point() for _ in range(count)]
+        self._generator.set_state(state)
+        return found
+
+    def use(self, count: int = 1) -> None:
+        for _ in range(count):
+            self._point()
+
+    def _point(self) -> float:
+        return float(torch.rand((), dtype=torch.float64, generator=self._generator))
+
     def _draw(self, tokens: torch.Tensor, probabilities: torch.Tensor) -> int:
         """One of `tokens` [N] by `probabilities` [N]: inverse of the cumulated sum, one random
         number whatever N.
         """
         edges = probabilities.double().cumsum(0)
-        point = torch.rand((), dtype=torch.float64, generator=self._generator) * edges[-1]
+        point = self._point() * edges[-1]
         index = torch.searchsorted(edges, point, right=True)
         return int(tokens[min(int(index), len(tokens) - 1)])
 
@@ -150,7 +164,7 @@ def candidates(logits: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, 
     return tokens, probabilities
 
 
-def _check_peak(best: float, logits: torch.Tensor) -> None:
+def check_peak(best: float, logits: torch.Tensor) -> None:
     """Raises MtmdError unless the largest logit is finite. NaN is the largest if there is one."""
     if math.isfinite(best):
         return

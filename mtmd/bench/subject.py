@@ -491,7 +491,7 @@ def _reads_memory(node: Node) -> bool:
     """Whether it reads weights or the past, which are larger than caches; a table is read by rows
     alone.
     """
-    return node.op == "attention" or (
+    return node.op in ("attention", "paged_attention") or (
         node.op != "embed" and any(i.op == "weight" for i in node.operands)
     )
 

@@ -136,7 +136,7 @@ def _row(what: str, e: Estimate, unit: str, tokens: int) -> str:
     else:
         middle, slow, fast = (tokens / ms * 1e3 for ms in (e.ms, e.slow_ms, e.fast_ms))
     spread = f"{_digits(slow)} to {_digits(fast)}"
-    return f"  {what:<28}{_digits(middle):>9} {unit:<5}{spread:>16}  {e.bound:<9}{e.launches:>8,}"
+    return f"  {what:<28}{_digits(middle):>9} {unit:<5}{spread:>17} {e.bound:<9}{e.launches:>8,}"
 
 
 def _memory(report: Prediction) -> Iterator[str]:
@@ -192,16 +192,16 @@ def _ops(report: Prediction) -> Iterator[str]:
         facts = next((g for g in report.graphs if f"{g.graph}, {g.label}" == graph.graph), None)
         size = f" ({facts.size})" if facts else ""
         yield f"{graph.graph}{size}: {graph.launches:,} launches"
-        yield f"  {'op':<13}{'kernel':<27}{'nodes':>6}{'launches':>9}{'ms':>9}  bound"
+        yield f"  {'op':<16}{'kernel':<27}{'nodes':>6}{'launches':>9}{'ms':>9}  bound"
         for op in graph.ops[:SHOWN]:
             ms = _digits(op.ms) if op.ms else "-"
             yield (
-                f"  {op.op:<13}{op.kernel:<27}{op.nodes:>6,}{op.launches:>9,}{ms:>9}  {op.bound}"
+                f"  {op.op:<16}{op.kernel:<27}{op.nodes:>6,}{op.launches:>9,}{ms:>9}  {op.bound}"
             )
         if rest := graph.ops[SHOWN:]:
             total = sum(op.ms for op in rest)
             yield (
-                f"  {f'{len(rest)} others':<40}{sum(o.nodes for o in rest):>6,}"
+                f"  {f'{len(rest)} others':<43}{sum(o.nodes for o in rest):>6,}"
                 f"{sum(o.launches for o in rest):>9,}{_digits(total) if total else '-':>9}"
             )
 

@@ -18,7 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from mtmd.clip.encoder import BATCH
-from mtmd.kernels.errors import MtmdError
+from mtmd.kernels.errors import DeviceError, MtmdError
 from mtmd.kernels.graph import Shape
 from mtmd.kernels.plan.heartbeat import beat
 from mtmd.kernels.turns import Shares
@@ -125,6 +125,8 @@ class EncodeQueue:
         except StopIteration as done:
             self._spent += time.perf_counter() - start
             return self._finish(done.value)
+        except DeviceError:
+            raise  # it is no picture's fault
         except MtmdError as error:
             return self._fail(error)
         self._spent += time.perf_counter() - start

@@ -455,6 +455,8 @@ class Service:
 
     def _check_device(self, error: BaseException) -> None:
         """Some errors of a GPU are for good: all that is asked of it afterwards fails as well."""
+        if isinstance(error, DeviceError):
+            raise error
         try:
             for backend in self._loaded.backends:
                 backend.synchronize()

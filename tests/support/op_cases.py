@@ -285,6 +285,42 @@ def _rope(d: Draw) -> Case:
     )
 
 
+def _add_norm(d: Draw) -> Case:
+    shape, normed = (*([d.batch()] if d.maybe() else []), d.size(), d.size()), d.maybe()
+    return [
+        d.values(*shape),
+        d.values(*shape),
+        d.values(shape[-1], dtype=torch.float32),
+        d.values(shape[-1], dtype=torch.float32) if normed else None,
+    ], {"eps": 1e-6, "y_eps": 1e-5 if normed else None}
+
+
+def _half(d: Draw) -> Case:
+    return [d.values(2, d.size(), d.size())], {"which": d.rng.randint(0, 1)}
+
+
+def _rope_store(d: Draw) -> Case:
+    (cache, k, v, slots), _ = _kv_store(d)
+    assert cache is not None and k is not None and v is not None
+    width = k.shape[-1] + k.shape[-1] % 2  # even, for whole pairs
+    cache, k, v = (d.values(*t.shape[:-1], width) for t in (cache, k, v))
+    pairs, eps = d.rng.randint(1, width // 2), d.rng.choice((None, 1e-6))
+    table = rope_table.reference(torch.arange(len(k)).expand(3, -1) * 37, rotary=_rotary(d, pairs))
+    norm = d.values(width, dtype=torch.float32) if eps and d.maybe() else None
+    return [cache, k, v, slots, table, norm], {
+        "eps": eps,
+        "v_eps": d.rng.choice((None, 1e-5)),
+        "pairs": d.rng.choice(("half", "adjacent")),
+    }
+
+
+def _matmul_gelu(d: Draw) -> Case:
+    outer, width = d.size(), d.size()
+    lead = [d.batch()] if d.maybe() else []
+    x, w = d.values(*lead, d.size(), width), d.values(outer, width).mul_(0.2)
+    return [x, w, d.values(outer)], {}
+
+
 def _patch_embed(d: Draw) -> Case:
     size, width = d.size(1, 2, 7), d.size()
     return [
@@ -370,6 +406,44 @@ def _gather_pages(d: Draw) -> Case:
     return [d.values(2, count * size, d.size(1, 3), d.size()), pages], {
         "which": d.rng.randint(0, 1),
         "size": size,
+    }
+
+
+def _paged_attention(d: Draw) -> Case:
+    """A few sequences, each with pages of its own, and a table with pages that nobody sees."""
+    size, groups, width = d.size(4, 16, 32), d.size(1, 2, 3), d.size(16, 18, 24, 40)
+    new = [d.size(0, 1, 1, 1, 3, 17) for _ in range(d.size(1, 2, 5))] + [1]
+    before = [d.size(0, 1, 15, 16, 70) for _ in new]
+    counts = [-(-(b + n) // size) for b, n in zip(before, new, strict=True)]
+    spare, window = d.size(0, 1, 4), d.rng.choice((None, None, 1, 7, 40))
+    held = sum(counts) + spare + 1
+    bounds, base = [], 0
+    for b, n, count in zip(before, new, counts, strict=True):
+        for own in range(base + b, base + b + n):
+            first = base if window is None else max(base, own - window + 1)
+            bounds.append((first, base + b + n - 1 if d.maybe() else own))
+        base += count * size
+    pairs, eps = d.rng.choice((None, width // 2, 3)), d.rng.choice((None, 1e-6))
+    table = (
+        rope_table.reference(torch.arange(sum(new)).expand(3, -1) * 7, rotary=_rotary(d, pairs))
+        if pairs
+        else None
+    )
+    norm = d.values(width, dtype=torch.float32) if eps and d.maybe() else None
+    return [
+        d.values(1, sum(new), groups * d.size(1, 2, 4), width),
+        d.values(2, held * size, groups, width),
+        d.places(sum(counts) + spare, held),
+        torch.tensor(bounds, dtype=torch.int32),
+        torch.tensor([0, *new]).cumsum(0),
+        table,
+        norm,
+    ], {
+        "size": size,
+        "scale": width**-0.5,
+        "softcap": d.rng.choice((None, None, 2.0)),
+        "eps": eps,
+        "pairs": d.rng.choice(("half", "adjacent")),
     }
 
 
@@ -499,6 +573,7 @@ def _moe(d: Draw) -> Case:
 
 MAKERS: dict[str, Callable[[Draw], Case]] = {
     "add": _add,
+    "add_norm": _add_norm,
     "add_rows": _place_rows,
     "attention": _attention,
     "attn_mix": _attn_mix,
@@ -513,13 +588,16 @@ MAKERS: dict[str, Callable[[Draw], Case]] = {
     "gather_pages": _gather_pages,
     "gelu": _gelu,
     "gelu_mul": _gelu_mul,
+    "half": _half,
     "kv_half": _kv_half,
     "kv_store": _kv_store,
     "l2_norm": _l2_norm,
     "layer_norm": _layer_norm,
     "matmul": _matmul,
+    "matmul_gelu": _matmul_gelu,
     "moe": _moe,
     "mul": _add,
+    "paged_attention": _paged_attention,
     "patch_embed": _patch_embed,
     "place_rows": _place_rows,
     "pool2d": _pool2d,
@@ -529,6 +607,7 @@ MAKERS: dict[str, Callable[[Draw], Case]] = {
     "resize2d": _resize2d,
     "rms_norm": _rms_norm,
     "rope": _rope,
+    "rope_store": _rope_store,
     "rope_table": _rope_table,
     "rows": _rows,
     "scale": _scale,

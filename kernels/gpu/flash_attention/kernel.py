@@ -64,7 +64,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _fold(
+def fold(
     m,
     z,
     o1,
@@ -73,15 +73,13 @@ def _fold(
     q2,
     k,
     v,
-    k_from,
-    v_from,
+    k_rows,
+    v_rows,
     mask_rows,
-    start,
+    s,
     end,
     lo,
     hi,
-    k_step,
-    v_step,
     mask_step,
     scale,
     cap,
@@ -91,27 +89,24 @@ def _fold(
     K2: tl.constexpr,
     V1: tl.constexpr,
     V2: tl.constexpr,
-    KEYS: tl.constexpr,
     ALIGN: tl.constexpr,
     CAP: tl.constexpr,
     MASK: tl.constexpr,
     COMPARE: tl.constexpr,
 ):
-    """One block of keys, start..start + KEYS, into the running m, z, o. Without COMPARE all rows
-    see all of these keys.
+    """One block of keys s, which lie at k_rows and v_rows, into the running m, z, o. Without
+    COMPARE all rows see all of these keys.
     """
-    s = start + tl.arange(0, KEYS)
     there = s < end
-    # 64 bits: a long cache of many heads has more elements than 32 bits count.
-    k_rows = k_from + s.to(tl.int64) * k_step
-    v_rows = v_from + s.to(tl.int64) * v_step
     x = tl.dot(
-        q1, tl.trans(_load(k, k_rows, there, 0, K1, K, ALIGN, COMPARE)), input_precision="ieee"
+        q1,
+        tl.trans(load_columns(k, k_rows, there, 0, K1, K, ALIGN, COMPARE)),
+        input_precision="ieee",
     )
     if K2 > 0:
         x = tl.dot(
             q2,
-            tl.trans(_load(k, k_rows, there, K1, K2, K, ALIGN, COMPARE)),
+            tl.trans(load_columns(k, k_rows, there, K1, K2, K, ALIGN, COMPARE)),
             x,
             input_precision="ieee",
         )
@@ -149,14 +144,14 @@ def _fold(
     p = p.to(q1.dtype)
     o1 = tl.dot(
         p,
-        _load(v, v_rows, there, 0, V1, V, ALIGN, COMPARE),
+        load_columns(v, v_rows, there, 0, V1, V, ALIGN, COMPARE),
         o1 * a[:, None],
         input_precision="ieee",
     )
     if V2 > 0:
         o2 = tl.dot(
             p,
-            _load(v, v_rows, there, V1, V2, V, ALIGN, COMPARE),
+            load_columns(v, v_rows, there, V1, V2, V, ALIGN, COMPARE),
             o2 * a[:, None],
             input_precision="ieee",
         )
@@ -164,7 +159,7 @@ def _fold(
 
 
 @triton.jit
-def _load(
+def load_columns(
     base,
     rows,
     there,
@@ -292,10 +287,10 @@ def attention_kernel(
 
     all_there = tl.full([ROWS], True, tl.int1)
     q_rows = batch * q_batch + t.to(tl.int64) * q_step + h.to(tl.int64) * q_head
-    q1 = _load(q, q_rows, all_there, 0, K1, K, ALIGN, False)
+    q1 = load_columns(q, q_rows, all_there, 0, K1, K, ALIGN, False)
     q2 = q1
     if K2 > 0:
-        q2 = _load(q, q_rows, all_there, K1, K2, K, ALIGN, False)
+        q2 = load_columns(q, q_rows, all_there, K1, K2, K, ALIGN, False)
     k_from = batch * k_batch + head.to(tl.int64) * k_head
     v_from = batch * v_batch + head.to(tl.int64) * v_head
     mask_rows = mask + batch * mask_batch + h.to(tl.int64) * mask_head + t.to(tl.int64) * mask_row
@@ -326,11 +321,13 @@ def attention_kernel(
         if SPLITS > 1:
             inner_begin, inner_end = begin, end
     # The blocks that need no comparison first, in a loop of their own that the compiler can
-    # pipeline; then those before and after them, in one loop, so that `_fold` is compiled twice and
+    # pipeline; then those before and after them, in one loop, so that `fold` is compiled twice and
     # not three times.
     for start in range(inner_begin, inner_end, KEYS):
         start = tl.multiple_of(start, KEYS)
-        m, z, o1, o2 = _fold(
+        s = start + tl.arange(0, KEYS)
+        # 64 bits: a long cache of many heads has more elements than 32 bits count.
+        m, z, o1, o2 = fold(
             m,
             z,
             o1,
@@ -339,15 +336,13 @@ def attention_kernel(
             q2,
             k,
             v,
-            k_from,
-            v_from,
+            k_from + s.to(tl.int64) * k_step,
+            v_from + s.to(tl.int64) * v_step,
             mask_rows,
-            start,
+            s,
             end,
             lo,
             hi,
-            k_step,
-            v_step,
             mask_step,
             scale,
             cap,
@@ -357,7 +352,6 @@ def attention_kernel(
             K2,
             V1,
             V2,
-            KEYS,
             ALIGN,
             CAP,
             MASK,
@@ -370,7 +364,9 @@ def attention_kernel(
             start = tl.multiple_of(
                 tl.where(i < before, begin, inner_end - before * KEYS) + i * KEYS, KEYS
             )
-            m, z, o1, o2 = _fold(
+            s = start + tl.arange(0, KEYS)
+            # 64 bits: a long cache of many heads has more elements than 32 bits count.
+            m, z, o1, o2 = fold(
                 m,
                 z,
                 o1,
@@ -379,15 +375,13 @@ def attention_kernel(
                 q2,
                 k,
                 v,
-                k_from,
-                v_from,
+                k_from + s.to(tl.int64) * k_step,
+                v_from + s.to(tl.int64) * v_step,
                 mask_rows,
-                start,
+                s,
                 end,
                 lo,
                 hi,
-                k_step,
-                v_step,
                 mask_step,
                 scale,
                 cap,
@@ -397,7 +391,6 @@ def attention_kernel(
                 K2,
                 V1,
                 V2,
-                KEYS,
                 ALIGN,
                 CAP,
                 MASK,

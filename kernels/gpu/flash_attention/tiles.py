@@ -135,7 +135,7 @@ def plan_launch(
     }
     steps = {name: _broadcast(t, t.shape)[:3] for name, t in (("q", q), ("k", k), ("v", v))}
     # Strides are passed divided by what all of them share, up to 16: multiplied by that constant in
-    # the kernel, they tell the compiler how wide it may load (`_load`).
+    # the kernel, they tell the compiler how wide it may load (`load_columns`).
     align = gcd(16, *(s for strides in steps.values() for s in strides))
     for name, strides in steps.items():
         scalars |= {

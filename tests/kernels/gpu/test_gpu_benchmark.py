@@ -5,6 +5,7 @@ tables.
 from __future__ import annotations
 
 import importlib
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,7 +21,8 @@ from mtmd.kernels.ops import OPS
 from mtmd.kernels.ops.attention import attention
 
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "gpu.py"
-SPECIAL = ("attention", "paged", "matmul")
+SPECIAL = ("attention", "paged_attention", "matmul")
+FILES = ("attention", "paged", "matmul")
 OTHERS = tuple(op for op in KERNELS if op not in SPECIAL)
 SECTIONS = (*SPECIAL, *OTHERS)
 pytestmark = pytest.mark.usefixtures("exact_bf16")
@@ -71,30 +73,55 @@ def test_without_a_gpu_one_clear_line(gpu_benchmark, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("name", SECTIONS)
-def test_nothing_is_timed_when_a_check_fails(gpu_benchmark, capsys, monkeypatch, name):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+def test_nothing_of_a_part_is_timed_when_a_check_fails(gpu_benchmark, monkeypatch, name):
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
-    for module in (gpu_benchmark.reference, *gpu_benchmark.SPECIAL.values()):
-        own = next((n for n, m in gpu_benchmark.SPECIAL.items() if m is module), None)
-        monkeypatch.setattr(
-            module,
-            "checks",
-            lambda _, op=None, own=own: iter(
-                [None, "a case: error 1"] if (op or own) == name else [None]
-            ),
-        )
-        monkeypatch.setattr(module, "report", lambda *_: pytest.fail("timed over a failed check"))
-    assert gpu_benchmark.main(["--only", name]) == 1 == gpu_benchmark.main([])
-    printed = capsys.readouterr()
-    assert printed.out == "" and "a case: error 1" in printed.err
+    monkeypatch.setattr(
+        gpu_benchmark, "checks", lambda *_: iter([None, "a case: error 1", "b", None])
+    )
+    monkeypatch.setattr(gpu_benchmark, "report", lambda *_: pytest.fail("timed over a failure"))
+    lines = []
+    assert gpu_benchmark.part(name, "cuda:0", False, False, lines.append) == 1
+    assert [line["failure"] for line in lines] == ["a case: error 1", "b"]
 
 
-def test_an_unknown_op_is_refused(gpu_benchmark, capsys, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
-    with pytest.raises(SystemExit):
-        gpu_benchmark.main(["--only", "gelu"])
-    assert "attention, paged, matmul, gated_delta" in capsys.readouterr().err
+def test_a_part_that_fails_leaves_the_others(gpu_benchmark, capsys, monkeypatch, tmp_path):
+    """Lines are written as they come, also where the process of a part dies."""
+    processes = {
+        "attention": 'print(\'{"part": "attention", "text": "| a table |"}\', flush=True)',
+        "matmul": 'print(\'{"part": "matmul", "checks": 3}\'); import os; os.abort()',
+        "paged_attention": 'print(\'{"part": "x", "failure": "x: error 1"}\'); raise SystemExit(1)',
+    }
+    start = subprocess.Popen
+
+    def popen(command, **options):
+        name = command[command.index("--only") + 1]
+        return start([sys.executable, "-c", processes[name]], stderr=subprocess.DEVNULL, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    monkeypatch.setattr(gpu_benchmark, "sections", lambda: list(processes))
+    monkeypatch.setattr(gpu_benchmark, "heading", lambda *_: "a card")
+    assert gpu_benchmark.main(["--out", str(tmp_path)]) == 1
+    lines = [json.loads(line) for line in (tmp_path / "lines.jsonl").read_text().splitlines()]
+    assert [line["part"] for line in lines] == ["attention", "matmul", "matmul", "x"]
+    assert "exit code -6" in lines[2]["failure"]
+    text = (tmp_path / "report.md").read_text()
+    assert "| a table |" in text and "x: error 1" in text and text == capsys.readouterr().out
+
+
+def test_a_dry_run_checks_a_part_on_any_machine():
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "--dry-run", "--only", "add_norm"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "add_norm: 3 checks" in done.stdout and "no times" in done.stdout
+
+
+def test_an_unknown_part_is_refused(gpu_benchmark, capsys):
+    assert gpu_benchmark.main(["--only", "gelu"]) == 2
+    assert ", ".join(SECTIONS) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -126,7 +153,7 @@ def small(part, monkeypatch):
     """Every file of gpu_kernels with problems that the interpreter can run, and a clock that runs
     what it times once.
     """
-    modules = {name: part(f"gpu_kernels.{name}") for name in (*SPECIAL, "reference")}
+    modules = {name: part(f"gpu_kernels.{name}") for name in (*FILES, "reference")}
     ran = []
     for module in modules.values():
         monkeypatch.setattr(module, "milliseconds", lambda run, **_: ran.append(run()) or 0.5)
@@ -158,7 +185,7 @@ def test_every_check_passes_and_notices_a_wrong_kernel(gpu_benchmark, monkeypatc
     results = {name: list(gpu_benchmark.checks("cpu", [name])) for name in SECTIONS}
     assert not any(any(failures) for failures in results.values()), results
     counts = {name: len(failures) for name, failures in results.items()}
-    timed = {"attention": 2 + 3, "paged": 2, "matmul": 2 + 4 * 3}
+    timed = {"attention": 2 + 3, "paged_attention": 2 + 2, "matmul": 2 + 4 * 3}
     assert counts == {op: 2 * len(KERNELS[op]) for op in OTHERS} | timed
     load = Entry.load
 
@@ -170,6 +197,7 @@ def test_every_check_passes_and_notices_a_wrong_kernel(gpu_benchmark, monkeypatc
     for name, reference in (
         ("flash_attention.kernel.flash_attention", attention.reference),
         ("quant_matmul.kernel.quant_matmul", OPS["matmul"].reference),
+        ("paged_attention.kernel.paged_attention", OPS["paged_attention"].reference),
     ):
         monkeypatch.setattr(
             f"mtmd.kernels.gpu.{name}", lambda *a, right=reference, **k: right(*a, **k) * 1.05
@@ -182,7 +210,7 @@ def test_reports_are_whole_tables(small):
     lines = list(
         chain(
             modules["attention"].report("cpu", True),
-            *(modules[name].report("cpu") for name in SPECIAL[1:]),
+            *(modules[name].report("cpu") for name in FILES[1:]),
             *(modules["reference"].report("cpu", op) for op in OTHERS),
         )
     )

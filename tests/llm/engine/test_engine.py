@@ -387,3 +387,45 @@ def test_a_step_made_smaller() -> None:
     assert sizes == [[1, 200, 100], [1, 100, 100], [1, 50, 100], [1, 25, 100], [1, 25], [1]], (
         "a block is not cut"
     )
+
+
+@pytest.mark.parametrize("speculate", ["off", 4])
+def test_tokens_chosen_together_are_those_chosen_one_by_one(speculate: Any) -> None:
+    """Greedy ones, drawn ones, with penalties, probabilities, a least length and constraints, of
+    which one is late and one fails.
+    """
+    answers = []
+    for together in (False, True):
+        late = Slow()
+        subject = Engine(small.runner(128, sequences=9), speculate=speculate)
+        subject.draws_together = together
+        odd = type("Odd", (Slow,), {"mask": lambda _, x: x.masked_fill(ODD, -torch.inf)})
+        asked = [
+            subject.submit(request(length=9 + 7 * i, first=i, count=20, **chosen))
+            for i, chosen in enumerate(
+                (
+                    {},
+                    {"temperature": 0.8, "seed": 3, "alternatives": 2},
+                    {"temperature": 0.8, "seed": 4, "repetition_penalty": 1.5},
+                    {"alternatives": 0, "stop": frozenset(range(30)), "min_tokens": 9},
+                    {"constraint": odd(True), "temperature": 1.0, "seed": 5},
+                    {"constraint": late},
+                    {"constraint": Slow(True, MtmdError("no such answer"))},
+                    {"spans": [Span((5, 6, 7, 8) * 6)], "temperature": 0.5, "seed": 6},
+                )
+            )
+        ]
+        for _ in range(5):
+            subject.step()
+        late.is_ready = True
+        run(subject)
+        answers.append(asked)
+    for one, other in zip(*answers, strict=True):
+        assert one.tokens == other.tokens and one.finish == other.finish
+        assert str(one.error) == str(other.error)
+        for a, b in zip(one.take(), other.take(), strict=True):
+            assert a.id == b.id and a.logprob == pytest.approx(b.logprob, abs=1e-5)
+            assert [t for t, _ in a.top] == [t for t, _ in b.top]
+
+
+ODD = torch.arange(small.FAMILY.vocabulary) % 2 == 0

@@ -12,10 +12,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 from failing_backend import FailingDevice
+from stand_in import StandIn
 
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.config import LoadOptions
+from mtmd.kernels.backends import Cpu, Reference
+from mtmd.kernels.backends.recording import Recording
 from mtmd.kernels.errors import DeviceError, MtmdError
 from mtmd.loaded.device_thread import DeviceThread, Stall
 from mtmd.loading import DEMO_MODEL
@@ -138,6 +142,40 @@ def test_a_broken_device(
     (record,) = caplog.records
     assert "device-side assert triggered" in record.getMessage()
     assert "in _fail" in record.getMessage() and "illegal memory access" in record.getMessage()
+    service.close()
+
+
+@pytest.mark.parametrize(
+    ("at", "error", "words"),
+    [
+        ("record", torch.OutOfMemoryError, "ran out of memory while a run was recorded"),
+        ("record", torch.AcceleratorError, "has failed in a recorded run"),
+        ("replay", torch.AcceleratorError, "has failed in a recorded run"),
+    ],
+    ids=["memory", "recorded", "replayed"],
+)
+def test_a_recorded_run_that_fails_ends_the_service(
+    at: str, error: type[Exception], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the device answers: what was recorded is not to be relied on any more."""
+
+    def fails(*_: object) -> None:
+        raise error("CUDA error: out of memory")
+
+    device = StandIn()
+    monkeypatch.setattr(device.recorder, "record", fails)
+    if at == "replay":
+        monkeypatch.setattr(device.recorder, "record", lambda _: Recording([], fails))  # type: ignore[arg-type]
+    service = Service(
+        Model(open_checkpoint(DEMO_MODEL), LoadOptions(context=256), [device, Cpu(), Reference()])
+    )
+    tickets = [service.submit(TEXT, max_tokens=20, ignore_eos=True) for _ in range(2)]
+    for ticket in tickets:
+        with pytest.raises(DeviceError, match=words):
+            list(ticket)
+    with pytest.raises(DeviceError):
+        service.submit(TEXT)
+    assert service.fault is not None
     service.close()
 
 

@@ -1,0 +1,495 @@
+"""Experts, for NVIDIA and AMD GPUs: the `moe` op in four or five launches, for which nothing has to
+be known on the host (arXiv:2101.03961).
+
+1. `route_kernel`: each token's experts and their weights.
+2. `order_kernel`: choices (a token and one of its experts) in the order of experts, and where each
+   expert's begin. One program for each expert counts those before its own, then writes its own.
+3. `gated_kernel`: act(gate x) * (up x) for each choice. A program has up to ROWS choices of one
+   expert by COLUMNS values. As in `paged_attention`, expert e begins with block
+   starts[e] / ROWS + e, and a program finds its expert by binary search.
+4. `down_kernel`: what comes of that, times the choice's weight, in fp32, at the choice's place.
+5. `sum_kernel`: the sum over each token's choices, in their order: the same in every run.
+
+Of few choices each is a block of its own (SINGLE), and none is put in order. Tables are plain
+numbers or GGUF's blocks, decoded in registers (`quant_matmul/blocks.py`).
+"""
+
+# Triton's language is not Python's: its functions carry no types.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mtmd.kernels.dtype import name_of
+from mtmd.kernels.errors import PlacementError
+from mtmd.kernels.gpu.gated import sigmoid
+from mtmd.kernels.gpu.jit import tl, triton
+from mtmd.kernels.gpu.launch import Call, power_of_two, run_call
+from mtmd.kernels.gpu.moe.cases import CASES, NMSE, USES
+from mtmd.kernels.gpu.quant_matmul.blocks import decode
+from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel
+from mtmd.kernels.graph import Type
+from mtmd.kernels.quantization.blocks import NATIVE
+
+MOST_EXPERTS, MOST_CHOSEN = 1024, 64
+PLAIN = "plain"  # a table that is not quantized
+
+
+@triton.jit
+def route_kernel(
+    router,
+    shares,
+    weights,
+    chosen,
+    E,
+    router_step,
+    TOP: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+    SHARES: tl.constexpr,
+    CHOICES: tl.constexpr,
+    EXPERTS: tl.constexpr,
+):
+    """One token. CHOICES and EXPERTS are powers of two that hold TOP and E."""
+    t = tl.program_id(0).to(tl.int64)
+    e = tl.arange(0, EXPERTS)
+    j = tl.arange(0, CHOICES)
+    x = tl.load(router + t * router_step + e, mask=e < E, other=float("-inf")).to(tl.float32)
+    p = tl.exp(x - tl.max(x, 0))
+    p /= tl.sum(p, 0)
+    best = tl.zeros([CHOICES], tl.int32)
+    part = tl.zeros([CHOICES], tl.float32)
+    for number in range(TOP):
+        one = tl.argmax(x, 0)
+        best = tl.where(j == number, one, best)
+        part = tl.where(j == number, tl.sum(tl.where(e == one, p, 0.0), 0), part)
+        x = tl.where(e == one, float("-inf"), x)
+    if NORMALIZE:
+        part /= tl.sum(part, 0)
+    if SHARES:
+        part *= tl.load(shares + best)
+    tl.store(chosen + t * TOP + j, best, mask=j < TOP)
+    tl.store(weights + t * TOP + j, part, mask=j < TOP)
+
+
+@triton.jit(do_not_specialize=["N"])
+def order_kernel(chosen, order, starts, N, E, BLOCK: tl.constexpr):
+    """The choices of one expert."""
+    e = tl.program_id(0)
+    at = 0
+    for begin in range(0, N, BLOCK):
+        i = begin + tl.arange(0, BLOCK)
+        one = tl.load(chosen + i, mask=i < N, other=E)
+        at += tl.sum((one < e).to(tl.int32), 0)
+    tl.store(starts + e, at)
+    if e == E - 1:
+        tl.store(starts + E, N)
+    for begin in range(0, N, BLOCK):
+        i = begin + tl.arange(0, BLOCK)
+        mine = (tl.load(chosen + i, mask=i < N, other=E) == e).to(tl.int32)
+        tl.store(order + at + tl.cumsum(mine, 0) - 1, i, mask=mine == 1)
+        at += tl.sum(mine, 0)
+
+
+@triton.jit
+def _choices(
+    chosen, order, starts, block, E, SINGLE: tl.constexpr, SEARCH: tl.constexpr, ROWS: tl.constexpr
+):
+    """A block's expert, its rows among the ordered choices, which of them are there, and the
+    choices.
+    """
+    if SINGLE:
+        expert = tl.load(chosen + block)
+        first = block
+        end = block + 1
+    else:
+        expert = block * 0
+        for step in tl.static_range(SEARCH):
+            further = expert + (1 << (SEARCH - 1 - step))
+            inside = further < E
+            begin = tl.load(starts + further, mask=inside, other=0) // ROWS + further
+            expert = tl.where(inside & (begin <= block), further, expert)
+        begin = tl.load(starts + expert)
+        first = begin + (block - begin // ROWS - expert) * ROWS
+        end = tl.load(starts + expert + 1)
+    rows = first + tl.arange(0, ROWS)
+    there = rows < end
+    choice = rows
+    if not SINGLE:
+        choice = tl.load(order + rows, mask=there, other=0)
+    return expert.to(tl.int64), rows.to(tl.int64), there, tl.where(there, choice, 0).to(tl.int64)
+
+
+@triton.jit
+def _values(
+    w,
+    row,
+    start,
+    K,
+    like,
+    QUANT: tl.constexpr,
+    WHOLE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    COUNT: tl.constexpr,
+):
+    """32 COUNT values, from `start`, of each of COLUMNS rows of a table, as x's type. `row`: where
+    they begin, in values or in bytes of blocks.
+    """
+    if QUANT == "plain":
+        k = start + tl.arange(0, 32 * COUNT)
+        if WHOLE:
+            value = tl.load(w + row[:, None] + k[None, :])
+        else:
+            value = tl.load(w + row[:, None] + k[None, :], mask=(k < K)[None, :], other=0)
+    else:
+        group = start // 32 + tl.arange(0, COUNT)
+        # Groups past the end decode the first one again, which is there, and count as zero.
+        there = group < K // 32
+        value = tl.where(
+            there[None, :, None], decode(w, row, tl.where(there, group, 0), QUANT), 0.0
+        )
+        value = tl.reshape(value, [COLUMNS, 32 * COUNT])
+    return value.to(like.dtype.element_ty)
+
+
+@triton.jit(do_not_specialize=["blocks"])
+def gated_kernel(
+    x,
+    gate,
+    up,
+    chosen,
+    order,
+    starts,
+    out,
+    blocks,
+    E,
+    K,
+    F,
+    gate_step,
+    up_step,
+    TOP: tl.constexpr,
+    ACT: tl.constexpr,
+    GATE: tl.constexpr,
+    UP: tl.constexpr,
+    WHOLE: tl.constexpr,
+    SINGLE: tl.constexpr,
+    SEARCH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    COUNT: tl.constexpr,
+):
+    """ROWS choices by COLUMNS of F values. Blocks of one expert follow each other."""
+    block = tl.program_id(0) % blocks
+    n = tl.program_id(0) // blocks * COLUMNS + tl.arange(0, COLUMNS)
+    expert, rows, there, choice = _choices(chosen, order, starts, block, E, SINGLE, SEARCH, ROWS)
+    if tl.sum(there.to(tl.int32), 0) > 0:
+        row = expert * F + tl.minimum(n, F - 1)
+        x_row = x + (choice // TOP)[:, None] * K
+        g = tl.zeros([ROWS, COLUMNS], tl.float32)
+        u = tl.zeros([ROWS, COLUMNS], tl.float32)
+        for start in range(0, K, 32 * COUNT):
+            k = start + tl.arange(0, 32 * COUNT)
+            inside = there[:, None] & (k < K)[None, :]
+            part = tl.load(x_row + k[None, :], mask=inside, other=0)
+            value = _values(gate, row * gate_step, start, K, x, GATE, WHOLE, COLUMNS, COUNT)
+            g = tl.dot(part, tl.trans(value), g, input_precision="ieee")
+            value = _values(up, row * up_step, start, K, x, UP, WHOLE, COLUMNS, COUNT)
+            u = tl.dot(part, tl.trans(value), u, input_precision="ieee")
+        if ACT == "silu":
+            g *= sigmoid(g)
+        else:
+            g *= sigmoid(1.5957691216057308 * (g + 0.044715 * g * g * g))
+        tl.store(
+            out + rows[:, None] * F + n[None, :],
+            (g * u).to(out.dtype.element_ty),
+            mask=there[:, None] & (n < F)[None, :],
+        )
+
+
+@triton.jit(do_not_specialize=["blocks"])
+def down_kernel(
+    gated,
+    down,
+    weights,
+    chosen,
+    order,
+    starts,
+    out,
+    blocks,
+    E,
+    K,
+    D,
+    down_step,
+    DOWN: tl.constexpr,
+    WHOLE: tl.constexpr,
+    SINGLE: tl.constexpr,
+    SEARCH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    COUNT: tl.constexpr,
+):
+    """ROWS choices by COLUMNS of D values; K values each are in `gated`."""
+    block = tl.program_id(0) % blocks
+    n = tl.program_id(0) // blocks * COLUMNS + tl.arange(0, COLUMNS)
+    expert, rows, there, choice = _choices(chosen, order, starts, block, E, SINGLE, SEARCH, ROWS)
+    if tl.sum(there.to(tl.int32), 0) > 0:
+        row = expert * D + tl.minimum(n, D - 1)
+        total = tl.zeros([ROWS, COLUMNS], tl.float32)
+        for start in range(0, K, 32 * COUNT):
+            k = start + tl.arange(0, 32 * COUNT)
+            inside = there[:, None] & (k < K)[None, :]
+            part = tl.load(gated + rows[:, None] * K + k[None, :], mask=inside, other=0)
+            value = _values(down, row * down_step, start, K, gated, DOWN, WHOLE, COLUMNS, COUNT)
+            total = tl.dot(part, tl.trans(value), total, input_precision="ieee")
+        total *= tl.load(weights + choice, mask=there, other=0)[:, None]
+        tl.store(
+            out + choice[:, None] * D + n[None, :], total, mask=there[:, None] & (n < D)[None, :]
+        )
+
+
+@triton.jit
+def sum_kernel(parts, out, D, TOP: tl.constexpr, COLUMNS: tl.constexpr):
+    """COLUMNS values of one token."""
+    blocks = tl.cdiv(D, COLUMNS)
+    t = (tl.program_id(0) // blocks).to(tl.int64)
+    c = tl.program_id(0) % blocks * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros([COLUMNS], tl.float32)
+    for j in range(TOP):
+        total += tl.load(parts + (t * TOP + j) * D + c, mask=c < D, other=0)
+    tl.store(out + t * D + c, total.to(out.dtype.element_ty), mask=c < D)
+
+
+class Calls(NamedTuple):
+    """How each kernel is called; `order` is not where choices are few."""
+
+    route: Call
+    order: Call | None
+    gated: Call
+    down: Call
+    sum: Call
+
+
+def rejects(
+    x: Type,
+    router: Type,
+    gate: Type,
+    up: Type,
+    down: Type,
+    shares: Type | None = None,
+    *,
+    top_k: int,
+    normalize: bool,  # noqa: ARG001
+    act: str = "silu",  # noqa: ARG001
+    gate_quant: str | None = None,
+    up_quant: str | None = None,
+    down_quant: str | None = None,
+) -> str | None:
+    """None if the kernels compute experts of these types, else why not."""
+    for name, type_ in (("x", x), ("the router", router)):
+        if type_.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+            return f"{name} is {name_of(type_.dtype)}; the kernel takes bf16, fp16 or fp32"
+    tables = (("gate", gate, gate_quant), ("up", up, up_quant), ("down", down, down_quant))
+    for name, type_, quant in tables:
+        if quant is not None and quant not in NATIVE:
+            return f"{name} is {quant}; the kernel takes {', '.join(sorted(NATIVE))}"
+        if type_.count >= 2**40:
+            return f"{name} is {type_}; the kernel takes below 2^40 values"
+    for name, kind in (("x", x), ("gate", gate), ("up", up), ("down", down), ("shares", shares)):
+        if kind is not None and not kind.is_contiguous:
+            return f"{name} has strides {list(kind.strides)}; the kernel needs it contiguous"
+    if router.strides[-1] != 1 and router.shape[-1] > 1:
+        return f"the router has strides {list(router.strides)}; the kernel needs stride 1 at last"
+    if router.shape[1] > MOST_EXPERTS or top_k > MOST_CHOSEN:
+        return (
+            f"{top_k} of {router.shape[1]} experts; the kernel takes up to {MOST_CHOSEN} of "
+            f"{MOST_EXPERTS}"
+        )
+    if x.shape[0] * top_k >= 2**24 or max(x.shape[1], gate.shape[1]) >= 2**24:
+        return f"x is {x} and top_k {top_k}; the kernel takes below 2^24 choices and values"
+    return None
+
+
+def plan_calls(
+    x: Type,
+    router: Type,
+    gate: Type,
+    up: Type,
+    down: Type,
+    shares: Type | None = None,
+    *,
+    top_k: int,
+    normalize: bool,
+    act: str = "silu",
+    gate_quant: str | None = None,
+    up_quant: str | None = None,
+    down_quant: str | None = None,
+) -> Calls:
+    tokens, width = x.shape
+    experts, ffn = gate.shape[0], gate.shape[1]
+    choices = tokens * top_k
+    single = 2 * choices <= experts
+    rows, columns, count, warps = _tile(-(-choices // experts), x.dtype)
+    blocks = choices if single else choices // rows + experts
+    # Rounded up: each number of steps is compiled for itself.
+    search = -(-max(experts - 1, 0).bit_length() // 4) * 4
+    shared: dict[str, int | bool | str] = {
+        "SINGLE": single,
+        "SEARCH": search,
+        "ROWS": rows,
+        "COLUMNS": columns,
+        "COUNT": count,
+    }
+    route = Call(
+        {"E": experts, "router_step": router.strides[0] if tokens > 1 else 0},
+        {
+            "TOP": top_k,
+            "NORMALIZE": normalize,
+            "SHARES": shares is not None,
+            "CHOICES": power_of_two(top_k),
+            "EXPERTS": power_of_two(experts),
+        },
+        tokens,
+        1 if experts <= 128 else 4,
+        1,
+    )
+    order = Call({"N": choices, "E": experts}, {"BLOCK": 1024}, experts, 4, 1)
+    gated = Call(
+        {
+            "blocks": blocks,
+            "E": experts,
+            "K": width,
+            "F": ffn,
+            "gate_step": gate.shape[2],
+            "up_step": up.shape[2],
+        },
+        {
+            "TOP": top_k,
+            "ACT": act,
+            "GATE": gate_quant or PLAIN,
+            "UP": up_quant or PLAIN,
+            "WHOLE": width % (32 * count) == 0,
+            **shared,
+        },
+        blocks * -(-ffn // columns),
+        warps,
+        2,
+    )
+    last = Call(
+        {"blocks": blocks, "E": experts, "K": ffn, "D": width, "down_step": down.shape[2]},
+        {"DOWN": down_quant or PLAIN, "WHOLE": ffn % (32 * count) == 0, **shared},
+        blocks * -(-width // columns),
+        warps,
+        2,
+    )
+    block = min(1024, power_of_two(max(width, 1)))
+    added = Call({"D": width}, {"TOP": top_k, "COLUMNS": block}, tokens * -(-width // block), 4, 1)
+    return Calls(route, None if single else order, gated, last, added)
+
+
+def _tile(rows: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
+    """Choices, rows of a table, groups of 32 values, warps. Chosen from the compiler's report
+    alone, not by a GPU's clock.
+    """
+    if dtype == torch.float32:
+        return 16, 32, 1, 4
+    return (16, 32, 2, 4) if rows <= 16 else (64, 64, 1, 4)
+
+
+def moe(
+    x: Tensor,
+    router: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+    shares: Tensor | None = None,
+    **options: Any,
+) -> Tensor:
+    """The `moe` op
+
+    x [T, D], router [T, E], gate and up [E, F, D], down [E, D, F], shares [E] -> [T, D]
+
+    Raises PlacementError with what `rejects` says.
+    """
+    given = (x, router, gate, up, down, shares)
+    types = [None if t is None else Type.of(t) for t in given]
+    reason = rejects(*types, **options)  # type: ignore[arg-type]
+    if reason is None and any(
+        t.dtype == torch.uint8 and t.data_ptr() % 2 for t in (gate, up, down)
+    ):
+        reason = "a table begins at an odd address; the kernel needs it aligned to 2 bytes"
+    if reason:
+        raise PlacementError(f"experts on the GPU: {reason}")
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if not out.numel():
+        return out
+    calls = plan_calls(*types, **options)  # type: ignore[arg-type]
+    choices, (experts, ffn) = x.shape[0] * int(options["top_k"]), gate.shape[:2]
+
+    def room(count: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(count, dtype=dtype, device=x.device)
+
+    weights, chosen = room(choices, torch.float32), room(choices, torch.int32)
+    run_call(
+        route_kernel, calls.route, (router, weights if shares is None else shares, weights, chosen)
+    )
+    order, starts = chosen, chosen
+    if calls.order is not None:
+        order, starts = room(choices, torch.int32), room(experts + 1, torch.int32)
+        run_call(order_kernel, calls.order, (chosen, order, starts))
+    gated = room(choices * ffn, x.dtype)
+    run_call(gated_kernel, calls.gated, (x, gate, up, chosen, order, starts, gated))
+    parts = room(choices * x.shape[1], torch.float32)
+    run_call(down_kernel, calls.down, (gated, down, weights, chosen, order, starts, parts))
+    run_call(sum_kernel, calls.sum, (parts, out))
+    return out
+
+
+def launches(*types: Type | None, **options: Any) -> int:
+    """Five, and one less where choices are few."""
+    return 5 if plan_calls(*types, **options).order is not None else 4  # type: ignore[arg-type]
+
+
+def workspace(x: Type, router: Type, gate: Type, *types: Type | None, **options: Any) -> int:
+    """Bytes of the choices, of what they make of gate and up, and of what comes of that."""
+    choices = x.shape[0] * int(options["top_k"])
+    calls = plan_calls(x, router, gate, *types, **options)  # type: ignore[arg-type]
+    numbers = [4 * choices] * 2
+    if calls.order is not None:
+        numbers += [4 * choices, 4 * (gate.shape[0] + 1)]
+    return sum((*numbers, choices * gate.shape[1] * x.dtype.itemsize, 4 * choices * x.shape[1]))
+
+
+def program(
+    x: Type, router: Type, gate: Type, up: Type, down: Type, *others: Type | None, **options: Any
+) -> Program:
+    """The products with gate and up; `down_program` are those that follow."""
+    call = plan_calls(x, router, gate, up, down, *others, **options).gated
+    number = Type.contiguous((1,), torch.int32)
+    operands = {"x": x, "gate": gate, "up": up, "out": x}
+    operands |= dict.fromkeys(("chosen", "order", "starts"), number)
+    return Program(gated_kernel, call, operands, ("ROWS", "COLUMNS", "COUNT"))
+
+
+def down_program(
+    x: Type, router: Type, gate: Type, up: Type, down: Type, *others: Type | None, **options: Any
+) -> Program:
+    call = plan_calls(x, router, gate, up, down, *others, **options).down
+    number, exact = (Type.contiguous((1,), t) for t in (torch.int32, torch.float32))
+    operands = {"gated": x, "down": down, "weights": exact, "out": exact}
+    operands |= dict.fromkeys(("chosen", "order", "starts"), number)
+    return Program(down_kernel, call, operands, ("ROWS", "COLUMNS", "COUNT"))
+
+
+KERNEL = TritonKernel(
+    run=moe,
+    rejects=rejects,
+    workspace=workspace,
+    program=program,
+    launches=launches,
+    cases=CASES,
+    uses=USES,
+    limits=NMSE,
+)

@@ -1,0 +1,104 @@
+"""A graph with some of its nodes replaced by nodes that do the work of several.
+
+On a device that waits for the host between two launches, a node costs its launch. So before a plan
+is made for a backend that asks for it (`Backend.fuses`), rules (`rules.py`) look for nodes that one
+kernel can do together. A rule proposes; here it is decided whether the backend takes what is
+proposed and would have run what it replaces, and whether an override names any of it. What computes
+the same before and after keeps its name, so that reports and overrides speak of the same things.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from mtmd.kernels.backends.backend import Backend
+from mtmd.kernels.graph import Node, toposort
+from mtmd.kernels.ops import OPS
+
+
+class Graph:
+    """Nodes that some outputs need, and who reads each."""
+
+    def __init__(self, outputs: Sequence[Node]):
+        self.outputs = tuple(outputs)
+        self.nodes = toposort(*outputs)
+
+    @cached_property
+    def users(self) -> Mapping[Node, tuple[Node, ...]]:
+        found: dict[Node, list[Node]] = {}
+        for node in self.nodes:
+            for i in node.operands:
+                found.setdefault(i, []).append(node)
+        return {node: tuple(dict.fromkeys(users)) for node, users in found.items()}
+
+    def of(self, op: str) -> Iterator[Node]:
+        return (n for n in self.nodes if n.op == op)
+
+    def only_for(self, node: Node, user: Node) -> bool:
+        """Whether nobody but `user` reads a value, so that it need not be there."""
+        return self.users.get(node) == (user,) and node not in self.outputs
+
+
+@dataclass(frozen=True)
+class Match:
+    """`made`, which stands for `nodes`, and what becomes of those that others read."""
+
+    nodes: tuple[Node, ...]
+    made: Node
+    instead: Mapping[Node, Node]
+
+
+class Named(Protocol):
+    """An override: which nodes somebody has placed by name."""
+
+    def matches(self, node: Node) -> bool: ...
+
+
+Rule = Callable[[Graph], Iterable[Match]]
+
+
+def rewritten(
+    outputs: Sequence[Node], rules: Sequence[Rule], backend: Backend, overrides: Sequence[Named]
+) -> tuple[Node, ...]:
+    """The outputs after all rules, each in turn, where `backend` takes what they make."""
+    for rule in rules:
+        instead: dict[Node, Node] = {}
+        taken: set[Node] = set()
+        for match in rule(Graph(outputs)):
+            if taken.isdisjoint(match.nodes) and _may(match, backend, overrides):
+                taken.update(match.nodes)
+                instead.update(match.instead)
+        outputs = substituted(outputs, instead) if instead else outputs
+    return tuple(outputs)
+
+
+def _may(match: Match, backend: Backend, overrides: Sequence[Named]) -> bool:
+    nodes = (*match.nodes, match.made)
+    return not any(o.matches(n) for o in overrides for n in nodes) and not any(
+        backend.rejects(n) for n in nodes if not OPS[n.op].is_view
+    )
+
+
+def substituted(outputs: Iterable[Node], instead: Mapping[Node, Node]) -> tuple[Node, ...]:
+    """The outputs with nodes replaced, and all who read them made anew. What stands `instead` may
+    read nodes that are replaced themselves.
+    """
+    outputs = tuple(outputs)
+    new: dict[Node, Node] = {}
+    stack = [(n, False) for n in reversed(outputs)]
+    while stack:
+        node, ready = stack.pop()
+        if node in new:
+            continue
+        target = instead.get(node, node)
+        if not ready:
+            stack.append((node, True))
+            stack.extend((i, False) for i in reversed(tuple(target.operands)))
+            continue
+        inputs = tuple(i and new[i] for i in target.inputs)
+        same = all(a is b for a, b in zip(inputs, target.inputs, strict=True))
+        new[node] = target if same else OPS[target.op](*inputs, name=target.name, **target.attrs)
+    return tuple(new[o] for o in outputs)

@@ -1,0 +1,231 @@
+"""What one kernel can do together. Each rule looks for its nodes and says what stands for them, and
+is right on its own; the order is that in which most is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mtmd.kernels import ops
+from mtmd.kernels.graph import Node, Type
+from mtmd.kernels.plan.fusion.rewrite import Graph, Match, Rule
+
+WIDE = 8  # rows of a weight: columns of a joint product begin where 16 bytes do, in 16-bit types
+
+
+def paged_attention(graph: Graph) -> Iterator[Match]:
+    """Attention to what is gathered from a cache, where it is known whose the pages are, reads the
+    pages where they lie.
+    """
+    for node in graph.of("attention"):
+        q, k, v, mask, bounds = (*node.inputs, None, None)[:5]
+        assert q is not None and k is not None and v is not None
+        if not (k.op == v.op == "gather_pages") or k.inputs != v.inputs:
+            continue
+        if (k.attrs["which"], v.attrs["which"]) != (0, 1) or k.attrs["size"] != v.attrs["size"]:
+            continue
+        cache, pages = k.inputs
+        assert cache is not None and pages is not None
+        starts = pages.attrs.get("starts")
+        limited = node.attrs.get("causal") or node.attrs.get("window") is not None
+        if starts is None or mask is not None or bounds is None or limited:
+            continue
+        if q.shape[0] != 1 or bounds.shape != (q.shape[1], 2) or v.shape != k.shape:
+            continue
+        made = ops.paged_attention(
+            q,
+            cache,
+            pages,
+            bounds,
+            starts,
+            size=k.attrs["size"],
+            scale=node.attrs["scale"],
+            softcap=node.attrs.get("softcap"),
+            name=node.name,
+        )
+        yield Match((node, k, v), made, {node: made})
+
+
+def turned_queries(graph: Graph) -> Iterator[Match]:
+    """Queries are normalised and turned by the attention that reads them."""
+    for node in graph.of("paged_attention"):
+        q, *others = node.inputs
+        assert q is not None
+        if len(others) > 4 or q.op != "reshape" or not graph.only_for(q, node):
+            continue
+        source = q.inputs[0]
+        assert source is not None
+        turned = _turned(graph, source, q)
+        # Heads as they were, and a batch of one around them
+        if turned is None or q.shape != (1, *source.shape):
+            continue
+        heads = ops.reshape(turned.x, shape=q.shape, name=q.name)
+        attrs = {**node.attrs, "eps": turned.eps, **turned.attrs}
+        made = ops.paged_attention(
+            heads, *others, turned.table, turned.norm, name=node.name, **attrs
+        )
+        yield Match((node, *turned.nodes), made, {node: made})
+
+
+def stored_keys(graph: Graph) -> Iterator[Match]:
+    """Keys are normalised and turned, and values normalised, on their way into the cache."""
+    for node in graph.of("kv_store"):
+        cache, k, v, slots = node.inputs
+        assert k is not None and v is not None
+        turned = _turned(graph, k, node)
+        if turned is None:
+            continue
+        nodes, v_eps = [node, *turned.nodes], None
+        if v.op == "rms_norm" and (*v.inputs, None)[1] is None and graph.only_for(v, node):
+            nodes.append(v)
+            v_eps, v = v.attrs["eps"], v.inputs[0]
+        made = ops.rope_store(
+            cache,
+            turned.x,
+            v,
+            slots,
+            turned.table,
+            turned.norm,
+            name=node.name,
+            eps=turned.eps,
+            v_eps=v_eps,
+            **turned.attrs,
+        )
+        yield Match(tuple(nodes), made, {node: made})
+
+
+class _Turned:
+    """`rope`, and the norm of heads before it if there is one."""
+
+    def __init__(self, rope: Node, norm: Node | None):
+        self.nodes = (rope,) if norm is None else (rope, norm)
+        first, self.table = rope.inputs
+        self.x = first if norm is None else norm.inputs[0]
+        self.norm = None if norm is None else (*norm.inputs, None)[1]
+        self.eps = None if norm is None else norm.attrs["eps"]
+        self.attrs = {"pairs": rope.attrs.get("pairs", "half"), "parts": rope.attrs.get("parts", 1)}
+
+
+def _turned(graph: Graph, node: Node, user: Node) -> _Turned | None:
+    if node.op != "rope" or len(node.shape) != 3 or not graph.only_for(node, user):
+        return None
+    before = node.inputs[0]
+    assert before is not None
+    is_normed = before.op == "rms_norm" and graph.only_for(before, node)
+    return _Turned(node, before if is_normed else None)
+
+
+def residual_norms(graph: Graph) -> Iterator[Match]:
+    """A sum, the norm of it, and, where there is one, the norm of what is added."""
+    for norm in graph.of("rms_norm"):
+        total, weight = (*norm.inputs, None)[:2]
+        assert total is not None
+        if total.op != "add" or weight is None:
+            continue
+        x, y = total.inputs
+        assert x is not None and y is not None
+        if x.type != y.type or not x.type.is_contiguous or x is y:
+            continue
+        if _is_added_norm(graph, x, total):
+            x, y = y, x
+        nodes, y_norm, y_eps = [norm, total], None, None
+        if _is_added_norm(graph, y, total):
+            nodes.append(y)
+            y_eps, y_norm, y = y.attrs["eps"], y.inputs[1], y.inputs[0]
+        both = ops.add_norm(
+            x,
+            y,
+            weight,
+            y_norm,
+            eps=norm.attrs["eps"],
+            y_eps=y_eps,
+            name=f"{total.name}+{norm.name}",
+        )
+        yield Match(
+            tuple(nodes),
+            both,
+            {
+                total: ops.half(both, which=0, name=total.name),
+                norm: ops.half(both, which=1, name=norm.name),
+            },
+        )
+
+
+def _is_added_norm(graph: Graph, node: Node, total: Node) -> bool:
+    return (
+        node.op == "rms_norm"
+        and (*node.inputs, None)[1] is not None
+        and graph.only_for(node, total)
+    )
+
+
+def activated_products(graph: Graph) -> Iterator[Match]:
+    """A product with a bias, and GELU of it."""
+    for node in graph.of("gelu"):
+        product = node.inputs[0]
+        assert product is not None
+        if product.op != "matmul" or node.attrs["approximate"] != "tanh":
+            continue
+        x, w, bias = (*product.inputs, None)[:3]
+        if bias is None or product.attrs.get("quant") or not graph.only_for(product, node):
+            continue
+        made = ops.matmul_gelu(x, w, bias, name=node.name)
+        yield Match((node, product), made, {node: made})
+
+
+def joint_products(graph: Graph) -> Iterator[Match]:
+    """Products of one value with several weights are one product with all their rows, each a few
+    columns of its result.
+    """
+    groups: dict[object, list[Node]] = {}
+    for node in graph.of("matmul"):
+        x, w, bias = (*node.inputs, None)[:3]
+        assert x is not None and w is not None
+        weights = [i for i in (w, bias) if i is not None]
+        if any(i.op != "weight" or graph.users[i] != (node,) for i in weights):
+            continue
+        if w.shape[0] % WIDE or not w.type.is_contiguous or "parts" in w.attrs:
+            continue
+        sources = tuple(id(i.attrs["source"]) for i in weights)
+        key = x, w.dtype, w.shape[1:], node.attrs.get("quant"), sources
+        groups.setdefault(key, []).append(node)
+    for nodes in groups.values():
+        if len(nodes) == 1:
+            continue
+        x, w, bias = (*nodes[0].inputs, None)[:3]
+        joint = ops.matmul(
+            x,
+            _joint(n.inputs[1] for n in nodes),
+            _joint(n.inputs[2] for n in nodes) if bias is not None else None,
+            name="+".join(n.name for n in nodes),
+            **nodes[0].attrs,
+        )
+        instead, start = {}, 0
+        for node in nodes:
+            stop = start + node.shape[-1]
+            instead[node] = ops.columns(joint, start=start, stop=stop, name=node.name)
+            start = stop
+        yield Match(tuple(nodes), joint, instead)
+
+
+def _joint(weights: Iterator[Node | None]) -> Node:
+    """One parameter that holds several, row after row; a plan's memory has each of them once."""
+    parts = [w for w in weights if w is not None]
+    shape = (sum(w.shape[0] for w in parts), *parts[0].shape[1:])
+    return Node(
+        "weight",
+        (),
+        Type.contiguous(shape, parts[0].dtype),
+        {"source": parts[0].attrs["source"], "parts": tuple(parts)},
+        "+".join(w.name for w in parts),
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    paged_attention,
+    turned_queries,
+    stored_keys,
+    residual_norms,
+    activated_products,
+    joint_products,
+)

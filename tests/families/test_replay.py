@@ -1,0 +1,78 @@
+"""Every family answers alike on a device that records its runs and replays them, for which its
+graphs are rewritten, and on one that runs node by node; and no plan of any waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from common import Oracle
+from stand_in import StandIn
+from table import CASES
+
+from mtmd.checkpoint.open import open_checkpoint
+from mtmd.config import LoadOptions
+from mtmd.kernels.backends import Cpu, Reference
+from mtmd.kernels.backends.backend import Backend
+from mtmd.kernels.graph import toposort
+from mtmd.llm.batch import BatchShape
+from mtmd.llm.engine.spans import Span
+from mtmd.model import Model
+
+Build = Callable[[str, str], Oracle]
+PROMPTS = (tuple(range(3, 40)), tuple(range(30, 39)), (5,))
+STEPS = 6
+# One of each family, and all with experts
+FIRST = {row: (row, variant) for row, variant in reversed(CASES)}
+CHOSEN = [case for case in CASES if case in FIRST.values() or "experts" in case[1]]
+
+
+def answers(oracle: Oracle, backend: Backend) -> tuple[list[list[int]], Model]:
+    """Greedy tokens of three sequences, of which one, two or three are in a batch."""
+    model = Model(
+        open_checkpoint(oracle.folder),
+        LoadOptions(parallel=3, context=128, dtype="fp32"),
+        [backend, Cpu(), Reference()],
+    )
+    runner = model.runner
+    cache = runner.new_cache()
+    running = [runner.begin(cache, slot) for slot in range(3)]
+    tokens = [
+        [int(runner.prefill([Span(prompt)], cache, one).argmax())]
+        for one, prompt in zip(running, PROMPTS, strict=True)
+    ]
+    for step in range(3 * STEPS):
+        chosen = range(1 + step % 3)
+        logits = runner.read([(running[i], [Span((tokens[i][-1],))]) for i in chosen], cache)
+        for i, row in zip(chosen, logits, strict=True):
+            tokens[i].append(int(row.argmax()))
+    return tokens, model
+
+
+@pytest.mark.parametrize(("row", "variant"), CHOSEN)
+def test_replayed_and_not_replayed(build: Build, row: str, variant: str) -> None:
+    oracle, device = build(row, variant), StandIn()
+    expected, _ = answers(oracle, Reference())
+    found, model = answers(oracle, device)
+    assert found == expected
+    assert len(set(found[0])) > 3, "the random model repeats itself: this says little"
+    runner, recorder = model.runner, device.recorder
+    assert recorder is not None and recorder.recordings == 3
+    # Two runs of each shape come before, and the prompt of one token is one
+    assert recorder.replays == 3 * STEPS + 1 - 3 * 2
+    seen: list[str] = []
+    runner.prefill(
+        [Span((5, 6))], runner.new_cache(), observe=lambda node, *_: seen.append(node.name)
+    )
+    built = [n.name for n in toposort(*runner.graph(BatchShape(2))) if not n.is_leaf]
+    assert set(built) == set(seen), "whoever looks on sees the nodes of the family"
+    for plan in map(runner.plan, runner.sizes().values()):
+        assert not any(step.node.op == "gather_pages" for step in plan.steps)
+    if (encoder := model.encoder) is not None:
+        tile = torch.rand(encoder.family.resolution.tile_type().shape).numpy()
+        first, *others = (encoder.encode([tile + i % 2])[0] for i in range(5))
+        assert recorder.recordings == 4
+        for i, again in enumerate(others, 1):
+            assert torch.equal(first, again) == (i % 2 == 0)

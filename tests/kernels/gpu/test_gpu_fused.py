@@ -1,0 +1,158 @@
+"""The kernels that do the work of several nodes, beyond their cases, which test_table.py runs: how
+keys are shared out, what is refused, and the memory of a run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mtmd.kernels.errors import PlacementError
+from mtmd.kernels.gpu import add_norm, gated
+from mtmd.kernels.gpu.moe import kernel as moe
+from mtmd.kernels.gpu.moe.cases import Case as Experts
+from mtmd.kernels.gpu.paged_attention import kernel as paged
+from mtmd.kernels.gpu.paged_attention.cases import Case as Paged
+from mtmd.kernels.gpu.rotary import kv_store, rope
+from mtmd.kernels.gpu.triton_kernel import node_of, relative_error
+from mtmd.kernels.graph import Type
+from mtmd.kernels.kernel import types_of
+
+pytestmark = pytest.mark.usefixtures("exact_bf16", "poisoned")
+f32, bf16 = torch.float32, torch.bfloat16
+MIXED = Paged(32, ((70, 1), (0, 5), (129, 1), (31, 2), (40, 0), (200, 1)), 4, 2, window=None)
+
+
+def of(*shape: int, dtype: torch.dtype = f32) -> Type:
+    return Type.contiguous(shape, dtype)
+
+
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize(("wanted", "least"), [(1, 2), (90, 1), (300, 3), (5000, 1)])
+def test_however_keys_are_shared_out(monkeypatch, wanted, least, window):
+    """Sequences of all lengths in one batch, more programs than some of them have keys for."""
+    monkeypatch.setattr(paged, "WANTED", wanted)
+    monkeypatch.setattr(paged, "LEAST", least)
+    case = replace(MIXED, window=window)
+    inputs = case.inputs(seed=wanted)
+    found = paged.paged_attention(*inputs, **case.options)
+    assert relative_error("paged_attention", found, inputs, case.options) <= paged.NMSE[f32]
+
+
+def test_shares_are_a_number_of_the_launch_and_no_program_of_its_own():
+    """Neither are sequences, tokens, or pages of the table."""
+    calls = []
+    for count, keys in ((1, 900), (2, 8000), (16, 500), (17, 500)):
+        case = Paged(128, ((keys, 1),) * count, 8, 2, bf16, spare=count)
+        calls.append(paged.plan_call(*types_of(node_of("paged_attention", case)), **case.options))
+    assert len({call.scalars["splits"] for call in calls}) > 2
+    searches = {call.constants.pop("SEARCH") for call in calls}
+    assert searches == {0, 4, 8} and len({str(call.constants) for call in calls}) == 1
+
+
+def test_seventeen_sequences_take_as_many_programs_as_sixteen():
+    """Or one in seventeen more: a few programs for each, and none walks another's keys."""
+    programs = []
+    for count in (16, 17):
+        case = Paged(256, ((2047, 1),) * count, 8, 4, bf16)
+        call = paged.plan_call(*types_of(node_of("paged_attention", case)), **case.options)
+        programs.append(call.programs)
+        assert call.constants["SPLIT"]
+    assert programs[0] <= programs[1] * 17 / 16 and programs[1] >= 204
+
+
+PAGED = (of(1, 2, 4, 64), of(2, 64, 2, 64), of(2, dtype=torch.int64), of(2, 2, dtype=torch.int32))
+STARTS, OPTIONS = of(2, dtype=torch.int64), {"size": 32, "scale": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({0: of(1, 2, 4, 64, dtype=torch.float64)}, "q is fp64"),
+        ({1: of(2, 64, 2, 64, dtype=bf16)}, "the cache is bf16"),
+        ({0: of(1, 2, 4, 8), 1: of(2, 64, 2, 8)}, "head size 8; the kernel takes 16 to 512"),
+        ({0: Type((1, 2, 4, 64), f32, (512, 256, 1, 4))}, "stride 1 in the last"),
+        ({1: Type((2, 64, 2, 64), f32, (1, 2, 128, 256))}, "the cache has strides"),
+        ({0: of(1, 2, 66, 64)}, "33 query heads of a key head"),
+        ({1: of(2, 2**30, 2, 64)}, "1073741824 rows in the cache"),
+        ({0: of(1, 2**24, 4, 64)}, "16777216 tokens of 1 sequences"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_pages_that_are_refused(changed, words):
+    types = [changed.get(i, t) for i, t in enumerate((*PAGED, STARTS))]
+    assert words in str(paged.rejects(*types, **OPTIONS))
+
+
+def test_options_that_are_refused():
+    assert "scale 0.0" in str(paged.rejects(*PAGED, STARTS, size=32, scale=0.0))
+    assert "softcap -1" in str(paged.rejects(*PAGED, STARTS, **OPTIONS, softcap=-1.0))
+    many = of(1, 200, 4, 64), *PAGED[1:3], of(200, 2, dtype=torch.int32), STARTS
+    assert "queries to be turned in blocks of 64 rows" in str(
+        paged.rejects(*many, None, None, **OPTIONS, eps=1e-6)
+    )
+    assert paged.rejects(*many, **OPTIONS) is None
+    with pytest.raises(PlacementError, match="paged attention on the GPU: head size 600"):
+        x = torch.zeros(1, 1, 1, 600), torch.zeros(2, 32, 1, 600), torch.zeros(1).long()
+        bounds, starts = torch.zeros(1, 2).int(), torch.tensor([0, 1])
+        paged.paged_attention(*x, bounds, starts, size=32, scale=1.0)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "op", "case"),
+    [
+        (paged.KERNEL, "paged_attention", MIXED),
+        (paged.KERNEL, "paged_attention", Paged(64, ((0, 200),), 4, 1)),
+        (moe.KERNEL, "moe", Experts(9, 4, 2, 64, 40)),
+        (moe.KERNEL, "moe", Experts(1, 16, 2, 64, 40)),
+    ],
+    ids=str,
+)
+def test_memory_of_a_run(kernel, op, case, peak_bytes):
+    node, inputs = node_of(op, case), case.inputs()
+    taken = peak_bytes(lambda: kernel.run(*inputs, **case.options))
+    assert taken == kernel.workspace(*types_of(node), **node.attrs) + node.type.bytes
+
+
+EXPERTS = [of(3, 64), of(3, 8), of(8, 32, 64), of(8, 32, 64), of(8, 64, 32)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "options", "words"),
+    [
+        ({0: of(3, 64, dtype=torch.float64)}, {}, "x is fp64"),
+        ({2: Type((8, 32, 64), f32, (1, 8, 256))}, {}, "gate has strides"),
+        ({1: Type((3, 8), f32, (1, 3))}, {}, "the router has strides"),
+        ({1: of(3, 2000)}, {}, "2 of 2000 experts"),
+        ({2: of(8, 32, 34, dtype=torch.uint8)}, {"gate_quant": "IQ1_S"}, "gate is IQ1_S"),
+        ({0: of(2**23, 64), 1: of(2**23, 8)}, {}, "below 2^24 choices"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_experts_that_are_refused(changed, options, words):
+    types = [changed.get(i, t) for i, t in enumerate(EXPERTS)]
+    assert words in str(moe.rejects(*types, top_k=2, normalize=True, **options))
+
+
+def test_others_that_are_refused():
+    table, wide = of(3, 2, 8), of(3, 2, 2000)
+    assert "x is fp64" in str(rope.rejects(of(3, 2, 16, dtype=torch.float64), table))
+    assert "table is" in str(rope.rejects(of(3, 2, 16), Type((3, 2, 8), f32, (1, 3, 6))))
+    assert "stride 1 in the last" in str(rope.rejects(Type((3, 2, 16), f32, (1, 3, 6)), table))
+    assert "of 2000 values" in str(rope.rejects(wide, table))
+    slots = of(3, dtype=torch.int64)
+    cache, k = of(2, 9, 2, 16), of(3, 2, 16)
+    apart = Type((3, 2, 16), f32, (32, 1, 2))
+    assert "k has strides" in str(kv_store.rejects(cache, apart, k, slots))
+    assert "the cache has strides" in str(
+        kv_store.rejects(Type((2, 9, 2, 16), f32, (1, 2, 18, 36)), k, k, slots)
+    )
+    assert "v is fp64" in str(kv_store.rejects(cache, k, of(3, 2, 16, dtype=torch.float64), slots))
+    assert "of 2000 values" in str(kv_store.rejects(of(2, 9, 2, 2000), wide, wide, slots))
+    assert "w is i64" in str(add_norm.rejects(of(3, 9), of(3, 9), of(9, dtype=torch.int64)))
+    assert "y has strides" in str(add_norm.rejects(of(3, 9), Type((3, 9), f32, (1, 3)), of(9)))
+    assert "of 20000 values" in str(add_norm.rejects(of(1, 20000), of(1, 20000), of(20000)))
+    assert "up is bf16" in str(gated.rejects(of(3, 9), of(3, 9, dtype=bf16)))
+    assert "rows one after another" in str(gated.rejects(of(3, 9), Type((3, 9), f32, (1, 3))))

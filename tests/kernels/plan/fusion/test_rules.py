@@ -1,0 +1,240 @@
+"""Each rule of the rewriting by itself: what it makes, that it computes the same, and when it leaves
+a graph as it is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from stand_in import StandIn
+
+from mtmd.kernels import ops
+from mtmd.kernels.backends import Limited, Reference
+from mtmd.kernels.backends.backend import Backend
+from mtmd.kernels.graph import Node, Type, graph_input, weight
+from mtmd.kernels.ops import OPS
+from mtmd.kernels.plan.executor import Executor, Residency
+from mtmd.kernels.plan.scheduler import Override, Plan, make_plan
+
+T, G, H, K, D = 5, 2, 4, 16, 24
+
+
+class Source:
+    """Random weights by name and shape, `NAME:3x4`; of several bytes a value where they are."""
+
+    def type_of(self, name: str, dtype: torch.dtype) -> Type:
+        return Type.contiguous(map(int, name.partition(":")[2].split("x")), dtype)
+
+    def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        rng = torch.Generator().manual_seed(sum(map(ord, name)))
+        return torch.randn(self.type_of(name, dtype).shape, generator=rng).to(dtype)
+
+    def quant(self, name: str) -> str | None:  # noqa: ARG002
+        return None
+
+
+SOURCE = Source()
+
+
+def parameter(name: str, *shape: int) -> Node:
+    return weight(f"{name}:{'x'.join(map(str, shape))}", SOURCE, torch.float32)
+
+
+def value(name: str, *shape: int, dtype: torch.dtype = torch.float32, **facts: Any) -> Node:
+    rng = torch.Generator().manual_seed(len(name) + sum(shape))
+    held = torch.randn(shape, generator=rng).to(dtype)
+    return graph_input(name, shape, dtype, lambda _: held, **facts)
+
+
+def given(name: str, tensor: torch.Tensor, **facts: Any) -> Node:
+    return graph_input(name, tensor.shape, tensor.dtype, lambda _: tensor.clone(), **facts)
+
+
+def ops_of(plan: Plan) -> Counter[str]:
+    nodes = (s.node for s in plan.steps if s.node.op != "copy")
+    return Counter(n.op for n in nodes if not OPS[n.op].is_view)
+
+
+def compared(*outputs: Node) -> Plan:
+    """The plan with rewriting, once it has been seen to compute what the one without does."""
+    plans = [make_plan(outputs, [b, Reference()]) for b in (StandIn(), Reference())]
+    found, expected = (Executor(plan, Residency()).run(None) for plan in plans)
+    for a, b in zip(found, expected, strict=True):
+        assert Type.of(a).shape == b.shape and torch.allclose(a, b, atol=1e-5)
+    names = {s.node.name for s in plans[0].steps}
+    assert {o.name for o in outputs} <= names, "what a graph is asked for keeps its name"
+    return plans[0]
+
+
+def angles(pairs: int = K // 2) -> Node:
+    turned = torch.arange(T * pairs).view(T, pairs) * 0.3
+    return given("angles", torch.stack((turned.cos(), turned.sin()), 1))
+
+
+def cached(turned: bool = True, norms: bool = True) -> tuple[Node, Node]:
+    """What a layer's cache holds after the tokens of a batch, and its attention."""
+    table = angles()
+
+    def heads(name: str, count: int) -> Node:
+        x = value(name, T, count, K)
+        x = (
+            ops.rms_norm(x, parameter(f"{name}_norm", K), eps=1e-6, name=f"{name}.n")
+            if norms
+            else x
+        )
+        return ops.rope(x, table, pairs="adjacent", name=f"{name}.rope") if turned else x
+
+    starts = given("starts", torch.tensor([0, 2, T]))
+    pages = given("pages", torch.tensor([3, 1, 2]), starts=starts)
+    bounds = given("bounds", torch.tensor([[0, 4], [0, 5], [8, 9], [8, 10], [9, 11]]).int())
+    memory = torch.randn(2, 32, G, K, generator=torch.Generator().manual_seed(1))
+    cache = Node("input", (), Type.of(memory), {"fill": lambda _: memory.clone()}, "kv.0")
+    slots = given("slots", torch.tensor([28, 29, 8, 9, 10]))
+    kv = ops.kv_store(cache, heads("k", G), value("v", T, G, K), slots, name="store")
+    keys, values = (ops.gather_pages(kv, pages, which=w, size=8, name=f"gather{w}") for w in (0, 1))
+    q = ops.reshape(heads("q", H), shape=(1, T, H, K), name="q.batch")
+    return kv, ops.attention(q, keys, values, None, bounds, scale=0.25, softcap=9.0, name="attn")
+
+
+def test_attention_reads_pages_and_turns_what_it_reads():
+    kv, attention = cached()
+    plan = compared(attention)
+    assert ops_of(plan) == {"paged_attention": 1, "rope_store": 1}
+    # What is asked for has to be there
+    turned = next(n for n in kv.operands if n.op == "rope")
+    assert ops_of(compared(attention, turned)) == {
+        "paged_attention": 1,
+        "kv_store": 1,
+        "rope": 1,
+        "rms_norm": 1,
+    }
+
+
+@pytest.mark.parametrize("norms", [False, True])
+def test_keys_that_do_not_turn_are_stored_as_they_are(norms: bool):
+    _, attention = cached(turned=False, norms=norms)
+    found = ops_of(compared(attention))
+    assert found.pop("rms_norm", 0) == 2 * norms
+    assert found == {"paged_attention": 1, "kv_store": 1}
+
+
+def test_keys_that_are_read_elsewhere_are_gathered():
+    _, attention = cached()
+    keys = attention.inputs[1]
+    assert keys is not None
+    found = ops_of(compared(attention, keys))
+    assert found["gather_pages"] == 1 and found["paged_attention"] == 1
+
+
+def test_nothing_is_known_of_a_table_without_starts():
+    _, attention = cached()
+    pages = next(n for n in attention.operands if n.op == "gather_pages").inputs[1]
+    assert pages is not None
+    object.__setattr__(pages, "attrs", {"fill": pages.attrs["fill"]})
+    assert ops_of(compared(attention))["gather_pages"] == 2
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["x first", "x last"])
+@pytest.mark.parametrize("normed", [False, True])
+def test_residual_and_norms(normed: bool, last: bool):
+    x, y = value("x", T, D), value("yy", T, D)
+    added = ops.rms_norm(y, parameter("post", D), eps=1e-5, name="post") if normed else y
+    total = ops.add(*((added, x) if last else (x, added)), name="residual")
+    norm = ops.rms_norm(total, parameter("w", D), eps=1e-6, name="norm")
+    plan = compared(ops.scale(norm, factor=2.0, name="a"), ops.scale(total, factor=3.0, name="b"))
+    assert ops_of(plan) == {"add_norm": 1, "scale": 2}
+
+
+def test_a_norm_that_is_read_twice_stays():
+    x, y = value("x", T, D), value("yy", T, D)
+    post = ops.rms_norm(y, parameter("post", D), eps=1e-5, name="post")
+    norm = ops.rms_norm(ops.add(x, post, name="sum"), parameter("w", D), eps=1e-6, name="norm")
+    assert ops_of(compared(norm, post)) == {"add_norm": 1, "rms_norm": 1}
+
+
+def products(bias: bool, sizes: Sequence[int]) -> list[Node]:
+    x = value("x", T, D)
+    return [
+        ops.matmul(
+            x, parameter(f"w{i}", n, D), parameter(f"b{i}", n) if bias else None, name=f"p{i}"
+        )
+        for i, n in enumerate(sizes)
+    ]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_products_of_one_value_are_one(bias: bool):
+    plan = compared(*products(bias, (16, 8, 8)))
+    assert ops_of(plan) == {"matmul": 1}
+    assert plan.weight_bytes == {"stand-in": 4 * 32 * (D + bias)}
+
+
+def test_products_that_would_begin_anywhere_stay():
+    assert ops_of(compared(*products(False, (16, 7, 8, 3)))) == {"matmul": 3}
+
+
+def test_a_weight_of_two_products_stays():
+    x, y = value("x", T, D), value("yy", T, D)
+    w = parameter("w", 16, D)
+    nodes = [ops.matmul(x, w, name="a"), ops.matmul(x, parameter("v", 8, D), name="b")]
+    assert ops_of(compared(*nodes, ops.matmul(y, w, name="c"))) == {"matmul": 3}
+
+
+def test_a_joint_weight_is_held_once():
+    """Also where a plan that does not join read its parts before, or comes later."""
+    nodes, device = products(True, (16, 8)), StandIn()
+    joint, apart = (make_plan(nodes, [device], (), overwrite) for overwrite in (True, False))
+    assert ops_of(joint) == {"matmul": 1} and ops_of(apart) == {"matmul": 2}
+    for order in ((joint, apart), (apart, joint)):
+        residency = Residency()
+        executors = [Executor(plan, residency) for plan in order]
+        found = [e.run(None) for e in executors]
+        assert all(torch.allclose(a, b) for a, b in zip(*found, strict=True))
+        storages = {
+            t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+            for e in executors
+            for t in e._template
+            if t is not None
+        }
+        assert sum(storages.values()) == residency.bytes["stand-in"] == 4 * 24 * (D + 1)
+
+
+@pytest.mark.parametrize(("approximate", "fused"), [("tanh", True), ("none", False)])
+def test_gelu_behind_a_product(approximate: str, fused: bool):
+    x, w, b = value("x", 2, T, D), parameter("w", 16, D), parameter("b", 16)
+    plan = compared(ops.gelu(ops.matmul(x, w, b, name="p"), approximate=approximate, name="g"))
+    assert ops_of(plan) == ({"matmul_gelu": 1} if fused else {"matmul": 1, "gelu": 1})
+
+
+@pytest.mark.parametrize("rule", ["rope", "attention:head=16", "paged_attention", "gather_pages"])
+def test_what_a_device_refuses_is_not_put_into_something_else(rule: str):
+    _, attention = cached()
+    backend = Limited(StandIn(), [rule])
+    plan = make_plan([attention], [backend, StandIn(), Reference()])
+    (found,) = Executor(plan, Residency()).run(None)
+    (expected,) = Executor(make_plan([attention], [Reference()]), Residency()).run(None)
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert ("paged_attention" in ops_of(plan)) == (rule == "rope")
+    if rule == "rope":
+        assert ops_of(plan)["rope"] == 2
+
+
+@pytest.mark.parametrize("pattern", ["attn", "q_norm", "gather1"])
+def test_what_an_override_names_stays(pattern: str):
+    _, attention = cached()
+    backends: list[Backend] = [StandIn(), Reference()]
+    plan = make_plan([attention], backends, [Override.parse(f"{pattern}=reference")])
+    named = [s for s in plan.steps if s.backend.name == "reference" and s.node.op != "copy"]
+    assert named and all(
+        pattern in s.node.name or any(pattern in i.name for i in s.node.operands) for s in named
+    )
+
+
+def test_a_plan_for_looking_on_is_not_rewritten():
+    _, attention = cached()
+    found = make_plan([attention], [StandIn()], overwrite=False)
+    assert {n.op for n in (s.node for s in found.steps)} >= {"attention", "gather_pages", "rope"}

@@ -1,0 +1,143 @@
+"""Runs that are recorded once and replayed, on a device on the CPU that is as strict as a GPU's."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from stand_in import Refused, StandIn
+
+from mtmd.kernels import ops
+from mtmd.kernels.backends import Cpu, Reference
+from mtmd.kernels.dtype import mib
+from mtmd.kernels.errors import PlacementError
+from mtmd.kernels.graph import Node, Type, graph_input
+from mtmd.kernels.plan import replay
+from mtmd.kernels.plan.executor import Executor, Residency
+from mtmd.kernels.plan.scheduler import Override, make_plan
+
+SLOTS = 6
+
+
+def graph() -> list[Node]:
+    """A state that is added to where a batch says, and a part of it."""
+    state = Node(
+        "input",
+        (),
+        Type.contiguous((SLOTS, 1, 3), torch.float32),
+        {"fill": lambda b: b.state, "state": True},
+        "state",
+    )
+    at = graph_input("at", (2,), torch.int64, lambda b: b.at)
+    rows = graph_input("rows", (2, 3), torch.float32, lambda b: b.rows)
+    kept = ops.state_store(state, ops.scale(rows, factor=2.0, name="twice"), at, name="kept")
+    flat = ops.reshape(kept, shape=(SLOTS, 3), name="flat")
+    return [kept, ops.softcap(ops.take_rows(flat, at, name="taken"), cap=9.0, name="out")]
+
+
+def batch(state: torch.Tensor, number: int) -> SimpleNamespace:
+    at = torch.tensor([number % SLOTS, (number + 1) % SLOTS])
+    return SimpleNamespace(state=state, at=at, rows=torch.full((2, 3), float(number)))
+
+
+def executor(device: StandIn, *outputs: Node) -> Executor:
+    return Executor(make_plan(outputs or graph(), [device, Cpu(), Reference()]), Residency())
+
+
+def run(subject: Executor, states: list[torch.Tensor], steps: range) -> list[torch.Tensor]:
+    return [subject.run(batch(states[i % len(states)], i))[1] for i in steps]
+
+
+@pytest.mark.parametrize("caches", [1, 2])
+def test_a_replay_is_a_run(caches: int) -> None:
+    """Its outputs stay as they are when the next is run, and another state is another recording."""
+    device, found, expected = (
+        StandIn(),
+        *([torch.zeros(SLOTS, 1, 3) for _ in range(caches)] for _ in range(2)),
+    )
+    subject = executor(device)
+    results = run(subject, found, range(9))
+    plain = run(executor(StandIn(records=False)), expected, range(9))
+    assert all(torch.equal(a, b) for a, b in zip(results, plain, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert device.recorder is not None and subject.replay is not None
+    assert device.recorder.recordings == (1 if caches == 1 else 7)
+    assert (subject.replay.replayed, subject.not_replayed) == (7, None)
+
+
+def test_looking_on_goes_node_by_node() -> None:
+    device, state = StandIn(), torch.zeros(SLOTS, 1, 3)
+    subject, seen = executor(device), []
+    run(subject, [state], range(4))
+    subject.run(batch(state, 4), observe=lambda node, *_: seen.append(node.name))
+    assert "twice" in seen and subject.replay is not None and subject.replay.replayed == 2
+
+
+@pytest.mark.parametrize("error", [RuntimeError, Refused])
+def test_what_cannot_be_recorded_is_launched(
+    error: type[RuntimeError], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuses(*_: Any) -> None:
+        raise error("operation not permitted\nwhen stream is capturing")
+
+    device, found, expected = StandIn(), torch.zeros(SLOTS, 1, 3), torch.zeros(SLOTS, 1, 3)
+    monkeypatch.setattr(device.recorder, "record", refuses)
+    subject = executor(device)
+    with caplog.at_level(logging.WARNING):
+        results = run(subject, [found], range(6))
+    assert torch.equal(
+        torch.stack(results),
+        torch.stack(run(executor(StandIn(records=False)), [expected], range(6))),
+    )
+    (record,) = caplog.records
+    assert "operation not permitted when stream is capturing" in record.getMessage()
+
+
+def test_a_wrong_input_is_refused_as_ever() -> None:
+    subject, state = executor(StandIn()), torch.zeros(SLOTS, 1, 3)
+    run(subject, [state], range(3))
+    wrong = batch(state, 3)
+    wrong.rows = wrong.rows.double()
+    with pytest.raises(PlacementError, match="input rows was filled with"):
+        subject.run(wrong)
+    elsewhere = batch(torch.zeros(2 * SLOTS, 1, 3)[::2], 3)
+    with pytest.raises(PlacementError, match="state state lies on"):
+        subject.run(elsewhere)
+    assert torch.isfinite(subject.run(batch(state, 3))[1]).all()
+
+
+def test_why_a_plan_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert executor(StandIn(records=False)).not_replayed == "its device records nothing"
+    device = StandIn()
+    plan = make_plan(graph(), [device, Reference()], [Override.parse("twice=reference")])
+    assert "it runs in several memories: cpu, stand-in" in str(
+        Executor(plan, Residency()).not_replayed
+    )
+    monkeypatch.setattr(replay, "MOST_BYTES", 50)
+    large = executor(StandIn())
+    assert large.replay is None and f"of which up to {mib(50)} are kept" in str(large.not_replayed)
+
+
+def test_an_op_that_asks_the_device_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops.OPS["softcap"], "waits", True)
+    found = executor(StandIn())
+    assert found.replay is None
+    assert found.not_replayed == "out (softcap) and 0 others wait for the device"
+
+
+def test_the_stand_in_is_strict() -> None:
+    """What a graph's capture refuses, it refuses, and recording runs nothing."""
+    device = StandIn()
+    assert device.recorder is not None
+    state = torch.zeros(3)
+    for waits in (lambda: state.sum().item(), lambda: state.nonzero(), lambda: torch.tensor([1.0])):
+        with pytest.raises(Refused):
+            device.recorder.record(lambda waits=waits: [waits(), state][1:])  # type: ignore[misc]
+    recording = device.recorder.record(lambda: [state.add_(1).mul(2)])
+    assert state.sum() == 0
+    recording.replay()
+    recording.replay()
+    assert state.tolist() == [2, 2, 2] and recording.outputs[0].tolist() == [4, 4, 4]

@@ -1,0 +1,106 @@
+"""Tokens of several sequences chosen in one go are those that are chosen one by one."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mtmd.kernels.errors import MtmdError
+from mtmd.llm.engine.engine import _with_probabilities, _without
+from mtmd.llm.sampling.sampler import Sampler, Sampling
+from mtmd.llm.sampling.together import Wish, draw
+
+VOCABULARY = 211
+
+
+def sampling(rng: Random, seed: int) -> Sampling:
+    return Sampling(
+        temperature=rng.choice((0.0, 0.3, 1.0, 4.0)),
+        top_k=rng.choice((0, 0, 1, 5, 40, VOCABULARY)),
+        top_p=rng.choice((1.0, 1.0, 0.5, 0.9, 0.01)),
+        min_p=rng.choice((0.0, 0.0, 0.1)),
+        repetition_penalty=rng.choice((1.0, 1.0, 1.3)),
+        frequency_penalty=rng.choice((0.0, 0.0, 0.7)),
+        presence_penalty=rng.choice((0.0, 0.0, -0.4)),
+        logit_bias=rng.choice(((), (), ((3, 4.0), (7, -100.0)))),
+        seed=seed,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("count", [1, 17])
+def test_as_one_by_one(count: int, dtype: torch.dtype) -> None:
+    for round_ in range(12):
+        rng, seed = Random(round_), torch.Generator().manual_seed(round_)
+        logits = (torch.randn(count, VOCABULARY, generator=seed) * 3).to(dtype)
+        wishes, expected = [], []
+        for number, row in enumerate(logits):
+            one = sampling(rng, round_ * 100 + number)
+            seen = rng.choices(range(VOCABULARY), k=rng.randint(0, 30))
+            written = seen[len(seen) // 2 :]
+            forbidden = frozenset(rng.sample(range(VOCABULARY), rng.choice((0, 3))))
+            allowed = row.clone() if rng.random() < 0.3 else None
+            if allowed is not None:
+                allowed[::3] = -torch.inf
+            alternatives = rng.choice((None, 0, 4))
+            sampler, twin = Sampler(one), Sampler(one)
+            point = twin.points(3)[0] if one.temperature else 0.0
+            wishes.append(Wish(one, seen, written, forbidden, point, allowed, alternatives))
+            left = row if allowed is None else allowed
+            token = sampler(_without(left, forbidden) if forbidden else left, seen, written)
+            expected.append(_with_probabilities(token, row, alternatives))
+            if one.temperature:
+                twin.use()
+            assert sampler.points(2) == twin.points(2), "what is left of chance is the same"
+        before = logits.clone()
+        for found, one in zip(draw(logits, wishes), expected, strict=True):
+            assert found.error is None and found.token == one.id
+            assert found.logprob == pytest.approx(one.logprob, abs=1e-5)
+            assert [t for t, _ in found.top] == [t for t, _ in one.top]
+            assert [v for _, v in found.top] == pytest.approx([v for _, v in one.top], abs=1e-5)
+        assert torch.equal(logits, before)
+
+
+def test_what_is_wrong_is_told_to_whom_it_concerns() -> None:
+    logits = torch.zeros(4, VOCABULARY)
+    logits[1, 5], logits[3] = torch.nan, -torch.inf
+    wishes = [
+        Wish(Sampling(temperature=0, logit_bias=((VOCABULARY, 1.0),))),
+        Wish(Sampling(temperature=1)),
+        Wish(Sampling(temperature=1), point=0.999),
+        Wish(Sampling(temperature=0)),
+    ]
+    first, second, third, fourth = draw(logits, wishes)
+    assert "found token 211" in str(first.error)
+    assert "nan in 1 of 211 logits" in str(second.error) and isinstance(second.error, MtmdError)
+    assert third.error is None and third.token == 210
+    assert "-inf" in str(fourth.error)
+
+
+def test_forbidden_tokens_come_where_nothing_else_may() -> None:
+    logits = torch.full((2, VOCABULARY), -torch.inf)
+    logits[:, 9] = 1.0
+    logits[1, 3] = 0.0
+    wish = Wish(Sampling(temperature=0), forbidden=frozenset({9}))
+    assert [d.token for d in draw(logits, [wish, wish])] == [9, 3]
+
+
+def test_what_comes_back_comes_at_once() -> None:
+    """Whatever is asked, by however many: a device is waited for once."""
+
+    class Waits(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            name = func._schema.name.removeprefix("aten::")
+            Waits.count += name in ("_local_scalar_dense", "nonzero", "item", "is_nonzero")
+            return func(*args, **(kwargs or {}))
+
+    rng = Random(0)
+    wishes = [Wish(sampling(rng, i), [1, 2], [2], point=0.5, alternatives=3) for i in range(17)]
+    with Waits():
+        draw(torch.randn(17, VOCABULARY), wishes)
+    assert Waits.count == 0  # and one copy of all that was found

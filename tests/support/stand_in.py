@@ -1,0 +1,206 @@
+"""A device that is not there: on the CPU, and as strict about recorded runs as a GPU's graphs.
+
+What torch runs is recorded operator by operator, with the tensors it read and made, and what a
+Triton kernel would run on a GPU as one call. A replay calls the same on the same tensors: whatever
+the host has decided, it has decided for good. Operators that are not known to be launches alone
+are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from mtmd.kernels.backends.backend import Run
+from mtmd.kernels.backends.recording import Recording
+from mtmd.kernels.backends.reference import Reference
+from mtmd.kernels.gpu.table import choose
+from mtmd.kernels.graph import Node
+
+# What plans may call while they are recorded: each is launches on the device that its inputs are
+# on, of sizes that shapes alone tell. None waits, and none brings numbers from the host. In
+# inference mode those that torch makes of others come as they are called.
+ALLOWED = frozenset(
+    {
+        "_addmm_activation",
+        "_upsample_bilinear2d_aa",
+        "add",
+        "add_",
+        "bmm",
+        "cat",
+        "clamp",
+        "clone",
+        "contiguous",
+        "cos",
+        "div_",
+        "embedding",
+        "empty",
+        "expand",
+        "flatten",
+        "gelu",
+        "gelu_",
+        "index_copy_",
+        "index_select",
+        "layer_norm",
+        "linear",
+        "mean",
+        "mul",
+        "mul_",
+        "permute",
+        "reshape",
+        "rms_norm",
+        "rsqrt",
+        "select",
+        "sigmoid",
+        "sigmoid_",
+        "silu",
+        "silu_",
+        "sin",
+        "slice",
+        "softplus",
+        "square",
+        "stack",
+        "sub",
+        "sum",
+        "t",
+        "tanh_",
+        "to",
+        "unflatten",
+        "unsqueeze",
+        "upsample_bicubic2d",
+        "upsample_bilinear2d",
+        "view",
+    }
+)
+
+
+class Refused(RuntimeError):
+    """As torch raises of an operator that cannot be captured."""
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[tuple[Callable[[], Any], list[Tensor]]] = []
+        self.ops: set[str] = set()
+        self.before: dict[int, tuple[Tensor, Tensor]] = {}
+        self._own: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        self.ops.add(name)
+        kwargs = kwargs or {}
+        if func._schema.is_mutable:
+            self.keep(args[0])
+        result = func(*args, **kwargs)
+        given = {storage(t) for t in tensors([*args, *kwargs.values()])}
+        made = [t for t in tensors(result) if storage(t) not in given]
+        self._own.update(map(storage, made))
+        if made or func._schema.is_mutable:
+            self.calls.append((lambda: func(*args, **kwargs), made))
+        return result
+
+    def keep(self, tensor: Tensor) -> None:
+        """What a tensor from outside holds before it is written to: recording runs nothing."""
+        key = storage(tensor)
+        if key not in self._own and key not in self.before:
+            with _disable_current_modes():
+                whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+                self.before[key] = whole, whole.clone()
+
+    def call(self, kernel: Run, inputs: tuple[Tensor | None, ...], writes: bool) -> Tensor:
+        if writes:
+            assert inputs[0] is not None
+            self.keep(inputs[0])
+        with _disable_current_modes():
+            result = kernel(*inputs)
+        self.calls.append((lambda: kernel(*inputs), [] if writes else [result]))
+        self._own.add(storage(result))
+        return result
+
+
+def storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [t for v in value for t in tensors(v)] if isinstance(value, (list, tuple)) else []
+
+
+class _Staging:
+    def __init__(self, size: int):
+        self.host, self.device = (torch.zeros(size, dtype=torch.uint8) for _ in range(2))
+        self._under_way = False
+
+    def wait(self) -> None:
+        self._under_way = False
+
+    def upload(self) -> None:
+        assert not self._under_way, "the host's bytes are written while they are copied"
+        self.device.copy_(self.host)
+        self._under_way = True
+
+
+class StandInRecorder:
+    def __init__(self) -> None:
+        self.active: _Recorder | None = None
+        self.recordings = self.replays = 0
+        self.ops: set[str] = set()
+
+    def staging(self, size: int) -> _Staging:
+        return _Staging(size)
+
+    def record(self, run: Callable[[], list[Tensor]]) -> Recording:
+        self.active = recorder = _Recorder()
+        try:
+            with recorder:
+                outputs = run()
+            if unknown := sorted(recorder.ops - ALLOWED):
+                raise Refused(
+                    f"operation not permitted when stream is capturing: {', '.join(unknown)}"
+                )
+        finally:
+            self.active = None
+            for whole, held in recorder.before.values():
+                whole.copy_(held)
+        self.ops |= recorder.ops
+        self.recordings += 1
+
+        def replay() -> None:
+            self.replays += 1
+            for call, made in recorder.calls:
+                again = tensors(call())
+                for place, value in zip(made, again if made else (), strict=True):
+                    place.copy_(value)
+
+        return Recording(outputs, replay)
+
+
+class StandIn(Reference):
+    """`records` False: each run is launched, as before there were recordings. `fuses`: graphs are
+    rewritten for it.
+    """
+
+    def __init__(self, records: bool = True, fuses: bool = True):
+        super().__init__("cpu")
+        self.name = self.space = "stand-in"
+        self.fuses = fuses
+        self.recorder = StandInRecorder() if records else None  # type: ignore[assignment]
+
+    def lower(self, node: Node, in_place: bool = False) -> Run:
+        kernel = super().lower(node, in_place)
+        if choose(node, lambda _: None).kernel is None:
+            return kernel
+        writes = node.alias
+
+        def run(*inputs: Tensor | None) -> Tensor:
+            recorder = self.recorder and self.recorder.active
+            return recorder.call(kernel, inputs, writes) if recorder else kernel(*inputs)
+
+        return run
