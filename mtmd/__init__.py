@@ -48,9 +48,9 @@ if TYPE_CHECKING:  # what type checkers see of the table below; a test keeps the
     from mtmd.prompt.conversation import RawPrompt as RawPrompt
     from mtmd.receipt import ImageReceipt as ImageReceipt
     from mtmd.receipt import Receipt as Receipt
+    from mtmd.service.measures.stats import ServiceStats as ServiceStats
+    from mtmd.service.measures.stats import TokenCount as TokenCount
     from mtmd.service.service import Service as Service
-    from mtmd.service.stats import ServiceStats as ServiceStats
-    from mtmd.service.stats import TokenCount as TokenCount
     from mtmd.service.ticket import Ticket as Ticket
     from mtmd.service.ticket import gather as gather
     from mtmd.tools.tool import Tool as Tool
@@ -77,7 +77,7 @@ _PLACES = {
     "mtmd.loading": ("describe", "load"),
     "mtmd.model": ("Model",),
     "mtmd.service.service": ("Service",),
-    "mtmd.service.stats": ("ServiceStats", "TokenCount"),
+    "mtmd.service.measures.stats": ("ServiceStats", "TokenCount"),
     "mtmd.prompt.conversation": ("Images", "Message", "RawPrompt"),
     "mtmd.service.ticket": ("Ticket", "gather"),
     "mtmd.inspect.predict_target": ("predict",),

@@ -35,7 +35,7 @@ UPWARD = {  # inside their functions
 ORDER = {
     "kernels": (
         # words that everybody uses
-        ("errors", "dtype", "extras", "files", "result_memory", "spelling", "threads", "turns"),
+        ("errors", "dtype", "extras", "files", "resources", "spelling"),
         ("options", "graph", "quantization", "text"),  # what a value is
         ("isolation", "panics"),  # work that may end badly
         ("checkpoint", "kernel"),  # where weights come from; what a kernel says of itself

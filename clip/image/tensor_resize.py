@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from mtmd.clip.image.pixels import Pixels
-from mtmd.kernels.threads import one_thread
+from mtmd.kernels.resources.threads import one_thread
 
 MODES = ("bilinear", "bicubic")
 

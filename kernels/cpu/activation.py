@@ -10,7 +10,7 @@ from torch import Tensor
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.graph import Type
 from mtmd.kernels.kernel import Kernel
-from mtmd.kernels.result_memory import new_result
+from mtmd.kernels.resources.result_memory import new_result
 
 TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 WORTH = 1 << 14  # values from which on it is faster than torch's, about 5 us

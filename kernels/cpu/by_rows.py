@@ -14,7 +14,7 @@ from mtmd.kernels.kernel import Kernel
 from mtmd.kernels.ops.image import patch_embed, pool2d
 from mtmd.kernels.ops.norm import layer_norm, rms_norm
 from mtmd.kernels.ops.rope import rope
-from mtmd.kernels.result_memory import new_result
+from mtmd.kernels.resources.result_memory import new_result
 
 LARGE = 4 << 20  # bytes of what is read, from which on it is worth it
 BLOCK = 1 << 19  # bytes of a block of what is read; it stays in the second cache

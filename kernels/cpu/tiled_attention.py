@@ -12,7 +12,7 @@ from torch import Tensor
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.graph import Type
 from mtmd.kernels.kernel import Kernel
-from mtmd.kernels.result_memory import new_result
+from mtmd.kernels.resources.result_memory import new_result
 
 if TYPE_CHECKING:
     from mtmd.kernels.cpu.tiled.flash import Form

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mtmd.kernels.graph import Type
 from mtmd.kernels.kernel import Kernel
-from mtmd.kernels.result_memory import new_result
+from mtmd.kernels.resources.result_memory import new_result
 
 FEWEST_ROWS = 64  # below, laying the weight out costs more than torch's way
 FEWEST = 64  # numbers of a row of x and of the result

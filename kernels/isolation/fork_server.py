@@ -31,7 +31,7 @@ from mtmd.kernels.errors import BusyError, MtmdError
 from mtmd.kernels.isolation import host
 from mtmd.kernels.isolation.channel import LONGEST, Channel, ChannelClosed, ChannelTimeout
 from mtmd.kernels.isolation.limits import Limits
-from mtmd.kernels.turns import Turns, aside
+from mtmd.kernels.resources.turns import Turns, aside
 
 T = TypeVar("T")
 PATIENCE_S = 0.5

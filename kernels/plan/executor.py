@@ -21,7 +21,7 @@ from mtmd.kernels.plan.heartbeat import beat, patience
 from mtmd.kernels.plan.replay import Replay, why_not
 from mtmd.kernels.plan.row_blocks import Chain
 from mtmd.kernels.plan.scheduler import Plan
-from mtmd.kernels.result_memory import ResultMemory, new_result
+from mtmd.kernels.resources.result_memory import ResultMemory, new_result
 
 if TYPE_CHECKING:
     from mtmd.kernels.plan.native_run import NativePlan

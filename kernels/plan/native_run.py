@@ -17,7 +17,7 @@ from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.lower import ARENA, Lowered, Lowering, StepFacts, worth
 from mtmd.kernels.plan.thread_choice import ThreadChoice
-from mtmd.kernels.threads import asked_threads
+from mtmd.kernels.resources.threads import asked_threads
 
 if TYPE_CHECKING:
     from mtmd.kernels.backends.backend import Backend

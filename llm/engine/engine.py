@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mtmd.kernels.errors import DeviceError, MtmdError
 from mtmd.kernels.plan.scheduler import Plan
-from mtmd.kernels.turns import goes_first
+from mtmd.kernels.resources.turns import goes_first
 from mtmd.llm.batch import FEW, Batch
 from mtmd.llm.engine.batcher import Batcher, Step
 from mtmd.llm.engine.lookup import PICTURE

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from mtmd.kernels.errors import MtmdError
-from mtmd.kernels.threads import one_thread
+from mtmd.kernels.resources.threads import one_thread
 from mtmd.llm.sampling.options import Sampling
 
 __all__ = ["Sampler", "Sampling", "candidates", "penalize"]

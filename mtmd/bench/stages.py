@@ -21,7 +21,7 @@ from mtmd.bench.measure import Sample, busy, resident_bytes
 from mtmd.bench.report import AXES, Machine, OpRow, Point, PredictedMemory, Report, Stage
 from mtmd.bench.subject import OpCost, Prefilled, Subject, Work
 from mtmd.config import LoadOptions
-from mtmd.kernels.threads import asked_threads
+from mtmd.kernels.resources.threads import asked_threads
 from mtmd.model import Model
 
 # What an axis can change; the rest is as at the base.

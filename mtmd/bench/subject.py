@@ -31,7 +31,7 @@ from mtmd.kernels.errors import OptionError
 from mtmd.kernels.graph import Node
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.scheduler import Plan
-from mtmd.kernels.threads import ask_threads
+from mtmd.kernels.resources.threads import ask_threads
 from mtmd.llm.batch import Batch
 from mtmd.llm.engine.engine import Engine, Prompt
 from mtmd.llm.engine.make_batch import make_batch

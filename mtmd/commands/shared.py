@@ -341,7 +341,7 @@ def loading(what: str) -> Iterator[Status]:
 
 def settle_threads(asked: int | None, models: Sequence[Any]) -> None:
     """One thread for very small models, unless a number was asked for."""
-    from mtmd.kernels.threads import ask_threads
+    from mtmd.kernels.resources.threads import ask_threads
 
     if asked is None and all(model.checkpoint.weight_bytes < SMALL_BYTES for model in models):
         ask_threads(1)

@@ -30,7 +30,7 @@ from mtmd.kernels.plan.executor import Residency
 from mtmd.kernels.plan.free_memory import free_bytes
 from mtmd.kernels.plan.scheduler import Override
 from mtmd.kernels.report.warmup_report import WarmupReport
-from mtmd.kernels.threads import ask_threads
+from mtmd.kernels.resources.threads import ask_threads
 from mtmd.loaded.device_and_dtype import choose_dtype, device_name
 from mtmd.loaded.report import attention_kernels, refusal_warnings
 from mtmd.prompt.load_image import ImageSource, load_image

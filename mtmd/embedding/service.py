@@ -14,8 +14,8 @@ from mtmd.embedding.embedder import Embedder, Embeddings
 from mtmd.kernels.errors import BusyError, DeviceError, MtmdError, PromptError
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.loaded.device_thread import AGAIN
-from mtmd.service.latencies import Latencies
-from mtmd.service.stats import ServiceStats
+from mtmd.service.measures.latencies import Latencies
+from mtmd.service.measures.stats import ServiceStats
 
 
 class EmbeddingService:

@@ -6,7 +6,7 @@ import torch
 
 from mtmd.kernels.backends import Backend
 from mtmd.kernels.dtype import DTYPES
-from mtmd.kernels.threads import asked_threads
+from mtmd.kernels.resources.threads import asked_threads
 
 # Of weights as they are stored: below this, fp32 on the CPU costs little and is exact; above, it is
 # twice the bytes a token, and prompts are read several times slower

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from mtmd.kernels.errors import DeviceError, MtmdError
 from mtmd.kernels.plan.heartbeat import Heartbeat
-from mtmd.kernels.turns import aside
+from mtmd.kernels.resources.turns import aside
 from mtmd.tracebacks import stack_text, traceback_text
 
 HANG_S = 300.0  # a node takes seconds; the first run of one may compile it

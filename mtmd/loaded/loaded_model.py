@@ -27,7 +27,7 @@ from mtmd.kernels.parallel.shard import Sharding
 from mtmd.kernels.plan.executor import Residency
 from mtmd.kernels.plan.scheduler import Override
 from mtmd.kernels.report.facts import Placement
-from mtmd.kernels.threads import ask_threads
+from mtmd.kernels.resources.threads import ask_threads
 from mtmd.llm.batch import BatchShape
 from mtmd.llm.engine.runner import PREFILL, Runner
 from mtmd.llm.sampling.constraint import Grammars

@@ -17,7 +17,7 @@ from mtmd.clip.image.decode import Picture
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
 from mtmd.kernels.errors import PromptError
-from mtmd.kernels.turns import aside
+from mtmd.kernels.resources.turns import aside
 from mtmd.llm.engine.spans import Span
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
 from mtmd.loaded.memory_admission import CACHE_BYTES, Admission

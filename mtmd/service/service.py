@@ -31,7 +31,7 @@ from mtmd.kernels.errors import (
     PromptError,
 )
 from mtmd.kernels.report.warmup_report import WarmupReport
-from mtmd.kernels.turns import for_whom, goes_first
+from mtmd.kernels.resources.turns import for_whom, goes_first
 from mtmd.llm.engine.engine import Constraint, Engine, Prompt
 from mtmd.llm.engine.sequence import Sequence, Token
 from mtmd.llm.sampling.options import SEED_MAX
@@ -45,13 +45,13 @@ from mtmd.prompt.conversation import Message, RawPrompt
 from mtmd.prompt.prompts import Prompts
 from mtmd.service.call_plan import CallPlan, check_ids, plan_calls
 from mtmd.service.encode_queue import EncodeQueue, Job
-from mtmd.service.latencies import Latencies
+from mtmd.service.measures.latencies import Latencies
+from mtmd.service.measures.stats import ServiceStats, TokenCount
+from mtmd.service.measures.turnover import Turnover
 from mtmd.service.processed_tiles import ProcessedTiles
 from mtmd.service.receipts import make_receipt
 from mtmd.service.request import Request
-from mtmd.service.stats import ServiceStats, TokenCount
 from mtmd.service.ticket import Ticket
-from mtmd.service.turnover import Turnover
 from mtmd.tools.parser import CallPiece, Piece
 from mtmd.tracebacks import traceback_text
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from threading import Lock
 
 from mtmd.events import Event, Finished
-from mtmd.kernels.turns import get_up
+from mtmd.kernels.resources.turns import get_up
 
 
 class Ticket:

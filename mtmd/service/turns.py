@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from mtmd.kernels.turns import Turns, aside, for_whom, get_up, sit_down, work_for
+from mtmd.kernels.resources.turns import Turns, aside, for_whom, get_up, sit_down, work_for
 
 __all__ = ["Turns", "aside", "for_whom", "get_up", "sit_down", "work_for"]

@@ -88,7 +88,7 @@ def without_measures(text: str) -> str:
 def mtmd_command(capsys: pytest.CaptureFixture[str]) -> Iterator[Any]:
     import torch
 
-    from mtmd.kernels.threads import ask_threads
+    from mtmd.kernels.resources.threads import ask_threads
 
     threads = torch.get_num_threads()
 

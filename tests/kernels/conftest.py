@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from mtmd.kernels import result_memory
+from mtmd.kernels.resources import result_memory
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def mtmd(capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
     import torch
 
     from mtmd.cli import main
-    from mtmd.kernels.threads import ask_threads
+    from mtmd.kernels.resources.threads import ask_threads
 
     threads = torch.get_num_threads()
 

@@ -151,9 +151,9 @@ def test_refused_with_found_and_expected(name: str, value: Any, expected: str) -
 @pytest.mark.parametrize("kind", [LoadOptions, AnswerOptions])
 def test_an_unknown_option_is_told_with_those_there_are(kind: type) -> None:
     with pytest.raises(
-        OptionError, match=r"option 'max_token' is not known; expected one of \w+(, \w+)+$"
+        OptionError, match=r"option 'colour' is not known; expected one of \w+(, \w+)+$"
     ):
-        options(kind, {"max_token": 3})
+        options(kind, {"colour": 3})
 
 
 def test_options_of_the_other_kind_are_unknown() -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from mtmd import BusyError, Picture
 from mtmd.prompt.load_image import load_isolated, picture_size
-from mtmd.service.turnover import Turnover
+from mtmd.service.measures.turnover import Turnover
 from mtmd.service.turns import Turns, aside
 from mtmd.web.settings import MediaBudget
 

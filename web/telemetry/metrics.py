@@ -18,7 +18,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from mtmd.service.latencies import Histogram
+from mtmd.service.measures.latencies import Histogram
 
 if TYPE_CHECKING:
     from mtmd import Service

@@ -108,7 +108,7 @@ def test_options_that_are_refused():
         (moe.KERNEL, "moe", Experts(9, 4, 2, 64, 40)),
         (moe.KERNEL, "moe", Experts(1, 16, 2, 64, 40)),
     ],
-    ids=str,
+    ids=lambda value: str(value) if not hasattr(value, "run") else "kernel",
 )
 def test_memory_of_a_run(kernel, op, case, peak_bytes):
     node, inputs = node_of(op, case), case.inputs()

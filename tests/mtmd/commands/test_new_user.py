@@ -115,7 +115,7 @@ def test_each_picture_by_itself(mtmd: Any, world: dict[int, Path], tmp_path: Pat
     for n, path in world.items():
         shutil.copy(path, folder / f"{n}.png")
     (folder / "5.png").write_bytes(b"no picture")
-    for name in ("a.pdf", "b.pdf", "notes", ".hidden"):
+    for name in ("a.txt", "b.txt", "notes", ".hidden"):
         (folder / name).touch()
     ran = mtmd("describe", "--each", folder, "-p", COUNT, "--max-tokens", 8)
     rows = [line.split("\t") for line in ran.out.splitlines()]
@@ -127,7 +127,7 @@ def test_each_picture_by_itself(mtmd: Any, world: dict[int, Path], tmp_path: Pat
         ("5", "failed"),
     ]
     assert ran.code == 1 and ran.err == (
-        "skipped 3 files that are no pictures by the ending: 2 .pdf, 1 without an ending\n"
+        "skipped 3 files that are no pictures by the ending: 2 .txt, 1 without an ending\n"
     )
     ran = mtmd("describe", "--each", world[1], world[2], "-p", COUNT, "--json")
     assert [json.loads(line)["text"] for line in ran.out.splitlines()] == ["One.", "Two."]
@@ -151,9 +151,9 @@ def test_skipped_files_are_told_by_batch(mtmd: Any, one: Path, tmp_path: Path) -
     folder = tmp_path / "pictures"
     folder.mkdir()
     shutil.copy(one, folder)
-    (folder / "page.pdf").touch()
+    (folder / "page.txt").touch()
     ran = mtmd("batch", folder, "--out", tmp_path / "a.jsonl", "-p", COUNT, "--system", "Be brief.")
-    assert ran.code == 0 and "skipped a file that is no picture by the ending: 1 .pdf" in ran.err
+    assert ran.code == 0 and "skipped a file that is no picture by the ending: 1 .txt" in ran.err
     assert json.loads((tmp_path / "a.jsonl").read_text())["prompt_tokens"] > 23
 
 

@@ -19,7 +19,7 @@ from mtmd import DeviceError, OptionError, load
 from mtmd.config import LoadOptions
 from mtmd.kernels.backends import Cpu
 from mtmd.kernels.parallel import distributed
-from mtmd.kernels.threads import ask_threads
+from mtmd.kernels.resources.threads import ask_threads
 from mtmd.model import Model
 
 EXAMPLES = Path(__file__).parents[3] / "examples"

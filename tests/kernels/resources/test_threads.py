@@ -9,7 +9,7 @@ CODE = """
 import os, threading, torch
 import numpy as np
 from mtmd.clip.image.tensor_resize import resize_tensor
-from mtmd.kernels.threads import one_thread
+from mtmd.kernels.resources.threads import one_thread
 from mtmd.llm.sampling.sampler import Sampler, Sampling
 
 torch.set_num_threads(3)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from mtmd.service.latencies import Histogram
+from mtmd.service.measures.latencies import Histogram
 from mtmd.service.service import Service
 
 

@@ -7,8 +7,8 @@ import threading
 import pytest
 import torch
 
-from mtmd.kernels import result_memory
-from mtmd.kernels.result_memory import LARGE, ResultMemory, new_result
+from mtmd.kernels.resources import result_memory
+from mtmd.kernels.resources.result_memory import LARGE, ResultMemory, new_result
 
 ROWS = LARGE // 4096  # of 1,024 numbers in fp32
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mtmd.service.turnover import MOST_S, REMEMBERED, Turnover
+from mtmd.service.measures.turnover import MOST_S, REMEMBERED, Turnover
 
 
 class Clock:

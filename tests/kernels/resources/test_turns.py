@@ -9,8 +9,8 @@ from random import Random
 
 import pytest
 
-from mtmd.kernels import turns as turns_module
-from mtmd.kernels.turns import (
+from mtmd.kernels.resources import turns as turns_module
+from mtmd.kernels.resources.turns import (
     Shares,
     Turns,
     aside,
