@@ -64,7 +64,8 @@ def quant_matmul(x: Tensor, w: Tensor, bias: Tensor | None = None, *, quant: str
             _tiled(flat, w, bias, quant, out)
         else:
             few = _by_product(len(flat), x.shape[-1], quant)
-            (_few if few else _many)(flat, w, bias, quant, out)
+            way = _few if few else _narrow if len(flat) <= FEW else _many
+            way(flat, w, bias, quant, out)
     return out.view(*x.shape[:-1], len(w))
 
 
@@ -90,11 +91,15 @@ def workspace(
 
         scratch = _shares(outer * width) * scratch_bytes(quant, width)
         return copied + rows * prepared_bytes(quant, width) + scratch
+    in_fp32 = 0
+    if rows <= FEW and x.dtype != torch.float32:
+        in_fp32 = 4 * (rows * (width + outer) + outer)
+        x = Type.contiguous((rows, width), torch.float32)
     step = _step(outer, width)
     packed = matmul.packed_bytes(
         Type.contiguous((rows, width), x.dtype), Type.contiguous((step, width), x.dtype)
     )
-    return copied + step * width * x.dtype.itemsize + packed
+    return copied + in_fp32 + step * width * x.dtype.itemsize + packed
 
 
 def _by_product(rows: int, width: int, quant: str) -> bool:
@@ -148,6 +153,16 @@ def _few(x: Tensor, w: Tensor, bias: Tensor | None, quant: str, out: Tensor) -> 
         _call(kernel.address, args, first, last, scratch.data_ptr() + index * size)
 
     _split(share, 0, outer, shares)
+
+
+def _narrow(x: Tensor, w: Tensor, bias: Tensor | None, quant: str, out: Tensor) -> None:
+    """A few rows of a weight whose rows are too short for the products: in fp32, as those are."""
+    if x.dtype == torch.float32:
+        _many(x, w, bias, quant, out)
+        return
+    wide = torch.empty(out.shape, dtype=torch.float32)
+    _many(x.float(), w, None if bias is None else bias.float(), quant, wide)
+    out.copy_(wide)
 
 
 def _many(x: Tensor, w: Tensor, bias: Tensor | None, quant: str, out: Tensor) -> None:
