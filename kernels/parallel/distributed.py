@@ -80,7 +80,7 @@ class DistributedGroup:
         )
 
     def _lost(self, error: RuntimeError) -> DeviceError:
-        if "timeout" in str(error).lower():
+        if any(word in str(error).lower() for word in ("timeout", "timed out")):
             wait = FIRST_WAIT_S if self._now is self._patient else WAIT_S
             return DeviceError(
                 f"{self} has waited {wait:g} s for the others in vain; start the process again"

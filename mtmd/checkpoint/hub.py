@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -214,12 +213,9 @@ def check_files(model: str, kind: str | None, files: list[str]) -> list[str]:
     if kind is not None:
         return _gguf_files(model, kind, files)
     _check_weights(model, files)
-    return [
-        name
-        for name in files
-        if any(fnmatch(name, pattern) for pattern in ALLOWED)
-        and not any(fnmatch(name, pattern) for pattern in IGNORED)
-    ]
+    from huggingface_hub.utils import filter_repo_objects
+
+    return list(filter_repo_objects(files, allow_patterns=ALLOWED, ignore_patterns=IGNORED))
 
 
 def _remember(folder: Path, revision: str, commit: str) -> None:

@@ -249,7 +249,7 @@ def _serve(
     """Until it is stopped. The fault of the device, if that is why."""
     from mtmd.kernels.isolation.limits import available as can_isolate
     from mtmd.loaded.allocator import return_freed_memory
-    from mtmd.loaded.interpreter import share_out_promptly
+    from mtmd.loaded.interpreter import shared_out_promptly
     from mtmd.web.server import Server
     from mtmd.web.small_apps.loading_app import Loading, create_loading_app
 
@@ -271,7 +271,7 @@ def _serve(
             server.use(app)
         _stop_on_signals(server, settings.drain_s)
         service.on_fault(lambda _: server.stop())
-        share_out_promptly()
+        stack.enter_context(shared_out_promptly())
         warn = _warn if args.log_format == "text" else log.warning
         _say(server.url, model.name, report, settings, folder, notices, warn)
         log.info("serving at %s", server.url)

@@ -377,6 +377,50 @@ def _embed(d: Draw) -> Case:
     return [tokens, d.values(rows, d.size())], {"scale": scale}
 
 
+@dataclass(frozen=True)
+class Alone:
+    """A group whose other ranks have what this one has."""
+
+    rank: int
+    size: int
+
+    def sum(self, x: Tensor) -> Tensor:
+        return x.mul_(self.size)
+
+    def gather(self, x: Tensor, axis: int, sizes: tuple[int, ...]) -> Tensor:
+        assert set(sizes) == {x.shape[axis]}
+        return torch.cat([x] * self.size, axis)
+
+
+def _all_reduce(d: Draw) -> Case:
+    return [d.values(d.batch(), d.size())], {"group": Alone(0, d.rng.randint(1, 3))}
+
+
+def _all_gather(d: Draw) -> Case:
+    shape, axis, ranks = (d.batch(), d.size()), d.rng.randint(0, 1), d.rng.randint(1, 3)
+    group = Alone(d.rng.randrange(ranks), ranks)
+    return [d.values(*shape)], {"group": group, "axis": axis, "sizes": (shape[axis],) * ranks}
+
+
+def _part(d: Draw) -> Case:
+    shape, axis = (d.batch() + 2, d.size() + 2), d.rng.randint(0, 1)
+    size = shape[axis]
+    ranges = ((0, 1), (size - 1, size)) if d.maybe() else ((1, size),)
+    return [d.values(*shape)], {"axis": axis, "ranges": ranges}
+
+
+def _without(d: Draw) -> Case:
+    shape = d.batch(), d.size()
+    return [d.values(*shape), d.values(*shape)], {}
+
+
+def _embed_part(d: Draw) -> Case:
+    operands, attrs = _embed(d)
+    tokens, *rest = operands
+    assert tokens is not None
+    return [tokens + 3, *rest], attrs | {"first": d.rng.choice((0, 2, 3))}
+
+
 def _place_rows(d: Draw) -> Case:
     rows, width = d.size(), d.size()
     count = d.rng.randint(0, rows)
@@ -575,6 +619,8 @@ MAKERS: dict[str, Callable[[Draw], Case]] = {
     "add": _add,
     "add_norm": _add_norm,
     "add_rows": _place_rows,
+    "all_gather": _all_gather,
+    "all_reduce": _all_reduce,
     "attention": _attention,
     "attn_mix": _attn_mix,
     "attn_scores": _attn_scores,
@@ -584,6 +630,7 @@ MAKERS: dict[str, Callable[[Draw], Case]] = {
     "columns": _columns,
     "concat": _concat,
     "embed": _embed,
+    "embed_part": _embed_part,
     "gated_delta": _gated_delta,
     "gather_pages": _gather_pages,
     "gelu": _gelu,
@@ -598,6 +645,7 @@ MAKERS: dict[str, Callable[[Draw], Case]] = {
     "moe": _moe,
     "mul": _add,
     "paged_attention": _paged_attention,
+    "part": _part,
     "patch_embed": _patch_embed,
     "place_rows": _place_rows,
     "pool2d": _pool2d,
@@ -620,6 +668,7 @@ MAKERS: dict[str, Callable[[Draw], Case]] = {
     "state_store": _state_store,
     "take_rows": _take_rows,
     "unshuffle": _unshuffle,
+    "without": _without,
 }
 
 

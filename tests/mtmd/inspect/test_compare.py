@@ -396,6 +396,9 @@ def test_every_option(mtmd: Any) -> None:
         "--speculate",
         "--threads",
         "--context",
+        "--tp",
+        "--tensor-split",
+        "--no-kv-offload",
         *sides,
     }
 

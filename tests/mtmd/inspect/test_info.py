@@ -331,6 +331,9 @@ def test_every_option(mtmd: Any) -> None:
         "--context",
         "--memory-limit",
         "--speculate",
+        "--tp",
+        "--tensor-split",
+        "--no-kv-offload",
     }
     off = told(mtmd, "--flash-attn", "off")
     assert off["graphs"] != told(mtmd)["graphs"], "explicit attention takes more"

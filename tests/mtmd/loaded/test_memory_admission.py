@@ -342,7 +342,7 @@ def test_a_prediction_allocates_nothing(folder: Path) -> None:
     """Of a batch that would take gigabytes."""
     model = dynamic(folder)
     assert model.encoder
-    shape = (3, 28 * 120, 28 * 120)
+    shape = (3, 28 * 160, 28 * 160)
     model.encoder.plan(4, (3, 56, 56)).compute_bytes  # noqa: B018 (what is made once is not counted)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         model.loaded.admission.may_encode(4, shape)

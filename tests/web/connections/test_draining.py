@@ -105,6 +105,7 @@ def test_what_takes_too_long_is_told_so(served, ends):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_request_to_end_has_answers_written_and_a_second_one_does_not(number, handlers):  # noqa: ARG001
+    signal.signal(number, signal.SIG_DFL)  # whoever runs the tests may ignore it
     said = []
     server = SimpleNamespace(drain=said.append, stop=lambda: said.append("stop"))
     _stop_on_signals(server, 7)

@@ -48,6 +48,8 @@ BODIES = {  # what each route takes from outside; a new one is added here with o
     ("GET", "/v1/responses/<id_>"): (Body.NOTHING, Work.QUICK),
     ("DELETE", "/v1/responses/<id_>"): (Body.NOTHING, Work.QUICK),
     ("POST", "/tokenize"): (Body.JSON, Work.ANSWER),
+    ("POST", "/completion"): (Body.JSON, Work.ANSWER),
+    ("GET", "/load"): (Body.NOTHING, Work.QUICK),
     ("POST", "/detokenize"): (Body.JSON, Work.ANSWER),
     ("POST", "/apply-template"): (Body.JSON_WITH_PICTURES, Work.ANSWER),
     ("GET", "/slots"): (Body.NOTHING, Work.QUICK),
