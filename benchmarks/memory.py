@@ -72,8 +72,8 @@ def tower(layers: int, image_size: int = 896) -> Gemma3Vision:
 
 def measure(form: str, layers: int, dtype: torch.dtype) -> dict[str, float]:
     """Bytes, predicted and measured, of one encode beyond weights."""
-    # A small run first, which loads the code that the measured one needs.
-    prepare(form, tower(1, 112), dtype)[1].run(torch.zeros(1, 3, 112, 112, dtype=dtype))
+    # A smaller run first, which loads and compiles the code that the measured one needs.
+    prepare(form, tower(1, 448), dtype)[1].run(torch.zeros(1, 3, 448, 448, dtype=dtype))
     family = tower(layers)
     plan, executor = prepare(form, family, dtype)
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew

@@ -171,7 +171,8 @@ def test_fully_accelerated_means_every_node_on_the_device(
 ):
     found = report(setting, *rules, overrides=[Override.parse(t) for t in overrides])
     assert found.fully_accelerated == accelerated
-    assert verdict in str(found).splitlines()[-1]
+    (result,) = [line for line in str(found).splitlines() if line.startswith("result: ")]
+    assert verdict in result
     assert found.asdict()["fully_accelerated"] == accelerated
 
 
