@@ -213,7 +213,7 @@ def check_files(model: str, kind: str | None, files: list[str]) -> list[str]:
     if kind is not None:
         return _gguf_files(model, kind, files)
     _check_weights(model, files)
-    from huggingface_hub.utils import filter_repo_objects
+    from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 
     return list(filter_repo_objects(files, allow_patterns=ALLOWED, ignore_patterns=IGNORED))
 
