@@ -296,6 +296,7 @@ def test_who_stops_waiting_for_a_server_keeps_what_was_read(browser, fake):
         assert person.texts("answer")[0].startswith("w0 w1 w2") and person.axe() == []
         line.to = int(server.effective_port)
         page.click("text=Look again")
+        page.wait_for_selector(".message.answer:has-text('w59')")
         person.answered()
         assert person.texts("answer") == [fake.words] and len(fake.tickets) == 1
         person.close()
