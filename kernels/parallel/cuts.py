@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 from mtmd.kernels.parallel.dims import Conflict, Dim, Dims, Segments
 
@@ -119,8 +119,3 @@ class Cuts:
 
 def length(ranges: Sequence[tuple[int, int]]) -> int:
     return sum(stop - start for start, stop in ranges)
-
-
-def disjoint(parts: Sequence[tuple[int, int]]) -> bool:
-    """Whether ranges, sorted, do not overlap."""
-    return all(a[1] <= b[0] for a, b in pairwise(sorted(parts)))

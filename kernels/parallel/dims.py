@@ -171,7 +171,3 @@ class Dims:
             self.merge(heads.groups, groups)
         else:
             heads.groups = groups
-
-
-def total(segments: Iterable[Segment]) -> int:
-    return int(sum(size for size, _ in segments))

@@ -15,7 +15,7 @@ from math import prod
 from typing import Any, TypeAlias
 
 from mtmd.kernels.graph import Node
-from mtmd.kernels.parallel.dims import Conflict, Dims, Segments, total
+from mtmd.kernels.parallel.dims import Conflict, Dims, Segments
 from mtmd.kernels.quantization.blocks import BLOCKS
 
 
@@ -31,7 +31,9 @@ class Partial:
 
 @dataclass(frozen=True)
 class Split:
-    """`block`: values that an element of the axis stands for, in bytes of quantized rows."""
+    """`segments` count values along the axis; of rows of quantized `block`s, which are bytes, the
+    values that they stand for.
+    """
 
     axis: int
     segments: Segments
@@ -44,8 +46,8 @@ WHOLE, PARTIAL = Whole(), Partial()
 
 @dataclass(frozen=True)
 class Placed:
-    """What a rule says. `attrs`: those that hold of a rank's part, from its operands' sizes along
-    their split axes and its own, by the rewriter. `once`: operands that only the first rank uses.
+    """What a rule asks of each operand, and what its result is then. `once`: operands that only the
+    first rank adds. `notes`: what the rewriter needs to know to change attributes.
     """
 
     operands: tuple[State, ...]
@@ -541,7 +543,3 @@ def _state_store(dims: Dims, node: Node, states: list[State]) -> Placed:
     if not isinstance(result, Split):
         return all_whole(node)
     return Placed((result, Split(rows.axis, result.segments), WHOLE), result)
-
-
-def size_of(state: State) -> int:
-    return total(state.segments) if isinstance(state, Split) else 0

@@ -35,12 +35,10 @@ def check(seed: int) -> Counter[str]:
             assert len(outputs) == len(made.outputs)
             torch.testing.assert_close(outputs[-1], expected[-1], rtol=2e-4, atol=2e-5)
     for name, state in whole[0].items():
-        sizes = [p[name].shape[2] for p in parts]
-        assert sum(sizes) == state.shape[2] or max(sizes) <= state.shape[2]
-        if sum(sizes) == state.shape[2] and state.dim() == 4 and state.shape[0] == 2:
-            joined = torch.cat([p[name] for p in parts], 2)
-            if joined.shape == state.shape and "kv" in name:
-                torch.testing.assert_close(joined, state, rtol=2e-4, atol=2e-5)
+        held = [p[name] for p in parts]
+        if name.endswith(".kv") and sum(p.shape[2] for p in held) == state.shape[2]:
+            torch.testing.assert_close(torch.cat(held, 2), state, rtol=2e-4, atol=2e-5)
+        assert all(p.shape[2] <= state.shape[2] for p in held)
     before = {n.name: n.shape for n in toposort(*made.outputs)}
     return Counter(
         n.op
