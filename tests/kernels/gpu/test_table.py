@@ -183,6 +183,39 @@ def test_every_use_compiles_fits_and_hardly_spills(compiled):
             assert used["spill_bytes"] <= FEW_REGISTERS, f"{title}: {used}"
 
 
+SECOND = """
+import json
+from dataclasses import asdict
+from mtmd.kernels.gpu.compile import SHARED_LIMIT, compile_program
+from mtmd.kernels.gpu.moe import kernel as moe
+from mtmd.kernels.gpu.paged_attention import kernel as paged
+from mtmd.kernels.gpu.triton_kernel import node_of
+from mtmd.kernels.kernel import types_of
+out = {}
+for op, module, second in (
+    ("moe", moe, moe.down_program), ("paged_attention", paged, paged.reduce_program)
+):
+    for title, case in module.KERNEL.uses.items():
+        node = node_of(op, case)
+        program = second(*types_of(node), **node.attrs)
+        out[title] = [asdict(compile_program(target, program)) for target in SHARED_LIMIT]
+print(json.dumps(out))
+"""
+
+
+def test_second_programs_of_a_run_compile_and_hardly_spill():
+    """What follows the first launch: products with down, and the sum of parts."""
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", SECOND], capture_output=True, text=True, env=env
+    )
+    assert done.returncode == 0, done.stderr
+    for title, rows in json.loads(done.stdout).items():
+        for used in rows:
+            assert used["shared_bytes"] <= SHARED_LIMIT[used["target"]], title
+            assert used["spill_bytes"] <= FEW_REGISTERS, f"{title}: {used}"
+
+
 def test_the_documented_table_is_current(compiled):
     op, uses = compiled
     if op == "attention":
