@@ -67,7 +67,8 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "--unknown-fields",
         choices=("ignore", "refuse"),
         default="ignore",
-        help="fields of requests that nobody knows: ignored, which the receipt says, or refused",
+        help="fields of requests that nobody knows: ignored, which the receipt or the header "
+        "X-Mtmd-Ignored says, or refused",
     )
     server.add_argument(
         "--queue",

@@ -30,6 +30,7 @@ def blueprint(door: Door) -> Blueprint:
     def messages() -> Response:
         body = json_body(MessagesRequest)
         door.check_model(body.model)
+        door.check_fields(body)
         answering = door.begin(body.asked())
         request_id = g.request_id
         head = {
@@ -54,6 +55,7 @@ def blueprint(door: Door) -> Blueprint:
     def count_tokens() -> dict[str, int]:
         body = json_body(CountRequest)
         door.check_model(body.model)
+        door.check_fields(body)
         return {"input_tokens": door.count(body.asked()).prompt_tokens}
 
     @routes.after_request

@@ -17,6 +17,7 @@ from mtmd.web.adapters.fields import (
     Loose,
     MaxTokens,
     ModelName,
+    Request,
     Schema,
     Stops,
     Temperature,
@@ -160,8 +161,12 @@ class Choice(Loose):
         return "required" if self.type == "any" else self.type
 
 
-class CountRequest(Loose):
+class CountRequest(Request):
     """What matters for how many tokens a conversation takes."""
+
+    harmless: ClassVar[frozenset[str]] = frozenset(
+        ("metadata", "service_tier", "inference_geo", "cache_control", "betas")
+    )
 
     model: ModelName
     messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)

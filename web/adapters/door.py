@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from flask import Response, g, json
+from flask import Response, after_this_request, g, json
 
 from mtmd import (
     Answer,
@@ -23,7 +23,8 @@ from mtmd import (
     TokenInfo,
     ToolCall,
 )
-from mtmd.web.api.routes import Api
+from mtmd.web.adapters.fields import Request
+from mtmd.web.api.routes import Api, unknown_field
 from mtmd.web.api.stream import SHUTTING_DOWN
 from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError, as_api_error
@@ -31,6 +32,7 @@ from mtmd.web.intake.media import Reference
 from mtmd.web.waiting.incoming import Incoming, give_up
 from mtmd.web.waiting.responses import streamed, whole
 
+IGNORED = "X-Mtmd-Ignored"
 _DETAILS = ("low", "auto", "high")
 
 
@@ -97,6 +99,21 @@ class Door:
     def check_model(self, name: str | None) -> None:
         """Raises ApiError (404) for a model that is not here."""
         self.api.check_model(name)
+
+    def check_fields(self, body: Request) -> None:
+        """Fields that nobody knows are named in a header of the answer, or refused. Raises ApiError
+        (400) for the first one then.
+        """
+        unknown = body.unknown
+        if unknown and self.api.unknown_fields == "refuse":
+            raise unknown_field(unknown[0])
+        if unknown:
+            names = ", ".join(ascii(name[:60])[1:-1] for name in unknown[:20])
+
+            @after_this_request
+            def name_them(response: Response) -> Response:
+                response.headers[IGNORED] = names
+                return response
 
     def begin(self, asked: Asked) -> Answering:
         """Raises ApiError and MtmdError for what is wrong with it."""

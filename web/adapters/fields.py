@@ -5,7 +5,7 @@ known and cannot be done is refused by name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError, to_json
@@ -21,6 +21,20 @@ MOST_TOKENS = 1 << 20
 
 class Loose(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+
+class Request(Loose):
+    """A whole body. `harmless` are fields that its interface knows and that change no answer
+    here.
+    """
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    harmless: ClassVar[frozenset[str]] = frozenset()
+
+    @property
+    def unknown(self) -> list[str]:
+        """Names of fields that nobody knows."""
+        return [name for name in self.model_extra or {} if name not in self.harmless]
 
 
 def _schema(value: dict[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from mtmd.web.adapters.fields import (
     Loose,
     MinP,
     Penalty,
+    Request,
     Schema,
     Stops,
     Temperature,
@@ -54,11 +55,14 @@ Ids = list[Annotated[int, Field(ge=0, lt=1 << 31)]]
 Mixed = list[str | Annotated[int, Field(ge=0, lt=1 << 31)]]
 
 
-class Completion(Loose):
+class Completion(Request):
     """`prompt`: a text, ids of tokens, both mixed in one list, or a list of several of these. What
     only says how llama.cpp keeps its cache is left aside.
     """
 
+    harmless: ClassVar[frozenset[str]] = frozenset(
+        ("cache_prompt", "id_slot", "n_keep", "n_discard", "n_cache_reuse", "timings_per_token")
+    )
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {  # field -> values that ask for nothing
         "typical_p": (1,),
         "mirostat": (0,),
@@ -146,7 +150,9 @@ def blueprint(door: Door) -> Blueprint:
     @routes.post("/completion")
     @takes(Body.JSON, Work.ANSWER)
     def completion() -> Response:
-        return _completed(door, json_body(Completion))
+        body = json_body(Completion)
+        door.check_fields(body)
+        return _completed(door, body)
 
     @routes.post("/tokenize")
     @takes(Body.JSON, Work.ANSWER)

@@ -42,6 +42,7 @@ def _answer_routes(routes: Blueprint, door: Door) -> None:
     def chat() -> Response:
         body = json_body(ChatRequest, typed=False)
         _check_model(door, body.model)
+        door.check_fields(body)
         return _answered(door, body, bool(body.messages), _message)
 
     @routes.post("/api/generate")
@@ -49,6 +50,7 @@ def _answer_routes(routes: Blueprint, door: Door) -> None:
     def generate() -> Response:
         body = json_body(GenerateRequest, typed=False)
         _check_model(door, body.model)
+        door.check_fields(body)
         return _answered(door, body, bool(body.prompt or body.images), _response)
 
 

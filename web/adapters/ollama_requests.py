@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 from pydantic_core import to_json
@@ -20,6 +20,7 @@ from mtmd.web.adapters.fields import (
     MinP,
     ModelName,
     Penalty,
+    Request,
     Schema,
     Seed,
     Stops,
@@ -107,8 +108,10 @@ class Message(Loose):
     tool_call_id: str | None = None
 
 
-class Answered(Loose):
+class Answered(Request):
     """What requests for answers have in common. `keep_alive` is left aside: the model stays."""
+
+    harmless: ClassVar[frozenset[str]] = frozenset(("keep_alive", "truncate", "shift"))
 
     model: ModelName
     format: Schema | Literal["json", ""] | None = None

@@ -30,6 +30,7 @@ def blueprint(door: Door, kept: KeptResponses) -> Blueprint:
     def create() -> Response:
         body = json_body(ResponsesRequest)
         door.check_model(body.model)
+        door.check_fields(body)
         body.check()
         turns = (*_before(body, kept), *body.turns())
         instructions = [Turn("system", (body.instructions,))] if body.instructions else []

@@ -16,6 +16,7 @@ from mtmd.web.adapters.fields import (
     Loose,
     MaxTokens,
     ModelName,
+    Request,
     Schema,
     Temperature,
     TopP,
@@ -165,7 +166,10 @@ Metadata: TypeAlias = Annotated[
 ]
 
 
-class ResponsesRequest(Loose):
+class ResponsesRequest(Request):
+    harmless: ClassVar[frozenset[str]] = frozenset(
+        ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
+    ) | {"service_tier", "stream_options"}
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
         "background": (False,),
         "conversation": (),

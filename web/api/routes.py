@@ -84,12 +84,7 @@ class Api:
     def warnings(self, body: Generation) -> tuple[str, ...]:
         """Raises ApiError for fields that nobody knows, where those are to be refused."""
         if body.unknown and self.unknown_fields == "refuse":
-            raise ApiError(
-                400,
-                f"{body.unknown[0]:.60}: not known here; leave it out",
-                param=body.unknown[0][:60],
-                code="unknown_parameter",
-            )
+            raise unknown_field(body.unknown[0])
         return body.warnings()
 
     def echo(self, prompt: str | list[int]) -> str:
@@ -113,6 +108,12 @@ class Api:
         references = [Reference(place, url) for place, url, _ in body.images()]
         with self.media.opened(references, owner()) as pictures:
             yield _messages(body, pictures)
+
+
+def unknown_field(name: str) -> ApiError:
+    return ApiError(
+        400, f"{name:.60}: not known here; leave it out", param=name[:60], code="unknown_parameter"
+    )
 
 
 def blueprint(api: Api) -> Blueprint:

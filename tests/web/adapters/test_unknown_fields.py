@@ -1,0 +1,44 @@
+"""Fields that nobody knows, in requests of other interfaces: named in a header, or refused."""
+
+from __future__ import annotations
+
+import pytest
+from fake_service import FakeService
+from serving import client_for
+
+SAID = [{"role": "user", "content": "hi"}]
+REQUESTS = {
+    "/v1/messages": {"model": "fake", "max_tokens": 4, "messages": SAID},
+    "/v1/messages/count_tokens": {"model": "fake", "messages": SAID},
+    "/v1/responses": {"model": "fake", "input": "hi"},
+    "/api/chat": {"model": "fake", "messages": SAID, "stream": False},
+    "/api/generate": {"model": "fake", "prompt": "hi", "stream": False},
+    "/completion": {"prompt": "hi", "n_predict": 4},
+}
+HARMLESS = {
+    "/v1/messages": {"metadata": {"user_id": "me"}, "service_tier": "auto"},
+    "/v1/messages/count_tokens": {"service_tier": "auto"},
+    "/v1/responses": {"user": "me", "service_tier": "auto"},
+    "/api/chat": {"keep_alive": "5m"},
+    "/api/generate": {"keep_alive": 0},
+    "/completion": {"cache_prompt": True, "id_slot": -1},
+}
+
+
+@pytest.mark.parametrize("route", REQUESTS)
+def test_a_field_that_nobody_knows_is_named_or_refused(route):
+    body = REQUESTS[route] | {"colour": "red", "größe\r\n": 3}
+    found = client_for(FakeService()).post(route, json=body)
+    assert found.status_code == 200, found.text
+    assert found.headers["X-Mtmd-Ignored"] == r"colour, gr\xf6\xdfe\r\n"
+    strict = client_for(FakeService(), unknown_fields="refuse")
+    refused = strict.post(route, json=body)
+    assert refused.status_code == 400 and "colour: not known here" in refused.text
+
+
+@pytest.mark.parametrize("route", REQUESTS)
+def test_what_an_interface_knows_and_changes_nothing_is_taken(route):
+    strict = client_for(FakeService(), unknown_fields="refuse")
+    found = strict.post(route, json=REQUESTS[route] | HARMLESS[route])
+    assert found.status_code == 200, found.text
+    assert "X-Mtmd-Ignored" not in found.headers
