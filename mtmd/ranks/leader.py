@@ -18,6 +18,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener
 from typing import Any
 
@@ -116,25 +117,34 @@ class Ranks:
         """Of every other rank its connection; each says which it is."""
         found: dict[int, Follower] = {}
         accepted: deque[Connection] = deque()
+        done = threading.Event()
 
         def accept() -> None:
-            with suppress(OSError, EOFError):
-                while True:
+            while not done.is_set():
+                # who does not know the key, or goes away, keeps nobody out
+                with suppress(OSError, EOFError, AuthenticationError):
                     accepted.append(listener.accept())
 
         threading.Thread(target=accept, name="mtmd ranks", daemon=True).start()
         end = time.monotonic() + START_S
-        while len(found) < self.size - 1:
-            while accepted:
-                wire = Wire(accepted.popleft())
-                head, _ = wire.receive()
-                rank = int(head["rank"])
-                found[rank] = Follower(rank, wire, processes.get(rank))
-            dead = [(r, p.returncode) for r, p in processes.items() if p.poll() is not None]
-            if dead or time.monotonic() > end:
-                why = f"rank {dead[0][0]} {_ended(dead[0][1])}" if dead else f"{START_S:g} s passed"
-                raise DeviceError(f"of {self.size} ranks, {1 + len(found)} have started: {why}")
-            time.sleep(0.01)
+        try:
+            while len(found) < self.size - 1:
+                while accepted:
+                    wire = Wire(accepted.popleft())
+                    head, _ = wire.receive()
+                    rank = int(head["rank"])
+                    found[rank] = Follower(rank, wire, processes.get(rank))
+                dead = [(r, p.returncode) for r, p in processes.items() if p.poll() is not None]
+                if dead or time.monotonic() > end:
+                    why = (
+                        f"rank {dead[0][0]} {_ended(dead[0][1])}"
+                        if dead
+                        else f"{START_S:g} s passed"
+                    )
+                    raise DeviceError(f"of {self.size} ranks, {1 + len(found)} have started: {why}")
+                time.sleep(0.01)
+        finally:
+            done.set()
         return [found[rank] for rank in sorted(found)]
 
     def _listen(self, follower: Follower) -> None:

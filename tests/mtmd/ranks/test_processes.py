@@ -6,10 +6,17 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import children
@@ -21,6 +28,7 @@ from mtmd.kernels.backends import Cpu
 from mtmd.kernels.parallel import distributed
 from mtmd.kernels.resources.threads import ask_threads
 from mtmd.model import Model
+from mtmd.ranks import leader
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SHAPES = EXAMPLES / "shapes.png"
@@ -120,8 +128,6 @@ def test_no_rank_outlives_the_first(tmp_path: Path) -> None:
 
 
 def until_gone(pid: int) -> None:
-    import time
-
     for _ in range(2000):
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -168,3 +174,29 @@ def test_keys_and_values_in_the_hosts_memory(demo: Model) -> None:
     assert set(model.runner.cache_bytes()) == {"cpu"}
     others = {s.backend.space for s in plan.steps if s.node.op == "matmul"}
     assert others == {"card"}
+
+
+def test_a_stranger_keeps_no_rank_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others on this machine connect first: one goes away, one does not know the key."""
+    start = leader.Ranks._start
+
+    def with_strangers(self: leader.Ranks, place: dict[str, Any]) -> Any:
+        host, port = place["address"]
+        socket.create_connection((host, port)).close()
+
+        def guess() -> None:
+            with suppress(AuthenticationError, OSError, EOFError):
+                Client((host, port), authkey=b"a guess")
+
+        threading.Thread(target=guess).start()
+        return start(self, place)
+
+    monkeypatch.setattr(leader.Ranks, "_start", with_strangers)
+    model = load(tp=2, speculate="off")
+    try:
+        assert model.describe(SHAPES)
+    finally:
+        assert model.loaded.ranks
+        model.close()
+        model.loaded.ranks.close()
+        ask_threads(None)
