@@ -849,6 +849,10 @@ class Emitter:
         """Adds to a 64-bit number that threads share; gives what it was."""
         return Value(self, self.b.atomic_rmw("add", ptr.ir, self.i64(value).ir, ordering))
 
+    def atomic_or(self, ptr: Value, value: Operand, ordering: str = "acq_rel") -> Value:
+        """Sets bits of a 64-bit number that threads share; gives what it was."""
+        return Value(self, self.b.atomic_rmw("or", ptr.ir, self.i64(value).ir, ordering))
+
     def atomic_load(self, ptr: Value, ordering: str = "acquire") -> Value:
         return Value(self, self.b.load_atomic(ptr.ir, ordering, 8, typ=I64))
 

@@ -2,10 +2,12 @@
 
 An instruction is a kernel with its arguments, and units of work in at most 64 chunks. `run` below
 is what every thread calls. It goes through the instructions in order; of each, threads claim chunks
-by adding to a counter, and set the chunk's bit in a word when its results are written. The next
-instruction begins when all bits are set. So nobody has a part that only they can do: a thread that
-the system has put aside between two chunks is not waited for, one thread alone finishes all, and
-one that comes late passes over what is done.
+by setting the chunk's bit in a word, and set it in a second word when its results are written. The
+next instruction begins when all bits are set. Each thread begins at its share of the chunks and
+goes on from there, so that it reads a weight as it lies in memory and what is asked for ahead is
+what it reads next; who is done with a share goes on in the next one. So nobody has a part that only
+they can do: a thread that the system has put aside between two chunks is not waited for, one thread
+alone finishes all, and one that comes late passes over what is done.
 
 Who finds no chunk left waits for the bits of others, a few microseconds. If that lasts (a thread
 was put aside in the middle of a chunk), it does the missing chunks itself: kernels write nothing
@@ -45,7 +47,7 @@ PAUSES = 100  # before a waiting thread does the work of others itself: 3 to 5 m
 SIGNATURE = (PTR, I64)
 
 # Words of the header and of an instruction in its table
-COUNT, TABLE, ARGS, SCRATCH, SCRATCH_BYTES, ALONE, YIELD = range(7)
+COUNT, TABLE, ARGS, SCRATCH, SCRATCH_BYTES, ALONE, YIELD, THREADS = range(8)
 FUNCTION, AT, UNITS, CHUNK, PARTS, FULL, AGAIN = range(7)
 WORDS = 8
 
@@ -81,7 +83,8 @@ def emit_run(e: Emitter) -> None:
 
     count, table, args = head(COUNT), head(TABLE).to_ptr(), head(ARGS).to_ptr()
     scratch = head(SCRATCH).to_ptr().at(thread * head(SCRATCH_BYTES))
-    alone, rest, pauses = head(ALONE), head(YIELD), e.const(I64, PAUSES)
+    alone, rest, threads = head(ALONE), head(YIELD), head(THREADS)
+    pauses = e.const(I64, PAUSES)
     with e.loop(0, count) as i:
         row = table.at(i * WORDS, I64)
         line = frame.at(i * LINE + HEADER, I64)
@@ -95,16 +98,21 @@ def emit_run(e: Emitter) -> None:
             last = first + chunk
             last = e.select(last < units, last, units)
             e.call_address(field[FUNCTION], own, first, last, scratch)
-            e.b.atomic_rmw("or", done.ir, (e.i64(1) << part).ir, "acq_rel")
+            e.atomic_or(done, e.i64(1) << part)
 
         with e.either(alone.ne(0)) as (yes, no):
             with yes:
                 e.call_address(field[FUNCTION], own, e.i64(0), units, scratch)
             with no, e.when(e.atomic_load(done).ne(full)):
+                own_share = e.const(I64, -1) << field[PARTS] * thread // threads
                 with e.forever() as leave:
-                    part = e.atomic_add(claimed, 1, "monotonic")
-                    leave(part >= field[PARTS])
-                    work(part)
+                    free = full & (e.atomic_load(claimed, "monotonic") ^ -1)
+                    leave(free.eq(0))
+                    later = free & own_share
+                    part = _lowest(e, e.select(later.ne(0), later, free))
+                    bit = e.i64(1) << part
+                    with e.when((e.atomic_or(claimed, bit, "monotonic") & bit).eq(0)):
+                        work(part)
                 waits = e.var(I64, 0)
                 with e.forever() as leave:
                     now = e.atomic_load(done)
@@ -115,12 +123,16 @@ def emit_run(e: Emitter) -> None:
                             _pause(e)
                         with long, e.either(field[AGAIN].ne(0)) as (again, never):
                             with again:
-                                missing = full & (now ^ -1)
-                                work(e.call("llvm.cttz.i64", I64, missing, e.const(I1, 0)))
+                                work(_lowest(e, full & (now ^ -1)))
                                 waits.set(0)
                             with never:
                                 function = ir.FunctionType(I32, [])
                                 e.b.call(e.b.inttoptr(rest.ir, function.as_pointer()), [])
+
+
+def _lowest(e: Emitter, bits: Value) -> Value:
+    """The lowest bit's number, of bits that are not all 0."""
+    return e.call("llvm.cttz.i64", I64, bits, e.const(I1, 1))
 
 
 def _pause(e: Emitter) -> None:
@@ -224,7 +236,7 @@ class Frame:
         words[COUNT], words[TABLE] = count, program.table.ctypes.data
         words[ARGS] = self._args.ctypes.data
         words[SCRATCH] = -(-self._scratch.ctypes.data // 64) * 64
-        words[SCRATCH_BYTES] = program.scratch
+        words[SCRATCH_BYTES], words[THREADS] = program.scratch, threads
         self._run, words[YIELD] = _runner()
         self._words_of_run = words
         self.address = words.ctypes.data
