@@ -6,14 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Protocol, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from mtmd.kernels.graph import Shape
+from mtmd.kernels.resources.result_memory import zeros_untouched
 
 PAGE = 32  # tokens of keys and values that are held, shared and let go together
 
@@ -173,11 +172,7 @@ class Cache:
 
 
 def _zeros(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """On the CPU without touching the memory: torch.zeros would write all of it, fresh pages from
-    the system are zero already.
-    """
+    """On the CPU without touching the memory."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    return (
-        torch.from_numpy(np.zeros(prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
-    )
+    return zeros_untouched(*shape, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Memory of a run's large results on the CPU.
+"""Memory of a run's large results on the CPU, and of caches.
 
 A run makes results of the same few sizes again and again. Left to the allocator, those that it
 takes from the system cost a fault for each 4 KiB when they are first written to, and those that it
@@ -100,6 +100,16 @@ def new_result(*shape: int, dtype: torch.dtype) -> Tensor:
     if memory is None or prod(shape) * dtype.itemsize < LARGE:
         return torch.empty(shape, dtype=dtype)
     return memory.new(*shape, dtype=dtype)
+
+
+def zeros_untouched(*shape: int, dtype: torch.dtype) -> Tensor:
+    """Zeros, of which the system gives what is written to when it is: torch.zeros writes to all.
+    Raises MemoryError.
+    """
+    size = prod(shape) * dtype.itemsize
+    if size < LARGE:
+        return torch.from_numpy(np.zeros(size, np.uint8)).view(dtype).view(shape)
+    return torch.from_numpy(np.frombuffer(_mapped(size), np.uint8, size)).view(dtype).view(shape)
 
 
 def _mapped(size: int) -> mmap.mmap:

@@ -36,7 +36,10 @@ ROWS = (1, 2, 4, 8)
 PLAIN = {"F32": "f32", "BF16": "bf16"}
 KINDS = (*PLAIN, *UNPACK)
 CHUNK_BYTES = 32 << 10  # of weight that a thread takes at a time: a few microseconds
-AHEAD = 8 << 10  # bytes that a weight is asked for before it is read: 5 to 30 % from beyond the L2
+# Bytes that a weight is asked for before it is read. What is unpacked by many instructions a byte
+# comes into the first cache in time; of the others, which read faster, more has to be on its way.
+AHEAD = 8 << 10
+AHEAD_UNPACKED = 4 << 10
 WIDE = 1536  # values of a weight's row that is worth working on alone
 STEP = 16  # values of a floating-point weight at a time
 FINISHED = 4  # rows of the weight whose sums are added up at once
@@ -188,8 +191,7 @@ def multiply_blocks(
             at, x_at = chunk * unpack.chunk_bytes, chunk * layout.bytes
             # The group's rows lie one after the other: every line of as much as this turn reads
             read = together * unpack.chunk_bytes
-            for line in range(-(-read // 64)):
-                e.prefetch(weights[0].at(chunk * read + (AHEAD + 64 * line)), near=2)
+            _ask(e, unpack, weights[0].at(chunk * read), read)
             _chunk(e, unpack, [w.at(at) for w in weights], [x.at(x_at) for x in xs], sums)
         _finish(args, sums, begin, first, out, bias, add)
 
@@ -216,14 +218,20 @@ def _one_by_one(
             sums = _Sums(e, 1, 1)
             with e.loop(0, chunks) as chunk:
                 at = chunk * unpack.chunk_bytes
-                for line in range(-(-unpack.chunk_bytes // 64)):
-                    e.prefetch(weight.at(at + (AHEAD + 64 * line)), near=2)
+                _ask(e, unpack, weight.at(at), unpack.chunk_bytes)
                 _chunk(e, unpack, [weight.at(at)], [args.x.at(chunk * layout.bytes)], sums)
             e.store(found, sums.at[0][0].get(), (row - first) * SUMS)
         sums = _Sums(e, 1, FINISHED)
         for r, total in enumerate(sums.at[0]):
             total.set(e.load(found, kind, r * SUMS))
         _finish(args, sums, e.i64(0), first, out, bias, add)
+
+
+def _ask(e: Emitter, unpack: Unpack, ptr: Value, count: int) -> None:
+    """For the lines of so many bytes that lie some way behind a place in the weight."""
+    ahead, near = (AHEAD, 2) if unpack.kind == "Q8_0" else (AHEAD_UNPACKED, 3)
+    for line in range(-(-count // 64)):
+        e.prefetch(ptr.at(ahead + 64 * line), near)
 
 
 def _together(unpack: Unpack, rows: int, wide: bool) -> int:

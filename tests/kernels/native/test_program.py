@@ -16,7 +16,7 @@ import pytest
 from mtmd.kernels.cpu.native.compile import compile_kernel
 from mtmd.kernels.cpu.native.emit import F32, Emitter
 from mtmd.kernels.cpu.native.pool import Pool
-from mtmd.kernels.cpu.native.program import Frame, Instruction, Pointer, Program
+from mtmd.kernels.cpu.native.program import CHUNK, PARTS, Frame, Instruction, Pointer, Program
 
 SIZE = 97
 
@@ -80,6 +80,28 @@ def test_one_thread_finishes_what_it_was_to_share() -> None:
     program, memory, expected = mixes(40, 1)
     opened(program, memory, 4).work(2)
     np.testing.assert_array_equal(memory[-1], expected)
+
+
+def emit_order(e: Emitter) -> None:
+    """order[place++] = unit, of one thread at a time."""
+    order, place = e.arg_ptr(0), e.arg_ptr(1)
+    with e.loop(e.first, e.last) as unit:
+        e.store(order, unit, e.atomic_add(place, 1))
+
+
+@pytest.mark.parametrize("units", [1, 3, 10, 64, 130])
+def test_each_thread_begins_at_its_share_and_goes_on_from_there(units: int) -> None:
+    memory = np.zeros(1 + units, np.int64)
+    order = Instruction(compile_kernel(emit_order), (Pointer(0, 8), Pointer(0)), units)
+    program = Program([order])
+    chunk = program.table[0, CHUNK]
+    parts = program.table[0, PARTS]
+    for threads in (1, 2, 3, 4):
+        for thread in range(threads):
+            memory[:] = 0
+            opened(program, memory, threads).work(thread)
+            begin = parts * thread // threads * chunk
+            assert memory[1:].tolist() == [*range(begin, units), *range(begin)]
 
 
 def test_a_late_thread_changes_nothing() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
 from mtmd.kernels.resources import result_memory
-from mtmd.kernels.resources.result_memory import LARGE, ResultMemory, new_result
+from mtmd.kernels.resources.result_memory import LARGE, ResultMemory, new_result, zeros_untouched
 
 ROWS = LARGE // 4096  # of 1,024 numbers in fp32
 
@@ -98,3 +100,15 @@ def test_systems_without_pages_of_their_own_kind(monkeypatch, memory):
     monkeypatch.delattr(result_memory.mmap, "MAP_PRIVATE", raising=False)
     with memory.in_use():
         assert new().fill_(1).sum() == ROWS * 1024
+
+
+@pytest.mark.parametrize("rows", [3, 100 * ROWS])
+def test_zeros_take_no_memory_before_they_are_written_to(rows):
+    before = resident_bytes()
+    zeros = zeros_untouched(rows, 1024, dtype=torch.float32)
+    assert resident_bytes() - before < LARGE
+    assert zeros[-1].fill_(2).sum() == 2048 and zeros[0].eq(0).all()
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -121,7 +121,7 @@ def test_an_empty_prompt() -> None:
 
 
 def test_no_memory_for_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mtmd.llm.state.np.zeros", Mock(side_effect=MemoryError))
+    monkeypatch.setattr("mtmd.llm.state.zeros_untouched", Mock(side_effect=MemoryError))
     with pytest.raises(
         DeviceMemoryError, match=r"the cache of 1 x 64 tokens needs 24.0 KiB.*--context"
     ):
