@@ -9,7 +9,8 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -148,23 +149,33 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def imports(tree: ast.AST) -> Iterator[tuple[str, ast.stmt]]:
+@cache
+def nodes_of(source: str) -> tuple[ast.AST, ...]:
+    """All of them, the module first: a file is read by many tests and walked through once."""
+    return tuple(ast.walk(ast.parse(source)))
+
+
+@cache
+def imports(source: str) -> tuple[tuple[str, ast.stmt], ...]:
     """Dotted names of what is imported; of `from a import b`, a.b, which may be a module. Relative
     imports keep their dots.
     """
-    for node in ast.walk(tree):
+    result: list[tuple[str, ast.stmt]] = []
+    for node in nodes_of(source):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, node) for alias in node.names)
+            result += ((alias.name, node) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = "." * node.level + (node.module or "")
-            yield from ((f"{base}.{alias.name}", node) for alias in node.names)
+            result += ((f"{base}.{alias.name}", node) for alias in node.names)
+    return tuple(result)
 
 
 def broken_arrows(rel: str, source: str) -> list[str]:
     """What `source`, as the file `rel`, imports and may not."""
-    tree, here, found = ast.parse(source), rel.split("/")[0], []
-    top_level = {id(s) for s in tree.body}
-    for name, statement in imports(tree):
+    module, here, found = nodes_of(source)[0], rel.split("/")[0], []
+    assert isinstance(module, ast.Module)
+    top_level = {id(s) for s in module.body}
+    for name, statement in imports(source):
         top, *sub = name.split(".")
         if name.startswith("."):
             found.append(f"{name}: relative; write mtmd. in full")
@@ -187,7 +198,7 @@ def broken_arrows(rel: str, source: str) -> list[str]:
 def read_environment(source: str) -> list[int]:
     """Lines that read or write the process's environment."""
     ways, lines = {"environ", "environb", "getenv", "putenv"}, []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         if (
             isinstance(node, ast.Attribute)
             and node.attr in ways
@@ -208,9 +219,9 @@ def family_words(source: str) -> list[str]:
     """Names and texts of the code that name a family: docstrings and comments may, to say where a
     formula is from.
     """
-    tree, found = ast.parse(source), []
-    explained = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
-    for node in ast.walk(tree):
+    nodes, found = nodes_of(source), []
+    explained = {id(n.value) for n in nodes if isinstance(n, ast.Expr)}
+    for node in nodes:
         targets = (
             node.targets
             if isinstance(node, ast.Assign)
@@ -220,7 +231,7 @@ def family_words(source: str) -> list[str]:
         )
         if "FAMILIES" in {t.id for t in targets if isinstance(t, ast.Name)}:
             explained |= {id(n) for n in ast.walk(node)}
-    for node in ast.walk(tree):
+    for node in nodes:
         if id(node) in explained:
             continue
         text = (
@@ -236,9 +247,14 @@ def family_words(source: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_imports_follow_the_arrows_and_libraries_stay_in_their_places(path):
-    assert broken_arrows(name_of(path), path.read_text()) == []
+def broken(rule: Callable[[Path], list[Any]], files: Iterable[Path]) -> dict[str, list[Any]]:
+    """What a rule finds, by file."""
+    found = {name_of(path): rule(path) for path in files}
+    return {name: result for name, result in found.items() if result}
+
+
+def test_imports_follow_the_arrows_and_libraries_stay_in_their_places():
+    assert broken(lambda p: broken_arrows(name_of(p), p.read_text()), FILES) == {}
 
 
 def part_of(path: Path) -> tuple[str, str]:
@@ -254,9 +270,10 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def dependencies(files: list[Path]) -> dict[Path, set[Path]]:
-    """Which of `files` each imports, also inside functions and for types alone."""
-    modules = {module_name(p): p for p in files}
+@lru_cache(maxsize=1)
+def dependencies() -> dict[Path, set[Path]]:
+    """Which files each imports, also inside functions and for types alone."""
+    modules = {module_name(p): p for p in FILES}
 
     def file_of(name: str) -> Path | None:
         while name and name not in modules:
@@ -264,8 +281,8 @@ def dependencies(files: list[Path]) -> dict[Path, set[Path]]:
         return modules.get(name)
 
     result = {}
-    for path in files:
-        targets = {file_of(name) for name, _ in imports(ast.parse(path.read_text()))}
+    for path in FILES:
+        targets = {file_of(name) for name, _ in imports(path.read_text())}
         # The package itself offers public names only: who imports one imports where it lies.
         result[path] = {t for t in targets if t and t != path and module_name(t) != "mtmd"}
     return result
@@ -298,7 +315,7 @@ def test_inside_a_room_imports_run_down(room):
     assert {part_of(p)[1] for p in files} <= set(level), "a new folder or file needs its place"
     upward = [
         f"{name_of(path)} -> {name_of(target)}"
-        for path, targets in dependencies(FILES).items()
+        for path, targets in dependencies().items()
         for target in targets
         if part_of(path)[0] == part_of(target)[0] == room
         and part_of(path) != part_of(target)
@@ -312,7 +329,7 @@ def empty(path: Path) -> bool:
 
 
 def test_no_imports_run_in_a_circle():
-    graph = dependencies(FILES)
+    graph = dependencies()
     assert [name_of(p) for p in circle(graph)] == []
     folders: dict[tuple[str, str], set[tuple[str, str]]] = {}
     for path, targets in graph.items():
@@ -355,14 +372,16 @@ def test_every_folder_is_installed():
     } | {"mtmd.demo_model"}
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_the_environment_is_read_in_one_place(path):
-    assert name_of(path) in ENVIRONMENT or read_environment(path.read_text()) == []
+def test_the_environment_is_read_in_one_place():
+    others = [p for p in FILES if name_of(p) not in ENVIRONMENT]
+    assert broken(lambda p: read_environment(p.read_text()), others) == {}
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if "families" not in p.parts], ids=name_of)
-def test_no_family_is_named_outside_its_file(path):
-    assert family_words(path.read_text()) == []
+SHARED = [p for p in FILES if "families" not in p.parts]
+
+
+def test_no_family_is_named_outside_its_file():
+    assert broken(lambda p: family_words(p.read_text()), SHARED) == {}
 
 
 def families(folder: str) -> dict[str, list[Path]]:
@@ -408,16 +427,18 @@ def test_a_family_stands_alone_and_has_a_test(folder, family, path):
     )
     named = {
         name.split(".")[3]
-        for name, _ in imports(ast.parse(path.read_text()))
+        for name, _ in imports(path.read_text())
         if name.startswith(f"mtmd.{folder}.families.")
     }
     assert named <= {family}, "families share by calling blocks.py, never one another"
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if "families" not in p.parts], ids=name_of)
-def test_what_families_share_imports_none_of_them(path):
-    names = [name for name, _ in imports(ast.parse(path.read_text()))]
-    assert [name for name in names if re.match(r"mtmd\.\w+\.families\b", name)] == []
+def test_what_families_share_imports_none_of_them():
+    def families_named(path: Path) -> list[str]:
+        names = [name for name, _ in imports(path.read_text())]
+        return [name for name in names if re.match(r"mtmd\.\w+\.families\b", name)]
+
+    assert broken(families_named, SHARED) == {}
 
 
 def test_the_package_loads_without_torch():
