@@ -1,5 +1,5 @@
-"""2,060 mutated model files: each is refused with an error of ours, in one line, or loads and
-answers, within 5 s and 1 GiB.
+"""505 mutated model files (`make hostile` has 5,000): each is refused with an error of ours, in
+one line, or loads and answers, within 5 s and 1 GiB.
 
 The cases run in processes of their own (tests/support/mutated_worker.py). A failure names its kind and
 seed; to see one again:
@@ -26,14 +26,14 @@ from mtmd.kernels.errors import ModelError
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is measured through /proc")
 
 COUNTS = {
-    "config": 450,
-    "processor": 250,
-    "tokenizer": 350,
-    "template": 250,
-    "safetensors": 250,
-    "gguf": 400,
-    "bombs": 60,
-    "files": 50,
+    "config": 110,
+    "processor": 60,
+    "tokenizer": 85,
+    "template": 60,
+    "safetensors": 60,
+    "gguf": 100,
+    "bombs": 15,
+    "files": 15,
 }
 
 
