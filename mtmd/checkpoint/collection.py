@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from mtmd.checkpoint.cached_models import CONFIG_BYTES_MAX, read_cache
 from mtmd.checkpoint.hub import DEMO, PART, WEIGHTS, check_name, is_demo, is_projector
 from mtmd.kernels.checkpoint.magic import is_gguf
 from mtmd.kernels.errors import ModelError, OptionError
+from mtmd.kernels.spelling import did_you_mean
 
 CACHE = "cache"  # stands for all models in the hub's cache, where no file is called so
 DEEPEST = 3  # folders below the one that is given: org/name/file
@@ -50,6 +51,11 @@ def read_sources(given: Sequence[str]) -> list[Source]:
         raise OptionError(f"models: found {len(sources)}, expected at most {MOST}; name fewer")
     counts = Counter(source.name for source in sources)
     return [replace(s, name=s.model) if counts[s.name] > 1 else s for s in sources]
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """The end of a message about a name that is not known: what may have been meant, or nothing."""
+    return did_you_mean(name, known)
 
 
 def _items(item: str) -> list[str]:

@@ -126,7 +126,7 @@ class Entry:
         return START_S + (self.source.bytes or 0) / READ_BYTES_PER_S
 
     def standing(self) -> Standing:
-        came = [w.came for w in self.waiters]
+        came = [w.came for w in self.waiters if not w.is_over]
         came += [] if self.wanted_at is None else [self.wanted_at]
         return Standing(
             self.name,

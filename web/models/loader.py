@@ -14,6 +14,7 @@ from mtmd.web.served_model import ServedModel
 
 if TYPE_CHECKING:
     from mtmd import Model, Service
+    from mtmd.loaded.several import Shared
 
 ENDING_S = 20.0  # for the step that the device is in
 
@@ -39,39 +40,29 @@ class PackageLoader:
             "share_cache": share_cache,
             "hang_s": hang_s,
         }
-        self.threads: int | None = self._chosen.get("threads")
         self.loaded: list[Model] = []
 
     @cached_property
-    def _backends(self) -> list[Any]:
-        from mtmd.config import LoadOptions, options
-        from mtmd.kernels.backends import backends_for
+    def shared(self) -> Shared:
+        from mtmd.commands.shared import SMALL_BYTES
+        from mtmd.loaded.several import Shared
 
-        settings = options(LoadOptions, self._chosen)
-        return backends_for(settings.device, settings.refuse)
+        return Shared(self._chosen, SMALL_BYTES)
 
     @property
     def limits(self) -> dict[str, int]:
-        """Bytes for all models that were asked for, by memory space."""
-        from mtmd.config import LoadOptions, options
-
-        limit = options(LoadOptions, self._chosen).memory_limit
-        return {self._backends[0].space: limit} if isinstance(limit, int) else {}
+        """Bytes for all models that were asked for, by memory space. Raises OptionError."""
+        return self.shared.limits
 
     def free(self) -> dict[str, int]:
-        from mtmd.kernels.plan.free_memory import free_bytes
-
-        known = {backend.space: free_bytes(backend) for backend in self._backends}
-        return {space: count for space, count in known.items() if count is not None}
+        return self.shared.free()
 
     def open(self, source: Source, preset: Preset) -> OpenedModel:
         """Raises MtmdError."""
-        from mtmd.kernels.resources.threads import ask_threads
         from mtmd.loaded.predicted_memory import predicted_bytes
         from mtmd.loading import load
 
-        if self.threads is None:
-            ask_threads(None)  # one model's choice is none for the next
+        self.shared.usual_threads()
         options = self._chosen | dict(preset.load)
         model = load(source.model, **options)
         needs = predicted_bytes(model.loaded)
@@ -100,12 +91,12 @@ class OpenedModel:
         return (0, 0) if model is None else model.weights_read()
 
     def start(self, aliases: tuple[str, ...], preset: Preset) -> ServedModel:
-        from mtmd.commands.shared import settle_threads
         from mtmd.service.service import Service
 
         model, loader = self._model, self._loader
         assert model is not None
-        settle_threads(loader.threads, [*loader.loaded, model])
+        sizes = [one.checkpoint.weight_bytes for one in (*loader.loaded, model)]
+        loader.shared.settle_threads(sizes)
         model.loaded.start_workers()
         report = model.warm_up() if loader.warm_up else model.warmup_report
         self._service = Service(model, **loader.service_options)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mtmd import OptionError
-from mtmd.kernels.spelling import did_you_mean
+from mtmd.checkpoint.collection import near
 from mtmd.web.settings import ALIAS_CHARS
 
 FILE = "presets.json"  # in a folder of models
@@ -24,7 +24,7 @@ SYSTEM_CHARS_MAX = 100_000
 EVERY = "*"
 ANSWER = (
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
-    *("frequency_penalty", "presence_penalty", "seed", "max_tokens", "detail"),
+    *("seed", "max_tokens", "detail"),
 )  # of AnswerOptions
 LOAD = (
     *("dtype", "flash_attn", "override_tensor", "refuse", "context", "mmproj", "chat_template"),
@@ -70,8 +70,8 @@ def read_presets(path: Path, names: Iterable[str]) -> dict[str, Preset]:
         raise OptionError(f"{where}: found {type(values).__name__}, expected an object by model")
     for name in values:
         if name != EVERY and name not in known:
-            near = did_you_mean(name, known) or f"; there is {', '.join(known[:8])}"
-            raise OptionError(f"{where}: there is no model {name!r:.80}{near}")
+            instead = near(name, known) or f"; there is {', '.join(known[:8])}"
+            raise OptionError(f"{where}: there is no model {name!r:.80}{instead}")
     every = _preset(values.get(EVERY, {}), f"{where}, {EVERY}", path.parent)
     if every.aliases:
         raise OptionError(f"{where}, {EVERY}: aliases belong to one model")
@@ -124,8 +124,8 @@ def _preset(values: Any, where: str, folder: Path) -> Preset:
 def _check_names(values: Mapping[str, Any], known: Iterable[str], where: str) -> None:
     for name in values:
         if name not in known:
-            near = did_you_mean(name, known) or f"; expected some of {', '.join(known)}"
-            raise OptionError(f"{where}: {name!r:.60} is not known here{near}")
+            instead = near(name, known) or f"; expected some of {', '.join(known)}"
+            raise OptionError(f"{where}: {name!r:.60} is not known here{instead}")
 
 
 def _check_aliases(presets: Mapping[str, Preset], where: str) -> None:

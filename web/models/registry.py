@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from flask import Flask, g, request
 
 from mtmd import DeviceError, MtmdError
-from mtmd.kernels.spelling import did_you_mean
+from mtmd.checkpoint.collection import near
 from mtmd.service.turns import aside
 from mtmd.tracebacks import traceback_text
 from mtmd.web.errors import ApiError
@@ -416,6 +416,7 @@ class Registry:
             if not waiter.is_over:
                 waiter.let_in = True
                 self._let_in(entry, self._clock())
+        entry.waiters.clear()
         self._changed.notify_all()
 
     def _unload(self, entry: Entry) -> None:
@@ -467,7 +468,7 @@ class Registry:
             more = f" and {len(names) - NAMED} more (GET /v1/models)" if len(names) > NAMED else ""
             raise ApiError(
                 404,
-                f"the model asked for is not here{did_you_mean(name[:256], self._by_name)}; this "
+                f"the model asked for is not here{near(name[:256], self._by_name)}; this "
                 f"server has {there}{more}",
                 param="model",
                 code="model_not_found",
@@ -515,6 +516,7 @@ def _refuse(entry: Entry, error: Callable[[], Exception]) -> None:
     for waiter in entry.waiters:
         if not waiter.is_over:
             waiter.error = error()
+    entry.waiters.clear()
 
 
 def _not_loaded(entry: Entry) -> ApiError:

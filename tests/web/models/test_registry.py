@@ -81,7 +81,7 @@ def test_aliases_and_any_name():
 def test_one_that_fails_fails_only_those_who_wait_for_it_and_is_tried_again_later():
     clock = [1000.0]
     with started({"a": 4, "b": 4}, clock=lambda: clock[0]) as (registry, loader):
-        loader.fails["a"] = ModelError("config.json: model_type is 'x',\n expected another")
+        loader.fails["a"] = ModelError("config.json: model_type is 'x', expected another")
         with pytest.raises(ApiError) as told:
             registry.take("a")
         assert told.value.status == 503 and told.value.code == "model_not_loaded"
