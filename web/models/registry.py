@@ -80,7 +80,7 @@ class Registry:
         for space, free in loader.free().items():
             self._limits.setdefault(space, free - free // SPARE)
         self.slots, self._any_name = slots, any_name
-        self._default = self._by_name[default] if default else next(iter(entries))
+        self._default = self._by_name[default] if default else entries[0]
         self._changed, self._closing = threading.Condition(), threading.Lock()
         self._waiting = 0
         self._to_survey = [entry for entry in entries if entry.source.is_here]
@@ -458,10 +458,10 @@ class Registry:
         """Without a name the model that was used last of those in memory. Raises ApiError."""
         if name is None:
             loaded = [e for e in self._entries.values() if e.served is not None]
-            return max(loaded, key=lambda e: e.used_at, default=self._default)
+            return max(loaded, key=lambda e: e.used_at, default=self._usual())
         found = self._by_name.get(name)
         if found is None and self._any_name:
-            return self._default
+            return self._usual()
         if found is None:
             names = list(self._entries)
             there = ", ".join(map(repr, names[:NAMED]))
@@ -474,6 +474,11 @@ class Registry:
                 code="model_not_found",
             )
         return found
+
+    def _usual(self) -> Entry:
+        """The default, or, where that one cannot be loaded, the first that may be."""
+        able = [e for e in self._entries.values() if e.state != FAILED]
+        return self._default if self._default in able or not able else able[0]
 
     def _listed(self, entry: Entry, room: Room) -> Listed:
         facts, progress = entry.facts, entry.progress

@@ -8,6 +8,7 @@ import { settingsOf } from "../chat/receipt.js";
 const KEY = "mtmd.compare";
 const SIDES = ["a", "b"];
 const ANOTHER_TEMPERATURE = 0.7;
+const SYSTEM_SHOWN = 24; // characters
 
 /** What is to be compared, chosen in a dialog, kept for this tab. */
 export class Comparing {
@@ -78,11 +79,20 @@ export class Comparing {
     $("comparing").hidden = !this.on;
     $("compare-open").setAttribute("aria-pressed", String(this.on));
     if (!this.on) return;
-    const named = this.sides().map((side) => el("b", {}, settingsOf(null, side)));
+    const named = differences(...this.sides()).map((words) => el("b", {}, words));
     $("comparing").replaceChildren(el("span", {}, "Comparing ", named[0], " with ", named[1]),
       el("button", { class: "link", type: "button", on: { click: () => this.#ask() } }, "Change"),
       el("button", { class: "link", type: "button", on: { click: () => this.stop() } }, "Stop comparing"));
   }
+}
+
+/** What each has that the other has not, in words. */
+function differences(left, right) {
+  const words = (side) => [side.model, `temperature ${side.temperature ?? 0}`, side.seed === undefined ? "any seed" : `seed ${side.seed}`,
+    `${side.detail ?? "auto"} detail`, side.system ? `“${side.system.slice(0, SYSTEM_SHOWN)}${side.system.length > SYSTEM_SHOWN ? "…" : ""}”` : "no system prompt"];
+  const [one, other] = [words(left), words(right)];
+  const apart = (own, others) => own.filter((word, index) => word && word !== others[index]).join(" · ") || own[0] || "the same settings";
+  return [apart(one, other), apart(other, one)];
 }
 
 /** Two answers to one message while they are written. */

@@ -44,8 +44,10 @@ export class Picker {
     return get(`/api/about?model=${encodeURIComponent(last)}`);
   }
 
+  /** Of those that can be asked, the ones in memory first. */
   get names() {
-    return this.models.map((model) => model.name);
+    const able = this.models.filter((model) => model.state !== "failed" && model.room !== "too large");
+    return able.sort((a, b) => (b.state === "loaded") - (a.state === "loaded")).map((model) => model.name);
   }
 
   #one(name = this.chosen) {
@@ -76,7 +78,7 @@ export class Picker {
     try {
       const before = this.#one();
       const { models, memory } = await get("/api/models");
-      [this.models, this.memory] = [models, memory];
+      [this.models, this.memory] = [models.sort((a, b) => (a.state === "failed") - (b.state === "failed")), memory];
       this.#draw();
       const now = this.#one();
       const learnt = before && now && (before.state !== now.state || before.context !== now.context);
@@ -137,7 +139,7 @@ export class Picker {
   #row(model) {
     const { name, state, progress, stage, reason } = model;
     const facts = [model.kind, model.file_bytes === null ? "not fetched yet" : `${size(model.file_bytes)} on disk`,
-      model.memory_bytes ? `${size(model.memory_bytes)} in memory` : null, model.context ? `context ${model.context.toLocaleString("en")}` : null,
+      model.memory_bytes ? `needs ${size(model.memory_bytes)} of memory` : null, model.context ? `context ${model.context.toLocaleString("en")}` : null,
       model.vision === false ? "text only" : null].filter(Boolean).join(" · ");
     const words = state === "loading" ? `Loading: ${stage}, ${Math.round(progress * 100)} %` : state === "failed" ? `Cannot be loaded: ${reason}` : IN_WORDS[state] || ROOM[model.room] || "";
     const tight = model.room === "too large" || model.room === "swap";
@@ -145,10 +147,11 @@ export class Picker {
       await this.choose(name);
       $("models").close();
     } } }, el("span", { class: `model-dot ${state}` }), el("span", { class: "model-name" }, name), el("span", { class: "model-facts" }, facts),
-    words ? el("span", { class: `model-state ${state}${tight ? " tight" : ""}` }, words) : null);
+    words ? el("span", { class: `model-state ${state}${tight ? " tight" : ""}`, title: reason || null }, words) : null);
     const there = state === "loaded";
-    const button = state === "loading" || state === "unloading" ? null : el("button", { class: "button", type: "button", "aria-label": `${there ? "Unload" : "Load"} ${name}`,
-      on: { click: () => this.#act(there ? "unload" : "load", name) } }, there ? "Unload" : state === "failed" ? "Try again" : "Load");
+    const [word, label] = there ? ["Unload", "Unload"] : state === "failed" ? ["Try again", "Try again to load"] : ["Load", "Load"];
+    const button = state === "loading" || state === "unloading" ? null : el("button", { class: "button", type: "button", "aria-label": `${label} ${name}`,
+      on: { click: () => this.#act(there ? "unload" : "load", name) } }, word);
     return el("li", { class: `model-row${name === this.chosen ? " chosen" : ""}`, dataset: { name } }, pick, button,
       state === "loading" ? el("progress", { max: 1, value: progress, "aria-label": `Loading ${name}` }) : null);
   }
