@@ -374,8 +374,9 @@ def _serve_many(
         if args.model is not None:
             registry.load(registry.find(None).name)
         listed = registry.listed()
+        names = ", ".join(m.name for m in listed[:NAMED])
         lines = (
-            f"{len(listed)} models: {', '.join(m.name for m in listed[:NAMED])}"
+            f"{len(listed)} model{'s' if len(listed) > 1 else ''} to choose from: {names}"
             f"{', ...' if len(listed) > NAMED else ''}",
             f"conversations: {folder or 'not kept'}",
             f"serving at {server.url}, OpenAI's interface at {server.url}/v1; Ctrl-C stops",

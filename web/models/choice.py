@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 UNLOADED, LOADING, LOADED, FAILED = "unloaded", "loading", "loaded", "failed"
 UNLOADING = "unloading"  # nobody new is let in, answers under way are written
-NAMED = 10  # models, in an error
 
 
 @dataclass(frozen=True)

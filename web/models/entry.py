@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from mtmd.checkpoint.collection import Source
 from mtmd.service.measures.latencies import Latencies
 from mtmd.service.measures.stats import ServiceStats
-from mtmd.web.models.choice import LOADED, LOADING, UNLOADED, UNLOADING
+from mtmd.web.models.choice import LOADED, LOADING, UNLOADED, UNLOADING, Listed
 from mtmd.web.models.presets import NONE, Preset
 from mtmd.web.models.progress import Loading
 from mtmd.web.models.schedule import Standing
@@ -139,6 +139,29 @@ class Entry:
             self.load_s,
             self.state == UNLOADING,
             self.to_unload,
+        )
+
+    def listed(self, room: str, default: bool) -> Listed:
+        """`room`: as `schedule.room_for`, where it is known what the model takes."""
+        facts, progress = self.facts, self.progress
+        told: dict[str, Any] = progress.asdict() if progress else {"stage": "", "progress": 0.0}
+        is_here = self.is_loaded or self.state == LOADING
+        return Listed(
+            self.name,
+            self.names,
+            state=self.state,
+            kind=self.source.kind,
+            file_bytes=self.source.bytes,
+            needs_bytes=facts.needs if facts else {},
+            context=facts.context if facts else None,
+            sees=facts.sees if facts else None,
+            stage=told["stage"],
+            progress=told["progress"],
+            reason=self.reason,
+            room="" if facts is None or is_here else room,
+            in_use=self.in_use,
+            default=default,
+            preset=self.preset.asdict(),
         )
 
     def stats(self) -> ServiceStats:

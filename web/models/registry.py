@@ -15,13 +15,20 @@ from typing import TYPE_CHECKING, Any
 from flask import Flask, g, request
 
 from mtmd import DeviceError, MtmdError
-from mtmd.checkpoint.collection import near
 from mtmd.service.turns import aside
 from mtmd.tracebacks import traceback_text
 from mtmd.web.errors import ApiError
-from mtmd.web.models.choice import FAILED, LOADED, LOADING, NAMED, UNLOADED, UNLOADING, Listed
+from mtmd.web.models.choice import FAILED, LOADED, LOADING, UNLOADED, UNLOADING, Listed
 from mtmd.web.models.entry import Entry, Facts, Loader, Opened, Waiter
-from mtmd.web.models.progress import SOON_S, Loading
+from mtmd.web.models.progress import Loading
+from mtmd.web.models.refusals import (
+    busy,
+    not_here,
+    not_loaded,
+    reason_of,
+    refuse_waiters,
+    too_large,
+)
 from mtmd.web.models.schedule import (
     Close,
     Load,
@@ -33,6 +40,7 @@ from mtmd.web.models.schedule import (
     Wait,
     fits,
     next_step,
+    room_for,
 )
 from mtmd.web.served_model import ServedModel
 from mtmd.web.telemetry.metrics import Life, Measured
@@ -124,7 +132,7 @@ class Registry:
                 return entry
             self._check_failed(entry, now)
             if self._waiting >= MOST_WAITING or self._ending:
-                raise self._busy(entry)
+                raise busy(entry)
             waiter = Waiter(now)
             entry.waiters.append(waiter)
             self._waiting += 1
@@ -151,7 +159,7 @@ class Registry:
                 if is_gone():
                     waiter.error = ApiError(499, "the client has left")
                 elif time.monotonic() > end:
-                    waiter.error = self._busy(entry)
+                    waiter.error = busy(entry)
 
     def give_back(self, entry: Entry) -> None:
         with self._changed:
@@ -166,17 +174,7 @@ class Registry:
     def _check_failed(self, entry: Entry, now: float) -> None:
         """What could not be loaded a moment ago is not tried for every request anew."""
         if entry.state == FAILED and now - entry.failed_at < TRIED_AGAIN_S:
-            raise _not_loaded(entry)
-
-    def _busy(self, entry: Entry) -> ApiError:
-        wait_s = entry.progress.retry_s if entry.progress else SOON_S
-        return ApiError(
-            503,
-            f"the model {entry.name!r} is not in memory yet, and many wait; try again in "
-            f"{wait_s} s",
-            code="model_loading",
-            headers={"Retry-After": str(wait_s)},
-        )
+            raise not_loaded(entry)
 
     def at_hand(self, name: str | None = None) -> ServedModel | None:
         """Without waiting, and without keeping it: None where it is not in memory."""
@@ -279,7 +277,7 @@ class Registry:
         with self._changed:
             self._ending = True
             for entry in self._entries.values():
-                _refuse(entry, partial(self._busy, entry))
+                refuse_waiters(entry, partial(busy, entry))
             self._changed.notify_all()
         with self._closing:
             if self._thread is not None and self._thread is not threading.current_thread():
@@ -322,7 +320,7 @@ class Registry:
                     entry.state, entry.wanted_at = LOADED, None
                     self._let_in_all(entry)
                 elif isinstance(step, Refuse):
-                    self._failed(entry, _too_large(step))
+                    self._failed(entry, too_large(step))
 
     def next_step(self) -> Step:
         with self._changed:
@@ -349,7 +347,7 @@ class Registry:
             opened.close()
             problem = ""
         except Exception as error:
-            facts, problem = None, _reason(error)
+            facts, problem = None, reason_of(error)
         with self._changed:
             if facts is not None:
                 entry.facts = facts
@@ -373,7 +371,7 @@ class Registry:
         except DeviceError as error:
             problem, fault = str(error), error
         except Exception as error:
-            problem = _reason(error)
+            problem = reason_of(error)
             if not isinstance(error, (MtmdError, OSError, MemoryError)):
                 log.error("%s cannot be loaded\n%s", entry.name, traceback_text(error))
         if served is None:  # after the exception is gone, which holds on to the model
@@ -436,7 +434,7 @@ class Registry:
         entry.failed_at, entry.wanted_at, entry.to_unload = self._clock(), None, False
         entry.failures += 1
         log.error("%s cannot be loaded: %s", entry.name, reason)
-        _refuse(entry, partial(_not_loaded, entry))
+        refuse_waiters(entry, partial(not_loaded, entry))
         self._changed.notify_all()
 
     def _on_fault(self, fault: DeviceError) -> None:
@@ -446,7 +444,7 @@ class Registry:
                 return
             self.fault = fault
             for entry in self._entries.values():
-                _refuse(entry, lambda: DeviceError(str(fault)))
+                refuse_waiters(entry, lambda: DeviceError(str(fault)))
             self._changed.notify_all()
             told = list(self._tell)
         for tell in told:
@@ -463,16 +461,7 @@ class Registry:
         if found is None and self._any_name:
             return self._usual()
         if found is None:
-            names = list(self._entries)
-            there = ", ".join(map(repr, names[:NAMED]))
-            more = f" and {len(names) - NAMED} more (GET /v1/models)" if len(names) > NAMED else ""
-            raise ApiError(
-                404,
-                f"the model asked for is not here{near(name[:256], self._by_name)}; this "
-                f"server has {there}{more}",
-                param="model",
-                code="model_not_found",
-            )
+            raise not_here(name, self._by_name, list(self._entries))
         return found
 
     def _usual(self) -> Entry:
@@ -481,73 +470,5 @@ class Registry:
         return self._default if self._default in able or not able else able[0]
 
     def _listed(self, entry: Entry, room: Room) -> Listed:
-        facts, progress = entry.facts, entry.progress
-        told: dict[str, Any] = progress.asdict() if progress else {"stage": "", "progress": 0.0}
-        return Listed(
-            entry.name,
-            entry.names,
-            state=entry.state,
-            kind=entry.source.kind,
-            file_bytes=entry.source.bytes,
-            needs_bytes=facts.needs if facts else {},
-            context=facts.context if facts else None,
-            sees=facts.sees if facts else None,
-            stage=told["stage"],
-            progress=told["progress"],
-            reason=entry.reason,
-            room=self._room_for(entry, room),
-            in_use=entry.in_use,
-            default=entry is self._default,
-            preset=entry.preset.asdict(),
-        )
-
-    def _room_for(self, entry: Entry, room: Room) -> str:
-        if entry.facts is None or entry.is_loaded or entry.state == LOADING:
-            return ""
-        standing = entry.standing()
-        loaded = [e.standing() for e in self._entries.values() if e.is_loaded]
-        if fits(standing, loaded, room):
-            return "fits"
-        free = {
-            space: count + sum(m.needs.get(space, 0) for m in loaded)
-            for space, count in room.free.items()
-        }
-        alone = fits(standing, [], Room(room.most, room.limits, free))
-        return "swap" if alone else "too large"
-
-
-def _refuse(entry: Entry, error: Callable[[], Exception]) -> None:
-    """Those who wait for it: an exception that is raised belongs to one thread."""
-    for waiter in entry.waiters:
-        if not waiter.is_over:
-            waiter.error = error()
-    entry.waiters.clear()
-
-
-def _not_loaded(entry: Entry) -> ApiError:
-    return ApiError(
-        503,
-        f"the model {entry.name!r} cannot be loaded: {entry.reason}",
-        param="model",
-        code="model_not_loaded",
-    )
-
-
-def _reason(error: Exception) -> str:
-    """In one line. What is no mistake of the files or options is in the log."""
-    if isinstance(error, MtmdError):
-        return " ".join(str(error).split())
-    if isinstance(error, MemoryError):
-        return "there is not enough memory"
-    if isinstance(error, OSError):
-        return f"its files cannot be read ({error.strerror or type(error).__name__})"
-    return f"internal error: {type(error).__name__}"
-
-
-def _too_large(step: Refuse) -> str:
-    gib = 1 << 30
-    return (
-        f"it needs {step.needs / gib:.1f} GiB of memory ({step.space}), predicted, and "
-        f"{step.there / gib:.1f} GiB are there with all others unloaded; lower its context or "
-        "parallel in the presets, or serve it elsewhere"
-    )
+        beside = [e.standing() for e in self._entries.values() if e.is_loaded]
+        return entry.listed(room_for(entry.standing(), beside, room), entry is self._default)

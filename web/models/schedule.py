@@ -120,6 +120,19 @@ def fits(model: Standing, beside: Iterable[Standing], room: Room) -> bool:
     return _shortage(model, others, room, []) is None
 
 
+def room_for(model: Standing, loaded: Sequence[Standing], room: Room) -> str:
+    """Whether one that is not in memory "fits", would once others leave ("swap"), or is "too
+    large".
+    """
+    if fits(model, loaded, room):
+        return "fits"
+    left = {
+        space: count + sum(m.needs.get(space, 0) for m in loaded)
+        for space, count in room.free.items()
+    }
+    return "swap" if fits(model, [], Room(room.most, room.limits, left)) else "too large"
+
+
 def _for(first: Standing, loaded: Sequence[Standing], room: Room, now: float) -> Step:
     if fits(first, loaded, room):
         return Load(first.name)

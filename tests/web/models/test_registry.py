@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from contextlib import contextmanager
 
@@ -157,7 +158,8 @@ def test_what_never_fits_is_refused_with_the_numbers_and_others_go_on():
 def test_what_it_takes_may_be_known_only_once_it_is_opened():
     """The files say 1 GiB, the plan 8: then the other makes room after all."""
     loader = FakeLoader({"a": 8, "b": 8})
-    registry, _ = registry_of({"a": 8, "b": 1}, loader=loader)
+    ticks = itertools.count(1000.0, 10.0)
+    registry, _ = registry_of({"a": 8, "b": 1}, loader=loader, clock=lambda: next(ticks))
     registry._to_survey.clear()
     registry.start()
     try:
