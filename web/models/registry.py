@@ -295,9 +295,9 @@ class Registry:
                 if isinstance(step, Wait) and not self._to_survey:
                     self._changed.wait(step.seconds)
                     continue
-            self.do(step)
+            self._do(step)
 
-    def do(self, step: Step) -> None:
+    def _do(self, step: Step) -> None:
         """What has been decided."""
         if isinstance(step, Wait):
             if self._to_survey:
@@ -321,10 +321,6 @@ class Registry:
                     self._let_in_all(entry)
                 elif isinstance(step, Refuse):
                     self._failed(entry, too_large(step))
-
-    def next_step(self) -> Step:
-        with self._changed:
-            return self._next_step()
 
     def _next_step(self) -> Step:
         now = self._clock()

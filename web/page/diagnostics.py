@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import asdict
 
 from flask import Blueprint, Response, jsonify, render_template, request
 
 from mtmd import ServiceStats
+from mtmd.bench.ceilings import read_rate_of
+from mtmd.service.measures.decode_speed import decode_speed, step_bytes
 from mtmd.web.auth import without_key
 from mtmd.web.intake.gate import Body, takes
 from mtmd.web.models.choice import Models, in_memory
 from mtmd.web.page import charts
 from mtmd.web.page.verdict import verdict
+from mtmd.web.served_model import ServedModel
 
 NO_MODEL = {
     "state": "none",
@@ -19,11 +23,34 @@ NO_MODEL = {
     "summary": "The first question to one loads it; so does the list of models on the chat page.",
     "findings": [],
     "checked": False,
+    "speed": "",
 }
 
 
+class _Ceiling:
+    """How fast memory is read, by device."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, float | None] = {}
+        self._measuring = threading.Lock()
+
+    def of(self, model: ServedModel, measure: bool) -> float | None:
+        """Bytes/s; None where nobody has measured it, or it says nothing about this model. Raises
+        DeviceError.
+        """
+        report = model.warmup_report
+        if not step_bytes(report):
+            return None
+        with self._measuring:
+            if measure and report.device not in self._known and not model.service.busy:
+                self._known[report.device] = model.service.exclusively(
+                    lambda: read_rate_of(report.device)
+                )
+            return self._known.get(report.device)
+
+
 def blueprint(models: Models) -> Blueprint:
-    routes = Blueprint("diagnostics", __name__)
+    routes, ceiling = Blueprint("diagnostics", __name__), _Ceiling()
 
     @routes.get("/diagnostics")
     @takes(Body.NOTHING)
@@ -43,11 +70,16 @@ def blueprint(models: Models) -> Blueprint:
     @routes.get("/api/verdict")
     @takes(Body.NOTHING)
     def show_verdict() -> Response:
-        """Where no model is in memory, there is nothing to judge: `state` is "none"."""
+        """Where no model is in memory, there is nothing to judge: `state` is "none". With
+        `?speed=1` the machine's memory is measured, once, where nobody is being answered.
+        """
         fault, model = models.fault, models.at_hand(request.args.get("model"))
         if model is None:
             return jsonify(NO_MODEL)
-        return jsonify(verdict(model.warmup_report, str(fault) if fault else None).asdict())
+        rate = ceiling.of(model, bool(request.args.get("speed")) and fault is None)
+        report = model.warmup_report
+        speed = decode_speed(report, rate) if rate else None
+        return jsonify(verdict(report, str(fault) if fault else None, speed).asdict())
 
     @routes.get("/api/report.txt")
     @takes(Body.NOTHING)

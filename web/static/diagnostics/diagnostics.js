@@ -10,7 +10,10 @@ const KEPT = 120; // samples of each line
 const LINES = [["Tokens written", "output_tokens", "tokens/s"], ["Requests taken", "requests", "requests/s"], ["Tiles encoded", "encode_tiles", "tiles/s"]];
 
 const WHICH = new URLSearchParams(location.search).get("model"); // of several models
-const of = (path) => (WHICH ? `${path}?model=${encodeURIComponent(WHICH)}` : path);
+const of = (path, ...more) => {
+  const asked = [...(WHICH ? [`model=${encodeURIComponent(WHICH)}`] : []), ...more].join("&");
+  return asked ? `${path}?${asked}` : path;
+};
 const samples = [];
 let known = null; // answers that the chart of the latest has
 const number = (value) => value.toLocaleString("en", { maximumFractionDigits: 1 });
@@ -119,7 +122,7 @@ async function poll() {
 const SIGNS = { none: "slow", fast: "done", slower: "slow", wrong: "warn" };
 
 /** The first answer of the page: how it is, why, and what to do. */
-function drawVerdict({ state, title, summary, findings }) {
+function drawVerdict({ state, title, summary, findings, speed }) {
   const copy = el("button", { class: "button", type: "button", on: { click: async () => {
     try {
       await copyText(await getText(of("/api/report.txt")));
@@ -133,7 +136,7 @@ function drawVerdict({ state, title, summary, findings }) {
     remedy || command ? el("p", { class: "remedy" }, remedy ? `${remedy} ` : "", command ? commandBox(command) : null) : null));
   $("verdict").className = `verdict ${state}`;
   $("verdict").replaceChildren(el("div", { class: "verdict-top" }, el("span", { class: "sign" }, icon(SIGNS[state])),
-    el("div", { class: "verdict-words" }, el("h2", { id: "verdict-title" }, title), el("p", { class: "soft" }, summary)), state === "none" ? "" : copy),
+    el("div", { class: "verdict-words" }, el("h2", { id: "verdict-title" }, title), el("p", { class: "soft" }, summary), speed ? el("p", { class: "soft speed" }, speed) : null), state === "none" ? "" : copy),
   findings.length ? el("ul", { class: "findings" }, list) : "");
 }
 
@@ -152,7 +155,7 @@ async function drawWhich() {
 }
 
 drawWhich().catch((error) => toast(error.message));
-get(of("/api/verdict")).then((verdict) => {
+get(of("/api/verdict", "speed=1")).then((verdict) => {
   drawVerdict(verdict);
   if (verdict.state === "none") $("report").replaceChildren();
   else getText(of("/api/report")).then((html) => { $("report").innerHTML = html; }, (error) => { $("report").textContent = error.message; });
