@@ -16,6 +16,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from mtmd.commands.completion import offers_models
 from mtmd.commands.shared import add_model_arguments, chosen_load_options, load_dual_from, load_from
 from mtmd.kernels.text import for_terminal
 
@@ -59,7 +60,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="answer whatever model a request names; answers tell the model's own name",
     )
     several = sub.add_argument_group("several models")
-    several.add_argument(
+    named = several.add_argument(
         "--models",
         action="append",
         default=[],
@@ -68,6 +69,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "and GGUF files, models as -m takes them, with commas between them, or cache for all that "
         "were fetched; may be repeated. -m NAME is then loaded at once",
     )
+    offers_models(named)
     several.add_argument(
         "--models-max",
         type=int,

@@ -10,7 +10,7 @@ import { Growing, answerMessage, sideBySide, userMessage } from "./message.js";
 import { leaveEnd, startScrolling, stayAtEnd } from "./scroll.js";
 import { adopt, options, optionsForAnother, settingsFor, startSettings } from "./settings.js";
 import { Tree } from "./tree.js";
-import { startViewer } from "./viewer.js";
+import { setModel, startViewer } from "./viewer.js";
 import { ThreadWindow } from "./window.js";
 import { startWelcome } from "./welcome.js";
 import { AnswerText } from "../markdown/view.js";
@@ -85,6 +85,7 @@ function onModel(known) {
   about = known;
   composer.setAbout(about);
   settingsFor(about);
+  setModel(about.model);
   startWelcome(about, askSample);
   redrawAll();
   composer.changed();

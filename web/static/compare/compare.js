@@ -37,9 +37,10 @@ export class Comparing {
 
   /** Options of both answers. */
   sides() {
+    const several = this.models().length > 0;
     return this.chosen.map((side) => {
       const { model, temperature, seed, detail, system, ...rest } = { ...this.options(), ...side };
-      return { ...rest, ...(model ? { model } : {}), ...(temperature ? { temperature } : {}), ...(seed === null || seed === undefined ? {} : { seed }),
+      return { ...rest, ...(model && several ? { model } : {}), ...(temperature ? { temperature } : {}), ...(seed === null || seed === undefined ? {} : { seed }),
         ...(detail && detail !== "auto" ? { detail } : {}), ...(system ? { system } : {}) };
     });
   }
