@@ -16,11 +16,11 @@ GIB = 1 << 30
 
 
 class FakeModelService(FakeService):
-    """Its answers say which model gave them. `hold()`: as if one was under way."""
+    """Its answers say which model gave them. `under_way`: something for each that is."""
 
     def __init__(self, name):
         super().__init__()
-        self.name, self.closed, self.under_way = name, False, 0
+        self.name, self.closed, self.under_way = name, False, []
 
     @property
     def busy(self):
@@ -76,6 +76,7 @@ class FakeOpened:
 
     def close(self):
         if hasattr(self, "service"):
+            self.service.close()
             self.loader.log.append(f"unload {self.name}")
         self.loader.taken.pop(self.name, None)
 

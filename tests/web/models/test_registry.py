@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import random
 import threading
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -13,6 +15,7 @@ from fake_service import until
 from mtmd import DeviceError, ModelError
 from mtmd.web.errors import ApiError
 from mtmd.web.models import registry as module
+from mtmd.web.models import schedule
 from mtmd.web.models.choice import FAILED, LOADED, LOADING, UNLOADED
 from mtmd.web.models.presets import Preset
 
@@ -110,7 +113,7 @@ def test_one_makes_room_for_the_other_once_its_answers_are_written():
     clock = [1000.0]
     with started({"a": 8, "b": 8}, clock=lambda: clock[0]) as (registry, loader):
         a = registry.take("a")
-        a.served.service.under_way = 1
+        a.served.service.under_way.append("an answer")
         registry.give_back(a)
         found, thread = take(registry, "b")
         clock[0] += 100  # its turn is over
@@ -118,7 +121,7 @@ def test_one_makes_room_for_the_other_once_its_answers_are_written():
         assert "unload a" not in loader.log, "an answer is under way"
         late, late_thread = take(registry, "a")  # nobody new is let in
         assert not late_thread.join(0.05) and not late
-        a.served.service.under_way = 0
+        a.served.service.under_way.clear()
         clock[0] += 100
         thread.join(10)
         assert found[0].name == "b" and loader.log[-2:] == ["unload a", "load b"]
@@ -210,7 +213,8 @@ def test_by_hand():
         assert loader.log == ["load a", "unload a"]
 
 
-def test_who_leaves_while_it_is_loaded_is_not_let_in():
+def test_who_leaves_while_it_is_loaded_is_not_let_in(monkeypatch):
+    monkeypatch.setattr(module, "GONE_EVERY_S", 0.01)
     with started({"a": 4}) as (registry, loader):
         loader.gate.clear()
         found, thread = take(registry, "a", is_gone=lambda: True)
@@ -259,3 +263,34 @@ def test_numbers_go_on_when_it_is_loaded_anew():
         again.submit([{"role": "user", "content": "hi"}])
         assert registry.measured()[0].stats.requests == 2 and again.latencies is latencies
         assert registry.lives()["a"].loads == 2
+
+
+def test_many_at_once_all_get_their_turn(monkeypatch):
+    """The loader sees to it that what is in memory fits; nothing is closed in anybody's hands."""
+    for name, value in (("TURN_S", 0.02), ("QUIET_S", 0.002), ("QUIET_LOADS", 0.0)):
+        monkeypatch.setattr(schedule, name, value)
+    monkeypatch.setattr(schedule, "TURN_LOADS", 0.0)
+    monkeypatch.setattr(schedule, "LOOK_S", 0.002)
+    needs, answered, wrong = {"a": 6, "b": 6, "c": 3}, [], []
+    with started(needs) as (registry, loader):
+
+        def client(seed):
+            chance = random.Random(seed)
+            for _ in range(12):
+                name = chance.choice("abc")
+                entry = registry.take(name)
+                service = entry.served.service
+                service.under_way.append(seed)
+                registry.give_back(entry)  # prepared: from here on the service knows of it
+                time.sleep(chance.random() / 500)
+                wrong.extend([name] * (service.closed or entry.name != name))
+                service.under_way.pop()
+                answered.append(name)
+
+        threads = [threading.Thread(target=client, args=(n,), daemon=True) for n in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+    assert len(answered) == 6 * 12 and not wrong
+    assert 3 <= len([line for line in loader.log if line.startswith("load")]) < 6 * 12
