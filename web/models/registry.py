@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -183,13 +183,11 @@ class Registry:
 
     def find(self, name: str | None) -> Listed:
         with self._changed:
-            entry = self._find(name)
-            return self._listed(entry, self._room())
+            return self._listed([self._find(name)])[0]
 
     def listed(self) -> list[Listed]:
         with self._changed:
-            room = self._room()
-            return [self._listed(entry, room) for entry in self._entries.values()]
+            return self._listed(self._entries.values())
 
     def room(self) -> dict[str, dict[str, int]]:
         """By memory space: the bytes for all models, what those in memory are predicted to take of
@@ -465,6 +463,7 @@ class Registry:
         able = [e for e in self._entries.values() if e.state != FAILED]
         return self._default if self._default in able or not able else able[0]
 
-    def _listed(self, entry: Entry, room: Room) -> Listed:
+    def _listed(self, entries: Iterable[Entry]) -> list[Listed]:
+        room = self._room()
         beside = [e.standing() for e in self._entries.values() if e.is_loaded]
-        return entry.listed(room_for(entry.standing(), beside, room), entry is self._default)
+        return [e.listed(room_for(e.standing(), beside, room), e is self._default) for e in entries]

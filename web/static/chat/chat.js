@@ -450,6 +450,7 @@ async function ask(message, chosen, continued = null) {
   } catch (error) {
     if (asked !== mine && following) return;
     if (mine.controller.signal.aborted) {
+      unsureAnswer = message.id; // the server may have begun one all the same
       if (asked === mine) endOfAsking();
       return;
     }
