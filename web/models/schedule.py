@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-TURN_S, TURN_LOADS = 10.0, 2.0  # a turn: so long, or as long as so many loads of the next model
+TURN_S, TURN_LOADS = 5.0, 2.0  # a turn: so long, or as long as so many loads of the next model
 QUIET_S, QUIET_LOADS = 0.5, 0.25  # without use, after which one gives way before its turn is over
 LOOK_S = 0.1  # until it is looked again whether answers have ended
 Bytes: TypeAlias = Mapping[str, int]  # by memory space
