@@ -85,6 +85,7 @@ class OpenedModel:
         self._service: Service | None = None
         sees = model.encoder is not None
         self.facts = Facts(needs, model.runner.context, sees)
+        model.weights_read()  # plans are made for it, once, and not where /ready asks
 
     def weights_read(self) -> tuple[int, int]:
         model = self._model
