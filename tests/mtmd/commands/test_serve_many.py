@@ -33,11 +33,12 @@ def test_it_begins_without_a_model_in_memory(mtmd, monkeypatch, tmp_path):
         monkeypatch.setattr(serve_command, name, lambda *_: None)
     monkeypatch.setattr(serve_command, "_close_to_others", lambda _: [])
     monkeypatch.setattr(allocator, "return_freed_memory", lambda: True)
-    seen = []
+    seen, serve_really = [], Server.serve
 
     def serve(server, closing, busy):
         seen.append((server.draining, busy()))
-        closing()
+        server.stop()
+        serve_really(server, closing, busy)
 
     monkeypatch.setattr(Server, "serve", serve)
     monkeypatch.setattr(Registry, "start", lambda registry: seen.append(registry.listed()))
