@@ -32,30 +32,12 @@ def source():
 
 
 def test_what_it_takes_is_known_before_a_weight_is_read(source):
-    loader = PackageLoader(OPTIONS, **SERVICE)
-    opened = loader.open(source, NONE)
-    assert opened.facts.sees and opened.facts.context == 2048
+    opened = PackageLoader(OPTIONS, **SERVICE).open(source, Preset(load={"context": 256}))
+    assert opened.facts.sees and opened.facts.context == 256
     assert source.bytes < opened.facts.needs["cpu"] < 100 << 20
     assert opened.weights_read()[0] == 0
-    smaller = loader.open(source, Preset(load={"context": 256}))
-    assert smaller.facts.context == 256
-    assert smaller.facts.needs["cpu"] < opened.facts.needs["cpu"]
     opened.close()
-    smaller.close()
-
-
-def test_its_memory_is_given_back(source):
-    loader = PackageLoader(OPTIONS, **SERVICE, warm_up=False)
-    opened = loader.open(source, NONE)
-    loaded = weakref.ref(opened._model.loaded)
-    served = opened.start((), NONE)
-    ticket = served.service.submit([{"role": "user", "content": "hi"}], max_tokens=2)
-    assert len(list(ticket)) >= 2 and served.name == "demo"
-    weights = weakref.ref(loaded().runner.residency)
-    del served, ticket
-    opened.close()
-    assert until(lambda: gc.collect() >= 0 and loaded() is None), "nobody holds on to it"
-    assert weights() is None and not loader.loaded
+    assert opened.weights_read() == (0, 0), "for who asks how far it is"
 
 
 def test_a_limit_is_that_of_all_together(source):
@@ -80,7 +62,7 @@ def make(*given, first=None, most=None, unload_after_s=0.0, presets=None):
     )
 
 
-def test_from_the_options_of_the_command_to_an_answer(tmp_path):
+def test_from_the_options_of_the_command_to_an_answer_and_its_memory_given_back(tmp_path):
     file = tmp_path / "presets.json"
     file.write_text('{"demo": {"aliases": ["small"]}}')
     registry = make("demo", presets=str(file))
@@ -89,9 +71,16 @@ def test_from_the_options_of_the_command_to_an_answer(tmp_path):
         entry = registry.take("small")
         ticket = entry.served.service.submit([{"role": "user", "content": "hi"}], max_tokens=2)
         assert list(ticket)[-1].answer.receipt.model == "demo"
-        registry.give_back(entry)
         assert registry.find("demo").needs_bytes["cpu"] > 10 << 20
-        del entry, ticket
+        loaded = weakref.ref(entry.opened._model.loaded)
+        weights = weakref.ref(loaded().runner.residency)
+        assert loaded().weights_read()[0] > 5 << 20
+        registry.give_back(entry)
+        del ticket
+        registry.unload("demo")
+        assert until(lambda: registry.find("demo").state == "unloaded")
+        assert loaded() is None and weights() is None, "nobody holds on to it"
+        assert not registry._loader.loaded
     finally:
         registry.close()
 

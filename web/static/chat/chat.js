@@ -497,9 +497,10 @@ async function followBoth(message, parts) {
   for (const error of both.errors) toast(error, { sticky: true });
   for (const answer of answers) tree.put(answer);
   if (answers.some((answer) => answer.state === "running")) await reload().catch((error) => toast(error.message));
-  if (answers.length) {
-    tree.head = bySide([...answers])[0].id;
-    if (answers.length > 1) compared.add(message.id);
+  if (answers.length) { // one of them may have been there before, when the page was loaded in the midst of the other
+    const beside = bySide(tree.siblings(answers[0]).map((id) => tree.messages.get(id)).filter((one) => one.options?.side !== undefined));
+    tree.head = beside[0].id;
+    if (beside.length > 1) compared.add(message.id);
     patch(`/api/conversations/${conversation.id}`, { head: tree.head }).catch((error) => toast(error.message));
   } else [problem] = both.errors;
   redrawAll();
