@@ -90,6 +90,7 @@ ORDER = {
         ("errors", "settings", "sse", "store", "served_model", "telemetry"),
         ("waiting",),  # answers, and connections, without a thread
         ("auth", "headers", "intake", "connections"),  # what may come in
+        ("models",),  # which of several answers it
         ("api", "page", "server", "status"),  # two products that do not know each other
         ("adapters",),  # other interfaces, over what OpenAI's is made of
         ("app", "small_apps"),
@@ -123,6 +124,7 @@ WITHOUT_TORCH = (
     "mtmd/prompt/picture_paths.py",
     "mtmd/checkpoint/hub.py",
     "mtmd/checkpoint/cached_models.py",
+    "mtmd/checkpoint/collection.py",
 )
 ENVIRONMENT = (
     "mtmd/config.py",

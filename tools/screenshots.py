@@ -1,6 +1,6 @@
 """The pictures of the chat page in README.md and docs/: a server with the demo model, and Chromium.
 
-    python tools/screenshots.py            # writes docs/images/page-light.webp, page-dark.webp
+    python tools/screenshots.py            # writes docs/images/page-light.webp, page-dark.webp, ...
 
 Needs what the tests of the pages need: playwright, and Debian's package chromium.
 """
@@ -63,6 +63,20 @@ def ask(page: Any, picture: str, question: str) -> None:
     page.wait_for_selector(".message.answer.last .actions")
 
 
+def compare(page: Any, picture: str, question: str) -> None:
+    """A new chat in which a message has two answers, side by side."""
+    page.goto("/")
+    page.click("#compare-open")
+    page.fill("[name=temperature-b]", "1.2")
+    page.fill("[name=seed-b]", "4")
+    page.click("#compare-form .primary")
+    page.set_input_files("#files", str(ROOT / "examples" / picture))
+    page.wait_for_selector(".thumb:not(.loading)")
+    page.fill("#prompt", question)
+    page.press("#prompt", "Enter")
+    page.wait_for_selector(".go-on >> nth=1")
+
+
 def in_both_themes(page: Any, name: str) -> None:
     for theme in ("light", "dark"):
         page.emulate_media(color_scheme=theme)
@@ -93,6 +107,8 @@ def main() -> None:
             ask(page, picture, question)
         page.locator(".message.last .receipt summary").click()
         in_both_themes(page, "page")
+        compare(page, "four.png", "Describe the image.")
+        in_both_themes(page, "compare")
         for place, name in (("/", "welcome"), ("/diagnostics", "diagnostics")):
             page.goto(place)
             page.wait_for_load_state("networkidle")

@@ -24,6 +24,9 @@ from mtmd.web.intake.gate import Gate, GatedFlask
 from mtmd.web.intake.media import Media
 from mtmd.web.intake.proxies import Proxies
 from mtmd.web.intake.uploads import Uploads
+from mtmd.web.models import routes as several
+from mtmd.web.models.choice import Models, OneModel
+from mtmd.web.models.registry import Registry
 from mtmd.web.page import assets, diagnostics
 from mtmd.web.page import routes as page
 from mtmd.web.page.chat import Chat
@@ -63,6 +66,21 @@ def create_app(
     """`store`: of conversations, None to keep them no longer than the server lives. `warmup`: the
     report to show, None for one that is made without a run.
     """
+    model = ServedModel(service, warmup, settings.aliases, any_name=settings.any_model)
+    return _create(OneModel(model), settings, store)
+
+
+def create_app_of_many(
+    registry: Registry, settings: ServerSettings, store: Store | None = None
+) -> GatedFlask:
+    """As `create_app`, of several models."""
+    app = _create(registry, settings, store)
+    registry.register(app)
+    app.register_blueprint(several.blueprint(registry))
+    return app
+
+
+def _create(models: Models, settings: ServerSettings, store: Store | None) -> GatedFlask:
     app = GatedFlask("mtmd.web", static_folder=None)
     app.request_class = _Request
     app.config.update(
@@ -72,36 +90,32 @@ def create_app(
     )
     app.json.sort_keys = False  # type: ignore[attr-defined]  # of flask's own provider
     headers.register(app, settings)
-    counters = Metrics(service)
+    counters = Metrics(models)
     record.register(app, counters.count)
     auth.register(app, settings)
-    gate = Gate(app, settings, service.stats().slots, _client)
+    gate = Gate(app, settings, models.slots, _client)
     errors.register(app)
-    model = ServedModel(service, warmup, settings.aliases, any_name=settings.any_model)
     budget = gate.budget
     keys = auth.keys_of(app)
     uploads = Uploads(settings.upload_bytes, owners=lambda: keys.owners)
     fetcher = Fetcher() if settings.allow_remote_media else None
     api = openai.Api(
-        service,
-        model,
-        Media(budget, uploads, fetcher, settings.media_path),
-        settings.unknown_fields,
+        models, Media(budget, uploads, fetcher, settings.media_path), settings.unknown_fields
     )
     app.register_blueprint(openai.blueprint(api))
     app.register_blueprint(files.blueprint(uploads, budget))
-    vectors = EmbeddingApi(model, api.media, settings.unknown_fields)
+    vectors = EmbeddingApi(models, api.media, settings.unknown_fields)
     app.register_blueprint(embeddings.blueprint(vectors))
     door = Door(api)
     for adapter in (ollama, anthropic, llama_cpp):
         app.register_blueprint(adapter.blueprint(door))
     kept = KeptResponses(lambda: keys.owners)
     app.register_blueprint(responses.blueprint(door, kept))
-    app.register_blueprint(status.blueprint(service, model, settings, counters))
+    app.register_blueprint(status.blueprint(models, settings, counters))
     app.register_blueprint(assets.blueprint(assets.Assets()))
-    chat = Chat(service, store or Store(None), settings, budget)
-    app.register_blueprint(page.blueprint(chat, model))
-    app.register_blueprint(diagnostics.blueprint(service, model))
+    chat = Chat(models, store or Store(None), settings, budget)
+    app.register_blueprint(page.blueprint(chat))
+    app.register_blueprint(diagnostics.blueprint(models))
     add_bare_routes(app)
     app.wsgi_app = Proxies(app.wsgi_app, settings)  # type: ignore[method-assign]
     return app

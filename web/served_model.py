@@ -1,9 +1,9 @@
-"""The model that is served, as both products speak of it."""
+"""A model that is served, as both products speak of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from mtmd import WarmupReport
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 class ServedModel:
     """`warmup`: the report to show, None for one that is made, once, without a run. `aliases`:
-    other names of the model; `any_name`: it answers to every one.
+    other names of the model; `any_name`: it answers to every one. `system`, and the fields of
+    AnswerOptions in `preset`, hold where a request does not say otherwise.
     """
 
     def __init__(
@@ -23,13 +24,16 @@ class ServedModel:
         aliases: Sequence[str] = (),
         *,
         any_name: bool = False,
+        system: str = "",
+        preset: Mapping[str, Any] | None = None,
     ) -> None:
-        self._service, self._warmup = service, warmup
+        self.service, self._warmup = service, warmup
         self._aliases, self._any_name = tuple(aliases), any_name
+        self.system, self.preset = system, dict(preset or {})
 
     @property
     def name(self) -> str:
-        return self._service.name
+        return self.service.name
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -47,15 +51,30 @@ class ServedModel:
     @property
     def context(self) -> int:
         """Tokens that a prompt and its answer may have together."""
-        return self._service.context
+        return self.service.context
 
     @property
     def sees(self) -> bool:
         """Whether it takes pictures."""
-        return self._service.sees
+        return self.service.sees
 
     @property
     def warmup_report(self) -> WarmupReport:
         if self._warmup is None:
-            self._warmup = self._service.warmup_report
+            self._warmup = self.service.warmup_report
         return self._warmup
+
+    def usual(self, detail: str) -> dict[str, Any]:
+        """The fields of AnswerOptions that an answer has where its request leaves them out.
+        `detail`: what it asks of pictures, "auto" where it does not.
+        """
+        preset = self.preset if detail == "auto" else self.preset | {"detail": detail}
+        return {"max_tokens": self.context, "detail": detail} | preset
+
+    def with_system(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """A conversation, begun by what the model is told before all else, unless it says so
+        itself.
+        """
+        if not self.system or any(message["role"] == "system" for message in messages[:1]):
+            return messages
+        return [{"role": "system", "content": self.system}, *messages]

@@ -216,18 +216,14 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
     def stop(self) -> None:
         """From any thread, or the handler of a signal; also of a server that has ended."""
         self._stopping = True
-        with self._ending:
-            if not self._ended:  # then its trigger is closed, and its number perhaps another file's
-                self.pull_trigger()
+        self.pull_trigger()
 
     def drain(self, seconds: float) -> None:
         """Take nothing new, and end once all that has come is answered, after so many seconds at
         the latest. From any thread, or the handler of a signal.
         """
         self._drained_at = time.monotonic() + seconds
-        with self._ending:
-            if not self._ended:
-                self.pull_trigger()
+        self.pull_trigger()
 
     # what channels and parsers ask
 
@@ -279,6 +275,12 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
             if accepted is None:
                 return
             self._let_in(*accepted)
+
+    def pull_trigger(self) -> None:
+        """Also by a thread that is told of an answer's end when the server has ended."""
+        with self._ending:
+            if not self._ended:  # then the trigger is closed, and its number perhaps another file's
+                super().pull_trigger()
 
     def maintenance(self, now: float) -> None:  # noqa: ARG002  # the clock may be set
         moment = time.monotonic()

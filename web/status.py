@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from flask import Blueprint, Response
+from flask import Blueprint, Response, request
 
 from mtmd import __version__
 from mtmd.web.auth import without_key
 from mtmd.web.intake.gate import Body, Work, takes
-from mtmd.web.served_model import ServedModel
+from mtmd.web.models.choice import Models, in_memory
 from mtmd.web.settings import ServerSettings
 from mtmd.web.telemetry import metrics
 
-if TYPE_CHECKING:
-    from mtmd import Service
 
-
-def blueprint(
-    service: Service, model: ServedModel, settings: ServerSettings, counters: metrics.Metrics
-) -> Blueprint:
+def blueprint(models: Models, settings: ServerSettings, counters: metrics.Metrics) -> Blueprint:
     routes = Blueprint("status", __name__)
 
     @routes.get("/health")
     @takes(Body.NOTHING, Work.AT_ONCE)
     @without_key
-    def health() -> tuple[dict[str, str], int]:
-        """Without the device, which may hang: what is known of it."""
-        fault = service.fault
+    def health() -> tuple[dict[str, Any], int]:
+        """Without the device, which may hang: what is known of it. Of several models, how far the
+        one is that is being loaded.
+        """
+        fault, loading = models.fault, models.loading()
         if fault is not None:
             return {"status": "failed", "reason": str(fault)}, 503
-        return {"status": "ok"}, 200
+        return {"status": "ok"} | ({} if loading is None else {"loading": loading}), 200
 
     @routes.get("/props")
     @takes(Body.NOTHING)
     def props() -> dict[str, Any]:
-        media, slots = settings.media, service.stats().slots
+        media, slots = settings.media, models.slots
+        there = models.at_hand(request.args.get("model"))
+        model = models.find(there.name if there else request.args.get("model"))
         return {
             # as llama.cpp's clients look for it
             "default_generation_settings": {"n_ctx": model.context},
@@ -43,11 +42,12 @@ def blueprint(
             "model_alias": model.name,
             "modalities": {"vision": model.sees, "audio": False},
             "build_info": f"mtmd {__version__}",
-            "chat_template": service.chat_template,
+            "chat_template": there.service.chat_template if there else "",
             "version": __version__,
             "model": model.name,
             "context": model.context,
             "vision": model.sees,
+            **({"models": [m.name for m in models.listed()]} if models.many else {}),
             "slots": slots,
             "queue": settings.queue,
             "limits": {
@@ -65,7 +65,7 @@ def blueprint(
     @routes.get("/warmup")
     @takes(Body.NOTHING)
     def warmup_report() -> dict[str, Any]:
-        return model.warmup_report.asdict()
+        return in_memory(models).warmup_report.asdict()
 
     @routes.get("/metrics")
     @takes(Body.NOTHING)

@@ -44,6 +44,9 @@ class Grammars:
     def start(self) -> None:
         """Nothing has to be started."""
 
+    def close(self) -> None:
+        """Nothing has to be ended."""
+
     def checked(self, schema: object) -> str | None:
         """As `schema_text`."""
         return schema_text(schema)

@@ -11,6 +11,7 @@ import torch
 READ_BYTES = {"cpu": 512 << 20, "cuda": 2 << 30}  # far beyond any cache
 SIDE = {"cpu": 2048, "cuda": 8192}
 RUNS = 5
+RUNS_AT_ONCE = 2  # where somebody waits for it
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,19 @@ def measure_ceilings(device: torch.device, runs: int) -> Ceilings:
         _matmul_rate(device, torch.bfloat16, runs),
         _matmul_rate(device, torch.float32, runs),
     )
+
+
+def read_rate_of(device: str) -> float | None:
+    """Bytes/s that a device's memory is read at, of "cpu" or "cuda:N"; None for another one, or
+    where there is no room to find out.
+    """
+    kind = device.partition(":")[0]
+    if kind not in READ_BYTES:
+        return None
+    try:
+        return _read_rate(torch.device(device), RUNS_AT_ONCE)
+    except (MemoryError, RuntimeError):  # torch's word for it
+        return None
 
 
 def _read_rate(device: torch.device, runs: int) -> float:

@@ -16,10 +16,12 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from mtmd.commands.shared import add_model_arguments, load_dual_from, load_from
+from mtmd.commands.completion import offers_models
+from mtmd.commands.shared import add_model_arguments, chosen_load_options, load_dual_from, load_from
 from mtmd.kernels.text import for_terminal
 
 ENDING_S = 20.0  # for the step that the device is in
+NAMED = 8  # models, when the server begins
 DEVICE_FAILED = 70  # the exit code by which whoever started it knows to start it again
 log = logging.getLogger("mtmd.serve")
 NOT_ISOLATED = (
@@ -30,6 +32,7 @@ HELP = "Serve the model over HTTP: OpenAI's interface, and a page to chat."
 EXAMPLES = """\
 mtmd serve                                  # http://127.0.0.1:8080, for this machine alone
 mtmd serve -m org/name --parallel 4 --port 9000
+mtmd serve --models ~/models --unload-after 600
 mtmd serve --host 0.0.0.0 --api-key-file keys.txt"""
 
 
@@ -55,6 +58,35 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "--any-model",
         action="store_true",
         help="answer whatever model a request names; answers tell the model's own name",
+    )
+    several = sub.add_argument_group("several models")
+    named = several.add_argument(
+        "--models",
+        action="append",
+        default=[],
+        metavar="WHICH",
+        help="serve several models, each loaded when a request names it: a folder of checkpoints "
+        "and GGUF files, models as -m takes them, with commas between them, or cache for all that "
+        "were fetched; may be repeated. -m NAME is then loaded at once",
+    )
+    offers_models(named)
+    several.add_argument(
+        "--models-max",
+        type=int,
+        metavar="N",
+        help="models in memory at once (default: as many as fit)",
+    )
+    several.add_argument(
+        "--unload-after",
+        type=float,
+        metavar="SECONDS",
+        help="unload a model that was not used for so long (default: only to make room)",
+    )
+    several.add_argument(
+        "--presets",
+        metavar="FILE",
+        help="JSON: system prompt, sampling, aliases and options of loading by model (default: "
+        "presets.json in the folder of --models)",
     )
     server.add_argument(
         "--parallel",
@@ -225,8 +257,10 @@ def run(args: argparse.Namespace) -> int:
     )  # a wrong option, or a port in use, is told before a model is loaded for it
     from mtmd.web.server import bind
 
+    serve = _serve_many if args.models else _serve
+    _check_options_of_many(args)
     with bind(settings) as sock:
-        fault = _serve(args, settings, folder, sock)
+        fault = serve(args, settings, folder, sock)
     if fault is None:
         return 0
     print(f"mtmd serve: {fault}", file=sys.stderr, flush=True)
@@ -251,8 +285,9 @@ def _serve(
     from mtmd.kernels.isolation.limits import available as can_isolate
     from mtmd.loaded.allocator import return_freed_memory
     from mtmd.loaded.interpreter import shared_out_promptly
+    from mtmd.web.models.progress import Loading
     from mtmd.web.server import Server
-    from mtmd.web.small_apps.loading_app import Loading, create_loading_app
+    from mtmd.web.small_apps.loading_app import create_loading_app
 
     return_freed_memory()
     args.isolate = can_isolate()
@@ -281,6 +316,85 @@ def _serve(
         if service.fault is None:
             print("stopped", flush=True)
         return service.fault
+
+
+def _check_options_of_many(args: argparse.Namespace) -> None:
+    """Raises OptionError for options that would do nothing."""
+    from mtmd.kernels.errors import OptionError
+
+    if not args.models:
+        for name in ("models_max", "unload_after", "presets"):
+            if getattr(args, name) is not None:
+                raise OptionError(f"--{name.replace('_', '-')}: goes with --models only")
+        return
+    for name in ("mmproj", "chat_template"):
+        if getattr(args, name):
+            raise OptionError(
+                f"--{name.replace('_', '-')}: found beside --models, and it is of one model; put "
+                'it into "load" of the presets'
+            )
+    if args.alias:
+        raise OptionError('--alias: found beside --models; put "aliases" into the presets')
+    if args.tp > 1:
+        raise OptionError("--tp: found beside --models; serve a model that is shared alone, by -m")
+
+
+def _serve_many(
+    args: argparse.Namespace, settings: Any, folder: Path | None, sock: socket.socket
+) -> Any:
+    """As `_serve`, of several models, none of which has to be there at the start."""
+    from mtmd.kernels.isolation.limits import available as can_isolate
+    from mtmd.loaded.allocator import return_freed_memory
+    from mtmd.loaded.interpreter import shared_out_promptly
+    from mtmd.web.app import create_app_of_many
+    from mtmd.web.models.start import make_registry
+    from mtmd.web.server import Server
+
+    return_freed_memory()
+    args.isolate = can_isolate()
+    registry = make_registry(
+        args.models,
+        args.model,
+        settings,
+        chosen_load_options(args),
+        presets=args.presets,
+        most=args.models_max,
+        unload_after_s=args.unload_after or 0.0,
+        warm_up=not args.no_warmup,
+    )
+    _write_log(args)
+    with ExitStack() as stack:
+        opened = _close_to_others(folder)
+        store = _opened(folder)
+        stack.callback(store.close)
+        stack.callback(registry.close)
+        server = Server(create_app_of_many(registry, settings, store), settings, sock)
+        _stop_on_signals(server, settings.drain_s)
+        registry.on_fault(lambda _: server.stop())
+        stack.enter_context(shared_out_promptly())
+        registry.start()
+        if args.model is not None:
+            registry.load(registry.find(None).name)
+        listed = registry.listed()
+        names = ", ".join(m.name for m in listed[:NAMED])
+        lines = (
+            f"{len(listed)} model{'s' if len(listed) > 1 else ''} to choose from: {names}"
+            f"{', ...' if len(listed) > NAMED else ''}",
+            f"conversations: {folder or 'not kept'}",
+            f"serving at {server.url}, OpenAI's interface at {server.url}/v1; Ctrl-C stops",
+        )
+        print(for_terminal("\n".join(lines)), flush=True)
+        notices = [*_told_of(store), *_told_of_modes(opened)]
+        notices += [] if args.isolate else [NOT_ISOLATED]
+        warn = _warn if args.log_format == "text" else log.warning
+        for warning in [*notices, *_warnings_of_access(settings)]:
+            warn(warning)
+        log.info("serving at %s", server.url)
+        server.serve(closing=registry.close, busy=lambda: registry.busy)
+        registry.close()
+        if registry.fault is None:
+            print("stopped", flush=True)
+        return registry.fault
 
 
 def _load(args: argparse.Namespace) -> Any:
@@ -464,6 +578,13 @@ def _say(
             f"not everything runs on {report.device} as it should: `mtmd warmup`, or "
             f"{url}/diagnostics, tells what and why"
         )
+    for warning in [*warnings, *_warnings_of_access(settings)]:
+        warn(warning)
+
+
+def _warnings_of_access(settings: Any) -> list[str]:
+    """Who gets in, and what they can do."""
+    warnings = []
     if settings.api_keys:
         warnings.append(
             "every user of this machine sees the key given by --api-key in `ps`; put it in a file "
@@ -487,8 +608,7 @@ def _say(
             "every web page that a user of this machine visits can use this server (--cors-origin "
             "*)"
         )
-    for warning in warnings:
-        warn(warning)
+    return warnings
 
 
 def _warn(text: str) -> None:

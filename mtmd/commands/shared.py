@@ -275,6 +275,14 @@ def _from_stdin() -> Any:
     return file
 
 
+def chosen_load_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of `LoadOptions` that are among the options."""
+    from mtmd.config import LoadOptions
+
+    names = [f.name for f in dataclasses.fields(LoadOptions)]
+    return {name: getattr(args, name) for name in names if hasattr(args, name)}
+
+
 def load_from(args: argparse.Namespace) -> Any:
     """The model the options name. Raises MtmdError; for an option out of its range, and for files
     that are not there, at once, before torch is imported.
@@ -283,11 +291,7 @@ def load_from(args: argparse.Namespace) -> Any:
     from mtmd.config import LoadOptions, options
     from mtmd.kernels.checkpoint.magic import first_bytes
 
-    chosen = {
-        f.name: getattr(args, f.name)
-        for f in dataclasses.fields(LoadOptions)
-        if hasattr(args, f.name)
-    }
+    chosen = chosen_load_options(args)
     settings = options(LoadOptions, chosen)
     is_here = is_demo(args.model) or check_name(args.model)
     for file in (settings.mmproj, settings.chat_template):

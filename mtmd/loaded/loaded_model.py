@@ -190,6 +190,13 @@ class LoadedModel:
             self.grammars.start()
             start_picture_workers()
 
+    def close(self) -> None:
+        """For one that is not asked for anything any more: its thread and its workers end."""
+        self.device_thread.close()
+        self.grammars.close()
+        if self.ranks is not None:
+            self.ranks.close()
+
     @property
     def placements(self) -> tuple[Placement, ...]:
         """Where the nodes of each graph run. Made anew when a shape has come up that the device

@@ -91,17 +91,22 @@ class Admission:
         }
 
     @cached_property
-    def _beside_weights(self) -> Bytes:
-        """Limits less weights and caches. The system hands out a cache's memory as it is written:
-        without a limit to keep, one sequence's share is counted there, and more of them wait when
-        there is no more.
+    def counted_caches(self) -> Bytes:
+        """Bytes of a full cache, by memory space. The system hands out a cache's memory as it is
+        written: without a limit to keep, one sequence's share is counted there, and more of them
+        wait when there is no more.
         """
-        caches = self.runner.cache_bytes()
         shared = {"cpu"} if self._asked is None else set()
         return {
-            space: limit
-            - self._weights[space]
-            - caches.get(space, 0) // (self.runner.sequences if space in shared else 1)
+            space: count // (self.runner.sequences if space in shared else 1)
+            for space, count in self.runner.cache_bytes().items()
+        }
+
+    @cached_property
+    def _beside_weights(self) -> Bytes:
+        """Limits less weights and what is counted of caches."""
+        return {
+            space: limit - self._weights[space] - self.counted_caches.get(space, 0)
             for space, limit in self.limits.items()
         }
 

@@ -13,6 +13,7 @@ from mtmd.web.connections.parser import SHORT_BODY
 from mtmd.web.intake import gate
 from mtmd.web.intake.fetch import MOST_REDIRECTS, Fetcher
 from mtmd.web.intake.uploads import RECORD_BYTES
+from mtmd.web.models import registry
 from mtmd.web.page import chat, pictures
 from mtmd.web.settings import ServerSettings
 from mtmd.web.store.store import UNUSED_SECONDS
@@ -44,6 +45,7 @@ MIB, KIB = 1 << 20, 1 << 10
         ("a body where none", [f"{gate.FORGIVEN_BYTES // KIB} KiB"]),
         ("requests being answered", [f"{S.queue:,}"]),
         ("of these, requests", [gate.PREPARED_AT_ONCE]),
+        ("of those, requests", [registry.MOST_WAITING, f"{registry.LONGEST_WAIT_S:g} s"]),
         ("requests a minute", [S.rate_limit or "any number"]),
         ("pixels of all", [f"{M.server_pixels // 10**6} million"]),
         ("pictures being", [f"{M.decoding_pixels // 10**6} million"]),

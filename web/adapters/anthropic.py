@@ -29,15 +29,16 @@ def blueprint(door: Door) -> Blueprint:
     @takes(Body.JSON_WITH_PICTURES, Work.ANSWER)
     def messages() -> Response:
         body = json_body(MessagesRequest)
-        door.check_model(body.model)
         door.check_fields(body)
-        answering = door.begin(body.asked())
+        said = body.asked()
+        asked = door.of(body.model)
+        answering = asked.begin(said)
         request_id = g.request_id
         head = {
             "id": f"msg_{request_id}",
             "type": "message",
             "role": "assistant",
-            "model": door.model.called(body.model),
+            "model": asked.model.called(body.model),
         }
         if body.stream:
             return answering.streamed(
@@ -54,9 +55,9 @@ def blueprint(door: Door) -> Blueprint:
     @takes(Body.JSON_WITH_PICTURES, Work.ANSWER)
     def count_tokens() -> dict[str, int]:
         body = json_body(CountRequest)
-        door.check_model(body.model)
         door.check_fields(body)
-        return {"input_tokens": door.count(body.asked()).prompt_tokens}
+        said = body.asked()
+        return {"input_tokens": door.of(body.model).count(said).prompt_tokens}
 
     @routes.after_request
     def name(response: Response) -> Response:

@@ -24,7 +24,7 @@ from mtmd import (
     ToolCall,
 )
 from mtmd.web.adapters.fields import Request
-from mtmd.web.api.routes import Api, unknown_field
+from mtmd.web.api.routes import Api, ModelApi, unknown_field
 from mtmd.web.api.stream import SHUTTING_DOWN
 from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError, as_api_error
@@ -94,11 +94,13 @@ class Door:
     """`api`: what OpenAI's routes work with; adapters are beside them, over the same service."""
 
     def __init__(self, api: Api) -> None:
-        self.api, self.model, self.service = api, api.model, api.service
+        self.api, self.models = api, api.models
 
-    def check_model(self, name: str | None) -> None:
-        """Raises ApiError (404) for a model that is not here."""
-        self.api.check_model(name)
+    def of(self, name: str | None) -> ModelDoor:
+        """For the request that is being answered. Raises ApiError (404) for a model that is not
+        here.
+        """
+        return ModelDoor(self.api.of(name))
 
     def check_fields(self, body: Request) -> None:
         """Fields that nobody knows are named in a header of the answer, or refused. Raises ApiError
@@ -115,11 +117,18 @@ class Door:
                 response.headers[IGNORED] = names
                 return response
 
+
+class ModelDoor:
+    """What a request works with, once its model is in memory."""
+
+    def __init__(self, api: ModelApi) -> None:
+        self.api, self.model, self.service = api, api.model, api.service
+
     def begin(self, asked: Asked) -> Answering:
         """Raises ApiError and MtmdError for what is wrong with it."""
         with ExitStack() as stack:
             messages = stack.enter_context(self._opened(asked.turns))
-            usual = {"max_tokens": self.model.context, "detail": _detail(asked)}
+            usual = self.model.usual(_detail(asked))
             options = usual | _of_the_prompt(asked) | dict(asked.options)
             ticket = self.service.submit(messages, tenant=owner(), **options)
             return Answering([ticket], stack.pop_all())
@@ -154,10 +163,12 @@ class Door:
         with self.api.media.opened(references, owner()) as pictures:
             left = iter(pictures)
             names = {call.id: call.name for turn in turns for call in turn.calls}
-            yield [
-                {"role": turn.role, "content": _content(turn, left), **_tool_fields(turn, names)}
-                for turn in _merged(turns)
-            ]
+            yield self.model.with_system(
+                [
+                    {"role": turn.role, "content": _content(turn, left)} | _tool_fields(turn, names)
+                    for turn in _merged(turns)
+                ]
+            )
 
 
 class Answering:

@@ -13,12 +13,13 @@ from pydantic import Field
 
 from mtmd import Answer, Event, Finished, RawPrompt, Receipt, TextPiece, TokenInfo, __version__
 from mtmd.web import sse
-from mtmd.web.adapters.door import Door
+from mtmd.web.adapters.door import Door, ModelDoor
 from mtmd.web.adapters.fields import (
     MOST_TOKENS,
     Additive,
     Loose,
     MinP,
+    ModelName,
     Penalty,
     Request,
     Schema,
@@ -40,6 +41,7 @@ class Tokenize(Loose):
     """
 
     content: str
+    model: ModelName | None = None
     add_special: bool = False
     parse_special: bool = True
     with_pieces: bool = False
@@ -49,6 +51,7 @@ class Detokenize(Loose):
     tokens: list[Annotated[int, Field(ge=0, lt=1 << 31)]] = Field(
         max_length=1 << 17, fail_fast=True
     )
+    model: ModelName | None = None
 
 
 Ids = list[Annotated[int, Field(ge=0, lt=1 << 31)]]
@@ -78,6 +81,7 @@ class Completion(Request):
     }
 
     prompt: str | Mixed | list[str | Ids | Mixed] = Field(union_mode="left_to_right")
+    model: ModelName | None = None
     n_predict: Annotated[int, Field(ge=-1, le=MOST_TOKENS)] | None = None
     max_tokens: Annotated[int, Field(ge=-1, le=MOST_TOKENS)] | None = None
     stream: bool = False
@@ -158,41 +162,46 @@ def blueprint(door: Door) -> Blueprint:
     @takes(Body.JSON, Work.ANSWER)
     def tokenize() -> dict[str, Any]:
         body = json_body(Tokenize)
-        door.check_length("content", len(body.content))
-        tokens = door.service.tokens_of(
+        asked = _of(door, body)
+        asked.check_length("content", len(body.content))
+        tokens = asked.service.tokens_of(
             body.content, special=body.parse_special, around=body.add_special
         )
         if not body.with_pieces:
             return {"tokens": tokens}
-        spell = door.service.spelling_of
+        spell = asked.service.spelling_of
         return {"tokens": [{"id": token, "piece": spell([token])} for token in tokens]}
 
     @routes.post("/detokenize")
     @takes(Body.JSON, Work.ANSWER)
     def detokenize() -> dict[str, str]:
-        return {"content": door.service.spelling_of(json_body(Detokenize).tokens)}
+        body = json_body(Detokenize)
+        return {"content": _of(door, body).service.spelling_of(body.tokens)}
 
     @routes.post("/apply-template")
     @takes(Body.JSON_WITH_PICTURES, Work.ANSWER)
     def apply_template() -> dict[str, str]:
         """Pictures stand in the text as the template writes them."""
         body = json_body(ChatRequest)
-        door.check_model(body.model)
-        with door.api.messages(body) as messages:
-            return {"prompt": door.service.rendered(messages)}
+        asked = door.of(body.model)
+        with asked.api.messages(body) as messages:
+            return {"prompt": asked.service.rendered(messages)}
 
     @routes.get("/slots")
     @takes(Body.NOTHING)
     def slots() -> Any:
         """Answers belong to no slot by number: as many as are computed are shown as busy."""
-        stats = door.service.stats()
+        model = door.models.at_hand(request.args.get("model"))
+        if model is None:
+            return jsonify([])
+        stats = model.service.stats()
         if "fail_on_no_slot" in request.args and stats.running >= stats.slots:
             raise ApiError(503, "no slot is free", code="server_busy", headers={"Retry-After": "1"})
         return jsonify(
             [
                 {
                     "id": number,
-                    "n_ctx": door.model.context,
+                    "n_ctx": model.context,
                     "speculative": False,
                     "is_processing": number < stats.running,
                 }
@@ -204,8 +213,8 @@ def blueprint(door: Door) -> Blueprint:
     @takes(Body.NOTHING)
     def load() -> dict[str, int]:
         """vLLM's: requests being answered or waiting."""
-        stats = door.service.stats()
-        return {"server_load": stats.running + stats.waiting}
+        all_stats = [measured.stats for measured in door.models.measured()]
+        return {"server_load": sum(stats.running + stats.waiting for stats in all_stats)}
 
     @routes.get("/version")
     @takes(Body.NOTHING)
@@ -216,12 +225,14 @@ def blueprint(door: Door) -> Blueprint:
     @routes.get("/ready")
     @takes(Body.NOTHING, Work.AT_ONCE)
     @without_key
-    def ready() -> tuple[dict[str, str], int]:
-        """Answered from when the model is in memory, without the device, which may hang."""
-        fault = door.service.fault
+    def ready() -> tuple[dict[str, Any], int]:
+        """Answered from when the model is in memory, or, of several, may be asked for; without the
+        device, which may hang.
+        """
+        fault, loading = door.models.fault, door.models.loading()
         if fault is not None:
             return {"status": "failed", "reason": str(fault)}, 503
-        return {"status": "ready"}, 200
+        return {"status": "ready"} | ({} if loading is None else {"loading": loading}), 200
 
     return routes
 
@@ -234,18 +245,24 @@ def _completed(door: Door, body: Completion) -> Response:
         raise ApiError(
             400, "stream: found beside several prompts, expected one of them", param="stream"
         )
-    options = {"max_tokens": door.model.context} | body.options()
-    answering = door.begin_raw([_raw(door, prompt) for prompt in prompts], options)
+    chosen, asked = body.options(), _of(door, body)
+    options = asked.model.usual("auto") | chosen
+    answering = asked.begin_raw([_raw(asked, prompt) for prompt in prompts], options)
     if body.stream:
-        form = _Form(door, body, prompts[0], 0)
+        form = _Form(asked, body, prompts[0], 0)
         return answering.streamed(form.events, lambda e: sse.event(e.body()), sse.MIMETYPE)
     return answering.whole_of_all(
-        lambda i, answer, tokens: _Form(door, body, prompts[i], i).whole(answer, tokens),
+        lambda i, answer, tokens: _Form(asked, body, prompts[i], i).whole(answer, tokens),
         ApiError.body,
     )
 
 
-def _raw(door: Door, prompt: str | Mixed) -> RawPrompt:
+def _of(door: Door, body: Tokenize | Detokenize | Completion) -> ModelDoor:
+    """A server with one model does not mind what these routes call it."""
+    return door.of(body.model if door.models.many else None)
+
+
+def _raw(door: ModelDoor, prompt: str | Mixed) -> RawPrompt:
     """A text begins as the tokenizer begins one; of a mixed list each text is put in as it is."""
     if isinstance(prompt, str):
         door.check_length("prompt", len(prompt))
@@ -263,7 +280,7 @@ def _raw(door: Door, prompt: str | Mixed) -> RawPrompt:
 class _Form:
     """One completion as llama.cpp writes it."""
 
-    def __init__(self, door: Door, body: Completion, prompt: str | Mixed, index: int) -> None:
+    def __init__(self, door: ModelDoor, body: Completion, prompt: str | Mixed, index: int) -> None:
         self._door, self._body, self._prompt, self._index = door, body, prompt, index
 
     def events(self, events: Iterator[Event | None]) -> Iterator[str]:

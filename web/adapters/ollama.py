@@ -20,6 +20,7 @@ from mtmd.web.adapters.tools import CallReader, arguments_of
 from mtmd.web.errors import ApiError, in_ollamas_form
 from mtmd.web.intake.body import json_body
 from mtmd.web.intake.gate import Body, Work, takes
+from mtmd.web.models.choice import Listed
 
 # Whose interface this follows: clients refuse versions that they hold for too old.
 INTERFACE = "0.12.6"
@@ -41,7 +42,6 @@ def _answer_routes(routes: Blueprint, door: Door) -> None:
     @takes(Body.JSON_WITH_PICTURES, Work.ANSWER)
     def chat() -> Response:
         body = json_body(ChatRequest, typed=False)
-        _check_model(door, body.model)
         door.check_fields(body)
         return _answered(door, body, bool(body.messages), _message)
 
@@ -49,7 +49,6 @@ def _answer_routes(routes: Blueprint, door: Door) -> None:
     @takes(Body.JSON_WITH_PICTURES, Work.ANSWER)
     def generate() -> Response:
         body = json_body(GenerateRequest, typed=False)
-        _check_model(door, body.model)
         door.check_fields(body)
         return _answered(door, body, bool(body.prompt or body.images), _response)
 
@@ -57,15 +56,17 @@ def _answer_routes(routes: Blueprint, door: Door) -> None:
 def _model_routes(routes: Blueprint, door: Door) -> None:
     started = datetime.now(timezone.utc)
 
-    def described(name: str) -> dict[str, Any]:
-        report = door.model.warmup_report
+    def described(name: str, model: Listed) -> dict[str, Any]:
+        there = door.models.at_hand(model.name)
+        report = there.warmup_report if there else None
+        weights = [sum(g.weight_bytes.values()) for g in report.graphs] if report else []
         return {
             "name": _tagged(name),
             "model": _tagged(name),
             "modified_at": _time(started),
-            "size": sum(sum(graph.weight_bytes.values()) for graph in report.graphs),
-            "digest": hashlib.sha256(door.model.name.encode()).hexdigest(),
-            "details": _details(door, report.dtype),
+            "size": sum(weights) if report else model.file_bytes or 0,
+            "digest": hashlib.sha256(model.name.encode()).hexdigest(),
+            "details": _details(model, report.dtype if report else model.kind),
         }
 
     @routes.get("/api/version")
@@ -76,20 +77,24 @@ def _model_routes(routes: Blueprint, door: Door) -> None:
     @routes.get("/api/tags")
     @takes(Body.NOTHING)
     def tags() -> dict[str, Any]:
-        return {"models": [described(name) for name in door.model.names]}
+        listed = door.models.listed()
+        return {"models": [described(name, model) for model in listed for name in model.names]}
 
     @routes.get("/api/ps")
     @takes(Body.NOTHING)
     def running() -> dict[str, Any]:
-        one = described(door.model.name)
-        del one["modified_at"]
-        on_device = 0 if door.model.warmup_report.device == "cpu" else one["size"]
-        stays = {
-            "expires_at": _time(datetime.now(timezone.utc) + timedelta(days=3650)),
-            "size_vram": on_device,
-            "context_length": door.model.context,
-        }
-        return {"models": [one | stays]}
+        return {"models": [one for model in door.models.listed() for one in _running(model)]}
+
+    def _running(model: Listed) -> Iterator[dict[str, Any]]:
+        there = door.models.at_hand(model.name)
+        if there is not None:
+            one = described(model.name, model)
+            del one["modified_at"]
+            yield one | {
+                "expires_at": _time(datetime.now(timezone.utc) + timedelta(days=3650)),
+                "size_vram": 0 if there.warmup_report.device == "cpu" else one["size"],
+                "context_length": there.context,
+            }
 
     @routes.post("/api/show")
     @takes(Body.JSON)
@@ -98,19 +103,20 @@ def _model_routes(routes: Blueprint, door: Door) -> None:
         name = body.model or body.name
         if not name:
             raise ApiError(400, "model: missing; name one of /api/tags", param="model")
-        _check_model(door, name)
+        model = door.models.find(_known(door, name))
+        there = door.models.at_hand(model.name)
         return {
             "modelfile": "",
             "parameters": "",
             "template": "",
             "license": "",
-            "details": _details(door, door.model.warmup_report.dtype),
+            "details": _details(model, there.warmup_report.dtype if there else model.kind),
             "model_info": {
                 "general.architecture": "mtmd",
-                "general.basename": door.model.name,
-                "mtmd.context_length": door.model.context,
+                "general.basename": model.name,
+                "mtmd.context_length": model.context,
             },
-            "capabilities": ["completion", "tools", *(["vision"] if door.model.sees else [])],
+            "capabilities": ["completion", "tools", *(["vision"] if model.sees else [])],
             "modified_at": _time(started),
         }
 
@@ -125,10 +131,13 @@ def _answered(
     `part`: a text, and calls of tools, in the form of the route.
     """
     began = perf_counter_ns()
-    if not says:
-        loaded = {"done_reason": "load", "done": True}
-        return jsonify(_line(body.model, part("", ())) | loaded)
-    answering = door.begin(body.asked())
+    name, said = _known(door, body.model), body.asked() if says else None
+    if said is None and body.unloads and door.models.unload(name):
+        return jsonify(_line(body.model, part("", ())) | {"done_reason": "unload", "done": True})
+    asked = door.of(name)
+    if said is None:
+        return jsonify(_line(body.model, part("", ())) | {"done_reason": "load", "done": True})
+    answering = asked.begin(said)
     if not body.streams:
         return answering.whole(
             lambda a: _line(body.model, part(a.text, a.tool_calls)) | _end(a, began),
@@ -186,18 +195,19 @@ def _end(answer: Answer, began: int) -> dict[str, Any]:
     }
 
 
-def _check_model(door: Door, name: str) -> None:
-    """Ollama's clients write the tag that stands for none. Raises ApiError."""
-    door.check_model(name if door.model.answers_to(name) else name.removesuffix(":latest"))
+def _known(door: Door, name: str) -> str:
+    """Ollama's clients write the tag that stands for none."""
+    names = {known for model in door.models.listed() for known in model.names}
+    return name if name in names else name.removesuffix(":latest")
 
 
-def _details(door: Door, dtype: str) -> dict[str, Any]:
+def _details(model: Listed, dtype: str) -> dict[str, Any]:
     """`clip` among the families is how older clients tell that a model sees."""
     return {
         "parent_model": "",
         "format": "mtmd",
         "family": "mtmd",
-        "families": ["mtmd", *(["clip"] if door.model.sees else [])],
+        "families": ["mtmd", *(["clip"] if model.sees else [])],
         "parameter_size": "",
         "quantization_level": dtype.upper(),
     }

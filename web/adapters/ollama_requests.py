@@ -109,7 +109,9 @@ class Message(Loose):
 
 
 class Answered(Request):
-    """What requests for answers have in common. `keep_alive` is left aside: the model stays."""
+    """What requests for answers have in common. Of `keep_alive` 0 alone means something, in a
+    request that asks nothing: how long models stay is the server's choice.
+    """
 
     harmless: ClassVar[frozenset[str]] = frozenset(("keep_alive", "truncate", "shift"))
 
@@ -119,6 +121,11 @@ class Answered(Request):
     stream: bool | None = None
     think: Any = None
     logprobs: Any = None
+
+    @property
+    def unloads(self) -> bool:
+        """Whether the model is to be unloaded, where nothing is asked of it."""
+        return (self.model_extra or {}).get("keep_alive") in (0, "0", "0s", "0m")
 
     @property
     def streams(self) -> bool:

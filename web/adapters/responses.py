@@ -29,14 +29,14 @@ def blueprint(door: Door, kept: KeptResponses) -> Blueprint:
     @takes(Body.JSON_WITH_PICTURES, Work.ANSWER)
     def create() -> Response:
         body = json_body(ResponsesRequest)
-        door.check_model(body.model)
         door.check_fields(body)
         body.check()
         turns = (*_before(body, kept), *body.turns())
         instructions = [Turn("system", (body.instructions,))] if body.instructions else []
-        writing = _Writing(door, kept, body, turns)
-        said = [*instructions, *turns]
-        answering = door.begin(Asked(said, body.chosen(), body.details(), body.tool_options()))
+        said = Asked([*instructions, *turns], body.chosen(), body.details(), body.tool_options())
+        asked = door.of(body.model)
+        writing = _Writing(asked.model.called(body.model), kept, body, turns)
+        answering = asked.begin(said)
         if body.stream:
             return answering.streamed(writing.events, writing.failed, sse.MIMETYPE)
         return answering.whole(writing.finished, ApiError.body)
@@ -65,7 +65,7 @@ class _Writing:
     """One response as it is made."""
 
     def __init__(
-        self, door: Door, kept: KeptResponses, body: ResponsesRequest, turns: tuple[Turn, ...]
+        self, model: str, kept: KeptResponses, body: ResponsesRequest, turns: tuple[Turn, ...]
     ) -> None:
         self._kept, self._owner, self._turns = kept, owner(), turns
         self._id, self._request_id = f"resp_{g.own_id}", g.own_id
@@ -74,7 +74,7 @@ class _Writing:
             "id": self._id,
             "object": "response",
             "created_at": int(time.time()),
-            "model": door.model.called(body.model),
+            "model": model,
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {},

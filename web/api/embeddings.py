@@ -17,7 +17,7 @@ from mtmd.web.errors import ApiError
 from mtmd.web.intake.body import json_body
 from mtmd.web.intake.gate import Body, Work, takes
 from mtmd.web.intake.media import Media, Reference
-from mtmd.web.served_model import ServedModel
+from mtmd.web.models.choice import Models
 
 if TYPE_CHECKING:
     from mtmd.embedding.service import EmbeddingService
@@ -27,24 +27,18 @@ if TYPE_CHECKING:
 class EmbeddingApi:
     """What the route works with. `service` None: the model gives no vectors."""
 
-    model: ServedModel
+    models: Models
     media: Media
     unknown_fields: str  # "ignore" or "refuse"
     service: EmbeddingService | None = None
 
     def check(self, body: EmbeddingRequest) -> tuple[str, ...]:
         """What is to be warned of. Raises ApiError for what cannot be answered."""
-        if not self.model.answers_to(body.model):
-            raise ApiError(
-                404,
-                f"the model asked for is not here; this server has {self.model.name!r}",
-                param="model",
-                code="model_not_found",
-            )
+        model = self.models.find(body.model)
         if self.service is None:
             raise ApiError(
                 400,
-                f"{self.model.name!r} writes answers and gives no vectors; serve a dual encoder "
+                f"{model.name!r} writes answers and gives no vectors; serve a dual encoder "
                 "for them, such as openai/clip-vit-base-patch32",
                 param="model",
                 code="no_embeddings",
@@ -81,7 +75,7 @@ def blueprint(api: EmbeddingApi) -> Blueprint:
         tokens += sum(t.tokens for t in made.receipt.texts)
         return {
             "object": "list",
-            "model": api.model.called(body.model),
+            "model": api.models.choose(body.model).called(body.model),
             "data": [
                 {"object": "embedding", "index": i, "embedding": _written(vector, body.is_base64)}
                 for i, vector in enumerate(_in_order(made.vectors, inputs))

@@ -41,6 +41,7 @@ from mtmd.web.errors import ApiError, response
 from mtmd.web.intake.body import json_body
 from mtmd.web.intake.gate import Body, Work, takes
 from mtmd.web.intake.media import Media, Reference
+from mtmd.web.models.choice import FAILED, LOADING, UNLOADED, Listed, Models
 from mtmd.web.served_model import ServedModel
 from mtmd.web.waiting.incoming import Incoming
 from mtmd.web.waiting.responses import streamed, whole
@@ -55,24 +56,35 @@ _DETAILS = ("low", "auto", "high")
 
 @dataclass(frozen=True)
 class Api:
-    """What the routes work with."""
+    """What the routes work with, before they know which model is asked for."""
 
-    service: Service
-    model: ServedModel
+    models: Models
     media: Media
     unknown_fields: str = "ignore"  # or "refuse"
 
-    def check_model(self, name: str | None) -> None:
-        """Raises ApiError for another model than the one loaded: an answer in its name would
-        deceive.
+    def of(self, name: str | None) -> ModelApi:
+        """For the request that is being answered. Raises ApiError for a model that is not here: an
+        answer in its name would deceive.
         """
-        if not self.model.answers_to(name):
-            raise ApiError(
-                404,
-                f"the model asked for is not here; this server has {self.model.name!r}",
-                param="model",
-                code="model_not_found",
-            )
+        return ModelApi(self.models.choose(name), self.media)
+
+    def warnings(self, body: Generation) -> tuple[str, ...]:
+        """Raises ApiError for fields that nobody knows, where those are to be refused."""
+        if body.unknown and self.unknown_fields == "refuse":
+            raise unknown_field(body.unknown[0])
+        return body.warnings()
+
+
+@dataclass(frozen=True)
+class ModelApi:
+    """What a request works with, once its model is in memory."""
+
+    model: ServedModel
+    media: Media
+
+    @property
+    def service(self) -> Service:
+        return self.model.service
 
     def submit(
         self, messages: Sequence[dict[str, Any]] | RawPrompt, number: int, options: dict[str, Any]
@@ -80,12 +92,6 @@ class Api:
         if number == 1:
             return [self.service.submit(messages, tenant=owner(), **options)]
         return self.service.submit_several(messages, number, tenant=owner(), **options)
-
-    def warnings(self, body: Generation) -> tuple[str, ...]:
-        """Raises ApiError for fields that nobody knows, where those are to be refused."""
-        if body.unknown and self.unknown_fields == "refuse":
-            raise unknown_field(body.unknown[0])
-        return body.warnings()
 
     def echo(self, prompt: str | list[int]) -> str:
         """A prompt as text."""
@@ -107,7 +113,7 @@ class Api:
         self.check_length("messages", body.text_length())
         references = [Reference(place, url) for place, url, _ in body.images()]
         with self.media.opened(references, owner()) as pictures:
-            yield _messages(body, pictures)
+            yield self.model.with_system(_messages(body, pictures))
 
 
 def unknown_field(name: str) -> ApiError:
@@ -123,13 +129,13 @@ def blueprint(api: Api) -> Blueprint:
     @takes(Body.JSON_WITH_PICTURES, Work.ANSWER)
     def chat() -> Response:
         body = json_body(ChatRequest)
-        api.check_model(body.model)
-        warnings = api.warnings(body)
+        warnings, options = api.warnings(body), body.options()
+        asked = api.of(body.model)
         with ExitStack() as stack:
-            messages = stack.enter_context(api.messages(body))
-            usual = {"max_tokens": api.model.context, "detail": _detail(body)}
-            name = api.model.called(body.model)
-            tickets = api.submit(messages, body.n or 1, usual | body.options())
+            messages = stack.enter_context(asked.messages(body))
+            usual = asked.model.usual(_detail(body))
+            name = asked.model.called(body.model)
+            tickets = asked.submit(messages, body.n or 1, usual | options)
             reply = Reply(f"chatcmpl-{g.request_id}", name, bool(body.logprobs), warnings)
             return _answer(Answering(tickets, reply, CHAT, Reply.chat), body, stack)
 
@@ -137,27 +143,27 @@ def blueprint(api: Api) -> Blueprint:
     @takes(Body.JSON, Work.ANSWER)
     def completions() -> Response:
         body = json_body(CompletionRequest)
-        api.check_model(body.model)
-        api.check_length("prompt", sum(map(len, body.prompt)))
-        warnings, number = api.warnings(body), body.n or 1
+        warnings, number, chosen = api.warnings(body), body.n or 1, body.options()
         if number * len(body.prompt) > MOST_CHOICES:
             raise ApiError(400, f"n: expected at most {MOST_CHOICES} answers in all", param="n")
+        asked = api.of(body.model)
+        asked.check_length("prompt", sum(map(len, body.prompt)))
         with ExitStack() as stack:
-            options = {"max_tokens": api.model.context} | body.options()
+            options = asked.model.usual("auto") | chosen
             tickets: list[Ticket] = []
             with ExitStack() as begun:
                 for text in body.prompt:
                     prompt = RawPrompt(text if isinstance(text, str) else tuple(text))
-                    tickets += api.submit(prompt, number, options)
+                    tickets += asked.submit(prompt, number, options)
                     begun.callback(_give_up_all, tickets)
                 begun.pop_all()
             reply = Reply(
                 f"cmpl-{g.request_id}",
-                api.model.called(body.model),
+                asked.model.called(body.model),
                 body.logprobs is not None,
                 warnings,
             )
-            texts = [api.echo(text) for text in body.prompt for _ in range(number)]
+            texts = [asked.echo(text) for text in body.prompt for _ in range(number)]
             answering = Answering(
                 tickets, reply, PLAIN, Reply.plain, number, texts if body.echo else []
             )
@@ -167,9 +173,9 @@ def blueprint(api: Api) -> Blueprint:
     @takes(Body.JSON_WITH_PICTURES, Work.ANSWER)
     def input_tokens() -> dict[str, Any]:
         body = json_body(ChatRequest)
-        api.check_model(body.model)
-        with api.messages(body) as messages:
-            count = api.service.count(
+        asked = api.of(body.model)
+        with asked.messages(body) as messages:
+            count = asked.service.count(
                 messages, detail=_detail(body), tenant=owner(), **body.prompt_options()
             )
         return {
@@ -181,19 +187,21 @@ def blueprint(api: Api) -> Blueprint:
     @routes.get("/v1/models")
     @takes(Body.NOTHING)
     def models() -> dict[str, Any]:
-        can = ["completion", *(["multimodal"] if api.model.sees else [])]
+        called = [(name, model) for model in api.models.listed() for name in model.names]
         return {
             "object": "list",
-            "data": [_model(api, name) for name in api.model.names],
+            "data": [_model(name, model, api.models.many) for name, model in called],
             # as llama.cpp's clients look for it
-            "models": [{"name": n, "model": n, "capabilities": can} for n in api.model.names],
+            "models": [
+                {"name": name, "model": name, "capabilities": _can(model)} for name, model in called
+            ],
         }
 
     @routes.get("/v1/models/<path:name>")
     @takes(Body.NOTHING)
     def model(name: str) -> dict[str, Any]:
-        api.check_model(name)
-        return _model(api, api.model.called(name))
+        found = api.models.find(name)
+        return _model(name if name in found.names else found.name, found, api.models.many)
 
     @routes.get("/openapi.json")
     @takes(Body.NOTHING)
@@ -324,11 +332,23 @@ def _tool_fields(message: Message) -> dict[str, Any]:
     return given
 
 
-def _model(api: Api, name: str) -> dict[str, Any]:
-    return {
+def _can(model: Listed) -> list[str]:
+    return ["completion", *(["multimodal"] if model.sees else [])]
+
+
+def _model(name: str, model: Listed, many: bool) -> dict[str, Any]:
+    """`many`: where it may be in memory or not, as llama.cpp's router says so."""
+    known: dict[str, Any] = {
         "id": name,
         "object": "model",
         "created": 0,
         "owned_by": "mtmd",
-        "mtmd": {"context": api.model.context, "vision": api.model.sees},
+        "mtmd": {"context": model.context, "vision": model.sees},
     }
+    if many:
+        failed = {"failed": True, "reason": model.reason} if model.reason else {}
+        loading = {"progress": model.progress} if model.state == LOADING else {}
+        value = UNLOADED if model.state == FAILED else model.state
+        known["status"] = {"value": value} | loading | failed
+        known["mtmd"] |= {"file_bytes": model.file_bytes, "memory_bytes": model.needs_bytes}
+    return known

@@ -10,13 +10,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
-from mtmd import ImageError, Service, TokenCount
+from mtmd import ImageError, TokenCount
 from mtmd.display.grounding import find_regions
 from mtmd.model import DEFAULT_PROMPT
 from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.intake.places import Places
+from mtmd.web.models.choice import Models
 from mtmd.web.page.answers import Answer, Answers
 from mtmd.web.page.model_messages import checked_pixels, model_messages
 from mtmd.web.page.pictures import PictureCache
@@ -33,9 +34,9 @@ class Chat:
     """What the routes of the page work with."""
 
     def __init__(
-        self, service: Service, store: Store, settings: ServerSettings, budget: PictureBudget
+        self, models: Models, store: Store, settings: ServerSettings, budget: PictureBudget
     ) -> None:
-        self.service, self.store, self.budget = service, store, budget
+        self.models, self.store, self.budget = models, store, budget
         self.answers, self.pictures = Answers(store), PictureCache(store, budget, settings)
         self.readers = Places("readers follow answers", settings.followers, READERS_EACH)
         self._lock, self._starting = threading.Lock(), set[str]()  # conversations
@@ -93,17 +94,23 @@ class Chat:
         options: dict[str, Any],
         keep_place: Callable[[], Callable[[], None]],
         *,
+        model: str | None = None,
         continues: str | None = None,
         since: str | None = None,
+        side: int | None = None,
     ) -> Message:
         """An answer to the branch that ends in `parent`; it begins with the text of the answer
         `continues`. Of the branch the model sees what stands from `since` on. Raises ApiError where
         one is being written, and what `Service.submit` raises. `keep_place` is called once it has
-        begun; what that returns, and the pixels of its pictures, are let go at its end.
+        begun; what that returns, and the pixels of its pictures, are let go at its end. `side`: the
+        place of one of several that are written beside each other.
         """
         known = self._by_id(conversation)
         row = parent if (known[parent].options or {}).get("table") else ""
-        with self._alone(conversation, row), ExitStack() as held:
+        if side is not None:
+            row = f"{parent} {side}"
+        with self._alone(conversation, row, side is not None), ExitStack() as held:
+            service = self.models.choose(model).service  # waits, where it has to be loaded first
             known = self._by_id(conversation)
             path = _seen(branch(known, parent), since)
             begun = _text_to_continue(known, parent, continues)
@@ -111,7 +118,7 @@ class Chat:
             messages = model_messages(path, system, self.pictures)
             if begun:
                 messages.append({"role": "assistant", "content": begun})
-            ticket = self.service.submit(
+            ticket = service.submit(
                 messages, tenant=owner(), **options, continue_final_message=bool(begun)
             )
             try:
@@ -121,7 +128,7 @@ class Chat:
                     "assistant",
                     begun,
                     state=RUNNING,
-                    options={**options, "system": system, **({"since": since} if since else {})},
+                    options=options | _told(system=system, since=since, model=model, side=side),
                 )
             except BaseException:
                 ticket.cancel()
@@ -131,14 +138,16 @@ class Chat:
         return message
 
     @contextmanager
-    def _alone(self, conversation: str, row: str) -> Iterator[None]:
+    def _alone(self, conversation: str, row: str, beside: bool = False) -> Iterator[None]:
         """Raises ApiError where an answer is being written or begun. One conversation waits for the
-        disk, or for its pictures, without the others; so does each `row` of a table.
+        disk, or for its pictures, without the others; so does each `row` of a table, or each answer
+        `beside` others to one message.
         """
         place = row or conversation
         with self._lock:
             running = self.answers.running(conversation)
-            if place in self._starting or any(a.row == (row or a.row) for a in running):
+            taken = any(a.row == (row or a.row) or (beside and not a.row) for a in running)
+            if place in self._starting or taken or (beside and conversation in self._starting):
                 raise ApiError(
                     409,
                     "an answer is being written in this conversation; wait for its end, or stop it",
@@ -159,9 +168,15 @@ class Chat:
         *,
         system: str,
         detail: str,
+        model: str | None = None,
         since: str | None = None,
     ) -> TokenCount:
-        """What the branch would take with this message added to it."""
+        """What the branch would take with this message added to it. Nothing is loaded for it:
+        raises ApiError where the model is not in memory.
+        """
+        served = self.models.at_hand(model)
+        if served is None:
+            raise ApiError(409, "the model is not in memory", code="model_not_in_memory")
         path = _seen(branch(self._by_id(conversation), parent), since) if conversation else []
         draft = Message(
             id="",
@@ -179,7 +194,7 @@ class Chat:
         path.append(draft)
         with self.budget.held(checked_pixels(path, self.budget)):
             messages = model_messages(path, system, self.pictures)
-            return self.service.count(messages, detail, tenant=owner())
+            return served.service.count(messages, detail, tenant=owner())
 
     def shown_messages(
         self, conversation: str, wanted: Collection[str] | None = None
@@ -230,6 +245,11 @@ class Chat:
 
     def _by_id(self, conversation: str) -> dict[str, Message]:
         return {m.id: m for m in self.store.messages(conversation)}
+
+
+def _told(*, system: str, **others: Any) -> dict[str, Any]:
+    """What is kept of how an answer was asked for, beside its sampling."""
+    return {"system": system} | {name: v for name, v in others.items() if v is not None}
 
 
 def _light(message: Message) -> dict[str, Any]:

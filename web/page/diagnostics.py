@@ -2,20 +2,55 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import asdict
 
-from flask import Blueprint, Response, jsonify, render_template
+from flask import Blueprint, Response, jsonify, render_template, request
 
-from mtmd import Service
+from mtmd import ServiceStats
+from mtmd.bench.ceilings import read_rate_of
+from mtmd.service.measures.decode_speed import decode_speed, step_bytes
 from mtmd.web.auth import without_key
 from mtmd.web.intake.gate import Body, takes
+from mtmd.web.models.choice import Models, in_memory
 from mtmd.web.page import charts
 from mtmd.web.page.verdict import verdict
 from mtmd.web.served_model import ServedModel
 
+NO_MODEL = {
+    "state": "none",
+    "title": "No model is in memory",
+    "summary": "The first question to one loads it; so does the list of models on the chat page.",
+    "findings": [],
+    "checked": False,
+    "speed": "",
+}
 
-def blueprint(service: Service, model: ServedModel) -> Blueprint:
-    routes = Blueprint("diagnostics", __name__)
+
+class _Ceiling:
+    """How fast memory is read, by device."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, float | None] = {}
+        self._measuring = threading.Lock()
+
+    def of(self, model: ServedModel, measure: bool) -> float | None:
+        """Bytes/s; None where nobody has measured it, or it says nothing about this model. Raises
+        DeviceError.
+        """
+        report = model.warmup_report
+        if not step_bytes(report):
+            return None
+        with self._measuring:
+            if measure and report.device not in self._known and not model.service.busy:
+                self._known[report.device] = model.service.exclusively(
+                    lambda: read_rate_of(report.device)
+                )
+            return self._known.get(report.device)
+
+
+def blueprint(models: Models) -> Blueprint:
+    routes, ceiling = Blueprint("diagnostics", __name__), _Ceiling()
 
     @routes.get("/diagnostics")
     @takes(Body.NOTHING)
@@ -26,26 +61,37 @@ def blueprint(service: Service, model: ServedModel) -> Blueprint:
     @routes.get("/api/stats")
     @takes(Body.NOTHING)
     def stats() -> Response:
-        fault = service.fault
-        return jsonify(asdict(service.stats()) | {"fault": str(fault) if fault else None})
+        """Of several models the one that was used last, or `?model=NAME`."""
+        fault, model = models.fault, models.at_hand(request.args.get("model"))
+        counted = model.service.stats() if model else ServiceStats(slots=models.slots)
+        told = {"fault": str(fault) if fault else None, "model": model.name if model else None}
+        return jsonify(asdict(counted) | told)
 
     @routes.get("/api/verdict")
     @takes(Body.NOTHING)
     def show_verdict() -> Response:
-        fault = service.fault
-        return jsonify(verdict(model.warmup_report, str(fault) if fault else None).asdict())
+        """Where no model is in memory, there is nothing to judge: `state` is "none". With
+        `?speed=1` the machine's memory is measured, once, where nobody is being answered.
+        """
+        fault, model = models.fault, models.at_hand(request.args.get("model"))
+        if model is None:
+            return jsonify(NO_MODEL)
+        rate = ceiling.of(model, bool(request.args.get("speed")) and fault is None)
+        report = model.warmup_report
+        speed = decode_speed(report, rate) if rate else None
+        return jsonify(verdict(report, str(fault) if fault else None, speed).asdict())
 
     @routes.get("/api/report.txt")
     @takes(Body.NOTHING)
     def report_text() -> Response:
         """As `mtmd warmup` prints it, to be copied."""
-        return Response(str(model.warmup_report), mimetype="text/plain")
+        return Response(str(in_memory(models).warmup_report), mimetype="text/plain")
 
     @routes.get("/api/report")
     @takes(Body.NOTHING)
     def report() -> str:
         """The warm-up report as a part of the page."""
-        report = model.warmup_report
+        report = in_memory(models).warmup_report
         return render_template(
             "report.html", report=report, charts=charts.of(report), bytes=charts.readable_bytes
         )

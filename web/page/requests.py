@@ -16,10 +16,11 @@ class _Strict(BaseModel):
 
 
 class Options(_Strict):
-    """As `AnswerOptions`, which checks the ranges; None leaves the choice to the server. `since`:
-    the first message that the model is to see.
+    """As `AnswerOptions`, which checks the ranges; None leaves the choice to the server. `model`:
+    of several. `since`: the first message that the model is to see.
     """
 
+    model: Annotated[str, Field(max_length=512)] | None = None
     system: Annotated[str, Field(max_length=100_000)] = ""
     max_tokens: int | None = None
     temperature: float | None = None
@@ -34,7 +35,7 @@ class Options(_Strict):
     def chosen(self) -> dict[str, Any]:
         return {
             name: value
-            for name, value in self.model_dump(exclude={"system", "since"}).items()
+            for name, value in self.model_dump(exclude={"model", "system", "since"}).items()
             if value is not None
         }
 
@@ -69,10 +70,13 @@ class Wanted(_Strict):
 
 
 class NewAnswer(_Strict):
-    """`continues`: an answer to the same message that ended early, to go on from its end."""
+    """`continues`: an answer to the same message that ended early, to go on from its end. `side`:
+    the place of one that is written beside others to the same message.
+    """
 
     parent: Id
     continues: Id | None = None
+    side: Annotated[int, Field(ge=0, lt=4)] | None = None
     options: Options = Options()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from flask import Blueprint, Response, g, jsonify, render_template, request
 
-from mtmd.loading import DEMO_NAME
+from mtmd.checkpoint.hub import DEMO, DEMO_NAME
 from mtmd.prompt.load_image import jpeg_bytes, png_bytes
 from mtmd.web import sse
 from mtmd.web.auth import owner, without_key
@@ -23,7 +23,6 @@ from mtmd.web.page.answers import follow
 from mtmd.web.page.chat import Chat
 from mtmd.web.page.requests import Change, Draft, NewAnswer, NewConversation, NewMessage, Wanted
 from mtmd.web.page.samples import offered
-from mtmd.web.served_model import ServedModel
 from mtmd.web.store.conversation import Conversation, StoredImage
 from mtmd.web.store.errors import StoreBusyError, StoreDamagedError, StoreError, StoreReadOnlyError
 from mtmd.web.store.image_files import SHOWN_BY_BROWSERS
@@ -34,10 +33,10 @@ LAST_ANSWERS = 20  # whose stages the diagnostics show
 FOREVER = "private, max-age=31536000, immutable"  # of what is named by its own digest
 
 
-def blueprint(chat: Chat, model: ServedModel) -> Blueprint:
+def blueprint(chat: Chat) -> Blueprint:
     routes = Blueprint("page", __name__)
     routes.register_error_handler(StoreError, lambda error: response(_not_stored(error)))
-    _page_routes(routes, chat, model)
+    _page_routes(routes, chat)
     _conversation_routes(routes, chat)
     _import_export_routes(routes, chat)
     _message_routes(routes, chat)
@@ -59,7 +58,7 @@ def _not_stored(error: StoreError) -> ApiError:
     return ApiError(507, str(error), code=code)
 
 
-def _page_routes(routes: Blueprint, chat: Chat, model: ServedModel) -> None:
+def _page_routes(routes: Blueprint, chat: Chat) -> None:
     @routes.get("/")
     @routes.get("/c/<id_>")
     @takes(Body.NOTHING)
@@ -76,22 +75,32 @@ def _page_routes(routes: Blueprint, chat: Chat, model: ServedModel) -> None:
     @routes.get("/api/about")
     @takes(Body.NOTHING)
     def about() -> dict[str, Any]:
-        fault, notice = chat.service.fault, chat.store.notice
-        demo = model.name == DEMO_NAME
+        """`context`, and what follows from it, is None for a model of several that is not known
+        yet.
+        """
+        models, asked = chat.models, request.args.get("model")
+        there = models.at_hand(asked)
+        model = models.find(there.name if there else asked)
+        fault, notice = models.fault, chat.store.notice
+        demo = model.name in (DEMO_NAME, DEMO)
+        sees = model.sees is not False
+        most = MAX_TOKENS if model.context is None else min(MAX_TOKENS, model.context // 2)
         return {
             "model": model.name,
+            "many": models.many,
+            "preset": dict(model.preset),
             "demo": demo,
-            "samples": offered(demo) if model.sees else [],
+            "samples": offered(demo) if sees else [],
             "fault": str(fault) if fault else None,
             "key": caller.name if (caller := g.get("caller")) else None,
             "context": model.context,
-            "vision": model.sees,
+            "vision": sees,
             "kept": chat.store.keeps,
             "shared": chat.store.shared,
             "notice": notice.asdict() if notice else None,
-            "max_tokens": min(MAX_TOKENS, model.context // 2),
+            "max_tokens": most,
             "images": chat.budget.limits.images,
-            "places": max(1, chat.service.stats().slots),
+            "places": max(1, models.slots),
             "image_bytes": chat.budget.limits.bytes,
         }
 
@@ -229,7 +238,9 @@ def _message_routes(routes: Blueprint, chat: Chat) -> None:
                     new.options.system,
                     new.options.chosen(),
                     keep_place,
+                    model=new.options.model,
                     continues=new.continues,
+                    side=new.side,
                     since=new.options.since,
                 )
             )
@@ -250,6 +261,7 @@ def _message_routes(routes: Blueprint, chat: Chat) -> None:
             _images(chat, draft),
             system=draft.options.system,
             detail=draft.options.detail or "auto",
+            model=draft.options.model,
             since=draft.options.since,
         )
         return jsonify(
@@ -398,7 +410,7 @@ def _images(chat: Chat, message: NewMessage) -> list[StoredImage]:
 
 
 def _tiles(chat: Chat, sha256: str) -> Any:
-    tiles = chat.service.processed(sha256, owner())
+    tiles = chat.models.processed(sha256, owner())
     if tiles is None:
         raise ApiError(
             404, "what the model saw is kept for the latest pictures only; ask again to see it"

@@ -9,6 +9,7 @@ from typing import Any
 
 from mtmd import WarmupReport
 from mtmd.loading import DEMO_NAME
+from mtmd.service.measures.decode_speed import DecodeSpeed
 
 FAST, SLOWER, WRONG = "fast", "slower", "wrong"
 WORDS = {
@@ -34,7 +35,8 @@ class Finding:
 @dataclass(frozen=True)
 class Verdict:
     """`state` is fast, slower or wrong. `checked`: the warm-up ran the model, so that its results
-    are known to be right.
+    are known to be right. `speed`: how fast answers are written beside what the machine could, ""
+    where that is not known.
     """
 
     state: str
@@ -42,13 +44,14 @@ class Verdict:
     summary: str
     findings: tuple[Finding, ...]
     checked: bool
+    speed: str = ""
 
     def asdict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def verdict(report: WarmupReport, fault: str | None) -> Verdict:
-    """`fault`: why the device cannot answer any more, None where it can."""
+def verdict(report: WarmupReport, fault: str | None, speed: DecodeSpeed | None = None) -> Verdict:
+    """`fault`: why the device cannot answer any more, None where it can. `speed`: as measured."""
     wrong = [*_fault(report, fault), *_failed_checks(report)]
     slower = [
         *(f for flash in report.flash for f in _flash(report, flash)),
@@ -58,7 +61,9 @@ def verdict(report: WarmupReport, fault: str | None) -> Verdict:
     ]
     state = WRONG if wrong else SLOWER if slower else FAST
     title = WORDS[state] if report.checks or state != FAST else UNMEASURED
-    return Verdict(state, title, _summary(report, state), (*wrong, *slower), bool(report.checks))
+    told = "" if speed is None else str(speed)
+    findings, checked = (*wrong, *slower), bool(report.checks)
+    return Verdict(state, title, _summary(report, state), findings, checked, told)
 
 
 def _summary(report: WarmupReport, state: str) -> str:

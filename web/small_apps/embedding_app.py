@@ -19,6 +19,7 @@ from mtmd.web.intake.fetch import Fetcher
 from mtmd.web.intake.gate import Body, GatedFlask, takes
 from mtmd.web.intake.media import Media
 from mtmd.web.intake.uploads import Uploads
+from mtmd.web.models.choice import OneModel
 from mtmd.web.served_model import ServedModel
 from mtmd.web.settings import ServerSettings
 from mtmd.web.small_apps.parts import in_its_form, new_app, notice
@@ -46,17 +47,18 @@ def create_embedding_app(
 ) -> GatedFlask:
     """`warmup`: the report to show, None for one that is made without a run."""
     seen = cast("Service", service)  # as far as model, status and metrics ask
-    counters = Metrics(seen)
-    app = new_app(settings, service.stats().slots, counters.count)
     model = ServedModel(seen, warmup, settings.aliases, any_name=settings.any_model)
+    models = OneModel(model)
+    counters = Metrics(models)
+    app = new_app(settings, service.stats().slots, counters.count)
     keys, budget = auth.keys_of(app), app.gate.budget
     uploads = Uploads(settings.upload_bytes, owners=lambda: keys.owners)
     fetcher = Fetcher() if settings.allow_remote_media else None
     media = Media(budget, uploads, fetcher, settings.media_path)
-    api = EmbeddingApi(model, media, settings.unknown_fields, service)
+    api = EmbeddingApi(models, media, settings.unknown_fields, service)
     app.register_blueprint(embeddings.blueprint(api))
     app.register_blueprint(files.blueprint(uploads, budget))
-    app.register_blueprint(status.blueprint(seen, model, settings, counters))
+    app.register_blueprint(status.blueprint(models, settings, counters))
     _model_routes(app, service, model)
     _refusals(app, model)
     add_bare_routes(app)

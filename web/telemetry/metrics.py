@@ -5,9 +5,9 @@ nothing of the process.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import (
@@ -18,11 +18,11 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from mtmd.service.measures.latencies import Histogram
+from mtmd.service.measures.latencies import Histogram, Latencies
+from mtmd.service.measures.stats import ServiceStats
 
 if TYPE_CHECKING:
-    from mtmd import Service
-
+    from mtmd import DeviceError
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 NOW = {  # field of ServiceStats -> what it is
@@ -71,14 +71,47 @@ MILLISECONDS = {
 }
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What a model's service has counted. `labels`: by which it is told from others."""
+
+    labels: Mapping[str, str]
+    stats: ServiceStats
+    latencies: Latencies
+
+
+@dataclass(frozen=True)
+class Life:
+    """How a model of several has fared since the server began."""
+
+    loaded: bool
+    loads: int
+    failures: int
+    load_seconds: float
+
+
+class Counted(Protocol):
+    """The models of a server; `many`: there may be several."""
+
+    @property
+    def many(self) -> bool: ...
+
+    @property
+    def fault(self) -> DeviceError | None: ...
+
+    def measured(self) -> Sequence[Measured]: ...
+
+    def lives(self) -> Mapping[str, Life]: ...
+
+
 class Metrics:
     """`count`: one response, by its status, and by the name of the key it was asked for with.
     `text`: everything, as Prometheus reads it.
     """
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, models: Counted) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_Stats(service))
+        self._registry.register(_Stats(models))
         self._responses = Counter(
             "mtmd_http_responses", "Responses by status", ["status"], registry=self._registry
         )
@@ -96,37 +129,68 @@ class Metrics:
 
 
 class _Stats(Collector):
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, models: Counted) -> None:
+        self._models = models
 
     def collect(self) -> Iterable[Metric]:
-        stats = asdict(self._service.stats())
         yield GaugeMetricFamily(
             "mtmd_device_failed",
             "1 where nothing can be answered any more, as /health says",
-            value=int(self._service.fault is not None),
+            value=int(self._models.fault is not None),
         )
+        measured = self._models.measured()
+        labels = [*(measured[0].labels if measured else ())]
+        rows = [([*m.labels.values()], asdict(m.stats), m.latencies) for m in measured]
         for name, words in NOW.items():
-            yield GaugeMetricFamily(f"mtmd_{name}", words, value=stats[name])
+            gauge = GaugeMetricFamily(f"mtmd_{name}", words, labels=labels)
+            for row, stats, _ in rows:
+                gauge.add_metric(row, stats[name])
+            yield gauge
         for name, words in SINCE_START.items():
-            yield CounterMetricFamily(f"mtmd_{name}", words, value=stats[name])
-        latencies = self._service.latencies
+            counter = CounterMetricFamily(f"mtmd_{name}", words, labels=labels)
+            for row, stats, _ in rows:
+                counter.add_metric(row, stats[name])
+            yield counter
         for name, (called, words) in HISTOGRAMS.items():
-            histogram: Histogram = getattr(latencies, name)
-            bounds = [*map(float, histogram.bounds), math.inf]
-            yield HistogramMetricFamily(
-                f"mtmd_{called}_seconds",
-                words,
-                buckets=[
-                    ("+Inf" if math.isinf(bound) else str(bound), count)
-                    for bound, count in zip(bounds, histogram.counts, strict=True)
-                ],
-                sum_value=histogram.total_s,
-            )
+            family = HistogramMetricFamily(f"mtmd_{called}_seconds", words, labels=labels)
+            for row, _, latencies in rows:
+                histogram: Histogram = getattr(latencies, name)
+                family.add_metric(row, _buckets(histogram), histogram.total_s)
+            yield family
         for name, words in MILLISECONDS.items():
             stage = name.removesuffix("_ms")
-            yield CounterMetricFamily(
-                f"mtmd_{stage}_seconds",
-                f"Time spent {words}, summed over requests",
-                value=stats[name] / 1e3,
-            )
+            spent = f"Time spent {words}, summed over requests"
+            counter = CounterMetricFamily(f"mtmd_{stage}_seconds", spent, labels=labels)
+            for row, stats, _ in rows:
+                counter.add_metric(row, stats[name] / 1e3)
+            yield counter
+        yield from self._of_models()
+
+    def _of_models(self) -> Iterable[Metric]:
+        """Where there are several, which are in memory."""
+        if not self._models.many:
+            return
+        loaded = GaugeMetricFamily(
+            "mtmd_model_loaded", "1 where the model is in memory", labels=["model"]
+        )
+        loads = CounterMetricFamily("mtmd_model_loads", "How often it was loaded", labels=["model"])
+        failed = CounterMetricFamily(
+            "mtmd_model_load_failures", "How often it could not be loaded", labels=["model"]
+        )
+        spent = CounterMetricFamily(
+            "mtmd_model_load_seconds", "Time spent loading it", labels=["model"]
+        )
+        for name, life in self._models.lives().items():
+            loaded.add_metric([name], int(life.loaded))
+            loads.add_metric([name], life.loads)
+            failed.add_metric([name], life.failures)
+            spent.add_metric([name], life.load_seconds)
+        yield from (loaded, loads, failed, spent)
+
+
+def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    bounds = [*map(float, histogram.bounds), math.inf]
+    return [
+        ("+Inf" if math.isinf(bound) else str(bound), count)
+        for bound, count in zip(bounds, histogram.counts, strict=True)
+    ]

@@ -11,6 +11,7 @@ from mtmd import DeviceError
 from mtmd.cli import main
 from mtmd.kernels.report.facts import Check, DequantizedTensor, FlashFacts, OpTime, RefusedOp
 from mtmd.kernels.report.warmup_report import WarmupReport
+from mtmd.service.measures.decode_speed import DecodeSpeed
 from mtmd.web.page.verdict import verdict
 
 ON = FlashFacts("encoder", "auto", "on", 12, (), ())
@@ -32,6 +33,11 @@ def test_a_good_report_is_fast_and_says_how_fast():
     found = verdict(GOOD, None)
     assert (found.state, found.findings) == ("fast", ())
     assert "one picture in 12 ms" in found.summary and "agree with the reference" in found.summary
+
+
+def test_how_fast_answers_are_written_is_told_where_it_is_known():
+    assert verdict(GOOD, None).speed == ""
+    assert "at 20 tokens/s" in verdict(GOOD, None, DecodeSpeed(20.0, 40.0, 64e9)).speed
 
 
 def test_a_report_without_a_run_does_not_say_that_results_are_right():

@@ -13,9 +13,10 @@ import pytest
 from fake_service import FakeService
 
 from mtmd.web.app import create_app
+from mtmd.web.models.progress import OPENING, WARMING, Loading
 from mtmd.web.server import Server, bind
 from mtmd.web.settings import ServerSettings
-from mtmd.web.small_apps.loading_app import OPENING, WARMING, Loading, create_loading_app
+from mtmd.web.small_apps.loading_app import create_loading_app
 
 
 @pytest.fixture

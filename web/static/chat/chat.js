@@ -2,13 +2,15 @@
 
 import { $, announce, el, themeButton, toast } from "../shared/dom.js";
 import { ServerError, at, events, get, patch, post, upload } from "../shared/server.js";
+import { Comparing, SideBySide } from "../compare/compare.js";
+import { Picker } from "../models/picker.js";
 import { Composer } from "./composer.js";
 import { ConversationList } from "./conversation_list.js";
 import { Growing, answerMessage, sideBySide, userMessage } from "./message.js";
 import { leaveEnd, startScrolling, stayAtEnd } from "./scroll.js";
-import { options, optionsForAnother, startSettings } from "./settings.js";
+import { adopt, options, optionsForAnother, settingsFor, startSettings } from "./settings.js";
 import { Tree } from "./tree.js";
-import { startViewer } from "./viewer.js";
+import { setModel, startViewer } from "./viewer.js";
 import { ThreadWindow } from "./window.js";
 import { startWelcome } from "./welcome.js";
 import { AnswerText } from "../markdown/view.js";
@@ -16,6 +18,7 @@ import { Table, rowsOf } from "../table/table.js";
 
 const FOUND_MS = 2500;
 const MARKS_MAX = 200;
+const SIDES = 4; // an answer that was asked for alone stands behind those
 const ROOM = 0.6; // of the context, for what is left of a conversation of which turns were dropped
 const TOLD = "mtmd.notice";
 const NARROW = matchMedia("(max-width: 760px)");
@@ -30,7 +33,10 @@ let table;
 let seen = null; // the first message that the model sees, as it is drawn
 let since = null; // the first message of a draft that the model is to see, where older ones were dropped for it
 let row = null; // the message of a table that is shown as a conversation
-let following = null; // {id, controller, growing}
+let following = null; // {id, controller, growing}, or {both, controller} where two answers are written
+let asked = null; // {id, controller, element}: the message that an answer is asked for, until the server has begun one
+let picker = null; // of several models
+let comparing;
 let problem = ""; // why the last message has no answer
 let unsure = null; // {conversation, parent, text, images}: a message that may have arrived, for the server went while it was sent
 let unsureAnswer = null; // the message that an answer was asked for when the server went
@@ -38,22 +44,27 @@ const views = new Map(); // id of an answer -> what draws its text, with what so
 const drawn = new Map(); // message id -> {message, key, element}: what has not changed stays as it is, an open receipt too
 
 const compared = new Set(); // messages whose answers are shown side by side
-const act = { edit: startEdit, answer, again, goOn, look, show: showBranch, compare };
+const act = { edit: startEdit, answer, again, goOn, goOnWith, look, show: showBranch, compare };
 
 async function start() {
   // relative ones would mean something else in the addresses of conversations
   for (const link of document.querySelectorAll('a[href]:not([href^="#"]), link[rel="icon"]')) link.href = link.href;
   themeButton($("theme"));
   about = await get("/api/about");
+  if (about.many) {
+    picker = new Picker(onModel);
+    about = await picker.start(about);
+  }
   $("model").textContent = about.model;
   $("not-kept").hidden = about.kept;
   tell(about.notice);
   if (about.shared) toast("Another server uses the same history. An answer that one of them is writing looks cut off in the other.", { sticky: true });
   if (about.fault) toast(`The server cannot answer: ${about.fault}.`, { sticky: true });
-  composer = new Composer(about, { send, where, editLast, anew: () => go(null), askOver: (files) => table.ask(files), dropOldest });
+  composer = new Composer(about, { ready: () => !picker || picker.isReady(), send, where, editLast, anew: () => go(null), askOver: (files) => table.ask(files), dropOldest });
   table = new Table({ places: about.places, openRow, changed: onRow, options });
   list = new ConversationList({ open: (id, found) => go(id, found), gone: (id) => { if (conversation?.id === id) go(null); }, renamed: onRenamed });
   startSettings(about, () => composer.changed());
+  comparing = new Comparing({ options, models: () => (picker ? picker.names : []), changed: () => composer.changed() });
   startViewer(about.model, onRegion);
   startWelcome(about, askSample);
   listen();
@@ -69,10 +80,22 @@ async function start() {
   await open(idInAddress());
 }
 
+/** Another model is asked from now on, or more is known of it. */
+function onModel(known) {
+  about = known;
+  composer.setAbout(about);
+  settingsFor(about);
+  setModel(about.model);
+  startWelcome(about, askSample);
+  redrawAll();
+  composer.changed();
+  showBadge();
+}
+
 /** Beside the way to the diagnostics, where they have something to say. */
 async function showBadge() {
   const { state, title } = await get("/api/verdict").catch(() => ({ state: "fast" }));
-  $("badge").hidden = state === "fast";
+  $("badge").hidden = state === "fast" || state === "none";
   $("badge").className = `badge ${state}`;
   $("badge").textContent = { slower: "slower", wrong: "wrong" }[state] ?? "";
   $("badge").title = title ?? "";
@@ -98,7 +121,7 @@ function listen() {
   addEventListener("popstate", () => open(idInAddress()));
   addEventListener("keydown", (event) => {
     if (event.key !== "Escape" || document.querySelector("dialog[open], [popover]:popover-open")) return;
-    if (following) stop();
+    if (following || asked) stop();
     else if (NARROW.matches) setSide(false);
   });
 }
@@ -156,7 +179,8 @@ function mark(element, words) {
 
 async function open(id) {
   following?.controller.abort();
-  following = null;
+  asked?.controller.abort();
+  [following, asked] = [null, null];
   [problem, row, since] = ["", null, null];
   CSS.highlights?.delete("found");
   drawn.clear();
@@ -179,8 +203,11 @@ async function open(id) {
   draw();
   stayAtEnd();
   if (!matchMedia("(pointer: coarse)").matches && !document.querySelector("dialog[open]")) $("prompt").focus();
-  const running = [...tree.messages.values()].find((message) => message.state === "running");
-  if (running && !rowsOf(tree).length) follow(running);
+  const running = [...tree.messages.values()].filter((message) => message.state === "running");
+  if (!running.length || rowsOf(tree).length) return;
+  const beside = running.filter((message) => message.options?.side !== undefined);
+  if (beside.length) followBoth(tree.messages.get(beside[0].parent), beside.map((message) => ({ options: message.options, answer: message })));
+  else follow(running[0]);
 }
 
 /** A row of a table as a conversation of its own; null for the table. */
@@ -248,6 +275,7 @@ function draw() {
   seen = seenFrom();
   const keep = new Set();
   for (const message of part) keep.add(drawMessage(message, message === path.at(-1)));
+  if (following?.both && path.at(-1)?.id === following.both.parent) keep.add(following.both.element);
   for (const element of [...thread.children]) if (!keep.has(element)) element.remove();
   let index = 0;
   for (const element of keep) {
@@ -259,11 +287,11 @@ function draw() {
 }
 
 function drawMessage(message, last) {
-  const running = Boolean(following);
+  const running = Boolean(following || asked);
   const unanswered = last && message.role === "user" && { running, problem };
-  const side = message.role === "assistant" && compared.has(message.parent) ? tree.siblings(message).map((id) => tree.messages.get(id)) : null;
+  const side = message.role === "assistant" && compared.has(message.parent) ? bySide(tree.siblings(message).map((id) => tree.messages.get(id))) : null;
   if (side?.some((one) => one.light)) loadLight(side).then(redrawAll, (error) => toast(error.message));
-  const key = JSON.stringify([side?.map(({ id, state, text }) => [id, state, text?.length]), unanswered, seen === message.id, tree.siblings(message), following?.id === message.id]);
+  const key = JSON.stringify([side?.map(({ id, state, text }) => [id, state, text?.length]), unanswered, seen === message.id, tree.siblings(message), following?.id === message.id, asked?.id === message.id]);
   const old = drawn.get(message.id);
   if (old?.message === message && old.key === key) {
     old.element.classList.toggle("last", last);
@@ -272,10 +300,14 @@ function drawMessage(message, last) {
   const context = { tree, act, running, problem, model: about.model, last, redraw: redrawAll, view, since: seen };
   const element = message.light ? el("article", { class: "message light", id: `m-${message.id}`, "aria-busy": "true" }) : message.role === "user" ? userMessage(message, context)
     : side ? sideBySide(side.filter((one) => !one.light), context, (one) => (following?.id === one.id ? following.growing.elements : [])) : answerMessage(message, context);
+  if (asked?.id === message.id && asked.element) element.append(asked.element);
   if (following?.id === message.id && !side) element.append(...following.growing.elements);
   drawn.set(message.id, { message, key, element });
   return element;
 }
+
+/** Those that were asked for together stand as they were asked for. */
+const bySide = (answers) => answers.sort((one, other) => (one.options?.side ?? SIDES) - (other.options?.side ?? SIDES));
 
 function compare(message, whether) {
   if (whether) compared.add(message);
@@ -357,7 +389,8 @@ async function send(text, images, editing) {
     shown.last = Infinity;
     stayAtEnd();
     list.select(conversation.id);
-    ask(sent.message, options());
+    if (comparing.on) askBoth(sent.message);
+    else ask(sent.message, options());
     return true;
   } catch (error) {
     composer.setBusy(false);
@@ -400,18 +433,28 @@ async function askSample(file, name, question) {
 
 /** `continued`: an answer that ended early, to go on from its end. */
 async function ask(message, chosen, continued = null) {
-  if (following) return;
+  if (following || asked) return;
   [problem, unsureAnswer] = ["", null];
+  const mine = asked = { id: message.id, controller: new AbortController(), element: waitingFor(chosen) };
   composer.setBusy(true);
   draw();
   try {
-    const asked = { parent: message.id, options: withSince(chosen), ...(continued ? { continues: continued.id } : {}) };
-    const answer = await post(`/api/conversations/${conversation.id}/answers`, asked);
+    const wanted = { parent: message.id, options: withSince(chosen), ...(continued ? { continues: continued.id } : {}) };
+    const answer = await post(`/api/conversations/${conversation.id}/answers`, wanted, { signal: mine.controller.signal });
+    if (asked !== mine) return; // another conversation is shown
+    asked = null;
     tree.put(answer);
     tree.head = answer.id;
     list.refresh();
     await follow(answer);
   } catch (error) {
+    if (asked !== mine && following) return;
+    if (mine.controller.signal.aborted) {
+      unsureAnswer = message.id; // the server may have begun one all the same
+      if (asked === mine) endOfAsking();
+      return;
+    }
+    asked = null;
     problem = error.message;
     unsureAnswer = error.status === 0 ? message.id : null;
     composer.setBusy(false);
@@ -422,6 +465,60 @@ async function ask(message, chosen, continued = null) {
     draw();
     announce(error.message);
   }
+}
+
+/** Nobody waits for an answer any more that was not begun. */
+function endOfAsking() {
+  asked = null;
+  composer.setBusy(false);
+  draw();
+}
+
+/** What is shown until a model of several is in memory, null where it is. */
+const waitingFor = ({ model }) => (picker && model && !picker.isReady(model) ? picker.waiting(model) : null);
+
+function askBoth(message) {
+  return followBoth(message, comparing.sides().map((chosen) => ({ options: withSince(chosen) })));
+}
+
+/** Two answers to one message, while they are written and when they are there. */
+async function followBoth(message, parts) {
+  if (following) return;
+  const both = new SideBySide(conversation.id, message.id, parts, waitingFor);
+  const mine = following = { id: null, both, controller: both.controller };
+  [problem, unsureAnswer, tree.head] = ["", null, message.id];
+  composer.setBusy(true);
+  draw();
+  stayAtEnd();
+  const answers = await both.run();
+  if (following !== mine) return; // another conversation is shown
+  following = null;
+  composer.setBusy(false);
+  for (const error of both.errors) toast(error, { sticky: true });
+  for (const answer of answers) tree.put(answer);
+  if (answers.some((answer) => answer.state === "running")) await reload().catch((error) => toast(error.message));
+  if (answers.length) { // one of them may have been there before, when the page was loaded in the midst of the other
+    const beside = bySide(tree.siblings(answers[0]).map((id) => tree.messages.get(id)).filter((one) => one.options?.side !== undefined));
+    tree.head = beside[0].id;
+    if (beside.length > 1) compared.add(message.id);
+    patch(`/api/conversations/${conversation.id}`, { head: tree.head }).catch((error) => toast(error.message));
+  } else [problem] = both.errors;
+  redrawAll();
+  announce(answers.length > 1 ? "Both answers are there" : "One answer is there");
+  composer.changed();
+  await list.refresh();
+  takeTitle();
+}
+
+/** One of several answers, with the model and the settings that it was made with. */
+function goOnWith(answer) {
+  compared.delete(answer.parent);
+  showBranch(answer.id);
+  if (answer.options?.side === undefined) return;
+  comparing.stop();
+  if (picker && answer.options.model && answer.options.model !== about.model) picker.choose(answer.options.model).then(() => adopt(answer.options));
+  else adopt(answer.options);
+  announce("This one is gone on with");
 }
 
 /** To a message without one. Where it was asked for when the server went, it may be under way. */
@@ -522,17 +619,25 @@ function takeTitle() {
 
 async function stop() {
   const mine = following;
-  if (!mine) return;
+  if (!mine) {
+    asked?.controller.abort();
+    return;
+  }
   $("stop").disabled = true;
   try {
+    if (mine.both) {
+      await mine.both.stop();
+      return;
+    }
     await post(`/api/answers/${mine.id}/stop`);
   } catch (error) {
     if (error.status === 0) { // nobody there to be told: what was read stays
       mine.left = true;
       mine.controller.abort();
     } else toast(error.message);
+  } finally {
+    $("stop").disabled = false;
   }
-  $("stop").disabled = false;
 }
 
 function showBranch(id) {

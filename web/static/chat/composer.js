@@ -13,14 +13,19 @@ const touch = matchMedia("(pointer: coarse)").matches;
 
 export class Composer {
   /** `about`: what the server says of its model and limits. `send(text, images, editing)`, `where()`: {conversation, parent}, `editLast()`, `anew()`: an empty chat,
-   * `askOver(files)`: one question over many, `dropOldest()`: make room. */
-  constructor(about, { send, where, editLast, anew, askOver, dropOldest }) {
-    Object.assign(this, { about, submit: send, where, editLast, anew, askOver, dropOldest });
+   * `ready()`: whether the model is in memory, `askOver(files)`: one question over many, `dropOldest()`: make room. */
+  constructor(about, { ready, send, where, editLast, anew, askOver, dropOldest }) {
+    Object.assign(this, { about, ready, submit: send, where, editLast, anew, askOver, dropOldest });
     this.attached = []; // {key, image | null, preview, name, tokens, uploading}
     this.editing = null;
     this.busy = false;
     this.#listen();
-    for (const id of ["pick", "shoot", "pick-folder"]) if (!about.vision) $(id).hidden = true;
+    this.setAbout(about);
+  }
+
+  setAbout(about) {
+    this.about = about;
+    for (const id of ["pick", "shoot", "pick-folder"]) $(id).hidden = !about.vision;
   }
 
   #listen() {
@@ -328,7 +333,7 @@ export class Composer {
     const images = this.attached.filter((one) => one.image);
     const { conversation, parent } = this.where(this.editing);
     const text = $("prompt").value;
-    if (!text && !images.length && !parent) {
+    if ((!text && !images.length && !parent) || !this.ready()) {
       [$("meter").hidden, this.over] = [true, false];
       return;
     }
@@ -347,10 +352,10 @@ export class Composer {
 
   /** Tokens of the draft behind what stands before it; of that the model sees what stands from `since` on. */
   count({ conversation, parent, since }, signal) {
-    const { system, detail } = options();
+    const { system, detail, model } = options();
     const images = this.attached.filter((one) => one.image).map((one) => ({ sha256: one.image.sha256, name: one.name }));
     return post("/api/count", { conversation, parent, text: $("prompt").value, images,
-      options: { ...(system ? { system } : {}), ...(detail ? { detail } : {}), ...(since ? { since } : {}) } }, { signal });
+      options: { ...(model ? { model } : {}), ...(system ? { system } : {}), ...(detail ? { detail } : {}), ...(since ? { since } : {}) } }, { signal });
   }
 
   #showCount({ prompt_tokens: tokens, context }, parent) {

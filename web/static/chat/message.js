@@ -108,13 +108,16 @@ export function sideBySide(answers, context, grown) {
     el("div", { class: "compare-top" }, el("span", { class: "soft" }, `${plural(answers.length, "answer")} to the same message`),
       el("button", { class: "link", type: "button", on: { click: () => context.act.again(answers.at(-1)) } }, "Another, with the present settings"),
       el("button", { class: "link", type: "button", on: { click: () => context.act.compare(answers[0].parent, false) } }, "One at a time")),
-    el("div", { class: "columns", tabIndex: 0, role: "group", "aria-label": "Answers" }, answers.map((answer) => {
+    el("div", { class: `columns${answers.length === 2 ? " two" : ""}`, tabIndex: 0, role: "group", "aria-label": "Answers" }, answers.map((answer) => {
       const made = answerMessage(answer, { ...context, last: true, compared: true });
       made.append(...grown(answer));
       made.prepend(el("p", { class: "settings-of" }, settingsOf(answer.receipt, answer.options)));
+      if (answer.state !== "running") made.append(goOnWith(answer, context));
       return made;
     })));
 }
+
+const goOnWith = (answer, { act }) => el("button", { class: "button go-on", type: "button", on: { click: () => act.goOnWith(answer) } }, "Go on with this one");
 
 function branches(message, { tree, act, compared }) {
   if (compared) return null;

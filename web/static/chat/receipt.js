@@ -55,7 +55,7 @@ function sampling(receipt, options) {
 /** What an answer was made with, in a few words; to be told from others to the same message. */
 export function settingsOf(receipt, options) {
   const given = options ?? {};
-  return [sampling(receipt ?? { seed: null }, given), given.detail ? `${given.detail} detail` : null,
+  return [given.model, sampling(receipt ?? { seed: given.seed ?? null }, given), given.detail ? `${given.detail} detail` : null,
     given.system ? `system prompt “${given.system.length > SYSTEM_SHOWN ? `${given.system.slice(0, SYSTEM_SHOWN)}…` : given.system}”` : null].filter(Boolean).join(" · ");
 }
 

@@ -8,6 +8,8 @@ const PLAIN = { system: "", detail: "auto", max_tokens: 1024, temperature: 0, to
 const AGAIN_TEMPERATURE = 0.7;
 let defaults = PLAIN;
 let chosen = {};
+let key = KEY;
+let model = null; // of several, which have their own settings
 let changed = () => {};
 
 const read = () => ({ ...defaults, ...chosen });
@@ -16,7 +18,7 @@ const read = () => ({ ...defaults, ...chosen });
 export function options() {
   const { detail, seed, ...rest } = read();
   const given = Object.fromEntries(Object.entries(rest).filter(([name, value]) => name === "max_tokens" || value !== PLAIN[name]));
-  return { ...given, ...(detail === "auto" ? {} : { detail }), ...(seed === null ? {} : { seed }) };
+  return { ...(model ? { model } : {}), ...given, ...(detail === "auto" ? {} : { detail }), ...(seed === null ? {} : { seed }) };
 }
 
 /** For another answer to the same question: at temperature 0 it would be the same one again. */
@@ -26,14 +28,34 @@ export function optionsForAnother() {
   return given.temperature ? given : { ...given, temperature: AGAIN_TEMPERATURE };
 }
 
-export function startSettings(about, onChange) {
-  defaults = { ...PLAIN, max_tokens: about.max_tokens };
-  changed = onChange;
+/** Of this model: what was chosen for it in this browser, before what its preset says. */
+export function settingsFor(about) {
+  const preset = Object.fromEntries(Object.entries(about.preset).filter(([name]) => name in PLAIN));
+  defaults = { ...PLAIN, max_tokens: about.max_tokens, ...preset };
+  model = about.many ? about.model : null;
+  key = model ? `${KEY}.${model}` : KEY;
+  $("settings-model").textContent = model ?? "";
   try {
-    chosen = JSON.parse(localStorage.getItem(KEY) ?? "{}");
+    chosen = JSON.parse(localStorage.getItem(key) ?? "{}");
   } catch {
     chosen = {};
   }
+}
+
+/** What an answer was made with is how the next ones are. */
+export function adopt(given) {
+  for (const name of ["system", "detail", "temperature", "seed", "top_p", "top_k", "min_p", "repetition_penalty"]) {
+    const value = given[name] ?? PLAIN[name];
+    if (value === defaults[name]) delete chosen[name];
+    else chosen[name] = value;
+  }
+  localStorage.setItem(key, JSON.stringify(chosen));
+  changed();
+}
+
+export function startSettings(about, onChange) {
+  changed = onChange;
+  settingsFor(about);
   const form = $("settings-form");
   $("signed-in").hidden = about.key === null;
   $("key-name").textContent = about.key ?? "";
@@ -46,7 +68,7 @@ export function startSettings(about, onChange) {
   form.addEventListener("input", (event) => { if (event.target.name === "system") keep(form); });
   $("settings-reset").addEventListener("click", () => {
     chosen = {};
-    localStorage.removeItem(KEY);
+    localStorage.removeItem(key);
     fill(form);
     changed();
   });
@@ -64,6 +86,6 @@ function keep(form) {
     const value = name === "system" || name === "detail" ? text : text === "" ? null : Number(text);
     if (value !== usual) chosen[name] = value;
   }
-  localStorage.setItem(KEY, JSON.stringify(chosen));
+  localStorage.setItem(key, JSON.stringify(chosen));
   changed();
 }

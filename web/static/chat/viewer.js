@@ -26,6 +26,11 @@ export function openViewer(list, index, settled = () => {}) {
   $("stage").focus();
 }
 
+/** Of another model boxes may be in other units. */
+export function setModel(name) {
+  model = name;
+}
+
 export function startViewer(modelName, onAsk) {
   [model, ask] = [modelName, onAsk];
   $("viewer-close").addEventListener("click", () => $("viewer").close());

@@ -9,10 +9,10 @@ const path = (sample) => `/static/samples/${sample.file}`;
 
 /** `about`: of the model. `ask(fetch, name, question)` is called with what was clicked; `fetch()` gives the picture's file. */
 export function startWelcome(about, ask) {
-  $("welcome-pick").hidden = !about.vision;
-  if (!about.vision) $("welcome-how").replaceChildren("This model reads text only: it has no image encoder.");
+  $("welcome-how").hidden = !about.vision;
+  $("welcome-text-only").hidden = about.vision;
   const hasSamples = about.samples.length > 0;
-  for (const id of ["samples", "welcome-or"]) if ($(id)) $(id).hidden = !hasSamples;
+  for (const id of ["samples", "welcome-or"]) $(id).hidden = !hasSamples;
   $("samples").replaceChildren(...about.samples.map((sample) => card(sample, ask)));
   $("welcome-model").replaceChildren(...(about.demo ? demoNote() : []));
 }

@@ -9,6 +9,11 @@ const EVERY_MS = 1000;
 const KEPT = 120; // samples of each line
 const LINES = [["Tokens written", "output_tokens", "tokens/s"], ["Requests taken", "requests", "requests/s"], ["Tiles encoded", "encode_tiles", "tiles/s"]];
 
+const WHICH = new URLSearchParams(location.search).get("model"); // of several models
+const of = (path, ...more) => {
+  const asked = [...(WHICH ? [`model=${encodeURIComponent(WHICH)}`] : []), ...more].join("&");
+  return asked ? `${path}?${asked}` : path;
+};
 const samples = [];
 let known = null; // answers that the chart of the latest has
 const number = (value) => value.toLocaleString("en", { maximumFractionDigits: 1 });
@@ -98,7 +103,8 @@ const showLast = () => get("/api/last").then(({ answers }) => drawLast(answers),
 async function poll() {
   if (!document.hidden) {
     try {
-      const stats = await get("/api/stats");
+      const stats = await get(of("/api/stats"));
+      if (samples.length && samples.at(-1).model !== stats.model) samples.length = 0; // another model's
       samples.push({ ...stats, at: performance.now() });
       if (samples.length > KEPT + 1) samples.shift();
       draw(stats);
@@ -113,13 +119,13 @@ async function poll() {
   setTimeout(poll, EVERY_MS);
 }
 
-const SIGNS = { fast: "done", slower: "slow", wrong: "warn" };
+const SIGNS = { none: "slow", fast: "done", slower: "slow", wrong: "warn" };
 
 /** The first answer of the page: how it is, why, and what to do. */
-function drawVerdict({ state, title, summary, findings }) {
+function drawVerdict({ state, title, summary, findings, speed }) {
   const copy = el("button", { class: "button", type: "button", on: { click: async () => {
     try {
-      await copyText(await getText("/api/report.txt"));
+      await copyText(await getText(of("/api/report.txt")));
       copy.lastChild.textContent = "Copied";
       setTimeout(() => { copy.lastChild.textContent = "Copy report"; }, 1500);
     } catch (error) {
@@ -130,11 +136,27 @@ function drawVerdict({ state, title, summary, findings }) {
     remedy || command ? el("p", { class: "remedy" }, remedy ? `${remedy} ` : "", command ? commandBox(command) : null) : null));
   $("verdict").className = `verdict ${state}`;
   $("verdict").replaceChildren(el("div", { class: "verdict-top" }, el("span", { class: "sign" }, icon(SIGNS[state])),
-    el("div", { class: "verdict-words" }, el("h2", { id: "verdict-title" }, title), el("p", { class: "soft" }, summary)), copy),
+    el("div", { class: "verdict-words" }, el("h2", { id: "verdict-title" }, title), el("p", { class: "soft" }, summary), speed ? el("p", { class: "soft speed" }, speed) : null), state === "none" ? "" : copy),
   findings.length ? el("ul", { class: "findings" }, list) : "");
 }
 
 themeButton($("theme"));
 poll();
-get("/api/verdict").then(drawVerdict, (error) => { $("verdict").textContent = error.message; });
-getText("/api/report").then((html) => { $("report").innerHTML = html; }, (error) => { $("report").textContent = error.message; });
+
+/** Of several models those in memory can be looked at. */
+async function drawWhich() {
+  const { many, model } = await get(of("/api/about"));
+  if (!many) return;
+  const { models } = await get("/api/models");
+  const loaded = models.filter(({ state }) => state === "loaded").map(({ name }) => name);
+  $("which").replaceChildren(...loaded.map((name) => el("option", { value: name, selected: name === (WHICH ?? model) }, name)));
+  $("of-model").hidden = loaded.length < 2;
+  $("which").addEventListener("change", () => { location.search = `?model=${encodeURIComponent($("which").value)}`; });
+}
+
+drawWhich().catch((error) => toast(error.message));
+get(of("/api/verdict", "speed=1")).then((verdict) => {
+  drawVerdict(verdict);
+  if (verdict.state === "none") $("report").replaceChildren();
+  else getText(of("/api/report")).then((html) => { $("report").innerHTML = html; }, (error) => { $("report").textContent = error.message; });
+}, (error) => { $("verdict").textContent = error.message; });

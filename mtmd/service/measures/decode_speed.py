@@ -1,0 +1,55 @@
+"""How fast one answer is written, beside what the memory of the machine would allow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mtmd.kernels.report.warmup_report import WarmupReport
+
+# Of weights: fewer may lie in a processor's cache, and how fast memory is read says nothing.
+LEAST_BYTES = 128 << 20
+
+
+@dataclass(frozen=True)
+class DecodeSpeed:
+    """Of one answer alone. `most_tokens_per_s`: if all that a token reads came as fast as memory
+    gives it, `read_bytes_per_s`.
+    """
+
+    tokens_per_s: float
+    most_tokens_per_s: float
+    read_bytes_per_s: float
+
+    @property
+    def share(self) -> float:
+        return self.tokens_per_s / self.most_tokens_per_s
+
+    def __str__(self) -> str:
+        return (
+            f"One answer alone is written at {self.tokens_per_s:.3g} tokens/s, as measured when "
+            f"the model was loaded. What a token reads, at the {self.read_bytes_per_s / 1e9:.3g} "
+            f"GB/s that the memory gives, would allow {self.most_tokens_per_s:.3g}: it reaches "
+            f"{self.share:.0%}."
+        )
+
+
+def step_bytes(report: WarmupReport) -> float:
+    """What a step of decoding reads and writes, as the warm-up has counted it; 0 where it has run
+    none, or the weights are so few that caches may hold them.
+    """
+    weights = [sum(g.weight_bytes.values()) for g in report.graphs if g.graph == "decoder"]
+    if max(weights, default=0) < LEAST_BYTES:
+        return 0.0
+    steps = [check for check in report.checks if check.graph == "decoder"]
+    return sum(op.gb_per_s * 1e9 * op.ms / 1e3 for check in steps[:1] for op in check.ops)
+
+
+def decode_speed(report: WarmupReport, read_bytes_per_s: float) -> DecodeSpeed | None:
+    """None where `step_bytes` is 0."""
+    bytes_read = step_bytes(report)
+    if not bytes_read:
+        return None
+    step = next(check for check in report.checks if check.graph == "decoder")
+    tried = [ms for _, ms in step.native.tried] if step.native else []
+    step_ms = min([step.steady_ms, *tried])
+    return DecodeSpeed(1e3 / step_ms, read_bytes_per_s / bytes_read, read_bytes_per_s)

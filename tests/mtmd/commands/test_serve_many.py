@@ -1,0 +1,49 @@
+"""`mtmd serve --models`: what its options say, and what it says itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from mtmd.commands import serve as serve_command
+from mtmd.loaded import allocator
+from mtmd.web.models.registry import Registry
+from mtmd.web.server import Server
+
+
+@pytest.mark.parametrize(
+    "options, told",
+    [
+        (["--presets", "x.json"], "--presets: goes with --models only"),
+        (["--unload-after", "60"], "--unload-after: goes with --models only"),
+        (["--models-max", "2"], "--models-max: goes with --models only"),
+        (["--models", "demo", "--alias", "x"], '"aliases"'),
+        (["--models", "demo", "--mmproj", "x"], '"load" of the presets'),
+        (["--models", "demo", "--tp", "2"], "--tp: found beside --models"),
+        (["--models", "no/such/place/here"], "no/such/place/here"),
+        (["--models", "demo", "--presets", "no.json"], "cannot be read"),
+    ],
+)
+def test_what_does_not_go_together_is_told(mtmd, options, told):
+    result = mtmd("serve", "--port", "0", *options)
+    assert result.code == 2 and told in result.err and result.err.count("\n") == 1
+
+
+def test_it_begins_without_a_model_in_memory(mtmd, monkeypatch, tmp_path):
+    for name in ("_stop_on_signals", "_write_log"):  # of the whole process
+        monkeypatch.setattr(serve_command, name, lambda *_: None)
+    monkeypatch.setattr(serve_command, "_close_to_others", lambda _: [])
+    monkeypatch.setattr(allocator, "return_freed_memory", lambda: True)
+    seen, serve_really = [], Server.serve
+
+    def serve(server, closing, busy):
+        seen.append((server.draining, busy()))
+        server.stop()
+        serve_really(server, closing, busy)
+
+    monkeypatch.setattr(Server, "serve", serve)
+    monkeypatch.setattr(Registry, "start", lambda registry: seen.append(registry.listed()))
+    result = mtmd("serve", "--models", "demo", "--port", "0", "--data", str(tmp_path))
+    assert result.code == 0 and seen[1] == (False, False)
+    assert [(m.name, m.state) for m in seen[0]] == [("demo", "unloaded")]
+    assert "1 model to choose from: demo\n" in result.out
+    assert "serving at http://127.0.0.1:" in result.out and "stopped" in result.out

@@ -1,0 +1,91 @@
+"""Several models without a model: a loader that takes as long, and fails, as it is told."""
+
+from __future__ import annotations
+
+import threading
+
+from fake_service import FakeService
+
+from mtmd.checkpoint.collection import Source
+from mtmd.web.models.entry import Entry, Facts
+from mtmd.web.models.presets import NONE
+from mtmd.web.models.registry import Registry
+from mtmd.web.served_model import ServedModel
+
+GIB = 1 << 30
+
+
+class FakeModelService(FakeService):
+    """Its answers say which model gave them. `under_way`: something for each that is."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.name, self.closed, self.under_way = name, False, []
+
+    @property
+    def busy(self):
+        return bool(self.under_way)
+
+    def answer(self, messages, pictures):
+        return f"{self.name} says {super().answer(messages, pictures)}"
+
+    def close(self, within_s=None):  # noqa: ARG002
+        self.closed = True
+
+
+class FakeLoader:
+    """`needs`: GiB of each model by name. `fails`: by name, what is raised. `gate`: where it is set,
+    a load waits for it, with `read` of the weights read.
+    """
+
+    def __init__(self, needs, total=10):
+        self.needs, self.total = needs, total
+        self.fails, self.log = {}, []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.read = (0, 100)
+        self.taken = {}
+
+    def free(self):
+        return {"cpu": (self.total - sum(self.taken.values())) * GIB}
+
+    def open(self, source, preset):
+        if "open " + source.name in self.fails:
+            raise self.fails["open " + source.name]
+        return FakeOpened(self, source, preset)
+
+
+class FakeOpened:
+    def __init__(self, loader, source, preset):
+        self.loader, self.name, self.preset = loader, source.name, preset
+        self.facts = Facts({"cpu": loader.needs[source.name] * GIB}, 512, True)
+
+    def weights_read(self):
+        return self.loader.read
+
+    def start(self, aliases, preset):
+        loader = self.loader
+        loader.log.append(f"load {self.name}")
+        loader.taken[self.name] = loader.needs[self.name]
+        assert sum(loader.taken.values()) <= loader.total, loader.taken
+        assert loader.gate.wait(20)
+        if self.name in loader.fails:
+            raise loader.fails[self.name]
+        self.service = FakeModelService(self.name)
+        return ServedModel(self.service, None, aliases, system=preset.system, preset=preset.answer)
+
+    def close(self):
+        if hasattr(self, "service"):
+            self.service.close()
+            self.loader.log.append(f"unload {self.name}")
+        self.loader.taken.pop(self.name, None)
+
+
+def registry_of(needs, presets=None, loader=None, total=10, **options):
+    """Not started."""
+    loader = loader or FakeLoader(needs, total)
+    entries = [
+        Entry(Source(name, f"/models/{name}", size * GIB, "GGUF"), (presets or {}).get(name, NONE))
+        for name, size in needs.items()
+    ]
+    return Registry(entries, loader, slots=4, **options), loader

@@ -1,0 +1,102 @@
+"""Models of this package, loaded one beside the other and let go again."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+from fake_service import until
+
+from mtmd import OptionError
+from mtmd.checkpoint.collection import read_sources
+from mtmd.web.models.loader import PackageLoader
+from mtmd.web.models.presets import NONE, Preset
+from mtmd.web.models.start import make_registry
+from mtmd.web.settings import ServerSettings
+
+OPTIONS = {"threads": 1, "parallel": 2}
+SERVICE = {"queue": 8, "share_cache": False, "hang_s": None}
+
+
+@pytest.fixture(autouse=True)
+def collection():
+    """As it was: models are left out of it while they are in memory."""
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture
+def source():
+    return read_sources(["demo"])[0]
+
+
+def test_what_it_takes_is_known_before_a_weight_is_read(source):
+    opened = PackageLoader(OPTIONS, **SERVICE).open(source, Preset(load={"context": 256}))
+    assert opened.facts.sees and opened.facts.context == 256
+    assert source.bytes < opened.facts.needs["cpu"] < 100 << 20
+    assert opened.weights_read()[0] == 0
+    opened.close()
+    assert opened.weights_read() == (0, 0), "for who asks how far it is"
+
+
+def test_a_limit_is_that_of_all_together(source):
+    """A model that is alone keeps it, too: the part that it is predicted to take is its own."""
+    loader = PackageLoader(OPTIONS | {"memory_limit": "1GiB"}, **SERVICE)
+    assert loader.limits == {"cpu": 1 << 30}
+    opened = loader.open(source, NONE)
+    assert opened._model.options.memory_limit == opened.facts.needs["cpu"]
+    opened.close()
+
+
+def make(*given, first=None, most=None, unload_after_s=0.0, presets=None):
+    return make_registry(
+        given,
+        first,
+        ServerSettings(),
+        OPTIONS,
+        presets=presets,
+        most=most,
+        unload_after_s=unload_after_s,
+        warm_up=False,
+    )
+
+
+def test_from_the_options_of_the_command_to_an_answer_and_its_memory_given_back(tmp_path):
+    file = tmp_path / "presets.json"
+    file.write_text('{"demo": {"aliases": ["small"]}}')
+    registry = make("demo", presets=str(file))
+    registry.start()
+    try:
+        entry = registry.take("small")
+        ticket = entry.served.service.submit([{"role": "user", "content": "hi"}], max_tokens=2)
+        assert list(ticket)[-1].answer.receipt.model == "demo"
+        assert registry.find("demo").needs_bytes["cpu"] > 10 << 20
+        loaded = weakref.ref(entry.opened._model.loaded)
+        weights = weakref.ref(loaded().runner.residency)
+        assert loaded().weights_read()[0] > 5 << 20
+        registry.give_back(entry)
+        del ticket
+        registry.unload("demo")
+        assert until(lambda: registry.find("demo").state == "unloaded")
+        assert loaded() is None and weights() is None, "nobody holds on to it"
+        assert not registry._loader.loaded
+    finally:
+        registry.close()
+
+
+def test_the_first_is_the_default_and_is_added_where_it_is_not_there(tmp_path):
+    (tmp_path / "x.gguf").write_bytes(b"GGUF" + b"0" * 60)
+    registry = make(str(tmp_path), first="demo")
+    assert [m.name for m in registry.listed()] == ["x", "demo"]
+    assert registry.find(None).name == "demo"
+    same = make(str(tmp_path), first=str(tmp_path / "x.gguf"))
+    assert [m.name for m in same.listed()] == ["x"]
+
+
+@pytest.mark.parametrize(
+    "options, told", [({"most": 0}, "models-max"), ({"unload_after_s": 0.5}, "unload-after")]
+)
+def test_options_out_of_their_ranges(options, told):
+    with pytest.raises(OptionError, match=told):
+        make("demo", **options)

@@ -1,0 +1,296 @@
+"""Who waits for which model, what is unloaded for it, what is told when it cannot be."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+from fake_models import GIB, FakeLoader, registry_of
+from fake_service import until
+
+from mtmd import DeviceError, ModelError
+from mtmd.web.errors import ApiError
+from mtmd.web.models import registry as module
+from mtmd.web.models import schedule
+from mtmd.web.models.choice import FAILED, LOADED, LOADING, UNLOADED
+from mtmd.web.models.presets import Preset
+
+
+@contextmanager
+def started(needs, **options):
+    registry, loader = registry_of(needs, **options)
+    registry.start()
+    try:
+        yield registry, loader
+    finally:
+        loader.gate.set()
+        registry.close()
+
+
+def state_of(registry, name):
+    return registry.find(name).state
+
+
+def take(registry, name, **more):
+    """In a thread: (the entry or the error, the thread)."""
+    found = []
+
+    def run():
+        try:
+            found.append(registry.take(name, **more))
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return found, thread
+
+
+def test_it_is_loaded_when_it_is_asked_for_and_the_progress_is_told():
+    with started({"a": 4, "b": 4}) as (registry, loader):
+        loader.gate.clear()
+        found, thread = take(registry, "b")
+        assert until(lambda: "load b" in loader.log)
+        loader.read = (42, 100)
+        assert registry.loading()["progress"] == 0.42
+        listed = registry.find("b")
+        assert (listed.state, listed.progress) == (LOADING, 0.42)
+        assert not found and state_of(registry, "a") == UNLOADED
+        loader.gate.set()
+        thread.join(10)
+        assert found[0].served.name == "b" and registry.loading() is None
+        assert registry.take("b") is found[0], "at once, now that it is there"
+        assert registry.find(None).name == "b", "for requests that name none"
+
+
+def test_what_is_not_here_is_told_with_what_is():
+    with started({"tiny-a": 1, "tiny-b": 1}) as (registry, _):
+        with pytest.raises(ApiError) as told:
+            registry.take("tiny-c")
+        assert told.value.status == 404 and told.value.code == "model_not_found"
+        assert "did you mean 'tiny-" in told.value.message and "'tiny-b'" in told.value.message
+
+
+def test_aliases_and_any_name():
+    presets = {"b": Preset(aliases=("gpt-4o",))}
+    with started({"a": 1, "b": 1}, presets=presets, any_name=True) as (registry, _):
+        assert registry.take("gpt-4o").name == "b"
+        assert registry.take("whatever").name == "a"
+
+
+def test_one_that_fails_fails_only_those_who_wait_for_it_and_is_tried_again_later():
+    clock = [1000.0]
+    with started({"a": 4, "b": 4}, clock=lambda: clock[0]) as (registry, loader):
+        loader.fails["a"] = ModelError("config.json: model_type is 'x', expected another")
+        with pytest.raises(ApiError) as told:
+            registry.take("a")
+        assert told.value.status == 503 and told.value.code == "model_not_loaded"
+        assert told.value.message.endswith("config.json: model_type is 'x', expected another")
+        assert registry.take("b").served.name == "b"
+        assert loader.taken == {"b": 4}, "what it had taken is given back"
+        with pytest.raises(ApiError):  # at once: it is not tried for every request
+            registry.take("a")
+        assert loader.log.count("load a") == 1
+        del loader.fails["a"]
+        clock[0] += module.TRIED_AGAIN_S
+        assert registry.take("a").served.name == "a"
+
+
+def test_a_mistake_in_loading_is_no_text_for_clients(caplog):
+    with started({"a": 4}) as (registry, loader):
+        loader.fails["a"] = KeyError("secret")
+        with pytest.raises(ApiError) as told:
+            registry.take("a")
+        assert told.value.message.endswith("internal error: KeyError")
+    assert "secret" in caplog.text
+
+
+def test_one_makes_room_for_the_other_once_its_answers_are_written():
+    clock = [1000.0]
+    with started({"a": 8, "b": 8}, clock=lambda: clock[0]) as (registry, loader):
+        a = registry.take("a")
+        a.served.service.under_way.append("an answer")
+        registry.give_back(a)
+        found, thread = take(registry, "b")
+        clock[0] += 100  # its turn is over
+        assert until(lambda: state_of(registry, "a") == "unloading")
+        assert "unload a" not in loader.log, "an answer is under way"
+        late, late_thread = take(registry, "a")  # nobody new is let in
+        assert not late_thread.join(0.05) and not late
+        a.served.service.under_way.clear()
+        clock[0] += 100
+        thread.join(10)
+        assert found[0].name == "b" and loader.log[-2:] == ["unload a", "load b"]
+        registry.give_back(found[0])
+        clock[0] += 100
+        late_thread.join(10)
+        assert late[0].name == "a" and loader.log[-2:] == ["unload b", "load a"]
+
+
+def test_those_who_waited_are_let_in_before_it_can_go_again():
+    clock = [1000.0]
+    with started({"a": 8, "b": 8}, clock=lambda: clock[0]) as (registry, loader):
+        loader.gate.clear()
+        waiting = [take(registry, "a") for _ in range(3)]
+        assert until(lambda: len(registry._entries["a"].waiters) == 3)
+        other, thread = take(registry, "b")
+        loader.gate.set()
+        for found, each in waiting:
+            each.join(10)
+            assert found[0].name == "a"
+        assert registry._entries["a"].users == 3 and "unload a" not in loader.log
+        for found, _ in waiting:
+            registry.give_back(found[0])
+        clock[0] += 100
+        thread.join(10)
+        assert other[0].name == "b"
+
+
+def test_what_never_fits_is_refused_with_the_numbers_and_others_go_on():
+    with started({"a": 4, "b": 40}) as (registry, _):
+        with pytest.raises(ApiError) as told:
+            registry.take("b")
+        assert "needs 40.0 GiB of memory (cpu)" in told.value.message
+        assert registry.take("a").name == "a"
+
+
+def test_what_it_takes_may_be_known_only_once_it_is_opened():
+    """The files say 1 GiB, the plan 8: then the other makes room after all."""
+    loader = FakeLoader({"a": 8, "b": 8})
+    ticks = itertools.count(1000.0, 10.0)
+    registry, _ = registry_of({"a": 8, "b": 1}, loader=loader, clock=lambda: next(ticks))
+    registry._to_survey.clear()
+    registry.start()
+    try:
+        registry.give_back(registry.take("a"))
+        assert registry.take("b").name == "b"
+        assert loader.log == ["load a", "unload a", "load b"]
+    finally:
+        registry.close()
+
+
+def test_what_would_not_load_is_known_before_anybody_asks():
+    with started({"a": 4, "b": 4, "c": 12}, loader=_failing_to_open("b")) as (registry, _):
+        assert until(lambda: registry.find("b").state == FAILED)
+        assert registry.find("b").reason == "no such architecture"
+        assert until(lambda: registry.find("c").room == "too large")
+        assert registry.find("a").room == "fits"
+        registry.take("a")
+        assert registry.find("a").room == "" and registry.room()["cpu"]["taken"] == 4 * GIB
+
+
+def _failing_to_open(name):
+    loader = FakeLoader({"a": 4, "b": 4, "c": 12})
+    loader.fails["open " + name] = ModelError("no such architecture")
+    return loader
+
+
+def test_idle_ones_are_unloaded():
+    clock = [1000.0]
+    with started({"a": 4}, unload_after_s=60.0, clock=lambda: clock[0]) as (registry, loader):
+        entry = registry.take("a")
+        clock[0] += 100
+        with registry._changed:
+            registry._changed.notify_all()
+        assert not until(lambda: "unload a" in loader.log, 0.05), "somebody has it"
+        registry.give_back(entry)
+        clock[0] += 61
+        with registry._changed:
+            registry._changed.notify_all()
+        assert until(lambda: state_of(registry, "a") == UNLOADED)
+
+
+def test_by_hand():
+    with started({"a": 4, "b": 4}) as (registry, loader):
+        registry.load("a")
+        assert until(lambda: state_of(registry, "a") == LOADED)
+        registry.unload("a")
+        assert until(lambda: state_of(registry, "a") == UNLOADED)
+        assert loader.log == ["load a", "unload a"]
+
+
+def test_who_leaves_while_it_is_loaded_is_not_let_in(monkeypatch):
+    monkeypatch.setattr(module, "GONE_EVERY_S", 0.01)
+    with started({"a": 4}) as (registry, loader):
+        loader.gate.clear()
+        found, thread = take(registry, "a", is_gone=lambda: True)
+        thread.join(10)
+        assert found[0].status == 499
+        loader.gate.set()
+        assert until(lambda: state_of(registry, "a") == LOADED)
+        assert registry._entries["a"].users == 0
+
+
+def test_no_more_wait_than_there_are_threads_for(monkeypatch):
+    monkeypatch.setattr(module, "MOST_WAITING", 1)
+    with started({"a": 4, "b": 1}) as (registry, loader):
+        loader.gate.clear()
+        found, thread = take(registry, "a")
+        assert until(lambda: registry._waiting == 1)
+        with pytest.raises(ApiError) as told:
+            registry.take("b")
+        assert told.value.status == 503 and told.value.headers["Retry-After"]
+        loader.gate.set()
+        thread.join(10)
+        assert found[0].name == "a"
+
+
+def test_a_fault_of_the_device_is_everybodys():
+    told = []
+    with started({"a": 4, "b": 4}) as (registry, _):
+        registry.on_fault(told.append)
+        registry.take("a").served.service.fail(DeviceError("the device hangs"))
+        assert str(told[0]) == "the device hangs" and registry.fault is told[0]
+        with pytest.raises(DeviceError):
+            registry.take("b")
+
+
+def test_numbers_go_on_when_it_is_loaded_anew():
+    with started({"a": 4}) as (registry, _):
+        entry = registry.take("a")
+        service, latencies = entry.served.service, entry.served.service.latencies
+        service.submit([{"role": "user", "content": "hi"}])
+        registry.give_back(entry)
+        registry.unload("a")
+        assert until(lambda: state_of(registry, "a") == UNLOADED)
+        (kept,) = registry.measured()
+        assert kept.labels == {"model": "a"} and kept.stats.requests == 1
+        again = registry.take("a").served.service
+        again.submit([{"role": "user", "content": "hi"}])
+        assert registry.measured()[0].stats.requests == 2 and again.latencies is latencies
+        assert registry.lives()["a"].loads == 2
+
+
+def test_many_at_once_all_get_their_turn(monkeypatch):
+    """The loader sees to it that what is in memory fits; nothing is closed in anybody's hands."""
+    for name, value in (("TURN_S", 0.02), ("QUIET_S", 0.002), ("QUIET_LOADS", 0.0)):
+        monkeypatch.setattr(schedule, name, value)
+    monkeypatch.setattr(schedule, "TURN_LOADS", 0.0)
+    monkeypatch.setattr(schedule, "LOOK_S", 0.002)
+    needs, answered, wrong = {"a": 6, "b": 6, "c": 3}, [], []
+    with started(needs) as (registry, loader):
+
+        def client(seed):
+            chance = random.Random(seed)
+            for _ in range(12):
+                name = chance.choice("abc")
+                entry = registry.take(name)
+                service = entry.served.service
+                service.under_way.append(seed)
+                registry.give_back(entry)  # prepared: from here on the service knows of it
+                time.sleep(chance.random() / 500)
+                wrong.extend([name] * (service.closed or entry.name != name))
+                service.under_way.pop()
+                answered.append(name)
+
+        threads = [threading.Thread(target=client, args=(n,), daemon=True) for n in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+    assert len(answered) == 6 * 12 and not wrong
+    assert 3 <= len([line for line in loader.log if line.startswith("load")]) < 6 * 12

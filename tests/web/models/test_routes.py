@@ -1,0 +1,218 @@
+"""Every interface over several models: which one answers, what lists say, what is told of one that is
+not there.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from fake_models import FakeLoader, registry_of
+from fake_service import until
+from prometheus_client.parser import text_string_to_metric_families
+from serving import post_chat, user
+
+from mtmd import ModelError
+from mtmd.web.app import create_app_of_many
+from mtmd.web.models.presets import Preset
+from mtmd.web.settings import ServerSettings
+
+NEEDS = {"left": 4, "right": 4, "broken": 1}
+PRESETS = {"right": Preset("Be brief.", {"max_tokens": 3}, aliases=("gpt-4o",))}
+
+
+@pytest.fixture
+def loader():
+    made = FakeLoader(NEEDS)
+    made.fails["broken"] = ModelError("tokenizer.json: not there")
+    return made
+
+
+@pytest.fixture
+def registry(loader):
+    made, _ = registry_of(NEEDS, PRESETS, loader)
+    made.start()
+    yield made
+    loader.gate.set()
+    made.close()
+
+
+@pytest.fixture
+def client(registry):
+    return create_app_of_many(registry, ServerSettings()).test_client()
+
+
+def test_the_model_that_a_request_names_answers_and_its_name_is_in_the_answer(client, loader):
+    for name, own in (("left", "left"), ("right", "right"), ("gpt-4o", "right")):
+        found = post_chat(client, "hi", model=name, max_tokens=9).get_json()
+        assert found["model"] == name
+        assert found["choices"][0]["message"]["content"].startswith(f"{own} says")
+    assert loader.log == ["load left", "load right"]
+
+
+BODIES = {
+    "/v1/chat/completions": {"messages": [user("hi")]},
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/chat/completions/input_tokens": {"messages": [user("hi")]},
+    "/v1/responses": {"input": "hi"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hi"}]},
+    "/api/chat": {"messages": [{"role": "user", "content": "hi"}], "stream": False},
+    "/api/generate": {"prompt": "hi", "stream": False},
+    "/completion": {"prompt": "hi"},
+    "/tokenize": {"content": "hi"},
+    "/detokenize": {"tokens": [65]},
+    "/apply-template": {"messages": [user("hi")]},
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_every_interface_goes_through_the_same_choice(client, registry, loader, path):
+    body = BODIES[path]
+    found = client.post(path, json=body | {"model": "right"})
+    assert found.status_code == 200 and loader.log == ["load right"]
+    assert all(not entry.users for entry in registry._entries.values()), "it may go again"
+    unknown = client.post(path, json=body | {"model": "wrong"})
+    assert unknown.status_code == 404 and "'left', 'right'" in unknown.get_data(as_text=True)
+    broken = client.post(path, json=body | {"model": "broken"})
+    assert broken.status_code == 503
+    assert "tokenizer.json: not there" in broken.get_data(as_text=True)
+    assert client.post(path, json=body | {"model": "right"}).status_code == 200
+
+
+def test_a_wrong_request_loads_nothing(client, loader):
+    assert post_chat(client, "hi", model="left", temperature=-1).status_code == 400
+    assert client.post("/v1/messages", json={"model": "left"}).status_code == 400
+    assert loader.log == []
+
+
+def test_what_a_preset_says_holds_where_a_request_does_not(client, registry):
+    post_chat(client, "hi", model="right")
+    service = registry._entries["right"].served.service
+    ticket = service.tickets[-1]
+    assert ticket.settings.max_tokens == 3
+    assert ticket.messages[0] == {"role": "system", "content": "Be brief."}
+    own = [{"role": "system", "content": "Be long."}, user("hi")]
+    client.post("/v1/chat/completions", json={"model": "right", "messages": own, "max_tokens": 7})
+    ticket = service.tickets[-1]
+    assert ticket.settings.max_tokens == 7 and ticket.messages[0]["content"] == "Be long."
+    client.post("/v1/responses", json={"model": "right", "input": "hi"})
+    assert service.tickets[-1].messages[0]["content"] == "Be brief."
+
+
+def test_lists_tell_all_and_their_states(client, registry):
+    registry.load("left")
+    assert until(lambda: registry.find("left").state == "loaded")
+    assert until(lambda: registry.find("right").room == "fits")
+    listed = {m["id"]: m for m in client.get("/v1/models").get_json()["data"]}
+    assert list(listed) == ["left", "right", "gpt-4o", "broken"]
+    assert listed["left"]["status"] == {"value": "loaded"}
+    assert listed["right"]["status"] == {"value": "unloaded"}
+    assert listed["right"]["mtmd"]["memory_bytes"] == {"cpu": 4 << 30}
+    assert client.get("/v1/models/gpt-4o").get_json()["id"] == "gpt-4o"
+    assert client.get("/v1/models/wrong").status_code == 404
+    tags = client.get("/api/tags").get_json()["models"]
+    assert [m["name"] for m in tags] == [
+        "left:latest",
+        "right:latest",
+        "gpt-4o:latest",
+        "broken:latest",
+    ]
+    running = client.get("/api/ps").get_json()["models"]
+    assert [m["name"] for m in running] == ["left:latest"]
+    shown = client.get("/api/models").get_json()
+    assert [(m["name"], m["state"], m["room"]) for m in shown["models"][:2]] == [
+        ("left", "loaded", ""),
+        ("right", "unloaded", "fits"),
+    ]
+    assert shown["memory"]["cpu"]["taken"] == 4 << 30
+
+
+def test_loading_by_hand_and_how_far_it_is(client, registry, loader):
+    loader.gate.clear()
+    assert client.post("/models/load", json={"model": "left"}).get_json() == {"success": True}
+    assert until(lambda: "load left" in loader.log)
+    loader.read = (1, 4)
+    for path, status in (("/ready", "ready"), ("/health", "ok")):
+        found = client.get(path)
+        assert found.status_code == 200 and found.get_json()["status"] == status
+        assert found.get_json()["loading"]["progress"] == 0.25
+    loader.gate.set()
+    assert until(lambda: registry.find("left").state == "loaded")
+    assert "loading" not in client.get("/ready").get_json()
+    assert client.post("/models/unload", json={"model": "left"}).get_json() == {"success": True}
+    assert until(lambda: loader.log[-1] == "unload left")
+    assert client.post("/models/load", json={"model": "wrong"}).status_code == 404
+
+
+def test_ollamas_way_to_load_and_unload(client, loader):
+    loaded = client.post("/api/generate", json={"model": "left:latest"}).get_json()
+    assert loaded["done_reason"] == "load" and loader.log == ["load left"]
+    gone = client.post("/api/generate", json={"model": "left", "keep_alive": 0}).get_json()
+    assert gone["done_reason"] == "unload"
+    assert until(lambda: loader.log[-1] == "unload left")
+
+
+def test_what_asks_about_a_model_loads_none(client, loader):
+    assert client.get("/slots").get_json() == []
+    assert client.get("/warmup").status_code == 409
+    assert client.get("/api/verdict").get_json()["state"] == "none"
+    assert client.get("/api/stats").get_json()["model"] is None
+    assert client.get("/props").get_json()["models"] == ["left", "right", "broken"]
+    assert client.get("/api/about?model=right").get_json()["preset"]["max_tokens"] == 3
+    assert client.post("/api/count", json={"text": "hi"}).status_code == 409
+    assert loader.log == []
+    post_chat(client, "hi", model="right")
+    assert client.get("/warmup").get_json()["model"] == "fake"
+    assert client.get("/warmup?model=left").status_code == 409
+    assert client.get("/api/stats").get_json()["model"] == "right"
+
+
+def test_metrics_name_the_model(client):
+    for name in ("left", "right", "right", "broken"):
+        post_chat(client, "hi", model=name)
+    found = client.get("/metrics").get_data(as_text=True)
+    values = {
+        (s.name, s.labels.get("model")): s.value
+        for family in text_string_to_metric_families(found)
+        for s in family.samples
+    }
+    assert values["mtmd_requests_total", "right"] == 2
+    assert values["mtmd_requests_total", "left"] == 1
+    assert values["mtmd_model_loaded", "right"] == 1
+    assert values["mtmd_model_loads_total", "left"] == 1
+    assert values["mtmd_model_load_failures_total", "broken"] == 1
+
+
+def test_the_page_asks_the_model_it_has_chosen(client):
+    chat = client.post("/api/conversations", json={}).get_json()["id"]
+    sent = client.post(f"/api/conversations/{chat}/messages", json={"text": "hi"}).get_json()
+    asked = {"parent": sent["message"]["id"], "options": {"model": "right"}}
+    answer = client.post(f"/api/conversations/{chat}/answers", json=asked).get_json()
+    assert answer["options"]["model"] == "right"
+    events = client.get(f"/api/answers/{answer['id']}/events").get_data(as_text=True)
+    end = json.loads(events.strip().rpartition("data: ")[2])
+    assert end["message"]["text"].startswith("right says")
+
+
+def test_two_answers_to_one_message_are_written_beside_each_other(client, registry):
+    """And one alone waits for both."""
+    chat = client.post("/api/conversations", json={}).get_json()["id"]
+    sent = client.post(f"/api/conversations/{chat}/messages", json={"text": "hi"}).get_json()
+    parent = sent["message"]["id"]
+    for name in ("left", "right"):
+        registry.load(name)
+        assert until(lambda name=name: registry.find(name).state == "loaded")
+        registry.find(name)
+        registry._entries[name].served.service.pace_s = 0.2
+
+    def start(side, name):
+        body = {"parent": parent, "options": {"model": name}}
+        path = f"/api/conversations/{chat}/answers"
+        return client.post(path, json=body if side is None else body | {"side": side})
+
+    assert start(0, "left").status_code == 200
+    both = start(1, "right")
+    assert both.status_code == 200 and both.get_json()["options"]["side"] == 1
+    assert start(1, "right").status_code == 409
+    assert start(None, "left").status_code == 409

@@ -1,0 +1,150 @@
+"""Which model is loaded or unloaded next."""
+
+from __future__ import annotations
+
+import pytest
+
+from mtmd.web.models.schedule import (
+    QUIET_LOADS,
+    QUIET_S,
+    TURN_LOADS,
+    TURN_S,
+    Close,
+    Load,
+    Refuse,
+    Reopen,
+    Room,
+    Standing,
+    Unload,
+    Wait,
+    next_step,
+)
+
+
+def model(name, needs=4, **state):
+    return Standing(name, needs={"cpu": needs}, **{"loaded": False, **state})
+
+
+def loaded(name, needs=4, **state):
+    return model(name, needs, **{"loaded": True, **state})
+
+
+def room(total=10, free=None, most=None, unload_after_s=None):
+    return Room(most, {"cpu": total}, {"cpu": total if free is None else free}, unload_after_s)
+
+
+def test_nothing_is_loaded_for_nobody():
+    assert next_step([model("a"), loaded("b")], room(), 0.0) == Wait(None)
+
+
+def test_what_fits_is_loaded_beside_the_others_and_who_came_first_is_first():
+    models = [loaded("a"), model("b", asked_at=2.0), model("c", asked_at=1.0)]
+    assert next_step(models, room(free=6), 5.0) == Load("c")
+
+
+def test_the_one_that_was_used_longest_ago_makes_room_and_no_more_than_needed():
+    now = 1000.0
+    models = [
+        loaded("a", 4, used_at=300.0),
+        loaded("b", 4, used_at=200.0),
+        model("c", 4, asked_at=now),
+    ]
+    assert next_step(models, room(), now) == Unload("b")
+    small_first = [
+        loaded("a", 1, used_at=100.0),
+        loaded("b", 8, used_at=200.0),
+        model("c", 8, asked_at=now),
+    ]
+    assert next_step(small_first, room(), now) == Unload("b"), "a is not in the way"
+
+
+def test_as_many_at_once_as_was_said():
+    models = [loaded("a", 1, used_at=0.0), model("b", 1, asked_at=0.0)]
+    assert next_step(models, room(most=1), 100.0) == Unload("a")
+    assert next_step(models, room(most=2), 100.0) == Load("b")
+
+
+@pytest.mark.parametrize("load_s", [0.1, 30.0])
+def test_one_in_use_has_its_turn_and_then_lets_nobody_new_in(load_s):
+    turn = max(TURN_S, TURN_LOADS * load_s)
+    a = loaded("a", 8, in_use=True, loaded_at=100.0, used_at=100.0)
+    b = model("b", 8, asked_at=101.0, load_s=load_s)
+    assert isinstance(next_step([a, b], room(), 100.0 + turn - 0.01), Wait)
+    assert next_step([a, b], room(), 100.0 + turn) == Close("a")
+    closing = loaded("a", 8, in_use=True, loaded_at=100.0, closing=True)
+    assert isinstance(next_step([closing, b], room(), 100.0 + turn), Wait), "answers are written"
+    ended = loaded("a", 8, loaded_at=100.0, used_at=100.0 + turn, closing=True)
+    assert next_step([ended, b], room(), 100.0 + turn + QUIET_S) == Unload("a")
+
+
+def test_one_that_is_not_used_gives_way_after_a_moment_and_not_at_every_pause():
+    a = loaded("a", 8, loaded_at=100.0, used_at=102.0)
+    b = model("b", 8, asked_at=102.1, load_s=8.0)
+    quiet = 102.0 + QUIET_S + QUIET_LOADS * 8.0
+    assert isinstance(next_step([a, b], room(), quiet - 0.01), Wait)
+    assert next_step([a, b], room(), quiet) == Unload("a")
+
+
+def test_two_that_do_not_fit_together_share_the_time_and_most_of_it_is_answers():
+    """Both are asked for at every moment, each answer takes a second, each load four."""
+    now, busy_until, loads, answering = 0.0, 0.0, 0, 0.0
+    state = {"a": "loaded", "b": "unloaded"}
+    since = {"a": 0.0, "b": 0.0}
+    while now < 600:
+        models = [
+            Standing(
+                name,
+                state[name] != "unloaded",
+                {"cpu": 8},
+                asked_at=since[name] if state[name] == "unloaded" else None,
+                in_use=state[name] != "unloaded" and busy_until > now,
+                used_at=now,
+                loaded_at=since[name],
+                load_s=4.0,
+                closing=state[name] == "closing",
+            )
+            for name in state
+        ]
+        step = next_step(models, room(), now)
+        if isinstance(step, Load):
+            now, state[step.name], loads = now + 4.0, "loaded", loads + 1
+            since[step.name] = now
+        elif isinstance(step, Unload):
+            state[step.name], since[step.name] = "unloaded", now
+        elif isinstance(step, Close):
+            state[step.name] = "closing"
+        else:
+            current = next(name for name in state if state[name] != "unloaded")
+            if busy_until <= now and state[current] == "loaded":
+                busy_until = now + 1.0
+            answering, now = answering + (0.1 if busy_until > now else 0.0), now + 0.1
+    assert loads >= 2 * 15, "each has many turns"
+    assert answering / 600 > 0.6
+
+
+def test_what_never_fits_is_refused_with_the_numbers():
+    models = [loaded("a", 4, used_at=0.0), model("b", 12, asked_at=0.0)]
+    assert next_step(models, room(), 100.0) == Refuse("b", "cpu", 12, 10)
+    others = [model("b", 8, asked_at=0.0)]
+    assert next_step(others, room(free=3), 100.0) == Refuse("b", "cpu", 8, 3), "others have it"
+
+
+def test_who_left_again_is_let_back_in_when_nobody_waits():
+    assert next_step([loaded("a", closing=True)], room(), 0.0) == Reopen("a")
+
+
+def test_idle_ones_are_unloaded_and_those_in_use_are_looked_at_again():
+    a, b = loaded("a", used_at=0.0), loaded("b", used_at=50.0)
+    assert next_step([a, b], room(unload_after_s=60.0), 60.0) == Unload("a")
+    assert next_step([b], room(unload_after_s=60.0), 107.0) == Wait(3.0)
+    used = loaded("a", used_at=0.0, in_use=True)
+    assert next_step([used], room(unload_after_s=60.0), 100.0) == Wait(5.0)
+
+
+def test_what_somebody_has_unloaded_goes_once_its_answers_are_written():
+    a = loaded("a", in_use=True, to_unload=True)
+    assert next_step([a], room(), 0.0) == Close("a")
+    assert isinstance(
+        next_step([loaded("a", in_use=True, to_unload=True, closing=True)], room(), 0.0), Wait
+    )
+    assert next_step([loaded("a", to_unload=True)], room(), 0.0) == Unload("a")

@@ -1,0 +1,111 @@
+"""The list of models on the page, and two answers side by side."""
+
+from __future__ import annotations
+
+import pytest
+from browsing import DESK, PHONE, Visitor
+from fake_models import FakeLoader, registry_of
+from serving import running
+
+from mtmd import ModelError
+from mtmd.web.app import create_app_of_many
+from mtmd.web.models.presets import Preset
+from mtmd.web.settings import ServerSettings
+from mtmd.web.store.store import Store
+
+NEEDS = {"left": 4, "right": 8, "broken": 1, "huge": 40}
+
+
+@pytest.fixture
+def loader():
+    made = FakeLoader(NEEDS)
+    made.fails["open broken"] = ModelError("config.json: not there")
+    return made
+
+
+@pytest.fixture
+def registry(loader):
+    presets = {"right": Preset("Be brief.", {"temperature": 0.5})}
+    made, _ = registry_of(NEEDS, presets, loader)
+    made.start()
+    yield made
+    loader.gate.set()
+    made.close()
+
+
+def test_a_model_is_chosen_loaded_with_its_progress_and_asked(browser, registry, loader):
+    app = create_app_of_many(registry, ServerSettings(port=0), Store(None))
+    with running(registry, app) as server:
+        person = Visitor(browser, server.url)
+        page = person.page
+        page.click("#model-open")
+
+        def row(name):
+            return page.locator(f".model-row[data-name='{name}']")
+
+        page.wait_for_selector(".model-row[data-name='huge'] .tight:has-text('more memory than')")
+        assert "needs 4.3 GB of memory" in row("left").inner_text()
+        assert "Cannot be loaded: config.json: not there" in row("broken").inner_text()
+        assert "Fits into memory" in row("right").inner_text()
+        assert person.axe() == []
+        loader.gate.clear()
+        loader.read = (1, 4)
+        row("right").locator(".button").click()
+        page.wait_for_selector(".model-row[data-name='right'] :text('25 %')")
+        page.emulate_media(color_scheme="dark")
+        assert person.axe() == []
+        row("right").locator(".model-pick").click()
+        page.wait_for_selector("#model-open:has-text('right')")
+        person.say("hello", wait=False)
+        page.wait_for_selector(".message.user .progress:has-text('Loading right')")
+        loader.gate.set()
+        person.answered("hello")
+        (answer,) = person.texts("answer")
+        assert answer.startswith("right says") and "2 messages" in answer, (
+            "the preset's system prompt"
+        )
+        page.click("#open-settings")
+        assert page.input_value("[name=temperature]") == "0.5"
+        assert "right" in page.inner_text("#settings-title")
+        page.keyboard.press("Escape")
+        page.reload()  # the choice is kept
+        page.wait_for_selector("#model-open:has-text('right')")
+        person.answered()
+        page.click("#model-open")
+        row("right").locator("button:has-text('Unload')").click()
+        page.wait_for_selector(".model-row[data-name='right'] .button:has-text('Load')")
+        page.set_viewport_size(PHONE)
+        assert person.overflow() == 0
+        person.close()
+
+
+def test_one_message_is_answered_twice_and_one_answer_is_gone_on_with(person, fake):
+    page = person.page
+    page.click("#compare-open")
+    page.fill("[name=temperature-b]", "0.9")
+    page.fill("[name=system-b]", "Answer in French.")
+    assert person.axe() == []
+    page.click("#compare-form .primary")
+    assert "temperature 0.9" in page.inner_text("#comparing")
+    fake.pace_s, fake.words = 0.05, "some words to read"
+    person.say("which one", wait=False)
+    page.wait_for_selector(".columns.two .answer:nth-child(2) .text.growing")
+    assert page.locator(".columns.two .answer").count() == 2
+    page.wait_for_selector(".go-on >> nth=1")
+    assert page.locator(".columns .receipt").count() == 2
+    left, right = page.locator(".settings-of").all_inner_texts()
+    assert "likeliest" in left and "temperature 0.9" in right and "Answer in French." in right
+    assert [t.settings.temperature for t in fake.tickets] == [0, 0.9]
+    assert person.axe() == []
+    page.set_viewport_size(PHONE)
+    assert person.overflow() == 0
+    page.set_viewport_size(DESK)
+    page.locator(".go-on").nth(1).click()
+    page.wait_for_selector(".branches:has-text('2 / 2')")
+    assert page.is_hidden("#comparing")
+    fake.pace_s = 0
+    person.say("and now")
+    ticket = fake.tickets[-1]
+    assert ticket.settings.temperature == 0.9
+    assert ticket.messages[0] == {"role": "system", "content": "Answer in French."}
+    assert [m["role"] for m in ticket.messages[1:]] == ["user", "assistant", "user"]

@@ -1,0 +1,164 @@
+"""Where a request meets the model that answers it: the only one, or one of several."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from flask import request
+
+from mtmd.web.errors import ApiError
+from mtmd.web.served_model import ServedModel
+from mtmd.web.telemetry.metrics import Life, Measured
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from mtmd import DeviceError
+
+UNLOADED, LOADING, LOADED, FAILED = "unloaded", "loading", "loaded", "failed"
+UNLOADING = "unloading"  # nobody new is let in, answers under way are written
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A model as lists show it. `names`: its own, then its aliases. `file_bytes`: None where its
+    files are not here yet; `needs_bytes`: of memory, predicted, by space, empty as long as that is
+    not known; None for what is not known of `context`, `sees`. `stage`, `progress`: while it is
+    loaded. `reason`: why it could not be loaded. `room`: "fits", "swap" (once others are unloaded)
+    or "too large", "" where that is not known.
+    """
+
+    name: str
+    names: tuple[str, ...]
+    state: str = LOADED
+    kind: str = ""
+    file_bytes: int | None = None
+    needs_bytes: Mapping[str, int] = field(default_factory=dict)
+    context: int | None = None
+    sees: bool | None = None
+    stage: str = ""
+    progress: float = 0.0
+    reason: str = ""
+    room: str = ""
+    in_use: bool = False
+    default: bool = True
+    preset: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Models(Protocol):
+    """`many`: whether there may be several."""
+
+    @property
+    def many(self) -> bool: ...
+
+    def choose(self, name: str | None) -> ServedModel:
+        """For the request that is being answered; where it is not in memory, once it is. Raises
+        ApiError for a name that is not here, and where it cannot be loaded.
+        """
+
+    def at_hand(self, name: str | None = None) -> ServedModel | None:
+        """Without waiting: None where it is not in memory, or, without a name, where none is.
+        Raises ApiError for a name that is not here.
+        """
+
+    def unload(self, name: str) -> bool:
+        """Once its answers are written; False where it stays. Raises ApiError for a name that is
+        not here.
+        """
+
+    def listed(self) -> Sequence[Listed]: ...
+
+    def find(self, name: str | None) -> Listed:
+        """Raises ApiError for a name that is not here."""
+
+    @property
+    def slots(self) -> int:
+        """Answers at once, of one model."""
+
+    @property
+    def fault(self) -> DeviceError | None:
+        """Why nothing can be answered any more."""
+
+    def loading(self) -> dict[str, Any] | None:
+        """How far the model is that is being loaded; None where none is."""
+
+    def measured(self) -> Sequence[Measured]:
+        """Of those that were in memory."""
+
+    def lives(self) -> Mapping[str, Life]:
+        """By name, where there are several."""
+
+    def processed(self, sha256: str, tenant: str) -> tuple[np.ndarray, ...] | None:
+        """As `Service.processed`, of whichever has it."""
+
+
+class OneModel:
+    """A server with one model, which is there from the start."""
+
+    many = False
+
+    def __init__(self, model: ServedModel) -> None:
+        self.model = model
+
+    def choose(self, name: str | None) -> ServedModel:
+        if not self.model.answers_to(name):
+            raise ApiError(
+                404,
+                f"the model asked for is not here; this server has {self.model.name!r}",
+                param="model",
+                code="model_not_found",
+            )
+        return self.model
+
+    def at_hand(self, name: str | None = None) -> ServedModel | None:
+        return self.choose(name)
+
+    def unload(self, name: str) -> bool:
+        self.choose(name)
+        return False
+
+    def listed(self) -> Sequence[Listed]:
+        model = self.model
+        return [Listed(model.name, model.names, context=model.context, sees=model.sees)]
+
+    def find(self, name: str | None) -> Listed:
+        self.choose(name)
+        return self.listed()[0]
+
+    @property
+    def slots(self) -> int:
+        return self.model.service.stats().slots
+
+    @property
+    def fault(self) -> DeviceError | None:
+        return self.model.service.fault
+
+    def loading(self) -> dict[str, Any] | None:
+        return None
+
+    def measured(self) -> Sequence[Measured]:
+        service = self.model.service
+        return [Measured({}, service.stats(), service.latencies)]
+
+    def lives(self) -> Mapping[str, Life]:
+        return {}
+
+    def processed(self, sha256: str, tenant: str) -> tuple[np.ndarray, ...] | None:
+        return self.model.service.processed(sha256, tenant)
+
+
+def in_memory(models: Models) -> ServedModel:
+    """The one that the address of this request asks about (`?model=NAME`), or the one that was used
+    last. Raises ApiError where it is not in memory.
+    """
+    name = request.args.get("model")
+    model = models.at_hand(name)
+    if model is None:
+        raise ApiError(
+            409,
+            "no model is in memory" if name is None else f"the model {name!r:.80} is not in memory",
+            code="model_not_in_memory",
+        )
+    return model

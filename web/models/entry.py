@@ -1,0 +1,177 @@
+"""One model of several: what is known of it, who uses it, who waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Protocol
+
+from mtmd.checkpoint.collection import Source
+from mtmd.service.measures.latencies import Latencies
+from mtmd.service.measures.stats import ServiceStats
+from mtmd.web.models.choice import LOADED, LOADING, UNLOADED, UNLOADING, Listed
+from mtmd.web.models.presets import NONE, Preset
+from mtmd.web.models.progress import Loading
+from mtmd.web.models.schedule import Standing
+from mtmd.web.served_model import ServedModel
+
+READ_BYTES_PER_S = 500e6  # of files, for a model that was not loaded yet
+START_S = 1.0
+OF_THE_MOMENT = frozenset(
+    ("slots", "running", "waiting", "clients_waiting", "encoding", "pages", "pages_used")
+)  # fields of ServiceStats
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a model once it was opened. `needs`: bytes of memory, by space."""
+
+    needs: Mapping[str, int]
+    context: int
+    sees: bool
+
+
+class Opened(Protocol):
+    """A model that was opened, its weights not read yet."""
+
+    facts: Facts
+
+    def weights_read(self) -> tuple[int, int]:
+        """Bytes that have been read, and all."""
+
+    def start(self, aliases: tuple[str, ...], preset: Preset) -> ServedModel:
+        """Read the weights, warm up, and answer. Raises MtmdError."""
+
+    def close(self) -> None:
+        """Answers under way are ended, and its memory is given back."""
+
+
+class Loader(Protocol):
+    def open(self, source: Source, preset: Preset) -> Opened:
+        """Raises MtmdError."""
+
+    def free(self) -> Mapping[str, int]:
+        """Bytes of memory that can be taken right now, by space, as far as they are known."""
+
+
+@dataclass(eq=False)
+class Waiter:
+    """Somebody who waits until a model is loaded. `error`: it will not be."""
+
+    came: float
+    error: Exception | None = None
+    let_in: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        return self.let_in or self.error is not None
+
+
+@dataclass(eq=False)
+class Entry:
+    """Under its registry's lock. `users`: requests that have chosen it and are not prepared yet,
+    after which its service knows of them. `past`: what earlier services of it have counted.
+    `wanted`: by somebody who does not wait for it.
+    """
+
+    source: Source
+    preset: Preset = NONE
+    facts: Facts | None = None
+    state: str = UNLOADED
+    opened: Opened | None = None
+    served: ServedModel | None = None
+    progress: Loading | None = None
+    reason: str = ""
+    failed_at: float = 0.0
+    users: int = 0
+    waiters: list[Waiter] = field(default_factory=list)
+    wanted_at: float | None = None
+    to_unload: bool = False
+    used_at: float = 0.0
+    loaded_at: float = 0.0
+    took_s: float | None = None
+    loads: int = 0
+    failures: int = 0
+    load_seconds: float = 0.0
+    past: ServiceStats = field(default_factory=ServiceStats)
+    latencies: Latencies = field(default_factory=Latencies)
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.preset.aliases)
+
+    @property
+    def is_loaded(self) -> bool:
+        return self.state in (LOADED, UNLOADING)
+
+    @property
+    def in_use(self) -> bool:
+        return bool(self.users or (self.served and self.served.service.busy))
+
+    @property
+    def needs(self) -> Mapping[str, int]:
+        """Predicted; of one that was not opened yet, what its files have."""
+        if self.facts is not None:
+            return self.facts.needs
+        return {} if self.source.bytes is None else {"cpu": self.source.bytes}
+
+    @property
+    def load_s(self) -> float:
+        if self.took_s is not None:
+            return self.took_s
+        return START_S + (self.source.bytes or 0) / READ_BYTES_PER_S
+
+    def standing(self) -> Standing:
+        came = [w.came for w in self.waiters if not w.is_over]
+        came += [] if self.wanted_at is None else [self.wanted_at]
+        return Standing(
+            self.name,
+            self.is_loaded,
+            self.needs,
+            min(came) if came and self.state not in (LOADED, LOADING) else None,
+            self.in_use,
+            self.used_at,
+            self.loaded_at,
+            self.load_s,
+            self.state == UNLOADING,
+            self.to_unload,
+        )
+
+    def listed(self, room: str, default: bool) -> Listed:
+        """`room`: as `schedule.room_for`, where it is known what the model takes."""
+        facts, progress = self.facts, self.progress
+        told: dict[str, Any] = progress.asdict() if progress else {"stage": "", "progress": 0.0}
+        is_here = self.is_loaded or self.state == LOADING
+        return Listed(
+            self.name,
+            self.names,
+            state=self.state,
+            kind=self.source.kind,
+            file_bytes=self.source.bytes,
+            needs_bytes=facts.needs if facts else {},
+            context=facts.context if facts else None,
+            sees=facts.sees if facts else None,
+            stage=told["stage"],
+            progress=told["progress"],
+            reason=self.reason,
+            room="" if facts is None or is_here else room,
+            in_use=self.in_use,
+            default=default,
+            preset=self.preset.asdict(),
+        )
+
+    def stats(self) -> ServiceStats:
+        """Since the server began, whichever service has counted it."""
+        if self.served is None:
+            return self.past
+        now: dict[str, Any] = vars(self.served.service.stats())
+        names = [f.name for f in fields(ServiceStats) if f.name not in OF_THE_MOMENT]
+        return ServiceStats(**now | {n: now[n] + getattr(self.past, n) for n in names})
+
+    def end_of_service(self) -> ServiceStats:
+        """What stays of the numbers when it is unloaded."""
+        return ServiceStats(**vars(self.stats()) | dict.fromkeys(OF_THE_MOMENT, 0))

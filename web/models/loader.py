@@ -1,0 +1,129 @@
+"""Models of this package, loaded one beside the other in this process."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from mtmd.checkpoint.collection import Source
+from mtmd.web.models.entry import Facts
+from mtmd.web.models.presets import Preset
+from mtmd.web.served_model import ServedModel
+
+if TYPE_CHECKING:
+    from mtmd import Model, Service
+    from mtmd.loaded.several import Shared
+
+ENDING_S = 20.0  # for the step that the device is in
+
+
+class PackageLoader:
+    """`chosen`: the fields of LoadOptions for all models, which a preset's come before; its
+    `memory_limit` is that of all of them together. `warm_up`: each is run once before it answers.
+    The others are as of `Service`.
+    """
+
+    def __init__(
+        self,
+        chosen: Mapping[str, Any],
+        *,
+        queue: int,
+        share_cache: bool,
+        hang_s: float | None,
+        warm_up: bool = True,
+    ) -> None:
+        self._chosen, self.warm_up = dict(chosen), warm_up
+        self.service_options: dict[str, Any] = {
+            "queue": queue,
+            "share_cache": share_cache,
+            "hang_s": hang_s,
+        }
+        self.loaded: list[Model] = []
+
+    @cached_property
+    def shared(self) -> Shared:
+        from mtmd.commands.shared import SMALL_BYTES
+        from mtmd.loaded.several import Shared
+
+        return Shared(self._chosen, SMALL_BYTES)
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """Bytes for all models that were asked for, by memory space. Raises OptionError."""
+        return self.shared.limits
+
+    def free(self) -> dict[str, int]:
+        return self.shared.free()
+
+    def open(self, source: Source, preset: Preset) -> OpenedModel:
+        """Raises MtmdError."""
+        from mtmd.loaded.predicted_memory import predicted_bytes
+        from mtmd.loading import load
+
+        self.shared.usual_threads()
+        options = self._chosen | dict(preset.load)
+        model = load(source.model, **options)
+        needs = predicted_bytes(model.loaded)
+        limited = self.limits
+        if limited:
+            # The one of its own is what it is predicted to take, so that all keep the whole.
+            space = next(iter(limited))
+            own = min(needs.get(space, 0), limited[space])
+            model = load(source.model, **options | {"memory_limit": own})
+        model.loaded.name = source.name
+        return OpenedModel(self, model, needs)
+
+
+class OpenedModel:
+    """Made by `PackageLoader.open`."""
+
+    def __init__(self, loader: PackageLoader, model: Model, needs: Mapping[str, int]) -> None:
+        self._loader = loader
+        self._model: Model | None = model
+        self._service: Service | None = None
+        sees = model.encoder is not None
+        self.facts = Facts(needs, model.runner.context, sees)
+        model.weights_read()  # plans are made for it, once, and not where /ready asks
+
+    def weights_read(self) -> tuple[int, int]:
+        model = self._model
+        return (0, 0) if model is None else model.weights_read()
+
+    def start(self, aliases: tuple[str, ...], preset: Preset) -> ServedModel:
+        from mtmd.service.service import Service
+
+        model, loader = self._model, self._loader
+        assert model is not None
+        sizes = [one.checkpoint.weight_bytes for one in (*loader.loaded, model)]
+        loader.shared.settle_threads(sizes)
+        model.loaded.start_workers()
+        report = model.warm_up() if loader.warm_up else model.warmup_report
+        self._service = Service(model, **loader.service_options)
+        loader.loaded.append(model)
+        _leave_out_of_collection()
+        return ServedModel(
+            self._service, report, aliases, system=preset.system, preset=preset.answer
+        )
+
+    def close(self) -> None:
+        """Its memory is free when this returns, but for what somebody else still holds of it."""
+        service, self._service = self._service, None
+        model, self._model = self._model, None
+        assert model is not None
+        if service is not None:
+            service.close(ENDING_S)
+            self._loader.loaded.remove(model)
+        model.loaded.close()
+        del model, service
+        gc.unfreeze()
+        gc.collect()  # plans and their caches refer to each other in circles
+        if self._loader.loaded:
+            gc.freeze()
+
+
+def _leave_out_of_collection() -> None:
+    """As `shared_out_promptly` does for what there is at the start."""
+    gc.collect()
+    gc.freeze()

@@ -1,0 +1,73 @@
+"""What is told to those whose model cannot be had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from mtmd import MtmdError
+from mtmd.checkpoint.collection import near
+from mtmd.web.errors import ApiError
+from mtmd.web.models.entry import Entry
+from mtmd.web.models.progress import SOON_S
+from mtmd.web.models.schedule import Refuse
+
+NAMED = 10  # models, in an error
+
+
+def not_here(name: str, called: Iterable[str], names: list[str]) -> ApiError:
+    """`called`: every name that means a model; `names`: the models' own."""
+    there = ", ".join(map(repr, names[:NAMED]))
+    more = f" and {len(names) - NAMED} more (GET /v1/models)" if len(names) > NAMED else ""
+    return ApiError(
+        404,
+        f"the model asked for is not here{near(name[:256], called)}; this server has {there}{more}",
+        param="model",
+        code="model_not_found",
+    )
+
+
+def busy(entry: Entry) -> ApiError:
+    wait_s = entry.progress.retry_s if entry.progress else SOON_S
+    return ApiError(
+        503,
+        f"the model {entry.name!r} is not in memory yet, and many wait; try again in {wait_s} s",
+        code="model_loading",
+        headers={"Retry-After": str(wait_s)},
+    )
+
+
+def refuse_waiters(entry: Entry, error: Callable[[], Exception]) -> None:
+    """Those who wait for it: an exception that is raised belongs to one thread."""
+    for waiter in entry.waiters:
+        if not waiter.is_over:
+            waiter.error = error()
+    entry.waiters.clear()
+
+
+def not_loaded(entry: Entry) -> ApiError:
+    return ApiError(
+        503,
+        f"the model {entry.name!r} cannot be loaded: {entry.reason}",
+        param="model",
+        code="model_not_loaded",
+    )
+
+
+def reason_of(error: Exception) -> str:
+    """In one line. What is no mistake of the files or options is in the log."""
+    if isinstance(error, MtmdError):
+        return " ".join(str(error).split())
+    if isinstance(error, MemoryError):
+        return "there is not enough memory"
+    if isinstance(error, OSError):
+        return f"its files cannot be read ({error.strerror or type(error).__name__})"
+    return f"internal error: {type(error).__name__}"
+
+
+def too_large(step: Refuse) -> str:
+    gib = 1 << 30
+    return (
+        f"it needs {step.needs / gib:.1f} GiB of memory ({step.space}), predicted, and "
+        f"{step.there / gib:.1f} GiB are there with all others unloaded; lower its context or "
+        "parallel in the presets, or serve it elsewhere"
+    )

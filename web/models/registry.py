@@ -1,0 +1,469 @@
+"""Several models behind one server: which are in memory, who waits for which. One thread loads and
+unloads, as `schedule.py` says; requests choose a model on their own threads, and wait there until
+it is loaded.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from flask import Flask, g, request
+
+from mtmd import DeviceError, MtmdError
+from mtmd.service.turns import aside
+from mtmd.tracebacks import traceback_text
+from mtmd.web.errors import ApiError
+from mtmd.web.models.choice import FAILED, LOADED, LOADING, UNLOADED, UNLOADING, Listed
+from mtmd.web.models.entry import Entry, Facts, Loader, Opened, Waiter
+from mtmd.web.models.progress import Loading
+from mtmd.web.models.refusals import (
+    busy,
+    not_here,
+    not_loaded,
+    reason_of,
+    refuse_waiters,
+    too_large,
+)
+from mtmd.web.models.schedule import (
+    Close,
+    Load,
+    Refuse,
+    Reopen,
+    Room,
+    Step,
+    Unload,
+    Wait,
+    fits,
+    next_step,
+    room_for,
+)
+from mtmd.web.served_model import ServedModel
+from mtmd.web.telemetry.metrics import Life, Measured
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MOST_WAITING = 32  # requests that wait for models to be loaded, each on a thread
+LONGEST_WAIT_S = 900.0
+GONE_EVERY_S = 1.0  # looks whether who waits is still there
+TRIED_AGAIN_S = 30.0  # after which a model that could not be loaded is tried again
+ENDING_S = 20.0  # for a load under way, when the server ends
+SPARE = 16  # a part in so many of what is free at the start is left to others
+_CHOSEN = "chosen_models"
+log = logging.getLogger("mtmd.models")
+
+
+class Registry:
+    """`most` models at once, None for as many as fit. `limits`: bytes of memory for all of them, by
+    space, None for what is free now but a part. `unload_after_s`: without use, None for never.
+    `default`: the name of the model for requests that name none, as long as none is loaded;
+    `any_name`: it stands for every name that is not here, too.
+    """
+
+    many = True
+
+    def __init__(
+        self,
+        entries: Sequence[Entry],
+        loader: Loader,
+        *,
+        slots: int,
+        most: int | None = None,
+        limits: Mapping[str, int] | None = None,
+        unload_after_s: float | None = None,
+        default: str | None = None,
+        any_name: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._entries = {entry.name: entry for entry in entries}
+        self._by_name = {name: entry for entry in entries for name in entry.names}
+        self._loader, self._clock = loader, clock
+        self._most, self._unload_after_s = most, unload_after_s
+        self._limits = dict(limits or {})
+        for space, free in loader.free().items():
+            self._limits.setdefault(space, free - free // SPARE)
+        self.slots, self._any_name = slots, any_name
+        self._default = self._by_name[default] if default else entries[0]
+        self._changed, self._closing = threading.Condition(), threading.Lock()
+        self._waiting = 0
+        self._to_survey = [entry for entry in entries if entry.source.is_here]
+        self._ending = False
+        self._thread: threading.Thread | None = None
+        self._tell: list[Callable[[DeviceError], None]] = []
+        self.fault: DeviceError | None = None
+
+    # what requests ask
+
+    def register(self, app: Flask) -> None:
+        """So that what a request has chosen is let go of at its end: its answers are the service's
+        then.
+        """
+
+        @app.teardown_request
+        def _give_back(_: BaseException | None) -> None:
+            for entry in g.pop(_CHOSEN, ()):
+                self.give_back(entry)
+
+    def choose(self, name: str | None) -> ServedModel:
+        """For the request that is being answered: it stays in memory until that is done. Raises
+        ApiError, DeviceError.
+        """
+        is_gone = request.environ.get("waitress.client_disconnected", lambda: False)
+        entry = self.take(name, is_gone)
+        g.setdefault(_CHOSEN, []).append(entry)
+        assert entry.served is not None
+        return entry.served
+
+    def take(self, name: str | None, is_gone: Callable[[], bool] = lambda: False) -> Entry:
+        """A model that is in memory, and stays there until `give_back`. Raises ApiError,
+        DeviceError.
+        """
+        with self._changed:
+            if self.fault is not None:
+                raise DeviceError(str(self.fault))
+            entry, now = self._find(name), self._clock()
+            if entry.state == LOADED:
+                self._let_in(entry, now)
+                return entry
+            self._check_failed(entry, now)
+            if self._waiting >= MOST_WAITING or self._ending:
+                raise busy(entry)
+            waiter = Waiter(now)
+            entry.waiters.append(waiter)
+            self._waiting += 1
+            self._changed.notify_all()
+        try:
+            with aside():
+                self._wait(entry, waiter, is_gone)
+        finally:
+            with self._changed:
+                self._waiting -= 1
+                if waiter in entry.waiters:
+                    entry.waiters.remove(waiter)
+        if waiter.error is not None:
+            raise waiter.error
+        return entry
+
+    def _wait(self, entry: Entry, waiter: Waiter, is_gone: Callable[[], bool]) -> None:
+        end = time.monotonic() + LONGEST_WAIT_S
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: waiter.is_over, GONE_EVERY_S)
+                if waiter.is_over:
+                    return
+                if is_gone():
+                    waiter.error = ApiError(499, "the client has left")
+                elif time.monotonic() > end:
+                    waiter.error = busy(entry)
+
+    def give_back(self, entry: Entry) -> None:
+        with self._changed:
+            entry.users -= 1
+            entry.used_at = self._clock()
+            self._changed.notify_all()
+
+    def _let_in(self, entry: Entry, now: float) -> None:
+        entry.users += 1
+        entry.used_at = now
+
+    def _check_failed(self, entry: Entry, now: float) -> None:
+        """What could not be loaded a moment ago is not tried for every request anew."""
+        if entry.state == FAILED and now - entry.failed_at < TRIED_AGAIN_S:
+            raise not_loaded(entry)
+
+    def at_hand(self, name: str | None = None) -> ServedModel | None:
+        """Without waiting, and without keeping it: None where it is not in memory."""
+        with self._changed:
+            return self._find(name).served
+
+    def find(self, name: str | None) -> Listed:
+        with self._changed:
+            return self._listed([self._find(name)])[0]
+
+    def listed(self) -> list[Listed]:
+        with self._changed:
+            return self._listed(self._entries.values())
+
+    def room(self) -> dict[str, dict[str, int]]:
+        """By memory space: the bytes for all models, what those in memory are predicted to take of
+        them, and what is free.
+        """
+        with self._changed:
+            loaded = [e for e in self._entries.values() if e.opened is not None]
+            free = self._loader.free()
+            return {
+                space: {
+                    "limit": limit,
+                    "taken": sum(e.needs.get(space, 0) for e in loaded),
+                    "free": free.get(space, 0),
+                }
+                for space, limit in self._limits.items()
+            }
+
+    def load(self, name: str) -> None:
+        """Have it loaded, without waiting for that; also one that could not be a moment ago."""
+        with self._changed:
+            entry = self._find(name)
+            if entry.state == FAILED:
+                entry.state = UNLOADED
+            if entry.state not in (LOADED, LOADING):
+                entry.wanted_at = self._clock()
+            entry.to_unload = False
+            self._changed.notify_all()
+
+    def unload(self, name: str) -> bool:
+        """Have it unloaded once its answers are written, without waiting for that. One that is
+        being loaded is unloaded after that. Raises ApiError.
+        """
+        with self._changed:
+            entry = self._find(name)
+            entry.wanted_at = None
+            entry.to_unload = entry.is_loaded or entry.state == LOADING
+            if entry.state == LOADED:
+                entry.state = UNLOADING
+            self._changed.notify_all()
+        return True
+
+    def loading(self) -> dict[str, Any] | None:
+        found = next((e.progress for e in self._entries.values() if e.progress), None)
+        return None if found is None else found.asdict()
+
+    def measured(self) -> list[Measured]:
+        with self._changed:
+            entries = [e for e in self._entries.values() if e.loads]
+            return [Measured({"model": e.name}, e.stats(), e.latencies) for e in entries]
+
+    def lives(self) -> dict[str, Life]:
+        with self._changed:
+            return {
+                e.name: Life(e.is_loaded, e.loads, e.failures, e.load_seconds)
+                for e in self._entries.values()
+            }
+
+    def processed(self, sha256: str, tenant: str) -> tuple[np.ndarray, ...] | None:
+        with self._changed:
+            served = [e.served for e in self._entries.values() if e.served is not None]
+        found = (s.service.processed(sha256, tenant) for s in served)
+        return next((tiles for tiles in found if tiles is not None), None)
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is being answered, or waits for a model."""
+        return bool(self._waiting) or any(e.in_use for e in self._entries.values())
+
+    def on_fault(self, tell: Callable[[DeviceError], None]) -> None:
+        """`tell` is called, on any thread, once there is one; at once where there is."""
+        with self._changed:
+            self._tell.append(tell)
+            fault = self.fault
+        if fault is not None:
+            tell(fault)
+
+    # the thread that loads and unloads
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="mtmd models", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End all answers. Nothing is loaded any more."""
+        with self._changed:
+            self._ending = True
+            for entry in self._entries.values():
+                refuse_waiters(entry, partial(busy, entry))
+            self._changed.notify_all()
+        with self._closing:
+            if self._thread is not None and self._thread is not threading.current_thread():
+                self._thread.join(ENDING_S)  # a load that takes longer is not waited for
+            for entry in self._entries.values():
+                if entry.opened is not None:
+                    self._unload(entry)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if self._ending or self.fault is not None:
+                    return
+                step = self._next_step()
+                if isinstance(step, Wait) and not self._to_survey:
+                    self._changed.wait(step.seconds)
+                    continue
+            self._do(step)
+
+    def _do(self, step: Step) -> None:
+        """What has been decided."""
+        if isinstance(step, Wait):
+            if self._to_survey:
+                self._survey(self._to_survey.pop(0))
+            return
+        entry = self._entries[step.name]
+        if isinstance(step, Load):
+            self._load(entry)
+        elif isinstance(step, Unload):
+            with self._changed:
+                if entry.in_use:  # somebody came in between
+                    return
+                entry.state = UNLOADING
+            self._unload(entry)
+        else:
+            with self._changed:
+                if isinstance(step, Close):
+                    entry.state = UNLOADING
+                elif isinstance(step, Reopen):
+                    entry.state, entry.wanted_at = LOADED, None
+                    self._let_in_all(entry)
+                elif isinstance(step, Refuse):
+                    self._failed(entry, too_large(step))
+
+    def _next_step(self) -> Step:
+        now = self._clock()
+        for entry in self._entries.values():
+            if entry.is_loaded and entry.in_use:
+                entry.used_at = now
+        standings = [entry.standing() for entry in self._entries.values()]
+        return next_step(standings, self._room(), now)
+
+    def _room(self) -> Room:
+        return Room(self._most, self._limits, self._loader.free(), self._unload_after_s)
+
+    def _survey(self, entry: Entry) -> None:
+        """What a model would take is known once it was opened; nothing of it is read."""
+        if entry.facts is not None or entry.state != UNLOADED:
+            return
+        try:
+            opened = self._loader.open(entry.source, entry.preset)
+            facts: Facts | None = opened.facts
+            opened.close()
+            problem = ""
+        except Exception as error:
+            facts, problem = None, reason_of(error)
+        with self._changed:
+            if facts is not None:
+                entry.facts = facts
+            elif entry.state == UNLOADED:
+                entry.state, entry.reason, entry.failed_at = FAILED, problem, -TRIED_AGAIN_S
+
+    def _load(self, entry: Entry) -> None:
+        with self._changed:
+            entry.state, entry.progress, entry.reason = LOADING, Loading(self._clock), ""
+            self._changed.notify_all()
+        began, problem = self._clock(), ""
+        opened: Opened | None = None
+        served: ServedModel | None = None
+        fault: DeviceError | None = None
+        try:
+            opened = self._loader.open(entry.source, entry.preset)
+            if not self._may_go_on(entry, opened):
+                return
+            entry.progress.warming(opened.weights_read)
+            served = opened.start(entry.preset.aliases, entry.preset)
+        except DeviceError as error:
+            problem, fault = str(error), error
+        except Exception as error:
+            problem = reason_of(error)
+            if not isinstance(error, (MtmdError, OSError, MemoryError)):
+                log.error("%s cannot be loaded\n%s", entry.name, traceback_text(error))
+        if served is None:  # after the exception is gone, which holds on to the model
+            if opened is not None:
+                opened.close()
+            with self._changed:
+                self._failed(entry, problem)
+            if fault is not None:
+                self._on_fault(fault)
+            return
+        served.service.latencies = entry.latencies
+        served.service.on_fault(self._on_fault)
+        with self._changed:
+            now = self._clock()
+            entry.opened, entry.served, entry.progress = opened, served, None
+            entry.state, entry.wanted_at = LOADED, None
+            entry.used_at = entry.loaded_at = now
+            entry.took_s = now - began
+            entry.loads += 1
+            entry.load_seconds += entry.took_s
+            self._let_in_all(entry)
+            self._changed.notify_all()
+        log.info("%s loaded in %.1f s", entry.name, entry.took_s)
+
+    def _may_go_on(self, entry: Entry, opened: Opened) -> bool:
+        """What it takes may be known only now, and be more than was thought: then others make room
+        first.
+        """
+        with self._changed:
+            known, entry.facts = entry.needs, opened.facts
+            others = [e.standing() for e in self._entries.values() if e.is_loaded]
+            if known == entry.needs or fits(entry.standing(), others, self._room()):
+                return True
+            entry.state, entry.progress = UNLOADED, None
+        opened.close()
+        return False
+
+    def _let_in_all(self, entry: Entry) -> None:
+        for waiter in entry.waiters:
+            if not waiter.is_over:
+                waiter.let_in = True
+                self._let_in(entry, self._clock())
+        entry.waiters.clear()
+        self._changed.notify_all()
+
+    def _unload(self, entry: Entry) -> None:
+        opened = entry.opened
+        assert opened is not None
+        with self._changed:
+            entry.past, entry.served = entry.end_of_service(), None
+        opened.close()
+        with self._changed:
+            entry.opened, entry.state, entry.to_unload = None, UNLOADED, False
+            self._changed.notify_all()
+        log.info("%s unloaded", entry.name)
+
+    def _failed(self, entry: Entry, reason: str) -> None:
+        """Those who wait for it are told, and nobody else."""
+        entry.state, entry.reason, entry.progress = FAILED, reason, None
+        entry.failed_at, entry.wanted_at, entry.to_unload = self._clock(), None, False
+        entry.failures += 1
+        log.error("%s cannot be loaded: %s", entry.name, reason)
+        refuse_waiters(entry, partial(not_loaded, entry))
+        self._changed.notify_all()
+
+    def _on_fault(self, fault: DeviceError) -> None:
+        """The device is shared by all: none of them can answer."""
+        with self._changed:
+            if self.fault is not None:
+                return
+            self.fault = fault
+            for entry in self._entries.values():
+                refuse_waiters(entry, lambda: DeviceError(str(fault)))
+            self._changed.notify_all()
+            told = list(self._tell)
+        for tell in told:
+            tell(fault)
+
+    # names
+
+    def _find(self, name: str | None) -> Entry:
+        """Without a name the model that was used last of those in memory. Raises ApiError."""
+        if name is None:
+            loaded = [e for e in self._entries.values() if e.served is not None]
+            return max(loaded, key=lambda e: e.used_at, default=self._usual())
+        found = self._by_name.get(name)
+        if found is None and self._any_name:
+            return self._usual()
+        if found is None:
+            raise not_here(name, self._by_name, list(self._entries))
+        return found
+
+    def _usual(self) -> Entry:
+        """The default, or, where that one cannot be loaded, the first that may be."""
+        able = [e for e in self._entries.values() if e.state != FAILED]
+        return self._default if self._default in able or not able else able[0]
+
+    def _listed(self, entries: Iterable[Entry]) -> list[Listed]:
+        room = self._room()
+        beside = [e.standing() for e in self._entries.values() if e.is_loaded]
+        return [e.listed(room_for(e.standing(), beside, room), e is self._default) for e in entries]

@@ -1,0 +1,225 @@
+"""Which model is loaded or unloaded next, for those who wait: the rule alone. Clock, memory and
+what is going on are told to it.
+
+Who has waited longest is next. A model that was loaded has a turn in which it makes room for nobody
+while it is used, the longer the more the next one costs to load: so that two models which do not
+fit together share the time, and most of it is spent on answers. One that nobody uses gives way
+sooner, though not in every short pause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+TURN_S, TURN_LOADS = 5.0, 2.0  # a turn: so long, or as long as so many loads of the next model
+QUIET_S, QUIET_LOADS = 0.5, 0.25  # without use, after which one gives way before its turn is over
+LOOK_S = 0.1  # until it is looked again whether answers have ended
+Bytes: TypeAlias = Mapping[str, int]  # by memory space
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One model. `needs`: predicted. `asked_at`: when the first of those who wait for it came, None
+    where nobody does. `in_use`: answers are under way, or begun. `used_at`: when it was last in
+    use; `loaded_at`; `load_s`: how long it takes to load, as far as is known. `closing`: nobody new
+    is let in. `to_unload`: somebody has asked for that.
+    """
+
+    name: str
+    loaded: bool
+    needs: Bytes
+    asked_at: float | None = None
+    in_use: bool = False
+    used_at: float = 0.0
+    loaded_at: float = 0.0
+    load_s: float = 1.0
+    closing: bool = False
+    to_unload: bool = False
+
+
+@dataclass(frozen=True)
+class Room:
+    """`most` models at once, None for as many as fit; `limits` for all of them together; `free`
+    right now. Of a space that is not in them nothing is known. `unload_after_s` without use, None
+    for never.
+    """
+
+    most: int | None
+    limits: Bytes
+    free: Bytes
+    unload_after_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Load:
+    name: str
+
+
+@dataclass(frozen=True)
+class Unload:
+    name: str
+
+
+@dataclass(frozen=True)
+class Close:
+    """Let nobody new in."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Reopen:
+    name: str
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """It does not fit, whatever is unloaded: of a memory `space` it needs so much, and there is so
+    much.
+    """
+
+    name: str
+    space: str
+    needs: int
+    there: int
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Nothing to do for so long, None until somebody comes."""
+
+    seconds: float | None
+
+
+Step: TypeAlias = Load | Unload | Close | Reopen | Refuse | Wait
+
+
+def next_step(models: Sequence[Standing], room: Room, now: float) -> Step:
+    loaded = [m for m in models if m.loaded]
+    for model in loaded:
+        if model.to_unload and not model.in_use:
+            return Unload(model.name)
+        if model.to_unload and not model.closing:
+            return Close(model.name)
+    waited_for = [m for m in models if not m.loaded and m.asked_at is not None]
+    if waited_for:
+        step = _for(min(waited_for, key=lambda m: m.asked_at or 0.0), loaded, room, now)
+    else:
+        step = _for_nobody(loaded, room, now)
+    is_unloading = any(m.to_unload for m in loaded)
+    return Wait(LOOK_S) if isinstance(step, Wait) and is_unloading else step
+
+
+def fits(model: Standing, beside: Iterable[Standing], room: Room) -> bool:
+    """Whether it can be loaded now, with nothing unloaded."""
+    others = list(beside)
+    if room.most is not None and len(others) >= room.most:
+        return False
+    return _shortage(model, others, room, []) is None
+
+
+def room_for(model: Standing, loaded: Sequence[Standing], room: Room) -> str:
+    """Whether one that is not in memory "fits", would once others leave ("swap"), or is "too
+    large".
+    """
+    if fits(model, loaded, room):
+        return "fits"
+    left = {
+        space: count + sum(m.needs.get(space, 0) for m in loaded)
+        for space, count in room.free.items()
+    }
+    return "swap" if fits(model, [], Room(room.most, room.limits, left)) else "too large"
+
+
+def _for(first: Standing, loaded: Sequence[Standing], room: Room, now: float) -> Step:
+    if fits(first, loaded, room):
+        return Load(first.name)
+    leaving = _who_leaves(first, loaded, room)
+    if isinstance(leaving, Refuse):
+        return leaving
+    wait_s = max(_may_leave_at(m, first) for m in leaving) - now
+    if wait_s > 0:
+        return Wait(min(wait_s, LOOK_S))
+    for model in leaving:
+        if not model.in_use:
+            return Unload(model.name)
+    for model in leaving:
+        if not model.closing:
+            return Close(model.name)
+    return Wait(LOOK_S)
+
+
+def _for_nobody(loaded: Sequence[Standing], room: Room, now: float) -> Step:
+    for model in loaded:
+        if model.closing and not model.to_unload:
+            return Reopen(model.name)
+    if room.unload_after_s is None or not loaded:
+        return Wait(None)
+    ends = {m.name: m.used_at + room.unload_after_s for m in loaded if not m.in_use}
+    for name, end in ends.items():
+        if end <= now:
+            return Unload(name)
+    # Those in use end some time, of which nobody tells.
+    look_s = min(5.0, max(LOOK_S, room.unload_after_s / 10))
+    return Wait(min([look_s, *(end - now for end in ends.values())]))
+
+
+def _who_leaves(
+    first: Standing, loaded: Sequence[Standing], room: Room
+) -> Sequence[Standing] | Refuse:
+    """No more than make room: who is leaving already, then who is not in use, then the others, each
+    time who was used or loaded longest ago.
+    """
+
+    def order(m: Standing) -> tuple[bool, bool, float]:
+        return not m.closing, m.in_use, m.loaded_at if m.in_use else m.used_at
+
+    leaving: list[Standing] = []
+    for model in sorted(loaded, key=order):
+        leaving.append(model)
+        if _fits_without(first, loaded, leaving, room):
+            break
+    else:
+        space = _shortage(first, [], room, leaving)
+        assert space is not None
+        return space
+    for model in leaving[:-1]:
+        rest = [m for m in leaving if m is not model]
+        if _fits_without(first, loaded, rest, room):
+            leaving = rest
+    return leaving
+
+
+def _fits_without(
+    first: Standing, loaded: Sequence[Standing], leaving: Sequence[Standing], room: Room
+) -> bool:
+    staying = [m for m in loaded if m not in leaving]
+    if room.most is not None and len(staying) >= room.most:
+        return False
+    return _shortage(first, staying, room, leaving) is None
+
+
+def _shortage(
+    first: Standing, staying: Sequence[Standing], room: Room, leaving: Sequence[Standing]
+) -> Refuse | None:
+    """The memory that lacks, of the limits and of what is free once those who leave have left."""
+    for space, needs in first.needs.items():
+        taken = sum(m.needs.get(space, 0) for m in staying)
+        given_back = sum(m.needs.get(space, 0) for m in leaving)
+        limit, free = room.limits.get(space), room.free.get(space)
+        there = [
+            *([] if limit is None else [limit - taken]),
+            *([] if free is None else [free + given_back]),
+        ]
+        if there and needs > min(there):
+            return Refuse(first.name, space, needs, max(0, min(there)))
+    return None
+
+
+def _may_leave_at(model: Standing, first: Standing) -> float:
+    turn_over = model.loaded_at + max(TURN_S, TURN_LOADS * first.load_s)
+    if model.in_use or model.to_unload:
+        return turn_over
+    return min(turn_over, model.used_at + QUIET_S + QUIET_LOADS * first.load_s)

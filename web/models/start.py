@@ -1,0 +1,81 @@
+"""The models of a server, from its options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mtmd import OptionError
+from mtmd.checkpoint.collection import Source, read_sources
+from mtmd.web.models.entry import Entry
+from mtmd.web.models.loader import PackageLoader
+from mtmd.web.models.presets import FILE, NONE, read_presets
+from mtmd.web.models.registry import Registry
+from mtmd.web.settings import ServerSettings
+
+
+def make_registry(
+    given: Sequence[str],
+    first: str | None,
+    settings: ServerSettings,
+    chosen: Mapping[str, Any],
+    *,
+    presets: str | None,
+    most: int | None,
+    unload_after_s: float,
+    warm_up: bool,
+) -> Registry:
+    """`given`: as `read_sources` takes it; `first`: one of them, or one more, which is the default.
+    `chosen`: fields of LoadOptions. `unload_after_s`: 0 for never. Nothing is loaded. Raises
+    OptionError, ModelError.
+    """
+    if most is not None and most < 1:
+        raise OptionError(f"models-max: found {most}, expected at least 1")
+    if unload_after_s and not 1 <= unload_after_s <= 1e9:
+        raise OptionError(
+            f"unload-after: found {unload_after_s:g}, expected seconds, at least 1, or 0 for never"
+        )
+    sources = read_sources(given)
+    default = None if first is None else _named(first, sources)
+    names = [source.name for source in sources]
+    path = _presets_file(given, presets)
+    known = {} if path is None else read_presets(path, names)
+    loader = PackageLoader(
+        chosen,
+        queue=settings.queue,
+        share_cache=settings.share_cache,
+        hang_s=settings.hang_s or None,
+        warm_up=warm_up,
+    )
+    return Registry(
+        [Entry(source, known.get(source.name, NONE)) for source in sources],
+        loader,
+        slots=int(chosen["parallel"]),
+        most=most,
+        limits=loader.limits,
+        unload_after_s=unload_after_s or None,
+        default=default,
+        any_name=settings.any_model,
+    )
+
+
+def _named(first: str, sources: list[Source]) -> str:
+    """The name of the model that is meant by what `-m` takes; one that is not there is added."""
+    path = Path(first).expanduser()
+    meant = {first, str(path.resolve()) if path.exists() else first}
+    found = next((s for s in sources if s.name == first or s.model in meant), None)
+    if found is None:
+        (found,) = read_sources([first])[:1]
+        sources.append(found)
+    return found.name
+
+
+def _presets_file(given: Sequence[str], presets: str | None) -> Path | None:
+    """The one that is named, or the one in the only folder that has one."""
+    if presets is not None:
+        return Path(presets).expanduser()
+    beside = [p for text in given if (p := Path(text).expanduser() / FILE).is_file()]
+    if len(beside) > 1:
+        raise OptionError(f"presets: found {FILE} in several folders; name one with --presets")
+    return beside[0] if beside else None
