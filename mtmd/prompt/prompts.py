@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from torch import Tensor
 
 from mtmd.clip.image.decode import Picture
+from mtmd.clip.video.footage import Footage
 from mtmd.kernels.errors import PromptError
 from mtmd.kernels.plan.executor import Observer
 from mtmd.llm.engine.spans import Span
@@ -20,6 +21,9 @@ from mtmd.prompt.bridge import Bridge, Piece, Prepared
 from mtmd.prompt.conversation import Conversation, Message, RawPrompt, read_conversation
 from mtmd.prompt.leniency import open_ended, system_moved
 from mtmd.prompt.load_image import load_image, load_isolated
+from mtmd.prompt.video_input import load_video
+from mtmd.prompt.videos import NOT_SHOWN, Videos, with_videos
+from mtmd.receipt import VideoReceipt
 from mtmd.tools.history import tell
 from mtmd.tools.probe import ToolTemplate, read_template
 from mtmd.tools.tool import Toolbox
@@ -36,6 +40,15 @@ class PreparedPrompt:
     pieces: list[Piece]
     pictures: list[Prepared]
     notes: tuple[str, ...] = ()
+    videos: tuple[VideoReceipt, ...] = ()
+    of_video: tuple[int | None, ...] = ()
+    """Of which video each of the `pictures` is a frame; nothing where there are no videos."""
+
+    @property
+    def images(self) -> list[Prepared]:
+        """Those of the `pictures` that are no frames of videos."""
+        of_video = self.of_video or [None] * len(self.pictures)
+        return [p for p, video in zip(self.pictures, of_video, strict=True) if video is None]
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -63,11 +76,18 @@ class Prompts:
     def __init__(self, loaded: LoadedModel):
         self._loaded = loaded
         self.bridge = Bridge(loaded.encoder, loaded.checkpoint.tokenizer, loaded.admission)
+        self.videos = Videos(loaded, self.bridge)
 
     @property
     def load_image(self) -> Callable[..., Picture]:
         """How files become pictures: in this process, or, for a model that isolates, in others."""
         return load_isolated if self._loaded.options.isolate else load_image
+
+    @property
+    def load_video(self) -> Callable[..., Footage]:
+        """The same of videos."""
+        options = self._loaded.options
+        return partial(load_video, isolate=options.isolate, load=self.load_image)
 
     def read(self, messages: Sequence[Message]) -> Conversation:
         """Pictures loaded, texts sealed. Raises PromptError, also for images that the model cannot
@@ -75,12 +95,14 @@ class Prompts:
         """
         loaded = self._loaded
         conversation = read_conversation(
-            messages, loaded.checkpoint.tokenizer.seal, self.load_image
+            messages, loaded.checkpoint.tokenizer.seal, self.load_image, self.load_video
         )
-        if conversation.pictures and loaded.encoder is None:
+        count, shown = len(conversation.pictures), "images"
+        if conversation.videos:
+            count, shown = count + len(conversation.videos), "images and videos"
+        if count and loaded.encoder is None:
             raise PromptError(
-                f"{loaded.name} has no image encoder and was given {len(conversation.pictures)} "
-                "images; "
+                f"{loaded.name} has no image encoder and was given {count} {shown}; "
                 f"{loaded.checkpoint.without_vision}"
             )
         return conversation
@@ -106,22 +128,41 @@ class Prompts:
         salt: str = "",
         box: Toolbox = NO_TOOLS,
         open_end: bool = False,
+        reserve: int = 0,
     ) -> PreparedPrompt:
         """A conversation ready for the device; nothing of it needs the device yet. `anew`: also
         pictures in the cache are to be encoded; `salt`: pictures of another are not found there;
-        `box`: tools that the answer may call; `open_end`: the answer goes on from the last message.
-        Raises what `read` and `Bridge.prepare` do.
+        `box`: tools that the answer may call; `open_end`: the answer goes on from the last message;
+        `reserve`: tokens of the answer that videos are to leave room for, a quarter of the context
+        at most. Raises what `read` and `Bridge.prepare` do, and VideoError.
         """
         conversation = self.read(messages)
-        rendered, notes = self._render(conversation, box, open_end)
         budget = replace(self._loaded.limits, detail=detail)
         pictures = (
             self.bridge.prepare(conversation.pictures, budget, anew, salt)
             if self._loaded.encoder
             else []
         )
-        notes = (*conversation.notes, *notes)
-        return PreparedPrompt(self.bridge.read(rendered, pictures), pictures, notes)
+        if not conversation.videos:
+            rendered, notes = self._render(conversation, box, open_end)
+            pieces = self.bridge.read(rendered, pictures)
+            return PreparedPrompt(pieces, pictures, (*conversation.notes, *notes))
+        room = self._loaded.runner.context - min(reserve, self._loaded.runner.context // 4)
+        bare, _, _ = with_videos(
+            conversation.messages, pictures, [NOT_SHOWN] * len(conversation.videos)
+        )
+        rendered, _ = self._render(replace(conversation, messages=tuple(bare)), box, open_end)
+        room -= sum(len(piece.tokens) for piece in self.bridge.read(rendered, pictures))
+        shown = self.videos.show(conversation.videos, room, detail, anew, salt)
+        made, order, of_video = with_videos(conversation.messages, pictures, shown)
+        rendered, notes = self._render(replace(conversation, messages=tuple(made)), box, open_end)
+        return PreparedPrompt(
+            self.bridge.read(rendered, order),
+            order,
+            (*conversation.notes, *notes),
+            tuple(video.receipt for video in shown),
+            tuple(of_video),
+        )
 
     def prepare_raw(self, prompt: RawPrompt) -> PreparedPrompt:
         """Raises PromptError for an empty one, and for tokens that are not the model's, or stand
