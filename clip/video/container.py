@@ -150,7 +150,7 @@ class Container:
         self._file.seek(0)
         av.logging.set_level(None)  # its words are about what it has survived
         most = str(self._limits.max_pixels)
-        self._container: InputContainer = av.open(
+        container: Any = av.open(
             self._file,
             format=_DEMUXERS[self._kind],
             options={"max_pixels": most, "threads": "1"},
@@ -163,6 +163,7 @@ class Container:
             buffer_size=BUFFER_BYTES,
             io_open=_nothing_else,
         )
+        self._container: InputContainer = container
         self._stream = self._best_stream()
         codec = self._stream.codec_context
         self._codec = _DECODERS.get(codec.name, codec.name)
@@ -449,14 +450,16 @@ def _pixels(frame: VideoFrame, shape: _Shape, size: tuple[int, int]) -> Pixels:
     if (width, height) != (frame.width, frame.height):
         scaled = {"width": width, "height": height, "interpolation": "AREA"}
     kind = "rgba" if _has_alpha(frame) else "rgb24"
-    pixels: NDArray[np.uint8] = frame.to_ndarray(format=kind, **scaled)
+    array: Any = frame.to_ndarray(format=kind, **scaled)
+    pixels: Pixels = array
     if kind == "rgba":
         alpha = pixels[..., 3:].astype(np.uint16)
         white = pixels[..., :3] * alpha + 255 * (255 - alpha)
         pixels = ((white + 127) // 255).astype(np.uint8)
     if frame.interlaced_frame and not scaled and len(pixels) > 2:
         pixels = _first_field(pixels)
-    return np.ascontiguousarray(np.rot90(pixels, shape.turns)) if shape.turns else pixels
+    turned: Pixels = np.ascontiguousarray(np.rot90(pixels, shape.turns))
+    return turned
 
 
 def _first_field(pixels: Pixels) -> Pixels:

@@ -62,8 +62,7 @@ class VideoFile:
         """
         self.name, self.limits = name, limits
         self._source, self._isolate = source, isolate
-        is_bytes = isinstance(source, bytes)
-        self.bytes = len(source) if is_bytes else Path(source).stat().st_size
+        self.bytes = len(source) if isinstance(source, bytes) else Path(source).stat().st_size
         check_bytes(self.bytes, limits, name)
 
     @cached_property
@@ -174,7 +173,8 @@ def frames_of(array: NDArray[Any], name: str = "video") -> NDArray[np.uint8]:
     if fits and np.issubdtype(array.dtype, np.floating):
         low, high = float(array.min()), float(array.max())
         if low >= 0 and high <= 1:
-            return np.rint(array * 255).astype(np.uint8)
+            scaled: NDArray[np.uint8] = np.rint(array * 255).astype(np.uint8)
+            return scaled
     raise VideoError(
         f"{name}: found an array of {array.dtype} and shape {list(array.shape)}, expected frames "
         "as uint8, or as floats from 0 to 1, of shape [T, Y, X, 3] with at least one pixel"

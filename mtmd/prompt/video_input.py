@@ -19,8 +19,9 @@ from mtmd.clip.video.choose import check_request
 from mtmd.clip.video.footage import Footage, GivenFrames, VideoFile, frames_of
 from mtmd.clip.video.limits import DEFAULT_LIMITS, VideoLimits
 from mtmd.clip.video.signatures import HEAD_BYTES, is_container, video_format
-from mtmd.clip.video.video import FrameRequest
+from mtmd.clip.video.video import FrameRequest, VideoFacts
 from mtmd.kernels.errors import OptionError, VideoError
+from mtmd.kernels.isolation.limits import available as can_isolate
 from mtmd.prompt.load_image import ImageSource, load_image
 from mtmd.prompt.picture_paths import check_path
 
@@ -173,11 +174,30 @@ def load_video(
         name = one_line(own) if isinstance(own, str) and own else unnamed
         return VideoFile(_read(file, limits, name), limits, name, isolate)
     if hasattr(source, "video"):
-        return source
+        return cast(Footage, source)
     raise VideoError(
         f"{unnamed}: found an object of type {type(source).__name__}, expected a path, bytes, an "
         "open file, an array [T, Y, X, 3] or a list of pictures"
     )
+
+
+def sent_video(data: bytes, limits: VideoLimits, name: str) -> Footage:
+    """A video file that somebody sent: read in a worker process, where the system has such. Raises
+    VideoError.
+    """
+    return VideoFile(data, limits, name, can_isolate())
+
+
+def check_video(data: bytes, limits: VideoLimits, name: str) -> VideoFacts:
+    """What a video file that somebody sent says of itself, its first frame decoded. Raises
+    VideoError and BusyError.
+    """
+    return sent_video(data, limits, name).facts()
+
+
+def is_video_data(head: bytes) -> bool:
+    """Whether a file that begins so can be nothing but a video."""
+    return is_container(video_format(head))
 
 
 def _read(file: BinaryIO, limits: VideoLimits, name: str) -> bytes:

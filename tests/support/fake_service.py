@@ -186,7 +186,10 @@ class FakeService:
         self.tenants.append(tenant)
         pictures = _pictures(messages)
         return SimpleNamespace(
-            prompt_tokens=10 + 4 * len(pictures), image_tokens=(4,) * len(pictures), context=CONTEXT
+            prompt_tokens=10 + 4 * len(pictures),
+            image_tokens=(4,) * len(pictures),
+            context=CONTEXT,
+            video_tokens=(),
         )
 
     def tokens_of(self, text, *, special=True, around=False):
