@@ -54,6 +54,7 @@ ORDER = {
     "clip": (
         ("token_budget", "image", "blocks"),
         ("resolution",),  # from pixels to tiles
+        ("video",),  # which frames of a file, and how they become tiles
         ("family", "families"),  # the table loads a family's file by its name
         ("encoder", "dual"),
         ("warmup",),

@@ -38,6 +38,7 @@ class Idefics3Vision:
     image_token = "<image>"
     bidirectional = False
     separator = None
+    video = None
     unused = ()
 
     @property

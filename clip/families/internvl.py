@@ -52,6 +52,7 @@ class InternVision:
     marker = image_token = "<IMG_CONTEXT>"
     bidirectional = False
     separator = None
+    video = None
     unused = (r"(model\.)?vision_tower\.embeddings\.mask_token",)
 
     @property

@@ -16,10 +16,11 @@ from mtmd.kernels.errors import PromptError
 from mtmd.kernels.plan.executor import Observer
 from mtmd.llm.engine.spans import Span
 from mtmd.loaded.loaded_model import LoadedModel
-from mtmd.prompt.bridge import Bridge, Piece, Prepared
+from mtmd.prompt.bridge import Bridge, Prepared, Shown, flat
 from mtmd.prompt.conversation import Conversation, Message, RawPrompt, read_conversation
 from mtmd.prompt.leniency import open_ended, system_moved
 from mtmd.prompt.load_image import load_image, load_isolated
+from mtmd.prompt.pieces import Piece
 from mtmd.tools.history import tell
 from mtmd.tools.probe import ToolTemplate, read_template
 from mtmd.tools.tool import Toolbox
@@ -29,13 +30,15 @@ NO_TOOLS = Toolbox()
 
 @dataclass(frozen=True)
 class PreparedPrompt:
-    """A conversation tokenized, its pictures ready to be encoded, in order. `notes` say what was
-    done to it that its owner may not expect.
+    """A conversation tokenized, its pictures and groups of frames ready to be encoded, in order.
+    `notes` say what was done to it that its owner may not expect. `shown` are the pictures and
+    `PreparedVideo`s that those are of.
     """
 
     pieces: list[Piece]
     pictures: list[Prepared]
     notes: tuple[str, ...] = ()
+    shown: tuple[Shown, ...] = ()
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -115,13 +118,13 @@ class Prompts:
         conversation = self.read(messages)
         rendered, notes = self._render(conversation, box, open_end)
         budget = replace(self._loaded.limits, detail=detail)
-        pictures = (
-            self.bridge.prepare(conversation.pictures, budget, anew, salt)
+        shown = (
+            self.bridge.prepare_media(conversation.pictures, budget, anew, salt)
             if self._loaded.encoder
             else []
         )
         notes = (*conversation.notes, *notes)
-        return PreparedPrompt(self.bridge.read(rendered, pictures), pictures, notes)
+        return PreparedPrompt(self.bridge.read(rendered, shown), flat(shown), notes, tuple(shown))
 
     def prepare_raw(self, prompt: RawPrompt) -> PreparedPrompt:
         """Raises PromptError for an empty one, and for tokens that are not the model's, or stand
@@ -138,7 +141,9 @@ class Prompts:
                 f"prompt: found token {min(tokens) if min(tokens) < 0 else max(tokens)}, expected "
                 f"ids from 0 to {len(tokenizer) - 1}"
             )
-        if encoder is not None and tokenizer.id(encoder.family.image_token) in tokens:
+        video = self.bridge.video
+        media = {encoder.family.image_token} if encoder else set()
+        if {tokenizer.id(t) for t in media | ({video.token} if video else set())} & set(tokens):
             raise PromptError("prompt: found a token that stands for a picture; send messages")
         return PreparedPrompt([Piece(tokens)], [])
 

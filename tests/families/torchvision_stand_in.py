@@ -1,7 +1,7 @@
-"""The two functions of torchvision that transformers' LFM2-VL image processor calls, for
-environments without torchvision.
+"""The few functions of torchvision that transformers' LFM2-VL image processor and its video
+processors call, for environments without torchvision.
 
-That processor has no Pillow version, and Pixtral's processor (which does) imports torchvision for
+Those have no Pillow version, and Pixtral's processor (which has one) imports torchvision for
 nothing. All that they decide stays transformers' own code; `resize` and `normalize` are thin
 wrappers of torch in torchvision 0.28 too, and `test_oracles.py` compares them with torchvision's
 where it is installed.
@@ -61,17 +61,24 @@ def normalize(image: torch.Tensor, mean: Any, std: Any, inplace: bool = False) -
     return (image.sub_(mean) if inplace else image.sub(mean)).div_(std)
 
 
+def grayscale_to_rgb(image: torch.Tensor) -> torch.Tensor:
+    """[..., 3, H, W] as it is, as torchvision.transforms.v2.functional.grayscale_to_rgb has it."""
+    assert image.shape[-3] == 3
+    return image
+
+
 @contextmanager
 def torchvision_here() -> Iterator[None]:
     """While open, transformers' modules that import torchvision can be imported; what they import
     keeps working afterwards.
     """
-    from transformers.utils import is_torchvision_available
+    from transformers import utils
 
-    if is_torchvision_available():
+    if utils.is_torchvision_available():
         yield
         return
     import transformers.image_processing_backends as backends
+    import transformers.video_processing_utils as videos
     from PIL.Image import Resampling
 
     names = (
@@ -84,18 +91,30 @@ def torchvision_here() -> Iterator[None]:
     for parent, child in pairwise(modules):
         setattr(parent, child.__name__.rpartition(".")[2], child)
     vars(modules[-1]).update(
-        resize=resize, normalize=normalize, InterpolationMode=InterpolationMode
+        resize=resize,
+        normalize=normalize,
+        grayscale_to_rgb=grayscale_to_rgb,
+        InterpolationMode=InterpolationMode,
     )
     vars(backends).update(
         tvF=modules[-1],
         pil_torch_interpolation_mapping={
             Resampling.BILINEAR: InterpolationMode.BILINEAR,
             Resampling.BICUBIC: InterpolationMode.BICUBIC,
+            Resampling.LANCZOS: InterpolationMode.LANCZOS,
         },
+        is_torchvision_greater_or_equal=lambda _: True,
     )
     sys.modules.update(dict(zip(names, modules, strict=True)))
+    vars(videos).update(tvF=modules[-1])
+    asked = {
+        name: getattr(utils, name)
+        for name in ("is_torchvision_available", "is_torchvision_v2_available")
+    }
+    vars(utils).update(dict.fromkeys(asked, lambda: True))
     try:
         yield
     finally:
+        vars(utils).update(asked)
         for name in names:
             del sys.modules[name]

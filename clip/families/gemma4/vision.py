@@ -46,6 +46,7 @@ class Gemma4Vision:
 
     marker = image_token = "<|image|>"
     separator = None
+    video = None
     unused = (r"(model\.)?(audio_tower|embed_audio)\..*", r"(a|mm\.a)\..*")  # audio
 
     def parameters(self) -> Mapping[str, Parameter]:
