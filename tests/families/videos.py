@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from itertools import groupby
 from typing import Any
@@ -81,6 +82,28 @@ def pairs(inputs: Any) -> list[np.ndarray]:
     return found
 
 
+def frames(inputs: Any) -> list[np.ndarray]:
+    """[3, Y, X] of each frame."""
+    return list(
+        inputs["pixel_values_videos" if "pixel_values_videos" in inputs else "pixel_values"]
+        .flatten(0, -4)
+        .numpy()
+    )
+
+
+def area_frames(inputs: Any, side: int = 4) -> list[np.ndarray]:
+    """[3, Y, X] of each frame, from its patches by their positions."""
+    found = []
+    for patches, positions in zip(
+        inputs["pixel_values_videos"].numpy(), inputs["video_position_ids"].numpy(), strict=True
+    ):
+        real = positions.min(-1) >= 0
+        columns, rows = positions[real].max(0) + 1
+        cells = patches[real].reshape(rows, columns, side, side, 3).transpose(4, 0, 2, 1, 3)
+        found.append(cells.reshape(3, rows * side, columns * side))
+    return found
+
+
 CASES: dict[str, VideoCase] = {}
 for case in (
     VideoCase(
@@ -143,6 +166,49 @@ for case in (
         pairs,
         "<|image|>",
         mixed=False,
+    ),
+    VideoCase(
+        "idefics3",
+        "smolvlm",
+        "smolvlm",
+        "SmolVLMVideoProcessor",
+        {
+            "size": {"longest_edge": 50},
+            "max_image_size": {"longest_edge": 24},
+            "video_sampling": {"fps": 1, "max_frames": 64, "video_size": {"longest_edge": 50}},
+        },
+        frames,
+        "<image>",
+        mixed=False,
+        many=False,
+    ),
+    VideoCase(
+        "internvl",
+        "qwen2",
+        "internvl",
+        "InternVLVideoProcessor",
+        {"size": {"height": 28, "width": 28}},
+        frames,
+        "<IMG_CONTEXT>",
+        many=False,
+    ),
+    VideoCase(
+        "gemma4",
+        "dense: keys are values, images attend in both directions",
+        "gemma4",
+        "Gemma4VideoProcessor",
+        {"patch_size": 4, "pooling_kernel_size": 3, "max_soft_tokens": 70},
+        area_frames,
+        "<|video|>",
+    ),
+    VideoCase(
+        "gemma4",
+        "E2B-like: per-layer embeddings, shared layers, clipped linears",
+        "gemma4",
+        "Gemma4VideoProcessor",
+        {"patch_size": 6, "pooling_kernel_size": 2, "max_soft_tokens": 70},
+        partial(area_frames, side=6),
+        "<|video|>",
     ),
 ):
     CASES[case.name] = case
