@@ -22,14 +22,14 @@ from mtmd.clip.blocks import (
 from mtmd.clip.resolution.dynamic import DynamicResolution, gguf_dynamic, read_dynamic
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.video.family import ClipShape, group_times
-from mtmd.clip.video.rules import EveryInterval, FrameRule
-from mtmd.clip.video.temporal import (
+from mtmd.clip.video.groups.pairs import (
     AllFrames,
-    TemporalPatches,
+    PairedFrames,
     check_limits,
     read_limits,
     read_pairs,
 )
+from mtmd.clip.video.rules import EveryInterval, FrameRule
 from mtmd.clip.video.video import Video
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter, Stored
@@ -61,7 +61,7 @@ class Glm4Vision:
     side: int  # of the table of positions, a square
     rotary: Rotary
     resolution: DynamicResolution
-    video: TemporalPatches
+    video: PairedFrames
 
     marker = image_token = IMAGE_TOKEN
     bidirectional = False
@@ -245,12 +245,12 @@ def read(top: Settings, image: Settings) -> Glm4Vision:
     )
 
 
-def _read_video(video: Settings, patch: int, merge: int) -> TemporalPatches:
+def _read_video(video: Settings, patch: int, merge: int) -> PairedFrames:
     factor, normalize, resample = read_pairs(video, patch=patch, merge=merge)
     least, most = read_limits(video, CLIP_PIXELS)
     check_limits(video, least, most, factor)
     longest = video.number("max_duration", 300.0)
-    return TemporalPatches(
+    return PairedFrames(
         factor=factor,
         limits=AllFrames(least, most, even=True),
         normalize=normalize,

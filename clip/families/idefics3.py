@@ -26,9 +26,9 @@ from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.resolution.sizes import Size, read_longest
 from mtmd.clip.token_budget import Budget
 from mtmd.clip.video.family import ClipShape
-from mtmd.clip.video.number_words import in_words
+from mtmd.clip.video.groups.number_words import in_words
+from mtmd.clip.video.groups.single import SingleFrames
 from mtmd.clip.video.rules import FrameRule, WithoutEnds
-from mtmd.clip.video.single import SingleFrames
 from mtmd.clip.video.video import Video
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter

@@ -19,8 +19,8 @@ from mtmd.clip.image.tensor_resize import MODES
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.resolution.stretched import StretchedTiling, read_stretched_tiling
 from mtmd.clip.video.family import ClipShape
+from mtmd.clip.video.groups.single import SingleFrames, Stretched
 from mtmd.clip.video.rules import FrameRule, Middles
-from mtmd.clip.video.single import SingleFrames, Stretched
 from mtmd.clip.video.video import Video
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter, Stored

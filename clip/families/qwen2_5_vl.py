@@ -24,7 +24,7 @@ from mtmd.clip.blocks import (
 from mtmd.clip.resolution.dynamic import DynamicResolution, gguf_dynamic, read_dynamic
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.video.family import taken_fps
-from mtmd.clip.video.temporal import FRAMES, TemporalPatches, read_each_frame
+from mtmd.clip.video.groups.pairs import FRAMES, PairedFrames, read_each_frame
 from mtmd.clip.video.video import Video
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
@@ -51,7 +51,7 @@ class Qwen25Vision:
     window: int
     rotary: Rotary
     resolution: DynamicResolution
-    video: TemporalPatches
+    video: PairedFrames
 
     marker = image_token = "<|image_pad|>"
     bidirectional = False

@@ -24,7 +24,7 @@ from mtmd.clip.blocks import (
 )
 from mtmd.clip.resolution.dynamic import DynamicResolution, gguf_dynamic, read_dynamic
 from mtmd.clip.resolution.resolution import ImagePlan
-from mtmd.clip.video.temporal import TemporalPatches, read_each_frame
+from mtmd.clip.video.groups.pairs import PairedFrames, read_each_frame
 from mtmd.clip.video.video import Video
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
@@ -47,7 +47,7 @@ class Qwen2Vision:
     gelu: str
     rotary: Rotary
     resolution: DynamicResolution
-    video: TemporalPatches
+    video: PairedFrames
 
     marker = image_token = "<|image_pad|>"
     bidirectional = False

@@ -26,15 +26,15 @@ from mtmd.clip.blocks import (
 from mtmd.clip.resolution.dynamic import DynamicResolution, gguf_dynamic, read_dynamic
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.video.family import ClipShape, group_times
-from mtmd.clip.video.rules import FirstToLast, FrameRule
-from mtmd.clip.video.temporal import (
+from mtmd.clip.video.groups.pairs import (
     AllFrames,
-    TemporalPatches,
+    PairedFrames,
     check_limits,
     read_limits,
     read_pairs,
     read_share,
 )
+from mtmd.clip.video.rules import FirstToLast, FrameRule
 from mtmd.clip.video.video import Video
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
@@ -66,7 +66,7 @@ class Qwen3Vision:
     ]  # layers whose features go to the decoder too, in the order of their mergers in a checkpoint
     rotary: Rotary
     resolution: DynamicResolution
-    video: TemporalPatches
+    video: PairedFrames
 
     marker = image_token = "<|image_pad|>"
     bidirectional = False
@@ -269,14 +269,14 @@ def read(top: Settings, image: Settings) -> Qwen3Vision:
     )
 
 
-def _read_video(video: Settings, patch: int, merge: int) -> TemporalPatches:
+def _read_video(video: Settings, patch: int, merge: int) -> PairedFrames:
     factor, normalize, resample = read_pairs(
         video, patch=patch, merge=merge, mean=(0.5,) * 3, std=(0.5,) * 3
     )
     least, most = read_limits(video, CLIP_PIXELS)
     check_limits(video, least, most, factor)
     frames = video.count("min_frames", 4), video.count("max_frames", 768)
-    return TemporalPatches(
+    return PairedFrames(
         factor=factor,
         limits=AllFrames(least, most, read_share(video, 768)),
         normalize=normalize,

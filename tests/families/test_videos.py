@@ -109,10 +109,11 @@ def subject(build: Build, request: pytest.FixtureRequest) -> Subject:
 
 
 def test_pixels_are_exact(subject: Subject) -> None:
-    shown = subject.prompt([p for p in subject.asked[0] if not isinstance(p, np.ndarray)]).shown
+    shown = subject.prompt(subject.asked[0]).shown
     groups = [g for v in shown if isinstance(v, PreparedVideo) for g in v.groups]
     found = [tile for group in groups for tile in group.plan.tiles]
-    expected = subject.case.tiles(subject.inputs[0])
+    clips = [p for p in subject.asked[0] if isinstance(p, Clip)]
+    expected = subject.case.tiles(subject.reference.inputs(conversation(clips), clips))
     assert [t.shape for t in found] == [e.shape for e in expected]
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_array_equal(ours, theirs)

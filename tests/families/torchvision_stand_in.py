@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from PIL.Image import Resampling
 
 
 class InterpolationMode(Enum):
@@ -29,7 +30,7 @@ class InterpolationMode(Enum):
 def resize(
     image: torch.Tensor,
     size: tuple[int, int],
-    interpolation: InterpolationMode = InterpolationMode.BILINEAR,
+    interpolation: InterpolationMode | int = InterpolationMode.BILINEAR,
     antialias: bool = True,
 ) -> torch.Tensor:
     """uint8 [..., C, H, W] to uint8 [..., C, height, width], as
@@ -37,6 +38,8 @@ def resize(
     """
     if tuple(image.shape[-2:]) == tuple(size):
         return image
+    if not isinstance(interpolation, InterpolationMode):  # Pillow's number
+        interpolation = InterpolationMode[Resampling(interpolation).name]
     flat = image.reshape(-1, *image.shape[-3:])
     # Without AVX2 torch has no uint8 kernel that is exact: torchvision goes over float there.
     native = (
@@ -79,7 +82,6 @@ def torchvision_here() -> Iterator[None]:
         return
     import transformers.image_processing_backends as backends
     import transformers.video_processing_utils as videos
-    from PIL.Image import Resampling
 
     names = (
         "torchvision",

@@ -101,7 +101,7 @@ class AllFrames:
 
 
 @dataclass(frozen=True)
-class TemporalPatches:
+class PairedFrames:
     """A token stands for a square of `factor` pixels a side of two frames."""
 
     factor: int
@@ -201,7 +201,7 @@ def read_share(video: Settings, default: int) -> int | None:
 
 def read_each_frame(
     video: Settings, *, patch: int, merge: int, token: str, clock: Clock
-) -> TemporalPatches:
+) -> PairedFrames:
     """Pairs within limits of pixels for each frame, in one run of tokens whose time is a position
     (transformers' Qwen2VLVideoProcessor). Its settings need not say how many frames a second are
     taken: then it is what the authors' own tool takes.
@@ -214,7 +214,7 @@ def read_each_frame(
     )
     check_limits(video, least, most, factor)
     frames = video.count("min_frames", 4), video.count("max_frames", 768)
-    return TemporalPatches(
+    return PairedFrames(
         factor=factor,
         limits=EachFrame(least, most, read_share(video, 128000)),
         normalize=normalize,

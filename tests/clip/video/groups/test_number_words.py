@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mtmd.clip.video.number_words import in_words
+from mtmd.clip.video.groups.number_words import in_words
 
 
 @pytest.mark.parametrize(
