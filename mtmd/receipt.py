@@ -24,12 +24,14 @@ class ImageReceipt:
 @dataclass(frozen=True)
 class FrameReceipt:
     """One frame that the model saw: its number in the file, from 0, and its time in seconds.
-    `sha256` is of its pixels.
+    `sha256` is of the pixels that were encoded together, of which it is the one at `place`;
+    `tokens` are those of all of them.
     """
 
     index: int
     time: float
     sha256: str
+    place: int
     tokens: int
     cached: bool
 

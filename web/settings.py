@@ -18,7 +18,7 @@ from mtmd.web.keys import Keys, NamedKey
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 UNKNOWN_FIELDS = ("ignore", "refuse")
 ALIAS_CHARS = 256
-VIDEO_LIMITS = VideoLimits(max_seconds=6 * 3600.0, held_bytes=96 << 20, cpu_s=120.0)
+VIDEO_LIMITS = VideoLimits(max_seconds=6 * 3600.0, cpu_s=120.0)
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([^\s/*]+|\*)")
 _HOST = re.compile(r"(\*\.)?[\w.-]+|\[?[0-9A-Fa-f:.]+\]?")
 _ROOT = re.compile(r"(/[\w.~-]+)+")
@@ -29,7 +29,7 @@ class MediaBudget:
     """What the pictures of one request may bring together; `server_pixels`: those of all requests
     that are not answered yet; `decoding_pixels`: of pictures that are being decoded at once.
     `bytes` count for videos as well, of which there may be `videos`, each within `video`; while one
-    is answered, the most that its frames may be held in counts as pixels.
+    is answered, it counts as `video_pixels` held, whatever its size.
     """
 
     images: int = 32
@@ -39,6 +39,7 @@ class MediaBudget:
     decoding_pixels: int = 128_000_000
     videos: int = 8
     video: VideoLimits = VIDEO_LIMITS
+    video_pixels: int = 24_000_000
 
     @property
     def each(self) -> ImageLimits:

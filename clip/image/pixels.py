@@ -56,6 +56,18 @@ def read_normalize(
     return Normalize(mean, std, image.number("rescale_factor", 1 / 255))
 
 
+def fused(normalize: Normalize) -> Normalize:
+    """The same in one step on bytes, (value - mean / scale) / (std / scale) in fp32, as the
+    references compute on tensors.
+    """
+    scale = np.float32(1.0 / normalize.scale)
+    mean, std = (
+        tuple(float(np.float32(v) * scale) for v in values)
+        for values in (normalize.mean, normalize.std)
+    )
+    return Normalize(mean, std, 1.0)
+
+
 def gguf_image(keys: Settings) -> dict[str, object]:
     """What an image processor's settings say of the normalisation, from the `clip.` keys of a
     GGUF.

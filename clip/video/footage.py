@@ -6,9 +6,8 @@ import hashlib
 import io
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -20,16 +19,14 @@ from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.video.decode import Reader, open_video
 from mtmd.clip.video.isolated import opened_isolated
 from mtmd.clip.video.limits import DEFAULT_LIMITS, VideoLimits, check_bytes, check_facts, check_size
-from mtmd.clip.video.video import Video, VideoFacts
+from mtmd.clip.video.video import VideoFacts
 from mtmd.kernels.errors import VideoError
 
-Choose = Callable[[VideoFacts], Sequence[int]]
-"""Which frames to take, ascending, of a video that says so of itself."""
 _HASHED_BYTES = 1 << 22
 
 
 class Footage(Protocol):
-    """Thread-safe."""
+    """What frames can be taken of, any number of times. Thread-safe."""
 
     name: str
     limits: VideoLimits
@@ -38,13 +35,8 @@ class Footage(Protocol):
     def sha256(self) -> str:
         """Hex digest of the content."""
 
-    def facts(self) -> VideoFacts:
-        """Raises VideoError."""
-
-    def video(self, choose: Choose) -> Video:
-        """Frames as they were chosen; smaller where they would be more than `limits.held_bytes`,
-        fewer where the file ends before it says so. Raises VideoError.
-        """
+    def opened(self) -> AbstractContextManager[Reader]:
+        """While frames are taken. Raises VideoError, and BusyError where no process can be had."""
 
 
 class VideoFile:
@@ -73,27 +65,8 @@ class VideoFile:
                 digest.update(data)
         return digest.hexdigest()
 
-    def facts(self) -> VideoFacts:
-        with self._opened() as reader:
-            return reader.facts
-
-    def video(self, choose: Choose) -> Video:
-        with self._opened() as reader:
-            facts = reader.facts
-            indices = choose(facts)
-            size, notes = _held_size(facts, len(indices), self.limits.held_bytes)
-            taken = list(reader.take(indices, size))
-        if len(taken) < len(indices):
-            notes += (
-                f"ends at {taken[-1][1]:.1f} s, not at {facts.seconds:.1f} s as it says: "
-                f"{len(taken)} of {len(indices)} frames",
-            )
-        facts = replace(facts, notes=(*facts.notes, *notes))
-        numbers, times, frames = zip(*taken, strict=True)
-        return Video(frames, numbers, times, facts)
-
     @contextmanager
-    def _opened(self) -> Iterator[Reader]:
+    def opened(self) -> Iterator[Reader]:
         with self._file() as file:
             if self._isolate:
                 with (
@@ -146,8 +119,8 @@ class GivenFrames:
         count = len(frames)
         length = self._times[-1] - self._times[0]
         gap = length / (count - 1) if count > 1 else 1.0
-        self._facts = VideoFacts(count, 1 / gap, length + gap, width, height)
-        check_facts(self._facts, limits, name)
+        self.facts = VideoFacts(count, 1 / gap, length + gap, width, height)
+        check_facts(self.facts, limits, name)
 
     @cached_property
     def sha256(self) -> str:
@@ -156,13 +129,20 @@ class GivenFrames:
             digest.update(np.ascontiguousarray(frame).data)
         return digest.hexdigest()
 
-    def facts(self) -> VideoFacts:
-        return self._facts
+    @contextmanager
+    def opened(self) -> Iterator[Reader]:
+        yield self
 
-    def video(self, choose: Choose) -> Video:
-        indices = tuple(choose(self._facts))
-        frames = [np.ascontiguousarray(self._frames[i]) for i in indices]
-        return Video(frames, indices, tuple(self._times[i] for i in indices), self._facts)
+    def take(
+        self,
+        indices: Sequence[int],
+        size: tuple[int, int],  # noqa: ARG002  # they have one
+    ) -> Iterator[tuple[int, float, Pixels]]:
+        for index in indices:
+            yield index, self._times[index], np.ascontiguousarray(self._frames[index])
+
+    def close(self) -> None:
+        pass
 
 
 def frames_of(array: NDArray[Any], name: str = "video") -> NDArray[np.uint8]:
@@ -178,22 +158,6 @@ def frames_of(array: NDArray[Any], name: str = "video") -> NDArray[np.uint8]:
     raise VideoError(
         f"{name}: found an array of {array.dtype} and shape {list(array.shape)}, expected frames "
         "as uint8, or as floats from 0 to 1, of shape [T, Y, X, 3] with at least one pixel"
-    )
-
-
-def _held_size(facts: VideoFacts, count: int, most: int) -> tuple[tuple[int, int], tuple[str, ...]]:
-    """The (width, height) at which so many frames take `most` bytes, and a note where that is less
-    than their own.
-    """
-    width, height = facts.width, facts.height
-    needed = 3 * width * height * count
-    if needed <= most:
-        return (width, height), ()
-    scale = (most / needed) ** 0.5
-    size = max(1, int(width * scale)), max(1, int(height * scale))
-    return size, (
-        f"frames read at {size[0]} x {size[1]}: {count} of {width} x {height} would take "
-        f"{needed >> 20:,} MiB",
     )
 
 

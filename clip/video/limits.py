@@ -11,8 +11,7 @@ from mtmd.kernels.errors import VideoError
 @dataclass(frozen=True)
 class VideoLimits:
     """`max_bytes`: of the file. `max_seconds`: from its first frame to its last. `max_pixels`: of
-    one frame. `max_frames`: taken for one question. `held_bytes`: of the pixels of those together,
-    which are made smaller where they would be more. `cpu_s`: processor time to read it once, where
+    one frame. `max_frames`: taken for one question. `cpu_s`: processor time to read it once, where
     it is read in a process of its own.
     """
 
@@ -20,7 +19,6 @@ class VideoLimits:
     max_seconds: float = 24 * 3600.0
     max_pixels: int = 36_000_000
     max_frames: int = 1024
-    held_bytes: int = 128 << 20
     cpu_s: float = 300.0
 
 

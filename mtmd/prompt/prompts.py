@@ -17,12 +17,13 @@ from mtmd.kernels.errors import PromptError
 from mtmd.kernels.plan.executor import Observer
 from mtmd.llm.engine.spans import Span
 from mtmd.loaded.loaded_model import LoadedModel
-from mtmd.prompt.bridge import Bridge, Piece, Prepared
+from mtmd.prompt.bridge import Bridge, Prepared, Shown, flat
 from mtmd.prompt.conversation import Conversation, Message, RawPrompt, read_conversation
 from mtmd.prompt.leniency import open_ended, system_moved
 from mtmd.prompt.load_image import load_image, load_isolated
+from mtmd.prompt.pieces import Piece
 from mtmd.prompt.video_input import load_video
-from mtmd.prompt.videos import NOT_SHOWN, Videos, with_videos
+from mtmd.prompt.videos import NOT_SHOWN, ShownVideo, Videos, in_place_of_videos
 from mtmd.receipt import VideoReceipt
 from mtmd.tools.history import tell
 from mtmd.tools.probe import ToolTemplate, read_template
@@ -33,22 +34,18 @@ NO_TOOLS = Toolbox()
 
 @dataclass(frozen=True)
 class PreparedPrompt:
-    """A conversation tokenized, its pictures ready to be encoded, in order. `notes` say what was
-    done to it that its owner may not expect.
+    """A conversation tokenized, its pictures and groups of frames ready to be encoded, in order.
+    `notes` say what was done to it that its owner may not expect. `shown` are the pictures and
+    `PreparedVideo`s that those are of.
     """
 
     pieces: list[Piece]
     pictures: list[Prepared]
     notes: tuple[str, ...] = ()
+    shown: tuple[Shown, ...] = ()
     videos: tuple[VideoReceipt, ...] = ()
-    of_video: tuple[int | None, ...] = ()
-    """Of which video each of the `pictures` is a frame; nothing where there are no videos."""
-
-    @property
-    def images(self) -> list[Prepared]:
-        """Those of the `pictures` that are no frames of videos."""
-        of_video = self.of_video or [None] * len(self.pictures)
-        return [p for p, video in zip(self.pictures, of_video, strict=True) if video is None]
+    images: tuple[Prepared, ...] = ()
+    """Those of the `pictures` that are not of a video."""
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -138,31 +135,45 @@ class Prompts:
         """
         conversation = self.read(messages)
         budget = replace(self._loaded.limits, detail=detail)
-        pictures = (
-            self.bridge.prepare(conversation.pictures, budget, anew, salt)
-            if self._loaded.encoder
-            else []
-        )
-        if not conversation.videos:
-            rendered, notes = self._render(conversation, box, open_end)
-            pieces = self.bridge.read(rendered, pictures)
-            return PreparedPrompt(pieces, pictures, (*conversation.notes, *notes))
-        room = self._loaded.runner.context - min(reserve, self._loaded.runner.context // 4)
-        bare, _, _ = with_videos(
-            conversation.messages, pictures, [NOT_SHOWN] * len(conversation.videos)
-        )
-        rendered, _ = self._render(replace(conversation, messages=tuple(bare)), box, open_end)
-        room -= sum(len(piece.tokens) for piece in self.bridge.read(rendered, pictures))
-        shown = self.videos.show(conversation.videos, room, detail, anew, salt)
-        made, order, of_video = with_videos(conversation.messages, pictures, shown)
-        rendered, notes = self._render(replace(conversation, messages=tuple(made)), box, open_end)
+        encoder = self._loaded.encoder
+        images = self.bridge.prepare(conversation.pictures, budget, anew, salt) if encoder else []
+        videos: list[ShownVideo] = []
+        if conversation.videos:
+            nothing = [NOT_SHOWN] * len(conversation.videos)
+            bare = in_place_of_videos(conversation, images, nothing)
+            pieces, *_ = self._read(conversation, bare, box, open_end)
+            context = self._loaded.runner.context
+            room = context - min(reserve, context // 4) - sum(len(piece.tokens) for piece in pieces)
+            videos = self.videos.show(conversation.videos, room, detail, anew, salt)
+        try:
+            made = in_place_of_videos(conversation, images, videos)
+            pieces, shown, notes = self._read(conversation, made, box, open_end)
+        except PromptError:
+            if not videos:
+                raise
+            # a template that knows no videos: the places are written for it
+            made = in_place_of_videos(conversation, images, [v.as_text for v in videos])
+            pieces, shown, notes = self._read(conversation, made, box, open_end)
         return PreparedPrompt(
-            self.bridge.read(rendered, order),
-            order,
+            pieces,
+            flat(shown),
             (*conversation.notes, *notes),
-            tuple(video.receipt for video in shown),
-            tuple(of_video),
+            tuple(shown),
+            tuple(video.receipt for video in videos),
+            tuple(images),
         )
+
+    def _read(
+        self,
+        conversation: Conversation,
+        made: tuple[list[dict[str, Any]], list[Shown]],
+        box: Toolbox,
+        open_end: bool,
+    ) -> tuple[list[Piece], list[Shown], tuple[str, ...]]:
+        messages, shown = made
+        told = replace(conversation, messages=tuple(messages))
+        rendered, notes = self._render(told, box, open_end)
+        return self.bridge.read(rendered, shown), shown, notes
 
     def prepare_raw(self, prompt: RawPrompt) -> PreparedPrompt:
         """Raises PromptError for an empty one, and for tokens that are not the model's, or stand
@@ -179,7 +190,9 @@ class Prompts:
                 f"prompt: found token {min(tokens) if min(tokens) < 0 else max(tokens)}, expected "
                 f"ids from 0 to {len(tokenizer) - 1}"
             )
-        if encoder is not None and tokenizer.id(encoder.family.image_token) in tokens:
+        video = self.bridge.video
+        media = {encoder.family.image_token} if encoder else set()
+        if {tokenizer.id(t) for t in media | ({video.token} if video else set())} & set(tokens):
             raise PromptError("prompt: found a token that stands for a picture; send messages")
         return PreparedPrompt([Piece(tokens)], [])
 

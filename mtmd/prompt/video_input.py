@@ -173,7 +173,7 @@ def load_video(
         own = getattr(file, "name", None)
         name = one_line(own) if isinstance(own, str) and own else unnamed
         return VideoFile(_read(file, limits, name), limits, name, isolate)
-    if hasattr(source, "video"):
+    if hasattr(source, "opened"):
         return cast(Footage, source)
     raise VideoError(
         f"{unnamed}: found an object of type {type(source).__name__}, expected a path, bytes, an "
@@ -192,7 +192,8 @@ def check_video(data: bytes, limits: VideoLimits, name: str) -> VideoFacts:
     """What a video file that somebody sent says of itself, its first frame decoded. Raises
     VideoError and BusyError.
     """
-    return sent_video(data, limits, name).facts()
+    with sent_video(data, limits, name).opened() as reader:
+        return reader.facts
 
 
 def is_video_data(head: bytes) -> bool:

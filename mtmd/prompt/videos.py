@@ -1,119 +1,100 @@
-"""Videos of a conversation: frames chosen as there is room for them, read once, and, for a family
-that has no video of its own, shown as pictures with their times.
+"""Videos of a conversation: frames chosen as there is room for them, and read once. A family that
+reads videos gets them so; another gets the frames as pictures, with their times.
 """
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
 from mtmd.clip.image.decode import Picture
-from mtmd.clip.token_budget import Budget
+from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.video.choose import Evenly, chosen
-from mtmd.clip.video.footage import Footage
-from mtmd.clip.video.video import Video, VideoFacts
-from mtmd.kernels.resources.turns import aside
+from mtmd.clip.video.decode import Reader
+from mtmd.clip.video.video import FrameRequest, Video, VideoFacts
 from mtmd.loaded.loaded_model import LoadedModel
-from mtmd.prompt.bridge import Bridge, Prepared
+from mtmd.prompt.bridge import Bridge, Prepared, PreparedVideo, Shown
+from mtmd.prompt.conversation import Conversation
 from mtmd.prompt.video_input import Wanted
 from mtmd.receipt import FrameReceipt, VideoReceipt
 
-KEPT_BYTES = 128 << 20  # of frames, for the next question about the same video
-KEPT_FACTS = 1024
-TILE_BYTES = 512 << 20  # that the frames of one video may take when they are ready to be encoded
+KEPT = 256  # videos that are known from before
+TILE_BYTES = 256 << 20  # that the frames of one video may take when they are ready to be encoded
 LONGEST_TIME = 86400.0  # seconds; the time that is longest to write
-Choose: TypeAlias = Callable[[VideoFacts], tuple[list[int], tuple[str, ...]]]
+OWN = "as the model's own processor takes videos"
+Chosen: TypeAlias = "tuple[list[int], tuple[str, ...]]"
 """Numbers of frames, and notes on that choice."""
 
 
 @dataclass(frozen=True, eq=False)
-class Read:
-    """Frames of a video as pictures. `read_ms`: until they were there; `was_here`: they had been
-    read for another question.
+class ShownVideo:
+    """A video as a part of a message; `media` in the order of the markers, `as_text` the same for a
+    chat template that knows no videos.
     """
 
-    video: Video
-    pictures: tuple[Picture, ...]
-    notes: tuple[str, ...]
-    read_ms: float
-    was_here: bool
-
-
-@dataclass(frozen=True, eq=False)
-class Shown:
-    """A video as a part of the prompt: `text`, in which the family's marker stands where each of
-    `pictures` belongs.
-    """
-
-    text: str
-    pictures: list[Prepared]
+    part: dict[str, str]
+    media: list[Shown]
     receipt: VideoReceipt
+    marker: str = ""
+
+    @property
+    def as_text(self) -> ShownVideo:
+        if self.part["type"] == "text":
+            return self
+        return replace(self, part={"type": "text", "text": self.marker})
 
 
 # In the place of a video, to see what the rest of a prompt takes.
-NOT_SHOWN = Shown("\n", [], VideoReceipt(0, 0, 0, "", (0, 0), (0, 0), (), 0, "", 0, False, "", ()))
+NOT_SHOWN = ShownVideo(
+    {"type": "text", "text": "\n"},
+    [],
+    VideoReceipt(0, 0, 0, "", (0, 0), (0, 0), (), 0, "", 0, False, "", ()),
+)
 
 
-class FrameCache:
-    """Frames read lately, by what they were read from: `KEPT_BYTES` of their pixels, the latest
-    always. Thread-safe.
+@dataclass(frozen=True, eq=False)
+class Known:
+    """A video that was prepared before: what its groups, or frames, are known by, and with `video`
+    how a family that reads videos had it.
     """
 
-    def __init__(self, limit: int = KEPT_BYTES):
-        self._limit, self._lock = limit, Lock()
+    facts: VideoFacts
+    indices: tuple[int, ...]
+    times: tuple[float, ...]
+    prepared: tuple[Prepared, ...]
+    video: PreparedVideo | None
+
+
+class KnownVideos:
+    """By file and frames; the embeddings lie in the bridge's cache. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
         self._facts: OrderedDict[tuple[str, str], VideoFacts] = OrderedDict()
-        self._read: OrderedDict[tuple[str, str, tuple[int, ...]], Read] = OrderedDict()
+        self._known: OrderedDict[Any, Known] = OrderedDict()
 
-    def read(self, footage: Footage, choose: Choose, salt: str) -> Read:
-        """The frames of a video that `choose` gives the numbers of, beside notes. What is kept is
-        known to those of the same `salt`. Raises VideoError.
-        """
-        clock = time.perf_counter()
-        place = salt, footage.sha256
+    def facts(self, place: tuple[str, str]) -> VideoFacts | None:
         with self._lock:
-            facts = self._facts.get(place)
-            if facts is not None:
-                indices, notes = choose(facts)
-                found = self._read.get((*place, tuple(indices)))
-                if found is not None:
-                    self._read.move_to_end((*place, tuple(indices)))
-                    ms = (time.perf_counter() - clock) * 1e3
-                    return replace(found, notes=notes, read_ms=ms, was_here=True)
-        told: list[tuple[list[int], tuple[str, ...]]] = []
+            return self._facts.get(place)
 
-        def wanted(facts: VideoFacts) -> Sequence[int]:
-            told.append(choose(facts))
-            self._know(place, facts)
-            return told[0][0]
-
-        with aside():  # mostly in another process, or in the decoder's own threads
-            video = footage.video(wanted)
-        indices, notes = told[0]
-        pictures = tuple(Picture(f, (f.shape[1], f.shape[0])) for f in video.frames)
-        read = Read(video, pictures, notes, (time.perf_counter() - clock) * 1e3, False)
-        self._keep((*place, tuple(indices)), read)
-        return read
-
-    def _know(self, place: tuple[str, str], facts: VideoFacts) -> None:
+    def get(self, key: Any) -> Known | None:
         with self._lock:
-            self._facts[place] = facts
-            while len(self._facts) > KEPT_FACTS:
-                self._facts.popitem(last=False)
+            if key in self._known:
+                self._known.move_to_end(key)
+            return self._known.get(key)
 
-    def _keep(self, key: tuple[str, str, tuple[int, ...]], read: Read) -> None:
+    def put(self, place: tuple[str, str], facts: VideoFacts, key: Any, known: Known) -> None:
         with self._lock:
-            self._read[key] = read
-            while len(self._read) > 1 and self._bytes() > self._limit:
-                self._read.popitem(last=False)
-
-    def _bytes(self) -> int:
-        return sum(p.pixels.nbytes for read in self._read.values() for p in read.pictures)
+            self._facts[place], self._known[key] = facts, known
+            for kept in (self._facts, self._known):
+                while len(kept) > KEPT:
+                    kept.popitem(last=False)
 
 
 class Videos:
@@ -121,71 +102,225 @@ class Videos:
 
     def __init__(self, loaded: LoadedModel, bridge: Bridge):
         self._loaded, self._bridge = loaded, bridge
-        self.cache = FrameCache()
+        self._known = KnownVideos()
 
     def show(
         self, videos: Sequence[Wanted], room: int, detail: str, anew: bool, salt: str
-    ) -> list[Shown]:
+    ) -> list[ShownVideo]:
         """All in `room` tokens together, if need be in fewer frames. Raises VideoError, OptionError
-        for a request that a video cannot answer to, and what `Bridge.prepare` raises.
+        for a request that a video cannot answer to, and what `Bridge.prepare_media` raises.
         """
         shown = []
         for index, wanted in enumerate(videos):
-            shown.append(
-                self._as_pictures(wanted, room // (len(videos) - index), detail, anew, salt)
-            )
+            part = room // (len(videos) - index)
+            shown.append(self._show(wanted, part, detail, anew, salt))
             room -= shown[-1].receipt.tokens
         return shown
 
-    def _as_pictures(self, wanted: Wanted, room: int, detail: str, anew: bool, salt: str) -> Shown:
-        encoder = self._bridge.encoder
-        assert encoder is not None
-        # Of a video the model sees many pictures, each with less in it that is new.
-        budget = replace(self._loaded.limits, detail="low" if detail == "auto" else detail)
+    def _show(self, wanted: Wanted, room: int, detail: str, anew: bool, salt: str) -> ShownVideo:
+        clock = time.perf_counter()
+        way = _Own if self._bridge.video else _AsPictures
+        making = way(self._loaded, self._bridge, detail, anew, salt)
+        place = salt, wanted.footage.sha256
+        facts = self._known.facts(place)
+        if facts is not None and not anew:
+            indices, notes = making.choose(facts, wanted, room)
+            known = self._known.get((place, making.budget, tuple(indices)))
+            again = known and self._again(known)
+            if known and again:
+                ms = (time.perf_counter() - clock) * 1e3
+                return making.shown(wanted, known.facts, notes, again, ms, True)
+        with wanted.footage.opened() as reader:
+            facts = reader.facts
+            indices, notes = making.choose(facts, wanted, room)
+            frames = _Frames(reader, indices)
+            try:
+                made = making.made(frames)
+            except _EndsEarlyError:
+                frames = _Frames(reader, frames.indices)
+                made = making.made(frames)
+        key = place, making.budget, tuple(indices)
+        if len(frames.times) < len(indices):
+            early = f"ends at {frames.times[-1]:.1f} s, not at {facts.seconds:.1f} s as it says"
+            notes = (*notes, f"{early}: {len(frames.times)} of {len(indices)} frames")
+        seen = replace(facts, notes=(*facts.notes, *notes))
+        known = Known(seen, tuple(frames.indices), tuple(frames.times), *made)
+        self._known.put(place, facts, key, known)
+        ms = (time.perf_counter() - clock) * 1e3
+        return making.shown(wanted, seen, (), known, ms, False)
 
-        def choose(facts: VideoFacts) -> tuple[list[int], tuple[str, ...]]:
-            most, why = self._most(facts, budget, room, wanted.footage.limits.max_frames)
-            return chosen(Evenly(), facts, wanted.request, most, why)
+    def _again(self, known: Known) -> Known | None:
+        """With the embeddings of all its parts, None where one of them is not kept any more."""
+        found = []
+        for prepared in known.prepared:
+            entry = self._bridge.cache.get(prepared.key)
+            if entry is None:
+                return None
+            told = replace(prepared.receipt, cached=True)
+            found.append(replace(prepared, plan=entry[0], embeddings=entry[1], receipt=told))
+        return replace(known, prepared=tuple(found))
 
-        read = self.cache.read(wanted.footage, choose, salt)
-        prepared = self._bridge.prepare(read.pictures, budget, anew, salt)
-        marker = encoder.family.marker
-        text = "".join(f"{_said(t)}{marker}\n" for t in read.video.times)
-        how = f"frames as pictures: {family_name(encoder.family)} has no video of its own"
-        return Shown(text, prepared, receipt(wanted, read, prepared, how))
 
-    def _most(self, facts: VideoFacts, budget: Budget, room: int, limit: int) -> tuple[int, str]:
-        """How many frames there is room for, and why no more."""
-        encoder, admission = self._bridge.encoder, self._bridge.admission
-        assert encoder is not None
-        blank = np.broadcast_to(np.zeros(3, np.uint8), (facts.height, facts.width, 3))
-        prepare = admission.fit if admission else encoder.family.resolution.prepare
-        plan = prepare(blank, budget)
-        around = self._bridge.tokenizer.encode(_said(LONGEST_TIME) + "\n")
-        each = plan.tokens + len(around) + 2  # what stands around a picture, in some families
-        tile_bytes = sum(tile.nbytes for tile in plan.tiles)
-        return min(
-            (
-                max(1, room // each),
-                f"more do not fit the context of {self._loaded.runner.context:,} tokens",
-            ),
-            (
-                max(1, TILE_BYTES // tile_bytes),
-                f"more would take over {TILE_BYTES >> 20} MiB of memory",
-            ),
-            (limit, f"{limit:,} frames are the most of one video"),
+class _Frames:
+    """Of a video that is being read: each asked for once, in order."""
+
+    def __init__(self, reader: Reader, wanted: Sequence[int]):
+        self.facts, self.wanted = reader.facts, wanted
+        self.indices: list[int] = []
+        self.times: list[float] = []
+        self._reader = reader
+
+    def __iter__(self) -> Iterator[Pixels]:
+        size = self.facts.width, self.facts.height
+        for index, seconds, pixels in self._reader.take(self.wanted, size):
+            self.indices.append(index)
+            self.times.append(seconds)
+            yield pixels
+        if len(self.indices) < len(self.wanted):
+            raise _EndsEarlyError
+
+
+class _EndsEarlyError(Exception):
+    """There are fewer frames than the file says."""
+
+
+class _AsPictures:
+    """For a family without video of its own."""
+
+    def __init__(self, loaded: LoadedModel, bridge: Bridge, detail: str, anew: bool, salt: str):
+        assert bridge.encoder is not None
+        self._context, self._bridge, self._anew, self._salt = (
+            loaded.runner.context,
+            bridge,
+            anew,
+            salt,
         )
+        self._family = bridge.encoder.family
+        # Of a video the model sees many pictures, each with less in it that is new.
+        self.budget = replace(loaded.limits, detail="low" if detail == "auto" else detail)
+
+    def choose(self, facts: VideoFacts, wanted: Wanted, room: int) -> Chosen:
+        most, why = self._most(facts, room, wanted.footage.limits.max_frames)
+        return chosen(Evenly(), facts, wanted.request, most, why)
+
+    def made(self, frames: _Frames) -> tuple[tuple[Prepared, ...], None]:
+        prepared: list[Prepared] = []
+        for pixels in frames:
+            picture = Picture(pixels, (pixels.shape[1], pixels.shape[0]))
+            prepared += self._bridge.prepare([picture], self.budget, self._anew, self._salt)
+        return tuple(prepared), None
+
+    def shown(
+        self,
+        wanted: Wanted,
+        facts: VideoFacts,
+        notes: tuple[str, ...],
+        known: Known,
+        ms: float,
+        was_here: bool,
+    ) -> ShownVideo:
+        text = "".join(f"{_said(t)}{self._family.marker}\n" for t in known.times)
+        how = f"frames as pictures: {family_name(self._family)} has no video of its own"
+        told = _receipt(wanted, facts, notes, known, 1, how, ms, was_here)
+        return ShownVideo({"type": "text", "text": text}, list(known.prepared), told)
+
+    def _most(self, facts: VideoFacts, room: int, limit: int) -> tuple[int, str]:
+        """How many frames there is room for, and why no more."""
+        admission = self._bridge.admission
+        blank = np.broadcast_to(np.zeros(3, np.uint8), (facts.height, facts.width, 3))
+        prepare = admission.fit if admission else self._family.resolution.prepare
+        plan = prepare(blank, self.budget)
+        around = self._bridge.tokenizer.encode(_said(LONGEST_TIME) + "\n")
+        each = plan.tokens + len(around) + 4  # what stands around a picture, in some families
+        tile_bytes = sum(tile.nbytes for tile in plan.tiles)
+        fitting = _for_want_of_room(room // each, self._context)
+        return min(fitting, _for_memory(tile_bytes), _most(limit))
 
 
-def receipt(wanted: Wanted, read: Read, prepared: Sequence[Prepared], how: str) -> VideoReceipt:
-    """Of frames that are pictures by themselves."""
-    facts, video = read.video.facts, read.video
+class _Own:
+    """For a family that reads videos."""
+
+    def __init__(self, loaded: LoadedModel, bridge: Bridge, detail: str, anew: bool, salt: str):
+        assert bridge.video is not None
+        self._context, self._bridge, self._anew, self._salt = (
+            loaded.runner.context,
+            bridge,
+            anew,
+            salt,
+        )
+        self._family = bridge.video
+        self.budget = replace(loaded.limits, detail=detail)
+
+    def choose(self, facts: VideoFacts, wanted: Wanted, room: int) -> Chosen:
+        """Fewer frames may each be larger, so that how many there is room for is tried."""
+        most, why = _most(wanted.footage.limits.max_frames)
+        indices, notes = self._chosen(facts, wanted.request, most, why)
+        while len(indices) > 1:
+            shape = self._family.shape(facts.width, facts.height, len(indices), self.budget)
+            times = tuple(i / facts.fps for i in indices)
+            text = self._family.prompt(Video((), tuple(indices), times, facts), shape)
+            between = self._bridge.tokenizer.encode(text.replace(self._family.token, ""))
+            tokens = shape.all_tokens + len(between)
+            frame_bytes = 12 * shape.size[0] * shape.size[1]
+            memory, because = _for_memory(frame_bytes)
+            if tokens > room:
+                memory, because = _for_want_of_room(
+                    min(memory, len(indices) * room // tokens, len(indices) - 1), self._context
+                )
+            if memory >= len(indices):
+                break
+            indices, notes = self._chosen(facts, wanted.request, memory, because)
+        return indices, notes
+
+    def _chosen(self, facts: VideoFacts, request: FrameRequest, most: int, why: str) -> Chosen:
+        return chosen(self._family.rule, facts, request, most, why)
+
+    def made(self, frames: _Frames) -> tuple[tuple[Prepared, ...], PreparedVideo]:
+        # Frames and their times come while the video is prepared, and are not held together.
+        pixels, times = cast("Sequence[Pixels]", frames), cast("tuple[float, ...]", frames.times)
+        video = Video(pixels, tuple(frames.wanted), times, frames.facts)
+        made = self._bridge.prepare_video(video, self.budget, self._anew, self._salt)
+        made = replace(made, video=replace(made.video, times=tuple(frames.times)))
+        return made.groups, made
+
+    def shown(
+        self,
+        wanted: Wanted,
+        facts: VideoFacts,
+        notes: tuple[str, ...],
+        known: Known,
+        ms: float,
+        was_here: bool,
+    ) -> ShownVideo:
+        assert known.video is not None
+        video, each = replace(known.video, groups=known.prepared), known.video.shape.frames
+        notes = (*notes, *video.shape.notes)
+        told = _receipt(wanted, facts, notes, known, each, OWN, ms, was_here)
+        return ShownVideo({"type": "video"}, [video], told, self._family.markers[0])
+
+
+def _receipt(
+    wanted: Wanted,
+    facts: VideoFacts,
+    notes: tuple[str, ...],
+    known: Known,
+    each: int,
+    how: str,
+    ms: float,
+    was_here: bool,
+) -> VideoReceipt:
+    """`each`: frames of one of the prepared."""
+    told = [prepared.receipt for prepared in known.prepared]
     frames = tuple(
-        FrameReceipt(index, seconds, one.receipt.sha256, one.receipt.tokens, one.receipt.cached)
-        for index, seconds, one in zip(video.indices, video.times, prepared, strict=True)
-    )
-    notes = dict.fromkeys(
-        [*read.notes, *facts.notes, *(n for p in prepared for n in p.receipt.notes)]
+        FrameReceipt(
+            index,
+            seconds,
+            told[number // each].sha256,
+            number % each,
+            told[number // each].tokens,
+            told[number // each].cached,
+        )
+        for number, (index, seconds) in enumerate(zip(known.indices, known.times, strict=True))
     )
     return VideoReceipt(
         seconds=facts.seconds,
@@ -193,15 +328,27 @@ def receipt(wanted: Wanted, read: Read, prepared: Sequence[Prepared], how: str) 
         frames_in_file=facts.frames,
         codec=facts.codec,
         original_size=(facts.width, facts.height),
-        processed_size=prepared[0].receipt.processed_size,
+        processed_size=told[0].processed_size,
         frames=frames,
-        tokens=sum(one.receipt.tokens for one in prepared),
+        tokens=sum(one.tokens for one in told),
         sha256=wanted.footage.sha256,
-        read_ms=read.read_ms,
-        read_before=read.was_here,
+        read_ms=ms,
+        read_before=was_here,
         how=how,
-        notes=tuple(notes),
+        notes=tuple(dict.fromkeys([*notes, *facts.notes, *(n for one in told for n in one.notes)])),
     )
+
+
+def _for_want_of_room(most: int, context: int) -> tuple[int, str]:
+    return max(1, most), f"more do not fit the context of {context:,} tokens"
+
+
+def _for_memory(frame_bytes: int) -> tuple[int, str]:
+    return max(1, TILE_BYTES // frame_bytes), f"more take over {TILE_BYTES >> 20} MiB of memory"
+
+
+def _most(limit: int) -> tuple[int, str]:
+    return limit, f"{limit:,} frames are the most of one video"
 
 
 def _said(seconds: float) -> str:
@@ -213,32 +360,29 @@ def family_name(family: object) -> str:
     return type(family).__module__.removeprefix("mtmd.clip.families.").partition(".")[0]
 
 
-def with_videos(
-    messages: Sequence[dict[str, Any]], pictures: Sequence[Prepared], shown: Sequence[Shown]
-) -> tuple[list[dict[str, Any]], list[Prepared], list[int | None]]:
-    """The conversation with its videos as text, in which markers stand; all pictures in the order
-    of their markers; and of which video each is a frame.
+def in_place_of_videos(
+    conversation: Conversation, pictures: Sequence[Prepared], videos: Sequence[ShownVideo]
+) -> tuple[list[dict[str, Any]], list[Shown]]:
+    """The messages with what stands for each video, and all that is shown in the order of the
+    markers.
     """
-    left, videos = iter(pictures), iter(enumerate(shown))
+    images, left = iter(pictures), iter(videos)
     made: list[dict[str, Any]] = []
-    order: list[Prepared] = []
-    of_video: list[int | None] = []
-    for message in messages:
+    shown: list[Shown] = []
+    for message in conversation.messages:
         if isinstance(message["content"], str):
             made.append(message)
             continue
         parts: list[dict[str, Any]] = []
         for part in message["content"]:
             if part["type"] == "image":
-                order.append(next(left))
-                of_video.append(None)
+                shown.append(next(images))
             elif part["type"] == "video":
-                index, video = next(videos)
-                order += video.pictures
-                of_video += [index] * len(video.pictures)
-                part = {"type": "text", "text": video.text}
-            if part["type"] == "text" and parts and parts[-1]["type"] == "text" and shown:
+                video = next(left)
+                shown += video.media
+                part = video.part
+            if videos and part["type"] == "text" and parts and parts[-1]["type"] == "text":
                 part = {"type": "text", "text": parts.pop()["text"] + part["text"]}
             parts.append(part)
         made.append({**message, "content": parts})
-    return made, order, of_video
+    return made, shown

@@ -40,12 +40,15 @@ class ProcessedTiles:
                 self._entries.popitem(last=False)
 
     def get(self, sha256: str, salt: str, tenant: str) -> tuple[np.ndarray, ...] | None:
-        """The tiles as pictures, uint8 [Y, X, 3] each, or None, also for another's picture."""
+        """The tiles as pictures, uint8 [Y, X, 3] each, each frame of a tile by itself; or None,
+        also for another's picture.
+        """
         with self._lock:
             entry = self._entries.get((salt, sha256))
         if entry is None or tenant not in entry.tenants:
             return None
-        return tuple(map(_as_bytes, entry.tiles))
+        frames = [f for tile in entry.tiles for f in np.split(tile, tile.shape[0] // 3)]
+        return tuple(map(_as_bytes, frames))
 
 
 @dataclass(frozen=True)

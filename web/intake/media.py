@@ -108,7 +108,7 @@ class Media:
                 param="messages",
                 code="too_many_videos",
             )
-        pixels = self._count_pixels(pictures) + videos * self._budget.video_pixels
+        pixels = self._count_pixels(pictures) + videos * self._budget.limits.video_pixels
         with self._budget.held(pixels):
             yield [self._open(reference, data) for reference, data in files]
 

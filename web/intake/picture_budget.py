@@ -68,14 +68,9 @@ class PictureBudget:
         """
         return picture_size(data, self.limits.each, name)
 
-    @property
-    def video_pixels(self) -> int:
-        """That are held for one video, whatever its size."""
-        return self.limits.video.held_bytes // 3
-
     def check_video(self, data: bytes, name: str = "video") -> VideoFacts:
         """What a video says of itself; its first frame is decoded. Raises VideoError, BusyError."""
-        with aside(), self.held(self.video_pixels):
+        with aside(), self.held(self.limits.video_pixels):
             return check_video(data, self.limits.video, name)
 
     def decode(self, data: bytes, page: int = 0) -> Picture:

@@ -6,7 +6,7 @@ import io
 
 import numpy as np
 import pytest
-from videos import animation, number_of, video
+from clips import animation, number_of, video
 
 from mtmd.clip.video.decode import open_video
 from mtmd.clip.video.limits import VideoLimits

@@ -7,12 +7,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from videos import animation, number_of, numbered, video
+from clips import animation, number_of, numbered, video
 
 from mtmd.clip.video.footage import GivenFrames, VideoFile, frames_of
 from mtmd.clip.video.isolated import no_more_files
 from mtmd.clip.video.limits import VideoLimits
 from mtmd.kernels.errors import VideoError
+
+
+def seen(footage, *indices):
+    """(number, time, what stands in the frame), and the facts."""
+    with footage.opened() as reader:
+        size = reader.facts.width, reader.facts.height
+        taken = [(i, round(t, 2), number_of(f)) for i, t, f in reader.take(indices, size)]
+        return taken, reader.facts
 
 
 @pytest.fixture(scope="module")
@@ -25,43 +33,33 @@ def test_frames_of_a_file(clip, isolate, tmp_path):
     path = tmp_path / "clip.mp4"
     path.write_bytes(clip)
     for source in (clip, path):
-        file = VideoFile(source, isolate=isolate)
-        seen = file.video(lambda facts: [0, facts.frames // 2, facts.frames - 1])
-        assert [number_of(f) for f in seen.frames] == list(seen.indices) == [0, 18, 35]
-        assert seen.times == (0, pytest.approx(1.5), pytest.approx(35 / 12))
-        assert file.facts() == seen.facts
+        taken, facts = seen(VideoFile(source, isolate=isolate), 0, 18, 35)
+        assert taken == [(0, 0, 0), (18, 1.5, 18), (35, 2.92, 35)] and facts.frames == 36
     assert VideoFile(clip).sha256 == VideoFile(path).sha256
 
 
+def test_frames_are_asked_for_more_than_once_of_one_worker(clip):
+    with VideoFile(clip, isolate=True).opened() as reader:
+        for wanted in ([3, 5], [1], [0, 30]):
+            assert [i for i, *_ in reader.take(wanted, (48, 32))] == wanted
+
+
 def test_moving_pictures_in_a_worker():
-    seen = VideoFile(animation("WEBP"), isolate=True).video(lambda _: [0, 7])
-    assert [number_of(f) for f in seen.frames] == [0, 7]
-
-
-def test_many_frames_are_made_smaller(clip):
-    limits = VideoLimits(held_bytes=9 * 96 * 64 * 3)
-    seen = VideoFile(clip, limits).video(lambda _: range(36))
-    assert seen.frames[0].shape == (32, 48, 3) and len(seen.frames) == 36
-    assert seen.facts.notes == ("frames read at 48 x 32: 36 of 96 x 64 would take 0 MiB",)
-
-
-def test_one_that_ends_early_is_told():
-    data = video(48, index_first=True)
-    seen = VideoFile(data[: len(data) * 2 // 3]).video(lambda _: range(0, 48, 4))
-    assert 0 < len(seen.frames) < 12 and "not at 4.0 s as it says" in seen.facts.notes[-1]
+    taken, _ = seen(VideoFile(animation("WEBP"), isolate=True), 0, 7)
+    assert [n for *_, n in taken] == [0, 7]
 
 
 def test_a_worker_has_no_more_time_than_it_may(clip):
     """A second of the processor's: limits are whole ones."""
     over_and_over = [*range(36)] * 1000
     with pytest.raises(VideoError, match=r"takes more than 0\.01 s of processor time"):
-        VideoFile(clip, VideoLimits(cpu_s=0.01), isolate=True).video(lambda _: over_and_over)
+        seen(VideoFile(clip, VideoLimits(cpu_s=0.01), isolate=True), *over_and_over)
 
 
 def test_errors_of_a_worker_are_those_of_here(clip):
     for isolate in (False, True):
         with pytest.raises(VideoError, match=r"^x: found frames of 96 x 64 pixels, expected at"):
-            VideoFile(clip, VideoLimits(max_pixels=10), "x", isolate).facts()
+            seen(VideoFile(clip, VideoLimits(max_pixels=10), "x", isolate))
 
 
 def test_nothing_can_be_opened_where_videos_are_read():
@@ -82,10 +80,9 @@ def test_bytes_are_counted_first(data, words):
 def test_given_frames():
     frames = [numbered(n) for n in range(10)]
     given = GivenFrames(frames, [n / 4 for n in range(10)])
-    facts = given.facts()
+    taken, facts = seen(given, 2, 9)
     assert (facts.frames, facts.fps, facts.seconds, facts.codec) == (10, 4, 2.5, "arrays")
-    seen = given.video(lambda _: [2, 9])
-    assert [number_of(f) for f in seen.frames] == [2, 9] and seen.times == (0.5, 2.25)
+    assert taken == [(2, 0.5, 2), (9, 2.25, 9)]
     assert given.sha256 != GivenFrames(frames, range(10)).sha256
 
 

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from clips import animation, numbered, video
 from PIL import Image
-from videos import animation, numbered, video
 
 from mtmd import ImageError, OptionError, PromptError, VideoError, VideoInput
 from mtmd.model import Model
 from mtmd.prompt.video_input import is_video
-from mtmd.prompt.videos import KEPT_BYTES, FrameCache
 
 HOW = "frames as pictures: gemma3 has no video of its own"
 
@@ -137,14 +136,17 @@ def test_a_video_alone_is_a_question_and_a_part_needs_its_source(demo: Model) ->
         demo.service.submit([{"role": "user", "content": [{"type": "video"}]}])
 
 
-def test_frames_are_kept_within_a_limit(clip: Path) -> None:
-    from mtmd.clip.video.footage import VideoFile
+def test_a_file_that_ends_early_is_told(demo: Model) -> None:
+    data = video(48, index_first=True)
+    (seen,) = demo.answer(data[: len(data) * 2 // 3], "x", max_tokens=1).receipt.videos
+    assert 0 < len(seen.frames) < 4 and "not at 4.0 s as it says" in str(seen)
 
-    cache, file = FrameCache(limit=3 * 96 * 64 * 3), VideoFile(clip)
-    for indices in ([0, 1], [2, 3], [0, 1], [0, 1]):
-        cache.read(file, lambda _, i=indices: (i, ()), "")
-    was_here = [
-        cache.read(file, lambda _, i=i: (i, ()), s).was_here
-        for i, s in (([0, 1], ""), ([2, 3], ""), ([2, 3], "other"))
-    ]
-    assert was_here == [True, False, False] and KEPT_BYTES >= 64 << 20
+
+def test_another_tenant_does_not_find_it(demo: Model, clip: Path) -> None:
+    asked = [{"role": "user", "content": [{"type": "video", "video": clip}]}]
+
+    def told(tenant: str):
+        *_, last = demo.service.submit(asked, tenant=tenant, max_tokens=1)
+        return last.answer.receipt.videos[0]
+
+    assert [told(t).read_before for t in ("one", "one", "another")] == [False, True, False]

@@ -6,9 +6,9 @@ import base64
 import io
 
 import pytest
+from clips import video
 from fake_service import FakeService
 from serving import client_for, data_url, image_part, png, post_chat
-from videos import video
 
 TEXT = {"type": "text", "text": "hm"}
 
@@ -40,7 +40,8 @@ def test_shapes(service, clip, shape):
     reply = post_chat(client_for(service), TEXT, image_part(data_url(png())), part)
     assert reply.status_code == 200, reply.json
     (one,) = shown(service)
-    assert one["video"].facts().frames == 12
+    with one["video"].opened() as reader:
+        assert reader.facts.frames == 12
 
 
 def test_an_upload(service, clip):
