@@ -17,7 +17,7 @@ from mtmd.kernels.errors import PromptError
 from mtmd.kernels.plan.executor import Observer
 from mtmd.llm.engine.spans import Span
 from mtmd.loaded.loaded_model import LoadedModel
-from mtmd.prompt.bridge import Bridge, Prepared, Shown, flat
+from mtmd.prompt.bridge import Bridge, Prepared, PreparedVideo, Shown, flat
 from mtmd.prompt.conversation import Conversation, Message, RawPrompt, read_conversation
 from mtmd.prompt.leniency import open_ended, system_moved
 from mtmd.prompt.load_image import load_image, load_isolated
@@ -145,14 +145,14 @@ class Prompts:
             context = self._loaded.runner.context
             room = context - min(reserve, context // 4) - sum(len(piece.tokens) for piece in pieces)
             videos = self.videos.show(conversation.videos, room, detail, anew, salt)
+        made = in_place_of_videos(conversation, images, videos)
         try:
-            made = in_place_of_videos(conversation, images, videos)
             pieces, shown, notes = self._read(conversation, made, box, open_end)
         except PromptError:
-            if not videos:
+            if not any(video.part["type"] == "video" for video in videos):
                 raise
-            # a template that knows no videos: the places are written for it
-            made = in_place_of_videos(conversation, images, [v.as_text for v in videos])
+            # A template that knows no videos writes what stands around a picture.
+            made = in_place_of_videos(conversation, images, [v.as_picture for v in videos])
             pieces, shown, notes = self._read(conversation, made, box, open_end)
         return PreparedPrompt(
             pieces,
@@ -173,7 +173,22 @@ class Prompts:
         messages, shown = made
         told = replace(conversation, messages=tuple(messages))
         rendered, notes = self._render(told, box, open_end)
-        return self.bridge.read(rendered, shown), shown, notes
+        return self.bridge.read(self._with_markers(rendered, shown), shown), shown, notes
+
+    def _with_markers(self, rendered: str, shown: list[Shown]) -> str:
+        """With the markers of videos where those of pictures were written for all that is shown."""
+        video, encoder = self.bridge.video, self._loaded.encoder
+        if video is None or encoder is None:
+            return rendered
+        texts = rendered.split(encoder.family.marker)
+        written = any(marker in rendered for marker in video.markers)
+        if written or len(texts) - 1 != len(shown):
+            return rendered
+        markers = (
+            video.markers[0] if isinstance(one, PreparedVideo) else encoder.family.marker
+            for one in shown
+        )
+        return texts[0] + "".join(m + t for m, t in zip(markers, texts[1:], strict=True))
 
     def prepare_raw(self, prompt: RawPrompt) -> PreparedPrompt:
         """Raises PromptError for an empty one, and for tokens that are not the model's, or stand

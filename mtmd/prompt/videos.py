@@ -34,20 +34,17 @@ Chosen: TypeAlias = "tuple[list[int], tuple[str, ...]]"
 
 @dataclass(frozen=True, eq=False)
 class ShownVideo:
-    """A video as a part of a message; `media` in the order of the markers, `as_text` the same for a
-    chat template that knows no videos.
+    """A video as a part of a message; `media` in the order of the markers. `as_picture`: the same
+    for a chat template that knows no videos.
     """
 
     part: dict[str, str]
     media: list[Shown]
     receipt: VideoReceipt
-    marker: str = ""
 
     @property
-    def as_text(self) -> ShownVideo:
-        if self.part["type"] == "text":
-            return self
-        return replace(self, part={"type": "text", "text": self.marker})
+    def as_picture(self) -> ShownVideo:
+        return self if self.part["type"] == "text" else replace(self, part={"type": "image"})
 
 
 # In the place of a video, to see what the rest of a prompt takes.
@@ -296,7 +293,7 @@ class _Own:
         video, each = replace(known.video, groups=known.prepared), known.video.shape.frames
         notes = (*notes, *video.shape.notes)
         told = _receipt(wanted, facts, notes, known, each, OWN, ms, was_here)
-        return ShownVideo({"type": "video"}, [video], told, self._family.markers[0])
+        return ShownVideo({"type": "video"}, [video], told)
 
 
 def _receipt(
