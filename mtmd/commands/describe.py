@@ -16,6 +16,7 @@ from mtmd.commands.shared import (
     add_system_argument,
     add_video_arguments,
     answer_options,
+    frame_request,
     load_from,
     pictures_named,
     with_frames_chosen,
@@ -102,16 +103,15 @@ def _each(args: argparse.Namespace, chosen: dict[str, Any]) -> int:
 
     if "-" in args.images:
         raise OptionError("--each: found -, expected files; standard input holds one picture")
-    found = find_inputs(args.images)
+    found, frames = find_inputs(args.images), frame_request(args)
     check_paths(one.path for one in found.inputs)
     model = load_from(args)
     from mtmd.batch.answering import Batch
     from mtmd.terminal.table import Table
 
     settings = options(AnswerOptions, chosen)
-    rows = Batch(model.service, args.prompt, settings, model.options.parallel, args.system).rows(
-        found.inputs
-    )
+    batch = Batch(model.service, args.prompt, settings, model.options.parallel, args.system, frames)
+    rows = batch.rows(found.inputs)
     table, failed, status = Table(("image", "answer"), [i.name for i in found.inputs]), 0, Status()
     try:
         for number, row in enumerate(rows, 1):

@@ -211,7 +211,7 @@ def add_answer_arguments(sub: argparse.ArgumentParser) -> None:
     )
 
 
-def add_video_arguments(sub: argparse.ArgumentParser) -> None:
+def add_video_arguments(sub: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """Which frames of videos are seen."""
     video = sub.add_argument_group("videos")
     video.add_argument(
@@ -236,6 +236,14 @@ def add_video_arguments(sub: argparse.ArgumentParser) -> None:
     video.add_argument(
         "--to", dest="end", type=seconds, metavar="TIME", help="leave out what is after"
     )
+    return video
+
+
+def frame_request(args: argparse.Namespace) -> Any:
+    """What was asked for, a `FrameRequest`. Raises OptionError."""
+    from mtmd.prompt.video_input import REQUEST_NAMES, request_of
+
+    return request_of({name: getattr(args, name) for name in REQUEST_NAMES})
 
 
 def seconds(text: str) -> float:
