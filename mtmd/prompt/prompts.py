@@ -126,12 +126,14 @@ class Prompts:
         box: Toolbox = NO_TOOLS,
         open_end: bool = False,
         reserve: int = 0,
+        counting: bool = False,
     ) -> PreparedPrompt:
         """A conversation ready for the device; nothing of it needs the device yet. `anew`: also
         pictures in the cache are to be encoded; `salt`: pictures of another are not found there;
         `box`: tools that the answer may call; `open_end`: the answer goes on from the last message;
         `reserve`: tokens of the answer that videos are to leave room for, a quarter of the context
-        at most. Raises what `read` and `Bridge.prepare` do, and VideoError.
+        at most; `counting`: it is not encoded afterwards. Raises what `read` and
+        `Bridge.prepare_media` do, and VideoError.
         """
         conversation = self.read(messages)
         budget = replace(self._loaded.limits, detail=detail)
@@ -144,7 +146,7 @@ class Prompts:
             pieces, *_ = self._read(conversation, bare, box, open_end)
             context = self._loaded.runner.context
             room = context - min(reserve, context // 4) - sum(len(piece.tokens) for piece in pieces)
-            videos = self.videos.show(conversation.videos, room, detail, anew, salt)
+            videos = self.videos.show(conversation.videos, room, detail, anew, salt, counting)
         made = in_place_of_videos(conversation, images, videos)
         try:
             pieces, shown, notes = self._read(conversation, made, box, open_end)

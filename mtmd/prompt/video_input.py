@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, cast
 
@@ -24,6 +25,26 @@ from mtmd.kernels.errors import OptionError, VideoError
 from mtmd.kernels.isolation.limits import available as can_isolate
 from mtmd.prompt.load_image import ImageSource, load_image
 from mtmd.prompt.picture_paths import check_path
+
+__all__ = [
+    "Footage",
+    "FrameRequest",
+    "VideoFacts",
+    "VideoInput",
+    "VideoLimits",
+    "VideoSource",
+    "Wanted",
+    "can_read_videos",
+    "check_video",
+    "first_frame",
+    "is_video",
+    "is_video_data",
+    "load_video",
+    "request_of",
+    "sent_video",
+    "video_format",
+    "video_type",
+]
 
 VideoSource: TypeAlias = (
     "str | os.PathLike[str] | bytes | BinaryIO | NDArray[Any] | Sequence[ImageSource | Picture] "
@@ -194,6 +215,29 @@ def check_video(data: bytes, limits: VideoLimits, name: str) -> VideoFacts:
     """
     with sent_video(data, limits, name).opened() as reader:
         return reader.facts
+
+
+def first_frame(data: bytes, limits: VideoLimits, name: str) -> Picture:
+    """Of a video file that somebody sent. Raises VideoError and BusyError."""
+    with sent_video(data, limits, name).opened() as reader:
+        size = reader.facts.width, reader.facts.height
+        _, _, pixels = next(reader.take([0], size))
+        return Picture(pixels, size)
+
+
+def can_read_videos() -> bool:
+    """Whether the library is there that reads other than moving pictures."""
+    return find_spec("av") is not None
+
+
+def video_type(data: bytes) -> str | None:
+    """The media type of a file that can be nothing but a video, None for any other."""
+    kind = video_format(data[:HEAD_BYTES])
+    if kind == "MKV":
+        return "video/webm" if b"webm" in data[:64] else "video/x-matroska"
+    if kind == "MOV":
+        return "video/quicktime" if data[8:12] == b"qt  " else "video/mp4"
+    return "video/x-msvideo" if kind == "AVI" else None
 
 
 def is_video_data(head: bytes) -> bool:

@@ -25,6 +25,7 @@ from mtmd.prompt.video_input import Wanted
 from mtmd.receipt import FrameReceipt, VideoReceipt
 
 KEPT = 256  # videos that are known from before
+KEPT_BYTES = 128 << 20  # of frames ready to be encoded, for who asks again before they are
 TILE_BYTES = 256 << 20  # that the frames of one video may take when they are ready to be encoded
 LONGEST_TIME = 86400.0  # seconds; the time that is longest to write
 OWN = "as the model's own processor takes videos"
@@ -69,7 +70,9 @@ class Known:
 
 
 class KnownVideos:
-    """By file and frames; the embeddings lie in the bridge's cache. Thread-safe."""
+    """By file and frames; the embeddings lie in the bridge's cache, and of what is not encoded yet
+    the latest tiles here. Thread-safe.
+    """
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -88,10 +91,32 @@ class KnownVideos:
 
     def put(self, place: tuple[str, str], facts: VideoFacts, key: Any, known: Known) -> None:
         with self._lock:
-            self._facts[place], self._known[key] = facts, known
+            self._facts[place], self._known[key] = facts, _without_embeddings(known)
+            self._known.move_to_end(key)
             for kept in (self._facts, self._known):
                 while len(kept) > KEPT:
                     kept.popitem(last=False)
+            left = KEPT_BYTES
+            for key, known in reversed(self._known.items()):
+                left -= _tile_bytes(known)
+                if left < 0:
+                    self._known[key] = _without_tiles(known)
+
+
+def _tile_bytes(known: Known) -> int:
+    return sum(tile.nbytes for one in known.prepared for tile in one.plan.tiles)
+
+
+def _without_embeddings(known: Known) -> Known:
+    prepared = tuple(replace(one, embeddings=None) for one in known.prepared)
+    return replace(known, prepared=prepared, video=known.video and replace(known.video, groups=()))
+
+
+def _without_tiles(known: Known) -> Known:
+    return replace(
+        known,
+        prepared=tuple(replace(one, plan=replace(one.plan, tiles=())) for one in known.prepared),
+    )
 
 
 class Videos:
@@ -102,19 +127,28 @@ class Videos:
         self._known = KnownVideos()
 
     def show(
-        self, videos: Sequence[Wanted], room: int, detail: str, anew: bool, salt: str
+        self,
+        videos: Sequence[Wanted],
+        room: int,
+        detail: str,
+        anew: bool,
+        salt: str,
+        counting: bool = False,
     ) -> list[ShownVideo]:
-        """All in `room` tokens together, if need be in fewer frames. Raises VideoError, OptionError
+        """All in `room` tokens together, if need be in fewer frames; where they are only counted,
+        what is known of them needs no pixels. Raises VideoError, OptionError
         for a request that a video cannot answer to, and what `Bridge.prepare_media` raises.
         """
         shown = []
         for index, wanted in enumerate(videos):
             part = room // (len(videos) - index)
-            shown.append(self._show(wanted, part, detail, anew, salt))
+            shown.append(self._show(wanted, part, detail, anew, salt, counting))
             room -= shown[-1].receipt.tokens
         return shown
 
-    def _show(self, wanted: Wanted, room: int, detail: str, anew: bool, salt: str) -> ShownVideo:
+    def _show(
+        self, wanted: Wanted, room: int, detail: str, anew: bool, salt: str, counting: bool
+    ) -> ShownVideo:
         clock = time.perf_counter()
         way = _Own if self._bridge.video else _AsPictures
         making = way(self._loaded, self._bridge, detail, anew, salt)
@@ -123,7 +157,7 @@ class Videos:
         if facts is not None and not anew:
             indices, notes = making.choose(facts, wanted, room)
             known = self._known.get((place, making.budget, tuple(indices)))
-            again = known and self._again(known)
+            again = known and self._again(known, counting)
             if known and again:
                 ms = (time.perf_counter() - clock) * 1e3
                 return making.shown(wanted, known.facts, notes, again, ms, True)
@@ -146,15 +180,20 @@ class Videos:
         ms = (time.perf_counter() - clock) * 1e3
         return making.shown(wanted, seen, (), known, ms, False)
 
-    def _again(self, known: Known) -> Known | None:
-        """With the embeddings of all its parts, None where one of them is not kept any more."""
+    def _again(self, known: Known, counting: bool) -> Known | None:
+        """With the embeddings of all its parts, or what they are made from; None where that is not
+        kept of one of them.
+        """
         found = []
         for prepared in known.prepared:
             entry = self._bridge.cache.get(prepared.key)
-            if entry is None:
+            told = replace(prepared.receipt, cached=entry is not None)
+            if entry is not None:
+                found.append(replace(prepared, plan=entry[0], embeddings=entry[1], receipt=told))
+            elif prepared.plan.tiles or counting:
+                found.append(replace(prepared, receipt=told))
+            else:
                 return None
-            told = replace(prepared.receipt, cached=True)
-            found.append(replace(prepared, plan=entry[0], embeddings=entry[1], receipt=told))
         return replace(known, prepared=tuple(found))
 
 

@@ -309,6 +309,7 @@ class Service:
             box=settings.toolbox,
             open_end=settings.continue_final_message,
             reserve=settings.max_tokens,
+            counting=True,
         )
         images = tuple(picture.plan.tokens for picture in prompt.images)
         videos = tuple(video.tokens for video in prompt.videos)

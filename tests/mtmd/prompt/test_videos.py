@@ -150,3 +150,14 @@ def test_another_tenant_does_not_find_it(demo: Model, clip: Path) -> None:
         return last.answer.receipt.videos[0]
 
     assert [told(t).read_before for t in ("one", "one", "another")] == [False, True, False]
+
+
+def test_counting_reads_a_video_once_and_the_answer_does_not_read_it_again(demo: Model) -> None:
+    data = video(24, size=(80, 48))
+    asked = [{"role": "user", "content": [{"type": "video", "video": data}]}]
+    counted = demo.service.count(asked)
+    *_, last = demo.service.submit(asked, max_tokens=1)
+    (seen,) = last.answer.receipt.videos
+    assert seen.read_before and not any(frame.cached for frame in seen.frames[:1])
+    assert counted.video_tokens == (seen.tokens,)
+    assert counted.prompt_tokens == last.answer.receipt.prompt_tokens
