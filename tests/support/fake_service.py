@@ -118,6 +118,7 @@ class FakeTicket:
                     speculation="auto",
                     seed=self.settings.seed,
                     warnings=(),
+                    videos=self.service.videos,
                 ),
                 calls,
                 stop,
@@ -134,6 +135,7 @@ class FakeService:
         self.pace_s, self.fails, self.refuses, self.waiting = pace_s, None, None, 0
         self.tickets, self.ended, self.words, self.running = [], [], None, 0
         self.tenants, self.fault, self.told = [], None, []
+        self.videos = ()  # of receipts
         self.calls = ()  # of tools, in place of words where a request has tools
         self.latencies = Latencies()
         self.calls_finish = "tool_calls"
