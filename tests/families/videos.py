@@ -4,6 +4,7 @@ beside.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -268,7 +269,9 @@ class VideoOracle:
                 for c in clips
             ]
             more["do_sample_frames"] = False
-        found = processor(text=[rendered], images=images or None, return_tensors="pt", **more)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # transformers' use of numpy
+            found = processor(text=[rendered], images=images or None, return_tensors="pt", **more)
         return {k: v for k, v in found.items() if k not in ("labels", "video_metadata")}
 
 
