@@ -61,6 +61,8 @@ class VideoCase:
     """What the reference's text has where the template wrote `written`."""
     written: str = ""
     published_positions: bool = False
+    two_at_least: bool = False
+    """Whether the reference refuses a single frame."""
 
     @property
     def name(self) -> str:
@@ -142,6 +144,7 @@ for case in (
         "<|video_pad|>",
         marker="<|video_pad|>",
         written="<|vision_start|><|video_pad|><|vision_end|>",
+        two_at_least=True,
     ),
     VideoCase(
         "qwen3_5",
@@ -157,6 +160,7 @@ for case in (
         "<|video_pad|>",
         marker="<|video_pad|>",
         written="<|vision_start|><|video_pad|><|vision_end|>",
+        two_at_least=True,
     ),
     VideoCase(
         "glm4v",
@@ -167,6 +171,7 @@ for case in (
         pairs,
         "<|image|>",
         mixed=False,
+        two_at_least=True,
     ),
     VideoCase(
         "idefics3",
@@ -201,6 +206,7 @@ for case in (
         {"patch_size": 4, "pooling_kernel_size": 3, "max_soft_tokens": 70},
         area_frames,
         "<|video|>",
+        many=False,
     ),
     VideoCase(
         "gemma4",
