@@ -194,7 +194,7 @@ class Squared:
 
 def _read_video(video: Settings, resolution: LongestEdgeTiling) -> SingleFrames:
     """Sampling is told by a part of its own, in which the size counts where none is beside it."""
-    tile = read_longest(video, "max_image_size", 364)
+    tile = read_longest(video, "max_image_size", resolution.tile)
     if tile != resolution.tile:
         raise ModelError(
             f"{video.where}: max_image_size is {tile}, expected {resolution.tile} as for pictures; "

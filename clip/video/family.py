@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
@@ -72,7 +74,12 @@ class VideoFamily(Protocol):
         """A frame, uint8 [Y, X, 3], in the clip's size: what its group is made of."""
 
     def group(self, frames: Sequence[Pixels], shape: ClipShape) -> ImagePlan:
-        """Scaled frames, `shape.frames` of them, as the tower reads them."""
+        """Scaled frames, up to `shape.frames` of them, as one tile of bytes, uint8 [3 N, Y, X]: the
+        channels of the first before those of the second.
+        """
+
+    def pixels(self, tile: np.ndarray) -> np.ndarray:
+        """A group's tile as the tower reads it, fp32."""
 
     def prompt(self, video: Video, shape: ClipShape) -> str:
         """The text that stands for the video, in which each of its tokens is written as `token`;
@@ -102,9 +109,10 @@ class Run:
         return self.token * shape.all_tokens
 
 
-def filled(frames: Sequence[Pixels], shape: ClipShape) -> list[Pixels]:
-    """The frames of a group, the last repeated where they are too few."""
-    return [*frames, *[frames[-1]] * (shape.frames - len(frames))]
+def tile_of_frames(frames: Sequence[Pixels], shape: ClipShape) -> np.ndarray:
+    """uint8 [3 N, Y, X], the last frame repeated where they are too few."""
+    filled = [*frames, *[frames[-1]] * (shape.frames - len(frames))]
+    return np.concatenate([frame.transpose(2, 0, 1) for frame in filled])
 
 
 def taken_fps(video: Video) -> float:

@@ -151,7 +151,7 @@ class Bridge:
         """Known by the pixels that the tower would see, whatever file they are from."""
         seen = sha256(repr((*shape.size, shape.frames, len(frames))).encode())
         for frame in frames:
-            seen.update(np.ascontiguousarray(frame))
+            seen.update(np.ascontiguousarray(frame).data)
         key = seen.hexdigest(), budget, salt
         entry = None if anew else self.cache.get(key)
         if entry is None:

@@ -58,7 +58,9 @@ class _Entry:
 
 
 def _as_bytes(tile: np.ndarray) -> np.ndarray:
-    """A normalised tile [3, Y, X] with its values spread over 0 to 255."""
+    """A normalised tile [3, Y, X] with its values spread over 0 to 255; frames are bytes yet."""
+    if tile.dtype == np.uint8:
+        return np.ascontiguousarray(tile.transpose(1, 2, 0))
     low, high = float(tile.min()), float(tile.max())
     scaled = (tile - low) * (255 / (high - low) if high > low else 0)
     result: np.ndarray = np.round(scaled.transpose(1, 2, 0)).astype(np.uint8)

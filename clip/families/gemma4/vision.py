@@ -239,7 +239,8 @@ class Area:
 
 
 def _read_video(video: Settings, patch: int, pool: int, places: int) -> SingleFrames:
-    stepped = {"do_normalize": True, **video.values}
+    same = {"patch_size": patch, "pooling_kernel_size": pool, "do_normalize": True}
+    stepped = {**same, **video.values}
     area = read_fixed_area(
         Settings(stepped, video.where),
         patch=patch,

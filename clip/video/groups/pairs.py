@@ -18,7 +18,7 @@ from mtmd.clip.resolution.dynamic import smart_resize
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.resolution.sizes import MAX_RATIO, too_narrow, within
 from mtmd.clip.token_budget import DEFAULT_BUDGET, LOW_TOKENS, Budget
-from mtmd.clip.video.family import ClipShape, Run, Write, filled
+from mtmd.clip.video.family import ClipShape, Run, Write, tile_of_frames
 from mtmd.clip.video.rules import FrameRule, WholeGroups
 from mtmd.clip.video.video import Video
 from mtmd.kernels.checkpoint.settings import Settings
@@ -136,10 +136,12 @@ class PairedFrames:
         return resize_tensor(frame, *shape.size, self.resample)
 
     def group(self, frames: Sequence[Pixels], shape: ClipShape) -> ImagePlan:
-        """One tile [6, Y, X], the first frame's channels before the second's."""
-        tile = np.concatenate([self.normalize(frame) for frame in filled(frames, shape)])
+        tile = tile_of_frames(frames, shape)
         grid = shape.size[1] // self.factor, shape.size[0] // self.factor
         return ImagePlan((tile,), (shape.size,), shape.tokens, grids=(grid,))
+
+    def pixels(self, tile: np.ndarray) -> np.ndarray:
+        return self.normalize.planes(tile)
 
     def prompt(self, video: Video, shape: ClipShape) -> str:
         return self.write(video, shape)

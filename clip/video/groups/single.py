@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from mtmd.clip.image.pixels import Normalize, Pixels
 from mtmd.clip.image.tensor_resize import resize_tensor
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.resolution.sizes import Size
 from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
-from mtmd.clip.video.family import ClipShape, Write
+from mtmd.clip.video.family import ClipShape, Write, tile_of_frames
 from mtmd.clip.video.rules import FrameRule
 from mtmd.clip.video.video import Video
 
@@ -75,9 +77,10 @@ class SingleFrames:
         return frame
 
     def group(self, frames: Sequence[Pixels], shape: ClipShape) -> ImagePlan:
-        """One tile [3, Y, X]."""
-        (frame,) = frames
-        return ImagePlan((self.normalize(frame),), (shape.size,), shape.tokens)
+        return ImagePlan((tile_of_frames(frames, shape),), (shape.size,), shape.tokens)
+
+    def pixels(self, tile: np.ndarray) -> np.ndarray:
+        return self.normalize.planes(tile)
 
     def prompt(self, video: Video, shape: ClipShape) -> str:
         return self.write(video, shape)

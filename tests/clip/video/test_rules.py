@@ -107,7 +107,7 @@ def test_indices_are_the_references(way: str) -> None:
     compared = 0
     for _ in range(TRIPLES):
         rate = rng.choice([23.976, 24.0, 25.0, 29.97, 30.0, 60.0, rng.uniform(1, 120)])
-        video = facts(int(rng.lognormvariate(6, 2)) + 1, rate)
+        video = facts(int(min(rng.lognormvariate(6, 2), 20000)) + 1, rate)
         fps = rng.choice([0.5, 1.0, 2.0, 4.0, rng.uniform(0.05, 12)])
         most = rng.choice([4, 16, 64, 768, rng.randint(1, 400)])
         request = FrameRequest(
