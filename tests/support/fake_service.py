@@ -191,7 +191,7 @@ class FakeService:
             prompt_tokens=10 + 4 * len(pictures),
             image_tokens=(4,) * len(pictures),
             context=CONTEXT,
-            video_tokens=(),
+            video_tokens=(9,) * sum(p["type"] == "video" for p in _parts(messages)),
         )
 
     def tokens_of(self, text, *, special=True, around=False):
@@ -235,16 +235,15 @@ def until(condition, limit_s=10.0):
     return True
 
 
+def _parts(messages):
+    lists = [m["content"] for m in messages if isinstance(m["content"], list)]
+    return [part for parts in lists for part in parts]
+
+
 def _pictures(messages):
     if isinstance(messages, RawPrompt):
         return []
-    found = [
-        p["image"]
-        for m in messages
-        if isinstance(m["content"], list)
-        for p in m["content"]
-        if p["type"] == "image"
-    ]
+    found = [p["image"] for p in _parts(messages) if p["type"] == "image"]
     assert all(isinstance(p, Picture) for p in found)
     return found
 

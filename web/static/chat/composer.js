@@ -349,7 +349,7 @@ export class Composer {
       for (const [kind, all] of [[false, count.image_tokens], [true, count.video_tokens]]) {
         const ours = images.filter((one) => isVideo(one.image) === kind);
         const own = ours.length ? all.slice(-ours.length) : [];
-        ours.forEach((one, index) => { one.tokens = own[index]; });
+        ours.forEach((one, index) => { one.tokens = own[index] ?? null; });
       }
       this.draw();
       this.#showCount(count, parent);
