@@ -17,7 +17,7 @@ from mtmd.clip.video.limits import VideoLimits
 from mtmd.kernels.errors import VideoError
 
 LIMITS = VideoLimits(max_pixels=4_000_000, cpu_s=20)
-COUNT = 250
+COUNT = 120
 
 
 def outcome(data: bytes) -> str:
