@@ -464,7 +464,7 @@ def _pixels(frame: VideoFrame, shape: _Shape, size: tuple[int, int]) -> Pixels:
 
 def _first_field(pixels: Pixels) -> Pixels:
     """Each second line as the mean of those around it: two fields are of two times."""
-    result = pixels.copy()
+    result: Pixels = pixels.copy()
     upper, lower = pixels[0:-2:2].astype(np.uint16), pixels[2::2]
     inside = result[1:-1:2]
     inside[:] = ((upper[: len(inside)] + lower[: len(inside)]) // 2).astype(np.uint8)

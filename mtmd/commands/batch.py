@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
 
     settings = options(AnswerOptions, answer_options(args))
     found = find_inputs(args.images, args.list)
-    frames, inputs = frame_request(args), list(found.inputs)
+    inputs = list(found.inputs)
     output = open_output(args.out, args.resume)
     if args.every is not None:
         inputs = _in_parts(inputs, args)
@@ -114,6 +114,7 @@ def run(args: argparse.Namespace) -> int:
         return text.code
     if not any(Path(one.path).exists() for one in left):
         check_paths(one.path for one in left)
+    frames = frame_request(args)
     model = load_from(args)
     from tqdm import tqdm
 

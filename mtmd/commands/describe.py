@@ -103,8 +103,9 @@ def _each(args: argparse.Namespace, chosen: dict[str, Any]) -> int:
 
     if "-" in args.images:
         raise OptionError("--each: found -, expected files; standard input holds one picture")
-    found, frames = find_inputs(args.images), frame_request(args)
+    found = find_inputs(args.images)
     check_paths(one.path for one in found.inputs)
+    frames = frame_request(args)
     model = load_from(args)
     from mtmd.batch.answering import Batch
     from mtmd.terminal.table import Table

@@ -337,7 +337,8 @@ def _image_routes(routes: Blueprint, chat: Chat) -> None:
             raise ApiError(404, "there is no such picture any more")
         if stored.is_video:  # browsers ask for parts of it
             whole = _served(data, stored.kind, FOREVER)
-            return whole.make_conditional(request, accept_ranges=True, complete_length=len(data))
+            whole.make_conditional(request, accept_ranges=True, complete_length=len(data))
+            return whole
         if stored.kind in SHOWN_BY_BROWSERS:
             return _served(data, stored.kind, FOREVER)
         pixels = chat.budget.decode_counted(data).pixels

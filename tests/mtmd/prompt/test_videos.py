@@ -161,3 +161,11 @@ def test_counting_reads_a_video_once_and_the_answer_does_not_read_it_again(demo:
     assert seen.read_before and not any(frame.cached for frame in seen.frames[:1])
     assert counted.video_tokens == (seen.tokens,)
     assert counted.prompt_tokens == last.answer.receipt.prompt_tokens
+
+
+def test_the_command(mtmd, clip: Path) -> None:
+    words = ("describe", clip, "--fps", 2, "--max-frames", 3, "--from", "0:01", "--to", "3s")
+    ran = mtmd(*words, "--max-tokens", 1)
+    assert "3 frames from 1.0 to 3.0 s" in ran.err and ran.code == 0
+    assert "--from: found no video" in mtmd("describe", "examples/one.png", "--from", 1).refused()
+    assert "--to" in mtmd("describe", clip, "--to", "soon").refused()
