@@ -41,7 +41,7 @@ def blueprint(
             "default_generation_settings": {"n_ctx": model.context},
             "total_slots": slots,
             "model_alias": model.name,
-            "modalities": {"vision": model.sees, "audio": False},
+            "modalities": {"vision": model.sees, "video": model.sees, "audio": False},
             "build_info": f"mtmd {__version__}",
             "chat_template": service.chat_template,
             "version": __version__,
