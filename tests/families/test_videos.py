@@ -214,7 +214,7 @@ def test_a_smaller_budget_makes_smaller_frames(build: Build) -> None:
     small = bridge.video.shape(62, 45, 5, Budget(max_tokens=2))
     assert usual.notes == () and usual.groups == small.groups == 3
     assert small.tokens <= 2 < usual.tokens
-    assert "by the image budget" in small.notes[0]
+    assert "to keep to 2 tokens each pair" in small.notes[0]
     assert bridge.prepare_video(video_of(ODD), Budget(max_tokens=2)).shape == small
 
 
