@@ -19,7 +19,7 @@ from mtmd.kernels.errors import VideoError
 
 SHORTEST_S, USUAL_S = 0.011, 0.1
 """A frame shown for less than the first is shown for the second, as browsers do."""
-MOST_FRAMES = 100_000
+MOST_FRAMES = 10_000  # each is drawn over the one before
 MOST_BYTES = 256 << 20
 """Read into memory whole."""
 _READERS: dict[str, Callable[[BinaryIO], ImageFile.ImageFile]] = {
@@ -56,6 +56,11 @@ class Animation:
             raise VideoError(
                 f"{name}: found a {NAMES[kind]} of one frame, expected one that moves; give it as "
                 "a picture"
+            )
+        if len(seconds) > MOST_FRAMES:
+            raise VideoError(
+                f"{name}: found a {NAMES[kind]} of more than {MOST_FRAMES:,} frames, expected "
+                "fewer; encode it as MP4"
             )
         width, height = canvas(data, kind)
         check_size(width, height, limits, name)
@@ -109,7 +114,7 @@ def timing(data: bytes, kind: str) -> list[float]:
     result = []
     for seconds in found:
         result.append(seconds if seconds >= SHORTEST_S else USUAL_S)
-        if len(result) == MOST_FRAMES:
+        if len(result) > MOST_FRAMES:
             break
     return result or [USUAL_S]
 

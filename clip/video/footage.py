@@ -23,6 +23,9 @@ from mtmd.clip.video.video import VideoFacts
 from mtmd.kernels.errors import VideoError
 
 _HASHED_BYTES = 1 << 22
+_DIGESTS = 1024
+_digests: dict[tuple[int, ...], str] = {}
+"""Of files as they were: a film is not read through for every question about it."""
 
 
 class Footage(Protocol):
@@ -59,11 +62,19 @@ class VideoFile:
 
     @cached_property
     def sha256(self) -> str:
-        digest = hashlib.sha256()
+        if isinstance(self._source, bytes):
+            return hashlib.sha256(self._source).hexdigest()
         with self._file() as file:
-            while data := file.read(_HASHED_BYTES):
-                digest.update(data)
-        return digest.hexdigest()
+            told = os.fstat(file.fileno())
+            key = told.st_dev, told.st_ino, told.st_size, told.st_mtime_ns, told.st_ctime_ns
+            if key not in _digests:
+                digest = hashlib.sha256()
+                while data := file.read(_HASHED_BYTES):
+                    digest.update(data)
+                if len(_digests) >= _DIGESTS:
+                    _digests.clear()
+                _digests[key] = digest.hexdigest()
+            return _digests[key]
 
     @contextmanager
     def opened(self) -> Iterator[Reader]:

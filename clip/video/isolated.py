@@ -222,3 +222,8 @@ def _facts(told: dict[str, Any]) -> VideoFacts:
 def _server() -> ForkServer:
     """One for the whole process."""
     return ForkServer(__name__, at_once=AT_ONCE)
+
+
+def server_pid() -> int | None:
+    """Of the process that workers are forked from, while it runs."""
+    return _server().pid

@@ -302,7 +302,7 @@ class _Own:
             text = self._family.prompt(Video((), tuple(indices), times, facts), shape)
             between = self._bridge.tokenizer.encode(text.replace(self._family.token, ""))
             tokens = shape.all_tokens + len(between)
-            frame_bytes = 12 * shape.size[0] * shape.size[1]
+            frame_bytes = 3 * shape.size[0] * shape.size[1]
             memory, because = _for_memory(frame_bytes)
             if tokens > room:
                 memory, because = _for_want_of_room(
