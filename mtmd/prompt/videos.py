@@ -15,8 +15,10 @@ import numpy as np
 
 from mtmd.clip.image.decode import Picture
 from mtmd.clip.image.pixels import Pixels
+from mtmd.clip.token_budget import Budget
 from mtmd.clip.video.choose import Evenly, chosen
 from mtmd.clip.video.decode import Reader
+from mtmd.clip.video.groups.room import fitting
 from mtmd.clip.video.video import FrameRequest, Video, VideoFacts
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.prompt.bridge import Bridge, Prepared, PreparedVideo, Shown
@@ -288,9 +290,12 @@ class _Own:
         self.budget = replace(loaded.limits, detail=detail)
 
     def choose(self, facts: VideoFacts, wanted: Wanted, room: int) -> Chosen:
-        """Fewer frames may each be larger, so that how many there is room for is tried."""
+        """Frames are made smaller before they are fewer. Fewer may each be larger, so that how many
+        there is room for is tried.
+        """
         most, why = _most(wanted.footage.limits.max_frames)
         indices, notes = self._chosen(facts, wanted.request, most, why)
+        self.budget = self._smaller(facts, indices, room)
         while len(indices) > 1:
             shape = self._family.shape(facts.width, facts.height, len(indices), self.budget)
             times = tuple(i / facts.fps for i in indices)
@@ -307,6 +312,15 @@ class _Own:
                 break
             indices, notes = self._chosen(facts, wanted.request, memory, because)
         return indices, notes
+
+    def _smaller(self, facts: VideoFacts, indices: Sequence[int], room: int) -> Budget:
+        """That of frames which are smaller, if need be, before they are fewer."""
+        size, budget = (facts.width, facts.height), self.budget
+        shape = self._family.shape(*size, len(indices), budget)
+        times = tuple(i / facts.fps for i in indices)
+        text = self._family.prompt(Video((), tuple(indices), times, facts), shape)
+        between = len(self._bridge.tokenizer.encode(text.replace(self._family.token, "")))
+        return fitting(self._family, size, len(indices), budget, room - between)
 
     def _chosen(self, facts: VideoFacts, request: FrameRequest, most: int, why: str) -> Chosen:
         return chosen(self._family.rule, facts, request, most, why)

@@ -177,6 +177,20 @@ def one_case(
     return SUBJECTS[name]
 
 
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.mixed])
+def test_pictures_beside_videos_where_the_reference_takes_none(build: Build, name: str) -> None:
+    subject = one_case(build, name)
+    both = subject.prompt(["What", PICTURE, "and", ODD, "?"])
+    alone = subject.prompt(["What", ODD, "?"])
+    (_, video), (same,) = both.shown, alone.shown
+    assert video.text == same.text and len(both.pictures) > len(alone.pictures)
+    assert [g.key for g in both.pictures[-len(alone.pictures) :]] == [g.key for g in alone.pictures]
+    shown = [piece for piece in both.pieces if not piece.is_text]
+    pieces = [piece for piece in alone.pieces if not piece.is_text]
+    assert [p.tokens for p in shown[-len(pieces) :]] == [p.tokens for p in pieces]
+    assert sum(len(p.tokens) for p in shown) == sum(p.plan.tokens for p in both.pictures)
+
+
 def encoded(bridge: Bridge, shown: Clip, **options: Any) -> tuple[int, list[torch.Tensor]]:
     """How many groups of a clip were encoded before, and what all of them show."""
     queue = EncodeQueue(bridge)
@@ -214,7 +228,7 @@ def test_a_smaller_budget_makes_smaller_frames(build: Build) -> None:
     small = bridge.video.shape(62, 45, 5, Budget(max_tokens=2))
     assert usual.notes == () and usual.groups == small.groups == 3
     assert small.tokens <= 2 < usual.tokens
-    assert "by the image budget" in small.notes[0]
+    assert "to keep to 2 tokens each pair" in small.notes[0]
     assert bridge.prepare_video(video_of(ODD), Budget(max_tokens=2)).shape == small
 
 

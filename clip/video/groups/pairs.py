@@ -126,8 +126,8 @@ class PairedFrames:
             ()
             if (rows, columns) == usual
             else (
-                f"frames scaled to {size[0]} x {size[1]} by the image budget, "
-                f"{usual[1] * self.factor} x {usual[0] * self.factor} without it",
+                f"frames scaled to {size[0]} x {size[1]} to keep to {most} tokens each pair, "
+                f"{usual[1] * self.factor} x {usual[0] * self.factor} without that",
             )
         )
         return ClipShape(size, FRAMES, -(-frames // FRAMES), rows * columns, notes)

@@ -67,7 +67,7 @@ class SingleFrames:
         notes = (
             ()
             if tokens == usual[1]
-            else (f"frames shown in {tokens} tokens by the image budget, {usual[1]} without it",)
+            else (f"frames shown in {tokens} tokens each, {usual[1]} without a limit",)
         )
         return ClipShape(size, 1, frames, tokens, notes)
 

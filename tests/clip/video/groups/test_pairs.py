@@ -132,8 +132,9 @@ def test_a_budget_is_for_each_group() -> None:
     for budget, most in ((Budget(max_tokens=20), 20), (Budget(detail="low"), 256)):
         small = ours.shape(1920, 1080, 8, budget)
         assert small.tokens <= most < usual.tokens and small.groups == 4
-        told = f"frames scaled to {small.size[0]} x {small.size[1]} by the image budget, "
-        assert small.notes == (f"{told}{usual.size[0]} x {usual.size[1]} without it",)
+        told = f"{small.size[0]} x {small.size[1]} to keep to {most} tokens each pair, "
+        usually = f"{usual.size[0]} x {usual.size[1]} without that"
+        assert small.notes == (f"frames scaled to {told}{usually}",)
 
 
 @pytest.mark.parametrize(
