@@ -73,7 +73,10 @@ def run(args: argparse.Namespace) -> int:
     model, status, in_line = load_from(args), Status(), False
     from mtmd.events import Finished, Progress, TextPiece
     from mtmd.prompt.conversation import messages_of
+    from mtmd.prompt.video_input import is_video
 
+    if any(is_video(image) for image in images):
+        status.say("reading the video")
     try:
         for event in model.stream(messages_of(images, args.prompt, args.system), **chosen):
             if isinstance(event, Progress):

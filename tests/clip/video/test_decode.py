@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -156,3 +157,36 @@ def test_what_is_no_video_is_refused_in_one_line(data, words):
     with pytest.raises(VideoError, match=words) as error:
         open_video(io.BytesIO(data), name="a\nb.mp4")
     assert "\n" not in str(error.value)
+
+
+def test_without_the_library_the_command_that_installs_it_is_told(monkeypatch):
+    monkeypatch.setattr("mtmd.clip.video.container.find_spec", lambda _: None)
+    with pytest.raises(VideoError, match=r"clip.mp4: found an MP4 .*pip install.*\[video\]"):
+        open_video(io.BytesIO(b"\0\0\0\x18ftypisom" + bytes(99)), name="clip.mp4")
+    assert open_video(io.BytesIO(animation("GIF"))).facts.frames == 12
+
+
+def test_interlaced_frames_show_one_field():
+    data = video(4, options={"x264-params": "interlaced=1"})
+    reader = open_video(io.BytesIO(data))
+    assert "interlaced" in reader.facts.notes
+    ((_, _, pixels),) = reader.take([2], (96, 64))
+    lines = pixels.astype(int)
+    between = (lines[0:-2:2] + lines[2::2]) // 2
+    assert np.abs(lines[1:-1:2] - between).max() <= 1
+
+
+def test_pixels_that_are_not_square():
+    data = video(2, sample_aspect_ratio=Fraction(4, 3))
+    facts = open_video(io.BytesIO(data)).facts
+    assert (facts.width, facts.height) == (128, 64)
+    assert facts.notes == ("pixels that are not square: 96 x 64 in the file",)
+
+
+def test_without_timestamps_frames_are_counted(monkeypatch):
+    monkeypatch.setattr("mtmd.clip.video.container._stamp", lambda _: None)
+    data = video(24)
+    assert (
+        "timestamps missing: taken from the frame rate" in open_video(io.BytesIO(data)).facts.notes
+    )
+    assert sampled(data, [0, 6, 23]) == [(0, 0.0, 0), (6, 0.5, 6), (23, 1.92, 23)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 from clips import video
+from fake_service import FakeService
+from serving import client_for
 
 from mtmd import FrameReceipt, VideoReceipt
 
@@ -81,3 +83,19 @@ def test_the_part_is_kept_with_its_message(person, fake, film):
     page.reload()
     page.wait_for_selector(".message.user .video-part")
     assert page.inner_text(".message.user .video-part").strip() == "0:00–0:02"
+
+
+def test_a_stored_video_comes_in_parts_and_has_a_small_picture(film):
+    client = client_for(FakeService())
+    data = film.read_bytes()
+    made = client.post("/api/images?name=film.webm", data=data).json
+    assert (made["kind"], made["width"], made["height"]) == ("video/webm", 96, 64)
+    assert made["seconds"] == pytest.approx(4)
+    part = client.get(f"/api/images/{made['sha256']}", headers={"Range": "bytes=4-9"})
+    assert (part.status_code, part.data) == (206, data[4:10])
+    whole = client.get(f"/api/images/{made['sha256']}")
+    assert (whole.data, whole.mimetype) == (data, "video/webm")
+    small = client.get(f"/api/images/{made['sha256']}/small")
+    assert small.mimetype == "image/jpeg" and small.data[:2] == b"\xff\xd8"
+    wrong = client.post("/api/images?name=a.mp4", data=b"\0\0\0\x18ftypisom" + bytes(99))
+    assert (wrong.status_code, wrong.json["error"]["code"]) == (400, "invalid_video")

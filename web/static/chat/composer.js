@@ -100,6 +100,10 @@ export class Composer {
     const room = this.about.images - this.attached.length;
     if (files.length > room) toast(`One message takes at most ${plural(this.about.images, "picture")}; ${files.length - room} left out.`);
     for (const file of files.slice(0, Math.max(0, room))) {
+      if (file.type.startsWith("video/") && !this.about.video) {
+        toast(`${file.name} was left out: this server reads no videos. Its library for them, PyAV, is not installed.`);
+        continue;
+      }
       if (file.type === "application/pdf" || file.name.toLowerCase().endsWith(".pdf")) this.#addPages(file);
       else this.#add(file, file.name);
     }
