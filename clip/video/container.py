@@ -209,6 +209,11 @@ class Container:
     def _refuse(self, error: Exception) -> NoReturn:
         if isinstance(error, MemoryError):
             raise error
+        if self._kind == "MOV" and _ends_early(self._file, self._bytes):
+            raise VideoError(
+                f"{self._name}: found a truncated {self._words}, expected the whole file; fetch or "
+                "copy it again"
+            ) from error
         raise VideoError(
             f"{self._name}: found {_article(self._words)} that is damaged or of an unusual kind, "
             "expected one that decodes; fetch the file again, or encode it as MP4 (H.264)"
@@ -409,6 +414,23 @@ class Container:
 
 def _nothing_else(_url: str, _flags: int, _options: dict[str, str]) -> NoReturn:
     raise PermissionError("a video names another file")
+
+
+def _ends_early(file: BinaryIO, size: int) -> bool:
+    """Whether one of the outer boxes reaches beyond the end (ISO/IEC 14496-12, 4.2)."""
+    at = 0
+    for _ in range(64):
+        if at >= size:
+            return at > size
+        file.seek(at)
+        head = file.read(16)
+        length = int.from_bytes(head[:4], "big")
+        if length == 1:
+            length = int.from_bytes(head[8:16], "big")
+        if length < 8:
+            return False
+        at += length
+    return False
 
 
 def _stamp(frame: VideoFrame) -> int | None:

@@ -129,6 +129,11 @@ def test_a_file_without_an_index_that_ends_early_is_told():
     assert facts.notes == (f"ends at {facts.seconds:.1f} s, not at 4.0 s as it says",)
 
 
+def test_a_file_that_ends_before_its_index_is_told_so():
+    with pytest.raises(VideoError, match="found a truncated MP4 or QuickTime video"):
+        open_video(io.BytesIO(video(12)[:900]))
+
+
 @pytest.mark.parametrize(
     ("limits", "words"),
     [
