@@ -23,6 +23,7 @@ ACTIVATIONS = {
     "gelu": "none",
     "quick_gelu": "quick",
 }
+FRAMES_WEIGHT = "v.patch_embd.frames.weight"
 
 
 @dataclass(frozen=True)
@@ -294,17 +295,34 @@ def qkv_parameters(
 
 
 def two_frames(width: int, patch: int, sources: tuple[str, ...]) -> dict[str, Parameter]:
-    """The kernels of a patch embedding of two frames as one: a still picture is both frames."""
-    one = (width, 3, patch, patch)
-    stored = Stored(
-        ("v.patch_embd.weight", "v.patch_embd.weight.1"), one, lambda a, b: a.float() + b.float()
-    )
+    """The kernels of a patch embedding of two frames: as one, for a still picture is both frames,
+    and side by side, the first frame's channels before the second's.
+    """
+    one, both = (width, 3, patch, patch), (width, 6, patch, patch)
+    names = ("v.patch_embd.weight", "v.patch_embd.weight.1")
+    summed = Stored(names, one, lambda a, b: a.float() + b.float())
+    beside = Stored(names, one, lambda a, b: torch.cat((a, b), 1))
+    stored = (width, 3, 2, patch, patch)
     return {
         "v.patch_embd.weight": Parameter(
             shape=one,
             sources=sources,
-            stored=(width, 3, 2, patch, patch),
+            stored=stored,
             convert=lambda w: w.float().sum(2),
-            gguf=(stored,),
-        )
+            gguf=(summed,),
+        ),
+        FRAMES_WEIGHT: Parameter(
+            shape=both,
+            sources=sources,
+            stored=stored,
+            convert=lambda w: w.transpose(1, 2).flatten(1, 2),
+            gguf=(beside,),
+        ),
     }
+
+
+def frames_kernel(tiles: Node, w: Weights) -> Node:
+    """The kernel of a patch embedding for tiles of a picture [B, 3, Y, X], or of two frames
+    [B, 6, Y, X].
+    """
+    return w.tensor("v.patch_embd.weight" if tiles.shape[1] == 3 else FRAMES_WEIGHT)

@@ -95,16 +95,21 @@ class TowerEncoder:
     def steps(
         self, tiles: Sequence[np.ndarray], observe: Observer | None = None
     ) -> Generator[None, None, list[Tensor]]:
-        """Encode at most `BATCH` tiles [3, Y, X] of equal shape, a node at a time
+        """Encode at most `BATCH` tiles [3, Y, X] of equal shape, or groups of frames [3 N, Y, X],
+        a node at a time
 
         -> embeddings [T, D] of each, or [D], in the compute type
         """
         pixels = torch.empty(len(tiles), *tiles[0].shape, dtype=self.dtype)
         for line, tile in zip(pixels, tiles, strict=True):
-            line.copy_(torch.from_numpy(tile))
+            line.copy_(torch.from_numpy(self.pixels(tile)))
         embeddings = yield from self._run(pixels, observe)
         self.backends[0].synchronize()  # so that whoever measures, measures the encoding
         return list(embeddings.unbind(0))
+
+    def pixels(self, tile: np.ndarray) -> np.ndarray:
+        """A tile as the tower reads it, fp32."""
+        return tile
 
     def prepare(self, pixels: Tensor) -> None:
         """Have the weights and the plan for such pixels in memory."""
@@ -148,6 +153,13 @@ class Encoder(TowerEncoder):
     """The encoder of a vision family, whose embeddings a decoder reads."""
 
     family: VisionFamily
+
+    def pixels(self, tile: np.ndarray) -> np.ndarray:
+        """Frames are kept as bytes until they are encoded: they are many."""
+        if tile.dtype != np.uint8:
+            return tile
+        assert self.family.video is not None
+        return self.family.video.pixels(tile)
 
     def join(self, plan: ImagePlan, tiles: Sequence[Tensor]) -> Tensor:
         """The embeddings [T, D] of a picture's image tokens, from those of its tiles."""

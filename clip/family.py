@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from mtmd.clip.resolution.resolution import ImagePlan, Resolution
+from mtmd.clip.video.family import VideoFamily
 from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ModelError
@@ -78,6 +79,8 @@ class VisionFamily(Tower, Protocol):
     """The parameter [D] that stands between tokens of tiles, where an `ImagePlan.order` has -1."""
     unused: tuple[str, ...]
     """Patterns of tensors that checkpoints may hold and that answering does not need."""
+    video: VideoFamily | None
+    """How it reads videos; None for one that was made for pictures alone."""
 
     def prompt(self, plan: ImagePlan) -> str:
         """The text that stands for a picture, in which each of the plan's `tokens` is written as
@@ -86,8 +89,9 @@ class VisionFamily(Tower, Protocol):
 
 
 def vision_family(model_type: str, config: Settings, image: Settings) -> VisionFamily:
-    """The family of a checkpoint; `image` are its image processor's settings. Raises ModelError for
-    one we do not know, naming those we do.
+    """The family of a checkpoint; `image` are its image processor's settings, in which those of its
+    video processor are `video_processor`. Raises ModelError for one we do not know, naming those
+    we do.
     """
     tower = config.part("vision_config").get("model_type", None)
     for name in (f"{model_type}/{tower}", model_type):
@@ -126,5 +130,8 @@ def gguf_vision_family(
         f"{where}: clip",
     )
     config, image = module.from_gguf(keys, shapes)
+    # Of videos a GGUF says no more than how their pixels are normalised.
+    same = {key: image[key] for key in ("image_mean", "image_std") if image.get(key) is not None}
+    image = {"video_processor": same, **image}
     family: VisionFamily = module.read(Settings(config, keys.where), Settings(image, keys.where))
     return family

@@ -21,6 +21,10 @@ class ImageError(MtmdError):
     """An image that cannot be used: unreadable, truncated, too large."""
 
 
+class VideoError(ImageError):
+    """A video that cannot be used: unreadable, of no known kind, too long."""
+
+
 class ModelError(MtmdError):
     """A checkpoint that cannot be used: missing, broken, of an unknown architecture."""
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # what type checkers see of the table below; a test keeps the
     from mtmd.kernels.errors import OptionError as OptionError
     from mtmd.kernels.errors import PlacementError as PlacementError
     from mtmd.kernels.errors import PromptError as PromptError
+    from mtmd.kernels.errors import VideoError as VideoError
     from mtmd.kernels.report.warmup_report import WarmupReport as WarmupReport
     from mtmd.loading import describe as describe
     from mtmd.loading import load as load
@@ -46,8 +47,11 @@ if TYPE_CHECKING:  # what type checkers see of the table below; a test keeps the
     from mtmd.prompt.conversation import Images as Images
     from mtmd.prompt.conversation import Message as Message
     from mtmd.prompt.conversation import RawPrompt as RawPrompt
+    from mtmd.prompt.video_input import VideoInput as VideoInput
+    from mtmd.receipt import FrameReceipt as FrameReceipt
     from mtmd.receipt import ImageReceipt as ImageReceipt
     from mtmd.receipt import Receipt as Receipt
+    from mtmd.receipt import VideoReceipt as VideoReceipt
     from mtmd.service.measures.stats import ServiceStats as ServiceStats
     from mtmd.service.measures.stats import TokenCount as TokenCount
     from mtmd.service.service import Service as Service
@@ -81,7 +85,7 @@ _PLACES = {
     "mtmd.prompt.conversation": ("Images", "Message", "RawPrompt"),
     "mtmd.service.ticket": ("Ticket", "gather"),
     "mtmd.inspect.predict_target": ("predict",),
-    "mtmd.receipt": ("ImageReceipt", "Receipt"),
+    "mtmd.receipt": ("FrameReceipt", "ImageReceipt", "Receipt", "VideoReceipt"),
     "mtmd.clip.image.decode": ("Picture",),
     "mtmd.kernels.report.warmup_report": ("WarmupReport",),
     "mtmd.kernels.errors": (
@@ -95,7 +99,9 @@ _PLACES = {
         "OptionError",
         "PlacementError",
         "PromptError",
+        "VideoError",
     ),
+    "mtmd.prompt.video_input": ("VideoInput",),
 }
 _PLACE_OF = {name: module for module, names in _PLACES.items() for name in names}
 

@@ -32,6 +32,7 @@ IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".png", ".webp", ".avif", ".heic", ".heif"),
     *(".gif", ".bmp", ".tif", ".tiff", ".pdf"),
 )
+VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi")
 STOPS_MAX = 16
 STOP_CHARS_MAX = 256
 STOP_IDS_MAX = 256

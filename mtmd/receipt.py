@@ -22,6 +22,57 @@ class ImageReceipt:
 
 
 @dataclass(frozen=True)
+class FrameReceipt:
+    """One frame that the model saw: its number in the file, from 0, and its time in seconds.
+    `sha256` is of the pixels that were encoded together, of which it is the one at `place`;
+    `tokens` are those of all of them.
+    """
+
+    index: int
+    time: float
+    sha256: str
+    place: int
+    tokens: int
+    cached: bool
+
+
+@dataclass(frozen=True)
+class VideoReceipt:
+    """One video: sizes are (width, height) in pixels, `fps` frames a second in the file, `sha256`
+    that of the file. `read_ms`: to decode the frames, of the answer's `preprocess_ms`;
+    `read_before`: they were here from another question. `how` says in which way the model takes
+    videos; `notes` as for pictures.
+    """
+
+    seconds: float
+    fps: float
+    frames_in_file: int
+    codec: str
+    original_size: tuple[int, int]
+    processed_size: tuple[int, int]
+    frames: tuple[FrameReceipt, ...]
+    tokens: int
+    sha256: str
+    read_ms: float
+    read_before: bool
+    how: str
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        first, last = self.frames[0].time, self.frames[-1].time
+        number = len(self.frames)
+        cached = sum(frame.cached for frame in self.frames)
+        known = ", from the cache" if cached == number else f", {cached} from the cache"
+        return (
+            f"{self.seconds:.1f} s of {_size(self.original_size)} at {self.fps:.4g} fps "
+            f"({self.codec}), {number} frame{'s' if number > 1 else ''} from {first:.1f} to "
+            f"{last:.1f} s seen as {_size(self.processed_size)}, {self.tokens} tokens"
+            f"{known if cached else ''}, read in {self.read_ms:.0f} ms"
+            f"{''.join(f'; {note}' for note in (self.how, *self.notes))}"
+        )
+
+
+@dataclass(frozen=True)
 class Receipt:
     """Times are wall time in milliseconds; `reused_tokens` of the prompt were known from before;
     `proposed_tokens` were read out of the text and verified, `accepted_tokens` of them were right;
@@ -29,7 +80,7 @@ class Receipt:
 
     `threads` of the CPU decoded last, where machine code decodes, else None. `attention` tells by
     which kernel it runs, for each graph; `warnings` what was refused. `ranks` processes shared the
-    model."""
+    model. Frames of `videos` are not among the `images`, their tokens among the `image_tokens`."""
 
     model: str
     images: tuple[ImageReceipt, ...]
@@ -53,6 +104,7 @@ class Receipt:
     warnings: tuple[str, ...]
     threads: int | None = None
     ranks: int = 1
+    videos: tuple[VideoReceipt, ...] = ()
 
     def asdict(self) -> dict[str, Any]:
         return asdict(self)
@@ -66,6 +118,7 @@ class Receipt:
             f"{''.join(f'; {note}' for note in r.notes)}"
             for i, r in enumerate(self.images, 1)
         ]
+        lines += [f"video {i}: {video}" for i, video in enumerate(self.videos, 1)]
         per_second = (
             f", {self.output_tokens / self.decode_ms * 1e3:.0f} tokens/s" if self.decode_ms else ""
         )

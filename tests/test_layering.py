@@ -55,6 +55,7 @@ ORDER = {
     "clip": (
         ("token_budget", "image", "blocks"),
         ("resolution",),  # from pixels to tiles
+        ("video",),  # which frames of a file, and how they become tiles
         ("family", "families"),  # the table loads a family's file by its name
         ("encoder", "dual"),
         ("warmup",),
@@ -100,11 +101,14 @@ MOST_FILES = 12  # flat in a folder: a list that can be read at a glance
 ONLY_IN = {  # library -> the files, or folders, that may import it
     "triton": ("kernels/gpu/",),
     "llvmlite": ("kernels/cpu/native/",),
+    "av": ("clip/video/container.py",),
     "flask": ("web/",),
     "PIL": (
         "clip/image/decode.py",
         "clip/image/formats.py",
         "clip/image/resize.py",
+        "clip/video/animation.py",
+        "clip/video/isolated.py",
         "mtmd/prompt/load_image.py",
     ),
     "jinja2": ("mtmd/chat_template/jinja_sandbox.py",),

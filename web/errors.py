@@ -23,6 +23,7 @@ from mtmd import (
     MtmdError,
     OptionError,
     PromptError,
+    VideoError,
 )
 from mtmd.tracebacks import traceback_text
 
@@ -112,7 +113,11 @@ def as_api_error(error: BaseException, request_id: str) -> ApiError:
             400,
             str(error),
             param=_field(str(error)) if isinstance(error, OptionError) else None,
-            code="invalid_image" if isinstance(error, ImageError) else None,
+            code="invalid_video"
+            if isinstance(error, VideoError)
+            else "invalid_image"
+            if isinstance(error, ImageError)
+            else None,
         )
     if isinstance(error, BusyError):
         wait = {"Retry-After": str(math.ceil(error.retry_after_s))}

@@ -14,6 +14,7 @@ from mtmd.web.settings import ServerSettings
 _API_POLICY = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 _PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
+    "media-src 'self' blob:; "
     "connect-src 'self'; "
     "font-src 'self'; manifest-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action "
     "'none'"

@@ -12,11 +12,13 @@ from typing import TypeAlias
 
 from mtmd import OptionError
 from mtmd.prompt.load_image import ImageLimits
+from mtmd.prompt.video_input import VideoLimits
 from mtmd.web.keys import Keys, NamedKey
 
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 UNKNOWN_FIELDS = ("ignore", "refuse")
 ALIAS_CHARS = 256
+VIDEO_LIMITS = VideoLimits(max_seconds=6 * 3600.0, cpu_s=120.0)
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([^\s/*]+|\*)")
 _HOST = re.compile(r"(\*\.)?[\w.-]+|\[?[0-9A-Fa-f:.]+\]?")
 _ROOT = re.compile(r"(/[\w.~-]+)+")
@@ -26,6 +28,8 @@ _ROOT = re.compile(r"(/[\w.~-]+)+")
 class MediaBudget:
     """What the pictures of one request may bring together; `server_pixels`: those of all requests
     that are not answered yet; `decoding_pixels`: of pictures that are being decoded at once.
+    `bytes` count for videos as well, of which there may be `videos`, each within `video`; while one
+    is answered, it counts as `video_pixels` held, whatever its size.
     """
 
     images: int = 32
@@ -33,6 +37,9 @@ class MediaBudget:
     pixels: int = 128_000_000
     server_pixels: int = 512_000_000
     decoding_pixels: int = 128_000_000
+    videos: int = 8
+    video: VideoLimits = VIDEO_LIMITS
+    video_pixels: int = 24_000_000
 
     @property
     def each(self) -> ImageLimits:

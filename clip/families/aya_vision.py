@@ -41,6 +41,7 @@ class AyaVision:
     image_token = "<|IMG_PATCH|>"
     bidirectional = False
     separator = None
+    video = None
     # The features are those before SigLIP's last norm.
     unused = (r"(model\.)?vision_tower\.(vision_model\.)?(head|post_layernorm)\..*",)
 

@@ -44,6 +44,7 @@ class Gemma3Vision:
     image_token = "<image_soft_token>"
     bidirectional = True
     separator = None
+    video = None
     unused = (r"(model\.)?vision_tower\.(vision_model\.)?head\..*",)  # SigLIP's pooling head
 
     @property

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from mtmd.clip.blocks import (
+    frames_kernel,
     gguf_vit,
     grid_positions,
     read_grid_rotary,
@@ -20,6 +21,16 @@ from mtmd.clip.blocks import (
 )
 from mtmd.clip.resolution.dynamic import DynamicResolution, gguf_dynamic, read_dynamic
 from mtmd.clip.resolution.resolution import ImagePlan
+from mtmd.clip.video.family import ClipShape, group_times
+from mtmd.clip.video.groups.pairs import (
+    AllFrames,
+    PairedFrames,
+    check_limits,
+    read_limits,
+    read_pairs,
+)
+from mtmd.clip.video.rules import EveryInterval, FrameRule
+from mtmd.clip.video.video import Video
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter, Stored
 from mtmd.kernels.checkpoint.rotary import Rotary
@@ -31,6 +42,8 @@ from mtmd.kernels.plan.flash_choice import AttentionForm
 MERGER_EPS = 1e-5  # of the only layer norm; the settings do not say
 FRAMES = 2  # a picture counts as that many equal ones against the limits of pixels
 SIZE = {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000}  # transformers' defaults
+IMAGE_TOKEN = "<|image|>"
+CLIP_PIXELS = 112 * 112, 28 * 28 * 2 * 30000  # of all frames; transformers' defaults
 GGUF_TOKENS = 8, 6144  # the limits of the published checkpoint; GGUF files do not say
 
 
@@ -48,8 +61,9 @@ class Glm4Vision:
     side: int  # of the table of positions, a square
     rotary: Rotary
     resolution: DynamicResolution
+    video: PairedFrames
 
-    marker = image_token = "<|image|>"
+    marker = image_token = IMAGE_TOKEN
     bidirectional = False
     separator = None
     unused = ()
@@ -123,10 +137,7 @@ class Glm4Vision:
         )
         angles = ops.rope_table(positions, rotary=self.rotary, name="v.angles")
         x = ops.patch_embed(
-            tiles,
-            w.tensor("v.patch_embd.weight"),
-            w.tensor("v.patch_embd.bias"),
-            name="v.patch_embd",
+            tiles, frames_kernel(tiles, w), w.tensor("v.patch_embd.bias"), name="v.patch_embd"
         )
         table = ops.resize2d(
             w.tensor("v.position_embd.weight"),
@@ -215,12 +226,9 @@ def read(top: Settings, image: Settings) -> Glm4Vision:
         "min_pixels": None,
         "max_pixels": None,
     }  # this processor knows `size` alone
+    merge = c.count("spatial_merge_size", 2)
     resolution = read_dynamic(
-        Settings({**image.values, **limits}, image.where),
-        patch,
-        c.count("spatial_merge_size", 2),
-        frames=FRAMES,
-        enlarge=True,
+        Settings({**image.values, **limits}, image.where), patch, merge, frames=FRAMES, enlarge=True
     )
     return Glm4Vision(
         layers=c.count("depth", 24, most=MAX_LAYERS),
@@ -233,7 +241,31 @@ def read(top: Settings, image: Settings) -> Glm4Vision:
         side=c.count("image_size", 336) // patch,
         rotary=read_grid_rotary(c, width, heads),
         resolution=resolution,
+        video=_read_video(image.part("video_processor"), patch, merge),
     )
+
+
+def _read_video(video: Settings, patch: int, merge: int) -> PairedFrames:
+    factor, normalize, resample = read_pairs(video, patch=patch, merge=merge)
+    least, most = read_limits(video, CLIP_PIXELS)
+    check_limits(video, least, most, factor)
+    longest = video.number("max_duration", 300.0)
+    return PairedFrames(
+        factor=factor,
+        limits=AllFrames(least, most, even=True),
+        normalize=normalize,
+        resample=resample,
+        rule=FrameRule(EveryInterval(video.number("fps", 2.0), longest)),
+        markers=("<|video|>",),
+        token=IMAGE_TOKEN,
+        write=_write,
+    )
+
+
+def _write(video: Video, shape: ClipShape) -> str:
+    """Each group before the second in which it begins."""
+    tokens = f"<|begin_of_image|>{IMAGE_TOKEN * shape.tokens}<|end_of_image|>"
+    return "".join(f"{tokens}{int(first)}" for first, _ in group_times(video, shape))
 
 
 def _names(name: str) -> tuple[str, ...]:

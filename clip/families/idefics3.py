@@ -6,22 +6,39 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
 
 from mtmd.clip import blocks
 from mtmd.clip.blocks import VitParams, gguf_vit, read_vit
-from mtmd.clip.image.pixels import gguf_image
-from mtmd.clip.resolution.longest_edge import LongestEdgeTiling, read_longest_edge_tiling
+from mtmd.clip.image.pixels import fused, gguf_image, read_normalize
+from mtmd.clip.image.resize import read_resample
+from mtmd.clip.image.tensor_resize import MODES
+from mtmd.clip.resolution.longest_edge import (
+    LONGEST,
+    LongestEdgeTiling,
+    read_longest_edge_tiling,
+    scaled_to_edge,
+)
 from mtmd.clip.resolution.resolution import ImagePlan
+from mtmd.clip.resolution.sizes import Size, read_longest
+from mtmd.clip.token_budget import Budget
+from mtmd.clip.video.family import ClipShape
+from mtmd.clip.video.groups.number_words import in_words
+from mtmd.clip.video.groups.single import SingleFrames
+from mtmd.clip.video.rules import FrameRule, WithoutEnds
+from mtmd.clip.video.video import Video
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
+from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, WeightSource, graph_input
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm
 
+IMAGE_TOKEN, AROUND = "<image>", "<fake_token_around_image>"
 ROWS = 6  # as many rows and columns have tokens
 
 
@@ -33,9 +50,9 @@ class Idefics3Vision:
     factor: int
     text_width: int
     resolution: LongestEdgeTiling
+    video: SingleFrames | None  # of SmolVLM2
 
-    marker = "<image>"
-    image_token = "<image>"
+    marker = image_token = IMAGE_TOKEN
     bidirectional = False
     separator = None
     unused = ()
@@ -66,7 +83,7 @@ class Idefics3Vision:
 
     def prompt(self, plan: ImagePlan) -> str:
         """Tiles line by line, each behind its row and column, and the whole picture."""
-        around, images = "<fake_token_around_image>", self.image_token * self.resolution.tile_tokens
+        around, images = AROUND, self.image_token * self.resolution.tile_tokens
         rows, columns = plan.cut if len(plan.sizes) > 1 else (0, 0)
         lines = [
             "".join(
@@ -144,15 +161,75 @@ def read(top: Settings, image: Settings) -> Idefics3Vision:
         vision.count("patch_size", 32),
         top.count("scale_factor", 2),
     )
+    resolution = read_longest_edge_tiling(
+        image, patch=patch, positions=size // patch, factor=factor, most_in_a_row=ROWS
+    )
+    films = top.get("model_type", "") == "smolvlm"  # which a GGUF does not say
     return Idefics3Vision(
         vit=vit,
         positions=size // patch,
         patch=patch,
         factor=factor,
         text_width=top.part("text_config").count("hidden_size", 4096, most=MAX_WIDTH),
-        resolution=read_longest_edge_tiling(
-            image, patch=patch, positions=size // patch, factor=factor, most_in_a_row=ROWS
+        resolution=resolution,
+        video=_read_video(image.part("video_processor"), resolution) if films else None,
+    )
+
+
+@dataclass(frozen=True)
+class Squared:
+    """A square of `side` pixels, by way of a size whose longer edge is `longest`."""
+
+    side: int
+    tokens: int
+    longest: int
+
+    def fit(self, size: Size, budget: Budget) -> tuple[Size, int]:  # noqa: ARG002
+        budget.check_fixed(self.tokens)
+        return (self.side, self.side), self.tokens
+
+    def steps(self, size: Size, shape: Size) -> tuple[Size, ...]:
+        return scaled_to_edge(size, min(self.longest, LONGEST)), shape
+
+
+def _read_video(video: Settings, resolution: LongestEdgeTiling) -> SingleFrames:
+    """Sampling is told by a part of its own, in which the size counts where none is beside it."""
+    tile = read_longest(video, "max_image_size", resolution.tile)
+    if tile != resolution.tile:
+        raise ModelError(
+            f"{video.where}: max_image_size is {tile}, expected {resolution.tile} as for pictures; "
+            "correct one of them"
+        )
+    sampling = video.part("video_sampling")
+    sized = video if video.part("size").values else sampling
+    key = "size" if sized is video else "video_size"
+    default = 4 * 364
+    return SingleFrames(
+        how=Squared(tile, resolution.tile_tokens, read_longest(sized, key, default)),
+        normalize=fused(read_normalize(video)),
+        resample=read_resample(video, 1, MODES),
+        rule=FrameRule(
+            WithoutEnds(
+                sampling.number("fps", video.number("fps", 1.0)),
+                sampling.count("max_frames", video.count("num_frames", 64)),
+            )
         ),
+        markers=("<video>",),
+        token=IMAGE_TOKEN,
+        write=_write,
+    )
+
+
+def _write(video: Video, shape: ClipShape) -> str:
+    """Each frame behind its minute and second."""
+    tokens = f"{AROUND}<global-img>{IMAGE_TOKEN * shape.tokens}{AROUND}"
+    length = timedelta(seconds=int(video.facts.seconds))
+    frames = (
+        f"\nFrame from {int(time // 60):02d}:{int(time % 60):02d}:{tokens}" for time in video.times
+    )
+    return (
+        f"You are provided the following series of {in_words(shape.groups)} frames from a {length} "
+        f"[H:MM:SS] video.\n{''.join(frames)}\n\n"
     )
 
 

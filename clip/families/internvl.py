@@ -13,9 +13,15 @@ import torch
 
 from mtmd.clip import blocks
 from mtmd.clip.blocks import ACTIVATIONS, VitParams, checkpoint_names
-from mtmd.clip.image.pixels import gguf_image
+from mtmd.clip.image.pixels import CLIP_MEAN, CLIP_STD, fused, gguf_image, read_normalize
+from mtmd.clip.image.resize import read_resample
+from mtmd.clip.image.tensor_resize import MODES
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.resolution.stretched import StretchedTiling, read_stretched_tiling
+from mtmd.clip.video.family import ClipShape
+from mtmd.clip.video.groups.single import SingleFrames, Stretched
+from mtmd.clip.video.rules import FrameRule, Middles
+from mtmd.clip.video.video import Video
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter, Stored
 from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
@@ -24,6 +30,8 @@ from mtmd.kernels.graph import Node, Shape, WeightSource, graph_input
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm
 
+IMAGE_TOKEN = "<IMG_CONTEXT>"
+FRAMES = 8  # that the authors' examples take, where the settings do not say
 QK_EPS, PROJECTOR_EPS = 1e-6, 1e-5  # the settings do not say
 LAYER = {
     "ln1": "layernorm_before",
@@ -48,8 +56,9 @@ class InternVision:
     text_width: int
     gelu: str  # of the projection
     resolution: StretchedTiling
+    video: SingleFrames | None
 
-    marker = image_token = "<IMG_CONTEXT>"
+    marker = image_token = IMAGE_TOKEN
     bidirectional = False
     separator = None
     unused = (r"(model\.)?vision_tower\.embeddings\.mask_token",)
@@ -226,7 +235,40 @@ def read(top: Settings, image: Settings) -> InternVision:
         text_width=top.part("text_config").count("hidden_size", 4096, most=MAX_WIDTH),
         gelu=ACTIVATIONS[top.choice("projector_hidden_act", ACTIVATIONS, "gelu")],
         resolution=read_stretched_tiling(image, tile, (tile // side) ** 2),
+        video=_read_video(image.part("video_processor"), tile, (tile // side) ** 2),
     )
+
+
+def _read_video(video: Settings, tile: int, tokens: int) -> SingleFrames | None:
+    """None where frames are shown in another size than pictures, for which the tower has no
+    positions, or cut.
+    """
+    size = video.part("size")
+    if {size.count("height", tile), size.count("width", tile)} != {tile}:
+        return None
+    if video.flag("do_center_crop", False):
+        return None
+    shift: object = video.get("initial_shift", True)
+    return SingleFrames(
+        how=Stretched(tile, tokens),
+        normalize=fused(read_normalize(video, CLIP_MEAN, CLIP_STD)),
+        resample=read_resample(video, 3, MODES),
+        rule=FrameRule(
+            Middles(
+                video.count("num_frames", FRAMES),
+                None if shift is True else float(video.get("initial_shift", 0)),
+            )
+        ),
+        markers=("<video>",),
+        token=IMAGE_TOKEN,
+        write=_write,
+    )
+
+
+def _write(video: Video, shape: ClipShape) -> str:  # noqa: ARG001
+    """A line for each frame, by its number."""
+    tokens = f"<img>{IMAGE_TOKEN * shape.tokens}</img>"
+    return "\n".join(f"Frame{i}: {tokens}" for i in range(1, shape.groups + 1))
 
 
 def _side(c: Settings, key: str, default: int) -> int:

@@ -47,6 +47,7 @@ class Lfm2Vision:
     image_token = "<image>"
     bidirectional = False
     separator = None
+    video = None
     unused = (r"(model\.)?vision_tower\.(vision_model\.)?head\..*",)  # the tower's pooling head
 
     def parameters(self) -> Mapping[str, Parameter]:

@@ -57,6 +57,7 @@ class PixtralVision:
     marker = image_token = "[IMG]"
     bidirectional = False
     separator = None
+    video = None
     unused = (r"v\.token_embd\.img_break",)  # a row of the decoder's table, which has it too
 
     def parameters(self) -> Mapping[str, Parameter]:

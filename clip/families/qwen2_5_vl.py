@@ -14,6 +14,7 @@ import torch
 
 from mtmd.clip.blocks import (
     biased_parameters,
+    frames_kernel,
     gguf_vit,
     qkv_parameters,
     read_grid_rotary,
@@ -22,6 +23,9 @@ from mtmd.clip.blocks import (
 )
 from mtmd.clip.resolution.dynamic import DynamicResolution, gguf_dynamic, read_dynamic
 from mtmd.clip.resolution.resolution import ImagePlan
+from mtmd.clip.video.family import taken_fps
+from mtmd.clip.video.groups.pairs import FRAMES, PairedFrames, read_each_frame
+from mtmd.clip.video.video import Video
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.rotary import Rotary
@@ -47,6 +51,7 @@ class Qwen25Vision:
     window: int
     rotary: Rotary
     resolution: DynamicResolution
+    video: PairedFrames
 
     marker = image_token = "<|image_pad|>"
     bidirectional = False
@@ -103,7 +108,7 @@ class Qwen25Vision:
         )
         angles = ops.rope_table(positions, rotary=self.rotary, name="v.angles")
         x = ops.take_rows(
-            ops.patch_embed(tiles, w.tensor("v.patch_embd.weight"), name="v.patch_embd"),
+            ops.patch_embed(tiles, frames_kernel(tiles, w), name="v.patch_embd"),
             order,
             name="v.ordered",
         )
@@ -150,6 +155,19 @@ class Qwen25Vision:
             name=f"{at}.ffn_gated",
         )
         return ops.add(w.linear(y, f"{at}.ffn_down", bias=True), x, name=f"{at}.ffn_residual")
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Time as positions, so many a second, counted by groups that are equally far apart."""
+
+    each: float
+
+    def __call__(self, video: Video, groups: int) -> tuple[int, ...]:
+        """In fp32, as the reference computes it."""
+        interval = np.float32(self.each) * np.float32(FRAMES / taken_fps(video))
+        times = np.arange(groups).astype(np.float32) * interval
+        return tuple(int(time) for time in times)
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,6 +222,7 @@ def from_gguf(keys: Settings, names: Collection[str]) -> tuple[dict[str, Any], d
         "out_hidden_size": keys.get("vision.projection_dim", None),
         "fullatt_block_indexes": list(range(every - 1, layers, every)),
         "window_size": keys.get("vision.window_size", None),
+        "tokens_per_second": 2,  # of all that are published
         **{
             key: plain[key]
             for key in ("hidden_size", "intermediate_size", "hidden_act", "patch_size")
@@ -223,7 +242,8 @@ def read(top: Settings, image: Settings) -> Qwen25Vision:
         c.count("hidden_size", 3584, most=MAX_WIDTH),
         c.count("num_heads", 16, most=MAX_HEADS),
     )
-    resolution = read_dynamic(image, c.count("patch_size", 14), c.count("spatial_merge_size", 2))
+    patch, merge = c.count("patch_size", 14), c.count("spatial_merge_size", 2)
+    resolution = read_dynamic(image, patch, merge)
     if (window := c.count("window_size", 112)) < resolution.factor:
         raise ModelError(
             f"{c.where}: window_size is {window}, expected at least the {resolution.factor} pixels "
@@ -244,6 +264,13 @@ def read(top: Settings, image: Settings) -> Qwen25Vision:
         window=window // resolution.factor,
         rotary=read_grid_rotary(c, width, heads),
         resolution=resolution,
+        video=read_each_frame(
+            image.part("video_processor"),
+            patch=patch,
+            merge=merge,
+            token="<|video_pad|>",
+            clock=Seconds(c.number("tokens_per_second", 4)),
+        ),
     )
 
 

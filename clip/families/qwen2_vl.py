@@ -13,6 +13,7 @@ import torch
 from mtmd.clip.blocks import (
     ACTIVATIONS,
     biased_parameters,
+    frames_kernel,
     gguf_vit,
     grid_positions,
     mlp,
@@ -23,6 +24,8 @@ from mtmd.clip.blocks import (
 )
 from mtmd.clip.resolution.dynamic import DynamicResolution, gguf_dynamic, read_dynamic
 from mtmd.clip.resolution.resolution import ImagePlan
+from mtmd.clip.video.groups.pairs import PairedFrames, read_each_frame
+from mtmd.clip.video.video import Video
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.rotary import Rotary
@@ -44,6 +47,7 @@ class Qwen2Vision:
     gelu: str
     rotary: Rotary
     resolution: DynamicResolution
+    video: PairedFrames
 
     marker = image_token = "<|image_pad|>"
     bidirectional = False
@@ -83,7 +87,7 @@ class Qwen2Vision:
             lambda _: grid_positions(rows, columns),
         )
         angles = ops.rope_table(positions, rotary=self.rotary, name="v.angles")
-        x = ops.patch_embed(tiles, w.tensor("v.patch_embd.weight"), name="v.patch_embd")
+        x = ops.patch_embed(tiles, frames_kernel(tiles, w), name="v.patch_embd")
         for layer in range(self.layers):
             at = f"v.blk.{layer}"
             y = rotary_attention(
@@ -130,7 +134,7 @@ def read(top: Settings, image: Settings) -> Qwen2Vision:
         c.count("embed_dim", 1280, most=MAX_WIDTH),
         c.count("num_heads", 16, most=MAX_HEADS),
     )
-    resolution = read_dynamic(image, c.count("patch_size", 14), c.count("spatial_merge_size", 2))
+    patch, merge = c.count("patch_size", 14), c.count("spatial_merge_size", 2)
     return Qwen2Vision(
         layers=c.count("depth", 32, most=MAX_LAYERS),
         width=width,
@@ -139,8 +143,20 @@ def read(top: Settings, image: Settings) -> Qwen2Vision:
         text_width=c.count("hidden_size", 3584, most=MAX_WIDTH),
         gelu=ACTIVATIONS[c.choice("hidden_act", ACTIVATIONS, "quick_gelu")],
         rotary=read_grid_rotary(c, width, heads),
-        resolution=resolution,
+        resolution=read_dynamic(image, patch, merge),
+        video=read_each_frame(
+            image.part("video_processor"),
+            patch=patch,
+            merge=merge,
+            token="<|video_pad|>",
+            clock=_in_order,
+        ),
     )
+
+
+def _in_order(video: Video, groups: int) -> tuple[int, ...]:  # noqa: ARG001
+    """Groups count one each, however far apart they are."""
+    return tuple(range(groups))
 
 
 def _names(name: str) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ import torch
 from mtmd.clip.blocks import (
     ACTIVATIONS,
     biased_parameters,
+    frames_kernel,
     gguf_vit,
     grid_positions,
     mlp,
@@ -24,6 +25,17 @@ from mtmd.clip.blocks import (
 )
 from mtmd.clip.resolution.dynamic import DynamicResolution, gguf_dynamic, read_dynamic
 from mtmd.clip.resolution.resolution import ImagePlan
+from mtmd.clip.video.family import ClipShape, group_times
+from mtmd.clip.video.groups.pairs import (
+    AllFrames,
+    PairedFrames,
+    check_limits,
+    read_limits,
+    read_pairs,
+    read_share,
+)
+from mtmd.clip.video.rules import FirstToLast, FrameRule
+from mtmd.clip.video.video import Video
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.rotary import Rotary
@@ -35,6 +47,9 @@ from mtmd.kernels.plan.flash_choice import AttentionForm
 
 EPS = 1e-6  # of every norm; the settings do not say
 GGUF_TOKENS = 64, 16384  # the limits of every published checkpoint; GGUF files do not say
+VIDEO_TOKEN = "<|video_pad|>"
+AROUND = "<|vision_start|>", "<|vision_end|>"
+CLIP_PIXELS = 128 * 32 * 32, 768 * 32 * 32  # of all frames; transformers' defaults
 
 
 @dataclass(frozen=True)
@@ -51,6 +66,7 @@ class Qwen3Vision:
     ]  # layers whose features go to the decoder too, in the order of their mergers in a checkpoint
     rotary: Rotary
     resolution: DynamicResolution
+    video: PairedFrames
 
     marker = image_token = "<|image_pad|>"
     bidirectional = False
@@ -120,10 +136,7 @@ class Qwen3Vision:
         )
         angles, features = ops.rope_table(positions, rotary=self.rotary, name="v.angles"), []
         x = ops.patch_embed(
-            tiles,
-            w.tensor("v.patch_embd.weight"),
-            w.tensor("v.patch_embd.bias"),
-            name="v.patch_embd",
+            tiles, frames_kernel(tiles, w), w.tensor("v.patch_embd.bias"), name="v.patch_embd"
         )
         table = ops.resize2d(
             w.tensor("v.position_embd.weight"),
@@ -240,6 +253,7 @@ def read(top: Settings, image: Settings) -> Qwen3Vision:
         c.count("out_hidden_size", 3584, most=MAX_WIDTH),
     )
     gelu = ACTIVATIONS[c.choice("hidden_act", ACTIVATIONS, "gelu_pytorch_tanh")]
+    patch, merge = c.count("patch_size", 16), c.count("spatial_merge_size", 2)
     return Qwen3Vision(
         layers=layers,
         width=width,
@@ -250,7 +264,36 @@ def read(top: Settings, image: Settings) -> Qwen3Vision:
         side=isqrt(positions),
         stacked=tuple(stacked),
         rotary=read_grid_rotary(c, width, heads),
-        resolution=read_dynamic(image, c.count("patch_size", 16), c.count("spatial_merge_size", 2)),
+        resolution=read_dynamic(image, patch, merge),
+        video=_read_video(image.part("video_processor"), patch, merge),
+    )
+
+
+def _read_video(video: Settings, patch: int, merge: int) -> PairedFrames:
+    factor, normalize, resample = read_pairs(
+        video, patch=patch, merge=merge, mean=(0.5,) * 3, std=(0.5,) * 3
+    )
+    least, most = read_limits(video, CLIP_PIXELS)
+    check_limits(video, least, most, factor)
+    frames = video.count("min_frames", 4), video.count("max_frames", 768)
+    return PairedFrames(
+        factor=factor,
+        limits=AllFrames(least, most, read_share(video, 768)),
+        normalize=normalize,
+        resample=resample,
+        rule=FrameRule(FirstToLast(video.number("fps", 2.0), *frames)),
+        # Templates put a pair around it, which the authors' processor takes away.
+        markers=(VIDEO_TOKEN.join(AROUND), VIDEO_TOKEN),
+        token=VIDEO_TOKEN,
+        write=_write,
+    )
+
+
+def _write(video: Video, shape: ClipShape) -> str:
+    """Each group behind its time, the middle between its frames' times."""
+    tokens = (VIDEO_TOKEN * shape.tokens).join(AROUND)
+    return "".join(
+        f"<{(first + last) / 2:.1f} seconds>{tokens}" for first, last in group_times(video, shape)
     )
 
 

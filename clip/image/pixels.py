@@ -31,11 +31,15 @@ class Normalize:
 
     def __call__(self, pixels: np.ndarray) -> np.ndarray:
         """uint8 [Y, X, 3] -> fp32 [3, Y, X]"""
+        return self.planes(pixels.transpose(2, 0, 1))
+
+    def planes(self, planes: np.ndarray) -> np.ndarray:
+        """uint8 [3 N, Y, X] of N frames -> fp32"""
         values = (np.arange(256) * self.scale).astype(np.float32)
         tables = (values - np.array(self.mean, np.float32)[:, None]) / np.array(
             self.std, np.float32
         )[:, None]
-        return np.stack([table[pixels[..., channel]] for channel, table in enumerate(tables)])
+        return np.stack([tables[i % 3][plane] for i, plane in enumerate(planes)])
 
 
 def read_normalize(
@@ -54,6 +58,18 @@ def read_normalize(
             "divided by"
         )
     return Normalize(mean, std, image.number("rescale_factor", 1 / 255))
+
+
+def fused(normalize: Normalize) -> Normalize:
+    """The same in one step on bytes, (value - mean / scale) / (std / scale) in fp32, as the
+    references compute on tensors.
+    """
+    scale = np.float32(1.0 / normalize.scale)
+    mean, std = (
+        tuple(float(np.float32(v) * scale) for v in values)
+        for values in (normalize.mean, normalize.std)
+    )
+    return Normalize(mean, std, 1.0)
 
 
 def gguf_image(keys: Settings) -> dict[str, object]:

@@ -62,7 +62,7 @@ _OTHERS = (
     (b"MZ", "a Windows program", _NOT_A_PICTURE),
     (b"ID3", "an MP3 sound", _NOT_A_PICTURE),
     (b"OggS", "an Ogg sound or video", _NOT_A_PICTURE),
-    (b"\x1aE\xdf\xa3", "a Matroska or WebM video", "extract a frame first"),
+    (b"\x1aE\xdf\xa3", "a Matroska or WebM video", "give it as a video, or extract a frame"),
 )
 # Text is looked at without its leading white space, in lower case.
 _TEXTS = (
@@ -132,7 +132,7 @@ def looks_like(data: bytes) -> tuple[str, str]:
         if data.startswith(prefix):
             return words, advice
     if data[4:8] == b"ftyp":
-        return "an MP4 or QuickTime video", "extract a frame first"
+        return "an MP4 or QuickTime video", "give it as a video, or extract a frame"
     if data[:4] == b"RIFF" and data[8:12] in (b"AVI ", b"WAVE"):
         return "an AVI video or WAV sound", _NOT_A_PICTURE
     if data[:1] == b"P" and data[1:2] in b"123456f7" and data[2:3].isspace():

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from mtmd.clip.image.pixels import Pixels
 from mtmd.kernels.resources.threads import one_thread
 
-MODES = ("bilinear", "bicubic")
+MODES = ("bilinear", "bicubic", "lanczos")
 
 
 def resize_tensor(pixels: Pixels, width: int, height: int, mode: str) -> Pixels:

@@ -10,9 +10,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-import numpy as np
-
-from mtmd.clip.image.pixels import Normalize, Pixels, read_normalize
+from mtmd.clip.image.pixels import Normalize, Pixels, fused, read_normalize
 from mtmd.clip.image.resize import read_resample
 from mtmd.clip.image.tensor_resize import MODES, resize_tensor
 from mtmd.clip.resolution.resolution import ImagePlan, tile_of
@@ -260,18 +258,6 @@ def read_adaptive(image: Settings, patch: int, shuffle: int) -> AdaptiveTiling:
         fewest=fewest,
         tiles=tiles,
         thumbnail=image.flag("use_thumbnail", True),
-        normalize=_fused(read_normalize(image)),
+        normalize=fused(read_normalize(image)),
         resample=read_resample(image, 2, MODES),
     )
-
-
-def _fused(normalize: Normalize) -> Normalize:
-    """The same in one step on bytes, (value - mean / scale) / (std / scale) in fp32, as the
-    reference computes on tensors.
-    """
-    scale = np.float32(1.0 / normalize.scale)
-    mean, std = (
-        tuple(float(np.float32(v) * scale) for v in values)
-        for values in (normalize.mean, normalize.std)
-    )
-    return Normalize(mean, std, 1.0)

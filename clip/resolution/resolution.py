@@ -23,14 +23,14 @@ USUAL_SIDE = 448  # pixels of the square that the warm-up asks about where any s
 class ImagePlan:
     """How one picture goes in: pixel tiles for the encoder, and what its tokens stand for.
 
-    `tiles` are fp32 [3, Y, X], normalised, `sizes` their (width, height) in pixels. `tokens` is the
-    number of image tokens of all of them. `cut`: the (rows, columns) of tiles that the picture is
-    cut into, (1, 1) where it goes in whole. `grids`: for families that give image tokens a row and
-    a column as positions, (rows, columns) of each run of image tokens, else empty. `order`: which
-    of the tiles' tokens, counted through all tiles, the image tokens are, -1 being the family's
-    separator; None for all, as they come. `notes` say for the receipt what was done to the picture
-    that its owner may not expect. `shrunk_from`: the tokens it would take if there were more
-    memory, None where there is enough.
+    `tiles` are fp32 [3, Y, X], normalised, or bytes of a group of frames (`clip/video/`), `sizes`
+    their (width, height) in pixels. `tokens` is the number of image tokens of all of them. `cut`:
+    the (rows, columns) of tiles that the picture is cut into, (1, 1) where it goes in whole.
+    `grids`: for families that give image tokens a row and a column as positions, (rows, columns) of
+    each run of image tokens, else empty. `order`: which of the tiles' tokens, counted through all
+    tiles, the image tokens are, -1 being the family's separator; None for all, as they come.
+    `notes` say for the receipt what was done to the picture that its owner may not expect.
+    `shrunk_from`: the tokens it would take if there were more memory, None where there is enough.
     """
 
     tiles: tuple[np.ndarray, ...]

@@ -22,7 +22,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
 from typing import TypeVar
@@ -88,11 +88,13 @@ class Worker:
         self.jobs, self.limits = self.jobs + 1, limits
         self.send(limits.pack())
 
-    def send(self, *parts: bytes | memoryview) -> None:
-        """Raises WorkerFailed, and BusyError where the fork server was ended."""
+    def send(self, *parts: bytes | memoryview, fds: Sequence[int] = ()) -> None:
+        """One message, the `parts` together; it gets copies of `fds`. Raises WorkerFailed, and
+        BusyError where the fork server was ended.
+        """
         try:
             with aside():
-                self._channel.send(*parts, limit_s=self.limits.wall_s)
+                self._channel.send(*parts, fds=fds, limit_s=self.limits.wall_s)
         except ChannelTimeout:
             raise self._failed(Reason.TIME) from None
         except ChannelClosed:

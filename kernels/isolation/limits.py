@@ -76,15 +76,22 @@ def enclose() -> None:
 
 def allow(limits: Limits) -> None:
     """To this process, beyond what it has taken so far."""
+    allow_memory(limits.memory_bytes)
+    allow_time(limits.cpu_s)
+
+
+def allow_memory(count: int, beyond: int | None = None) -> None:
+    """So many bytes, beyond what this process has taken so far, or had taken when `address_space`
+    was asked.
+    """
     import resource
 
     if sys.platform == "linux":
-        most = _address_space() + limits.memory_bytes
+        most = (address_space() if beyond is None else beyond) + count
         with suppress(ValueError):  # less is allowed already
             resource.setrlimit(
                 resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1])
             )
-    allow_time(limits.cpu_s)
 
 
 def allow_time(cpu_s: float) -> None:
@@ -102,8 +109,10 @@ def lower_priority(pid: int) -> None:
         os.setpriority(os.PRIO_PROCESS, pid, 15)
 
 
-def _address_space() -> int:
-    """Bytes of this process's address space."""
+def address_space() -> int:
+    """Bytes of this process's address space; 0 where the system does not tell."""
+    if sys.platform != "linux":
+        return 0
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     return pages * os.sysconf("SC_PAGE_SIZE")
 

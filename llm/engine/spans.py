@@ -18,15 +18,18 @@ class Span:
 
     `block`: its tokens see each other in both directions, and it is never cut across batches.
     `grid` (rows, columns): its tokens lie on a grid and have a row and a column of their own as
-    positions, beside a time that they share. `positions` int64 [3, T] (time, row, column) are set
-    by `lay_out`. `content` names what the embeddings show, and `offset` the place of the first
-    among all of it, so that what was read once is known again; empty where nobody knows.
+    positions, beside a time that they share. `later`: of a later part of a clip, how far its time
+    is behind that of the clip's first part, where its rows and columns begin too; None for all
+    else. `positions` int64 [3, T] (time, row, column) are set by `lay_out`. `content` names what
+    the embeddings show, and `offset` the place of the first among all of it, so that what was read
+    once is known again; empty where nobody knows.
     """
 
     tokens: tuple[int, ...]
     embeddings: Tensor | None = None
     block: bool = False
     grid: tuple[int, int] | None = None
+    later: int | None = None
     positions: Tensor | None = None
     content: bytes = b""
     offset: int = 0
@@ -49,6 +52,7 @@ class Span:
             None if self.embeddings is None else self.embeddings[start:stop],
             self.block,
             None,
+            self.later,
             None if self.positions is None else self.positions[:, start:stop],
             self.content,
             self.offset + start,
@@ -60,6 +64,7 @@ def lay_out(spans: Sequence[Span], position: int) -> tuple[list[Span], int]:
     that comes next (arXiv:2409.12191). Those that are laid out already stay where they are.
     """
     placed = []
+    began = position  # the clip that later parts belong to
     for span in spans:
         if span.positions is not None:
             positions = span.positions
@@ -68,8 +73,9 @@ def lay_out(spans: Sequence[Span], position: int) -> tuple[list[Span], int]:
         else:
             rows, columns = span.grid
             cell = torch.arange(rows * columns)
-            positions = position + torch.stack(
-                (torch.zeros_like(cell), cell // columns, cell % columns)
+            began = position if span.later is None else began
+            positions = began + torch.stack(
+                (torch.full_like(cell, span.later or 0), cell // columns, cell % columns)
             )
         placed.append(replace(span, grid=None, positions=positions))
         position = max(position, int(positions.max()) + 1) if len(span) else position
@@ -103,6 +109,8 @@ def identities(spans: Sequence[Span]) -> Iterator[bytes]:
             yield from (b"t%d" % token for token in span.tokens)
         else:
             content = span.content or b"%d" % next(_UNKNOWN)
+            if span.later is not None:  # the same frames at another time are something else
+                content += b"@%d" % span.later
             yield from (b"i%s/%d" % (content, span.offset + i) for i in range(len(span)))
 
 

@@ -144,6 +144,10 @@ class Tokenizer:
             default=-1,
         )
 
+    def knows(self, text: str) -> bool:
+        """Whether one token is spelled so."""
+        return self._inner.token_to_id(text) is not None
+
     def id(self, text: str) -> int:
         """The id of the one token spelled `text`. Raises ModelError if there is none."""
         token_id = self._inner.token_to_id(text)

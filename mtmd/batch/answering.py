@@ -1,4 +1,4 @@
-"""One prompt about many pictures, through the service's batches."""
+"""One prompt about many pictures or videos, through the service's batches."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from mtmd.events import Answer
 from mtmd.kernels.errors import MtmdError, OptionError
 from mtmd.prompt.conversation import messages_of
 from mtmd.prompt.load_image import read_picture
+from mtmd.prompt.video_input import FrameRequest, VideoInput, is_video
 from mtmd.service.many import Many
 from mtmd.service.service import Service
 
@@ -28,9 +29,12 @@ class Batch:
         settings: AnswerOptions,
         parallel: int,
         system: str = "",
+        frames: FrameRequest | None = None,
     ):
+        """`frames`: which are seen of videos."""
         self.service, self.prompt, self.settings = service, prompt, settings
         self.system, self.many = system, Many(parallel)
+        self.frames = frames or FrameRequest()
 
     def rows(self, inputs: Iterable[Input], ordered: bool = True) -> Generator[Row, None, None]:
         """A row for each picture, in their order or as they come. A picture that cannot be answered
@@ -44,6 +48,8 @@ class Batch:
     def _answer(self, one: Input) -> Row:
         digest = None
         try:
+            if is_video(one.path):
+                return self._answer_video(one)
             data = read_picture(one.path)
             digest = hashlib.sha256(data).hexdigest()
             picture = self.service.load_image(data, unnamed=one.name)
@@ -54,6 +60,14 @@ class Batch:
             raise
         except MtmdError as error:
             return Row(one.name, digest, error=str(error))
+
+    def _answer_video(self, one: Input) -> Row:
+        wanted = vars(self.frames)
+        if one.end is not None:  # the next part begins with the frame at its end
+            wanted = wanted | {"start": one.start, "end": max(one.end - 1e-3, one.start or 0)}
+        messages = messages_of(VideoInput(one.path, **wanted), self.prompt, self.system)
+        answer = self.many.finish(self.service.submit_checked(messages, self.settings))
+        return _answered(one, answer.receipt.videos[0].sha256, answer)
 
 
 def _answered(one: Input, digest: str, answer: Answer) -> Row:

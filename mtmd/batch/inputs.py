@@ -1,4 +1,6 @@
-"""Which pictures a batch is about: files, folders, patterns and lists, as people name them."""
+"""Which pictures and videos a batch is about: files, folders, patterns and lists, as people name
+them.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +9,35 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 
-from mtmd.config import IMAGE_SUFFIXES
-from mtmd.kernels.errors import OptionError
+from mtmd.config import IMAGE_SUFFIXES, VIDEO_SUFFIXES
+from mtmd.kernels.errors import OptionError, VideoError
 from mtmd.kernels.text import printable
 
+SUFFIXES = (*IMAGE_SUFFIXES, *VIDEO_SUFFIXES)
+PARTS_MAX = 100_000  # of one video
 SHOWN = 4  # endings of skipped files that are named
 
 
 @dataclass(frozen=True)
 class Input:
-    """A picture: where it is, and its name in the output, which is that as valid text."""
+    """A picture or a video: where it is, and its name in the output, which is that as valid text;
+    of a part of a video, from `start` to `end` seconds, with these behind it (W3C, Media Fragments
+    URI 1.0).
+    """
 
     path: str
+    start: float | None = None
+    end: float | None = None
 
     @property
     def name(self) -> str:
-        return os.fsencode(self.path).decode("utf-8", "backslashreplace")
+        name = os.fsencode(self.path).decode("utf-8", "backslashreplace")
+        return name if self.end is None else f"{name}#t={self.start or 0:g},{self.end:g}"
 
 
 @dataclass(frozen=True)
@@ -68,13 +80,40 @@ def find_inputs(words: Iterable[str], lists: Sequence[str] = ()) -> Inputs:
     return Inputs(tuple(Input(path) for path in dict.fromkeys(named)), skipped)
 
 
+def in_parts(inputs: Iterable[Input], every: float, isolate: bool = False) -> list[Input]:
+    """Each video in parts of `every` seconds, of which the last may be shorter; pictures, and what
+    cannot be read, as they are. Raises OptionError for more parts than `PARTS_MAX` of one video.
+    """
+    from mtmd.clip.video.footage import VideoFile
+    from mtmd.prompt.video_input import is_video
+
+    result: list[Input] = []
+    for one in inputs:
+        seconds = 0.0
+        if is_video(one.path):
+            with (
+                suppress(VideoError, OSError),
+                VideoFile(one.path, isolate=isolate).opened() as reader,
+            ):
+                seconds = reader.facts.seconds
+        count = ceil(seconds / every - 1e-6)
+        if count > PARTS_MAX:
+            raise OptionError(
+                f"every: found {every:g} s, {count:,} parts of {printable(one.path)}, expected at "
+                f"most {PARTS_MAX:,}; make it longer"
+            )
+        ends = [min((i + 1) * every, seconds) for i in range(count)]
+        result += [Input(one.path, i * every, end) for i, end in enumerate(ends)] or [one]
+    return result
+
+
 def _expand(word: str, skipped: Counter[str]) -> list[str]:
     if Path(word).is_dir():
         result = sorted(_pictures_in(Path(word), skipped))
         if not result:
             raise OptionError(
                 f"{word}: found a folder without pictures, expected files ending in "
-                f"{', '.join(IMAGE_SUFFIXES)}"
+                f"{', '.join(SUFFIXES)}"
             )
         return result
     if glob.has_magic(word) and not Path(word).exists():
@@ -95,7 +134,7 @@ def _pictures_in(folder: Path, skipped: Counter[str]) -> Iterator[str]:
         for name in files:
             if name.startswith("."):
                 continue
-            if name.lower().endswith(IMAGE_SUFFIXES):
+            if name.lower().endswith(SUFFIXES):
                 yield str(Path(place) / name)
             else:
                 skipped[printable(Path(name).suffix.lower())] += 1

@@ -25,8 +25,8 @@ GROUP = 1024  # rows that go to a Parquet file at a time
 
 @dataclass(frozen=True)
 class Row:
-    """What became of a picture: an answer or an error. `sha256` is of the file. Times are in
-    milliseconds.
+    """What became of a picture, or a video: an answer or an error. `sha256` is of the file. Times
+    are in milliseconds.
     """
 
     image: str

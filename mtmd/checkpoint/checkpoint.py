@@ -37,6 +37,14 @@ class Checkpoint:
     opened_from: tuple[str | None, ...] = ()
 
 
+def placeholders(vision: VisionFamily | None) -> tuple[str, ...]:
+    """What templates and families write for pictures and videos, and users must not."""
+    if vision is None:
+        return ()
+    video = () if vision.video is None else (vision.video.markers[-1], vision.video.token)
+    return (vision.marker, vision.image_token, *video)
+
+
 def check_vocabulary(tokenizer: Tokenizer, text: TextFamily, where: str) -> None:
     """Raises ModelError where user text can produce a token that the model has no row for."""
     if (largest := tokenizer.largest_ordinary_id()) >= text.vocabulary:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mtmd.chat_template.template import ChatTemplate
-from mtmd.checkpoint.checkpoint import Checkpoint, check_vocabulary
+from mtmd.checkpoint.checkpoint import Checkpoint, check_vocabulary, placeholders
 from mtmd.clip.dual.family import is_dual
 from mtmd.clip.family import VisionFamily, vision_family
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
@@ -37,9 +37,7 @@ def open_folder(folder: Path, template: Path | None = None) -> Checkpoint:
     vision_weights = CanonicalWeights(file, vision.parameters(), where) if vision else None
     used = text_weights.sources | (vision_weights.sources if vision_weights else set())
     check_no_extra(file, used, (*text.unused, *(vision.unused if vision else ())), where)
-    tokenizer = Tokenizer.from_folder(
-        folder, reserved=(vision.marker, vision.image_token) if vision else ()
-    )
+    tokenizer = Tokenizer.from_folder(folder, reserved=placeholders(vision))
     check_vocabulary(tokenizer, text, where)
     if vision:
         _check_image_token(folder, settings, vision.image_token, tokenizer)
@@ -104,15 +102,20 @@ def text_settings(settings: Settings) -> Settings:
 
 
 def _image_processor(folder: Path) -> Settings:
-    """How pictures are prepared: one file in transformers 5, another before; as there, the first
-    has precedence.
+    """How pictures are prepared, and, as its `video_processor`, how videos are: one file in
+    transformers 5, others before; as there, the first has precedence, and what is not said of
+    videos is as with pictures.
     """
-    processor = Settings(
-        read_json(folder / "processor_config.json", required=False), "processor_config.json"
-    )
-    if processor.get("image_processor", None) is not None:
-        return processor.part("image_processor")
-    return Settings(read_json(folder / "preprocessor_config.json"), "preprocessor_config.json")
+    name = "processor_config.json"
+    both = Settings(read_json(folder / name, required=False), name)
+    if both.get("image_processor", None) is not None:
+        image = both.part("image_processor")
+    else:
+        name = "preprocessor_config.json"
+        image = Settings(read_json(folder / name), name)
+    own = read_json(folder / "video_preprocessor_config.json", required=False)
+    video = both.get("video_processor", None) or own or image.values
+    return Settings({**image.values, "video_processor": video}, image.where)
 
 
 def _check_image_token(folder: Path, config: Settings, token: str, tokenizer: Tokenizer) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mtmd.chat_template.template import ChatTemplate
-from mtmd.checkpoint.checkpoint import Checkpoint, check_vocabulary
+from mtmd.checkpoint.checkpoint import Checkpoint, check_vocabulary, placeholders
 from mtmd.clip.family import VisionFamily, gguf_vision_family
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
 from mtmd.kernels.checkpoint.open_weights import GgufFile
@@ -44,9 +44,7 @@ def open_gguf(
     vision, vision_weights, projector_bytes = (
         _open_projector(projector) if projector else (None, None, 0)
     )
-    tokenizer = Tokenizer.from_gguf(
-        file.metadata, where, reserved=(vision.marker, vision.image_token) if vision else ()
-    )
+    tokenizer = Tokenizer.from_gguf(file.metadata, where, reserved=placeholders(vision))
     check_vocabulary(tokenizer, text, where)
     chat = (
         ChatTemplate.from_file(template, tokenizer.special_text)

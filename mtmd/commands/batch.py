@@ -1,4 +1,6 @@
-"""`mtmd batch IMAGES... -p PROMPT --out FILE`: one prompt about many pictures, a row for each."""
+"""`mtmd batch IMAGES... -p PROMPT --out FILE`: one prompt about many pictures or videos, a row for
+each.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,22 @@ from mtmd.commands.shared import (
     add_answer_arguments,
     add_model_arguments,
     add_system_argument,
+    add_video_arguments,
     answer_options,
+    frame_request,
     load_from,
+    seconds,
 )
 from mtmd.kernels.text import for_terminal
 
-HELP = "Answer one prompt about each of many images, into a table that a later run can go on with."
+HELP = (
+    "Answer one prompt about each of many images or videos, into a table that a later run can go "
+    "on with."
+)
 EXAMPLES = """\
 mtmd batch photos/ -p "Describe the image." --out answers.jsonl
 mtmd batch 'photos/**/*.jpg' --out answers.csv --resume
+mtmd batch films/ -p "What happens here?" --every 10s --out scenes.csv
 find . -name '*.png' | mtmd batch --list - --out answers.jsonl"""
 
 
@@ -29,7 +38,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "images",
         nargs="*",
         metavar="IMAGE",
-        help="picture files, folders (all pictures in them, at any depth) and patterns",
+        help="picture and video files, folders (all of those in them, at any depth) and patterns",
     )
     sub.add_argument(
         "--list",
@@ -70,6 +79,13 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         metavar="N",
         help="images answered at once (default: %(default)s)",
     )
+    add_video_arguments(sub).add_argument(
+        "--every",
+        type=seconds,
+        metavar="TIME",
+        help="a row for each part of so many seconds of a video, its name with #t=FROM,TO behind "
+        "(default: a row a video)",
+    )
     add_answer_arguments(sub)
     add_model_arguments(sub, isolate=True)
 
@@ -83,7 +99,10 @@ def run(args: argparse.Namespace) -> int:
 
     settings = options(AnswerOptions, answer_options(args))
     found = find_inputs(args.images, args.list)
-    inputs, output = found.inputs, open_output(args.out, args.resume)
+    inputs = list(found.inputs)
+    output = open_output(args.out, args.resume)
+    if args.every is not None:
+        inputs = _in_parts(inputs, args)
     left = [one for one in inputs if one.name not in output.known]
     text = _Summary(
         len(inputs) - len(left), sum(output.known.get(one.name, False) for one in inputs)
@@ -95,13 +114,14 @@ def run(args: argparse.Namespace) -> int:
         return text.code
     if not any(Path(one.path).exists() for one in left):
         check_paths(one.path for one in left)
+    frames = frame_request(args)
     model = load_from(args)
     from tqdm import tqdm
 
     from mtmd.batch.answering import Batch
 
     text.start = time.perf_counter()
-    rows = Batch(model.service, args.prompt, settings, args.parallel, args.system).rows(
+    rows = Batch(model.service, args.prompt, settings, args.parallel, args.system, frames).rows(
         left, not args.unordered
     )
     # disable=None: only where stderr is a terminal
@@ -125,6 +145,18 @@ def run(args: argparse.Namespace) -> int:
         output.close()
         print(for_terminal(text.line(args.out)), file=sys.stderr)
     return text.code
+
+
+def _in_parts(inputs: list[Any], args: argparse.Namespace) -> list[Any]:
+    """Raises OptionError."""
+    from mtmd.batch.inputs import in_parts
+    from mtmd.kernels.errors import OptionError
+
+    if args.start is not None or args.end is not None:
+        raise OptionError("--every: found beside --from or --to, expected one of them")
+    if not args.every >= 0.1:
+        raise OptionError(f"--every: found {args.every:g} s, expected at least 0.1")
+    return in_parts(inputs, args.every, args.isolate)
 
 
 class _Summary:

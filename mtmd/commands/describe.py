@@ -14,20 +14,24 @@ from mtmd.commands.shared import (
     add_answer_arguments,
     add_model_arguments,
     add_system_argument,
+    add_video_arguments,
     answer_options,
+    frame_request,
     load_from,
     pictures_named,
+    with_frames_chosen,
 )
 from mtmd.kernels.errors import OptionError
 from mtmd.kernels.text import for_terminal
 from mtmd.terminal.status_line import Status
 
-HELP = "Answer a prompt about one or several images."
+HELP = "Answer a prompt about one or several images or videos."
 EXAMPLES = """\
 mtmd describe photo.jpg                     # with the demo model, which knows shapes and words
 mtmd describe photo.jpg -p "What does the sign say?" -m org/name
 mtmd describe before.jpg after.jpg -p "What has changed?"
 mtmd describe --each photos/ -p "How many people are there?"
+mtmd describe clip.mp4 -p "What happens?" --from 0:10 --to 0:25 --fps 2
 curl -s https://example.com/photo.jpg | mtmd describe -"""
 
 
@@ -36,8 +40,8 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "images",
         nargs="+",
         metavar="IMAGE",
-        help="picture files, in the order in which the model sees them; - reads one from standard "
-        "input",
+        help="picture and video files, in the order in which the model sees them; - reads one from "
+        "standard input",
     )
     sub.add_argument(
         "-p", "--prompt", default="Describe the image.", help="what to ask (default: %(default)s)"
@@ -55,6 +59,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="print a JSON object: text, token ids and the receipt; with --each, one on each line",
     )
     sub.add_argument("--quiet", action="store_true", help="no receipt on stderr")
+    add_video_arguments(sub)
     add_answer_arguments(sub)
     add_model_arguments(sub, isolate=True)
 
@@ -64,11 +69,14 @@ def run(args: argparse.Namespace) -> int:
     chosen = answer_options(args)  # a wrong one is told before a model is loaded for it
     if args.each:
         return _each(args, chosen)
-    images = pictures_named(args.images)
+    images = with_frames_chosen(pictures_named(args.images), args)
     model, status, in_line = load_from(args), Status(), False
     from mtmd.events import Finished, Progress, TextPiece
     from mtmd.prompt.conversation import messages_of
+    from mtmd.prompt.video_input import is_video
 
+    if any(is_video(image) for image in images):
+        status.say("reading the video")
     try:
         for event in model.stream(messages_of(images, args.prompt, args.system), **chosen):
             if isinstance(event, Progress):
@@ -100,14 +108,14 @@ def _each(args: argparse.Namespace, chosen: dict[str, Any]) -> int:
         raise OptionError("--each: found -, expected files; standard input holds one picture")
     found = find_inputs(args.images)
     check_paths(one.path for one in found.inputs)
+    frames = frame_request(args)
     model = load_from(args)
     from mtmd.batch.answering import Batch
     from mtmd.terminal.table import Table
 
     settings = options(AnswerOptions, chosen)
-    rows = Batch(model.service, args.prompt, settings, model.options.parallel, args.system).rows(
-        found.inputs
-    )
+    batch = Batch(model.service, args.prompt, settings, model.options.parallel, args.system, frames)
+    rows = batch.rows(found.inputs)
     table, failed, status = Table(("image", "answer"), [i.name for i in found.inputs]), 0, Status()
     try:
         for number, row in enumerate(rows, 1):

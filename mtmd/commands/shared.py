@@ -211,6 +211,69 @@ def add_answer_arguments(sub: argparse.ArgumentParser) -> None:
     )
 
 
+def add_video_arguments(sub: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Which frames of videos are seen."""
+    video = sub.add_argument_group("videos")
+    video.add_argument(
+        "--fps",
+        type=float,
+        metavar="N",
+        help="frames a second that the model sees (default: the model's own)",
+    )
+    video.add_argument(
+        "--max-frames",
+        type=int,
+        metavar="N",
+        help="most frames of one video (default: the model's own, and what fits its context)",
+    )
+    video.add_argument(
+        "--from",
+        dest="start",
+        type=seconds,
+        metavar="TIME",
+        help="leave out what is before: seconds, or as 1:30 or 1:02:30",
+    )
+    video.add_argument(
+        "--to", dest="end", type=seconds, metavar="TIME", help="leave out what is after"
+    )
+    return video
+
+
+def frame_request(args: argparse.Namespace) -> Any:
+    """What was asked for, a `FrameRequest`. Raises OptionError."""
+    from mtmd.prompt.video_input import REQUEST_NAMES, request_of
+
+    return request_of({name: getattr(args, name) for name in REQUEST_NAMES})
+
+
+def seconds(text: str) -> float:
+    """Of "90", "90s", "1:30" or "1:02:30". Raises ValueError, as argparse has it."""
+    total = 0.0
+    for part in text.removesuffix("s").split(":"):
+        if not part or not set(part) <= set("0123456789."):
+            raise ValueError
+        total = total * 60 + float(part)
+    return total
+
+
+def with_frames_chosen(images: Sequence[Any], args: argparse.Namespace) -> list[Any]:
+    """The videos among `images` with what was asked for. Raises OptionError, also where something
+    was asked for and there is none.
+    """
+    chosen = {name: getattr(args, name) for name in ("fps", "max_frames", "start", "end")}
+    if all(value is None for value in chosen.values()):
+        return list(images)
+    from mtmd.kernels.errors import OptionError
+    from mtmd.prompt.video_input import VideoInput, is_video
+
+    made = [VideoInput(one, **chosen) if is_video(one) else one for one in images]
+    if not any(isinstance(one, VideoInput) for one in made):
+        names = {"max_frames": "max-frames", "start": "from", "end": "to"}
+        given = next(name for name, value in chosen.items() if value is not None)
+        raise OptionError(f"--{names.get(given, given)}: found no video, expected one to ask about")
+    return made
+
+
 def answer_options(args: argparse.Namespace) -> dict[str, Any]:
     """What was chosen of `AnswerOptions`, checked. Raises OptionError."""
     from mtmd.config import AnswerOptions, options

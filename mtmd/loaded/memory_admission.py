@@ -160,6 +160,19 @@ class Admission:
         )
         return replace(found, notes=(*plan.notes, text), shrunk_from=plan.tokens)
 
+    def check_frames(self, plan: ImagePlan) -> None:
+        """Raises DeviceMemoryError, with the numbers, where encoding a group of frames takes more
+        memory than can be free.
+        """
+        if self._fits(plan):
+            return
+        needed, free = self._shortage(self._largest(plan))
+        raise DeviceMemoryError(
+            f"encoding frames of {plan.sizes[0][0]} x {plan.sizes[0][1]} pixels needs "
+            f"{mib(needed)}, {mib(free)} are free beside weights and caches; show them in fewer "
+            "tokens (image_max_tokens), or use a smaller context or parallel"
+        )
+
     def _shrunk(self, pixels: np.ndarray, budget: Budget, plan: ImagePlan) -> ImagePlan | None:
         """The picture in the most tokens with which it fits, nearly."""
         assert self.encoder is not None

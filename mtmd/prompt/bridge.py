@@ -1,27 +1,35 @@
-"""The batching bridge: pictures and a rendered prompt become spans that the decoder reads.
+"""The batching bridge: pictures, videos and a rendered prompt become spans that the decoder reads.
 
 Pictures are prepared, encoded in batches of equal tiles (`mtmd.service.encode_queue`), and put
-where the chat template left their marker. Those encoded before are in the bridge's `cache`.
+where the chat template left their marker. Those encoded before are in the bridge's `cache`. A video
+is groups of frames, each of which is prepared, encoded and kept as a picture is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from hashlib import sha256
+from typing import TypeAlias
 
+import numpy as np
 from torch import Tensor
 
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.image.decode import Picture
+from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
+from mtmd.clip.video.family import ClipShape, VideoFamily
+from mtmd.clip.video.video import Video
 from mtmd.kernels.errors import PromptError
 from mtmd.kernels.resources.turns import aside
 from mtmd.llm.engine.spans import Span
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
 from mtmd.loaded.memory_admission import CACHE_BYTES, Admission
 from mtmd.prompt.embedding_cache import EmbeddingCache, Key
+from mtmd.prompt.pieces import Part, Piece, pieces_of
 from mtmd.receipt import ImageReceipt
 
 
@@ -40,20 +48,26 @@ class Prepared:
         return sha256(repr(self.key).encode()).digest()[:16]
 
 
-@dataclass(frozen=True)
-class Piece:
-    """A run of the prompt's tokens: text, or image tokens start... of a picture, on a grid where
-    the family has one.
+@dataclass(frozen=True, eq=False)
+class PreparedVideo:
+    """A video ready to be encoded: its groups of frames in order, and the text that stands for it.
+    `positions` as `VideoFamily.positions` gives them. `video` has its frames no more.
     """
 
-    tokens: tuple[int, ...]
-    picture: int | None = None
-    start: int = 0
-    grid: tuple[int, int] | None = None
+    video: Video
+    shape: ClipShape
+    groups: tuple[Prepared, ...]
+    text: str
+    positions: tuple[int, ...] | None = None
 
     @property
-    def is_text(self) -> bool:
-        return self.picture is None
+    def cached_groups(self) -> int:
+        """How many of them were encoded before."""
+        return sum(group.receipt.cached for group in self.groups)
+
+
+Medium: TypeAlias = "Picture | Video"
+Shown: TypeAlias = "Prepared | PreparedVideo"
 
 
 class Bridge:
@@ -67,6 +81,91 @@ class Bridge:
         self.cache = EmbeddingCache(
             lambda: admission.embedding_cache_bytes if admission else CACHE_BYTES
         )
+
+    @property
+    def video(self) -> VideoFamily | None:
+        """How the model reads videos; None where it does not, or its tokenizer cannot say so."""
+        video = None if self.encoder is None else self.encoder.family.video
+        return video if video is not None and self.tokenizer.knows(video.token) else None
+
+    def prepare_media(
+        self,
+        media: Sequence[Medium],
+        budget: Budget = DEFAULT_BUDGET,
+        anew: bool = False,
+        salt: str = "",
+    ) -> list[Shown]:
+        """Pictures and videos, in order. Raises what `prepare` and `prepare_video` do."""
+        pictures = iter(
+            self.prepare([m for m in media if not isinstance(m, Video)], budget, anew, salt)
+        )
+        return [
+            self.prepare_video(m, budget, anew, salt) if isinstance(m, Video) else next(pictures)
+            for m in media
+        ]
+
+    def prepare_video(
+        self, video: Video, budget: Budget = DEFAULT_BUDGET, anew: bool = False, salt: str = ""
+    ) -> PreparedVideo:
+        """A video for a model that reads them (`video`): its frames are asked for once and in
+        order, and no more than a group of them is held in the size in which they came. Groups in
+        the cache of the same `salt` need no more work, unless all is to be done `anew`.
+
+        Raises ImageError for frames of a shape that the family does not take, OptionError for a
+        budget that cannot be kept, DeviceMemoryError for groups that take more memory than can be
+        free.
+        """
+        family = self.video
+        assert family is not None
+        width, height = video.facts.width, video.facts.height
+        shape = family.shape(width, height, len(video.indices), budget)
+        groups: list[Prepared] = []
+        scaled: list[Pixels] = []
+        left = len(video.indices)
+        for frame in video.frames:
+            with aside():
+                scaled.append(family.scale(frame, shape))
+            left -= 1
+            if len(scaled) == shape.frames or not left:
+                groups.append(self._group(family, scaled, shape, video, budget, anew, salt))
+                scaled = []
+        assert len(groups) == shape.groups, "as many frames as there are indices"
+        return PreparedVideo(
+            replace(video, frames=()),
+            shape,
+            tuple(groups),
+            family.prompt(video, shape),
+            family.positions(video, shape),
+        )
+
+    def _group(
+        self,
+        family: VideoFamily,
+        frames: Sequence[Pixels],
+        shape: ClipShape,
+        video: Video,
+        budget: Budget,
+        anew: bool,
+        salt: str,
+    ) -> Prepared:
+        """Known by the pixels that the tower would see, whatever file they are from."""
+        seen = sha256(repr((*shape.size, shape.frames, len(frames))).encode())
+        for frame in frames:
+            seen.update(np.ascontiguousarray(frame).data)
+        key = seen.hexdigest(), budget, salt
+        entry = None if anew else self.cache.get(key)
+        if entry is None:
+            with aside():
+                plan, embeddings = family.group(frames, shape), None
+            if self.admission:
+                self.admission.check_frames(plan)
+        else:
+            plan, embeddings = entry
+        size = video.facts.width, video.facts.height
+        receipt = ImageReceipt(
+            size, shape.size, 1, plan.tokens, key[0], entry is not None, plan.notes
+        )
+        return Prepared(key, plan, receipt, embeddings)
 
     def prepare(
         self,
@@ -110,28 +209,33 @@ class Bridge:
             result.append(Prepared(key, plan, receipt, embeddings))
         return result
 
-    def read(self, rendered: str, prepared: Sequence[Prepared]) -> list[Piece]:
-        """The rendered prompt with pictures at their markers, tokenized. Raises PromptError where
-        the template wrote more or fewer markers.
+    def read(self, rendered: str, shown: Sequence[Shown]) -> list[Piece]:
+        """The rendered prompt with pictures and videos at their markers, tokenized; the pieces
+        count pictures and groups of frames alike, as `flat` has them. Raises PromptError where the
+        template wrote more or fewer markers.
         """
         if self.encoder is None:
             return [Piece(tuple(self.tokenizer.encode_prompt(rendered)))]
         family = self.encoder.family
-        pieces = rendered.split(family.marker)
-        if len(pieces) - 1 != len(prepared):
-            raise PromptError(
-                f"the chat template wrote {len(pieces) - 1} picture places for {len(prepared)} "
-                "pictures; "
-                "it does not fit this model"
-            )
-        text = pieces[0] + "".join(
-            family.prompt(p.plan) + piece for p, piece in zip(prepared, pieces[1:], strict=True)
+        markers = (*(self.video.markers if self.video else ()), family.marker)
+        parts = re.split(f"({'|'.join(map(re.escape, markers))})", rendered)
+        texts, found = parts[::2], parts[1::2]
+        for kind, what in ((Prepared, "picture"), (PreparedVideo, "video")):
+            wanted = sum(isinstance(one, kind) for one in shown)
+            places = sum((marker == family.marker) == (kind is Prepared) for marker in found)
+            if places != wanted:
+                raise PromptError(
+                    f"the chat template wrote {places} {what} places for {wanted} {what}s; it does "
+                    "not fit this model"
+                )
+        text = texts[0] + "".join(
+            (one.text if isinstance(one, PreparedVideo) else family.prompt(one.plan)) + rest
+            for one, rest in zip(shown, texts[1:], strict=True)
         )
-        return _pieces(
-            self.tokenizer.encode_prompt(text),
-            self.tokenizer.id(family.image_token),
-            [p.plan for p in prepared],
-        )
+        tokens = {self.tokenizer.id(family.image_token)}
+        if self.video:
+            tokens.add(self.tokenizer.id(self.video.token))
+        return pieces_of(self.tokenizer.encode_prompt(text), tokens, _parts(shown))
 
     def spans(
         self, pieces: Sequence[Piece], prepared: Sequence[Prepared], embeddings: Sequence[Tensor]
@@ -150,6 +254,7 @@ class Bridge:
                     rows,
                     self.encoder.family.bidirectional,
                     piece.grid,
+                    piece.later,
                     content=prepared[piece.picture].content,
                     offset=piece.start,
                 )
@@ -157,56 +262,22 @@ class Bridge:
         return spans
 
 
-def _pieces(tokens: list[int], image_token: int, plans: Sequence[ImagePlan]) -> list[Piece]:
-    """Runs of text, and of image tokens, which show the pictures in order."""
-    pieces: list[Piece] = []
-    start, pictures = 0, _Pictures(plans)
-    while start < len(tokens):
-        stop, is_image = start, tokens[start] == image_token
-        while stop < len(tokens) and (tokens[stop] == image_token) == is_image:
-            stop += 1
-        run = tuple(tokens[start:stop])
-        pieces += pictures.take(run) if is_image else [Piece(run)]
-        start = stop
-    pictures.check_all_taken()
-    return pieces
+def flat(shown: Sequence[Shown]) -> list[Prepared]:
+    """What is to be encoded: pictures, and the groups of videos, in order."""
+    groups = (one.groups if isinstance(one, PreparedVideo) else (one,) for one in shown)
+    return [one for group in groups for one in group]
 
 
-class _Pictures:
-    """Which image tokens of which picture come next."""
-
-    def __init__(self, plans: Sequence[ImagePlan]):
-        self._plans = plans
-        self._picture = self._start = self._grid = 0
-
-    def take(self, run: tuple[int, ...]) -> Iterator[Piece]:
-        """A run of image tokens in pieces, one for each picture and grid that it shows."""
-        while run:
-            if self._picture == len(self._plans):
-                raise PromptError(
-                    f"the chat template wrote image tokens for more than {len(self._plans)} "
-                    "pictures; "
-                    "it does not fit this model"
-                )
-            plan = self._plans[self._picture]
-            grid = plan.grids[self._grid] if plan.grids else None
-            left = plan.tokens - self._start
-            count = min(len(run), left if grid is None else grid[0] * grid[1])
-            if grid is not None and count < grid[0] * grid[1]:
-                raise PromptError(
-                    f"{grid[0]} x {grid[1]} image tokens of a picture do not stand together in the "
-                    "prompt; "
-                    "the tokenizer does not fit this model"
-                )
-            yield Piece(run[:count], self._picture, self._start, grid)
-            run = run[count:]
-            self._start, self._grid = self._start + count, self._grid + 1
-            if count == left:
-                self._picture, self._start, self._grid = self._picture + 1, 0, 0
-
-    def check_all_taken(self) -> None:
-        if self._picture < len(self._plans):
-            raise PromptError(
-                f"the prompt has fewer image tokens than its {len(self._plans)} pictures take; "
-                "the tokenizer does not fit this model"
-            )
+def _parts(shown: Sequence[Shown]) -> list[Part]:
+    """As `flat`, with how much later each is than the first of its clip."""
+    parts = []
+    for one in shown:
+        if isinstance(one, PreparedVideo):
+            later = (None, *(one.positions or ())[1:])
+            parts += [
+                Part(group.plan, later[i] if one.positions else None)
+                for i, group in enumerate(one.groups)
+            ]
+        else:
+            parts.append(Part(one.plan))
+    return parts

@@ -11,29 +11,35 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from mtmd.clip.image.decode import Picture
+from mtmd.clip.video.footage import Footage
 from mtmd.kernels.errors import ImageError, PromptError
 from mtmd.llm.tokenizer.control_tokens import SEAL
 from mtmd.prompt.load_image import ImageSource, load_image
+from mtmd.prompt.video_input import VideoInput, Wanted, is_video, load_video, request_of
 from mtmd.tools.history import sealed
 from mtmd.tools.tool import NAME
 
-Images: TypeAlias = "ImageSource | Picture | Sequence[ImageSource | Picture]"
+Image: TypeAlias = "ImageSource | Picture | VideoInput"
+Images: TypeAlias = "Image | Sequence[Image]"
 Message: TypeAlias = Mapping[str, Any]
 DEFAULT_PROMPT = "Describe the image."
 ID_CHARS_MAX = 256
 CALLS_MAX = 256  # of one message
+_SHOWN = ("image", "video")
 SYSTEM_PICTURES = "pictures of the system message are shown in the first turn after it"
 
 
 @dataclass(frozen=True)
 class Conversation:
     """`messages` as the chat template takes them, an {"type": "image"} where each of the `pictures`
-    belongs, in order. `notes` say what had to be moved.
+    belongs, and a {"type": "video"} where each of the `videos` does, in order. `notes` say what had
+    to be moved.
     """
 
     messages: tuple[dict[str, Any], ...]
     pictures: tuple[Picture, ...]
     notes: tuple[str, ...] = ()
+    videos: tuple[Wanted, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -46,8 +52,8 @@ class RawPrompt:
 
 
 def user_message(image: Images, prompt: str) -> Message:
-    """One user turn: the images, then the prompt. Raises ImageError for an empty list: a turn of
-    text alone needs no such message.
+    """One user turn: the images, and videos among them, then the prompt. Raises ImageError for an
+    empty list: a turn of text alone needs no such message.
     """
     images: Sequence[Any] = image if isinstance(image, (list, tuple)) else [image]
     if not images:
@@ -59,11 +65,13 @@ def user_message(image: Images, prompt: str) -> Message:
         raise PromptError("the prompt is empty; say what you want to know")
     return {
         "role": "user",
-        "content": [
-            *({"type": "image", "image": i} for i in images),
-            {"type": "text", "text": prompt},
-        ],
+        "content": [*(_shown(source) for source in images), {"type": "text", "text": prompt}],
     }
+
+
+def _shown(source: Any) -> dict[str, Any]:
+    kind = "video" if is_video(source) else "image"
+    return {"type": kind, kind: source}
 
 
 def messages_of(
@@ -100,15 +108,17 @@ def read_conversation(
     messages: Sequence[Message],
     seal: Callable[[str], str],
     load: Callable[..., Picture] = load_image,
+    load_footage: Callable[..., Footage] = load_video,
 ) -> Conversation:
-    """Load the pictures with `load`, and put `seal` to all text: what a user writes must not become
-    a special token.
+    """Load the pictures with `load`, open the videos with `load_footage`, and put `seal` to all
+    text: what a user writes must not become a special token.
 
-    messages: {"role": ..., "content": text, or a list of {"type": "text", "text": ...} and {"type":
-    "image", "image": source}}. A message of the assistant may have "tool_calls" as OpenAI's
-    interface has them, and then no content; one of role "tool" has the result of the call
-    "tool_call_id". Raises PromptError for anything else and for a conversation in which the user
-    says and shows nothing, ImageError for a picture.
+    messages: {"role": ..., "content": text, or a list of {"type": "text", "text": ...}, {"type":
+    "image", "image": source} and {"type": "video", "video": source}, with fps, max_frames, start
+    and end beside the source where they are asked for}. A message of the assistant may have
+    "tool_calls" as OpenAI's interface has them, and then no content; one of role "tool" has the
+    result of the call "tool_call_id". Raises PromptError for anything else and for a conversation
+    in which the user says and shows nothing, ImageError for a picture, VideoError for a video.
     """
     if (
         isinstance(messages, (str, bytes, Mapping))
@@ -120,11 +130,24 @@ def read_conversation(
             f"{{'role': ..., 'content': ...}}"
         )
     images: list[ImageSource | Picture] = []
+    videos: list[Mapping[str, Any]] = []
     messages, notes = _without_system_pictures(messages)
-    plain = tuple(_message(m, i, seal, images) for i, m in enumerate(messages, 1))
+    plain = tuple(_message(m, i, seal, images, videos) for i, m in enumerate(messages, 1))
     if not any(_says_something(m["content"]) for m in plain if m["role"] in ("user", "tool")):
         raise PromptError("the prompt is empty; say what you want to know")
-    return Conversation(plain, _load(images, load), notes)
+    footage = _open(videos, load_footage)
+    return Conversation(plain, _load(images, load), notes, footage)
+
+
+def _open(videos: Sequence[Mapping[str, Any]], load: Callable[..., Footage]) -> tuple[Wanted, ...]:
+    """As `_load`."""
+    result = []
+    for i, part in enumerate(videos, 1):
+        source = part["video"]
+        name = f"video {i}" if len(videos) > 1 else "video"
+        asked = source.request if isinstance(source, VideoInput) else request_of(part)
+        result.append(Wanted(load(source, unnamed=name), asked))
+    return tuple(result)
 
 
 def _without_system_pictures(messages: Sequence[Message]) -> tuple[list[Message], tuple[str, ...]]:
@@ -138,7 +161,7 @@ def _without_system_pictures(messages: Sequence[Message]) -> tuple[list[Message]
         else:
             parts = list(content)
         if isinstance(message, Mapping) and message.get("role") in ("system", "developer"):
-            shown = [p for p in parts if isinstance(p, Mapping) and p.get("type") == "image"]
+            shown = [p for p in parts if isinstance(p, Mapping) and p.get("type") in _SHOWN]
             if shown:
                 pictures += shown
                 message = {**message, "content": [p for p in parts if p not in shown]}
@@ -168,7 +191,11 @@ def _load(
 
 
 def _message(
-    message: Any, number: int, seal: Callable[[str], str], images: list[ImageSource | Picture]
+    message: Any,
+    number: int,
+    seal: Callable[[str], str],
+    images: list[ImageSource | Picture],
+    videos: list[Mapping[str, Any]],
 ) -> dict[str, Any]:
     where = f"message {number}"
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
@@ -190,7 +217,11 @@ def _message(
         raise PromptError(
             f"{where}: content is {type(content).__name__}, expected a text or a list of parts"
         )
-    return {"role": role, "content": [_part(p, where, seal, images) for p in content], **more}
+    return {
+        "role": role,
+        "content": [_part(p, where, seal, images, videos) for p in content],
+        **more,
+    }
 
 
 def _calls(message: Message, where: str, seal: Callable[[str], str]) -> dict[str, Any]:
@@ -256,7 +287,11 @@ def _id(value: object, where: str) -> str:
 
 
 def _part(
-    part: Any, where: str, seal: Callable[[str], str], images: list[ImageSource | Picture]
+    part: Any,
+    where: str,
+    seal: Callable[[str], str],
+    images: list[ImageSource | Picture],
+    videos: list[Mapping[str, Any]],
 ) -> dict[str, str]:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind == "text" and "text" in part:
@@ -269,11 +304,14 @@ def _part(
     if kind == "image" and "image" in part:
         images.append(part["image"])
         return {"type": "image"}
-    expected = "{'type': 'text', 'text': ...} or {'type': 'image', 'image': ...}"
+    if kind == "video" and "video" in part:
+        videos.append(part)
+        return {"type": "video"}
+    expected = "a part of type 'text', 'image' or 'video', with its 'text', 'image' or 'video'"
     raise PromptError(f"{where}: found a part of type {kind!r:.60}, expected {expected}")
 
 
 def _says_something(content: str | list[dict[str, str]]) -> bool:
     if isinstance(content, str):
         return bool(content.strip())
-    return any(p["type"] == "image" or p.get("text", "").strip() for p in content)
+    return any(p["type"] in _SHOWN or p.get("text", "").strip() for p in content)

@@ -6,20 +6,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from torch import Tensor
 
 from mtmd.clip.image.decode import Picture
+from mtmd.clip.video.footage import Footage
 from mtmd.kernels.errors import PromptError
 from mtmd.kernels.plan.executor import Observer
 from mtmd.llm.engine.spans import Span
 from mtmd.loaded.loaded_model import LoadedModel
-from mtmd.prompt.bridge import Bridge, Piece, Prepared
+from mtmd.prompt.bridge import Bridge, Prepared, PreparedVideo, Shown, flat
 from mtmd.prompt.conversation import Conversation, Message, RawPrompt, read_conversation
 from mtmd.prompt.leniency import open_ended, system_moved
 from mtmd.prompt.load_image import load_image, load_isolated
+from mtmd.prompt.pieces import Piece
+from mtmd.prompt.video_input import load_video
+from mtmd.prompt.videos import NOT_SHOWN, ShownVideo, Videos, in_place_of_videos
+from mtmd.receipt import VideoReceipt
 from mtmd.tools.history import tell
 from mtmd.tools.probe import ToolTemplate, read_template
 from mtmd.tools.tool import Toolbox
@@ -29,13 +34,18 @@ NO_TOOLS = Toolbox()
 
 @dataclass(frozen=True)
 class PreparedPrompt:
-    """A conversation tokenized, its pictures ready to be encoded, in order. `notes` say what was
-    done to it that its owner may not expect.
+    """A conversation tokenized, its pictures and groups of frames ready to be encoded, in order.
+    `notes` say what was done to it that its owner may not expect. `shown` are the pictures and
+    `PreparedVideo`s that those are of.
     """
 
     pieces: list[Piece]
     pictures: list[Prepared]
     notes: tuple[str, ...] = ()
+    shown: tuple[Shown, ...] = ()
+    videos: tuple[VideoReceipt, ...] = ()
+    images: tuple[Prepared, ...] = ()
+    """Those of the `pictures` that are not of a video."""
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -63,11 +73,18 @@ class Prompts:
     def __init__(self, loaded: LoadedModel):
         self._loaded = loaded
         self.bridge = Bridge(loaded.encoder, loaded.checkpoint.tokenizer, loaded.admission)
+        self.videos = Videos(loaded, self.bridge)
 
     @property
     def load_image(self) -> Callable[..., Picture]:
         """How files become pictures: in this process, or, for a model that isolates, in others."""
         return load_isolated if self._loaded.options.isolate else load_image
+
+    @property
+    def load_video(self) -> Callable[..., Footage]:
+        """The same of videos."""
+        options = self._loaded.options
+        return partial(load_video, isolate=options.isolate, load=self.load_image)
 
     def read(self, messages: Sequence[Message]) -> Conversation:
         """Pictures loaded, texts sealed. Raises PromptError, also for images that the model cannot
@@ -75,12 +92,14 @@ class Prompts:
         """
         loaded = self._loaded
         conversation = read_conversation(
-            messages, loaded.checkpoint.tokenizer.seal, self.load_image
+            messages, loaded.checkpoint.tokenizer.seal, self.load_image, self.load_video
         )
-        if conversation.pictures and loaded.encoder is None:
+        count, shown = len(conversation.pictures), "images"
+        if conversation.videos:
+            count, shown = count + len(conversation.videos), "images and videos"
+        if count and loaded.encoder is None:
             raise PromptError(
-                f"{loaded.name} has no image encoder and was given {len(conversation.pictures)} "
-                "images; "
+                f"{loaded.name} has no image encoder and was given {count} {shown}; "
                 f"{loaded.checkpoint.without_vision}"
             )
         return conversation
@@ -106,22 +125,72 @@ class Prompts:
         salt: str = "",
         box: Toolbox = NO_TOOLS,
         open_end: bool = False,
+        reserve: int = 0,
+        counting: bool = False,
     ) -> PreparedPrompt:
         """A conversation ready for the device; nothing of it needs the device yet. `anew`: also
         pictures in the cache are to be encoded; `salt`: pictures of another are not found there;
-        `box`: tools that the answer may call; `open_end`: the answer goes on from the last message.
-        Raises what `read` and `Bridge.prepare` do.
+        `box`: tools that the answer may call; `open_end`: the answer goes on from the last message;
+        `reserve`: tokens of the answer that videos are to leave room for, a quarter of the context
+        at most; `counting`: it is not encoded afterwards. Raises what `read` and
+        `Bridge.prepare_media` do, and VideoError.
         """
         conversation = self.read(messages)
-        rendered, notes = self._render(conversation, box, open_end)
         budget = replace(self._loaded.limits, detail=detail)
-        pictures = (
-            self.bridge.prepare(conversation.pictures, budget, anew, salt)
-            if self._loaded.encoder
-            else []
+        encoder = self._loaded.encoder
+        images = self.bridge.prepare(conversation.pictures, budget, anew, salt) if encoder else []
+        videos: list[ShownVideo] = []
+        if conversation.videos:
+            nothing = [NOT_SHOWN] * len(conversation.videos)
+            bare = in_place_of_videos(conversation, images, nothing)
+            pieces, *_ = self._read(conversation, bare, box, open_end)
+            context = self._loaded.runner.context
+            room = context - min(reserve, context // 4) - sum(len(piece.tokens) for piece in pieces)
+            videos = self.videos.show(conversation.videos, room, detail, anew, salt, counting)
+        made = in_place_of_videos(conversation, images, videos)
+        try:
+            pieces, shown, notes = self._read(conversation, made, box, open_end)
+        except PromptError:
+            if not any(video.part["type"] == "video" for video in videos):
+                raise
+            # A template that knows no videos writes what stands around a picture.
+            made = in_place_of_videos(conversation, images, [v.as_picture for v in videos])
+            pieces, shown, notes = self._read(conversation, made, box, open_end)
+        return PreparedPrompt(
+            pieces,
+            flat(shown),
+            (*conversation.notes, *notes),
+            tuple(shown),
+            tuple(video.receipt for video in videos),
+            tuple(images),
         )
-        notes = (*conversation.notes, *notes)
-        return PreparedPrompt(self.bridge.read(rendered, pictures), pictures, notes)
+
+    def _read(
+        self,
+        conversation: Conversation,
+        made: tuple[list[dict[str, Any]], list[Shown]],
+        box: Toolbox,
+        open_end: bool,
+    ) -> tuple[list[Piece], list[Shown], tuple[str, ...]]:
+        messages, shown = made
+        told = replace(conversation, messages=tuple(messages))
+        rendered, notes = self._render(told, box, open_end)
+        return self.bridge.read(self._with_markers(rendered, shown), shown), shown, notes
+
+    def _with_markers(self, rendered: str, shown: list[Shown]) -> str:
+        """With the markers of videos where those of pictures were written for all that is shown."""
+        video, encoder = self.bridge.video, self._loaded.encoder
+        if video is None or encoder is None:
+            return rendered
+        texts = rendered.split(encoder.family.marker)
+        written = any(marker in rendered for marker in video.markers)
+        if written or len(texts) - 1 != len(shown):
+            return rendered
+        markers = (
+            video.markers[0] if isinstance(one, PreparedVideo) else encoder.family.marker
+            for one in shown
+        )
+        return texts[0] + "".join(m + t for m, t in zip(markers, texts[1:], strict=True))
 
     def prepare_raw(self, prompt: RawPrompt) -> PreparedPrompt:
         """Raises PromptError for an empty one, and for tokens that are not the model's, or stand
@@ -138,7 +207,9 @@ class Prompts:
                 f"prompt: found token {min(tokens) if min(tokens) < 0 else max(tokens)}, expected "
                 f"ids from 0 to {len(tokenizer) - 1}"
             )
-        if encoder is not None and tokenizer.id(encoder.family.image_token) in tokens:
+        video = self.bridge.video
+        media = {encoder.family.image_token} if encoder else set()
+        if {tokenizer.id(t) for t in media | ({video.token} if video else set())} & set(tokens):
             raise PromptError("prompt: found a token that stands for a picture; send messages")
         return PreparedPrompt([Piece(tokens)], [])
 

@@ -40,12 +40,15 @@ class ProcessedTiles:
                 self._entries.popitem(last=False)
 
     def get(self, sha256: str, salt: str, tenant: str) -> tuple[np.ndarray, ...] | None:
-        """The tiles as pictures, uint8 [Y, X, 3] each, or None, also for another's picture."""
+        """The tiles as pictures, uint8 [Y, X, 3] each, each frame of a tile by itself; or None,
+        also for another's picture.
+        """
         with self._lock:
             entry = self._entries.get((salt, sha256))
         if entry is None or tenant not in entry.tenants:
             return None
-        return tuple(map(_as_bytes, entry.tiles))
+        frames = [f for tile in entry.tiles for f in np.split(tile, tile.shape[0] // 3)]
+        return tuple(map(_as_bytes, frames))
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,9 @@ class _Entry:
 
 
 def _as_bytes(tile: np.ndarray) -> np.ndarray:
-    """A normalised tile [3, Y, X] with its values spread over 0 to 255."""
+    """A normalised tile [3, Y, X] with its values spread over 0 to 255; frames are bytes yet."""
+    if tile.dtype == np.uint8:
+        return np.ascontiguousarray(tile.transpose(1, 2, 0))
     low, high = float(tile.min()), float(tile.max())
     scaled = (tile - low) * (255 / (high - low) if high > low else 0)
     result: np.ndarray = np.round(scaled.transpose(1, 2, 0)).astype(np.uint8)

@@ -12,13 +12,14 @@ from mtmd.service.request import Request
 
 def make_receipt(loaded: LoadedModel, request: Request, finish: str, speculation: str) -> Receipt:
     """Of a request that ended so, wherever it was. `speculation` as the engine's says it."""
-    images = tuple(picture.receipt for picture in request.prompt.pictures)
+    prompt = request.prompt
+    images = tuple(picture.receipt for picture in prompt.images)
     # None for a request that ended before the decoder had it
     sequence = request.sequence
     return Receipt(
         model=loaded.name,
         images=images,
-        image_tokens=sum(image.tokens for image in images),
+        image_tokens=sum(picture.plan.tokens for picture in prompt.pictures),
         prompt_tokens=len(request.prompt.tokens),
         reused_tokens=sequence.reused if sequence else 0,
         output_tokens=len(request.tokens),
@@ -43,4 +44,5 @@ def make_receipt(loaded: LoadedModel, request: Request, finish: str, speculation
         ),
         threads=loaded.runner.threads,
         ranks=loaded.options.tp,
+        videos=prompt.videos,
     )

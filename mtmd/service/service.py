@@ -256,6 +256,7 @@ class Service:
                     salt=salt,
                     box=box,
                     open_end=settings.continue_final_message,
+                    reserve=settings.max_tokens,
                 )
             )
         except DeviceMemoryError:
@@ -307,9 +308,12 @@ class Service:
             salt=self._salt(tenant),
             box=settings.toolbox,
             open_end=settings.continue_final_message,
+            reserve=settings.max_tokens,
+            counting=True,
         )
-        images = tuple(picture.plan.tokens for picture in prompt.pictures)
-        return TokenCount(len(prompt.tokens), images, self.context)
+        images = tuple(picture.plan.tokens for picture in prompt.images)
+        videos = tuple(video.tokens for video in prompt.videos)
+        return TokenCount(len(prompt.tokens), images, self.context, videos)
 
     def text_of(self, tokens: abc.Sequence[int]) -> str:
         """What they spell, special tokens left out."""

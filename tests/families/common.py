@@ -41,7 +41,8 @@ class Oracle:
     """A checkpoint in `folder` and what transformers answers from it, in fp32 on the CPU.
 
     `pixel_layout` says what `pixels` returns; `image_token` is the id that stands for one image
-    embedding in `input_ids` (None: text only).
+    embedding in `input_ids` (None: text only), `video_token` for one of a video where that is
+    another.
     """
 
     folder: Path
@@ -49,6 +50,7 @@ class Oracle:
     processor: Any
     image_token: int | None
     pixel_layout: str = "one array [3, H, W] a tile, in the order of the prompt"
+    video_token: int | None = None
     unpack: Pixels = field(
         default=lambda inputs: [t.numpy() for t in inputs["pixel_values"]], repr=False
     )
@@ -96,7 +98,8 @@ class Oracle:
             self.model(**inputs)
         finally:
             hook.remove()
-        rows = seen["inputs_embeds"][inputs["input_ids"] == self.image_token]
+        tokens = [t for t in (self.image_token, self.video_token) if t is not None]
+        rows = seen["inputs_embeds"][torch.isin(inputs["input_ids"], torch.tensor(tokens))]
         return torch.cat([rows, *(seen.get("deepstack_visual_embeds") or [])], dim=-1)
 
     @torch.no_grad()

@@ -42,7 +42,7 @@ NAMES = {
 }
 TEMPLATE = """{{ bos_token }}{% for m in messages %}{{ '<|turn>' + ('model' if m.role == 'assistant' else m.role) + '\\n' }}\
 {% if m.content is string %}{{ m.content | trim }}{% else %}{% for c in m.content %}{% if c.type == 'image' %}{{ '\\n\\n<|image|>\\n\\n' }}\
-{% elif c.type == 'text' %}{{ c.text | trim }}{% endif %}{% endfor %}{% endif %}{{ '<turn|>\\n' }}{% endfor %}\
+{% elif c.type == 'video' %}{{ '\\n\\n<|video|>\\n\\n' }}{% elif c.type == 'text' %}{{ c.text | trim }}{% endif %}{% endfor %}{% endif %}{{ '<turn|>\\n' }}{% endfor %}\
 {% if add_generation_prompt %}{{ '<|turn>model\\n' }}{% endif %}"""
 TEXT = {
     "hidden_size": 64,

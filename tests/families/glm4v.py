@@ -30,7 +30,7 @@ SPECIAL = (
 )
 TEMPLATE = """[gMASK]<sop>{% for m in messages %}<|{{ m.role }}|>
 {% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}{% if c.type == 'image' %}<|begin_of_image|><|image|>\
-<|end_of_image|>{% elif 'text' in c %}{{ c.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>
+<|end_of_image|>{% elif c.type == 'video' %}<|begin_of_video|><|video|><|end_of_video|>{% elif 'text' in c %}{{ c.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>
 {% endif %}"""
 NAMES = {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>", "bos_token": None}
 VISION = {

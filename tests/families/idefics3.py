@@ -24,7 +24,7 @@ SPECIAL = (
 TEMPLATE = """<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}{% if message['content'][0]['type'] == 'image' %}\
 {{':'}}{% else %}{{': '}}{% endif %}{% if message['content'] is string %}{{ message['content'] }}{% else %}\
 {% for line in message['content'] %}{% if line['type'] == 'text' %}{{line['text']}}{% elif line['type'] == 'image' %}{{ '<image>' }}\
-{% endif %}{% endfor %}{% endif %}<end_of_utterance>
+{% elif line['type'] == 'video' %}{{ '<video>' }}{% endif %}{% endfor %}{% endif %}<end_of_utterance>
 {% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"""
 NAMES = {
     "bos_token": "<|im_start|>",

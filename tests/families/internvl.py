@@ -31,7 +31,7 @@ NAMES = {
     },
 }
 TEMPLATE = """{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}{% if m.content is string %}{{ m.content }}{% else %}\
-{% for c in m.content %}{% if c.type == 'image' %}{{ '<IMG_CONTEXT>\\n' }}{% elif c.type == 'text' %}{{ c.text }}{% endif %}{% endfor %}\
+{% for c in m.content %}{% if c.type == 'image' %}{{ '<IMG_CONTEXT>\\n' }}{% elif c.type == 'video' %}{{ '<video>\\n' }}{% elif c.type == 'text' %}{{ c.text }}{% endif %}{% endfor %}\
 {% endif %}{{ '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 TEXT = {

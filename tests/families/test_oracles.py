@@ -114,7 +114,7 @@ def test_stand_in_is_torchvision(size: tuple[int, int]) -> None:
     )
     image = torch.from_numpy(picture(3, 70, 50)).permute(2, 0, 1).contiguous()
     mode = functional.InterpolationMode
-    for name in ("BILINEAR", "BICUBIC"):
+    for name in ("BILINEAR", "BICUBIC", "LANCZOS"):
         assert torch.equal(
             stand_in.resize(image, size, stand_in.InterpolationMode[name]),
             functional.resize(image, list(size), interpolation=mode[name], antialias=True),

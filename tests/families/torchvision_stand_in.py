@@ -1,7 +1,7 @@
-"""The two functions of torchvision that transformers' LFM2-VL image processor calls, for
-environments without torchvision.
+"""The few functions of torchvision that transformers' LFM2-VL image processor and its video
+processors call, for environments without torchvision.
 
-That processor has no Pillow version, and Pixtral's processor (which does) imports torchvision for
+Those have no Pillow version, and Pixtral's processor (which has one) imports torchvision for
 nothing. All that they decide stays transformers' own code; `resize` and `normalize` are thin
 wrappers of torch in torchvision 0.28 too, and `test_oracles.py` compares them with torchvision's
 where it is installed.
@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from PIL.Image import Resampling
 
 
 class InterpolationMode(Enum):
@@ -29,7 +30,7 @@ class InterpolationMode(Enum):
 def resize(
     image: torch.Tensor,
     size: tuple[int, int],
-    interpolation: InterpolationMode = InterpolationMode.BILINEAR,
+    interpolation: InterpolationMode | int = InterpolationMode.BILINEAR,
     antialias: bool = True,
 ) -> torch.Tensor:
     """uint8 [..., C, H, W] to uint8 [..., C, height, width], as
@@ -37,6 +38,8 @@ def resize(
     """
     if tuple(image.shape[-2:]) == tuple(size):
         return image
+    if not isinstance(interpolation, InterpolationMode):  # Pillow's number
+        interpolation = InterpolationMode[Resampling(interpolation).name]
     flat = image.reshape(-1, *image.shape[-3:])
     # Without AVX2 torch has no uint8 kernel that is exact: torchvision goes over float there.
     native = (
@@ -61,18 +64,24 @@ def normalize(image: torch.Tensor, mean: Any, std: Any, inplace: bool = False) -
     return (image.sub_(mean) if inplace else image.sub(mean)).div_(std)
 
 
+def grayscale_to_rgb(image: torch.Tensor) -> torch.Tensor:
+    """[..., 3, H, W] as it is, as torchvision.transforms.v2.functional.grayscale_to_rgb has it."""
+    assert image.shape[-3] == 3
+    return image
+
+
 @contextmanager
 def torchvision_here() -> Iterator[None]:
     """While open, transformers' modules that import torchvision can be imported; what they import
     keeps working afterwards.
     """
-    from transformers.utils import is_torchvision_available
+    from transformers import utils
 
-    if is_torchvision_available():
+    if utils.is_torchvision_available():
         yield
         return
     import transformers.image_processing_backends as backends
-    from PIL.Image import Resampling
+    import transformers.video_processing_utils as videos
 
     names = (
         "torchvision",
@@ -84,18 +93,30 @@ def torchvision_here() -> Iterator[None]:
     for parent, child in pairwise(modules):
         setattr(parent, child.__name__.rpartition(".")[2], child)
     vars(modules[-1]).update(
-        resize=resize, normalize=normalize, InterpolationMode=InterpolationMode
+        resize=resize,
+        normalize=normalize,
+        grayscale_to_rgb=grayscale_to_rgb,
+        InterpolationMode=InterpolationMode,
     )
     vars(backends).update(
         tvF=modules[-1],
         pil_torch_interpolation_mapping={
             Resampling.BILINEAR: InterpolationMode.BILINEAR,
             Resampling.BICUBIC: InterpolationMode.BICUBIC,
+            Resampling.LANCZOS: InterpolationMode.LANCZOS,
         },
+        is_torchvision_greater_or_equal=lambda _: True,
     )
     sys.modules.update(dict(zip(names, modules, strict=True)))
+    vars(videos).update(tvF=modules[-1])
+    asked = {
+        name: getattr(utils, name)
+        for name in ("is_torchvision_available", "is_torchvision_v2_available")
+    }
+    vars(utils).update(dict.fromkeys(asked, lambda: True))
     try:
         yield
     finally:
+        vars(utils).update(asked)
         for name in names:
             del sys.modules[name]

@@ -13,6 +13,7 @@ import pytest
 from attack import Account, attack, chance, examples
 from attempts import Attempt, Generator
 from damaged_pictures import picture_attempt
+from damaged_videos import video_attempt
 from grammars import constraint_attempt
 from http_shapes import KINDS, http_shape
 from routes import Route, routes
@@ -21,7 +22,12 @@ from served import ATTACKER, Served, Watched, served
 from slow_clients import attack_slowly
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are read from /proc")
-COUNTS: dict[Generator, int] = {http_shape: 400, picture_attempt: 200, constraint_attempt: 200}
+COUNTS: dict[Generator, int] = {
+    http_shape: 400,
+    picture_attempt: 200,
+    video_attempt: 80,
+    constraint_attempt: 200,
+}
 SLOW = 200
 
 

@@ -118,6 +118,7 @@ class FakeTicket:
                     speculation="auto",
                     seed=self.settings.seed,
                     warnings=(),
+                    videos=self.service.videos,
                 ),
                 calls,
                 stop,
@@ -134,6 +135,7 @@ class FakeService:
         self.pace_s, self.fails, self.refuses, self.waiting = pace_s, None, None, 0
         self.tickets, self.ended, self.words, self.running = [], [], None, 0
         self.tenants, self.fault, self.told = [], None, []
+        self.videos = ()  # of receipts
         self.calls = ()  # of tools, in place of words where a request has tools
         self.latencies = Latencies()
         self.calls_finish = "tool_calls"
@@ -186,7 +188,10 @@ class FakeService:
         self.tenants.append(tenant)
         pictures = _pictures(messages)
         return SimpleNamespace(
-            prompt_tokens=10 + 4 * len(pictures), image_tokens=(4,) * len(pictures), context=CONTEXT
+            prompt_tokens=10 + 4 * len(pictures),
+            image_tokens=(4,) * len(pictures),
+            context=CONTEXT,
+            video_tokens=(9,) * sum(p["type"] == "video" for p in _parts(messages)),
         )
 
     def tokens_of(self, text, *, special=True, around=False):
@@ -230,16 +235,15 @@ def until(condition, limit_s=10.0):
     return True
 
 
+def _parts(messages):
+    lists = [m["content"] for m in messages if isinstance(m["content"], list)]
+    return [part for parts in lists for part in parts]
+
+
 def _pictures(messages):
     if isinstance(messages, RawPrompt):
         return []
-    found = [
-        p["image"]
-        for m in messages
-        if isinstance(m["content"], list)
-        for p in m["content"]
-        if p["type"] == "image"
-    ]
+    found = [p["image"] for p in _parts(messages) if p["type"] == "image"]
     assert all(isinstance(p, Picture) for p in found)
     return found
 

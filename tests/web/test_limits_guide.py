@@ -37,6 +37,15 @@ MIB, KIB = 1 << 20, 1 << 10
         ("bodies of all", [f"{C.body_bytes // MIB} MiB"]),
         ("a body above", [f"{SHORT_BODY // KIB} KiB"]),
         ("pictures of one", [M.images, f"{M.bytes // MIB} MiB", f"{M.pixels // 10**6} million"]),
+        (
+            "videos of one",
+            [
+                M.videos,
+                f"{M.video.max_seconds / 3600:g} hours",
+                f"{M.video.max_pixels // 10**6} mil",
+            ],
+        ),
+        ("of these, one video", [f"{M.video_pixels // 10**6} million"]),
         ("the rest of its", [f"{J.bytes // MIB} MiB", f"{J.values:,} names", J.deep]),
         ("JSON of the page", [f"{gate.SMALL_VALUES:,} names"]),
         ("texts and pictures that", [f"{vectors.MOST_INPUTS:,}", f"{vectors.LONGEST_TEXT:,} char"]),

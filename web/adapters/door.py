@@ -160,8 +160,8 @@ class ModelDoor:
         """
         self.check_length("messages", sum(turn.characters for turn in turns))
         references = [p for turn in turns for p in turn.parts if isinstance(p, Reference)]
-        with self.api.media.opened(references, owner()) as pictures:
-            left = iter(pictures)
+        with self.api.media.shown(references, owner()) as shown:
+            left = iter(shown)
             names = {call.id: call.name for turn in turns for call in turn.calls}
             yield self.model.with_system(
                 [
@@ -263,14 +263,12 @@ def _merged(turns: Sequence[Turn]) -> list[Turn]:
     return [Turn("system", tuple(parts)), *turns[count:]]
 
 
-def _content(turn: Turn, pictures: Iterator[Any]) -> str | list[dict[str, Any]]:
+def _content(turn: Turn, shown: Iterator[Any]) -> str | list[dict[str, Any]]:
     """A text where it is nothing else: some templates take no lists."""
     if all(isinstance(part, str) for part in turn.parts):
         return "".join(part for part in turn.parts if isinstance(part, str))
     return [
-        {"type": "text", "text": part}
-        if isinstance(part, str)
-        else {"type": "image", "image": next(pictures)}
+        {"type": "text", "text": part} if isinstance(part, str) else next(shown).part
         for part in turn.parts
     ]
 

@@ -47,17 +47,30 @@ class ImagePart(Loose):
     detail: Literal["auto", "low", "high", "original"] | None = None
 
 
+class VideoPart(Loose):
+    """Not OpenAI's: as its pictures."""
+
+    type: Literal["input_video"]
+    video_url: str | None = None
+    file_id: str | None = None
+    fps: float | None = Field(default=None, gt=0, le=240)
+    max_frames: int | None = Field(default=None, ge=1, le=1 << 20)
+    start: float | None = Field(default=None, ge=0, lt=1e9)
+    end: float | None = Field(default=None, ge=0, lt=1e9)
+
+
 Part: TypeAlias = Annotated[
     Annotated[TextPart, Tag(f"{TAG}input_text")]
     | Annotated[TextPart, Tag(f"{TAG}output_text")]
     | Annotated[TextPart, Tag(f"{TAG}text")]
     | Annotated[RefusalPart, Tag(f"{TAG}refusal")]
-    | Annotated[ImagePart, Tag(f"{TAG}input_image")],
+    | Annotated[ImagePart, Tag(f"{TAG}input_image")]
+    | Annotated[VideoPart, Tag(f"{TAG}input_video")],
     Discriminator(
         kind,
         custom_error_type="part",
-        custom_error_message="the type of a part has to be input_text, input_image, output_text or "
-        "refusal; other files and sound cannot be understood",
+        custom_error_message="the type of a part has to be input_text, input_image, input_video, "
+        "output_text or refusal; other files and sound cannot be understood",
     ),
 ]
 Content: TypeAlias = Annotated[
@@ -279,9 +292,21 @@ def _parts(content: str | list[Any], place: str) -> tuple[str | Reference, ...]:
         if isinstance(part, TextPart)
         else part.refusal
         if isinstance(part, RefusalPart)
+        else _video(part, f"{place}[{i}]")
+        if isinstance(part, VideoPart)
         else _picture(part, f"{place}[{i}]")
         for i, part in enumerate(content)
     )
+
+
+def _video(part: VideoPart, place: str) -> Reference:
+    url = part.video_url if part.video_url is not None else part.file_id
+    if url is None:
+        raise ApiError(
+            400, f"{place}: expected a video_url or a file_id", param=place, code="invalid_video"
+        )
+    chosen = part.model_dump(include={"fps", "max_frames", "start", "end"}, exclude_none=True)
+    return Reference(f"{place}.video_url", url, True, chosen)
 
 
 def _picture(part: ImagePart, place: str) -> Reference:

@@ -1,4 +1,6 @@
-"""OpenAI's routes for files: upload a picture once, refer to it by the id that comes back."""
+"""OpenAI's routes for files: upload a picture or a video once, refer to it by the id that comes
+back.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ from typing import Any
 
 from flask import Blueprint, Response, request
 
-from mtmd import ImageError
+from mtmd import ImageError, VideoError
+from mtmd.prompt.video_input import is_video_data
 from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.gate import Body, Work, takes
@@ -28,19 +31,24 @@ def blueprint(uploads: Uploads, budget: PictureBudget) -> Blueprint:
         file, purpose = request.files.get("file"), request.form.get("purpose", "")
         if file is None:
             raise ApiError(
-                400, "file: missing; send the picture as the form's field 'file'", param="file"
+                400,
+                "file: missing; send the picture or video as the form's field 'file'",
+                param="file",
             )
         if purpose not in PURPOSES:
             raise ApiError(400, f"purpose: expected one of {', '.join(PURPOSES)}", param="purpose")
         data = file.stream.read(budget.limits.bytes + 1)
         try:
-            budget.size(data, "file")
+            if is_video_data(data[:64]):
+                budget.check_video(data[: budget.limits.bytes + 1], "file")
+            else:
+                budget.size(data, "file")
         except ImageError as error:
             raise ApiError(
                 413 if len(data) > budget.limits.bytes else 400,
                 str(error),
                 param="file",
-                code="invalid_image",
+                code="invalid_video" if isinstance(error, VideoError) else "invalid_image",
             ) from error
         upload = uploads.add(owner(), _plain(file.filename or "picture"), purpose, data)
         return _file_object(upload)

@@ -24,6 +24,7 @@ from pydantic_core import PydanticCustomError, to_json
 from mtmd.config import STOP_CHARS_MAX, STOP_IDS_MAX, STOPS_MAX
 from mtmd.tools.tool import TOOLS_MAX
 from mtmd.web.errors import TAG
+from mtmd.web.intake.media import Reference
 
 MOST_MESSAGES = 4096
 MOST_PARTS = 1 << 14  # of one message
@@ -36,6 +37,26 @@ LONGEST_SCHEMA = 64 << 10  # in characters of JSON: it is compiled before the an
 
 class _Loose(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+
+def _minus_one(value: Any) -> Any:
+    """-1 is how some clients leave an option out."""
+    return None if type(value) is int and value == -1 else value
+
+
+def _as_url(value: Any) -> Any:
+    return {"url": value} if isinstance(value, str) else value
+
+
+def _as_data(value: Any) -> Any:
+    return {"data": value} if isinstance(value, str) else value
+
+
+FrameCount: TypeAlias = Annotated[
+    Annotated[int, Field(ge=1, le=1 << 20)] | None,
+    BeforeValidator(_minus_one),
+    WithJsonSchema({"type": "integer", "minimum": -1, "maximum": 1 << 20}),
+]
 
 
 def _detail(value: Any) -> Any:
@@ -57,7 +78,48 @@ class ImageURL(_Loose):
     detail: Detail = "auto"
 
 
-class FileReference(_Loose):
+class FrameChoice(_Loose):
+    """Which frames of a video are seen; `num_frames` is vLLM's word for `max_frames`."""
+
+    fps: Annotated[float | None, BeforeValidator(_minus_one)] = Field(default=None, gt=0, le=240)
+    max_frames: FrameCount = None
+    num_frames: FrameCount = None
+    start: float | None = Field(default=None, ge=0, lt=1e9)
+    end: float | None = Field(default=None, ge=0, lt=1e9)
+
+    def chosen(self) -> dict[str, Any]:
+        given = {"fps": self.fps, "start": self.start, "end": self.end}
+        given["max_frames"] = self.max_frames or self.num_frames
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class VideoURL(FrameChoice):
+    url: str
+
+
+class InputVideo(FrameChoice):
+    """llama.cpp's: `data` in base64, or a URL."""
+
+    data: str | None = None
+    url: str | None = None
+    format: str | None = Field(default=None, max_length=32)
+
+    @model_validator(mode="after")
+    def _one(self) -> InputVideo:
+        if (self.data is None) == (self.url is None):
+            raise PydanticCustomError("video", "expected one of data and url")
+        return self
+
+    @property
+    def reference(self) -> str:
+        if self.data is None or self.data[:5] == "data:":
+            return str(self.url or self.data)
+        return f"data:video/mp4;base64,{self.data}"
+
+
+class FileReference(FrameChoice):
+    """An upload; the choice of frames is for one that is a video."""
+
     file_id: str
 
 
@@ -71,8 +133,18 @@ class ImagePart(_Loose):
     image_url: ImageURL
 
 
+class VideoPart(_Loose):
+    type: Literal["video_url"]
+    video_url: Annotated[VideoURL, BeforeValidator(_as_url)]
+
+
+class InputVideoPart(_Loose):
+    type: Literal["input_video"]
+    input_video: Annotated[InputVideo, BeforeValidator(_as_data)]
+
+
 class FilePart(_Loose):
-    """A picture uploaded before."""
+    """A picture or video uploaded before."""
 
     type: Literal["file"]
     file: FileReference
@@ -91,11 +163,6 @@ def _text_or_list(value: Any) -> str | None:
         if isinstance(value, (list, tuple))
         else None
     )
-
-
-def _minus_one(value: Any) -> Any:
-    """-1 is how some clients leave an option out."""
-    return None if type(value) is int and value == -1 else value
 
 
 def _prompts(value: Any) -> Any:
@@ -134,12 +201,14 @@ def _several(value: Any) -> Any:
 Part: TypeAlias = Annotated[
     Annotated[TextPart, Tag(f"{TAG}text")]
     | Annotated[ImagePart, Tag(f"{TAG}image_url")]
+    | Annotated[VideoPart, Tag(f"{TAG}video_url")]
+    | Annotated[InputVideoPart, Tag(f"{TAG}input_video")]
     | Annotated[FilePart, Tag(f"{TAG}file")],
     Discriminator(
         _kind,
         custom_error_type="part",
-        custom_error_message="the type of a part has to be text, image_url or file; "
-        "sound and video cannot be understood",
+        custom_error_message="the type of a part has to be text, image_url, video_url, input_video "
+        "or file; sound cannot be understood",
     ),
 ]
 Content: TypeAlias = Annotated[
@@ -422,6 +491,12 @@ class Generation(BaseModel):
         return given | ({"stop": tuple(self.stop)} if self.stop else {})
 
 
+class MediaOptions(_Loose):
+    """vLLM's, for all videos of a request."""
+
+    video: FrameChoice | None = None
+
+
 class ChatRequest(Generation):
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = Generation.unsupported | {
         "functions": (None, []),
@@ -444,6 +519,8 @@ class ChatRequest(Generation):
     parallel_tool_calls: bool | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
+    media_io_kwargs: MediaOptions | None = None
+    mm_processor_kwargs: FrameChoice | None = None
 
     @property
     def continues(self) -> bool:
@@ -491,15 +568,34 @@ class ChatRequest(Generation):
             given["tool_choice"] = self.tool_choice
         return given
 
-    def images(self) -> Iterator[tuple[str, str, str]]:
-        """(place in the request, URL or id of an upload, detail) of each picture, in order."""
+    def details(self) -> Iterator[str]:
+        """How closely each picture is to be looked at."""
+        for message in self.messages:
+            for part in message.content if isinstance(message.content, list) else ():
+                if isinstance(part, ImagePart):
+                    yield part.image_url.detail
+
+    def media(self) -> Iterator[Reference]:
+        """What stands for pictures and videos, in order."""
+        usual: dict[str, Any] = {}
+        for options in ((self.media_io_kwargs or MediaOptions()).video, self.mm_processor_kwargs):
+            usual |= options.chosen() if options else {}
         for i, message in enumerate(self.messages):
             for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
                 place = f"messages[{i}].content[{j}]"
                 if isinstance(part, ImagePart):
-                    yield f"{place}.image_url", part.image_url.url, part.image_url.detail
+                    yield Reference(f"{place}.image_url", part.image_url.url)
                 elif isinstance(part, FilePart):
-                    yield f"{place}.file", part.file.file_id, "auto"
+                    chosen = usual | part.file.chosen()
+                    yield Reference(f"{place}.file", part.file.file_id, None, chosen)
+                elif isinstance(part, VideoPart):
+                    chosen = usual | part.video_url.chosen()
+                    yield Reference(f"{place}.video_url", part.video_url.url, True, chosen)
+                elif isinstance(part, InputVideoPart):
+                    chosen = usual | part.input_video.chosen()
+                    yield Reference(
+                        f"{place}.input_video", part.input_video.reference, True, chosen
+                    )
 
     def text_length(self) -> int:
         """Characters of all texts."""

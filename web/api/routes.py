@@ -16,7 +16,6 @@ from mtmd import (
     ContextError,
     Event,
     Finished,
-    Picture,
     RawPrompt,
     Receipt,
     TextPiece,
@@ -29,18 +28,17 @@ from mtmd.web.api.requests import (
     MOST_CHOICES,
     ChatRequest,
     CompletionRequest,
-    FilePart,
     Generation,
-    ImagePart,
     Message,
     MessageCall,
+    TextPart,
 )
 from mtmd.web.api.stream import CHAT, PLAIN, SHUTTING_DOWN, Form, stream
 from mtmd.web.auth import owner, without_key
 from mtmd.web.errors import ApiError, response
 from mtmd.web.intake.body import json_body
 from mtmd.web.intake.gate import Body, Work, takes
-from mtmd.web.intake.media import Media, Reference
+from mtmd.web.intake.media import Media, Shown
 from mtmd.web.models.choice import FAILED, LOADING, UNLOADED, Listed, Models
 from mtmd.web.served_model import ServedModel
 from mtmd.web.waiting.incoming import Incoming
@@ -111,9 +109,8 @@ class ModelApi:
     def messages(self, body: ChatRequest) -> Iterator[list[dict[str, Any]]]:
         """The conversation as `Service.submit` takes it, its pictures decoded."""
         self.check_length("messages", body.text_length())
-        references = [Reference(place, url) for place, url, _ in body.images()]
-        with self.media.opened(references, owner()) as pictures:
-            yield self.model.with_system(_messages(body, pictures))
+        with self.media.shown([*body.media()], owner()) as shown:
+            yield self.model.with_system(_messages(body, shown))
 
 
 def unknown_field(name: str) -> ApiError:
@@ -181,7 +178,11 @@ def blueprint(api: Api) -> Blueprint:
         return {
             "object": "response.input_tokens",
             "input_tokens": count.prompt_tokens,
-            "mtmd": {"image_tokens": list(count.image_tokens), "context": count.context},
+            "mtmd": {
+                "image_tokens": list(count.image_tokens),
+                "video_tokens": list(count.video_tokens),
+                "context": count.context,
+            },
         }
 
     @routes.get("/v1/models")
@@ -294,11 +295,11 @@ def _give_up_all(tickets: Sequence[Ticket]) -> None:
 
 def _detail(body: ChatRequest) -> str:
     """One for all pictures: the closest look that any of them asks for."""
-    return max((detail for *_, detail in body.images()), key=_DETAILS.index, default="auto")
+    return max(body.details(), key=_DETAILS.index, default="auto")
 
 
-def _messages(body: ChatRequest, pictures: Sequence[Picture]) -> list[dict[str, Any]]:
-    left = iter(pictures)
+def _messages(body: ChatRequest, shown: Sequence[Shown]) -> list[dict[str, Any]]:
+    left = iter(shown)
     made: list[dict[str, Any]] = []
     for message in body.messages:
         role = "system" if message.role == "developer" else message.role
@@ -306,9 +307,9 @@ def _messages(body: ChatRequest, pictures: Sequence[Picture]) -> list[dict[str, 
             message.content
             if message.content is None or isinstance(message.content, str)
             else [
-                {"type": "image", "image": next(left)}
-                if isinstance(part, (ImagePart, FilePart))
-                else {"type": "text", "text": part.text}
+                {"type": "text", "text": part.text}
+                if isinstance(part, TextPart)
+                else next(left).part
                 for part in message.content
             ]
         )
@@ -343,7 +344,7 @@ def _model(name: str, model: Listed, many: bool) -> dict[str, Any]:
         "object": "model",
         "created": 0,
         "owned_by": "mtmd",
-        "mtmd": {"context": model.context, "vision": model.sees},
+        "mtmd": {"context": model.context, "vision": model.sees, "video": model.sees},
     }
     if many:
         failed = {"failed": True, "reason": model.reason} if model.reason else {}

@@ -24,6 +24,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 
 from mtmd import ImageError
 from mtmd.prompt.load_image import picture_format
+from mtmd.prompt.video_input import video_format
 from mtmd.web.errors import ApiError
 
 Address: TypeAlias = "ipaddress.IPv4Address | ipaddress.IPv6Address"
@@ -79,16 +80,18 @@ class Fetcher:
     def __init__(self, limit_s: float = 15.0, at_once: int = 16) -> None:
         self.limit_s, self._places = limit_s, threading.BoundedSemaphore(at_once)
 
-    def fetch(self, url: str, place: str, max_bytes: int, deadline: float) -> bytes:
-        """The picture at `url`, of at most `max_bytes`, by `deadline` (of time.monotonic). `place`
-        names the URL in messages.
+    def fetch(
+        self, url: str, place: str, max_bytes: int, deadline: float, *, video: bool = False
+    ) -> bytes:
+        """The picture, or `video`, at `url`, of at most `max_bytes`, by `deadline` (of
+        time.monotonic). `place` names the URL in messages.
 
         Raises ApiError and ImageError.
         """
         try:
             with self._place(deadline):
                 for _ in range(MOST_REDIRECTS + 1):
-                    fetched = _get(url, max_bytes, deadline)
+                    fetched = _get(url, max_bytes, deadline, video)
                     if fetched.location is None:
                         return fetched.body
                     target = urljoin(url, fetched.location)
@@ -197,7 +200,7 @@ def _look_up(host: str, port: int, deadline: float) -> list[str]:
     return answer
 
 
-def _get(url: str, max_bytes: int, deadline: float) -> Fetched:
+def _get(url: str, max_bytes: int, deadline: float, video: bool = False) -> Fetched:
     parts = check_url(url)
     port = _PORTS[parts.scheme]
     assert parts.hostname is not None
@@ -213,14 +216,14 @@ def _get(url: str, max_bytes: int, deadline: float) -> Fetched:
                 "GET",
                 target,
                 headers={
-                    "Accept": "image/*",
+                    "Accept": "video/*,image/*" if video else "image/*",
                     "Accept-Encoding": "identity",
                     "User-Agent": "mtmd",
                     "Connection": "close",
                 },
             )
             with connection.getresponse() as response:
-                return _read(response, max_bytes, deadline)
+                return _read(response, max_bytes, deadline, video)
 
 
 @contextmanager
@@ -262,7 +265,12 @@ def _shut(sock: socket.socket) -> None:
         sock.shutdown(socket.SHUT_RDWR)
 
 
-def _read(response: http.client.HTTPResponse, max_bytes: int, deadline: float) -> Fetched:
+def _read(
+    response: http.client.HTTPResponse, max_bytes: int, deadline: float, video: bool = False
+) -> Fetched:
+    def is_known(data: bytes) -> bool:
+        return (video_format(data) if video else picture_format(data)) is not None
+
     if response.status in (301, 302, 303, 307, 308):
         return Fetched(response.headers.get("Location") or "", b"")
     if (
@@ -279,9 +287,9 @@ def _read(response: http.client.HTTPResponse, max_bytes: int, deadline: float) -
                 f"found more than {max_bytes:,} bytes, the most that this request may still bring; "
                 "scale the picture down"
             )
-        if count - len(chunk) < HEAD_BYTES <= count and picture_format(b"".join(chunks)) is None:
+        if count - len(chunk) < HEAD_BYTES <= count and not is_known(b"".join(chunks)):
             raise _Denied("not a picture")
     body = b"".join(chunks)
-    if time.monotonic() >= deadline or count < (promised or 0) or picture_format(body) is None:
+    if time.monotonic() >= deadline or count < (promised or 0) or not is_known(body):
         raise _Denied("cut short, or not a picture")
     return Fetched(None, body)

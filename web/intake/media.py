@@ -1,7 +1,9 @@
-"""From what a request calls a picture to pixels, within what the whole request may bring.
+"""From what a request calls a picture, or a video, to pixels, within what the whole request may
+bring.
 
 Count first, then bytes, then pixels as the headers give them; only what is within all three is
-decoded. What is here already (data URLs, uploads, files) is measured before anything is fetched.
+decoded; of a video the frames that are seen, later. What is here already (data URLs, uploads,
+files) is measured before anything is fetched.
 """
 
 from __future__ import annotations
@@ -11,13 +13,15 @@ import binascii
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from mtmd import ImageError, Picture
+from mtmd import ImageError, Picture, VideoError
+from mtmd.prompt.video_input import Footage, is_video_data, sent_video
 from mtmd.service.turns import aside
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.fetch import Fetcher
@@ -30,11 +34,14 @@ _SHOWN = 24  # characters of a URL whose scheme is not known
 @dataclass(frozen=True)
 class Reference:
     """What stands for a picture in a request: a URL or the id of an upload. `place` names it:
-    "messages[0].content[1].image_url".
+    "messages[0].content[1].image_url". `video`: it is to be one, with fps and the like where they
+    are asked for; None: what it is shows by itself.
     """
 
     place: str
     url: str
+    video: bool | None = False
+    frames: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -43,9 +50,26 @@ class _Source:
     the bytes left and the deadline for fetching.
     """
 
-    place: str
+    reference: Reference
     count: int | None
     read: Callable[[int, float], bytes]
+
+    @property
+    def place(self) -> str:
+        return self.reference.place
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A picture decoded, or a video to take frames of, as a part of a message."""
+
+    kind: str
+    source: Picture | Footage
+    frames: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def part(self) -> dict[str, Any]:
+        return {"type": self.kind, self.kind: self.source, **self.frames}
 
 
 class Media:
@@ -64,12 +88,36 @@ class Media:
 
     @contextmanager
     def opened(self, references: Sequence[Reference], owner: str) -> Iterator[list[Picture]]:
-        """The pictures in order; their pixels count as held until the context is left. Raises
-        ApiError, ImageError and BusyError.
+        """As `shown`, of pictures alone."""
+        with self.shown(references, owner) as shown:
+            yield [one.source for one in shown if isinstance(one.source, Picture)]
+
+    @contextmanager
+    def shown(self, references: Sequence[Reference], owner: str) -> Iterator[list[Shown]]:
+        """The pictures and videos in order; their pixels count as held until the context is left.
+        Raises ApiError, ImageError and BusyError.
         """
         files = self._read(self._sources(references, owner))
-        with self._budget.held(self._count_pixels(files)):
-            yield [self._decode(place, data) for place, data in files]
+        pictures = [(r.place, data) for r, data in files if not _is_video(r, data)]
+        videos = len(files) - len(pictures)
+        if excess := self._budget.excess(videos=videos):
+            raise ApiError(
+                413,
+                f"found {excess.count} videos, expected at most {excess.most} in one request; send "
+                "fewer",
+                param="messages",
+                code="too_many_videos",
+            )
+        pixels = self._count_pixels(pictures) + videos * self._budget.limits.video_pixels
+        with self._budget.held(pixels):
+            yield [self._open(reference, data) for reference, data in files]
+
+    def _open(self, reference: Reference, data: bytes) -> Shown:
+        if not _is_video(reference, data):
+            return Shown("image", self._decode(reference.place, data))
+        with _placed(reference.place):
+            footage = sent_video(data, self._budget.limits.video, reference.place)
+        return Shown("video", footage, reference.frames)
 
     def _sources(self, references: Sequence[Reference], owner: str) -> list[_Source]:
         """Within the budget of pictures, and of the bytes that are known already."""
@@ -85,8 +133,8 @@ class Media:
         self._check_bytes(sum(source.count or 0 for source in sources))
         return sources
 
-    def _read(self, sources: Sequence[_Source]) -> list[tuple[str, bytes]]:
-        """(place, bytes) of each: first what is here, then, with what is left of the budget, what
+    def _read(self, sources: Sequence[_Source]) -> list[tuple[Reference, bytes]]:
+        """Each with its bytes: first what is here, then, with what is left of the budget, what
         has to be fetched.
         """
         deadline = time.monotonic() + (self._fetcher.limit_s if self._fetcher else 0)
@@ -96,7 +144,7 @@ class Media:
             data[index] = source.read(most - count, deadline)
             count += len(data[index])
             self._check_bytes(count)
-        return [(source.place, data[index]) for index, source in enumerate(sources)]
+        return [(source.reference, data[index]) for index, source in enumerate(sources)]
 
     def _check_bytes(self, count: int) -> None:
         if excess := self._budget.excess(bytes_=count):
@@ -132,21 +180,21 @@ class Media:
         scheme = url[:_SHOWN].partition(":")[0].lower()
         if url.startswith(PREFIX):
             upload = self._uploads.get(owner, url)
-            return _Source(place, len(upload.data), lambda *_: upload.data)
+            return _Source(reference, len(upload.data), lambda *_: upload.data)
         if scheme == "data":
-            return _data_url(url, place)
+            return _data_url(reference)
         if scheme in ("http", "https"):
-            return self._remote(url, place)
+            return self._remote(reference)
         if scheme == "file":
-            return self._file(url, place)
+            return self._file(reference)
         raise ApiError(
             400,
             f"{place}: expected a data URL, an http(s) address or the id of an uploaded file",
             param=place,
         )
 
-    def _remote(self, url: str, place: str) -> _Source:
-        fetcher = self._fetcher
+    def _remote(self, reference: Reference) -> _Source:
+        fetcher, url, place = self._fetcher, reference.url, reference.place
         if fetcher is None:
             raise ApiError(
                 400,
@@ -157,14 +205,15 @@ class Media:
 
         def fetched(left: int, deadline: float) -> bytes:
             with aside():
-                return fetcher.fetch(url, place, left, deadline)
+                return fetcher.fetch(url, place, left, deadline, video=reference.video is True)
 
-        return _Source(place, None, fetched)
+        return _Source(reference, None, fetched)
 
-    def _file(self, url: str, place: str) -> _Source:
+    def _file(self, reference: Reference) -> _Source:
         """A regular file below the media folder, links followed first. One message for whatever is
         wrong: it must not show what files there are.
         """
+        url, place = reference.url, reference.place
         refusal = ApiError(
             400,
             f"{place}: there is no such file that may be read",
@@ -190,11 +239,16 @@ class Media:
             raise refusal from None
         if not path.is_relative_to(self._root) or not stat.S_ISREG(status.st_mode):
             raise refusal
-        return _Source(place, status.st_size, lambda left, _: _read_file(path, left, refusal))
+        return _Source(reference, status.st_size, lambda left, _: _read_file(path, left, refusal))
 
 
-def _data_url(url: str, place: str) -> _Source:
+def _is_video(reference: Reference, data: bytes) -> bool:
+    return is_video_data(data[:64]) if reference.video is None else reference.video
+
+
+def _data_url(reference: Reference) -> _Source:
     """RFC 2397, base64 only. The media type it claims does not matter: the first bytes decide."""
+    url, place = reference.url, reference.place
     head, comma, encoded = url.partition(",")
     if not comma or not head[-7:].lower() == ";base64":
         raise ApiError(
@@ -213,7 +267,7 @@ def _data_url(url: str, place: str) -> _Source:
                 400, f"{place}: found data that is not base64", param=place, code="invalid_image"
             ) from None
 
-    return _Source(place, len(encoded) * 3 // 4, read)
+    return _Source(reference, len(encoded) * 3 // 4, read)
 
 
 def _read_file(path: Path, most: int, refusal: ApiError) -> bytes:
@@ -232,5 +286,7 @@ def _placed(place: str) -> Iterator[None]:
     """Names the picture of the request in an ImageError."""
     try:
         yield
+    except VideoError as error:  # which has the place before it already
+        raise ApiError(400, str(error), param=place, code="invalid_video") from error
     except ImageError as error:
         raise ApiError(400, f"{place}: {error}", param=place, code="invalid_image") from error

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from mtmd import BusyError, Picture
 from mtmd.prompt.load_image import load_isolated, picture_size
+from mtmd.prompt.video_input import VideoFacts, check_video
 from mtmd.service.measures.turnover import Turnover
 from mtmd.service.turns import Turns, aside
 from mtmd.web.settings import MediaBudget
@@ -24,7 +25,7 @@ DECODE_AT_ONCE = max(2, os.cpu_count() or 1) + 8
 
 @dataclass(frozen=True)
 class Excess:
-    """`what`: "pictures", "bytes of pictures" or "pixels"."""
+    """`what`: "pictures", "bytes of pictures", "pixels" or "videos"."""
 
     what: str
     count: int
@@ -40,7 +41,9 @@ class PictureBudget:
         self._turnover = Turnover()
         self._decoding = Turns(DECODE_AT_ONCE, limits.decoding_pixels)
 
-    def excess(self, *, pictures: int = 0, bytes_: int = 0, pixels: int = 0) -> Excess | None:
+    def excess(
+        self, *, pictures: int = 0, bytes_: int = 0, pixels: int = 0, videos: int = 0
+    ) -> Excess | None:
         """The first limit of one request that its pictures exceed together, None where they are
         within all.
         """
@@ -52,6 +55,7 @@ class PictureBudget:
                     ("pictures", pictures, limits.images),
                     ("bytes of pictures", bytes_, limits.bytes),
                     ("pixels", pixels, limits.pixels),
+                    ("videos", videos, limits.videos),
                 )
                 if count > most
             ),
@@ -63,6 +67,11 @@ class PictureBudget:
         that is over the budget by itself.
         """
         return picture_size(data, self.limits.each, name)
+
+    def check_video(self, data: bytes, name: str = "video") -> VideoFacts:
+        """What a video says of itself; its first frame is decoded. Raises VideoError, BusyError."""
+        with aside(), self.held(self.limits.video_pixels):
+            return check_video(data, self.limits.video, name)
 
     def decode(self, data: bytes, page: int = 0) -> Picture:
         """Waits while as many pictures, or pixels, are being decoded as may at once, in turn with

@@ -53,15 +53,22 @@ class Chat:
         """A JPEG; None where the store has no such picture any more."""
         return self.pictures.thumbnail(sha256)
 
-    def images(self, wanted: Sequence[tuple[str, str]]) -> list[StoredImage]:
-        """By (SHA-256, name). Raises ImageError for one that is not there any more, or is another
-        owner's.
+    def images(
+        self,
+        wanted: Sequence[tuple[str, str]],
+        parts: Sequence[tuple[float | None, float | None]] = (),
+    ) -> list[StoredImage]:
+        """By (SHA-256, name); `parts` of those that are videos, in seconds. Raises ImageError for
+        one that is not there any more, or is another owner's.
         """
         images = []
         for number, (sha256, name) in enumerate(wanted, 1):
             image = self.store.image_of(owner(), sha256, name)
             if image is None:
                 raise ImageError(f"picture {number} is not here any more; attach it again")
+            if image.is_video and parts:
+                start, end = parts[number - 1]
+                image = replace(image, start=start, end=end)
             images.append(image)
         return images
 
@@ -289,7 +296,9 @@ def _regions(answer: Message) -> dict[str, Any] | None:
     """Boxes and points in an answer, taken to be about the last picture that the model saw."""
     if not answer.receipt:
         return None
-    images = answer.receipt.get("images") or [{}]
+    images = answer.receipt.get("images") or []
+    if not images:
+        return None
     sizes = images[-1].get("processed_size"), images[-1].get("original_size")
     regions = find_regions(answer.text, *sizes)
     return regions.asdict() if regions else None

@@ -8,7 +8,7 @@ from typing import Any
 from mtmd import PromptError
 from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.page.pictures import PictureCache
-from mtmd.web.store.conversation import Message
+from mtmd.web.store.conversation import Message, StoredImage
 
 
 def model_messages(
@@ -20,7 +20,10 @@ def model_messages(
     turns: list[tuple[str, list[dict[str, Any]]]] = []
     for message in branch:
         parts: list[dict[str, Any]] = [
-            {"type": "image", "image": pictures.get(image)} for image in message.images
+            _video(image, pictures)
+            if image.is_video
+            else {"type": "image", "image": pictures.get(image)}
+            for image in message.images
         ]
         if message.text:
             parts.append({"type": "text", "text": message.text})
@@ -35,14 +38,25 @@ def model_messages(
 def checked_pixels(branch: Sequence[Message], budget: PictureBudget) -> int:
     """Of all its pictures. Raises PromptError where these are more than one request may bring."""
     images = [image for message in branch for image in message.images]
-    pixels = sum(i.width * i.height for i in images)
-    excess = budget.excess(pictures=len(images), bytes_=sum(i.bytes for i in images), pixels=pixels)
+    videos = sum(i.is_video for i in images)
+    pixels = sum(i.width * i.height for i in images if not i.is_video)
+    excess = budget.excess(
+        pictures=len(images) - videos,
+        bytes_=sum(i.bytes for i in images if not i.is_video),
+        pixels=pixels,
+        videos=videos,
+    )
     if excess:
         raise PromptError(
             f"found {excess.count:,} {excess.what} in this conversation, expected at most "
             f"{excess.most:,}; start a new one, or edit an earlier message to leave some out"
         )
-    return pixels
+    return pixels + videos * budget.limits.video_pixels
+
+
+def _video(video: StoredImage, pictures: PictureCache) -> dict[str, Any]:
+    part = {"start": video.start, "end": video.end}
+    return {"type": "video", "video": pictures.footage(video), **part}
 
 
 def _content(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:

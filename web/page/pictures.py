@@ -1,4 +1,4 @@
-"""Pictures of conversations, decoded for the model."""
+"""Pictures and videos of conversations, made ready for the model."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import OrderedDict
 
 from mtmd import ImageError, Picture
 from mtmd.prompt.load_image import jpeg_bytes, picture_format, png_bytes
+from mtmd.prompt.video_input import Footage, first_frame, is_video_data, sent_video
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.settings import ServerSettings
@@ -40,6 +41,8 @@ class PictureCache:
         brought. Raises ImageError, BusyError, and ApiError where there is no room for it.
         """
         self._check_room(len(data))
+        if is_video_data(data[:64]):
+            return self._add_video(data, name[:200], owner)
         picture = self._budget.decode_counted(data)
         if picture_format(data) == "PDF":  # which no browser shows as a picture
             data = png_bytes(picture.pixels)
@@ -48,6 +51,27 @@ class PictureCache:
             image = self._store.put_image(data, *picture.size, name[:200], owner)
         self._put(image.sha256, picture)
         return image
+
+    def _add_video(self, data: bytes, name: str, owner: str) -> StoredImage:
+        facts = self._budget.check_video(data, name or "video")
+        with self._adding:
+            self._check_room(len(data))
+            return self._store.put_image(
+                data, facts.width, facts.height, name, owner, facts.seconds
+            )
+
+    def footage(self, video: StoredImage) -> Footage:
+        """For a prompt. Raises ImageError for one that the store does not have any more."""
+        return sent_video(self._bytes(video), self._budget.limits.video, video.name or "the video")
+
+    def _bytes(self, image: StoredImage) -> bytes:
+        data = self._store.image_bytes(image.sha256)
+        if data is None:
+            raise ImageError(
+                f"picture {image.name or image.sha256[:12]!r} is not here any more; edit the "
+                "message and attach it again"
+            )
+        return data
 
     def add_pages(
         self, data: bytes, name: str, owner: str, most: int
@@ -69,13 +93,7 @@ class PictureCache:
             if image.sha256 in self._cached:
                 self._cached.move_to_end(image.sha256)
                 return self._cached[image.sha256]
-        data = self._store.image_bytes(image.sha256)
-        if data is None:
-            raise ImageError(
-                f"picture {image.name or image.sha256[:12]!r} is not here any more; edit the "
-                "message and attach it again"
-            )
-        picture = self._budget.decode(data)
+        picture = self._budget.decode(self._bytes(image))
         self._put(image.sha256, picture)
         return picture
 
@@ -88,7 +106,11 @@ class PictureCache:
         data = self._store.image_bytes(sha256)
         if data is None:
             return None
-        small = jpeg_bytes(self._budget.decode_counted(data).pixels, THUMBNAIL_SIDE)
+        if is_video_data(data[:64]):
+            picture = first_frame(data, self._budget.limits.video, "video")
+        else:
+            picture = self._budget.decode_counted(data)
+        small = jpeg_bytes(picture.pixels, THUMBNAIL_SIDE)
         with self._lock:
             self._thumbnails[sha256] = small
             while len(self._thumbnails) > THUMBNAILS_KEPT:

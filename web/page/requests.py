@@ -41,8 +41,12 @@ class Options(_Strict):
 
 
 class Attached(_Strict):
+    """A picture, or, with `start` and `end` seconds, a part of a video."""
+
     sha256: Id
     name: Annotated[str, Field(max_length=200)] = ""
+    start: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    end: Annotated[float, Field(ge=0, le=1e6)] | None = None
 
 
 class NewConversation(_Strict):

@@ -14,6 +14,7 @@ from flask import Blueprint, Response, g, jsonify, render_template, request
 
 from mtmd.checkpoint.hub import DEMO, DEMO_NAME
 from mtmd.prompt.load_image import jpeg_bytes, png_bytes
+from mtmd.prompt.video_input import can_read_videos
 from mtmd.web import sse
 from mtmd.web.auth import owner, without_key
 from mtmd.web.errors import ApiError, response
@@ -102,6 +103,7 @@ def _page_routes(routes: Blueprint, chat: Chat) -> None:
             "images": chat.budget.limits.images,
             "places": max(1, models.slots),
             "image_bytes": chat.budget.limits.bytes,
+            "video": model.sees and can_read_videos(),
         }
 
 
@@ -267,6 +269,7 @@ def _message_routes(routes: Blueprint, chat: Chat) -> None:
         return jsonify(
             prompt_tokens=count.prompt_tokens,
             image_tokens=count.image_tokens,
+            video_tokens=count.video_tokens,
             context=count.context,
         )
 
@@ -324,7 +327,7 @@ def _image_routes(routes: Blueprint, chat: Chat) -> None:
     @routes.post("/api/images")
     @takes(Body.PICTURE, Work.ANSWER)
     def upload_image() -> Response:
-        """The bytes of a picture file as the body; answered once it is on the disk."""
+        """The bytes of a picture or video file as the body; answered once it is on the disk."""
         return jsonify(
             asdict(chat.add_picture(request.get_data(cache=False), request.args.get("name", "")))
         )
@@ -344,6 +347,10 @@ def _image_routes(routes: Blueprint, chat: Chat) -> None:
         data = chat.store.image_bytes(sha256) if stored else None
         if stored is None or data is None:
             raise ApiError(404, "there is no such picture any more")
+        if stored.is_video:  # browsers ask for parts of it
+            whole = _served(data, stored.kind, FOREVER)
+            whole.make_conditional(request, accept_ranges=True, complete_length=len(data))
+            return whole
         if stored.kind in SHOWN_BY_BROWSERS:
             return _served(data, stored.kind, FOREVER)
         pixels = chat.budget.decode_counted(data).pixels
@@ -406,7 +413,9 @@ def _check_answer(chat: Chat, id_: str) -> None:
 
 
 def _images(chat: Chat, message: NewMessage) -> list[StoredImage]:
-    return chat.images([(i.sha256, i.name) for i in message.images])
+    return chat.images(
+        [(i.sha256, i.name) for i in message.images], [(i.start, i.end) for i in message.images]
+    )
 
 
 def _tiles(chat: Chat, sha256: str) -> Any:

@@ -25,7 +25,8 @@ class PictureTotals:
 @dataclass(frozen=True)
 class StoredImage:
     """`sha256` of the file's bytes, `kind` its media type; width and height in pixels as shown,
-    upright.
+    upright. Of a video: how many `seconds` it has, and of these what a message shows, from `start`
+    to `end`; None for all.
     """
 
     sha256: str
@@ -34,6 +35,13 @@ class StoredImage:
     width: int
     height: int
     name: str = ""
+    seconds: float | None = None
+    start: float | None = None
+    end: float | None = None
+
+    @property
+    def is_video(self) -> bool:
+        return self.kind.startswith("video/")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from mtmd.prompt.load_image import picture_format
+from mtmd.prompt.video_input import video_type
 from mtmd.web.store.folder import private_file, sync_folder
 
 UNFINISHED = ".part"  # ends the name of a file that is being written
@@ -28,9 +29,9 @@ SHOWN_BY_BROWSERS = (
 
 
 def media_type(data: bytes) -> str:
-    """Of a file that decodes as a picture."""
+    """Of a file that decodes as a picture, or as a video."""
     kind = picture_format(data)
-    return f"image/{kind.lower()}" if kind else "application/octet-stream"
+    return f"image/{kind.lower()}" if kind else video_type(data) or "application/octet-stream"
 
 
 class ImageFiles:

@@ -23,7 +23,7 @@ FORMAT, VERSION = "mtmd conversations", 1
 MOST_VALUES, MOST_CONVERSATIONS, MOST_MESSAGES, MOST_PICTURES = 500_000, 10_000, 50_000, 10_000
 MOST_TEXT = 20_000_000  # characters: nobody else can write for the seconds that they are indexed
 MOST_FIELDS, MOST_SHOWN = 16, 100  # of one message: fields, pictures
-MOST_OF_A_RECEIPT = 2000  # values
+MOST_OF_A_RECEIPT = 10_000  # values: frames of videos have six each
 Text = Annotated[str, Field(max_length=1 << 22)]
 Short = Annotated[str, Field(max_length=400)]
 Seconds = Annotated[float, Field(ge=0, le=1e11)]
@@ -43,6 +43,8 @@ class _Strict(BaseModel):
 class _Image(_Strict):
     sha256: Short
     name: Short = ""
+    start: Seconds | None = None
+    end: Seconds | None = None
 
 
 class _Options(_Strict):
@@ -121,12 +123,21 @@ def _message(message: Message) -> dict[str, Any]:
         "role": message.role,
         "text": message.text,
         "state": STOPPED if message.state == RUNNING else message.state,
-        "images": [{"sha256": i.sha256, "name": i.name} for i in message.images],
+        "images": [_shown(i) for i in message.images],
         "options": message.options,
         "receipt": message.receipt,
         "error": message.error,
         "created": message.created,
     }
+
+
+def _shown(image: StoredImage) -> dict[str, Any]:
+    """Which part of a video is named where it is not all of it, so that files of pictures are as
+    they were.
+    """
+    part = {"start": image.start, "end": image.end}
+    named = {"sha256": image.sha256, "name": image.name}
+    return named | {name: value for name, value in part.items() if value is not None}
 
 
 def import_file(
@@ -155,7 +166,9 @@ def import_file(
             )
             store.insert_conversation(db, owner, new)
             for m, receipt in tree.messages:
-                images = tuple(replace(kept[i.sha256], name=i.name) for i in m.images)
+                images = tuple(
+                    replace(kept[i.sha256], name=i.name, start=i.start, end=i.end) for i in m.images
+                )
                 store.insert(
                     db,
                     Message(

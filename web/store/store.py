@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -275,8 +276,9 @@ class Store:
         )
         for position, image in enumerate(m.images):
             db.execute(
-                "INSERT INTO attachments VALUES (?, ?, ?, ?)",
-                (m.id, position, image.sha256, image.name),
+                "INSERT INTO attachments (message, position, sha256, name, start, until) "
+                "VALUES (?, ?, ?, ?, ?, ?)",
+                (m.id, position, image.sha256, image.name, image.start, image.end),
             )
             db.execute("UPDATE images SET unused_since = NULL WHERE sha256 = ?", (image.sha256,))
             db.execute(
@@ -336,14 +338,17 @@ class Store:
                 (conversation, *values),
             ).fetchall()
             shown = db.execute(
-                "SELECT a.message, a.name, i.* FROM attachments a JOIN images i USING (sha256) "
+                "SELECT a.message, a.name, a.start, a.until, i.* "
+                "FROM attachments a JOIN images i USING (sha256) "
                 "JOIN messages m ON m.id = a.message WHERE m.conversation = ? ORDER BY a.message, "
                 "a.position",
                 (conversation,),
             ).fetchall()
         images: dict[str, list[StoredImage]] = {}
         for row in shown:
-            images.setdefault(row["message"], []).append(_image(row, row["name"]))
+            images.setdefault(row["message"], []).append(
+                replace(_image(row, row["name"]), start=row["start"], end=row["until"])
+            )
         return [_message(r, tuple(images.get(r["id"], ()))) for r in rows]
 
     def last_receipts(self, owner: str, count: int) -> list[tuple[str, float, dict[str, Any]]]:
@@ -366,13 +371,20 @@ class Store:
     # pictures
 
     def put_image(
-        self, data: bytes, width: int, height: int, name: str = "", owner: str | None = None
+        self,
+        data: bytes,
+        width: int,
+        height: int,
+        name: str = "",
+        owner: str | None = None,
+        seconds: float | None = None,
     ) -> StoredImage:
-        """Keep the file of a picture that was seen to decode. On the disk when this returns.
-        `owner`: who brought it, and sees it before it stands in a message.
+        """Keep the file of a picture, or a video of so many `seconds`, that was seen to decode. On
+        the disk when this returns. `owner`: who brought it, and sees it before it stands in a
+        message.
         """
         sha256 = self.files.name_of(data)
-        image = StoredImage(sha256, media_type(data), len(data), width, height, name)
+        image = StoredImage(sha256, media_type(data), len(data), width, height, name, seconds)
         was_there = False
         try:
             # one change, so that no other process collects the file before its row is there
@@ -380,10 +392,11 @@ class Store:
                 was_there = self.files.has(sha256)
                 self.files.put(data)
                 db.execute(
-                    "INSERT INTO images (sha256, kind, bytes, width, height, unused_since) "
-                    "VALUES (?, ?, ?, ?, ?, ?) "
+                    "INSERT INTO images "
+                    "(sha256, kind, bytes, width, height, unused_since, seconds) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?) "
                     "ON CONFLICT (sha256) DO UPDATE SET unused_since = excluded.unused_since",
-                    (sha256, image.kind, len(data), width, height, time.time()),
+                    (sha256, image.kind, len(data), width, height, time.time(), seconds),
                 )
                 db.execute("DELETE FROM deleted_images WHERE sha256 = ?", (sha256,))
                 if owner is not None:
@@ -540,7 +553,9 @@ def _conversation(row: sqlite3.Row) -> Conversation:
 
 
 def _image(row: sqlite3.Row, name: str) -> StoredImage:
-    return StoredImage(row["sha256"], row["kind"], row["bytes"], row["width"], row["height"], name)
+    return StoredImage(
+        row["sha256"], row["kind"], row["bytes"], row["width"], row["height"], name, row["seconds"]
+    )
 
 
 def _message(row: sqlite3.Row, images: tuple[StoredImage, ...]) -> Message:

@@ -91,8 +91,20 @@ def _uploads(db: sqlite3.Connection) -> None:
     )
 
 
+def _videos(db: sqlite3.Connection) -> None:
+    """Videos lie among the pictures: how long one is, and which part of it a message shows."""
+    _run(
+        db,
+        """
+    ALTER TABLE images ADD COLUMN seconds REAL;
+    ALTER TABLE attachments ADD COLUMN start REAL;
+    ALTER TABLE attachments ADD COLUMN until REAL;
+    """,
+    )
+
+
 # A new one goes to the end; what is there never changes.
-MIGRATIONS = (_conversations, _search, _order_and_deletion, _uploads)
+MIGRATIONS = (_conversations, _search, _order_and_deletion, _uploads, _videos)
 
 
 def migrate(db: sqlite3.Connection) -> None:

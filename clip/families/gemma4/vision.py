@@ -13,9 +13,17 @@ import torch
 
 from mtmd.clip.blocks import checkpoint_names, gguf_vit, grid_positions
 from mtmd.clip.families.gemma4.tower import GatedTower, read_gated_tower
-from mtmd.clip.image.pixels import gguf_image
+from mtmd.clip.image.pixels import fused, gguf_image
+from mtmd.clip.image.resize import read_resample
+from mtmd.clip.image.tensor_resize import MODES
 from mtmd.clip.resolution.fixed_area import FixedArea, read_fixed_area
 from mtmd.clip.resolution.resolution import ImagePlan
+from mtmd.clip.resolution.sizes import Size
+from mtmd.clip.token_budget import Budget
+from mtmd.clip.video.family import ClipShape
+from mtmd.clip.video.groups.single import SingleFrames
+from mtmd.clip.video.rules import Beginnings, FrameRule
+from mtmd.clip.video.video import Video
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter, Stored
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_WIDTH, Settings
@@ -31,6 +39,8 @@ SIZES = (
     1120,
 )  # tokens of a picture: the model is made for these, and the reference takes no others
 USUAL = 280
+USUAL_FRAME = 70
+VIDEO_TOKEN = "<|video|>"
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,7 @@ class Gemma4Vision:
     text_width: int
     bidirectional: bool
     resolution: FixedArea
+    video: SingleFrames
 
     marker = image_token = "<|image|>"
     separator = None
@@ -209,7 +220,49 @@ def read(top: Settings, image: Settings) -> Gemma4Vision:
         resolution=read_fixed_area(
             image, patch=patch, pool=pool, sizes=_sizes(pool, places), usual=USUAL
         ),
+        video=_read_video(image.part("video_processor"), patch, pool, places),
     )
+
+
+@dataclass(frozen=True)
+class Area:
+    """As pictures, in as many tokens as frames have."""
+
+    pictures: FixedArea
+
+    def fit(self, size: Size, budget: Budget) -> tuple[Size, int]:
+        rows, columns = self.pictures.grid(size[1], size[0], budget)
+        return (columns * self.pictures.cell, rows * self.pictures.cell), rows * columns
+
+    def steps(self, size: Size, shape: Size) -> tuple[Size, ...]:  # noqa: ARG002
+        return (shape,)
+
+
+def _read_video(video: Settings, patch: int, pool: int, places: int) -> SingleFrames:
+    same = {"patch_size": patch, "pooling_kernel_size": pool, "do_normalize": True}
+    stepped = {**same, **video.values}
+    area = read_fixed_area(
+        Settings(stepped, video.where),
+        patch=patch,
+        pool=pool,
+        sizes=_sizes(pool, places),
+        usual=USUAL_FRAME,
+    )
+    return SingleFrames(
+        how=Area(area),
+        normalize=fused(area.normalize) if stepped["do_normalize"] else area.normalize,
+        resample=read_resample(video, 3, MODES),
+        rule=FrameRule(Beginnings(video.count("num_frames", 32))),
+        markers=(VIDEO_TOKEN,),
+        token=VIDEO_TOKEN,
+        write=_write,
+    )
+
+
+def _write(video: Video, shape: ClipShape) -> str:
+    """Each frame behind its minute and second."""
+    tokens = f"<|image>{VIDEO_TOKEN * shape.tokens}<image|>"
+    return " ".join(f"{int(t // 60):02d}:{int(t % 60):02d} {tokens}" for t in video.times)
 
 
 def _sizes(pool: int, places: int) -> tuple[int, ...]:

@@ -32,6 +32,7 @@ class LlavaVision:
     marker = "<image>"
     image_token = "<image>"
     bidirectional = False
+    video = None
 
     @property
     def separator(self) -> str | None:

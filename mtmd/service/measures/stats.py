@@ -12,6 +12,7 @@ class TokenCount:
     prompt_tokens: int
     image_tokens: tuple[int, ...]
     context: int
+    video_tokens: tuple[int, ...] = ()
 
 
 @dataclass

@@ -161,7 +161,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "2 to 10 tiles and 64 to 60 tokens a picture, expected limits in order",
     ),
     "many tiles": ({"max_tiles": 1000}, "max_tiles is 1000, expected an integer from 1 to 64"),
-    "filter": ({"resample": 1}, "resample is 1, expected one of 2, 3"),
+    "filter": ({"resample": 0}, "resample is 0, expected one of 1, 2, 3"),
     "no resize": ({"do_resize": False}, "do_resize false is not supported"),
     "points": (
         {"encoder_patch_size": 1, "downsample_factor": 1},

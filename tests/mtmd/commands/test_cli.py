@@ -68,6 +68,7 @@ def test_json(one: Path, mtmd: Any, demo: Model) -> None:
     receipt = values["receipt"]
     assert {
         "images",
+        "videos",
         "image_tokens",
         "prompt_tokens",
         "output_tokens",
@@ -220,6 +221,7 @@ def options_of(verb: str) -> set[str]:
     }
 
 
+VIDEOS = {"--fps", "--max-frames", "--from", "--to"}  # tests/mtmd/prompt/test_videos.py
 RANKS = {"--tp", "--tensor-split", "--no-kv-offload"}  # tests/mtmd/ranks
 IN_TEST_GGUF = {
     "--mmproj",
@@ -243,6 +245,7 @@ def test_every_option_of_describe_is_tried_here() -> None:
         "--memory-limit",  # tests/mtmd/loaded/test_memory_admission.py
         "--isolate",  # tests/mtmd/test_isolate.py
         *RANKS,
+        *VIDEOS,
         "--each",  # tests/mtmd/commands/test_new_user.py
     }
 

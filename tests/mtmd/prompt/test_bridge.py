@@ -14,7 +14,8 @@ from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.token_budget import Budget
 from mtmd.kernels.errors import PromptError
 from mtmd.model import Model
-from mtmd.prompt.bridge import Bridge, Prepared, _pieces
+from mtmd.prompt.bridge import Bridge, Prepared
+from mtmd.prompt.pieces import Part, pieces_of
 from mtmd.service.encode_queue import EncodeQueue
 
 
@@ -171,7 +172,7 @@ RUNS: dict[
 @pytest.mark.parametrize("case", RUNS)
 def test_runs_of_image_tokens(case: str) -> None:
     plans, tokens, expected = RUNS[case]
-    found = _pieces(tokens, IMAGE, plans)
+    found = pieces_of(tokens, {IMAGE}, [Part(plan) for plan in plans])
     assert [(p.picture, p.start, len(p.tokens)) for p in found] == expected
     assert [t for p in found for t in p.tokens] == tokens
     assert [p.grid for p in found if p.picture is not None] == (
@@ -216,7 +217,7 @@ def test_templates_that_do_not_fit(case: str, demo: Model) -> None:
 )
 def test_image_tokens_that_do_not_fit(plans: list[ImagePlan], tokens: list[int], told: str) -> None:
     with pytest.raises(PromptError, match=told):
-        _pieces(tokens, IMAGE, plans)
+        pieces_of(tokens, {IMAGE}, [Part(plan) for plan in plans])
 
 
 def test_a_picture_that_comes_again_does_not_wait_for_one_that_is_over(demo: Model) -> None:

@@ -145,8 +145,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "found a part of type 'image', expected",
     ),
     "an unknown part": (
-        [{"role": "user", "content": [{"type": "video", "video": "a.mp4"}]}],
-        "found a part of type 'video'",
+        [{"role": "user", "content": [{"type": "audio", "audio": "a.mp3"}]}],
+        "found a part of type 'audio'",
     ),
     "an image without one": (
         [{"role": "user", "content": [{"type": "image"}]}],

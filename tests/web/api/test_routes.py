@@ -279,7 +279,7 @@ def test_tokens_are_counted_without_an_answer(service, client):
     assert found == {
         "object": "response.input_tokens",
         "input_tokens": 14,
-        "mtmd": {"image_tokens": [4], "context": CONTEXT},
+        "mtmd": {"image_tokens": [4], "video_tokens": [], "context": CONTEXT},
     }
     assert not service.tickets
 

@@ -47,7 +47,7 @@ class Fetcher:
     def __init__(self, pictures=None):
         self.pictures, self.asked = pictures or {}, []
 
-    def fetch(self, url, place, max_bytes, deadline):  # noqa: ARG002
+    def fetch(self, url, place, max_bytes, deadline, *, video=False):  # noqa: ARG002
         self.asked.append((url, max_bytes))
         return self.pictures[url]
 

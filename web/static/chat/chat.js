@@ -4,12 +4,13 @@ import { $, announce, el, themeButton, toast } from "../shared/dom.js";
 import { ServerError, at, events, get, patch, post, upload } from "../shared/server.js";
 import { Comparing, SideBySide } from "../compare/compare.js";
 import { Picker } from "../models/picker.js";
-import { Composer } from "./composer.js";
+import { Composer, asSent } from "./composer.js";
 import { ConversationList } from "./conversation_list.js";
 import { Growing, answerMessage, sideBySide, userMessage } from "./message.js";
 import { leaveEnd, startScrolling, stayAtEnd } from "./scroll.js";
 import { adopt, options, optionsForAnother, settingsFor, startSettings } from "./settings.js";
 import { Tree } from "./tree.js";
+import { startVideos } from "./video.js";
 import { setModel, startViewer } from "./viewer.js";
 import { ThreadWindow } from "./window.js";
 import { startWelcome } from "./welcome.js";
@@ -66,6 +67,7 @@ async function start() {
   startSettings(about, () => composer.changed());
   comparing = new Comparing({ options, models: () => (picker ? picker.names : []), changed: () => composer.changed() });
   startViewer(about.model, onRegion);
+  startVideos();
   startWelcome(about, askSample);
   listen();
   shown = new ThreadWindow({ path: () => tree.path(), load: loadLight, draw });
@@ -381,7 +383,7 @@ async function send(text, images, editing) {
       window.history.pushState(null, "", at(`/c/${conversation.id}`));
       composer.moveDraft(conversation.id);
     }
-    const draft = { parent: editing ? editing.parent : tree.head, text, images: images.map(({ sha256, name }) => ({ sha256, name })) };
+    const draft = { parent: editing ? editing.parent : tree.head, text, images: images.map(asSent) };
     const sent = await arrived(draft) ?? await deliver(draft);
     conversation = sent.conversation;
     tree.put({ ...sent.message, regions: null });

@@ -2,10 +2,11 @@
 
 import { $, announce, el, icon, toast } from "../shared/dom.js";
 import { plural } from "../shared/format.js";
-import { imagePath, post, show, upload, uploadPages } from "../shared/server.js";
+import { imagePath, post, show, smallPath, upload, uploadPages } from "../shared/server.js";
 import { options } from "./settings.js";
 import { openViewer } from "./viewer.js";
 import { viewerItem } from "./message.js";
+import { isVideo, openVideo, partOf } from "./video.js";
 import { droppedFiles } from "../table/table.js";
 
 const COUNT_AFTER_MS = 250;
@@ -104,6 +105,10 @@ export class Composer {
     const room = this.about.images - this.attached.length;
     if (files.length > room) toast(`One message takes at most ${plural(this.about.images, "picture")}; ${files.length - room} left out.`);
     for (const file of files.slice(0, Math.max(0, room))) {
+      if (file.type.startsWith("video/") && !this.about.video) {
+        toast(`${file.name} was left out: this server reads no videos. Its library for them, PyAV, is not installed.`);
+        continue;
+      }
       if (file.type === "application/pdf" || file.name.toLowerCase().endsWith(".pdf")) this.#addPages(file);
       else this.#add(file, file.name);
     }
@@ -142,7 +147,8 @@ export class Composer {
   }
 
   async #add(blob, name) {
-    const one = { key: newKey(), blob, image: null, preview: URL.createObjectURL(blob), name, tokens: null };
+    const isFilm = (blob.type ?? "").startsWith("video/"); // its preview comes from the server
+    const one = { key: newKey(), blob, image: null, preview: isFilm ? null : URL.createObjectURL(blob), name, tokens: null };
     this.attached.push(one);
     this.#upload(one);
     this.draw();
@@ -310,16 +316,26 @@ export class Composer {
     this.timer = setTimeout(() => this.#count(), COUNT_AFTER_MS);
   }
 
+  /** A part of an attached video is shown in place of all of it. */
+  #trim(one) {
+    openVideo(one.image, { trimmed: (start, end) => {
+      one.image = { ...one.image, start, end };
+      one.tokens = null;
+      this.changed();
+    } });
+  }
+
   draw() {
-    const items = this.attached.filter((one) => one.image).map((one, index) => ({ ...viewerItem(one.image, index + 1), replace: (blob) => this.#replace(one, blob) }));
+    const items = this.attached.filter((one) => one.image && !isVideo(one.image)).map((one, index) => ({ ...viewerItem(one.image, index + 1), replace: (blob) => this.#replace(one, blob) }));
     const thumbs = this.attached.map((one) => {
       const picture = el("img", { alt: one.name || "Picture", on: { error: () => this.#previewFailed(one, picture) } });
       if (one.preview) picture.src = one.preview;
-      else if (one.image) show(picture, imagePath(one.image.sha256));
+      else if (one.image) show(picture, isVideo(one.image) ? smallPath(one.image.sha256) : imagePath(one.image.sha256));
       const retry = one.failed && el("button", { class: "retry", type: "button", "aria-label": `Try again to attach ${one.name || "picture"}`, on: { click: () => { this.#upload(one); this.draw(); } } }, icon("again"));
-      const open = () => { if (one.image) openViewer(items, items.findIndex((item) => item.image === one.image)); };
+      const open = () => { if (isVideo(one.image)) this.#trim(one); else if (one.image) openViewer(items, items.findIndex((item) => item.image === one.image)); };
       return el("div", { class: `thumb${one.image ? "" : one.failed ? " failed" : " loading"}`, role: "listitem" },
-        el("button", { class: "picture", type: "button", "aria-label": `Show ${one.name || "picture"} large`, on: { click: open } }, picture), retry,
+        el("button", { class: "picture", type: "button", "aria-label": isVideo(one.image) ? `Play or cut ${one.name || "video"}, ${partOf(one.image)}` : `Show ${one.name || "picture"} large`, on: { click: open } }, picture,
+          isVideo(one.image) ? el("span", { class: "video-part" }, partOf(one.image)) : null), retry,
         el("button", { class: "off", type: "button", "aria-label": `Remove ${one.name || "picture"}`, on: { click: () => { this.#remove(one); $("prompt").focus(); } } }, icon("close")),
         el("span", { class: "thumb-tokens" }, one.failed ? "not attached" : one.tokens === null ? " " : plural(one.tokens, "token")));
     });
@@ -339,8 +355,11 @@ export class Composer {
     }
     try {
       const count = await this.count(this.where(this.editing), this.counting.signal);
-      const own = images.length ? count.image_tokens.slice(-images.length) : [];
-      images.forEach((one, index) => { one.tokens = own[index]; });
+      for (const [kind, all] of [[false, count.image_tokens], [true, count.video_tokens]]) {
+        const ours = images.filter((one) => isVideo(one.image) === kind);
+        const own = ours.length ? all.slice(-ours.length) : [];
+        ours.forEach((one, index) => { one.tokens = own[index] ?? null; });
+      }
       this.draw();
       this.#showCount(count, parent);
     } catch (error) {
@@ -353,7 +372,7 @@ export class Composer {
   /** Tokens of the draft behind what stands before it; of that the model sees what stands from `since` on. */
   count({ conversation, parent, since }, signal) {
     const { system, detail, model } = options();
-    const images = this.attached.filter((one) => one.image).map((one) => ({ sha256: one.image.sha256, name: one.name }));
+    const images = this.attached.filter((one) => one.image).map((one) => asSent({ ...one.image, name: one.name }));
     return post("/api/count", { conversation, parent, text: $("prompt").value, images,
       options: { ...(model ? { model } : {}), ...(system ? { system } : {}), ...(detail ? { detail } : {}), ...(since ? { since } : {}) } }, { signal });
   }
@@ -372,6 +391,8 @@ export class Composer {
   }
 }
 
+/** An attachment as requests have it. */
+export const asSent = ({ sha256, name, kind, start, end }) => ({ sha256, name, ...(isVideo({ kind }) ? { start: start ?? null, end: end ?? null } : {}) });
 const newKey = () => crypto.getRandomValues(new Uint32Array(1))[0];
 
 /** Why a picture is not attached: which file, what was found in it and what is taken. */

@@ -6,6 +6,7 @@ import { AnswerText, answerOf } from "../markdown/view.js";
 import { imagePath, show } from "../shared/server.js";
 import { chosenUnits, figure, inPixels } from "./regions.js";
 import { receiptOf, settingsOf } from "./receipt.js";
+import { isVideo, linkTimes, videoButton } from "./video.js";
 import { askAboutBox, openViewer } from "./viewer.js";
 
 const LARGEST = [320, 240]; // CSS pixels of a picture in the thread
@@ -31,11 +32,12 @@ function shownSize({ width, height }) {
 /** `context`: {tree, model, last, running, act, view}, `act` with the functions behind the buttons, `view(answer)` with what draws its text. */
 export function userMessage(message, context) {
   const { tree, act } = context;
-  const before = message.images.length ? tree.picturesBefore(message).length : 0;
-  const items = message.images.map((image, index) => viewerItem(image, before + index + 1));
-  const pictures = message.images.map((image, index) => el("button", {
-    class: "picture", type: "button", "aria-label": `Show ${image.name || "picture"} large`, on: { click: () => openViewer(items, index) },
-  }, show(el("img", { alt: image.name || "Attached picture", ...shownSize(image) }), imagePath(image.sha256))));
+  const stills = message.images.filter((image) => !isVideo(image));
+  const before = stills.length ? tree.picturesBefore(message).filter((image) => !isVideo(image)).length : 0;
+  const items = stills.map((image, index) => viewerItem(image, before + index + 1));
+  const pictures = message.images.map((image) => (isVideo(image) ? videoButton(image) : el("button", {
+    class: "picture", type: "button", "aria-label": `Show ${image.name || "picture"} large`, on: { click: () => openViewer(items, stills.indexOf(image)) },
+  }, show(el("img", { alt: image.name || "Attached picture", ...shownSize(image) }), imagePath(image.sha256)))));
   return el("article", { class: `message user${context.last ? " last" : ""}`, id: `m-${message.id}`, "aria-label": "You" },
     context.since === message.id ? el("p", { class: "dropped" }, "What is above was dropped to make room: the model does not see it.") : null,
     pictures.length ? el("div", { class: `pictures${pictures.length > 1 ? " many" : ""}` }, pictures) : null,
@@ -49,7 +51,12 @@ export function answerMessage(message, context) {
   const { act } = context;
   const made = el("article", { class: `message answer${context.last ? " last" : ""}`, id: `m-${message.id}`, "aria-label": "Answer" });
   if (message.state === "running") return made;
-  if (message.text) made.append(context.view(message).draw(message.text, false).element);
+  if (message.text) {
+    const { element } = context.view(message).draw(message.text, false);
+    made.append(element);
+    const video = message.receipt?.videos?.length ? context.tree.picturesBefore(message).filter(isVideo).at(-1) : null;
+    if (video) linkTimes(element, video);
+  }
   if (message.regions) made.append(marked(message, context));
   const ending = ENDINGS[message.state];
   const cut = message.receipt?.finish === "length" && message.state === "complete";
@@ -76,7 +83,7 @@ function endOf(message, words, act) {
 
 /** The answer's boxes over the last picture before it. */
 function marked(message, context) {
-  const pictures = context.tree.picturesBefore(message);
+  const pictures = context.tree.picturesBefore(message).filter((one) => !isVideo(one));
   const image = pictures.at(-1);
   if (!image) return "";
   const seen = message.receipt?.images.at(-1);

@@ -3,6 +3,7 @@
 import { el, svg, toast } from "../shared/dom.js";
 import { STAGES, milliseconds, pixels, plural } from "../shared/format.js";
 import { get, show } from "../shared/server.js";
+import { clock, isVideo, openVideo } from "./video.js";
 import { openViewer } from "./viewer.js";
 
 const SYSTEM_SHOWN = 40; // characters
@@ -21,7 +22,9 @@ export function receiptOf(receipt, options, pictures) {
 function summary(receipt) {
   const total = STAGES.reduce((sum, [name]) => sum + (receipt[name] ?? 0), 0);
   const parts = [];
-  if (receipt.images.length) parts.push(`${plural(receipt.images.length, "picture")}, ${plural(receipt.image_tokens, "token")}`);
+  const videos = receipt.videos ?? []; // an answer of an earlier version has none
+  const looked = [[receipt.images, "picture"], [videos, "video"]].filter(([list]) => list.length).map(([list, word]) => plural(list.length, word));
+  if (looked.length) parts.push(`${looked.join(" and ")}, ${plural(receipt.image_tokens, "token")}`);
   parts.push(`${plural(receipt.output_tokens, "token")} in ${milliseconds(total)}`, receipt.device);
   if (receipt.finish === "length") parts.push("cut at the longest length");
   const words = [el("span", {}, parts.join(" · "))];
@@ -31,7 +34,9 @@ function summary(receipt) {
 
 function body(receipt, options, pictures) {
   const made = el("div", { class: "receipt-body" });
-  receipt.images.forEach((image, index) => made.append(seen(image, pictures[index])));
+  const [stills, videos] = [pictures.filter((one) => !isVideo(one)), pictures.filter(isVideo)];
+  receipt.images.forEach((image, index) => made.append(seen(image, stills[index])));
+  (receipt.videos ?? []).forEach((video, index) => made.append(seenVideo(video, videos[index])));
   made.append(times(receipt), facts([
     ["Prompt", `${plural(receipt.prompt_tokens, "token")}${receipt.reused_tokens ? `, ${receipt.reused_tokens.toLocaleString("en")} known from before` : ""}`],
     ["Answer", `${plural(receipt.output_tokens, "token")}, ${ENDS[receipt.finish] ?? receipt.finish}`],
@@ -74,6 +79,27 @@ function seen(image, picture) {
     ["Seen as", `${pixels(image.processed_size)} in ${plural(image.tiles, "tile")}`],
     ["Tokens", `${image.tokens.toLocaleString("en")}${image.cached ? ", encoded before (from the cache)" : ""}`],
     ["Notes", image.notes.join("; ")],
+  ]));
+}
+
+/** The frames that the model saw, each with its time, which leads there in the video. */
+function seenVideo(video, stored) {
+  const frames = video.frames.map((frame) => {
+    const picture = show(el("img", { alt: "", loading: "lazy" }), `/api/processed/${frame.sha256}/${frame.place}`);
+    const button = el("button", { class: "frame", type: "button", "aria-label": `Frame at ${clock(frame.time)}`,
+      on: { click: () => (stored ? openVideo(stored, { at: frame.time }) : toast("The video is not here any more.")) } }, picture, el("span", {}, clock(frame.time)));
+    picture.addEventListener("error", () => picture.remove()); // the server keeps what the model saw for a while only
+    return button;
+  });
+  const cached = video.frames.filter((frame) => frame.cached).length;
+  return el("div", { class: "seen-video" }, el("div", { class: "frames", role: "group", "aria-label": "Frames that the model saw", tabIndex: 0 }, frames), facts([
+    ["Video", stored?.name || "video"],
+    ["Original", `${pixels(video.original_size)}, ${clock(video.seconds)} at ${Number(video.fps.toPrecision(4))} frames/s, ${video.codec}`],
+    ["Seen", `${plural(frames.length, "frame")} of ${video.frames_in_file.toLocaleString("en")}, as ${pixels(video.processed_size)}`],
+    ["How", video.how],
+    ["Tokens", `${video.tokens.toLocaleString("en")}${cached ? `, ${cached === frames.length ? "all" : plural(cached, "frame")} encoded before (from the cache)` : ""}`],
+    ["Read in", `${milliseconds(video.read_ms)}${video.read_before ? ", read before" : ""}`],
+    ["Notes", video.notes.join("; ")],
   ]));
 }
 

@@ -1,0 +1,197 @@
+"""Pictures that move: GIF, WebP and PNG of several frames. Their times are read from the file
+itself, before anything is decoded; Pillow decodes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import BinaryIO
+
+import numpy as np
+from PIL import GifImagePlugin, Image, ImageFile, PngImagePlugin, WebPImagePlugin
+
+from mtmd.clip.image.pixels import Pixels
+from mtmd.clip.video.limits import VideoLimits, admit_any, check_size
+from mtmd.clip.video.signatures import NAMES
+from mtmd.clip.video.video import VideoFacts
+from mtmd.kernels.errors import VideoError
+
+SHORTEST_S, USUAL_S = 0.011, 0.1
+"""A frame shown for less than the first is shown for the second, as browsers do."""
+MOST_FRAMES = 10_000  # each is drawn over the one before
+MOST_BYTES = 256 << 20
+"""Read into memory whole."""
+_READERS: dict[str, Callable[[BinaryIO], ImageFile.ImageFile]] = {
+    "GIF": GifImagePlugin.GifImageFile,
+    "WEBP": WebPImagePlugin.WebPImageFile,
+    "PNG": PngImagePlugin.PngImageFile,
+}
+
+
+class Animation:
+    """Made of an open file of format `kind`. Raises VideoError for one of a single frame, and for
+    what is damaged.
+    """
+
+    def __init__(
+        self,
+        file: BinaryIO,
+        kind: str,
+        limits: VideoLimits,
+        name: str,
+        admit: Callable[[int], None] = admit_any,
+    ):
+        data = file.read(min(limits.max_bytes, MOST_BYTES) + 1)
+        if len(data) > MOST_BYTES:
+            raise VideoError(
+                f"{name}: found a {NAMES[kind]} of more than {MOST_BYTES:,} bytes, expected a "
+                "smaller one; encode it as MP4"
+            )
+        file.seek(0)
+        seconds = timing(data, kind)
+        self._file, self._kind, self._name = file, kind, name
+        self._seconds = seconds
+        if len(seconds) < 2:
+            raise VideoError(
+                f"{name}: found a {NAMES[kind]} of one frame, expected one that moves; give it as "
+                "a picture"
+            )
+        if len(seconds) > MOST_FRAMES:
+            raise VideoError(
+                f"{name}: found a {NAMES[kind]} of more than {MOST_FRAMES:,} frames, expected "
+                "fewer; encode it as MP4"
+            )
+        width, height = canvas(data, kind)
+        check_size(width, height, limits, name)
+        admit(width * height)
+        starts = np.cumsum([0.0, *seconds])
+        self._starts = starts
+        self._skipped = 1 if kind == "PNG" and _begins_with_a_still(data) else 0
+        self.facts = VideoFacts(
+            len(seconds),
+            len(seconds) / float(starts[-1]),
+            float(starts[-1]),
+            width,
+            height,
+            {"GIF": "gif", "WEBP": "webp", "PNG": "apng"}[kind],
+            ("variable frame rate",) if max(seconds) > 1.25 * min(seconds) else (),
+        )
+
+    def close(self) -> None:
+        pass
+
+    def take(
+        self, indices: Sequence[int], size: tuple[int, int]
+    ) -> Iterator[tuple[int, float, Pixels]]:
+        """(number, seconds, uint8 [Y, X, 3]) of each frame, transparent parts on white."""
+        try:
+            image = _READERS[self._kind](self._file)
+            for index in indices:
+                image.seek(index + self._skipped)
+                frame = image.convert("RGBA")
+                white = Image.new("RGBA", frame.size, (255, 255, 255, 255))
+                shown = Image.alpha_composite(white, frame).convert("RGB")
+                if shown.size != size:
+                    shown = shown.resize(size, Image.Resampling.BOX)
+                yield index, float(self._starts[index]), np.asarray(shown)
+        except (VideoError, MemoryError, GeneratorExit):
+            raise
+        except EOFError:
+            return  # it ends before its header says so: who asked sees that
+        except Exception as error:
+            raise VideoError(
+                f"{self._name}: found a damaged {NAMES[self._kind]}, expected one that decodes; "
+                "save it anew"
+            ) from error
+
+
+def timing(data: bytes, kind: str) -> list[float]:
+    """Seconds that each frame of a file is shown for; of a damaged file, of those that come before
+    the damage; one, of any length, for a picture that does not move.
+    """
+    found = {"GIF": _gif, "WEBP": _webp, "PNG": _png}[kind](data)
+    result = []
+    for seconds in found:
+        result.append(seconds if seconds >= SHORTEST_S else USUAL_S)
+        if len(result) > MOST_FRAMES:
+            break
+    return result or [USUAL_S]
+
+
+def moves(data: bytes, kind: str | None) -> bool:
+    """Whether a picture file of format `kind` has several frames."""
+    return kind in _READERS and len(timing(data, str(kind))) > 1
+
+
+def canvas(data: bytes, kind: str) -> tuple[int, int]:
+    """(width, height) that the header tells; (0, 0) where it is not there."""
+    try:
+        if kind == "GIF":
+            return struct.unpack_from("<HH", data, 6)
+        if kind == "PNG":
+            return struct.unpack_from(">II", data, 16)
+    except struct.error:
+        return 0, 0
+    if data[12:16] != b"VP8X" or len(data) < 30:
+        return 0, 0
+    return 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
+
+
+def _gif(data: bytes) -> Iterator[float]:
+    """GIF89a: blocks one after another; a frame's time stands in the extension before it."""
+    at, delay = 13, 0.0
+    if len(data) > 10 and data[10] & 0x80:
+        at += 3 << ((data[10] & 7) + 1)
+    while at + 1 < len(data):
+        mark, label = data[at], data[at + 1]
+        if mark == 0x21:
+            if label == 0xF9 and at + 6 < len(data):
+                delay = int.from_bytes(data[at + 4 : at + 6], "little") / 100
+            at = _after_blocks(data, at + 2)
+        elif mark == 0x2C:
+            yield delay
+            if at + 9 >= len(data):
+                return
+            colours = 3 << ((data[at + 9] & 7) + 1) if data[at + 9] & 0x80 else 0
+            at, delay = _after_blocks(data, at + 11 + colours), 0.0
+        else:
+            return
+
+
+def _after_blocks(data: bytes, at: int) -> int:
+    while at < len(data) and data[at]:
+        at += data[at] + 1
+    return at + 1
+
+
+def _webp(data: bytes) -> Iterator[float]:
+    """RFC 9649: ANMF chunks, with the time in milliseconds."""
+    at = 12
+    while at + 8 <= len(data):
+        size = int.from_bytes(data[at + 4 : at + 8], "little")
+        if data[at : at + 4] == b"ANMF" and at + 24 <= len(data):
+            yield int.from_bytes(data[at + 20 : at + 23], "little") / 1000
+        at += 8 + size + size % 2
+
+
+def _png(data: bytes) -> Iterator[float]:
+    """PNG, third edition: fcTL chunks, with the time as a fraction."""
+    for at, size, kind in _chunks(data):
+        if kind == b"fcTL" and size == 26 and at + 34 <= len(data):
+            above, below = struct.unpack_from(">HH", data, at + 28)
+            yield above / (below or 100)
+
+
+def _begins_with_a_still(data: bytes) -> bool:
+    """Whether the first picture is for readers that know no animation, and no part of it."""
+    kinds = (kind for _, _, kind in _chunks(data))
+    return next((k for k in kinds if k in (b"fcTL", b"IDAT")), b"") == b"IDAT"
+
+
+def _chunks(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    at = 8
+    while at + 8 <= len(data):
+        size = int.from_bytes(data[at : at + 4], "big")
+        yield at, size, data[at + 4 : at + 8]
+        at += 12 + size

@@ -1,0 +1,189 @@
+"""A video that frames can be taken of: a file, opened when they are, or frames that are given."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtmd.clip.image.pixels import Pixels
+from mtmd.clip.video.decode import Reader, open_video
+from mtmd.clip.video.isolated import opened_isolated
+from mtmd.clip.video.limits import DEFAULT_LIMITS, VideoLimits, check_bytes, check_facts, check_size
+from mtmd.clip.video.video import VideoFacts
+from mtmd.kernels.errors import VideoError
+
+_HASHED_BYTES = 1 << 22
+_DIGESTS = 1024
+_digests: dict[tuple[int, ...], str] = {}
+"""Of files as they were: a film is not read through for every question about it."""
+
+
+class Footage(Protocol):
+    """What frames can be taken of, any number of times. Thread-safe."""
+
+    name: str
+    limits: VideoLimits
+
+    @property
+    def sha256(self) -> str:
+        """Hex digest of the content."""
+
+    def opened(self) -> AbstractContextManager[Reader]:
+        """While frames are taken. Raises VideoError, and BusyError where no process can be had."""
+
+
+class VideoFile:
+    """A file by its path, or its bytes. `isolate`: it is read in a worker process."""
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | bytes,
+        limits: VideoLimits = DEFAULT_LIMITS,
+        name: str = "video",
+        isolate: bool = False,
+    ):
+        """Raises VideoError for a file that is empty or too large, OSError for one that is not
+        there.
+        """
+        self.name, self.limits = name, limits
+        self._source, self._isolate = source, isolate
+        self.bytes = len(source) if isinstance(source, bytes) else Path(source).stat().st_size
+        check_bytes(self.bytes, limits, name)
+
+    @cached_property
+    def sha256(self) -> str:
+        if isinstance(self._source, bytes):
+            return hashlib.sha256(self._source).hexdigest()
+        with self._file() as file:
+            told = os.fstat(file.fileno())
+            key = told.st_dev, told.st_ino, told.st_size, told.st_mtime_ns, told.st_ctime_ns
+            if key not in _digests:
+                digest = hashlib.sha256()
+                while data := file.read(_HASHED_BYTES):
+                    digest.update(data)
+                if len(_digests) >= _DIGESTS:
+                    _digests.clear()
+                _digests[key] = digest.hexdigest()
+            return _digests[key]
+
+    @contextmanager
+    def opened(self) -> Iterator[Reader]:
+        with self._file() as file:
+            if self._isolate:
+                with (
+                    _with_descriptor(file) as described,
+                    opened_isolated(
+                        described.fileno(), self.bytes, self.limits, self.name
+                    ) as remote,
+                ):
+                    yield remote
+            else:
+                reader = open_video(file, self.limits, self.name)
+                with closing(reader):
+                    yield reader
+
+    def _file(self) -> BinaryIO:
+        source = self._source
+        return io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb")
+
+
+class GivenFrames:
+    """Frames uint8 [Y, X, 3] of one size, and the seconds at which each begins, ascending."""
+
+    def __init__(
+        self,
+        frames: Sequence[Pixels],
+        times: Sequence[float],
+        limits: VideoLimits = DEFAULT_LIMITS,
+        name: str = "video",
+    ):
+        """Raises VideoError for none, for too large ones, and for times that do not ascend."""
+        self.name, self.limits = name, limits
+        self._frames, self._times = frames, tuple(float(t) for t in times)
+        if not len(frames) or len(frames) != len(self._times):
+            raise VideoError(
+                f"{name}: found {len(frames)} frames and {len(self._times)} times, expected at "
+                "least one frame, and a time for each"
+            )
+        ascends = all(b > a for a, b in zip(self._times, self._times[1:], strict=False))
+        if not ascends or not all(np.isfinite(self._times)):
+            raise VideoError(f"{name}: found times that do not ascend, expected seconds in order")
+        shapes = {tuple(f.shape) for f in frames}
+        if len(shapes) > 1:
+            one, other = sorted(shapes)[:2]
+            raise VideoError(
+                f"{name}: found frames of {one[1]} x {one[0]} and of {other[1]} x {other[0]} "
+                "pixels, expected all of one size; scale them"
+            )
+        ((height, width, _),) = shapes
+        check_size(width, height, limits, name)
+        count = len(frames)
+        length = self._times[-1] - self._times[0]
+        gap = length / (count - 1) if count > 1 else 1.0
+        self.facts = VideoFacts(count, 1 / gap, length + gap, width, height)
+        check_facts(self.facts, limits, name)
+
+    @cached_property
+    def sha256(self) -> str:
+        digest = hashlib.sha256(repr((self._times, self._frames[0].shape)).encode())
+        for frame in self._frames:
+            digest.update(np.ascontiguousarray(frame).data)
+        return digest.hexdigest()
+
+    @contextmanager
+    def opened(self) -> Iterator[Reader]:
+        yield self
+
+    def take(
+        self,
+        indices: Sequence[int],
+        size: tuple[int, int],  # noqa: ARG002  # they have one
+    ) -> Iterator[tuple[int, float, Pixels]]:
+        for index in indices:
+            yield index, self._times[index], np.ascontiguousarray(self._frames[index])
+
+    def close(self) -> None:
+        pass
+
+
+def frames_of(array: NDArray[Any], name: str = "video") -> NDArray[np.uint8]:
+    """uint8 [T, Y, X, 3] of such an array, or of one of floats from 0 to 1. Raises VideoError."""
+    fits = array.ndim == 4 and array.shape[3] == 3 and array.size > 0
+    if fits and array.dtype == np.uint8:
+        return array
+    if fits and np.issubdtype(array.dtype, np.floating):
+        low, high = float(array.min()), float(array.max())
+        if low >= 0 and high <= 1:
+            scaled: NDArray[np.uint8] = np.rint(array * 255).astype(np.uint8)
+            return scaled
+    raise VideoError(
+        f"{name}: found an array of {array.dtype} and shape {list(array.shape)}, expected frames "
+        "as uint8, or as floats from 0 to 1, of shape [T, Y, X, 3] with at least one pixel"
+    )
+
+
+@contextmanager
+def _with_descriptor(file: BinaryIO) -> Iterator[BinaryIO]:
+    """`file`, or, where it lies in memory, a copy that another process can read."""
+    if not isinstance(file, io.BytesIO):
+        yield file
+        return
+    copied: Any = (
+        os.fdopen(os.memfd_create("video"), "w+b")
+        if hasattr(os, "memfd_create")
+        else tempfile.TemporaryFile()  # noqa: SIM115  # closed below
+    )
+    with copied:
+        copied.write(file.getbuffer())
+        copied.flush()
+        yield copied

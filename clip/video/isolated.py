@@ -1,0 +1,229 @@
+"""Videos read in a process of their own, with limits of memory and time, in which no further file
+can be opened and no address connected to: see `mtmd.clip.image.isolated`.
+
+The worker gets a descriptor of the file, not its bytes, and reads what it needs; the frames come
+back one by one, so it holds one of them.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, fields
+from functools import lru_cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from mtmd.clip.image.decode import one_line
+from mtmd.clip.image.pixels import Pixels
+from mtmd.clip.video.container import THREADS
+from mtmd.clip.video.decode import open_video
+from mtmd.clip.video.limits import VideoLimits
+from mtmd.clip.video.video import VideoFacts
+from mtmd.kernels.errors import VideoError
+from mtmd.kernels.isolation.channel import Channel
+from mtmd.kernels.isolation.fork_server import ForkServer, Worker, WorkerFailed
+from mtmd.kernels.isolation.limits import Limits, address_space, allow_memory
+
+AT_ONCE = max(2, (os.cpu_count() or 1) // 2)
+MEMORY_BYTES = (256 << 20) + THREADS * (160 << 20)  # threads set room aside that they do not use
+MEMORY_BYTES_A_PIXEL = 80  # 16 frames of reference and one for each thread, of up to 3 bytes
+_MESSAGE_BYTES = 1 << 16
+_REQUEST_BYTES = 1 << 20
+
+
+class FileAt(io.RawIOBase):
+    """A file by its descriptor, which others may read at the same time."""
+
+    def __init__(self, fd: int, size: int):
+        super().__init__()
+        self._fd, self._size, self._at = fd, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, room: Any) -> int:
+        view = memoryview(room).cast("B")
+        left = max(0, min(len(view), self._size - self._at))
+        data = os.pread(self._fd, left, self._at)
+        view[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        self._at = max(0, start + offset)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+
+class Remote:
+    """A video that a worker reads. As `decode.Reader`."""
+
+    def __init__(self, worker: Worker, limits: VideoLimits, name: str):
+        self._worker, self._limits, self._name = worker, limits, name
+        self.facts = _facts(self._told())
+
+    def close(self) -> None:
+        self._worker.send(b"{}")
+
+    def take(
+        self, indices: Sequence[int], size: tuple[int, int]
+    ) -> Iterator[tuple[int, float, Pixels]]:
+        self._worker.send(json.dumps({"indices": list(indices), "size": size}).encode())
+        for _ in range(len(indices) + 1):
+            told = self._told()
+            if "end" in told:
+                return
+            frame = np.empty((size[1], size[0], 3), np.uint8)
+            room = frame.data.cast("B")
+            if self._worker.receive_into(room) != len(room):
+                raise ValueError
+            yield int(told["index"]), float(told["time"]), frame
+        raise ValueError
+
+    def _told(self) -> dict[str, Any]:
+        told: dict[str, Any] = json.loads(self._worker.receive(_MESSAGE_BYTES))
+        if "error" in told:
+            raise VideoError(str(told["error"])[:1000])
+        return told
+
+
+@contextmanager
+def opened_isolated(fd: int, size: int, limits: VideoLimits, name: str) -> Iterator[Remote]:
+    """As `decode.open_video`, of a file of `size` bytes. Waits while as many are being read as may
+    at once. Raises VideoError, also for one that takes more memory or time than it may, and
+    BusyError.
+    """
+    taken = Limits(limits.cpu_s, MEMORY_BYTES + MEMORY_BYTES_A_PIXEL * limits.max_pixels)
+    request = {"size": size, "name": name, "limits": asdict(limits)}
+    try:
+        with _server().job(taken) as worker:
+            worker.send(json.dumps(request).encode(), fds=[fd])
+            remote = Remote(worker, limits, name)
+            yield remote
+            remote.close()
+    except WorkerFailed as error:
+        raise VideoError(
+            f"{one_line(name)}: found a video that takes {error.needs} to read, expected a usual "
+            "one; cut it, or encode it smaller"
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise VideoError(
+            f"{one_line(name)}: found a video that made its decoder answer senselessly; encode it "
+            "anew"
+        ) from error
+
+
+def prepare(_: bytes) -> None:
+    """In the fork server: one video of each kind is read, so that workers have all they need, and
+    open nothing for it.
+    """
+    for data in one_of_each():
+        reader = open_video(io.BytesIO(data))
+        for _frame in reader.take([0, 1], (8, 8)):
+            pass
+        reader.close()
+
+
+def one_of_each() -> Iterator[bytes]:
+    """A small file for each library that reads some."""
+    file = io.BytesIO()
+    first, second = (Image.new("RGB", (16, 16), colour) for colour in ("black", "white"))
+    first.save(file, "GIF", save_all=True, append_images=[second], duration=100)
+    yield file.getvalue()
+    if find_spec("av") is None:
+        return
+    av = import_module("av")
+    file = io.BytesIO()
+    with av.open(file, "w", format="matroska") as out:
+        stream = out.add_stream("mpeg4", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 16, 16, "yuv420p"
+        stream.codec_context.thread_count = 1
+        for _ in range(4):
+            out.mux(stream.encode(av.VideoFrame.from_image(first)))
+        out.mux(stream.encode())
+    yield file.getvalue()
+
+
+def serve(channel: Channel, _prepared: Any) -> None:
+    """In a worker: one video."""
+    taken = address_space()
+    data, fds = channel.receive_with(1, _REQUEST_BYTES)
+    try:
+        with no_more_files():
+            _read(channel, json.loads(data), fds[0], taken)
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def _read(channel: Channel, request: dict[str, Any], fd: int, taken: int) -> None:
+    limits, size = VideoLimits(**request["limits"]), int(request["size"])
+    file = io.BufferedReader(FileAt(fd, size), 1 << 16)
+
+    def admit(pixels: int) -> None:
+        allow_memory(MEMORY_BYTES + MEMORY_BYTES_A_PIXEL * pixels, taken)
+
+    try:
+        reader = open_video(file, limits, request["name"], admit)
+        channel.send(json.dumps(asdict(reader.facts)).encode())
+        wanted = json.loads(channel.receive(_REQUEST_BYTES))
+        while wanted:
+            for index, seconds, pixels in reader.take(wanted["indices"], tuple(wanted["size"])):
+                channel.send(json.dumps({"index": index, "time": seconds}).encode())
+                channel.send(np.ascontiguousarray(pixels).data.cast("B"))
+            channel.send(b'{"end": true}')
+            wanted = json.loads(channel.receive(_REQUEST_BYTES))
+    except VideoError as error:
+        channel.send(json.dumps({"error": str(error)}).encode())
+        with suppress(ValueError):
+            channel.receive(_REQUEST_BYTES)
+
+
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    """Nothing can be opened meanwhile, no file and no socket: there is no descriptor for it."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def _facts(told: dict[str, Any]) -> VideoFacts:
+    """What a worker says of a video, checked like anything from outside."""
+    if set(told) != {f.name for f in fields(VideoFacts)}:
+        raise ValueError
+    notes = tuple(str(n)[:200] for n in told["notes"][:8])
+    frames, fps, seconds = int(told["frames"]), float(told["fps"]), float(told["seconds"])
+    width, height = int(told["width"]), int(told["height"])
+    if frames < 1 or min(width, height) < 1 or not fps > 0 or not 0 <= seconds < float("inf"):
+        raise ValueError
+    return VideoFacts(frames, fps, seconds, width, height, str(told["codec"])[:32], notes)
+
+
+@lru_cache(maxsize=1)
+def _server() -> ForkServer:
+    """One for the whole process."""
+    return ForkServer(__name__, at_once=AT_ONCE)
+
+
+def server_pid() -> int | None:
+    """Of the process that workers are forked from, while it runs."""
+    return _server().pid

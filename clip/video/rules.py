@@ -1,0 +1,197 @@
+"""Which frames of a video a family takes, each way as a reference processor has it: the same
+indices, from the number of frames, their rate and what was asked for.
+
+Where a reference fails (a rate that comes to no frame, more frames than there are), as many frames
+are taken as there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from mtmd.clip.video.video import FrameRequest, VideoFacts
+from mtmd.kernels.errors import OptionError
+
+ANY = FrameRequest()
+UNKNOWN_FPS = 24.0  # what the references take a video for that does not say
+MOST_FPS = 1000.0  # that can be asked for
+MOST = 1 << 14  # frames, where neither the rule nor the request has a limit; no context holds them
+
+
+class Pick(Protocol):
+    """A way to take frames of a clip of at least one frame, of a known rate."""
+
+    def __call__(self, clip: VideoFacts, fps: float | None, most: int | None) -> Sequence[int]:
+        """Indices in order, `fps` of them a second and at most `most` where those are asked for,
+        else as the checkpoint says.
+        """
+
+
+@dataclass(frozen=True)
+class FrameRule:
+    """Which frames a family takes."""
+
+    pick: Pick
+
+    def choose(self, facts: VideoFacts, request: FrameRequest = ANY) -> list[int]:
+        """Indices into the file's frames, in order and each once; those between `start` and `end`
+        as if the file were no more than that. Raises OptionError where nothing is left.
+        """
+        first, clip = part(facts, request)
+        most = clip.frames if request.max_frames is None else min(request.max_frames, clip.frames)
+        picked = self.pick(clip, request.fps, request.max_frames)
+        taken = sorted({int(i) for i in picked if 0 <= i < clip.frames})
+        return [first + i for i in _thinned(taken or [0], most)]
+
+
+def part(facts: VideoFacts, request: FrameRequest) -> tuple[int, VideoFacts]:
+    """The first frame of what lies between `start` and `end`, and that part as a video of its own.
+    Raises OptionError where no frame does, and for limits that no frame keeps.
+    """
+    fps, frames = facts.fps or UNKNOWN_FPS, max(facts.frames, 1)
+    if request.fps is not None and not 0 < request.fps <= MOST_FPS:
+        raise OptionError(f"fps is {request.fps:g}, expected more than 0 and at most {MOST_FPS:g}")
+    if request.max_frames is not None and request.max_frames < 1:
+        raise OptionError(f"max_frames is {request.max_frames}, expected at least 1")
+    if request.start is None and request.end is None:
+        return 0, replace(facts, fps=fps, frames=frames, seconds=facts.seconds or frames / fps)
+    start, end = request.start or 0.0, math.inf if request.end is None else request.end
+    first = max(math.ceil(start * fps), 0)
+    last = frames - 1 if math.isinf(end) else min(math.floor(end * fps), frames - 1)
+    if not 0 <= start < end or first > last:
+        until = "its end" if math.isinf(end) else f"{end:g} s"
+        raise OptionError(
+            f"no frame lies between {start:g} s and {until}; the video is {frames / fps:.1f} s long"
+        )
+    count = last + 1 - first
+    return first, replace(facts, fps=fps, frames=count, seconds=count / fps)
+
+
+def _thinned(indices: list[int], most: int) -> list[int]:
+    """At most `most` of them, evenly."""
+    if len(indices) <= most:
+        return indices
+    return [indices[i * len(indices) // most] for i in range(most)]
+
+
+@dataclass(frozen=True)
+class WholeGroups:
+    """At a rate, in whole groups of `group` frames, between `least` and `most` of them, spread over
+    the clip (transformers' Qwen2VLVideoProcessor).
+    """
+
+    fps: float
+    least: int
+    most: int
+    group: int
+
+    def __call__(self, clip: VideoFacts, fps: float | None, most: int | None) -> Sequence[int]:
+        total, group = clip.frames, self.group
+        high = min(self.most if most is None else most, total) // group * group
+        wished = total / clip.fps * (self.fps if fps is None else fps)
+        count = math.floor(min(max(wished, self.least), high, total) / group) * group
+        return range(total) if not count else _steps(0, total, count)
+
+
+@dataclass(frozen=True)
+class FirstToLast:
+    """At a rate, between `least` and `most` frames, the first and the last among them
+    (transformers' Qwen3VLVideoProcessor).
+    """
+
+    fps: float
+    least: int
+    most: int
+
+    def __call__(self, clip: VideoFacts, fps: float | None, most: int | None) -> Sequence[int]:
+        total = clip.frames
+        wished = int(total / clip.fps * (self.fps if fps is None else fps))
+        count = min(max(wished, self.least), self.most if most is None else most, total)
+        return [int(i) for i in np.linspace(0, total - 1, count).round()]
+
+
+@dataclass(frozen=True)
+class EveryInterval:
+    """A frame each time an interval is over; of clips of more than `longest` seconds as many as of
+    one that long (transformers' Glm4vVideoProcessor, which has the last one twice where they are
+    odd: so has the family, when it groups them).
+    """
+
+    fps: float
+    longest: float
+
+    def __call__(self, clip: VideoFacts, fps: float | None, most: int | None) -> Sequence[int]:  # noqa: ARG002
+        rate, last = self.fps if fps is None else fps, clip.frames - 1
+        seconds = clip.seconds or round(last / clip.fps) + 1
+        if seconds <= self.longest:
+            count = max(math.floor(seconds * rate), 1)
+            return [min(last, math.ceil(i * clip.fps / rate)) for i in range(count)]
+        count = int(self.longest * rate)
+        if count >= clip.frames:
+            return range(clip.frames)
+        times = np.linspace(0, seconds, count, endpoint=True)
+        return [min(last, math.ceil(t * clip.fps)) for t in times]
+
+
+@dataclass(frozen=True)
+class WithoutEnds:
+    """At a rate, up to `most` frames; of clips that are long for those, without the first and the
+    last `skip` seconds (transformers' SmolVLMVideoProcessor).
+    """
+
+    fps: float
+    most: int
+    skip: float = 1.0
+
+    def __call__(self, clip: VideoFacts, fps: float | None, most: int | None) -> Sequence[int]:
+        rate, most = self.fps if fps is None else fps, self.most if most is None else most
+        count = max(min(round(rate * clip.seconds), most), 1)
+        start, end = 0, clip.frames - 1
+        if clip.seconds - 2 * self.skip > most * rate:
+            start = max(int(self.skip * clip.fps), 0)
+            end = min(int(clip.frames - self.skip * clip.fps), end)
+            if start >= end:
+                start, end = 0, clip.frames - 1
+        return [int(i) for i in np.linspace(start, end, count, dtype=int)]
+
+
+@dataclass(frozen=True)
+class Middles:
+    """The middle of each of `count` equal parts; as many parts as a rate comes to, where one is
+    asked for (transformers' InternVLVideoProcessor). `shift`: frames in place of half a part.
+    """
+
+    count: int
+    shift: float | None = None
+
+    def __call__(self, clip: VideoFacts, fps: float | None, most: int | None) -> Sequence[int]:
+        total = clip.frames
+        count = self.count if fps is None else int(total / clip.fps * fps)
+        count = max(min(count, total, MOST if most is None else most), 1)
+        return _steps(total / count / 2 if self.shift is None else self.shift, total, count)
+
+
+@dataclass(frozen=True)
+class Beginnings:
+    """The first frame of each of `count` equal parts; as many parts as a rate comes to, where one
+    is asked for (transformers' default_sample_indices_fn).
+    """
+
+    count: int
+
+    def __call__(self, clip: VideoFacts, fps: float | None, most: int | None) -> Sequence[int]:
+        total = clip.frames
+        count = self.count if fps is None else int(total / clip.fps * fps)
+        count = max(min(count, total, MOST if most is None else most), 1)
+        return [i * total // count for i in range(count)]
+
+
+def _steps(start: float, total: int, count: int) -> list[int]:
+    """From `start` below `total`, by the `count`th part of it: in fp32, as the references do it."""
+    return [int(i) for i in torch.arange(start, total, total / count).int()]

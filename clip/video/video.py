@@ -1,0 +1,62 @@
+"""A video as a model's processor gets it: frames that were chosen, with their times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class VideoFacts:
+    """What a file says of itself, before any frame is decoded.
+
+    Args:
+        frames: how many there are; an estimate from length and rate where the file does not say.
+        fps: frames a second, on average.
+        seconds: length.
+        width, height: of a frame as it is shown (rotation applied), in px.
+        codec: short name, "h264"; "arrays" where the caller gave frames.
+        notes: what a user should know: "10 bit, shown as 8", "timestamps missing, taken from fps".
+    """
+
+    frames: int
+    fps: float
+    seconds: float
+    width: int
+    height: int
+    codec: str = "arrays"
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Video:
+    """Frames that were taken from a file or given by the caller.
+
+    Args:
+        frames: uint8 [Y, X, 3] RGB each, upright, all of one size, in order of time.
+        indices: each one's number in the file, from 0.
+        times: each one's time in seconds from the start of the file.
+    """
+
+    frames: Sequence[np.ndarray]
+    indices: tuple[int, ...]
+    times: tuple[float, ...]
+    facts: VideoFacts
+
+
+@dataclass(frozen=True)
+class FrameRequest:
+    """Which frames the user asked for; None leaves it to the model's own rule.
+
+    Args:
+        fps: frames a second to take.
+        max_frames: at most so many.
+        start, end: seconds; only what lies between them.
+    """
+
+    fps: float | None = None
+    max_frames: int | None = None
+    start: float | None = None
+    end: float | None = None

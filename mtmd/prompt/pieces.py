@@ -1,0 +1,93 @@
+"""A prompt's tokens in runs: text, and image tokens by what they show."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from mtmd.clip.resolution.resolution import ImagePlan
+from mtmd.kernels.errors import PromptError
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A run of the prompt's tokens: text, or image tokens start... of a picture, on a grid where
+    the family has one; or those of a group of frames, counted as a picture, `later` as
+    `Span` has it.
+    """
+
+    tokens: tuple[int, ...]
+    picture: int | None = None
+    start: int = 0
+    grid: tuple[int, int] | None = None
+    later: int | None = None
+
+    @property
+    def is_text(self) -> bool:
+        return self.picture is None
+
+
+@dataclass(frozen=True)
+class Part:
+    """What image tokens stand for: a picture, or a group of frames."""
+
+    plan: ImagePlan
+    later: int | None = None
+
+
+def pieces_of(
+    tokens: list[int], image_tokens: Collection[int], parts: Sequence[Part]
+) -> list[Piece]:
+    """Runs of text, and of image tokens, which show pictures and groups of frames in order."""
+    pieces: list[Piece] = []
+    start, pictures = 0, _Pictures(parts)
+    while start < len(tokens):
+        stop, is_image = start, tokens[start] in image_tokens
+        while stop < len(tokens) and (tokens[stop] in image_tokens) == is_image:
+            stop += 1
+        run = tuple(tokens[start:stop])
+        pieces += pictures.take(run) if is_image else [Piece(run)]
+        start = stop
+    pictures.check_all_taken()
+    return pieces
+
+
+class _Pictures:
+    """Which image tokens of which picture come next."""
+
+    def __init__(self, parts: Sequence[Part]):
+        self._parts = parts
+        self._picture = self._start = self._grid = 0
+
+    def take(self, run: tuple[int, ...]) -> Iterator[Piece]:
+        """A run of image tokens in pieces, one for each picture and grid that it shows."""
+        while run:
+            if self._picture == len(self._parts):
+                raise PromptError(
+                    f"the chat template wrote image tokens for more than {len(self._parts)} "
+                    "pictures; "
+                    "it does not fit this model"
+                )
+            part = self._parts[self._picture]
+            plan = part.plan
+            grid = plan.grids[self._grid] if plan.grids else None
+            left = plan.tokens - self._start
+            count = min(len(run), left if grid is None else grid[0] * grid[1])
+            if grid is not None and count < grid[0] * grid[1]:
+                raise PromptError(
+                    f"{grid[0]} x {grid[1]} image tokens of a picture do not stand together in the "
+                    "prompt; "
+                    "the tokenizer does not fit this model"
+                )
+            yield Piece(run[:count], self._picture, self._start, grid, part.later)
+            run = run[count:]
+            self._start, self._grid = self._start + count, self._grid + 1
+            if count == left:
+                self._picture, self._start, self._grid = self._picture + 1, 0, 0
+
+    def check_all_taken(self) -> None:
+        if self._picture < len(self._parts):
+            raise PromptError(
+                f"the prompt has fewer image tokens than its {len(self._parts)} pictures take; "
+                "the tokenizer does not fit this model"
+            )

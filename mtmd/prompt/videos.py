@@ -1,0 +1,438 @@
+"""Videos of a conversation: frames chosen as there is room for them, and read once. A family that
+reads videos gets them so; another gets the frames as pictures, with their times.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from threading import Lock
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+
+from mtmd.clip.image.decode import Picture
+from mtmd.clip.image.pixels import Pixels
+from mtmd.clip.token_budget import Budget
+from mtmd.clip.video.choose import Evenly, chosen
+from mtmd.clip.video.decode import Reader
+from mtmd.clip.video.groups.room import fitting
+from mtmd.clip.video.video import FrameRequest, Video, VideoFacts
+from mtmd.loaded.loaded_model import LoadedModel
+from mtmd.prompt.bridge import Bridge, Prepared, PreparedVideo, Shown
+from mtmd.prompt.conversation import Conversation
+from mtmd.prompt.video_input import Wanted
+from mtmd.receipt import FrameReceipt, VideoReceipt
+
+KEPT = 256  # videos that are known from before
+KEPT_BYTES = 128 << 20  # of frames ready to be encoded, for who asks again before they are
+TILE_BYTES = 256 << 20  # that the frames of one video may take when they are ready to be encoded
+LONGEST_TIME = 86400.0  # seconds; the time that is longest to write
+OWN = "as the model's own processor takes videos"
+Chosen: TypeAlias = "tuple[list[int], tuple[str, ...]]"
+"""Numbers of frames, and notes on that choice."""
+
+
+@dataclass(frozen=True, eq=False)
+class ShownVideo:
+    """A video as a part of a message; `media` in the order of the markers. `as_picture`: the same
+    for a chat template that knows no videos.
+    """
+
+    part: dict[str, str]
+    media: list[Shown]
+    receipt: VideoReceipt
+
+    @property
+    def as_picture(self) -> ShownVideo:
+        return self if self.part["type"] == "text" else replace(self, part={"type": "image"})
+
+
+# In the place of a video, to see what the rest of a prompt takes.
+NOT_SHOWN = ShownVideo(
+    {"type": "text", "text": "\n"},
+    [],
+    VideoReceipt(0, 0, 0, "", (0, 0), (0, 0), (), 0, "", 0, False, "", ()),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """A video that was prepared before: what its groups, or frames, are known by, and with `video`
+    how a family that reads videos had it.
+    """
+
+    facts: VideoFacts
+    indices: tuple[int, ...]
+    times: tuple[float, ...]
+    prepared: tuple[Prepared, ...]
+    video: PreparedVideo | None
+
+
+class KnownVideos:
+    """By file and frames; the embeddings lie in the bridge's cache, and of what is not encoded yet
+    the latest tiles here. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._facts: OrderedDict[tuple[str, str], VideoFacts] = OrderedDict()
+        self._known: OrderedDict[Any, Known] = OrderedDict()
+
+    def facts(self, place: tuple[str, str]) -> VideoFacts | None:
+        with self._lock:
+            return self._facts.get(place)
+
+    def get(self, key: Any) -> Known | None:
+        with self._lock:
+            if key in self._known:
+                self._known.move_to_end(key)
+            return self._known.get(key)
+
+    def put(self, place: tuple[str, str], facts: VideoFacts, key: Any, known: Known) -> None:
+        with self._lock:
+            self._facts[place], self._known[key] = facts, _without_embeddings(known)
+            self._known.move_to_end(key)
+            for kept in (self._facts, self._known):
+                while len(kept) > KEPT:
+                    kept.popitem(last=False)
+            left = KEPT_BYTES
+            for key, known in reversed(self._known.items()):
+                left -= _tile_bytes(known)
+                if left < 0:
+                    self._known[key] = _without_tiles(known)
+
+
+def _tile_bytes(known: Known) -> int:
+    return sum(tile.nbytes for one in known.prepared for tile in one.plan.tiles)
+
+
+def _without_embeddings(known: Known) -> Known:
+    prepared = tuple(replace(one, embeddings=None) for one in known.prepared)
+    return replace(known, prepared=prepared, video=known.video and replace(known.video, groups=()))
+
+
+def _without_tiles(known: Known) -> Known:
+    return replace(
+        known,
+        prepared=tuple(replace(one, plan=replace(one.plan, tiles=())) for one in known.prepared),
+    )
+
+
+class Videos:
+    """Those of one loaded model."""
+
+    def __init__(self, loaded: LoadedModel, bridge: Bridge):
+        self._loaded, self._bridge = loaded, bridge
+        self._known = KnownVideos()
+
+    def show(
+        self,
+        videos: Sequence[Wanted],
+        room: int,
+        detail: str,
+        anew: bool,
+        salt: str,
+        counting: bool = False,
+    ) -> list[ShownVideo]:
+        """All in `room` tokens together, if need be in fewer frames; where they are only counted,
+        what is known of them needs no pixels. Raises VideoError, OptionError
+        for a request that a video cannot answer to, and what `Bridge.prepare_media` raises.
+        """
+        shown = []
+        for index, wanted in enumerate(videos):
+            part = room // (len(videos) - index)
+            shown.append(self._show(wanted, part, detail, anew, salt, counting))
+            room -= shown[-1].receipt.tokens
+        return shown
+
+    def _show(
+        self, wanted: Wanted, room: int, detail: str, anew: bool, salt: str, counting: bool
+    ) -> ShownVideo:
+        clock = time.perf_counter()
+        way = _Own if self._bridge.video else _AsPictures
+        making = way(self._loaded, self._bridge, detail, anew, salt)
+        place = salt, wanted.footage.sha256
+        facts = self._known.facts(place)
+        if facts is not None and not anew:
+            indices, notes = making.choose(facts, wanted, room)
+            known = self._known.get((place, making.budget, tuple(indices)))
+            again = known and self._again(known, counting)
+            if known and again:
+                ms = (time.perf_counter() - clock) * 1e3
+                return making.shown(wanted, known.facts, notes, again, ms, True)
+        with wanted.footage.opened() as reader:
+            facts = reader.facts
+            indices, notes = making.choose(facts, wanted, room)
+            frames = _Frames(reader, indices)
+            try:
+                made = making.made(frames)
+            except _EndsEarlyError:
+                frames = _Frames(reader, frames.indices)
+                made = making.made(frames)
+        key = place, making.budget, tuple(indices)
+        if len(frames.times) < len(indices):
+            early = f"ends at {frames.times[-1]:.1f} s, not at {facts.seconds:.1f} s as it says"
+            notes = (*notes, f"{early}: {len(frames.times)} of {len(indices)} frames")
+        seen = replace(facts, notes=(*facts.notes, *notes))
+        known = Known(seen, tuple(frames.indices), tuple(frames.times), *made)
+        self._known.put(place, facts, key, known)
+        ms = (time.perf_counter() - clock) * 1e3
+        return making.shown(wanted, seen, (), known, ms, False)
+
+    def _again(self, known: Known, counting: bool) -> Known | None:
+        """With the embeddings of all its parts, or what they are made from; None where that is not
+        kept of one of them.
+        """
+        found = []
+        for prepared in known.prepared:
+            entry = self._bridge.cache.get(prepared.key)
+            told = replace(prepared.receipt, cached=entry is not None)
+            if entry is not None:
+                found.append(replace(prepared, plan=entry[0], embeddings=entry[1], receipt=told))
+            elif prepared.plan.tiles or counting:
+                found.append(replace(prepared, receipt=told))
+            else:
+                return None
+        return replace(known, prepared=tuple(found))
+
+
+class _Frames:
+    """Of a video that is being read: each asked for once, in order."""
+
+    def __init__(self, reader: Reader, wanted: Sequence[int]):
+        self.facts, self.wanted = reader.facts, wanted
+        self.indices: list[int] = []
+        self.times: list[float] = []
+        self._reader = reader
+
+    def __iter__(self) -> Iterator[Pixels]:
+        size = self.facts.width, self.facts.height
+        for index, seconds, pixels in self._reader.take(self.wanted, size):
+            self.indices.append(index)
+            self.times.append(seconds)
+            yield pixels
+        if len(self.indices) < len(self.wanted):
+            raise _EndsEarlyError
+
+
+class _EndsEarlyError(Exception):
+    """There are fewer frames than the file says."""
+
+
+class _AsPictures:
+    """For a family without video of its own."""
+
+    def __init__(self, loaded: LoadedModel, bridge: Bridge, detail: str, anew: bool, salt: str):
+        assert bridge.encoder is not None
+        self._context, self._bridge, self._anew, self._salt = (
+            loaded.runner.context,
+            bridge,
+            anew,
+            salt,
+        )
+        self._family = bridge.encoder.family
+        # Of a video the model sees many pictures, each with less in it that is new.
+        self.budget = replace(loaded.limits, detail="low" if detail == "auto" else detail)
+
+    def choose(self, facts: VideoFacts, wanted: Wanted, room: int) -> Chosen:
+        most, why = self._most(facts, room, wanted.footage.limits.max_frames)
+        return chosen(Evenly(), facts, wanted.request, most, why)
+
+    def made(self, frames: _Frames) -> tuple[tuple[Prepared, ...], None]:
+        prepared: list[Prepared] = []
+        for pixels in frames:
+            picture = Picture(pixels, (pixels.shape[1], pixels.shape[0]))
+            prepared += self._bridge.prepare([picture], self.budget, self._anew, self._salt)
+        return tuple(prepared), None
+
+    def shown(
+        self,
+        wanted: Wanted,
+        facts: VideoFacts,
+        notes: tuple[str, ...],
+        known: Known,
+        ms: float,
+        was_here: bool,
+    ) -> ShownVideo:
+        text = "".join(f"{_said(t)}{self._family.marker}\n" for t in known.times)
+        how = f"frames as pictures: {family_name(self._family)} has no video of its own"
+        told = _receipt(wanted, facts, notes, known, 1, how, ms, was_here)
+        return ShownVideo({"type": "text", "text": text}, list(known.prepared), told)
+
+    def _most(self, facts: VideoFacts, room: int, limit: int) -> tuple[int, str]:
+        """How many frames there is room for, and why no more."""
+        admission = self._bridge.admission
+        blank = np.broadcast_to(np.zeros(3, np.uint8), (facts.height, facts.width, 3))
+        prepare = admission.fit if admission else self._family.resolution.prepare
+        plan = prepare(blank, self.budget)
+        around = self._bridge.tokenizer.encode(_said(LONGEST_TIME) + "\n")
+        each = plan.tokens + len(around) + 4  # what stands around a picture, in some families
+        tile_bytes = sum(tile.nbytes for tile in plan.tiles)
+        fitting = _for_want_of_room(room // each, self._context)
+        return min(fitting, _for_memory(tile_bytes), _most(limit))
+
+
+class _Own:
+    """For a family that reads videos."""
+
+    def __init__(self, loaded: LoadedModel, bridge: Bridge, detail: str, anew: bool, salt: str):
+        assert bridge.video is not None
+        self._context, self._bridge, self._anew, self._salt = (
+            loaded.runner.context,
+            bridge,
+            anew,
+            salt,
+        )
+        self._family = bridge.video
+        self.budget = replace(loaded.limits, detail=detail)
+
+    def choose(self, facts: VideoFacts, wanted: Wanted, room: int) -> Chosen:
+        """Frames are made smaller before they are fewer. Fewer may each be larger, so that how many
+        there is room for is tried.
+        """
+        most, why = _most(wanted.footage.limits.max_frames)
+        indices, notes = self._chosen(facts, wanted.request, most, why)
+        self.budget = self._smaller(facts, indices, room)
+        while len(indices) > 1:
+            shape = self._family.shape(facts.width, facts.height, len(indices), self.budget)
+            times = tuple(i / facts.fps for i in indices)
+            text = self._family.prompt(Video((), tuple(indices), times, facts), shape)
+            between = self._bridge.tokenizer.encode(text.replace(self._family.token, ""))
+            tokens = shape.all_tokens + len(between)
+            frame_bytes = 3 * shape.size[0] * shape.size[1]
+            memory, because = _for_memory(frame_bytes)
+            if tokens > room:
+                memory, because = _for_want_of_room(
+                    min(memory, len(indices) * room // tokens, len(indices) - 1), self._context
+                )
+            if memory >= len(indices):
+                break
+            indices, notes = self._chosen(facts, wanted.request, memory, because)
+        return indices, notes
+
+    def _smaller(self, facts: VideoFacts, indices: Sequence[int], room: int) -> Budget:
+        """That of frames which are smaller, if need be, before they are fewer."""
+        size, budget = (facts.width, facts.height), self.budget
+        shape = self._family.shape(*size, len(indices), budget)
+        times = tuple(i / facts.fps for i in indices)
+        text = self._family.prompt(Video((), tuple(indices), times, facts), shape)
+        between = len(self._bridge.tokenizer.encode(text.replace(self._family.token, "")))
+        return fitting(self._family, size, len(indices), budget, room - between)
+
+    def _chosen(self, facts: VideoFacts, request: FrameRequest, most: int, why: str) -> Chosen:
+        return chosen(self._family.rule, facts, request, most, why)
+
+    def made(self, frames: _Frames) -> tuple[tuple[Prepared, ...], PreparedVideo]:
+        # Frames and their times come while the video is prepared, and are not held together.
+        pixels, times = cast("Sequence[Pixels]", frames), cast("tuple[float, ...]", frames.times)
+        video = Video(pixels, tuple(frames.wanted), times, frames.facts)
+        made = self._bridge.prepare_video(video, self.budget, self._anew, self._salt)
+        made = replace(made, video=replace(made.video, times=tuple(frames.times)))
+        return made.groups, made
+
+    def shown(
+        self,
+        wanted: Wanted,
+        facts: VideoFacts,
+        notes: tuple[str, ...],
+        known: Known,
+        ms: float,
+        was_here: bool,
+    ) -> ShownVideo:
+        assert known.video is not None
+        video, each = replace(known.video, groups=known.prepared), known.video.shape.frames
+        notes = (*notes, *video.shape.notes)
+        told = _receipt(wanted, facts, notes, known, each, OWN, ms, was_here)
+        return ShownVideo({"type": "video"}, [video], told)
+
+
+def _receipt(
+    wanted: Wanted,
+    facts: VideoFacts,
+    notes: tuple[str, ...],
+    known: Known,
+    each: int,
+    how: str,
+    ms: float,
+    was_here: bool,
+) -> VideoReceipt:
+    """`each`: frames of one of the prepared."""
+    told = [prepared.receipt for prepared in known.prepared]
+    frames = tuple(
+        FrameReceipt(
+            index,
+            seconds,
+            told[number // each].sha256,
+            number % each,
+            told[number // each].tokens,
+            told[number // each].cached,
+        )
+        for number, (index, seconds) in enumerate(zip(known.indices, known.times, strict=True))
+    )
+    return VideoReceipt(
+        seconds=facts.seconds,
+        fps=facts.fps,
+        frames_in_file=facts.frames,
+        codec=facts.codec,
+        original_size=(facts.width, facts.height),
+        processed_size=told[0].processed_size,
+        frames=frames,
+        tokens=sum(one.tokens for one in told),
+        sha256=wanted.footage.sha256,
+        read_ms=ms,
+        read_before=was_here,
+        how=how,
+        notes=tuple(dict.fromkeys([*notes, *facts.notes, *(n for one in told for n in one.notes)])),
+    )
+
+
+def _for_want_of_room(most: int, context: int) -> tuple[int, str]:
+    return max(1, most), f"more do not fit the context of {context:,} tokens"
+
+
+def _for_memory(frame_bytes: int) -> tuple[int, str]:
+    return max(1, TILE_BYTES // frame_bytes), f"more take over {TILE_BYTES >> 20} MiB of memory"
+
+
+def _most(limit: int) -> tuple[int, str]:
+    return limit, f"{limit:,} frames are the most of one video"
+
+
+def _said(seconds: float) -> str:
+    return f"Frame at {seconds:.1f} s: "
+
+
+def family_name(family: object) -> str:
+    """As its file is called."""
+    return type(family).__module__.removeprefix("mtmd.clip.families.").partition(".")[0]
+
+
+def in_place_of_videos(
+    conversation: Conversation, pictures: Sequence[Prepared], videos: Sequence[ShownVideo]
+) -> tuple[list[dict[str, Any]], list[Shown]]:
+    """The messages with what stands for each video, and all that is shown in the order of the
+    markers.
+    """
+    images, left = iter(pictures), iter(videos)
+    made: list[dict[str, Any]] = []
+    shown: list[Shown] = []
+    for message in conversation.messages:
+        if isinstance(message["content"], str):
+            made.append(message)
+            continue
+        parts: list[dict[str, Any]] = []
+        for part in message["content"]:
+            if part["type"] == "image":
+                shown.append(next(images))
+            elif part["type"] == "video":
+                video = next(left)
+                shown += video.media
+                part = video.part
+            if videos and part["type"] == "text" and parts and parts[-1]["type"] == "text":
+                part = {"type": "text", "text": parts.pop()["text"] + part["text"]}
+            parts.append(part)
+        made.append({**message, "content": parts})
+    return made, shown

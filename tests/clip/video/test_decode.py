@@ -1,0 +1,197 @@
+"""Files of every kind, sampled: the frames that were asked for, at their times."""
+
+from __future__ import annotations
+
+import io
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from clips import animation, number_of, video
+
+from mtmd.clip.video.decode import open_video
+from mtmd.clip.video.limits import VideoLimits
+from mtmd.kernels.errors import VideoError
+
+KINDS = {
+    "mp4, h264 with b-frames": {"options": {"bf": "2"}},
+    "mov, mpeg4": {"format": "mov", "codec": "mpeg4"},
+    "mkv, h264": {"format": "matroska"},
+    "webm, vp9": {"format": "webm", "codec": "libvpx-vp9"},
+    "webm, vp8": {"format": "webm", "codec": "libvpx"},
+    "avi, mpeg4": {"format": "avi", "codec": "mpeg4"},
+    "avi, mjpeg": {"format": "avi", "codec": "mjpeg", "pix_fmt": "yuvj420p"},
+    "one key frame": {"gop": 1000},
+}
+
+
+def sampled(data: bytes, indices: list[int]) -> list[tuple[int, float, int]]:
+    reader = open_video(io.BytesIO(data))
+    size = reader.facts.width, reader.facts.height
+    return [(i, round(t, 2), number_of(pixels)) for i, t, pixels in reader.take(indices, size)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_frames_are_those_asked_for(kind):
+    wanted = [0, 3, 17, 18, 40, 47]
+    assert sampled(video(**KINDS[kind]), wanted) == [(i, round(i / 12, 2), i) for i in wanted]
+
+
+@pytest.mark.parametrize("format", ["GIF", "WEBP", "PNG"])
+def test_pictures_that_move(format):
+    data = animation(format)
+    reader = open_video(io.BytesIO(data))
+    assert (reader.facts.frames, reader.facts.seconds) == (12, pytest.approx(3.0))
+    assert sampled(data, [0, 5, 11]) == [(0, 0.0, 0), (5, 1.25, 5), (11, 2.75, 11)]
+
+
+def test_a_picture_of_one_frame_is_no_video():
+    with pytest.raises(VideoError, match="of one frame"):
+        open_video(io.BytesIO(animation("GIF", frames=1)))
+
+
+def test_facts():
+    facts = open_video(io.BytesIO(video(48, fps=12))).facts
+    assert (facts.frames, facts.fps, facts.seconds) == (48, pytest.approx(12), pytest.approx(4))
+    assert (facts.width, facts.height, facts.codec, facts.notes) == (96, 64, "h264", ())
+
+
+@pytest.mark.parametrize("format", ["mp4", "matroska"])
+def test_frames_at_uneven_times_are_shown_at_theirs(format):
+    times = [0.0, 0.1, 0.2, 1.0, 1.1, 3.0, 3.05, 4.0]
+    data = video(8, times=times, format=format)
+    assert "variable frame rate" in open_video(io.BytesIO(data)).facts.notes
+    assert sampled(data, list(range(8))) == [(i, t, i) for i, t in enumerate(times)]
+
+
+@pytest.mark.parametrize("degrees", [90, 180, 270])
+def test_turned_videos_are_shown_upright(degrees):
+    data = video(2, rotation=degrees)
+    reader = open_video(io.BytesIO(data))
+    facts = reader.facts
+    assert (facts.width, facts.height) == ((96, 64) if degrees == 180 else (64, 96))
+    assert any(n.startswith("turned upright") for n in facts.notes)
+    ((_, _, turned),) = reader.take([1], (facts.width, facts.height))
+    ((_, _, plain),) = open_video(io.BytesIO(video(2))).take([1], (96, 64))
+    assert np.abs(turned.astype(int) - np.rot90(plain, degrees // 90)).mean() < 3
+
+
+def test_ten_bits_are_told():
+    data = video(3, codec="libx265", pix_fmt="yuv420p10le", options={"x265-params": "log-level=0"})
+    assert open_video(io.BytesIO(data)).facts.notes == ("10 bit, shown as 8",)
+    assert sampled(data, [2])[0][2] == 2
+
+
+def test_hdr_is_told():
+    data = video(2, color_trc=16)
+    assert open_video(io.BytesIO(data)).facts.notes == ("HDR (PQ), shown without tone mapping",)
+
+
+def test_transparent_parts_are_laid_on_white():
+    import av
+
+    file = io.BytesIO()
+    with av.open(file, "w", format="mov") as out:
+        stream = out.add_stream("qtrle", rate=5)
+        stream.width, stream.height, stream.pix_fmt = 32, 32, "argb"
+        clear = np.zeros((32, 32, 4), np.uint8)
+        for _ in range(2):
+            out.mux(stream.encode(av.VideoFrame.from_ndarray(clear, format="argb")))
+        out.mux(stream.encode())
+    reader = open_video(io.BytesIO(file.getvalue()))
+    ((_, _, pixels),) = reader.take([1], (32, 32))
+    assert reader.facts.notes == ("transparent parts laid on white",) and pixels.min() == 255
+
+
+def test_frames_are_made_smaller_on_the_way():
+    ((_, _, pixels),) = open_video(io.BytesIO(video(4))).take([3], (48, 32))
+    assert pixels.shape == (32, 48, 3)
+
+
+def test_a_stream_recorded_without_its_length_is_read_through():
+    """As browsers write WebM: no duration, no index."""
+    data = video(30, fps=10, format="webm", codec="libvpx", container_options={"live": "1"})
+    facts = open_video(io.BytesIO(data)).facts
+    assert (facts.frames, facts.seconds) == (30, pytest.approx(3, abs=0.15))
+    assert [n for *_, n in sampled(data, [0, 12, 29])] == [0, 12, 29]
+
+
+def test_a_file_that_ends_early_gives_what_there_is():
+    data = video(48, index_first=True)
+    got = sampled(data[: len(data) * 2 // 3], list(range(0, 48, 4)))
+    assert 0 < len(got) < 12 and all(i == n for i, _, n in got)
+
+
+def test_a_file_without_an_index_that_ends_early_is_told():
+    data = video(48, format="matroska")
+    facts = open_video(io.BytesIO(data[: len(data) // 2])).facts
+    assert 0 < facts.frames < 48
+    assert facts.notes == (f"ends at {facts.seconds:.1f} s, not at 4.0 s as it says",)
+
+
+def test_a_file_that_ends_before_its_index_is_told_so():
+    with pytest.raises(VideoError, match="found a truncated MP4 or QuickTime video"):
+        open_video(io.BytesIO(video(12)[:900]))
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        (VideoLimits(max_pixels=96 * 63), "expected at most 6,048 in all"),
+        (VideoLimits(max_seconds=3), "found 4 seconds, expected at most 3"),
+    ],
+    ids=["pixels", "seconds"],
+)
+def test_limits(limits, words):
+    with pytest.raises(VideoError, match=words):
+        open_video(io.BytesIO(video()), limits)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n", "plain text"),
+        (b"ffconcat version 1.0\nfile /etc/passwd\n", "plain text"),
+        (b"%PDF-1.7", "plain text"),
+        (b"\0\0\0\x18ftypisom" + bytes(200), "damaged|no frame|without pictures"),
+        (b"\x1aE\xdf\xa3" + bytes(200), "damaged|no frame|without pictures"),
+    ],
+    ids=["playlist", "list of files", "document", "header alone", "zeros"],
+)
+def test_what_is_no_video_is_refused_in_one_line(data, words):
+    with pytest.raises(VideoError, match=words) as error:
+        open_video(io.BytesIO(data), name="a\nb.mp4")
+    assert "\n" not in str(error.value)
+
+
+def test_without_the_library_the_command_that_installs_it_is_told(monkeypatch):
+    monkeypatch.setattr("mtmd.clip.video.container.find_spec", lambda _: None)
+    with pytest.raises(VideoError, match=r"clip.mp4: found an MP4 .*pip install.*\[video\]"):
+        open_video(io.BytesIO(b"\0\0\0\x18ftypisom" + bytes(99)), name="clip.mp4")
+    assert open_video(io.BytesIO(animation("GIF"))).facts.frames == 12
+
+
+def test_interlaced_frames_show_one_field():
+    data = video(4, options={"x264-params": "interlaced=1"})
+    reader = open_video(io.BytesIO(data))
+    assert "interlaced" in reader.facts.notes
+    ((_, _, pixels),) = reader.take([2], (96, 64))
+    lines = pixels.astype(int)
+    between = (lines[0:-2:2] + lines[2::2]) // 2
+    assert np.abs(lines[1:-1:2] - between).max() <= 1
+
+
+def test_pixels_that_are_not_square():
+    data = video(2, sample_aspect_ratio=Fraction(4, 3))
+    facts = open_video(io.BytesIO(data)).facts
+    assert (facts.width, facts.height) == (128, 64)
+    assert facts.notes == ("pixels that are not square: 96 x 64 in the file",)
+
+
+def test_without_timestamps_frames_are_counted(monkeypatch):
+    monkeypatch.setattr("mtmd.clip.video.container._stamp", lambda _: None)
+    data = video(24)
+    assert (
+        "timestamps missing: taken from the frame rate" in open_video(io.BytesIO(data)).facts.notes
+    )
+    assert sampled(data, [0, 6, 23]) == [(0, 0.0, 0), (6, 0.5, 6), (23, 1.92, 23)]

@@ -1,0 +1,113 @@
+"""Files and given frames, in this process and in another."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+from clips import animation, number_of, numbered, video
+
+from mtmd.clip.video.footage import GivenFrames, VideoFile, frames_of
+from mtmd.clip.video.isolated import no_more_files
+from mtmd.clip.video.limits import VideoLimits
+from mtmd.kernels.errors import VideoError
+
+
+def seen(footage, *indices):
+    """(number, time, what stands in the frame), and the facts."""
+    with footage.opened() as reader:
+        size = reader.facts.width, reader.facts.height
+        taken = [(i, round(t, 2), number_of(f)) for i, t, f in reader.take(indices, size)]
+        return taken, reader.facts
+
+
+@pytest.fixture(scope="module")
+def clip() -> bytes:
+    return video(36)
+
+
+@pytest.mark.parametrize("isolate", [False, True], ids=["here", "in a worker"])
+def test_frames_of_a_file(clip, isolate, tmp_path):
+    path = tmp_path / "clip.mp4"
+    path.write_bytes(clip)
+    for source in (clip, path):
+        taken, facts = seen(VideoFile(source, isolate=isolate), 0, 18, 35)
+        assert taken == [(0, 0, 0), (18, 1.5, 18), (35, 2.92, 35)] and facts.frames == 36
+    assert VideoFile(clip).sha256 == VideoFile(path).sha256
+
+
+def test_frames_are_asked_for_more_than_once_of_one_worker(clip):
+    with VideoFile(clip, isolate=True).opened() as reader:
+        for wanted in ([3, 5], [1], [0, 30]):
+            assert [i for i, *_ in reader.take(wanted, (48, 32))] == wanted
+
+
+def test_moving_pictures_in_a_worker():
+    taken, _ = seen(VideoFile(animation("WEBP"), isolate=True), 0, 7)
+    assert [n for *_, n in taken] == [0, 7]
+
+
+def test_a_worker_has_no_more_time_than_it_may(clip):
+    """A second of the processor's: limits are whole ones."""
+    over_and_over = [*range(36)] * 1000
+    with pytest.raises(VideoError, match=r"takes more than 0\.01 s of processor time"):
+        seen(VideoFile(clip, VideoLimits(cpu_s=0.01), isolate=True), *over_and_over)
+
+
+def test_errors_of_a_worker_are_those_of_here(clip):
+    for isolate in (False, True):
+        with pytest.raises(VideoError, match=r"^x: found frames of 96 x 64 pixels, expected at"):
+            seen(VideoFile(clip, VideoLimits(max_pixels=10), "x", isolate))
+
+
+def test_nothing_can_be_opened_where_videos_are_read():
+    with no_more_files():
+        with pytest.raises(OSError, match="Too many open files"):
+            Path("/dev/null").read_bytes()
+        with pytest.raises(OSError, match="Too many open files"):
+            socket.socket()
+    Path("/dev/null").read_bytes()
+
+
+@pytest.mark.parametrize(("data", "words"), [(b"", "0 bytes"), (bytes(11), "11 bytes")])
+def test_bytes_are_counted_first(data, words):
+    with pytest.raises(VideoError, match=words):
+        VideoFile(data, VideoLimits(max_bytes=10))
+
+
+def test_given_frames():
+    frames = [numbered(n) for n in range(10)]
+    given = GivenFrames(frames, [n / 4 for n in range(10)])
+    taken, facts = seen(given, 2, 9)
+    assert (facts.frames, facts.fps, facts.seconds, facts.codec) == (10, 4, 2.5, "arrays")
+    assert taken == [(2, 0.5, 2), (9, 2.25, 9)]
+    assert given.sha256 != GivenFrames(frames, range(10)).sha256
+
+
+@pytest.mark.parametrize(
+    ("frames", "times", "words"),
+    [
+        ([], [], "at least one"),
+        ([numbered(0)], [], "a time for each"),
+        ([numbered(0)] * 2, [1, 1], "do not ascend"),
+        ([numbered(0), numbered(0, 48)], [0, 1], "all of one size"),
+    ],
+    ids=["none", "no times", "one time twice", "two sizes"],
+)
+def test_given_frames_that_make_no_video(frames, times, words):
+    with pytest.raises(VideoError, match=words):
+        GivenFrames(frames, times)
+
+
+def test_arrays():
+    floats = np.linspace(0, 1, 2 * 4 * 4 * 3).reshape(2, 4, 4, 3)
+    assert frames_of(floats).dtype == np.uint8
+    for wrong in (
+        np.zeros((4, 4, 3), np.uint8),
+        np.full((1, 2, 2, 3), 255.0),
+        np.zeros((0, 2, 2, 3)),
+    ):
+        with pytest.raises(VideoError, match=r"expected frames .*\[T, Y, X, 3\]"):
+            frames_of(wrong)

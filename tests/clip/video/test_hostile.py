@@ -1,0 +1,89 @@
+"""Files that are made to hurt: an answer or a refusal in one line, no other file opened."""
+
+from __future__ import annotations
+
+import io
+import random
+import socket
+from pathlib import Path
+
+import pytest
+from clips import number_of
+from damaged_videos import BOMBS, film, names_another, sound
+
+from mtmd.clip.video.decode import open_video
+from mtmd.clip.video.footage import VideoFile
+from mtmd.clip.video.limits import VideoLimits
+from mtmd.kernels.errors import VideoError
+
+LIMITS = VideoLimits(max_pixels=4_000_000, cpu_s=20)
+COUNT = 120
+
+
+def outcome(data: bytes) -> str:
+    """What became of it, in a worker: frames, or one line. Anything else fails."""
+    try:
+        with VideoFile(data, LIMITS, "film", isolate=True).opened() as reader:
+            facts = reader.facts
+            wanted = sorted({0, facts.frames // 2, facts.frames - 1})
+            taken = list(reader.take(wanted, (min(facts.width, 64), min(facts.height, 64))))
+            return "frames" if taken else "nothing"
+    except VideoError as error:
+        assert str(error).isprintable() and len(str(error)) < 400
+        return "crashed" if "crashed" in str(error) else "refused"
+
+
+def test_damaged_ones():
+    rng = random.Random(1)
+    found = [(what, outcome(data)) for what, data in (film(rng) for _ in range(COUNT))]
+    outcomes = {result for _, result in found}
+    assert outcomes <= {"frames", "refused"}, [
+        f for f in found if f[1] not in ("frames", "refused")
+    ]
+    assert outcomes == {"frames", "refused"}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_bombs(name):
+    assert outcome(BOMBS[name](random.Random(0))) in ("frames", "refused")
+
+
+def test_a_film_that_lies_in_another_file_is_not_read_from_there(tmp_path, monkeypatch):
+    """Neither opened nor asked for: with the frames of this very file it would have a picture."""
+    other = tmp_path / "other.mp4"
+    other.write_bytes(sound(0))
+    asked = []
+    monkeypatch.setattr(
+        "mtmd.clip.video.container._nothing_else", lambda *a: asked.append(a) or 1 / 0
+    )
+    data = names_another(str(other).encode())
+    try:
+        reader = open_video(io.BytesIO(data))
+        ((_, _, pixels),) = reader.take([3], (96, 64))
+        assert number_of(pixels) == 3  # its own frames
+    except VideoError:
+        pass
+    assert not asked
+
+
+@pytest.mark.parametrize("kind", ["hls", "concat", "rtsp", "dash"])
+def test_playlists_reach_no_other_file_and_no_address(kind, tmp_path):
+    secret = tmp_path / "secret.mp4"
+    secret.write_bytes(sound(0))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.05)
+        port = server.getsockname()[1]
+        text = {
+            "hls": f"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n{secret}\n#EXTINF:1,\nhttp://127.0.0.1:{port}/\n#EXT-X-ENDLIST\n",
+            "concat": f"ffconcat version 1.0\nfile '{secret}'\nfile 'http://127.0.0.1:{port}/a'\n",
+            "rtsp": f"v=0\no=- 0 0 IN IP4 127.0.0.1\nc=IN IP4 127.0.0.1\nm=video {port} RTP/AVP 96\n",
+            "dash": f'<?xml version="1.0"?><MPD><Period><BaseURL>http://127.0.0.1:{port}/</BaseURL></Period></MPD>',
+        }[kind]
+        for data in (text.encode(), b"\0\0\0\x14ftypisom" + bytes(8) + text.encode()):
+            path = tmp_path / "film.mp4"
+            path.write_bytes(data)
+            for source in (data, Path(path)):
+                with pytest.raises(VideoError), VideoFile(source).opened() as reader:
+                    list(reader.take([0], (8, 8)))
+        with pytest.raises(TimeoutError):
+            server.accept()

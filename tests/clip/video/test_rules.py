@@ -1,0 +1,164 @@
+"""Which frames are taken: as transformers' video processors choose them, and within what was asked
+for.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+import pytest
+from torchvision_stand_in import torchvision_here
+
+from mtmd.clip.video.rules import (
+    MOST,
+    Beginnings,
+    EveryInterval,
+    FirstToLast,
+    FrameRule,
+    Middles,
+    WholeGroups,
+    WithoutEnds,
+)
+from mtmd.clip.video.video import FrameRequest, VideoFacts
+from mtmd.kernels.errors import OptionError
+
+Chosen = "list[int] | None"
+TRIPLES = 1000
+
+
+def facts(frames: int, fps: float) -> VideoFacts:
+    return VideoFacts(frames, fps, frames / fps, 64, 48)
+
+
+@lru_cache
+def reference(module: str, kind: str, **settings: Any) -> Any:
+    with torchvision_here():
+        found = import_module(f"transformers.models.{module}.video_processing_{module}")
+    return getattr(found, kind)(**settings)
+
+
+def asked(processor: Any, video: VideoFacts, **options: Any) -> Chosen:
+    """What the reference takes; None where it fails."""
+    from transformers.video_utils import VideoMetadata
+
+    metadata = VideoMetadata(video.frames, fps=video.fps, duration=video.seconds)
+    try:
+        found = [int(i) for i in processor.sample_frames(metadata, **options)]
+    except (ValueError, ZeroDivisionError, RuntimeError, TypeError):
+        return None
+    return None if not found or found[-1] >= video.frames else found
+
+
+def whole_groups(video: VideoFacts, fps: float, most: int) -> Chosen:
+    processor = reference("qwen2_vl", "Qwen2VLVideoProcessor")
+    return asked(processor, video, fps=fps, max_frames=most)
+
+
+def first_to_last(video: VideoFacts, fps: float, most: int) -> Chosen:
+    processor = reference("qwen3_vl", "Qwen3VLVideoProcessor")
+    processor.max_frames = most
+    return asked(processor, video, fps=fps)
+
+
+def every_interval(video: VideoFacts, fps: float, most: int) -> Chosen:
+    """`most` is the longest clip whose rate is kept; a last frame that comes twice counts once."""
+    processor = reference("glm4v", "Glm4vVideoProcessor")
+    processor.max_duration = most
+    found = asked(processor, video, fps=fps)
+    return found and list(dict.fromkeys(found))
+
+
+def without_ends(video: VideoFacts, fps: float, most: int) -> Chosen:
+    processor = reference("smolvlm", "SmolVLMVideoProcessor")
+    return asked(processor, video, fps=fps, num_frames=most)
+
+
+def middles(video: VideoFacts, fps: float, most: int) -> Chosen:  # noqa: ARG001
+    return asked(reference("internvl", "InternVLVideoProcessor"), video, num_frames=most)
+
+
+def middles_at_a_rate(video: VideoFacts, fps: float, most: int) -> Chosen:  # noqa: ARG001
+    return asked(reference("internvl", "InternVLVideoProcessor"), video, fps=fps)
+
+
+def beginnings(video: VideoFacts, fps: float, most: int) -> Chosen:  # noqa: ARG001
+    return asked(reference("gemma4", "Gemma4VideoProcessor"), video, num_frames=most)
+
+
+WAYS: dict[str, tuple[Callable[..., Chosen], Callable[[int], Any], tuple[str, ...]]] = {
+    "whole groups": (whole_groups, lambda _: WholeGroups(2.0, 4, 768, 2), ("fps", "max_frames")),
+    "first to last": (first_to_last, lambda _: FirstToLast(2.0, 4, 768), ("fps", "max_frames")),
+    "every interval": (every_interval, lambda most: EveryInterval(2.0, most), ("fps",)),
+    "without ends": (without_ends, lambda _: WithoutEnds(1.0, 64), ("fps", "max_frames")),
+    "middles": (middles, Middles, ()),
+    "middles, at a rate": (middles_at_a_rate, lambda _: Middles(8), ("fps",)),
+    "beginnings": (beginnings, Beginnings, ()),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_indices_are_the_references(way: str) -> None:
+    theirs, rule, options = WAYS[way]
+    rng = random.Random(7)
+    compared = 0
+    for _ in range(TRIPLES):
+        rate = rng.choice([23.976, 24.0, 25.0, 29.97, 30.0, 60.0, rng.uniform(1, 120)])
+        video = facts(int(min(rng.lognormvariate(6, 2), 20000)) + 1, rate)
+        fps = rng.choice([0.5, 1.0, 2.0, 4.0, rng.uniform(0.05, 12)])
+        most = rng.choice([4, 16, 64, 768, rng.randint(1, 400)])
+        request = FrameRequest(
+            fps if "fps" in options else None, most if "max_frames" in options else None
+        )
+        expected = theirs(video, fps, most)
+        found = FrameRule(rule(most)).choose(video, request)
+        assert found and found == sorted(set(found)) and 0 <= found[0] <= found[-1] < video.frames
+        if expected is not None and len(expected) <= MOST:
+            compared += 1
+            assert found == expected, (video, request)
+    assert compared > TRIPLES // 2
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_asked_for_is_kept(way: str) -> None:
+    rule, rng = FrameRule(WAYS[way][1](16)), random.Random(3)
+    for _ in range(200):
+        video = facts(rng.randint(1, 5000), rng.uniform(5, 60))
+        most = rng.randint(1, 40)
+        start = rng.uniform(0, video.seconds * 0.8)
+        end = start + rng.uniform(0.3, video.seconds)
+        found = rule.choose(video, FrameRequest(rng.uniform(0.1, 9), most, start, end))
+        assert 0 < len(found) <= most and found == sorted(set(found))
+        assert start * video.fps <= found[0] + 1e-6 and found[-1] <= end * video.fps + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("request_", "told"),
+    [
+        (FrameRequest(fps=0), "fps is 0, expected more than 0"),
+        (FrameRequest(fps=float("nan")), "fps is nan"),
+        (FrameRequest(fps=1e9), "at most 1000"),
+        (FrameRequest(max_frames=0), "max_frames is 0, expected at least 1"),
+        (FrameRequest(start=12), r"no frame lies between 12 s and its end; the video is 10\.0 s"),
+        (FrameRequest(start=4, end=4), "no frame lies between 4 s and 4 s"),
+        (FrameRequest(start=-1, end=4), "no frame lies between -1 s"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(request_: FrameRequest, told: str) -> None:
+    with pytest.raises(OptionError, match=told):
+        FrameRule(FirstToLast(2.0, 4, 768)).choose(facts(240, 24.0), request_)
+
+
+def test_a_part_is_chosen_from_as_if_it_were_all() -> None:
+    rule = FrameRule(FirstToLast(2.0, 4, 768))
+    found = rule.choose(facts(2400, 24.0), FrameRequest(start=10, end=20))
+    assert found == [240 + i for i in rule.choose(facts(241, 24.0))]
+
+
+def test_a_header_that_says_nothing() -> None:
+    """Neither rate nor number of frames: one frame, which is always there."""
+    for _, rule, _ in WAYS.values():
+        assert FrameRule(rule(8)).choose(VideoFacts(0, 0.0, 0.0, 64, 48)) == [0]
