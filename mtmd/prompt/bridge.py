@@ -228,6 +228,11 @@ class Bridge:
                     f"the chat template wrote {places} {what} places for {wanted} {what}s; it does "
                     "not fit this model"
                 )
+        if [isinstance(one, PreparedVideo) for one in shown] != [m != family.marker for m in found]:
+            raise PromptError(
+                "the chat template writes pictures and videos in another order than the message "
+                "has them; put all pictures before the videos, or ask about them one by one"
+            )
         text = texts[0] + "".join(
             (one.text if isinstance(one, PreparedVideo) else family.prompt(one.plan)) + rest
             for one, rest in zip(shown, texts[1:], strict=True)

@@ -239,6 +239,7 @@ def test_a_smaller_budget_makes_smaller_frames(build: Build) -> None:
         ((ODD,), "<|video_pad|><|video_pad|>", "wrote 2 video places for 1 videos"),
         ((PICTURE,), "<|video_pad|>", "wrote 0 picture places for 1 pictures"),
         ((), "<|video_pad|>", "wrote 1 video places for 0 videos"),
+        ((ODD, PICTURE), "{picture}<|video_pad|>", "in another order than the message"),
     ],
 )
 def test_templates_that_do_not_fit(
@@ -246,6 +247,8 @@ def test_templates_that_do_not_fit(
 ) -> None:
     bridge = one_case(build).model.prompts.bridge
     media = [video_of(p) if isinstance(p, Clip) else open_picture(p) for p in parts]
+    assert bridge.encoder is not None
+    text = text.format(picture=bridge.encoder.family.marker)
     with pytest.raises(PromptError, match=told):
         bridge.read(text, bridge.prepare_media(media))
 
