@@ -22,7 +22,9 @@ PINNED = "torch"
 
 
 def requirements() -> list[Requirement]:
-    """What the package needs to run, and its extras `parquet` and `video`, on this version of Python."""
+    """What the package needs to run on this version of Python, with the extras that its tests of
+    the lowest versions need.
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     needs = [
