@@ -44,7 +44,7 @@ $(VENV)-floors/installed: pyproject.toml constraints.txt tools/floors.py
 	$(VENV)-floors/bin/python -m pip install --quiet --disable-pip-version-check packaging
 	$(VENV)-floors/bin/python tools/floors.py > $(VENV)-floors/floors.txt
 	$(VENV)-floors/bin/python -m pip install --quiet --disable-pip-version-check -c $(VENV)-floors/floors.txt torch
-	$(VENV)-floors/bin/python -m pip install --quiet --disable-pip-version-check -c $(VENV)-floors/floors.txt -e '.[parquet]' \
+	$(VENV)-floors/bin/python -m pip install --quiet --disable-pip-version-check -c $(VENV)-floors/floors.txt -e '.[parquet,video]' \
 	    pytest pytest-xdist openai jsonschema playwright
 	sh tools/browser.sh
 	touch $@

@@ -29,7 +29,8 @@ def make(path: Path, seconds: int, width: int = 1920, height: int = 1080) -> Non
     """A file of so many `seconds`, by the ending of `path`."""
     import av
 
-    scenes = [_scene(av, number, width, height) for number in range(SCENES)]
+    needed = min(SCENES, -(-seconds * FPS // GOP))
+    scenes = [_scene(av, number, width, height) for number in range(needed)]
     with av.open(str(path), "w") as out:
         stream = out.add_stream("libx264", rate=FPS)
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
@@ -37,7 +38,7 @@ def make(path: Path, seconds: int, width: int = 1920, height: int = 1080) -> Non
         stream.codec_context.time_base = Fraction(1, FPS)
         out.start_encoding()
         for start in range(0, seconds * FPS, GOP):
-            for data, pts, dts, key in scenes[start // GOP % SCENES][1]:
+            for data, pts, dts, key in scenes[start // GOP % needed][1]:
                 packet = av.Packet(data)
                 packet.stream, packet.time_base = stream, Fraction(1, FPS)
                 packet.pts, packet.dts, packet.is_keyframe = start + pts, start + dts, key

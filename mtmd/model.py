@@ -152,11 +152,13 @@ class Model:
         system: str | None = None,
         **chosen: Unpack[AnswerKeywords],
     ) -> str:
-        """The answer to a prompt about one or several images, or, without an image, to the prompt
-        alone; without a prompt, a description.
+        """The answer to a prompt about one or several images or videos, or, without one, to the
+        prompt alone; without a prompt, a description.
 
         image: a path, the bytes of a file, an open file, a Pillow image, an array [H, W(, 1|3|4)]
         (uint8, or float from 0 to 1), a tensor [C, H, W] or [H, W] of the same, or a list of them.
+        A path, bytes or file of a video are one; `VideoInput` says which of its frames are seen,
+        and takes frames that are given.
         system: what the model is told before all else. `chosen` are the fields of `AnswerOptions`.
         Raises MtmdError.
         """

@@ -64,6 +64,9 @@ MADE = {
     ("mtmd/tools/probe.py", "f'\\\\{{\\\\s*\"{_KEYS[0]}\"\\\\s*:\\\\s*\"{_STRING}\"\\\\s*\\\\}}'"): [
         r'\{\s*"qaone"\s*:\s*"probedvalue"\s*\}',
     ],
+    ("mtmd/prompt/bridge.py", "f\"({'|'.join(map(re.escape, markers))})\""): [
+        r"(<\|vision_start\|><\|video_pad\|><\|vision_end\|>|<\|video_pad\|>|<\|image_pad\|>)",
+    ],
     ("clip/image/quiet.py", "_MODULES"): "a name, to find a filter by; nothing is matched",
 }  # fmt: skip
 ADVICE = (

@@ -22,10 +22,14 @@ PINNED = "torch"
 
 
 def requirements() -> list[Requirement]:
-    """What the package needs to run, and its `parquet` extra, on this version of Python."""
+    """What the package needs to run on this version of Python, with the extras that its tests of
+    the lowest versions need.
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    needs = [Requirement(text) for text in project["dependencies"] + extras["parquet"]]
+    needs = [
+        Requirement(text) for text in project["dependencies"] + extras["parquet"] + extras["video"]
+    ]
     return [need for need in needs if need.marker is None or need.marker.evaluate()]
 
 

@@ -490,11 +490,12 @@ class Service:
         self._requests[request.ticket] = request
         self._stats.requests += 1
         self._stats.preprocess_ms += request.preprocess_ms
-        self._stats.images += len(request.prompt.pictures)
-        self._stats.images_shrunk += sum(
-            p.plan.shrunk_from is not None for p in request.prompt.pictures
-        )
-        self._stats.image_cache_hits += sum(p.receipt.cached for p in request.prompt.pictures)
+        images, videos = request.prompt.images, request.prompt.videos
+        self._stats.images += len(images)
+        self._stats.images_shrunk += sum(p.plan.shrunk_from is not None for p in images)
+        self._stats.image_cache_hits += sum(p.receipt.cached for p in images)
+        self._stats.videos += len(videos)
+        self._stats.video_frames += sum(len(video.frames) for video in videos)
         assert self.encoding or not request.prompt.pictures
         for index, prepared in enumerate(request.prompt.pictures):
             if prepared.embeddings is None and self.encoding:

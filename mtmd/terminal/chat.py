@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mtmd.config import IMAGE_SUFFIXES, AnswerOptions, options
+from mtmd.config import IMAGE_SUFFIXES, VIDEO_SUFFIXES, AnswerOptions, options
 from mtmd.events import Answer, Finished, Progress, TextPiece
 from mtmd.kernels.errors import MtmdError, OptionError
 from mtmd.kernels.text import for_terminal, one_line
@@ -30,7 +30,7 @@ from mtmd.terminal.transcript import (
 HELP = {
     "image": (
         "PATH...",
-        "attach pictures to the next question; a picture dropped on the window does the same",
+        "attach pictures or videos to the next question; one dropped on the window does the same",
     ),
     "images": ("", "tell what is attached"),
     "clear": ("", "begin a new conversation"),
@@ -92,7 +92,7 @@ class Chat:
         print(f"mtmd chat: {for_terminal(one_line(text))}", file=sys.stderr, flush=True)
 
     def _do(self, text: str) -> bool:
-        paths, rest = leading_paths(text, IMAGE_SUFFIXES)
+        paths, rest = leading_paths(text, (*IMAGE_SUFFIXES, *VIDEO_SUFFIXES))
         if paths:
             self._attach(paths)
         elif text.startswith("/"):
@@ -292,8 +292,7 @@ class Chat:
 
 
 def _described(image: Attachment) -> str:
-    width, height = image.picture.size
-    return f"{image.path} ({width} x {height})"
+    return f"{image.path} ({image.told})"
 
 
 def _value(text: str) -> Any:

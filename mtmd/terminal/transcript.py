@@ -14,6 +14,7 @@ from mtmd.clip.image.decode import Picture
 from mtmd.kernels.errors import ImageError, MtmdError
 from mtmd.prompt.conversation import Message
 from mtmd.prompt.load_image import load_image
+from mtmd.prompt.video_input import Footage, is_video, load_video
 
 FORMAT = "mtmd chat"
 VERSION = 1
@@ -26,10 +27,17 @@ class TranscriptError(MtmdError):
 
 @dataclass(frozen=True)
 class Attachment:
-    """A picture, decoded once, and the file that it was read from."""
+    """A picture, decoded once, or a video, and the file that it was read from."""
 
     path: Path
-    picture: Picture
+    picture: Picture | Footage
+    told: str
+    """Its size, and of a video its length."""
+
+    @property
+    def part(self) -> dict[str, Any]:
+        kind = "image" if isinstance(self.picture, Picture) else "video"
+        return {"type": kind, kind: self.picture}
 
 
 @dataclass
@@ -51,7 +59,7 @@ class Transcript:
         """
         result: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
         for turn in self.turns:
-            images = [{"type": "image", "image": i.picture} for i in turn.images]
+            images = [i.part for i in turn.images]
             result.append(
                 {
                     "role": "user",
@@ -102,7 +110,15 @@ class Transcript:
 
 def attach(path: Path) -> Attachment:
     """Raises ImageError."""
-    return Attachment(path.expanduser().absolute(), load_image(path.expanduser()))
+    path = path.expanduser()
+    if is_video(path):
+        footage = load_video(path)
+        with footage.opened() as reader:
+            facts = reader.facts
+        told = f"{facts.width} x {facts.height}, {facts.seconds:.1f} s"
+        return Attachment(path.absolute(), footage, told)
+    picture = load_image(path)
+    return Attachment(path.absolute(), picture, f"{picture.size[0]} x {picture.size[1]}")
 
 
 def read_transcript(path: Path) -> tuple[Transcript, dict[str, Any], list[str]]:

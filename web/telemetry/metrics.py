@@ -44,6 +44,8 @@ SINCE_START = {
     "image_cache_hits": "Pictures whose embeddings were known",
     "images_shrunk": "Pictures made smaller for want of memory",
     "images_refused": "Pictures refused for want of memory",
+    "videos": "Videos in requests",
+    "video_frames": "Frames of videos that were seen",
     "image_tokens": "Tokens of pictures",
     "prompt_tokens": "Tokens of prompts",
     "reused_tokens": "Tokens of prompts known from before",

@@ -18,9 +18,9 @@ class TokenCount:
 @dataclass
 class ServiceStats:
     """Plain numbers since the service began; those of running, waiting, clients_waiting, encoding
-    and pages_used are of this moment. Pictures are shrunk and refused for want of memory. Of tokens
-    that were proposed for answers, some were accepted. `preemptions`: of those finished; `made_way`
-    for another client, of all.
+    and pages_used are of this moment. Pictures, which frames of videos are not among, are shrunk
+    and refused for want of memory. Of tokens that were proposed for answers, some were accepted.
+    `preemptions`: of those finished; `made_way` for another client, of all.
     """
 
     slots: int = 0
@@ -39,6 +39,8 @@ class ServiceStats:
     image_cache_hits: int = 0
     images_shrunk: int = 0
     images_refused: int = 0
+    videos: int = 0
+    video_frames: int = 0
     image_tokens: int = 0
     prompt_tokens: int = 0
     reused_tokens: int = 0

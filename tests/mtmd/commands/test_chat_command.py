@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clips import video
 from PIL import Image
 
 from mtmd.kernels.errors import ImageError
@@ -55,6 +56,15 @@ def test_answers_line_by_line(piped: Any, one: Path) -> None:
     with Image.open(one) as image:
         size = f"{image.width} x {image.height}"
     assert (ran.code, ran.out, ran.err) == (0, f"attached: {one} ({size})\nOne.\n", "")
+
+
+def test_a_video_is_attached_and_kept_with_the_conversation(piped: Any, tmp_path: Path) -> None:
+    path, saved = tmp_path / "clip.mp4", tmp_path / "saved.json"
+    path.write_bytes(video(24))
+    ran = piped([path, "What moves?", "/receipt", f"/save {saved}"], "--max-tokens", 1)
+    assert f"attached: {path} (96 x 64, 2.0 s)\n" in ran.out and "video 1: 2.0 s of" in ran.out
+    again = piped([f"/load {saved}", "/images"], "--max-tokens", 1)
+    assert f"{path} (96 x 64, 2.0 s)" in again.out and again.code == 0
 
 
 def test_images_as_arguments_and_dropped(

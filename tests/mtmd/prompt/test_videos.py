@@ -169,3 +169,11 @@ def test_the_command(mtmd, clip: Path) -> None:
     assert "3 frames from 1.0 to 3.0 s" in ran.err and ran.code == 0
     assert "--from: found no video" in mtmd("describe", "examples/one.png", "--from", 1).refused()
     assert "--to" in mtmd("describe", clip, "--to", "soon").refused()
+
+
+def test_videos_and_their_frames_are_counted_beside_pictures(demo: Model, clip: Path) -> None:
+    before = demo.service.stats()
+    demo.answer([Image.fromarray(numbered(5)), clip], "x", max_tokens=1)
+    after = demo.service.stats()
+    assert (after.images - before.images, after.videos - before.videos) == (1, 1)
+    assert after.video_frames - before.video_frames == 4

@@ -126,7 +126,9 @@ def test_the_oldest_turns_are_dropped_where_there_is_no_room(person, fake):
         person.say(f"question {number}")
 
     def count(messages, *_, **__):
-        return SimpleNamespace(prompt_tokens=100 * len(messages), image_tokens=(), context=512)
+        return SimpleNamespace(
+            prompt_tokens=100 * len(messages), image_tokens=(), video_tokens=(), context=512
+        )
 
     fake.count = count
     page.fill("#prompt", "question 4")
