@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from flask import Blueprint, Response, g
+from flask import Blueprint, Response, g, render_template
 
 from mtmd import (
     Answer,
@@ -24,6 +24,7 @@ from mtmd import (
     TokenInfo,
 )
 from mtmd.web.api import openapi
+from mtmd.web.api.reference import operations
 from mtmd.web.api.replies import Reply, together
 from mtmd.web.api.requests import (
     MOST_CHOICES,
@@ -194,6 +195,13 @@ def blueprint(api: Api) -> Blueprint:
     def model(name: str) -> dict[str, Any]:
         api.check_model(name)
         return _model(api, api.model.called(name))
+
+    @routes.get("/docs")
+    @takes(Body.NOTHING)
+    @without_key
+    def reference() -> str:
+        """The document, to be read by people."""
+        return render_template("api.html", operations=operations())
 
     @routes.get("/openapi.json")
     @takes(Body.NOTHING)
