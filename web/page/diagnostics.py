@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import asdict
+from typing import Any
 
 from flask import Blueprint, Response, jsonify, render_template
 
-from mtmd import Service
+from mtmd import Service, WarmupReport
+from mtmd.bench.measure import resident_bytes
 from mtmd.web.auth import without_key
 from mtmd.web.intake.gate import Body, takes
 from mtmd.web.page import charts
@@ -27,7 +31,8 @@ def blueprint(service: Service, model: ServedModel) -> Blueprint:
     @takes(Body.NOTHING)
     def stats() -> Response:
         fault = service.fault
-        return jsonify(asdict(service.stats()) | {"fault": str(fault) if fault else None})
+        now = {"fault": str(fault) if fault else None, **_machine(model.warmup_report)}
+        return jsonify(asdict(service.stats()) | now)
 
     @routes.get("/api/verdict")
     @takes(Body.NOTHING)
@@ -51,3 +56,16 @@ def blueprint(service: Service, model: ServedModel) -> Blueprint:
         )
 
     return routes
+
+
+def _machine(report: WarmupReport) -> dict[str, Any]:
+    """What this process takes of the machine, and `alone_tokens_s`: what one answer gets where it
+    has all of it, as the warm-up measured; None where it ran nothing.
+    """
+    alone = [1e3 / c.steady_ms for c in report.checks if c.graph == "decoder" and c.steady_ms > 0]
+    return {
+        "resident_bytes": resident_bytes(),
+        "cpu_seconds": time.process_time(),
+        "cpus": os.cpu_count(),
+        "alone_tokens_s": max(alone, default=None),
+    }

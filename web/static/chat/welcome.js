@@ -10,7 +10,10 @@ const path = (sample) => `/static/samples/${sample.file}`;
 /** `about`: of the model. `ask(fetch, name, question)` is called with what was clicked; `fetch()` gives the picture's file. */
 export function startWelcome(about, ask) {
   $("welcome-pick").hidden = !about.vision;
-  if (!about.vision) $("welcome-how").replaceChildren("This model reads text only: it has no image encoder.");
+  if (!about.vision) {
+    $("welcome-title").textContent = "Ask a question";
+    $("welcome-how").replaceChildren("This model reads text only: it has no image encoder.");
+  }
   const hasSamples = about.samples.length > 0;
   for (const id of ["samples", "welcome-or"]) if ($(id)) $(id).hidden = !hasSamples;
   $("samples").replaceChildren(...about.samples.map((sample) => card(sample, ask)));

@@ -138,6 +138,7 @@ export class AnswerText {
     const { thought, answer, thinking } = splitThoughts(text, live);
     if (thought !== null) this.#drawThought(thought, thinking);
     this.answer.element.classList.toggle("growing", live);
+    if (live) this.answer.element.classList.add("grown");
     this.answer.element.hidden = !answer;
     if (answer) this.answer.draw(answer, live, live ? null : whenIdle);
     return this;
