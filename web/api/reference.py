@@ -41,7 +41,7 @@ def operations() -> tuple[Operation, ...]:
 
 def _fields(operation: dict[str, Any]) -> tuple[Field, ...]:
     content = operation.get("requestBody", {}).get("content", {})
-    schema = next((kind["schema"] for kind in content.values()), {})
+    schema: dict[str, Any] = next((kind["schema"] for kind in content.values()), {})
     if reference := schema.get("$ref"):
         schema = document()["components"]["schemas"][_last(reference)]
     required = schema.get("required", ())
