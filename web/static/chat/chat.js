@@ -191,6 +191,10 @@ async function open(id) {
     conversation = loaded.conversation;
     tree.load(loaded.messages, conversation?.head, loaded.outline);
     shown.reset();
+    if (loaded.outline) { // which has taken as long as a frame: what follows is another task
+      await new Promise((go) => { setTimeout(go, 0); });
+      if (conversation !== loaded.conversation) return;
+    }
   } catch (error) {
     toast(error.message);
     window.history.replaceState(null, "", at("/"));

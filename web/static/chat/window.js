@@ -2,7 +2,7 @@
 
 import { $ } from "../shared/dom.js";
 
-const AT_FIRST = 12; // messages
+const AT_FIRST = 6; // messages
 const READ = 30; // asked for at once
 const MOST = 120; // on the page; what is farther away goes
 const AHEAD = "1200px";
