@@ -56,10 +56,11 @@ audit: $(VENV)/tested-with
 	$(BIN)/python -m pip freeze --exclude-editable > $(VENV)-audit/installed.txt
 	$(VENV)-audit/bin/pip-audit --strict --no-deps --disable-pip -r $(VENV)-audit/installed.txt
 
-# A server under attack for half an hour, then the data folder under kill -9. HOSTILE="--minutes 5 --schemas 0" chooses; --help lists.
+# A server under attack for half an hour, then the data folder, and somebody who reads, under kill -9. HOSTILE="--minutes 5 --schemas 0" chooses; --help lists.
 hostile: $(VENV)/tested-with
 	$(BIN)/python tests/hostile/run.py $(HOSTILE)
 	$(BIN)/python tests/hostile/store_kills.py --kills 50
+	$(BIN)/python tests/hostile/answer_kills.py --kills 20
 	$(BIN)/python tests/hostile/growth.py
 
 # The files of contrib/ with nginx, Caddy and systemd's check, which have to be here, and Chromium.

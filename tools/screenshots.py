@@ -1,12 +1,14 @@
 """The pictures of the chat page in README.md and docs/: a server with the demo model, and Chromium.
 
-    python tools/screenshots.py            # writes docs/images/page-light.webp, page-dark.webp, ...
+    python tools/screenshots.py                   # writes docs/images/page-light.webp and others
+    python tools/screenshots.py --states FOLDER   # every state of the page, to be looked at
 
 Needs what the tests of the pages need: playwright, and Debian's package chromium.
 """
 
 from __future__ import annotations
 
+import argparse
 import io
 import sys
 import threading
@@ -91,7 +93,23 @@ def save(page: Any, name: str) -> None:
         image.convert("RGB").save(IMAGES / f"{name}.webp", "WEBP", quality=82, method=6)
 
 
+def all_states(browser: Any, folder: Path) -> None:
+    """In both themes, by their names."""
+    sys.path.insert(0, str(ROOT / "tests" / "support"))
+    from page_states import states
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory() as files:
+        for name, person in states(browser, Path(files)):
+            for theme in ("light", "dark"):
+                person.page.emulate_media(color_scheme=theme)
+                person.page.screenshot(path=folder / f"{name}-{theme}.png")
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--states", type=Path, metavar="FOLDER")
+    chosen = parser.parse_args()
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
@@ -99,8 +117,17 @@ def main() -> None:
     found = next((c for c in CHROMIUMS if Path(c).exists()), None)
     if found is None:
         sys.exit("there is no Chromium; sh tools/browser.sh installs it")
-    with server() as url, sync_playwright() as driver:
+    with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        if chosen.states:
+            all_states(browser, chosen.states)
+        else:
+            documented(browser)
+        browser.close()
+
+
+def documented(browser: Any) -> None:
+    with server() as url:
         page = browser.new_page(viewport=WINDOW, device_scale_factor=SCALE, base_url=url)
         page.set_default_timeout(LIMIT_MS)
         for picture, question in CHATS:
@@ -113,7 +140,7 @@ def main() -> None:
             page.goto(place)
             page.wait_for_load_state("networkidle")
             in_both_themes(page, name)
-        browser.close()
+        page.close()
 
 
 if __name__ == "__main__":

@@ -107,11 +107,7 @@ class FakeTicket:
                     proposed_tokens=0,
                     accepted_tokens=0,
                     finish=finish,
-                    queued_ms=0.0,
-                    preprocess_ms=0.0,
-                    encode_ms=0.0,
-                    prefill_ms=0.0,
-                    decode_ms=0.0,
+                    **self.service.stage_ms,
                     device="cpu",
                     dtype="fp32",
                     attention={},
@@ -138,6 +134,8 @@ class FakeService:
         self.videos = ()  # of receipts
         self.calls = ()  # of tools, in place of words where a request has tools
         self.latencies = Latencies()
+        stages = ("queued", "preprocess", "encode", "prefill", "decode")
+        self.stage_ms = {f"{stage}_ms": 0.0 for stage in stages}  # of every receipt
         self.calls_finish = "tool_calls"
         self.name, self.context, self.sees, self.warmup_report = "fake", CONTEXT, True, REPORT
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import fields
 from urllib.request import urlopen
 
@@ -76,7 +77,7 @@ def test_every_documented_route_is_there_and_every_route_for_programs_is_documen
         r
         for r in client.application.url_map.iter_rules()
         if r.endpoint.split(".")[0] in ("openai", "files", "status", "embeddings")
-        and r.rule != "/openapi.json"
+        and r.rule not in ("/openapi.json", "/docs")
     ]
     versioned = {r.rule for r in rules if r.rule.startswith("/v1/")}
     rules = [r for r in rules if f"/v1{r.rule}" not in versioned]  # the same, without /v1
@@ -88,6 +89,14 @@ def test_every_documented_route_is_there_and_every_route_for_programs_is_documen
         for path in [_named(r.rule, names)]
     }
     assert there == documented
+
+
+def test_the_page_of_the_interface_has_every_operation_and_what_it_takes():
+    page = client_for(FakeService()).get("/docs").get_data(as_text=True)
+    for words in ("POST /v1/chat/completions", "GET /v1/models/{id}", "DELETE /v1/files/{id}"):
+        assert f"<code>{words}</code>" in page
+    for field, kind in (("messages", "list of Message"), ("top_p", "number from 0 to 1")):
+        assert re.search(rf"<code>{field}</code>[^<]*</dt><dd>{kind}", page), field
 
 
 def test_a_fault_is_told_and_everything_but_answers_goes_on():

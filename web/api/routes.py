@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from flask import Blueprint, Response, g
+from flask import Blueprint, Response, g, render_template
 
 from mtmd import (
     Answer,
@@ -23,6 +23,7 @@ from mtmd import (
     TokenInfo,
 )
 from mtmd.web.api import openapi
+from mtmd.web.api.reference import operations
 from mtmd.web.api.replies import Reply, together
 from mtmd.web.api.requests import (
     MOST_CHOICES,
@@ -203,6 +204,13 @@ def blueprint(api: Api) -> Blueprint:
     def model(name: str) -> dict[str, Any]:
         found = api.models.find(name)
         return _model(name if name in found.names else found.name, found, api.models.many)
+
+    @routes.get("/docs")
+    @takes(Body.NOTHING)
+    @without_key
+    def reference() -> str:
+        """The document, to be read by people."""
+        return render_template("api.html", operations=operations())
 
     @routes.get("/openapi.json")
     @takes(Body.NOTHING)

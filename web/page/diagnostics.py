@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from dataclasses import asdict
+from typing import Any
 
 from flask import Blueprint, Response, jsonify, render_template, request
 
-from mtmd import ServiceStats
+from mtmd import ServiceStats, WarmupReport
 from mtmd.bench.ceilings import read_rate_of
+from mtmd.bench.measure import resident_bytes
 from mtmd.service.measures.decode_speed import decode_speed, step_bytes
 from mtmd.web.auth import without_key
 from mtmd.web.intake.gate import Body, takes
@@ -65,7 +69,8 @@ def blueprint(models: Models) -> Blueprint:
         fault, model = models.fault, models.at_hand(request.args.get("model"))
         counted = model.service.stats() if model else ServiceStats(slots=models.slots)
         told = {"fault": str(fault) if fault else None, "model": model.name if model else None}
-        return jsonify(asdict(counted) | told)
+        machine = _machine(model.warmup_report if model else None)
+        return jsonify(asdict(counted) | told | machine)
 
     @routes.get("/api/verdict")
     @takes(Body.NOTHING)
@@ -97,3 +102,17 @@ def blueprint(models: Models) -> Blueprint:
         )
 
     return routes
+
+
+def _machine(report: WarmupReport | None) -> dict[str, Any]:
+    """What this process takes of the machine, and `alone_tokens_s`: what one answer gets where it
+    has all of it, as the warm-up measured; None where it ran nothing.
+    """
+    checks = report.checks if report else ()
+    alone = [1e3 / c.steady_ms for c in checks if c.graph == "decoder" and c.steady_ms > 0]
+    return {
+        "resident_bytes": resident_bytes(),
+        "cpu_seconds": time.process_time(),
+        "cpus": os.cpu_count(),
+        "alone_tokens_s": max(alone, default=None),
+    }

@@ -56,6 +56,7 @@ class NewConversation(_Strict):
 class Change(_Strict):
     title: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     head: Id | None = None
+    pinned: bool | None = None
 
 
 class NewMessage(_Strict):
@@ -82,6 +83,12 @@ class NewAnswer(_Strict):
     continues: Id | None = None
     side: Annotated[int, Field(ge=0, lt=4)] | None = None
     options: Options = Options()
+
+
+class Read(_Strict):
+    """What somebody has read of an answer that was cut off."""
+
+    text: Annotated[str, Field(max_length=1 << 20)]
 
 
 class Draft(NewMessage):

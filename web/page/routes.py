@@ -22,7 +22,15 @@ from mtmd.web.intake.body import json_body
 from mtmd.web.intake.gate import Body, Work, checked_json, keep_place, takes
 from mtmd.web.page.answers import follow
 from mtmd.web.page.chat import Chat
-from mtmd.web.page.requests import Change, Draft, NewAnswer, NewConversation, NewMessage, Wanted
+from mtmd.web.page.requests import (
+    Change,
+    Draft,
+    NewAnswer,
+    NewConversation,
+    NewMessage,
+    Read,
+    Wanted,
+)
 from mtmd.web.page.samples import offered
 from mtmd.web.store.conversation import Conversation, StoredImage
 from mtmd.web.store.errors import StoreBusyError, StoreDamagedError, StoreError, StoreReadOnlyError
@@ -160,10 +168,8 @@ def _conversation_routes(routes: Blueprint, chat: Chat) -> None:
     @routes.get("/api/conversations/<id_>")
     @takes(Body.NOTHING, Work.DOWNLOAD)
     def show_conversation(id_: str) -> Response:
-        return jsonify(
-            conversation=(found := _conversation(chat, id_)).asdict(),
-            messages=chat.shown_tree(id_, found.head),
-        )
+        found = _conversation(chat, id_)
+        return jsonify(conversation=found.asdict(), **chat.shown_tree(id_, found.head))
 
     @routes.patch("/api/conversations/<id_>")
     @takes(Body.SMALL_JSON)
@@ -175,6 +181,8 @@ def _conversation_routes(routes: Blueprint, chat: Chat) -> None:
         if change.head is not None:
             _check_message(chat, id_, change.head)
             store.show(id_, change.head)
+        if change.pinned is not None:
+            store.pin(id_, change.pinned)
         return jsonify(_conversation(chat, id_).asdict())
 
     @routes.delete("/api/conversations/<id_>")
@@ -314,6 +322,13 @@ def _answer_routes(routes: Blueprint, chat: Chat) -> None:
         response.call_on_close(give_back)
         return response
 
+    @routes.post("/api/answers/<id_>/read")
+    @takes(Body.SMALL_JSON)
+    def keep_read(id_: str) -> Response:
+        """What a page was told of an answer before the server ended, which saves twice a second."""
+        conversation = _check_answer(chat, id_)
+        return jsonify(chat.keep_read(conversation, id_, json_body(Read).text))
+
     @routes.post("/api/answers/<id_>/stop")
     @takes(Body.NOTHING)
     def stop_answer(id_: str) -> Response:
@@ -405,11 +420,12 @@ def _check_message(chat: Chat, conversation: str, id_: str, role: str | None = N
         )
 
 
-def _check_answer(chat: Chat, id_: str) -> None:
+def _check_answer(chat: Chat, id_: str) -> str:
+    """Its conversation."""
     conversation = chat.store.conversation_of(id_)
     if conversation is None:
         raise ApiError(404, "there is no such answer; its conversation may have been deleted")
-    _conversation(chat, conversation)
+    return _conversation(chat, conversation).id
 
 
 def _images(chat: Chat, message: NewMessage) -> list[StoredImage]:

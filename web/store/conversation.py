@@ -65,13 +65,16 @@ class Message:
 
 @dataclass(frozen=True)
 class Conversation:
-    """`head`: the last message of the branch that is shown. Times are seconds since 1970."""
+    """`head`: the last message of the branch that is shown. Times are seconds since 1970. One that
+    is `pinned` stands before those that are not.
+    """
 
     id: str
     title: str
     head: str | None
     created: float
     changed: float
+    pinned: bool = False
 
     def asdict(self) -> dict[str, Any]:
         return asdict(self)

@@ -100,7 +100,7 @@ def export_file(store: Store, conversations: Iterable[Conversation]) -> Iterator
     for number, conversation in enumerate(conversations):
         messages = store.messages(conversation.id)
         shown |= dict.fromkeys(i.sha256 for m in messages for i in m.images)
-        head = {k: v for k, v in conversation.asdict().items() if k != "id"}
+        head = {k: v for k, v in conversation.asdict().items() if k not in ("id", "pinned")}
         yield (",\n" if number else "\n") + json.dumps(
             head | {"messages": [_message(m) for m in messages]},
             ensure_ascii=False,

@@ -127,10 +127,10 @@ class Store:
         return _conversation(rows[0]) if rows else None
 
     def conversations(self, owner: str, limit: int = -1) -> list[Conversation]:
-        """Those that have a message, the latest first."""
+        """Those that have a message: the pinned ones, then the others, of each the latest first."""
         rows = self._rows(
-            "SELECT * FROM conversations WHERE owner = ? AND head IS NOT NULL ORDER BY latest "
-            "DESC LIMIT ?",
+            "SELECT * FROM conversations WHERE owner = ? AND head IS NOT NULL "
+            "ORDER BY pinned DESC, latest DESC LIMIT ?",
             owner,
             limit,
         )
@@ -189,6 +189,10 @@ class Store:
                 "UPDATE conversations SET title = ? WHERE id = ? AND title = ''",
                 (title[:TITLE_LENGTH], id_),
             )
+
+    def pin(self, id_: str, pinned: bool) -> None:
+        with self.change() as db:
+            db.execute("UPDATE conversations SET pinned = ? WHERE id = ?", (pinned, id_))
 
     def show(self, id_: str, head: str) -> None:
         """Choose the branch that ends in `head`."""
@@ -549,7 +553,9 @@ def _json(value: Mapping[str, Any] | None) -> str | None:
 
 
 def _conversation(row: sqlite3.Row) -> Conversation:
-    return Conversation(row["id"], row["title"], row["head"], row["created"], row["changed"])
+    return Conversation(
+        row["id"], row["title"], row["head"], row["created"], row["changed"], bool(row["pinned"])
+    )
 
 
 def _image(row: sqlite3.Row, name: str) -> StoredImage:

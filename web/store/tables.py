@@ -103,8 +103,13 @@ def _videos(db: sqlite3.Connection) -> None:
     )
 
 
+def _pins(db: sqlite3.Connection) -> None:
+    """Conversations that stand before all others."""
+    db.execute("ALTER TABLE conversations ADD COLUMN pinned INTEGER NOT NULL DEFAULT 0")
+
+
 # A new one goes to the end; what is there never changes.
-MIGRATIONS = (_conversations, _search, _order_and_deletion, _uploads, _videos)
+MIGRATIONS = (_conversations, _search, _order_and_deletion, _uploads, _videos, _pins)
 
 
 def migrate(db: sqlite3.Connection) -> None:

@@ -5,12 +5,11 @@ away, answers that are cut, a deletion that was a mistake.
 from __future__ import annotations
 
 import io
-import shutil
 from pathlib import Path
 
 import pytest
-from browsing import PHONE, Visitor
-from fake_service import FakeService
+from answer_kills import run as kill_servers
+from browsing import DESK, PHONE, Visitor
 from PIL import Image
 from serving import png, running
 from wire import wire
@@ -53,7 +52,7 @@ def test_an_empty_chat_offers_pictures_to_ask_about(browser, served_demo):
         "[...document.querySelectorAll('.sample img')].filter((i) => i.naturalWidth === 256).length === 3"
     )
     words = page.inner_text("#welcome")
-    assert "demo model" in words and "mtmd serve -m org/name" in words and person.axe() == []
+    assert "demo model" in words and "mtmd serve -m org/name" in words
     page.fill("#prompt", "half a thought")
     page.click(".ask:has-text('How many shapes')")
 
@@ -82,30 +81,38 @@ def test_a_model_without_eyes_is_offered_no_pictures(visit, fake):
     assert "reads text only" in page.inner_text("#welcome")
 
 
-@pytest.mark.parametrize(
-    ("width", "height"),
-    [(3000, 2000), (1920, 1080), (2000, 400), (400, 1600), (64, 48), (1, 1), (3000, 20)],
-    ids=str,
+SHAPES_OF_PICTURES = (
+    (3000, 2000),
+    (1920, 1080),
+    (2000, 400),
+    (400, 1600),
+    (64, 48),
+    (1, 1),
+    (3000, 20),
 )
-@pytest.mark.parametrize("small", [False, True], ids=["desk", "phone"])
-def test_a_picture_of_any_shape_fills_its_frame(visit, width, height, small):
-    person = visit(size=PHONE) if small else visit()
+
+
+@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+def test_a_picture_of_any_shape_fills_its_frame(visit, size):
+    person = visit(size=size)
     page = person.page
-    page.set_input_files("#files", files=[file(width, height)])
-    page.wait_for_selector(".thumb:not(.loading)")
-    person.say("what")
-    person.until(f"document.querySelector('.message.user img').naturalWidth === {width}")
-    frame, shown = (
-        page.evaluate(
-            f"(() => {{ const r = document.querySelector('{s}').getBoundingClientRect(); return [r.width, r.height]; }})()"
+    for width, height in SHAPES_OF_PICTURES:
+        page.set_input_files("#files", files=[file(width, height)])
+        page.wait_for_selector(".thumb:not(.loading)")
+        person.say(f"{width} by {height}")
+        picture = "[...document.querySelectorAll('.message.user .picture')].at(-1)"
+        person.until(f"{picture}.querySelector('img').naturalWidth === {width}")
+        frame, shown = (
+            page.evaluate(
+                f"(() => {{ const r = {one}.getBoundingClientRect(); return [r.width, r.height]; }})()"
+            )
+            for one in (picture, f"{picture}.firstChild")
         )
-        for s in (".message.user .picture", ".message.user .picture img")
-    )
-    assert [f - s for f, s in zip(frame, shown, strict=True)] == pytest.approx([2, 2], abs=0.1)
-    assert max(shown[0] / 320, shown[1] / 240) <= 1 and min(shown) >= 48
-    if 1 / 5 <= width / height <= 6 and width > 48:
-        assert shown[0] / shown[1] == pytest.approx(width / height, rel=0.02)
-    assert person.overflow() == 0
+        assert [f - s for f, s in zip(frame, shown, strict=True)] == pytest.approx([2, 2], abs=0.1)
+        assert max(shown[0] / 320, shown[1] / 240) <= 1 and min(shown) >= 48
+        if 1 / 5 <= width / height <= 6 and width > 48:
+            assert shown[0] / shown[1] == pytest.approx(width / height, rel=0.02)
+        assert person.overflow() == 0
 
 
 def test_a_picture_alone_is_described_and_the_answer_names_the_conversation(person, fake):
@@ -156,7 +163,6 @@ def test_an_upload_that_could_not_arrive_is_tried_again_when_it_is_sent(person, 
     page.route("**/api/images?**", lambda route: route.abort())
     page.set_input_files("#files", files=[file(40, 30)])
     page.wait_for_selector(".thumb.failed")
-    assert person.axe() == []
     person.say("what", wait=False)
     page.wait_for_selector(".toast:has-text('is not attached')")
     assert fake.tickets == [] and page.input_value("#prompt") == "what"
@@ -216,46 +222,11 @@ def test_an_answer_whose_start_was_lost_is_found_and_not_asked_for_twice(person,
     assert len(fake.tickets) == 1 and page.locator(".branches").count() == 0
 
 
-def test_a_killed_server_takes_nothing_that_was_read(browser, tmp_path):
-    """It comes back with less of the answer than was read: that stays, with where it ended, and the
-    answer can go on.
-    """
-    fake, again = FakeService(pace_s=0.02), FakeService()
-    fake.words = " ".join(f"w{i}" for i in range(3000))
-    store = Store(tmp_path / "before")
-    with (
-        running(fake, create_app(fake, ServerSettings(port=0), store)) as server,
-        wire(int(server.effective_port)) as line,
-    ):
-        person = Visitor(browser, line.url)
-        person.expects = ("ERR_", "404")
-        page = person.page
-        person.say("go", wait=False)
-        page.wait_for_selector(".growing:has-text('w20')")
-        line.cut()
-        page.wait_for_selector(".reconnecting:visible")
-        read = page.inner_text(".growing")
-        assert "w20" in read and person.axe() == []
-        page.fill("#prompt", "the next question")
-        page.press("#prompt", "Enter")
-        assert page.input_value("#prompt") == "the next question" and len(fake.tickets) == 1
-        shutil.copytree(tmp_path / "before", tmp_path / "after")
-        after = Store(tmp_path / "after")
-        with after.change() as db:  # as a kill leaves it: the last half second is not saved
-            db.execute("UPDATE messages SET text = 'w0 w1' WHERE role = 'assistant'")
-        with running(again, create_app(again, ServerSettings(port=0), after)) as second:
-            line.to = int(second.effective_port)
-            page.wait_for_selector(".aside:has-text('Cut off when the server ended')")
-            assert person.texts("answer") == [read] and again.tickets == []
-            again.words = " and the rest"
-            page.click(".aside button:has-text('Continue')")
-            page.wait_for_selector(".branches:has-text('2 / 2')")
-            person.answered()
-            assert again.tickets[-1].messages[-1] == {"role": "assistant", "content": "w0 w1"}
-            assert person.texts("answer") == ["w0 w1 and the rest"]
-            person.close()
-        after.close()
-    store.close()
+def test_what_was_read_stays_when_the_server_is_killed_and_nothing_is_sent_twice(browser, tmp_path):
+    """`make hostile` kills it at twenty moments."""
+    counts = kill_servers(browser, tmp_path, kills=2, seed=3, words=30)
+    assert counts["whole"] + counts["said where it ended"] == 2
+    assert counts["gone on with"] == counts["said where it ended"] > 0
 
 
 def test_an_answer_goes_on_over_every_cut_of_the_wire(browser, fake):
@@ -293,7 +264,7 @@ def test_who_stops_waiting_for_a_server_keeps_what_was_read(browser, fake):
         page.wait_for_selector(".reconnecting:visible")
         page.click("#stop")
         page.wait_for_selector(".aside:has-text('The connection was lost here')")
-        assert person.texts("answer")[0].startswith("w0 w1 w2") and person.axe() == []
+        assert person.texts("answer")[0].startswith("w0 w1 w2")
         line.to = int(server.effective_port)
         page.click("text=Look again")
         page.wait_for_selector(".message.answer:has-text('w59')")
@@ -308,7 +279,7 @@ def test_a_growing_answer_has_a_caret_and_tells_its_pace(person, fake):
     page = person.page
     page.wait_for_selector(".rate:has-text('tokens/s')")
     caret = "getComputedStyle(document.querySelector('.growing .caret')).width"
-    assert float(page.evaluate(caret)[:-2]) > 4 and person.axe() == []
+    assert float(page.evaluate(caret)[:-2]) > 4
     rate = float(page.inner_text(".rate").split()[0])
     assert 1 < rate < 51
     page.click("#stop")
@@ -335,7 +306,7 @@ def test_an_answer_that_was_cut_goes_on_from_its_end(person, fake):
         {"role": "user", "content": "count"},
         {"role": "assistant", "content": "one two three"},
     ]
-    assert page.locator(".aside").count() == 0 and person.axe() == []
+    assert page.locator(".aside").count() == 0
 
 
 def test_the_demo_model_goes_on_in_mid_sentence(model):
@@ -364,7 +335,6 @@ def test_a_deletion_can_be_undone(person):
         page.click("[aria-label='More about about ships']")
         page.click(".menu >> text=Delete")
         person.until("document.querySelectorAll('#list .item').length === 1")
-        assert person.axe() == []
         page.click(".toast >> text=Undo" if keep else ".toast [aria-label=Dismiss]")
         if keep:
             person.until("document.querySelectorAll('#list .item').length === 2")
@@ -399,7 +369,6 @@ def test_a_wrong_key_is_told(browser, fake):
         page.fill("#key-input", "a-wrong-key-to-begin-with")
         page.click("#key-dialog >> text=Continue")
         page.wait_for_selector("#key-wrong:has-text('does not know this key')")
-        assert person.axe() == []
         person.close()
 
 
@@ -416,12 +385,12 @@ def test_a_receipt_that_opens_is_not_behind_the_message_box(visit, fake):
     )
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 768, 1280, 1920])
-def test_the_first_screen_fits_every_window(visit, scheme, width):
-    person = visit(size={"width": width, "height": 720}, color_scheme=scheme)
+def test_the_first_screen_fits_every_window(visit):
+    person = visit()
     person.until("document.querySelectorAll('.sample').length === 3")
-    assert person.overflow() == 0 and person.axe() == []
+    for width in (360, 768, 1280, 1920):
+        person.page.set_viewport_size({"width": width, "height": 720})
+        assert person.overflow() == 0
 
 
 def test_an_address_without_anything_is_a_page_for_people_and_json_for_programs(visit):
@@ -431,7 +400,7 @@ def test_an_address_without_anything_is_a_page_for_people_and_json_for_programs(
     address = page.url
     page.goto("/nothing/here")
     page.wait_for_selector("h1:has-text('There is nothing at this address')")
-    assert person.axe() == [] and person.overflow() == 0
+    assert person.overflow() == 0
     page.click("text=To the chat")
     page.wait_for_selector("#welcome:visible")
     for accepted in ("*/*", "application/json"):
@@ -448,7 +417,7 @@ def test_a_full_conversation_goes_on_in_a_new_one_with_what_was_written(person, 
     page.wait_for_selector("#meter-text:has-text('too long')")
     page.press("#prompt", "Enter")
     page.wait_for_selector(".toast:has-text('no room for another message')")
-    assert len(fake.tickets) == 1 and person.axe() == []
+    assert len(fake.tickets) == 1
     page.click("#meter >> text=Go on in a new chat")
     page.wait_for_selector("#welcome:visible")
     assert page.input_value("#prompt") == "one word more" and page.locator(".thumb").count() == 1

@@ -102,7 +102,6 @@ def test_conversations_of_other_programs_are_imported_found_and_taken_along(pers
     assert person.texts("user") == ["[picture]\n\nWhich bird is it?"]
     assert person.texts("answer") == ["A sparrow."]
     assert page.evaluate("[...CSS.highlights.get('found')].map(String)") == ["sparrow"]
-    assert person.axe() == []
     page.click("[aria-label='Next version'], [aria-label='Previous version']")
     assert page.locator(".message.answer strong").inner_text() == "kestrel"
     page.click("[aria-label='More about A bird']")
@@ -133,7 +132,6 @@ def test_the_oldest_turns_are_dropped_where_there_is_no_room(person, fake):
     fake.count = count
     page.fill("#prompt", "question 4")
     page.wait_for_selector("#meter-text:has-text('too long')")
-    assert person.axe() == []
     page.click("#meter >> text=Drop the oldest turns")
     page.wait_for_selector("#meter-text:has-text('300 of 512')")
     assert page.locator(".message.user:has(.dropped) .bubble").inner_text() == "question 3"
@@ -143,7 +141,7 @@ def test_the_oldest_turns_are_dropped_where_there_is_no_room(person, fake):
         "question 3",
         "question 4",
     ]
-    assert fake.tickets[-1].pictures == [] and person.axe() == []
+    assert fake.tickets[-1].pictures == []
     page.reload()
     page.wait_for_selector(".dropped")
     assert person.texts("user") == [f"question {n}" for n in range(5)]  # all is there to be read
@@ -170,8 +168,11 @@ def test_of_a_long_conversation_there_is_what_is_looked_at(browser, fake):
         page.click(".item a")
         page.wait_for_selector(".message.last:has-text('word399x')")
         assert page.locator(".message").count() <= 60
-        page.evaluate("document.querySelector('#scroll').scrollTop = 0")
-        page.wait_for_selector(".message:has-text('word330x')")
+        page.mouse.move(700, 300)
+        while page.locator(".message:has-text('word330x')").count() == 0:
+            page.mouse.wheel(0, -4000)
+            page.wait_for_timeout(20)
+            assert page.locator(".message").count() <= 150
         page.fill("#search", "word17x")
         page.wait_for_selector(".item .around")
         page.click(".item a")

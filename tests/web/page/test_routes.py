@@ -731,3 +731,47 @@ def test_links_of_the_pages_are_relative(path, root):
     links = re.findall(r'(?:href|src)="([^"#][^"]*)"', html)
     assert re.search(rf"{re.escape(root)}static/[0-9a-f]+/shared/base.css", " ".join(links))
     assert all(link.startswith(root) for link in links)
+
+
+def test_of_a_long_conversation_most_is_told_by_its_place_and_read_when_it_is_asked_for(page):
+    store, image = page.store, page.upload(png(30, 20))
+    long, made = page.new(), []
+    for number in range(302):
+        role, parent = ("user", "assistant")[number % 2], made[-1] if made else None
+        pictures = [store.image(image["sha256"])] if number == 4 else []
+        since = {"since": made[2]} if number == 5 else None
+        made.append(store.add(long, parent, role, f"n{number}", images=pictures, options=since).id)
+    other = store.add(long, made[6], "assistant", "another answer").id
+    page.call("PATCH", f"/conversations/{long}", {"head": made[-1]})
+    found = page.call("GET", f"/conversations/{long}")
+    assert [m["text"] for m in found["messages"]] == [f"n{n}" for n in range(222, 302)]
+    outline = found["outline"]
+    assert outline["ids"] == [*made, other] and outline["up"] == [0] + [1] * 301 + [302 - 6]
+    assert outline["roles"] == "ua" * 151 + "a" and outline["since"] == {"5": made[2]}
+    assert [i["sha256"] for i in outline["images"]["4"]] == [image["sha256"]]
+    read = page.call("POST", f"/conversations/{long}/messages/read", {"ids": [made[7], other]})
+    assert [m["text"] for m in read["messages"]] == ["n7", "another answer"]
+
+
+def test_what_was_read_of_an_answer_that_a_server_took_with_it_is_kept(page):
+    conversation, asked, whole, _ = page.talk()
+    cut = page.store.add(conversation, asked, "assistant", "w0 w1", state="running").id
+    for answer, text in ((whole, "more"), (cut, "w0 w"), (cut, "other words")):
+        page.call("POST", f"/answers/{answer}/read", {"text": text}, 409)
+    kept = page.call("POST", f"/answers/{cut}/read", {"text": "w0 w1 w2"})
+    assert (kept["text"], kept["state"]) == ("w0 w1 w2", "interrupted")
+    assert page.messages(conversation)[-1]["text"] == "w0 w1 w2"
+
+
+def test_what_is_pinned_stands_first_and_an_export_does_not_tell_it(page):
+    first, second, third = (page.talk(f"q{n}")[0] for n in range(3))
+    page.call("PATCH", f"/conversations/{first}", {"pinned": True})
+    listed = page.call("GET", "/conversations")["conversations"]
+    assert [(c["id"], c["pinned"]) for c in listed] == [
+        (first, True),
+        (third, False),
+        (second, False),
+    ]
+    page.call("PATCH", f"/conversations/{first}", {"pinned": False})
+    assert page.call("GET", "/conversations")["conversations"][0]["id"] == third
+    assert "pinned" not in page.client.get("/api/export").get_data(as_text=True)

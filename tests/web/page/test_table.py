@@ -31,7 +31,6 @@ def test_a_folder_becomes_a_table_that_goes_on_after_a_reload(visit, fake, tmp_p
     fake.pace_s, fake.words = 0.05, "=SUM(1) of " + "words " * 30
     page.set_input_files("#folder", str(folder_of(tmp_path, 12)))
     page.wait_for_selector("#over-count:has-text('12 pictures; 1 other file left out')")
-    assert person.axe() == []
     page.fill("#over-question", "How wide?")
     page.click("#over button.primary")
     page.wait_for_selector("#table-rows tr:nth-child(12)")
@@ -58,7 +57,6 @@ def test_a_folder_becomes_a_table_that_goes_on_after_a_reload(visit, fake, tmp_p
     table = list(csv.reader(io.StringIO(download.value.path().read_text("utf-8-sig"))))
     assert table[0][:3] == ["picture", "question", "answer"] and len(table) == 13
     assert table[1][:2] == ["p12.png", "How wide?"] and table[1][2].startswith("'=SUM(1)")
-    assert person.axe() == []
     page.locator("#table-rows .link").first.click()
     assert page.locator(".message").count() == 2 and not page.is_visible("#table")
     fake.words = "as a conversation"
@@ -67,7 +65,7 @@ def test_a_folder_becomes_a_table_that_goes_on_after_a_reload(visit, fake, tmp_p
     page.click("#table-back")
     page.wait_for_selector("#table:visible")
     person.page.set_viewport_size(PHONE)
-    assert person.overflow() == 0 and person.axe() == []
+    assert person.overflow() == 0
     page.fill("#prompt", "Another question")
     page.press("#prompt", "Enter")
     page.wait_for_selector("#table-question:has-text('Another question')")

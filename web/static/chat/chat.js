@@ -62,7 +62,7 @@ async function start() {
   if (about.shared) toast("Another server uses the same history. An answer that one of them is writing looks cut off in the other.", { sticky: true });
   if (about.fault) toast(`The server cannot answer: ${about.fault}.`, { sticky: true });
   composer = new Composer(about, { ready: () => !picker || picker.isReady(), send, where, editLast, anew: () => go(null), askOver: (files) => table.ask(files), dropOldest });
-  table = new Table({ places: about.places, openRow, changed: onRow, options });
+  table = new Table({ places: about.places, openRow, changed: onRow, ended: () => list.refresh(), options });
   list = new ConversationList({ open: (id, found) => go(id, found), gone: (id) => { if (conversation?.id === id) go(null); }, renamed: onRenamed });
   startSettings(about, () => composer.changed());
   comparing = new Comparing({ options, models: () => (picker ? picker.names : []), changed: () => composer.changed() });
@@ -120,12 +120,36 @@ function listen() {
   $("cancel-edit").addEventListener("click", () => composer.stopEditing());
   $("open-side").addEventListener("click", () => setSide($("app").classList.contains("closed")));
   for (const id of ["close-side", "veil"]) $(id).addEventListener("click", () => setSide(false));
+  NARROW.addEventListener("change", () => setSide(!NARROW.matches));
   addEventListener("popstate", () => open(idInAddress()));
+  for (const id of ["open-keys", "close-keys"]) $(id).addEventListener("click", () => ($("keys").open ? $("keys").close() : showKeys()));
   addEventListener("keydown", (event) => {
+    shortcut(event);
     if (event.key !== "Escape" || document.querySelector("dialog[open], [popover]:popover-open")) return;
     if (following || asked) stop();
     else if (NARROW.matches) setSide(false);
   });
+}
+
+function showKeys() {
+  $("settings").close();
+  $("keys").showModal();
+}
+
+/** Those that are not of one field: `settings.html` lists all. */
+function shortcut(event) {
+  const command = event.ctrlKey || event.metaKey;
+  const key = event.key.toLowerCase();
+  const typing = event.target.closest("input, textarea, select");
+  if (document.querySelector("dialog[open]")) return;
+  if (command && !event.shiftKey && key === "k") {
+    setSide(true);
+    $("search").focus();
+    $("search").select();
+  } else if (command && event.shiftKey && key === "o") go(null);
+  else if (event.key === "?" && !command && !typing) showKeys();
+  else return;
+  event.preventDefault();
 }
 
 const idInAddress = () => /\/c\/([0-9a-f]+)$/.exec(location.pathname)?.[1] ?? null;
@@ -191,8 +215,12 @@ async function open(id) {
   try {
     const loaded = id ? await get(`/api/conversations/${id}`) : { conversation: null, messages: [] };
     conversation = loaded.conversation;
-    tree.load(loaded.messages, conversation?.head);
+    tree.load(loaded.messages, conversation?.head, loaded.outline);
     shown.reset();
+    if (loaded.outline) { // which has taken as long as a frame: what follows is another task
+      await new Promise((go) => { setTimeout(go, 0); });
+      if (conversation !== loaded.conversation) return;
+    }
   } catch (error) {
     toast(error.message);
     window.history.replaceState(null, "", at("/"));
@@ -246,7 +274,7 @@ async function onRow(changed, message) {
 async function reload() {
   const loaded = await get(`/api/conversations/${conversation.id}`);
   conversation = loaded.conversation;
-  tree.load(loaded.messages, loaded.conversation.head);
+  tree.load(loaded.messages, loaded.conversation.head, loaded.outline);
   draw();
 }
 
@@ -299,7 +327,7 @@ function drawMessage(message, last) {
     old.element.classList.toggle("last", last);
     return old.element;
   }
-  const context = { tree, act, running, problem, model: about.model, last, redraw: redrawAll, view, since: seen };
+  const context = { tree, act, running, problem, model: about.model, last, redraw: redrawAll, view, since: seen, old: old?.element.matches(".message.answer") ? old.element : null };
   const element = message.light ? el("article", { class: "message light", id: `m-${message.id}`, "aria-busy": "true" }) : message.role === "user" ? userMessage(message, context)
     : side ? sideBySide(side.filter((one) => !one.light), context, (one) => (following?.id === one.id ? following.growing.elements : [])) : answerMessage(message, context);
   if (asked?.id === message.id && asked.element) element.append(asked.element);
@@ -388,7 +416,7 @@ async function send(text, images, editing) {
     conversation = sent.conversation;
     tree.put({ ...sent.message, regions: null });
     tree.head = sent.message.id;
-    shown.last = Infinity;
+    shown.showEnd();
     stayAtEnd();
     list.select(conversation.id);
     if (comparing.on) askBoth(sent.message);
@@ -599,7 +627,8 @@ function connected(mine, whether) {
   if (lost && whether) announce("Connected again");
 }
 
-/** An answer whose end was not told: as the server has it, but with everything that was `read` here, and where it ended. */
+/** An answer whose end was not told: as the server has it, but with everything that was `read` here, and where it ended. A server
+ * that ended had not saved the last words; it is given them back. */
 async function settle(running, read) {
   try {
     await reload();
@@ -609,7 +638,12 @@ async function settle(running, read) {
     return;
   }
   const stored = tree.messages.get(running.id);
-  if (stored && stored.state !== "complete" && read.length > stored.text.length) tree.put({ ...stored, text: read });
+  if (stored && stored.state !== "complete" && read.length > stored.text.length) {
+    tree.put({ ...stored, text: read });
+    draw();
+    const kept = await post(`/api/answers/${running.id}/read`, { text: read }).catch(() => null); // without it they are here, until the page is left
+    if (kept && tree.messages.has(kept.id)) tree.put(kept);
+  }
   draw();
 }
 
@@ -649,7 +683,8 @@ function showBranch(id) {
   }
   tree.head = tree.lastBelow(id);
   problem = "";
-  if (shown.last === Infinity && tree.path().length <= shown.first) shown.reset();
+  const path = tree.path();
+  shown.follow(path.findIndex((message) => message.id === id), path.length);
   draw();
   composer.changed();
   patch(`/api/conversations/${conversation.id}`, { head: tree.head }).catch((error) => toast(error.message));

@@ -1,6 +1,6 @@
 // The list of conversations: search, open, rename, export, delete, import.
 
-import { $, el, iconButton, icon, toast } from "../shared/dom.js";
+import { $, copyText, el, iconButton, icon, toast } from "../shared/dom.js";
 import { plural } from "../shared/format.js";
 import { at, download, get, patch, post, remove, save, show, smallPath } from "../shared/server.js";
 import { fromElsewhere } from "../history/foreign.js";
@@ -9,7 +9,8 @@ import { Tree } from "./tree.js";
 
 const SEARCH_AFTER_MS = 150;
 const UNDO_MS = 8000;
-const AT_ONCE = 40; // conversations drawn before the page may do something else
+const IN_SIGHT = 24; // conversations, which are drawn at once
+const SLICE_MS = 8; // for drawing more of them: then the page may answer somebody
 const DAY_S = 86_400;
 const MOST_READ = 200; // messages at once
 const OURS = { format: "mtmd conversations", version: 1 };
@@ -20,6 +21,7 @@ export class ConversationList {
     Object.assign(this, { open, gone, renamed });
     this.current = null;
     this.conversations = [];
+    this.items = new Map(); // id -> {key, element}
     this.leaving = new Map(); // id -> function that deletes it now: deleted here, and on the server once it cannot be undone
     addEventListener("pagehide", () => { for (const now of this.leaving.values()) now({ keepalive: true }); });
     $("search").addEventListener("input", () => {
@@ -61,10 +63,10 @@ export class ConversationList {
       if (query !== $("search").value.trim()) return;
       const told = JSON.stringify([query, conversations]);
       this.conversations = conversations;
-      if (told !== this.told || $("list").querySelector("input")) this.draw();
+      if (told !== this.told) this.draw();
       this.told = told;
     } catch (error) {
-      toast(error.message);
+      if (error.status !== 0 || query) toast(error.message); // who is not there is told by whatever was asked for
     }
   }
 
@@ -88,32 +90,47 @@ export class ConversationList {
     else link?.removeAttribute("aria-current");
   }
 
-  /** Those in sight at once, the others a few at a time. */
+  /** What is as it was stays the element that it is; the rest is made a few at a time, those in sight first. */
   draw() {
     const query = $("search").value.trim();
-    const left = this.conversations.filter(({ id }) => !this.leaving.has(id));
-    const empty = el("p", { class: "empty" }, query ? "Nothing found." : "Conversations will be listed here.");
+    const conversations = this.conversations.filter(({ id }) => !this.leaving.has(id));
+    const parts = conversations.length ? grouped(conversations, query) : [el("p", { class: "empty" }, query ? "Nothing found." : "Conversations will be listed here.")];
+    const list = $("list");
+    const place = list.scrollTop;
+    const wanted = new Set(conversations.map(({ id }) => id));
+    for (const [id, { element }] of this.items) if (!wanted.has(id)) {
+      element.remove();
+      this.items.delete(id);
+    }
+    for (const other of [...list.children].filter((child) => !child.matches(".item"))) other.remove();
+    let index = 0;
     clearTimeout(this.drawing);
-    const place = $("list").scrollTop;
-    let group = "";
     const some = () => {
-      const parts = [];
-      for (const conversation of left.splice(0, AT_ONCE)) {
-        const name = query ? "" : age(conversation.changed);
-        if (name !== group) parts.push(el("h2", {}, name));
-        group = name;
-        parts.push(this.#item(conversation));
+      const until = performance.now() + SLICE_MS;
+      while (index < parts.length) {
+        const part = parts[index];
+        const element = part instanceof Node ? part : this.#known(part, query);
+        if (list.children[index] !== element) list.insertBefore(element, list.children[index] ?? null);
+        index += 1;
+        if (index >= IN_SIGHT && performance.now() > until) {
+          this.drawing = setTimeout(some, 0);
+          return;
+        }
       }
-      return parts;
+      while (list.children.length > parts.length) list.lastChild.remove();
+      if (list.scrollTop < place) list.scrollTop = place;
     };
-    const more = () => {
-      if (!left.length) return;
-      $("list").append(...some());
-      if ($("list").scrollTop < place) $("list").scrollTop = place;
-      this.drawing = setTimeout(more, 0);
-    };
-    $("list").replaceChildren(...(left.length ? some() : [empty]));
-    this.drawing = setTimeout(more, 0);
+    some();
+  }
+
+  #known(conversation, query) {
+    const key = JSON.stringify([conversation, query]);
+    const known = this.items.get(conversation.id);
+    if (known?.key === key) return known.element;
+    known?.element.remove(); // or all that follow would have to move
+    const element = this.#item(conversation);
+    this.items.set(conversation.id, { key, element });
+    return element;
   }
 
   #item(conversation) {
@@ -135,8 +152,10 @@ export class ConversationList {
     const entry = (name, label, run, kind = "") => el("button", { class: `quiet-button ${kind}`, type: "button", role: "menuitem",
       on: { click: () => { this.menu.hidePopover(); run(); } } }, icon(name), label);
     this.menu.replaceChildren(
+      entry("pin", conversation.pinned ? "Unpin" : "Pin", () => this.#pin(conversation)),
       entry("edit", "Rename", () => this.#rename(conversation, item)),
-      entry("out", "Export as Markdown", () => this.#exportMarkdown(conversation)),
+      entry("copy", "Copy as Markdown", () => this.#markdown(conversation, copyText)),
+      entry("out", "Export as Markdown", () => this.#markdown(conversation, (text) => save(new Blob([text], { type: "text/markdown" }), "conversation.md"))),
       entry("out", "Export as JSON", () => download(`/api/conversations/${conversation.id}/export`).catch((error) => toast(error.message))),
       entry("trash", "Delete", () => this.#delete(conversation), "danger"));
     const at = button.getBoundingClientRect();
@@ -146,17 +165,27 @@ export class ConversationList {
     this.menu.firstChild.focus();
   }
 
-  async #exportMarkdown({ id }) {
+  /** The branch that is shown, given to `use`. */
+  async #markdown({ id }, use) {
     try {
-      const { conversation, messages } = await get(`/api/conversations/${id}`);
+      const { conversation, messages, outline } = await get(`/api/conversations/${id}`);
       const tree = new Tree();
-      tree.load(messages, conversation.head);
+      tree.load(messages, conversation.head, outline);
       const light = tree.path().filter((message) => message.light).map((message) => message.id);
       for (let at_ = 0; at_ < light.length; at_ += MOST_READ) {
         const read = await post(`/api/conversations/${id}/messages/read`, { ids: light.slice(at_, at_ + MOST_READ) });
         for (const message of read.messages) tree.put(message);
       }
-      save(new Blob([markdownOf(conversation.title, tree.path())], { type: "text/markdown" }), "conversation.md");
+      await use(markdownOf(conversation.title, tree.path()));
+    } catch (error) {
+      toast(error.message);
+    }
+  }
+
+  async #pin({ id, pinned }) {
+    try {
+      await patch(`/api/conversations/${id}`, { pinned: !pinned });
+      await this.refresh();
     } catch (error) {
       toast(error.message);
     }
@@ -175,6 +204,8 @@ export class ConversationList {
           toast(error.message);
         }
       }
+      this.items.delete(conversation.id);
+      this.told = null;
       this.refresh();
     };
     const input = el("input", { value: conversation.title, maxLength: 200, "aria-label": "Title", on: {
@@ -237,6 +268,18 @@ export class ConversationList {
     }
     this.refresh();
   }
+}
+
+/** The conversations with a heading before those of one age. */
+function grouped(conversations, query) {
+  if (query) return conversations;
+  let last = "";
+  return conversations.flatMap((conversation) => {
+    const name = conversation.pinned ? "Pinned" : age(conversation.changed);
+    const heading = name === last ? [] : [el("h2", {}, name)];
+    last = name;
+    return [...heading, conversation];
+  });
 }
 
 function age(seconds) {

@@ -3,7 +3,7 @@
 import { copyText, el, icon, iconButton, toast } from "../shared/dom.js";
 import { pixels, plural } from "../shared/format.js";
 import { AnswerText, answerOf } from "../markdown/view.js";
-import { imagePath, show } from "../shared/server.js";
+import { imagePath, sentence, show } from "../shared/server.js";
 import { chosenUnits, figure, inPixels } from "./regions.js";
 import { receiptOf, settingsOf } from "./receipt.js";
 import { isVideo, linkTimes, videoButton } from "./video.js";
@@ -11,6 +11,7 @@ import { askAboutBox, openViewer } from "./viewer.js";
 
 const LARGEST = [320, 240]; // CSS pixels of a picture in the thread
 const SMALLEST = 48;
+const AROUND = 62; // of the window's width: padding, frame, and the room that a scroll bar has on both sides
 const REGIONS_NAMED = 12;
 const ENDINGS = { stopped: "Stopped.", interrupted: "Cut off when the server ended.", lost: "The connection was lost here." };
 const RATE_EVERY_MS = 300;
@@ -24,12 +25,13 @@ export const viewerItem = (image, number, grounding, sizes) => ({
 /** As large as a picture of any shape is shown in the thread: whole, in its own proportions, never larger than it is, and with
  * room for a finger. */
 function shownSize({ width, height }) {
-  const widest = Math.min(LARGEST[0], innerWidth - 40);
+  const widest = Math.min(LARGEST[0], innerWidth - AROUND);
   const scale = Math.min(widest / width, LARGEST[1] / height, 1);
   return { width: Math.max(SMALLEST, Math.round(width * scale)), height: Math.max(SMALLEST, Math.round(height * scale)) };
 }
 
-/** `context`: {tree, model, last, running, act, view}, `act` with the functions behind the buttons, `view(answer)` with what draws its text. */
+/** `context`: {tree, model, last, running, act, view, old}, `act` with the functions behind the buttons, `view(answer)` with what draws its text,
+ * `old`: the element that the message had while it was being written. */
 export function userMessage(message, context) {
   const { tree, act } = context;
   const stills = message.images.filter((image) => !isVideo(image));
@@ -49,21 +51,21 @@ export function userMessage(message, context) {
 
 export function answerMessage(message, context) {
   const { act } = context;
-  const made = el("article", { class: `message answer${context.last ? " last" : ""}`, id: `m-${message.id}`, "aria-label": "Answer" });
+  const made = context.old ?? el("article", { id: `m-${message.id}`, "aria-label": "Answer" });
+  made.className = `message answer${context.last ? " last" : ""}`;
+  const text = message.state !== "running" && message.text ? context.view(message).draw(message.text, false).element : null;
+  for (const part of [...made.children]) if (part !== text) part.remove();
   if (message.state === "running") return made;
-  if (message.text) {
-    const { element } = context.view(message).draw(message.text, false);
-    made.append(element);
-    const video = message.receipt?.videos?.length ? context.tree.picturesBefore(message).filter(isVideo).at(-1) : null;
-    if (video) linkTimes(element, video);
-  }
+  if (text && text.parentNode !== made) made.append(text); // a long one that has grown here stays where it is: moved, all of it would be laid out anew
+  const video = text && message.receipt?.videos?.length ? context.tree.picturesBefore(message).filter(isVideo).at(-1) : null;
+  if (video) linkTimes(text, video);
   if (message.regions) made.append(marked(message, context));
   const ending = ENDINGS[message.state];
   const cut = message.receipt?.finish === "length" && message.state === "complete";
   if (message.text && (ending || cut)) made.append(endOf(message, ending ?? "Cut at the longest length that the settings allow.", act));
   else if (ending) made.append(el("p", { class: "aside" }, ending));
   if (message.state === "failed") {
-    made.append(el("div", { class: "problem" }, el("span", {}, message.error ?? "The answer failed."),
+    made.append(el("div", { class: "problem" }, el("span", {}, sentence(message.error ?? "The answer failed.")),
       el("button", { class: "button", type: "button", on: { click: () => act.again(message) } }, "Try again")));
   } else if (!message.text && !ending) made.append(el("p", { class: "aside" }, "The model said nothing."));
   if (message.unsaved) made.append(el("div", { class: "problem" }, `This answer could not be saved. ${message.unsaved}`));
@@ -116,7 +118,7 @@ export function sideBySide(answers, context, grown) {
       el("button", { class: "link", type: "button", on: { click: () => context.act.again(answers.at(-1)) } }, "Another, with the present settings"),
       el("button", { class: "link", type: "button", on: { click: () => context.act.compare(answers[0].parent, false) } }, "One at a time")),
     el("div", { class: `columns${answers.length === 2 ? " two" : ""}`, tabIndex: 0, role: "group", "aria-label": "Answers" }, answers.map((answer) => {
-      const made = answerMessage(answer, { ...context, last: true, compared: true });
+      const made = answerMessage(answer, { ...context, last: true, compared: true, old: null });
       made.append(...grown(answer));
       made.prepend(el("p", { class: "settings-of" }, settingsOf(answer.receipt, answer.options)));
       if (answer.state !== "running") made.append(goOnWith(answer, context));

@@ -24,13 +24,14 @@ export function startScrolling(toTheEnd) {
     stayAtEnd();
   });
   $("thread").addEventListener("click", (event) => { if (event.target.closest("summary")) pinned = false; }, { capture: true }); // what opens stays where it is
-  const resized = new ResizeObserver(() => { if (pinned) toEnd(); });
+  const resized = new ResizeObserver(() => { if (pinned && !$("thread").hidden) toEnd(); });
   for (const id of ["thread", "scroll"]) resized.observe($(id));
 }
 
 export function stayAtEnd() {
   pinned = true;
-  toEnd();
+  if ($("thread").hidden) $("scroll").scrollTop = 0; // the first screen and tables are read from their beginning
+  else toEnd();
 }
 
 /** Something else is to be seen than the end. */

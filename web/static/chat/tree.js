@@ -7,14 +7,17 @@ export class Tree {
     this.head = null;
   }
 
-  load(messages, head) {
+  /** `outline`: of a long conversation, every message by its place alone; `messages` are those of them that are whole. */
+  load(messages, head, outline = null) {
     this.messages = new Map();
     this.children = new Map();
-    for (const message of messages) this.put(message);
-    this.head = this.messages.has(head) ? head : messages.at(-1)?.id ?? null;
+    const whole = outline && new Map(messages.map((message) => [message.id, message]));
+    for (const message of outline ? placesIn(outline) : messages) this.put(whole?.get(message.id) ?? message);
+    this.head = this.messages.has(head) ? head : [...this.messages.keys()].at(-1) ?? null;
   }
 
   put(message) {
+    this.branch = null;
     if (!this.messages.has(message.id)) {
       const parent = message.parent ?? "";
       if (!this.children.has(parent)) this.children.set(parent, []);
@@ -25,9 +28,15 @@ export class Tree {
 
   /** The branch that is shown, from the first message on. */
   path() {
+    if (this.branch?.head === this.head) return this.branch.path;
     const path = [];
-    for (let id = this.head; id; id = this.messages.get(id).parent) path.push(this.messages.get(id));
-    return path.reverse();
+    for (let id = this.head; id;) {
+      const message = this.messages.get(id);
+      path.push(message);
+      id = message.parent;
+    }
+    this.branch = { head: this.head, path: path.reverse() };
+    return path;
   }
 
   siblings(message) {
@@ -51,7 +60,22 @@ export class Tree {
   /** Pictures of the branch before `message`, in order: those of its receipt, so none that was not shown to the model. */
   picturesBefore(message) {
     const pictures = [];
-    for (let id = message.parent; id; id = id === message.options?.since ? null : this.messages.get(id).parent) pictures.push(...[...this.messages.get(id).images].reverse());
+    for (let id = message.parent; id;) {
+      const { images, parent } = this.messages.get(id);
+      for (let number = images.length; number > 0;) pictures.push(images[number -= 1]);
+      id = id === message.options?.since ? null : parent;
+    }
     return pictures.reverse();
+  }
+}
+
+const NO_IMAGES = [];
+
+/** The messages of an outline: {ids, up, roles, images, since}, `up` how far before each its parent stands, 0 for none. */
+function* placesIn({ ids, up, roles, images, since }) {
+  for (let place = 0; place < ids.length; place += 1) {
+    const first = since[place];
+    yield { id: ids[place], parent: up[place] ? ids[place - up[place]] : null, role: roles[place] === "u" ? "user" : "assistant",
+      images: images[place] ?? NO_IMAGES, options: first ? { since: first } : null, light: true };
   }
 }

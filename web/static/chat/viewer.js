@@ -7,6 +7,7 @@ import { chosenUnits, chooseUnits, drawMarks, sharesOf } from "./regions.js";
 
 const STEP = 0.02; // of the picture, for the arrow keys
 const SMALLEST = 0.01;
+const FRAME = 0.006; // width of a drawn frame's line, of the longer side
 const CROP_PIXELS = 4096; // on the longer side
 
 let items = [];
@@ -42,6 +43,7 @@ export function startViewer(modelName, onAsk) {
   $("viewer-ask").addEventListener("click", askAboutRegion);
   $("viewer-turn").addEventListener("click", () => replace(turned()));
   $("viewer-cut").addEventListener("click", () => replace(regionOf($("viewer-image"), box)));
+  $("viewer-frame").addEventListener("click", () => replace(framed($("viewer-image"), box)));
   $("viewer-marks").addEventListener("click", (event) => {
     const mark = event.target.closest("[data-region]");
     if (mark) chooseRegion(Number(mark.dataset.region));
@@ -133,7 +135,7 @@ function setSelecting(on) {
 function drawBox() {
   $("selection").hidden = !box;
   $("viewer-ask").hidden = !box;
-  $("viewer-cut").hidden = !box || !items[place].replace;
+  $("viewer-cut").hidden = $("viewer-frame").hidden = !box || !items[place].replace;
   if (!box) return;
   const [x1, y1, x2, y2] = box;
   Object.assign($("selection").style, { left: `${x1 * 100}%`, top: `${y1 * 100}%`, width: `${(x2 - x1) * 100}%`, height: `${(y2 - y1) * 100}%` });
@@ -223,6 +225,20 @@ function turned() {
   context.translate(canvas.width, 0);
   context.rotate(Math.PI / 2);
   context.drawImage(image, 0, 0);
+  return fileOf(canvas);
+}
+
+/** The whole picture with a red frame around `region`, for the model to see: "what is in the red frame?". */
+function framed(image, [x1, y1, x2, y2]) {
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [image.naturalWidth, image.naturalHeight];
+  const context = canvas.getContext("2d");
+  context.drawImage(image, 0, 0);
+  const line = Math.max(2, FRAME * Math.max(canvas.width, canvas.height));
+  for (const [colour, width] of [["#fff", 2 * line], ["#e00000", line]]) { // seen on a ground of any colour
+    [context.strokeStyle, context.lineWidth] = [colour, width];
+    context.strokeRect(x1 * canvas.width, y1 * canvas.height, (x2 - x1) * canvas.width, (y2 - y1) * canvas.height);
+  }
   return fileOf(canvas);
 }
 

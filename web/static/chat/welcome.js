@@ -9,6 +9,7 @@ const path = (sample) => `/static/samples/${sample.file}`;
 
 /** `about`: of the model. `ask(fetch, name, question)` is called with what was clicked; `fetch()` gives the picture's file. */
 export function startWelcome(about, ask) {
+  $("welcome-title").textContent = about.vision ? "Ask about a picture" : "Ask a question";
   $("welcome-how").hidden = !about.vision;
   $("welcome-text-only").hidden = about.vision;
   const hasSamples = about.samples.length > 0;

@@ -2,14 +2,17 @@
 
 import { $ } from "../shared/dom.js";
 
-const AT_FIRST = 40; // messages
-const STEP = 30;
+const AT_FIRST = 6; // messages
+const READ = 30; // asked for at once
+const MOST = 120; // on the page; what is farther away goes
 const AHEAD = "1200px";
+const FRAME_MS = 8; // for making what comes: then the page may answer somebody
 
 /** `path()`: the messages that are shown, if all were; `load(messages)` fetches what is not here of them; `draw()`. */
 export class ThreadWindow {
   constructor({ path, load, draw }) {
     Object.assign(this, { path, load, draw });
+    this.step = 4; // messages that are made at once
     this.reset();
     const seen = new IntersectionObserver((entries) => {
       for (const { isIntersecting, target } of entries) if (isIntersecting) this.#extend(target === $("earlier"));
@@ -23,14 +26,26 @@ export class ThreadWindow {
     [this.first, this.last] = [null, Infinity];
   }
 
+  /** What is put at the end is on the page. */
+  showEnd() {
+    if (this.last !== Infinity) this.reset();
+  }
+
   /** Around the message with this number. */
   around(number) {
-    [this.first, this.last] = [Math.max(0, number - STEP / 2), number + STEP / 2];
+    [this.first, this.last] = [Math.max(0, number - AT_FIRST / 2), number + AT_FIRST / 2];
+  }
+
+  /** Another branch of `length` messages is shown, for the sake of the message with this number. */
+  follow(number, length) {
+    if (this.last === Infinity && (length <= this.first || length - this.first > MOST)) this.around(number);
   }
 
   /** What is drawn of `path`, and tells whether there is more. */
   of(path) {
-    this.first = Math.min(this.first ?? Math.max(0, path.length - AT_FIRST), Math.max(0, path.length - 1));
+    if (this.last >= path.length) this.last = Infinity;
+    const end = Math.min(path.length, this.last);
+    this.first = Math.min(Math.max(this.first ?? end - AT_FIRST, end - MOST - READ, 0), Math.max(0, path.length - 1));
     $("earlier").hidden = this.first === 0;
     $("later").hidden = this.last >= path.length;
     return path.slice(this.first, this.last);
@@ -40,12 +55,14 @@ export class ThreadWindow {
     const path = this.path();
     if (this.busy || (up ? !this.first : this.last >= path.length)) return;
     this.busy = true;
+    const place = [this.first, this.last];
     try {
-      const [from, to] = up ? [Math.max(0, this.first - STEP), this.first] : [this.last, this.last + STEP];
-      await this.load(path.slice(from, to));
-      if (up) this.first = from;
-      else this.last = to >= path.length ? Infinity : to;
-      this.#keepPlace(up);
+      const [from, to] = up ? [Math.max(0, this.first - this.step), this.first] : [this.last, this.last + this.step];
+      if (path.slice(from, to).some((message) => message.light)) await this.load(up ? path.slice(Math.max(0, to - READ), to) : path.slice(from, from + READ));
+      if (place[0] !== this.first || place[1] !== this.last) return; // something else is looked at meanwhile
+      if (up) [this.first, this.last] = [from, this.last > from + MOST && path.length > from + MOST ? from + MOST : this.last];
+      else [this.first, this.last] = [Math.max(this.first, to - MOST), to >= path.length ? Infinity : to];
+      this.#keepPlace();
     } finally {
       this.busy = false;
     }
@@ -55,12 +72,16 @@ export class ThreadWindow {
     }
   }
 
-  /** What is looked at stays where it is while more comes above it. */
-  #keepPlace(up) {
+  /** What is looked at stays where it is while more comes above it, or less. */
+  #keepPlace() {
     const scroll = $("scroll");
-    const anchor = $("thread").firstElementChild;
+    const top = scroll.getBoundingClientRect().top;
+    const anchor = [...$("thread").children].find((message) => message.getBoundingClientRect().bottom > top);
     const before = anchor?.getBoundingClientRect().top;
+    const began = performance.now();
     this.draw();
-    if (up && anchor?.isConnected) scroll.scrollTop += anchor.getBoundingClientRect().top - before;
+    if (anchor?.isConnected) scroll.scrollTop += anchor.getBoundingClientRect().top - before;
+    const took = performance.now() - began;
+    this.step = Math.max(1, Math.min(READ, took > 2 * FRAME_MS ? this.step >> 1 : took < FRAME_MS ? this.step * 2 : this.step));
   }
 }

@@ -7,7 +7,7 @@ import { at, get, getText } from "../shared/server.js";
 
 const EVERY_MS = 1000;
 const KEPT = 120; // samples of each line
-const LINES = [["Tokens written", "output_tokens", "tokens/s"], ["Requests taken", "requests", "requests/s"], ["Tiles encoded", "encode_tiles", "tiles/s"]];
+const GIB = 2 ** 30;
 
 const WHICH = new URLSearchParams(location.search).get("model"); // of several models
 const of = (path, ...more) => {
@@ -15,6 +15,7 @@ const of = (path, ...more) => {
   return asked ? `${path}?${asked}` : path;
 };
 const samples = [];
+let fault; // why the server cannot answer, null where it can
 let known = null; // answers that the chart of the latest has
 const number = (value) => value.toLocaleString("en", { maximumFractionDigits: 1 });
 
@@ -27,14 +28,16 @@ function rates(name) {
   return samples.slice(1).map((sample, index) => Math.max(0, sample[name] - samples[index][name]) / ((sample.at - samples[index].at) / 1000));
 }
 
-function line([title, name, unit]) {
-  const values = rates(name);
+const gauge = (name, scale) => samples.map((sample) => sample[name] / scale);
+
+/** `more`: words behind the numbers. */
+function line([title, values, unit, more = ""]) {
   const most = Math.max(1, ...values);
   const points = values.map((value, index) => `${((KEPT - values.length + index) / (KEPT - 1)) * 1000} ${98 - (value / most) * 92}`);
   const shape = points.length > 1 ? `M${points.join("L")}` : "";
   const first = points[0]?.split(" ")[0];
   return el("figure", { class: "line" },
-    el("figcaption", {}, el("span", {}, title), el("span", {}, `${number(values.at(-1) ?? 0)} ${unit}, most ${number(Math.max(0, ...values))}`)),
+    el("figcaption", {}, el("span", {}, title), el("span", {}, `${number(values.at(-1) ?? 0)} ${unit}, most ${number(Math.max(0, ...values))}${more}`)),
     el("div", { class: "plot" }, el("span", { class: "most" }, number(most)), el("span", { class: "none" }, "0"),
       svg("svg", { viewBox: "0 0 1000 100", preserveAspectRatio: "none", "aria-hidden": "true" },
         svg("path", { class: "axis", d: "M0 98L1000 98M0 6L1000 6" }), svg("path", { class: "area", d: shape ? `${shape}L1000 98L${first} 98Z` : "" }), svg("path", { d: shape }))),
@@ -42,13 +45,17 @@ function line([title, name, unit]) {
 }
 
 function draw(stats) {
-  $("fault").hidden = !stats.fault;
-  $("fault").textContent = stats.fault ? `The server cannot answer: ${stats.fault}.` : "";
+  if (stats.fault !== fault) showVerdict(); // which begins with it
+  fault = stats.fault;
   const answered = stats.finished + stats.cancelled;
   tiles($("now"), [
     ["being answered", `${stats.running} of ${stats.slots}`], ["waiting", number(stats.waiting)], ["pictures being encoded", number(stats.encoding)],
     ["context memory in use", stats.pages ? `${number((100 * stats.pages_used) / stats.pages)} %` : "none"]]);
-  $("lines").replaceChildren(...LINES.map(line));
+  $("lines").replaceChildren(...[
+    ["Tokens written", rates("output_tokens"), "tokens/s", stats.alone_tokens_s ? `; one answer alone up to ${number(stats.alone_tokens_s)}` : ""],
+    ["Requests taken", rates("requests"), "requests/s"], ["Tiles encoded", rates("encode_tiles"), "tiles/s"],
+    ["Cores in use", rates("cpu_seconds"), `of ${stats.cpus}`],
+    ...(stats.resident_bytes === null ? [] : [["Memory of the server", gauge("resident_bytes", GIB), "GiB"]])].map(line));
   tiles($("since"), [
     ["requests", number(stats.requests)], ["answers", number(stats.finished)], ["stopped", number(stats.cancelled)], ["failed", number(stats.failed)],
     ["turned away", number(stats.rejected)], ["pictures", number(stats.images)],
@@ -140,8 +147,14 @@ function drawVerdict({ state, title, summary, findings, speed }) {
   findings.length ? el("ul", { class: "findings" }, list) : "");
 }
 
-themeButton($("theme"));
-poll();
+/** The verdict, and below it the report it is read out of. */
+function showVerdict() {
+  get(of("/api/verdict", "speed=1")).then((verdict) => {
+    drawVerdict(verdict);
+    if (verdict.state === "none") $("report").replaceChildren();
+    else getText(of("/api/report")).then((html) => { $("report").innerHTML = html; }, (error) => { $("report").textContent = error.message; });
+  }, (error) => { $("verdict").textContent = error.message; });
+}
 
 /** Of several models those in memory can be looked at. */
 async function drawWhich() {
@@ -154,9 +167,6 @@ async function drawWhich() {
   $("which").addEventListener("change", () => { location.search = `?model=${encodeURIComponent($("which").value)}`; });
 }
 
+themeButton($("theme"));
+poll();
 drawWhich().catch((error) => toast(error.message));
-get(of("/api/verdict", "speed=1")).then((verdict) => {
-  drawVerdict(verdict);
-  if (verdict.state === "none") $("report").replaceChildren();
-  else getText(of("/api/report")).then((html) => { $("report").innerHTML = html; }, (error) => { $("report").textContent = error.message; });
-}, (error) => { $("verdict").textContent = error.message; });

@@ -12,7 +12,7 @@ import { morph } from "./morph.js";
 import { splitThoughts } from "./thoughts.js";
 
 const MARKDOWN_MAX = 1 << 18; // characters; what is longer is shown as it was written
-const AT_ONCE = 8192; // characters
+const AT_ONCE = 2048; // characters: less than a frame of work
 const REFERENCES_MAX = 1 << 16;
 const SLICE_MS = 12;
 const REST = 3; // times as long as drawing took, until it is drawn again
@@ -138,6 +138,7 @@ export class AnswerText {
     const { thought, answer, thinking } = splitThoughts(text, live);
     if (thought !== null) this.#drawThought(thought, thinking);
     this.answer.element.classList.toggle("growing", live);
+    if (live) this.answer.element.classList.add("grown");
     this.answer.element.hidden = !answer;
     if (answer) this.answer.draw(answer, live, live ? null : whenIdle);
     return this;

@@ -43,6 +43,7 @@ export function announce(text) {
 /** A notice that goes away by itself, or with `sticky` when it is closed; `closed` is then called. `action`: {label, run}, a button in it.
  * Gives a function that takes it away. */
 export function toast(text, { sticky = false, closed = () => {}, action = null, ms = 7000 } = {}) {
+  for (const old of [...$("toasts").children]) if (old.firstChild.textContent === text) old.remove(); // once is enough
   const put = action && el("button", { class: "toast-action", type: "button", on: { click: () => {
     made.remove();
     action.run();

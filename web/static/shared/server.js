@@ -76,7 +76,8 @@ async function call(path, options = {}) {
 }
 
 const sleep = (ms) => new Promise((resolve) => { setTimeout(resolve, ms); });
-const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
+/** With a capital and a full stop. */
+export const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
 
 export const get = async (path, options) => (await call(path, options)).json();
 export const getText = async (path) => (await call(path)).text();

@@ -38,10 +38,10 @@ export async function droppedFiles(transfer) {
 export const rowsOf = (tree) => tree.siblings({ parent: null }).map((id) => tree.messages.get(id)).filter((message) => message.options?.table);
 
 export class Table {
-  /** `places`: answered at once. `openRow(message)`: show it as a conversation. `changed()`: rows came. `options()`: how answers are to
-   * be made. */
-  constructor({ places, openRow, changed, options }) {
-    Object.assign(this, { places, openRow, changed, options });
+  /** `places`: answered at once. `openRow(message)`: show it as a conversation. `changed()`: rows came. `ended()`: nothing is being
+   * answered any more. `options()`: how answers are to be made. */
+  constructor({ places, openRow, changed, ended, options }) {
+    Object.assign(this, { places, openRow, changed, ended, options });
     this.sort = ["", 1];
     this.rows = new Map(); // id of the message -> what is shown of it
     this.running = new Map(); // id of the message -> {answer, controller}
@@ -221,6 +221,7 @@ export class Table {
 
   #end() {
     this.going = false;
+    this.ended();
     for (const row of this.rows.values()) row.tried = false;
     const open = this.#open().length;
     if (this.rows.size && !open) announce(`All ${plural(this.rows.size, "picture")} answered`);

@@ -1,0 +1,191 @@
+"""A server that is ended by kill -9 at any moment of an answer, and started again on the same data
+folder, while somebody reads along in a browser: what was read stays, the answer goes on or says where
+it ended, and nothing is sent twice.
+
+    python tests/hostile/answer_kills.py --kills 20 --seed 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+from browsing import Visitor, chromium
+
+SUPPORT = Path(__file__).parents[1] / "support"
+WORDS, PACE_S = 80, 0.02
+LONGER = 1.1, 0.2  # than the words take: until a little behind the end, share and seconds
+# One process imports everything, and a server is a fork of it: started anew within milliseconds.
+SERVERS = """
+import os, signal, sys
+from pathlib import Path
+from fake_service import FakeService
+from mtmd.web.app import create_app
+from mtmd.web.server import Server, bind
+from mtmd.web.settings import ServerSettings
+from mtmd.web.store.store import Store
+
+class Counting(FakeService):
+    def answer(self, messages, pictures):
+        begun = messages[-1]["content"].split() if messages[-1]["role"] == "assistant" else []
+        rest = " ".join(f"w{n}" for n in range(len(begun), int(sys.argv[2])))
+        return f" {rest}" if begun else rest
+
+def serve(port):
+    service, settings = Counting(float(sys.argv[3])), ServerSettings(port=port)
+    store = Store(Path(sys.argv[1]))
+    server = Server(create_app(service, settings, store), settings, bind(settings))
+    print(os.getpid(), server.url, flush=True)
+    server.serve(service.close)
+
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for line in sys.stdin:
+    if not os.fork():
+        serve(int(line))
+        os._exit(0)
+"""
+SHOWN = """() => {
+  const answer = [...document.querySelectorAll(".message.answer .text")].at(-1);
+  return answer && !answer.closest("[hidden]") ? answer.textContent.trim() : "";
+}"""
+
+
+class Servers:
+    def __init__(self, folder: Path, words: int) -> None:
+        self._parent = subprocess.Popen(
+            [sys.executable, "-c", SERVERS, str(folder), str(words), str(PACE_S)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(SUPPORT)},
+        )
+        self.url, self._pid, self._port = "", 0, 0
+
+    def start(self) -> None:
+        """On the port that the one before had."""
+        assert self._parent.stdin and self._parent.stdout
+        self._parent.stdin.write(f"{self._port}\n")
+        self._parent.stdin.flush()
+        pid, self.url = self._parent.stdout.readline().split()
+        self._pid, self._port = int(pid), int(self.url.rsplit(":", 1)[1])
+
+    def kill(self) -> None:
+        os.kill(self._pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        self.kill()
+        self._parent.kill()
+        with self._parent:
+            pass
+
+
+def run(browser: Any, folder: Path, kills: int, seed: int, words: int = WORDS) -> Counter[str]:
+    """What became of the answers. Raises AssertionError for the first thing that should not be."""
+    chance, counts = random.Random(seed), Counter[str]()
+    servers, whole = Servers(folder, words), " ".join(f"w{n}" for n in range(words))
+    try:
+        servers.start()
+        person = Visitor(browser, servers.url)
+        person.expects = ("ERR_", "404", "Failed to load resource")
+        for turn in range(kills):
+            if turn % 2 == 0:
+                person.page.click("#new-chat")
+                person.page.wait_for_selector("#welcome:visible")
+            share, more = LONGER
+            seconds = words * PACE_S * share + more
+            moment = (turn + chance.random()) / kills * seconds  # spread over an answer's life
+            wait = chance.random() < 0.5
+            counts += _one(person, servers, f"question {turn}", whole, moment, wait)
+        person.close()
+    finally:
+        servers.close()
+    return counts
+
+
+def _one(
+    person: Any, servers: Servers, text: str, whole: str, moment: float, wait: bool
+) -> Counter[str]:
+    page, counts = person.page, Counter[str]()
+    before = page.locator(".message.answer").count()
+
+    def shown() -> str:
+        return page.evaluate(SHOWN) if page.locator(".message.answer").count() > before else ""
+
+    page.fill("#prompt", text)
+    page.press("#prompt", "Enter")
+    page.wait_for_timeout(moment * 1000)
+    servers.kill()
+    read = shown()
+    if wait:
+        page.wait_for_timeout(700)
+        assert shown().startswith(read), (read, shown())
+        read = shown()
+    servers.start()
+    end = time.monotonic() + 60
+    while not page.is_visible("#send") or not _ended(page, before):
+        assert time.monotonic() < end, page.inner_text("main")
+        if page.is_visible("#send") and page.input_value("#prompt") == text:
+            page.press("#prompt", "Enter")
+            counts["sent again"] += 1
+        elif page.is_visible(".problem button"):
+            page.click(".problem button")
+            counts["asked again"] += 1
+        page.wait_for_timeout(50)
+    found = shown()
+    assert found.startswith(read) and whole.startswith(found), (read, found)
+    asides = page.locator(".message.answer.last .aside")
+    if found == whole:
+        counts["whole"] += 1
+    else:
+        counts["said where it ended"] += 1
+        end_of = "Cut off when the server ended." + (" Continue" if found else "")
+        assert asides.inner_text() == end_of, asides.inner_text()
+    assert page.input_value("#prompt") == ""
+    _once(page, text)
+    page.reload()
+    page.wait_for_selector(".message.answer.last .foot")
+    kept = shown()
+    assert kept == found, (found, kept)
+    if kept != whole:
+        again = asides.locator("button") if kept else page.get_by_label("Answer again").last
+        again.click()
+        page.wait_for_selector(".message.answer.last .branches:has-text('2 / 2')")
+        person.answered()
+        assert shown() == whole
+        counts["gone on with"] += 1
+    return counts
+
+
+def _ended(page: Any, before: int) -> bool:
+    """Whether there is an answer more, which is written no more."""
+    ends = page.locator(".message.answer .foot")
+    return ends.count() > before and ends.count() == page.locator(".message.answer").count()
+
+
+def _once(page: Any, text: str) -> None:
+    """The server has the message once, with one answer, and the page shows it once."""
+    found = page.request.get(f"/api/conversations/{page.url.rsplit('/', 1)[1]}").json()["messages"]
+    (asked,) = [m for m in found if m["role"] == "user" and m["text"] == text]
+    answers = [m for m in found if m["parent"] == asked["id"]]
+    assert len(answers) == 1, answers
+    assert page.locator(f".message.user .bubble:text-is({text!r})").count() == 1
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name, chromium() as browser:
+        print(dict(run(browser, Path(name), options.kills, options.seed)))

@@ -1,0 +1,16 @@
+"""Every state of the page: nothing in it that axe finds serious, nothing wider than the window."""
+
+from __future__ import annotations
+
+from page_states import states
+
+
+def test_no_state_has_a_serious_finding_of_accessibility_or_is_too_wide(browser, tmp_path):
+    found, seen = [], []
+    for name, person in states(browser, tmp_path):
+        seen.append(name)
+        found += [(name, *one) for one in person.axe()]
+        if person.overflow() > 0:
+            found.append((name, "is wider than it has room"))
+    assert not found, found
+    assert len(seen) == len(set(seen)) > 40
