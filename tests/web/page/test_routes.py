@@ -469,6 +469,7 @@ def test_counting_adds_the_draft_to_its_branch(page):
     assert page.call("POST", "/count", draft) == {
         "prompt_tokens": 18,
         "image_tokens": [4, 4],
+        "video_tokens": [],
         "context": 512,
     }
     assert page.call("POST", "/count", {"text": "x"})["image_tokens"] == []

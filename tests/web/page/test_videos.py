@@ -62,6 +62,7 @@ def test_a_video_is_cut_asked_about_and_found_at_the_times_of_its_answer(person,
     assert not page.is_visible("#video-trim")
     page.click("#video-close")
     page.click(".receipt summary")
+    person.until("document.querySelectorAll('.frame span').length === 3")
     assert page.locator(".frame span").all_inner_texts() == ["0:00", "0:01", "0:02"]
     assert "3 frames of 40, as 96 × 96 px" in page.inner_text(".seen-video")
     page.click(".frame >> nth=1")
