@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
-import torch
+import numpy as np
 from torch import Tensor
 
 
@@ -27,7 +27,7 @@ class Span:
     embeddings: Tensor | None = None
     block: bool = False
     grid: tuple[int, int] | None = None
-    positions: Tensor | None = None
+    positions: np.ndarray | None = None
     content: bytes = b""
     offset: int = 0
 
@@ -64,13 +64,11 @@ def lay_out(spans: Sequence[Span], position: int) -> tuple[list[Span], int]:
         if span.positions is not None:
             positions = span.positions
         elif span.grid is None:
-            positions = torch.arange(position, position + len(span)).expand(3, -1)
+            positions = np.broadcast_to(np.arange(position, position + len(span)), (3, len(span)))
         else:
             rows, columns = span.grid
-            cell = torch.arange(rows * columns)
-            positions = position + torch.stack(
-                (torch.zeros_like(cell), cell // columns, cell % columns)
-            )
+            cell = np.arange(rows * columns)
+            positions = position + np.stack((np.zeros_like(cell), cell // columns, cell % columns))
         placed.append(replace(span, grid=None, positions=positions))
         position = max(position, int(positions.max()) + 1) if len(span) else position
     return placed, position
