@@ -17,9 +17,7 @@ WORTH = 4  # rows of prompts, at least, for which a batch is worth having a size
 LONGER = 2.0  # than without prompts
 SHORT_S = 0.005  # what takes no longer keeps nobody waiting
 SAMPLES = 7  # of a size's time: the middle one counts
-STEPS = (
-    32  # without prompts: the fastest counts, as others' use of the machine is no reason to wait
-)
+STEPS = 32  # without prompts: the fastest counts, the one that nobody else slowed down
 FORGOTTEN = 256  # batches after which a size that took too long is tried anew
 
 

@@ -90,7 +90,8 @@ class Threads(ThreadedTaskDispatcher):  # type: ignore[misc]  # waitress has no 
                 self._start_one()
             else:
                 first = None
-        task, is_behind = first or self._next(number), False
+        task = self._next(number) if first is None else first
+        is_behind = False
         while task is not None:
             if self.behind and not is_behind:
                 is_behind = True
