@@ -32,6 +32,8 @@ class BatchShape:
         """
         images, sequences = _rounded(self.images), self.sequences
         tokens = _rounded(self.tokens)
+        if in_place and sequences < tokens <= FEW:  # a part of a prompt, of any length
+            tokens = 1 << (tokens - 1).bit_length()
         if (
             tokens - self.tokens < images - self.images
         ):  # rows too many of images lie on tokens too many

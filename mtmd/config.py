@@ -222,6 +222,13 @@ def stay_on_this_machine() -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
 
 
+def tokenize_in_own_thread() -> None:
+    """For a server: one text at a time gains nothing by the threads that the tokenizers library
+    would start, which know nothing of priorities.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
 def options(kind: type[T], values: Mapping[str, Any]) -> T:
     """`kind(**values)`, with an OptionError for a name it does not have."""
     return kind(**_known(values, kind))

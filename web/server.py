@@ -140,9 +140,14 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
             if ended:
                 self._end()
 
-    def use(self, app: GatedFlask) -> None:
-        """Requests that come from now on are this application's."""
-        self.task_dispatcher.allow(_threads_for(app))
+    def use(self, app: GatedFlask, device_first: bool = False) -> None:
+        """Requests that come from now on are this application's. `device_first`: threads that read
+        requests let those go first that compute answers and send them.
+        """
+        kinds = _threads_for(app)
+        self.task_dispatcher.allow(kinds)
+        if device_first:
+            self.task_dispatcher.put_behind(kinds.keys() - {HELD, Work.AT_ONCE})
         self._keys, self._route, self.application = keys_of(app), app.gate.route, waiting(app)
 
     def serve(self, closing: Callable[[], None], busy: Callable[[], bool] = lambda: False) -> None:
@@ -226,6 +231,16 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         self.pull_trigger()
 
     # what channels and parsers ask
+
+    def pull_trigger(self) -> None:
+        """Wake the loop. Nothing of a server that has ended: an answer may end after it."""
+        if self._ended:
+            return
+        try:
+            super().pull_trigger()
+        except OSError:  # it has ended in between
+            if not self._ended:
+                raise
 
     def look_at(self, channel: Channel) -> None:
         self._sockets.look_at(channel._fileno)

@@ -27,7 +27,8 @@ from typing import ClassVar
 
 _PACKED = struct.Struct("<dQ")
 FILES = 32  # that a worker may have open
-NICE = 5  # who is being answered goes first, where there are too few cores for all
+NICE = 15  # who is being answered goes first, where there are too few cores for all
+NICEST = 19
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -106,7 +107,7 @@ def allow_time(cpu_s: float) -> None:
 def lower_priority(pid: int) -> None:
     """Of a process that has worked for long, so that short work goes first."""
     with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, pid, 15)
+        os.setpriority(os.PRIO_PROCESS, pid, NICEST)
 
 
 def address_space() -> int:

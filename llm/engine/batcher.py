@@ -21,7 +21,7 @@ from mtmd.llm.engine.sequence import Sequence
 from mtmd.llm.engine.waiting import Waiting
 
 LEAST_SHARE = 32  # tokens of a prompt that are worth a place in a batch
-BESIDE = 128  # tokens of a batch in which somebody waits for his next one
+BESIDE = 128  # tokens of a batch in which somebody waits for his next one, if nobody says
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,20 @@ class Step:
 class Batcher:
     """`pages` of the cache, `slots` sequences at once, at most `tokens` in a batch. `recurrent`:
     sequences can be taken up again only where one of the `snapshots`, known by a page's key, was
-    taken, and not at the end of any page.
+    taken, and not at the end of any page. `beside`: tokens of a batch in which so many are of those
+    who wait for their next one.
     """
 
-    def __init__(self, pages: Pages, slots: int, tokens: int, recurrent: bool = False):
+    def __init__(
+        self,
+        pages: Pages,
+        slots: int,
+        tokens: int,
+        recurrent: bool = False,
+        beside: abc.Callable[[int], int] = lambda _: BESIDE,
+    ):
         self.pages, self.tokens, self.recurrent = pages, tokens, recurrent
+        self._beside = beside
         self.snapshots: set[bytes] = set()
         self.waiting = Waiting()
         self.running: list[Sequence] = []
@@ -115,7 +124,7 @@ class Batcher:
         # Beside those who wait for their next token, little is read, so that they get it soon.
         decoding = {sequence for sequence, _ in parts}
         used = sum(count for _, count in parts)
-        room = (min(self.tokens, BESIDE) if decoding else self.tokens) - used
+        room = (min(self.tokens, self._beside(used)) if decoding else self.tokens) - used
         readers = [
             sequence for sequence in self.running if sequence.left and sequence not in decoding
         ]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict, abc, deque
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -18,9 +17,9 @@ from torch import Tensor
 
 from mtmd.kernels.errors import DeviceError, MtmdError
 from mtmd.kernels.plan.scheduler import Plan
-from mtmd.kernels.resources.turns import goes_first
 from mtmd.llm.batch import FEW, Batch
 from mtmd.llm.engine.batcher import Batcher, Step
+from mtmd.llm.engine.beside import Beside
 from mtmd.llm.engine.lookup import PICTURE
 from mtmd.llm.engine.make_batch import make_batch
 from mtmd.llm.engine.pages import Pages, page_keys
@@ -108,6 +107,7 @@ class Engine:
             runner.recurrent_bytes,
             runner.pace,
         )
+        self.beside = Beside()
         self.reset()
 
     def reset(self) -> None:
@@ -115,7 +115,11 @@ class Engine:
         on.
         """
         self.batcher = Batcher(
-            Pages(self.cache.pages, PAGE), self.runner.sequences, PREFILL, self.cache.recurrent
+            Pages(self.cache.pages, PAGE),
+            self.runner.sequences,
+            PREFILL,
+            self.cache.recurrent,
+            self.beside.rows,
         )
         # What a sequence is made of, its spans laid out: here, so that the record that the batcher
         # works on holds no tensors.
@@ -179,11 +183,9 @@ class Engine:
         if not step.parts:
             return self._choose_held(IDLE_S) if self._held else self._stuck()
         answering = all(sequence.decoding for sequence, _ in step.parts)
-        # Machine code for a whole step asks for the interpreter once, other steps at every node.
-        alone = answering and self.cache.in_place
+        used = sum(number for sequence, number in step.parts if sequence.decoding)
         try:
-            with nullcontext() if alone else goes_first():
-                step, logits = self._run(step)
+            step, logits = self._run(step)
         except DeviceError:
             raise  # it is nobody's fault here
         except MtmdError:
@@ -191,14 +193,14 @@ class Engine:
             self._suspects += [sequence for sequence, _ in step.parts]
             return []
         changed = self._advance(step, logits)
+        rows, seconds = sum(number for _, number in step.parts), time.perf_counter() - start
+        planned = self.runner.plans_made > plans
         if answering:
             self.speculation.ran(
-                len(step.parts),
-                sum(number for _, number in step.parts),
-                time.perf_counter() - start,
-                self._chosen - chosen,
-                planned=self.runner.plans_made > plans,
+                len(step.parts), rows, seconds, self._chosen - chosen, planned=planned
             )
+        if used and not planned:
+            self.beside.ran(min(used, rows), rows, seconds)
         return changed
 
     def _put_aside(self, sequence: Sequence) -> None:
@@ -213,7 +215,8 @@ class Engine:
 
     def _make_known(self, sequence: Sequence) -> None:
         """The pages of its prompt are known; those of its answer become so."""
-        spans, known = self._all_spans(sequence), len(sequence.keys) * PAGE
+        spans, known = self._prompts[sequence].spans, len(sequence.keys) * PAGE
+        spans = [*spans, Span(tuple(sequence.tokens))]
         written = list(identities(list(stretch(spans, known, sequence.total))))
         salt = self._prompts[sequence].salt
         sequence.keys = [*sequence.keys, *page_keys(written, PAGE, salt, sequence.keys)]
@@ -276,13 +279,14 @@ class Engine:
         self.batcher.ran(step)
         changed, first, end = [], 0, time.perf_counter() + READY_S
         drawn = self._draw_together(parts, logits)
+        lines = () if logits is None else logits.unbind(0)
         for sequence, rows, done in parts:
             self._keep_snapshot(sequence)
             if sequence.done == sequence.total:
-                assert logits is not None
+                assert lines
                 try:
                     self._answer(
-                        sequence, logits[first : first + rows], done, end, drawn.get(sequence, ())
+                        sequence, lines[first : first + rows], done, end, drawn.get(sequence, ())
                     )
                 except MtmdError as error:
                     self.end(sequence, "error", error)
@@ -344,7 +348,7 @@ class Engine:
     def _answer(
         self,
         sequence: Sequence,
-        logits: Tensor,
+        logits: abc.Sequence[Tensor],
         before: int,
         end: float,
         drawn: abc.Sequence[Drawn] = (),
@@ -353,7 +357,7 @@ class Engine:
         drawn one after the other as ever, so that an answer is the same with proposals and without.
         Where its constraint is not ready by `end`, the sequence is held as it is.
 
-        logits [1 + N, V], after its last token and after each of N proposed ones; `before` this
+        1 + N logits [V], after its last token and after each of N proposed ones; `before` this
         batch so many of its tokens had been read.
         """
         proposal, constraint = (

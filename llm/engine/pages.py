@@ -108,10 +108,11 @@ def page_keys(
     """
     keys, last = [], known[-1] if known else blake2b(salt, digest_size=16).digest()
     for start in range(0, len(identities) - size + 1, size):
-        digest = blake2b(last, digest_size=16)
-        for identity in identities[start : start + size]:
-            digest.update(len(identity).to_bytes(2, "little"))
-            digest.update(identity)
-        last = digest.digest()
+        page = [
+            part
+            for identity in identities[start : start + size]
+            for part in (len(identity).to_bytes(2, "little"), identity)
+        ]
+        last = blake2b(b"".join((last, *page)), digest_size=16).digest()
         keys.append(last)
     return keys

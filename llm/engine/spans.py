@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
-import torch
+import numpy as np
 from torch import Tensor
 
 
@@ -30,7 +30,7 @@ class Span:
     block: bool = False
     grid: tuple[int, int] | None = None
     later: int | None = None
-    positions: Tensor | None = None
+    positions: np.ndarray | None = None
     content: bytes = b""
     offset: int = 0
 
@@ -69,13 +69,13 @@ def lay_out(spans: Sequence[Span], position: int) -> tuple[list[Span], int]:
         if span.positions is not None:
             positions = span.positions
         elif span.grid is None:
-            positions = torch.arange(position, position + len(span)).expand(3, -1)
+            positions = np.broadcast_to(np.arange(position, position + len(span)), (3, len(span)))
         else:
             rows, columns = span.grid
-            cell = torch.arange(rows * columns)
+            cell = np.arange(rows * columns)
             began = position if span.later is None else began
-            positions = began + torch.stack(
-                (torch.full_like(cell, span.later or 0), cell // columns, cell % columns)
+            positions = began + np.stack(
+                (np.full_like(cell, span.later or 0), cell // columns, cell % columns)
             )
         placed.append(replace(span, grid=None, positions=positions))
         position = max(position, int(positions.max()) + 1) if len(span) else position

@@ -63,9 +63,11 @@ class Sampler:
         """Logits in numpy's hands, until those of the next token: widening them by torch would wake
         its threads, and new memory for each token takes longer than the work.
         """
-        logits = logits.detach().cpu()
+        if logits.device.type != "cpu" or logits.requires_grad:
+            logits = logits.detach().cpu()
         if logits.dtype != torch.bfloat16:
-            values: np.ndarray = logits.float().numpy()
+            plain = logits if logits.dtype == torch.float32 else logits.float()
+            values: np.ndarray = plain.numpy()
             return values
         words = logits.contiguous().view(torch.int16).numpy().view(np.uint16)
         if len(self._widened) != len(words):

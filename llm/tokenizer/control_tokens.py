@@ -22,6 +22,7 @@ from mtmd.llm.tokenizer.gguf_vocabulary import TOKEN_CHARS_MAX
 SEAL = "\ufdd0"
 # A second look finds what normalising makes of the parts; no tokenizer is known to need a third.
 ROUNDS = 4
+LONG = 4096  # characters, which take about a millisecond
 
 
 class ControlTokens:
@@ -56,7 +57,9 @@ class ControlTokens:
         """`piece` with a seal between all characters that became a special token."""
         if not piece:
             return piece
-        encoded = encode_piece(self._inner, piece)
+        if self.ids.isdisjoint(encode_piece(self._inner, piece).ids):
+            return piece
+        encoded = encode_piece(self._inner, piece, offsets=True)
         out, done = [], 0
         for token, (start, end) in zip(encoded.ids, encoded.offsets, strict=True):
             if token not in self.ids:
@@ -149,13 +152,19 @@ def _any(chars: Iterable[str]) -> str:
     return f"[{''.join(map(re.escape, sorted(set(chars))))}]"
 
 
-def encode_piece(inner: tokenizers.Tokenizer, piece: str) -> tokenizers.Encoding:
-    """A text without seals, as tokens. Raises PromptError for text that is not valid Unicode, and
-    for one that the library gives up on.
+def encode_piece(
+    inner: tokenizers.Tokenizer, piece: str, offsets: bool = False
+) -> tokenizers.Encoding:
+    """A text without seals, as tokens; where they begin and end only with `offsets`. Raises
+    PromptError for text that is not valid Unicode, and for one that the library gives up on.
     """
     try:
         with panics_as(_given_up):
-            return inner.encode(piece, add_special_tokens=False)
+            if len(piece) < LONG:
+                return inner.encode(piece, add_special_tokens=False)
+            # `encode` keeps the interpreter, for a tenth of a second where a text is long
+            encode = inner.encode_batch if offsets else inner.encode_batch_fast
+            return encode([piece], add_special_tokens=False)[0]
     except (TypeError, UnicodeError) as error:  # a lone surrogate, which UTF-8 cannot write
         raise PromptError(
             "the text is not valid Unicode: it has half of a surrogate pair; send UTF-8 text"

@@ -282,6 +282,7 @@ def _serve(
     args: argparse.Namespace, settings: Any, folder: Path | None, sock: socket.socket
 ) -> Any:
     """Until it is stopped. The fault of the device, if that is why."""
+    from mtmd.config import tokenize_in_own_thread
     from mtmd.kernels.isolation.limits import available as can_isolate
     from mtmd.loaded.allocator import return_freed_memory
     from mtmd.loaded.interpreter import shared_out_promptly
@@ -290,6 +291,7 @@ def _serve(
     from mtmd.web.small_apps.loading_app import create_loading_app
 
     return_freed_memory()
+    tokenize_in_own_thread()
     args.isolate = can_isolate()
     loading = Loading()
     server = Server(create_loading_app(loading, settings), settings, sock)
@@ -304,7 +306,7 @@ def _serve(
             service, app, notices = serve(model, report, settings, folder, stack)
             if not args.isolate:
                 notices.append(NOT_ISOLATED)
-            server.use(app)
+            server.use(app, device_first=not _is_dual(model))
         _stop_on_signals(server, settings.drain_s)
         service.on_fault(lambda _: server.stop())
         stack.enter_context(shared_out_promptly())
@@ -432,6 +434,7 @@ def _serve_answers(
         hang_s=settings.hang_s or None,
     )
     stack.callback(service.close, ENDING_S)
+    model.loaded.device_thread.stay()
     app = create_app(service, settings, store, warmup=report)
     return service, app, [*_told_of(store), *_told_of_modes(opened)]
 

@@ -8,6 +8,7 @@ What fits, but not just now, is for the caller to put off.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -34,6 +35,9 @@ CACHE_PART = 8
 FINENESS = 64  # a picture is made smaller by steps of such a part of its tokens
 # a picture in fewer shows too little to be asked about, or in fewer than a quarter of its own
 LEAST_TOKENS = 64
+# a step that takes such a part of what was free so many seconds ago may run; one that takes a
+# smaller part as much longer after, at most
+PLENTY, SEEN_S, SEEN_MOST_S = 8, 0.2, 10.0
 Bytes = Mapping[str, int]
 
 
@@ -58,6 +62,8 @@ class Admission:
             self.limits[preferred] = min(limit, self.limits.get(preferred, limit))
         self.encoding: Plan | None = None
         """The plan of the batch that is being encoded, if one is."""
+        self._seen: tuple[Bytes, float] = {}, float("-inf")
+        """What was free, and when."""
 
     def check(self) -> None:
         """Raises OptionError for a limit that leaves no room for a step of the decoder."""
@@ -229,7 +235,24 @@ class Admission:
     def may_decode(self, plan: Plan) -> bool:
         """Whether the decoder can run a batch now, beside what is being encoded."""
         beside = [self.encoding] if self.encoding else []
-        return self._within(self.room, [plan, *beside]) and self._within(self.free_now(), [plan])
+        return self._within(self.room, [plan, *beside]) and (
+            self._is_little(plan) or self._within(self._look(), [plan])
+        )
+
+    def _is_little(self, plan: Plan) -> bool:
+        """Of what was free when it was asked last; the less, the longer ago that may be. To ask
+        the system takes longer than a step of decoding where others keep the interpreter busy.
+        """
+        free, asked = self._seen
+        needs = {space: _with_margin(plan.rough_bytes.get(space, 0)) for space in free}
+        parts = min((size // max(needs[space], 1) for space, size in free.items()), default=0)
+        age_s = min(SEEN_S * parts / PLENTY, SEEN_MOST_S)
+        return parts >= PLENTY and time.monotonic() - asked <= age_s
+
+    def _look(self) -> Bytes:
+        free = self.free_now()
+        self._seen = free, time.monotonic()
+        return free
 
     def shortage(self, shape: Shape) -> DeviceMemoryError:
         """What to tell of a tile that has waited in vain."""

@@ -482,8 +482,9 @@ class Service:
                 self._encoded(job)
         start, self._batch_s = time.perf_counter(), 0.0
         if self.engine.busy:
-            for sequence in self.engine.step():
-                self._hand_out(self._by_sequence[sequence])
+            with goes_first():
+                for sequence in self.engine.step():
+                    self._hand_out(self._by_sequence[sequence])
             self._batch_s = time.perf_counter() - start
 
     def _take(self, request: Request, after: Ticket | None = None) -> None:

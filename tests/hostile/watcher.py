@@ -97,7 +97,7 @@ class Watcher:
         body = {
             "messages": [{"role": "user", "content": "Go on for long."}],
             "stream": True,
-            "ignore_eos": True,
+            "min_tokens": ANSWER_TOKENS,
             "max_tokens": ANSWER_TOKENS,
         }
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.key}"}

@@ -8,10 +8,12 @@ the loop has it again.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from typing import Any
 
 from waitress.task import ThreadedTaskDispatcher
+
+from mtmd.service.turns import step_back
 
 KEPT = 4  # of a kind
 IDLE_S = 30.0
@@ -43,12 +45,14 @@ class InTurn:
 
 
 class Threads(ThreadedTaskDispatcher):  # type: ignore[misc]  # waitress has no types
-    """`most`: at once. What comes beyond waits for its turn."""
+    """`most`: at once. What comes beyond waits for its turn. `behind`: they let other threads of
+    the process go first, from their next task on.
+    """
 
     def __init__(self, most: int, idle_s: float = IDLE_S) -> None:
         super().__init__()
         self.queue = InTurn()
-        self.most, self._idle_s = most, idle_s
+        self.most, self._idle_s, self.behind = most, idle_s, False
         self._number, self._starting = 0, False
 
     def add_task(self, task: Any) -> None:
@@ -57,6 +61,18 @@ class Threads(ThreadedTaskDispatcher):  # type: ignore[misc]  # waitress has no 
             self.queue_cv.notify()
             self._start_one()
 
+    def begin(self) -> None:
+        """As many as are kept, now."""
+        with self.lock:
+            while len(self.threads) < min(KEPT, self.most):
+                self._start()
+
+    def _start(self) -> None:
+        self._number += 1
+        self.threads.add(self._number)
+        self.active_count += 1
+        self.start_new_thread(self.handler_thread, self._number)
+
     def _start_one(self) -> None:
         """Where too few are free. The next is started by the one that has just been: the loop does
         not wait for hundreds.
@@ -64,10 +80,7 @@ class Threads(ThreadedTaskDispatcher):  # type: ignore[misc]  # waitress has no 
         free = len(self.threads) - self.stop_count - self.active_count
         if len(self.queue) > free and len(self.threads) < self.most and not self._starting:
             self._starting = True
-            self._number += 1
-            self.threads.add(self._number)
-            self.active_count += 1
-            self.start_new_thread(self.handler_thread, self._number)
+            self._start()
 
     def handler_thread(self, number: int) -> None:
         with self.lock:
@@ -77,10 +90,14 @@ class Threads(ThreadedTaskDispatcher):  # type: ignore[misc]  # waitress has no 
                 self._start_one()
             else:
                 first = None
-        if first is not None:
-            first.service()
-        while (task := self._next(number)) is not None:
+        task = self._next(number) if first is None else first
+        is_behind = False
+        while task is not None:
+            if self.behind and not is_behind:
+                is_behind = True
+                step_back()
             task.service()
+            task = self._next(number)
 
     def _next(self, number: int) -> Any:
         """A task, or None where this thread is to end."""
@@ -113,6 +130,16 @@ class Pools:
         """More kinds of work. Those that are known stay as they are."""
         for kind, count in most.items():
             self._pools.setdefault(kind, Threads(count))
+
+    def put_behind(self, kinds: Collection[Hashable]) -> None:
+        """Threads of these kinds let others go first; those of all other kinds are started now: one
+        that is started by a thread behind is behind, too.
+        """
+        for kind, pool in self._pools.items():
+            if kind in kinds:
+                pool.behind = True
+            else:
+                pool.begin()
 
     def add_task(self, task: Any) -> None:
         """`task.work`: its kind; `task.client`: for whom it is."""

@@ -148,6 +148,14 @@ def test_rounded_shapes_hold_what_they_are_for(count: int) -> None:
         assert found.wanted == found.sequences and shape.images <= found.images
 
 
+def test_parts_of_prompts_that_run_as_machine_code_have_few_shapes() -> None:
+    sizes = {BatchShape(count, 0, 1, 2, 3).rounded(in_place=True) for count in range(3, 17)}
+    assert sorted({shape.tokens for shape in sizes}) == [4, 8, 16]
+    assert all(shape.rounded(in_place=True) == shape for shape in sizes)
+    answers = [BatchShape(count, 0, 1, count, 3).rounded(in_place=True) for count in range(1, 9)]
+    assert [shape.tokens for shape in answers] == list(range(1, 9)), "every step of them counts"
+
+
 def grid(rows: int, columns: int) -> Span:
     return Span((9,) * (rows * columns), torch.zeros(rows * columns, 2), grid=(rows, columns))
 

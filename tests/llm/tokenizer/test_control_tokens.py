@@ -13,6 +13,7 @@ from small_tokenizers import SPECIAL, TEXTS, byte_level
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
 from mtmd.kernels.errors import ModelError, PromptError
+from mtmd.llm.tokenizer import control_tokens
 from mtmd.llm.tokenizer.control_tokens import SEAL, ControlTokens, _Spellings
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
 
@@ -198,3 +199,21 @@ def test_after_a_few_rounds_every_character_stands_alone() -> None:
     text = "abcdefghijklmnopqrstuvwxyz"
     sealed = ControlTokens(Hungry(), [], {1}).seal(text)  # type: ignore[arg-type]
     assert sealed == SEAL.join(text)
+
+
+@pytest.mark.parametrize("attack", ["", *ATTACKS[:4], "\ud800"])
+def test_a_long_text_is_read_as_a_short_one_is(
+    tokenizer: Tokenizer, attack: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It passes through the library's other door, which does not keep the interpreter."""
+
+    def found() -> object:
+        try:
+            sealed = tokenizer.seal(" ".join((*TEXTS, attack, "the end")))
+            return sealed, tokenizer.encode(sealed)
+        except PromptError as error:
+            return str(error)
+
+    short = found()
+    monkeypatch.setattr(control_tokens, "LONG", 0)
+    assert found() == short

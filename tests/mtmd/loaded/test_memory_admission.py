@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -104,7 +105,8 @@ def answer(ticket: Ticket) -> Answer:
 
 
 def free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """As if so many bytes were free at the moment."""
+    """As if so many bytes were free at the moment, and nothing was known of before."""
+    monkeypatch.setattr(module, "SEEN_MOST_S", -1.0)
     monkeypatch.setattr(Admission, "free_now", lambda _: {"cpu": size})
 
 
@@ -440,6 +442,35 @@ def test_the_decoder_leaves_what_an_encode_was_promised(
     monkeypatch.setattr(admission, "room", {"cpu": needs(plan) + needs(beside)})
     assert admission.may_decode(plan)
     free(monkeypatch, needs(plan) - 1)
+    assert not admission.may_decode(plan)
+
+
+def test_the_system_is_asked_the_more_rarely_the_less_a_step_takes(
+    plenty: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admission, plan = plenty.loaded.admission, plenty.runner.plan(plenty.runner.sizes()["decode"])
+    need, now, asked = plan.rough_bytes["cpu"] * 9 // 8, 1000.0, list[float]()
+
+    def free_now() -> dict[str, int]:
+        asked.append(now)
+        return {"cpu": free_bytes}
+
+    monkeypatch.setattr(admission, "room", {"cpu": 1 << 40})
+    monkeypatch.setattr(admission, "free_now", free_now)
+    monkeypatch.setattr(admission, "_seen", ({}, 0.0))
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
+    for parts, age_s in ((2, 0.0), (8, 0.2), (80, 2.0), (8000, 10.0)):
+        free_bytes = (need + 1) * parts
+        now += 100.0
+        for _ in range(3):
+            assert admission.may_decode(plan)
+        if age_s:
+            now += age_s * 0.99
+            assert admission.may_decode(plan) and asked.count(now) == 0, parts
+            now += age_s * 0.02
+        assert admission.may_decode(plan) and asked[-1] == now, parts
+    free_bytes = 0
+    now += 100.0
     assert not admission.may_decode(plan)
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,6 +27,7 @@ from mtmd.kernels.errors import (
     OptionError,
     PromptError,
 )
+from mtmd.kernels.resources import turns
 from mtmd.loading import load
 from mtmd.model import Model
 from mtmd.prompt.conversation import user_message
@@ -553,3 +555,15 @@ def test_an_answer_tells_the_text_that_ended_it(service: Service) -> None:
         whole.text[: whole.text.index(end)],
         "stop",
     )
+
+
+def test_nobody_sits_down_to_compute_in_the_midst_of_a_batch() -> None:
+    found = []
+
+    def step() -> list[object]:
+        found.append(turns._nobody_first.is_set())
+        return []
+
+    engine = SimpleNamespace(busy=True, step=step)
+    Service._turn(SimpleNamespace(encoding=None, engine=engine, _batch_s=0.0))  # type: ignore[arg-type]
+    assert found == [False] and turns._nobody_first.is_set()

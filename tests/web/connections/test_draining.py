@@ -129,3 +129,11 @@ def handlers():
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+def test_an_answer_that_ends_after_the_server_wakes_nobody(served):
+    _, server, thread = served
+    server.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+    server.pull_trigger()
