@@ -232,16 +232,6 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
 
     # what channels and parsers ask
 
-    def pull_trigger(self) -> None:
-        """Wake the loop. Nothing of a server that has ended: an answer may end after it."""
-        if self._ended:
-            return
-        try:
-            super().pull_trigger()
-        except OSError:  # it has ended in between
-            if not self._ended:
-                raise
-
     def look_at(self, channel: Channel) -> None:
         self._sockets.look_at(channel._fileno)
 

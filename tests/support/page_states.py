@@ -72,7 +72,10 @@ class Shown(FakeService):
     def count(self, messages, *_, **__):
         images = sum(isinstance(m["content"], list) for m in messages)
         return SimpleNamespace(
-            prompt_tokens=40 * len(messages), image_tokens=(9,) * 2 * images, context=2048
+            prompt_tokens=40 * len(messages),
+            image_tokens=(9,) * 2 * images,
+            video_tokens=(),
+            context=2048,
         )
 
     def processed(self, _sha256, _tenant):
@@ -256,7 +259,9 @@ class Walk:
             person.say(f"Question {number} of a long talk")
 
         def full(messages, *_, **__):
-            return SimpleNamespace(prompt_tokens=400 * len(messages), image_tokens=(), context=2048)
+            return SimpleNamespace(
+                prompt_tokens=400 * len(messages), image_tokens=(), video_tokens=(), context=2048
+            )
 
         fake.count = full
         page.fill("#prompt", "And one more question, for which there is no room any more")
