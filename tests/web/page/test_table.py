@@ -28,7 +28,7 @@ def rows(page):
 def test_a_folder_becomes_a_table_that_goes_on_after_a_reload(visit, fake, tmp_path):
     person = visit()
     page = person.page
-    fake.pace_s, fake.words = 0.05, "=SUM(1) of " + "words " * 30
+    fake.pace_s, fake.words = 0.2, "=SUM(1) of " + "words " * 30
     page.set_input_files("#folder", str(folder_of(tmp_path, 12)))
     page.wait_for_selector("#over-count:has-text('12 pictures; 1 other file left out')")
     page.fill("#over-question", "How wide?")
