@@ -50,10 +50,10 @@ class Oracle:
     processor: Any
     image_token: int | None
     pixel_layout: str = "one array [3, H, W] a tile, in the order of the prompt"
-    video_token: int | None = None
     unpack: Pixels = field(
         default=lambda inputs: [t.numpy() for t in inputs["pixel_values"]], repr=False
     )
+    video_token: int | None = None
 
     def inputs(self, messages: Messages, images: Sequence[np.ndarray] = ()) -> Any:
         """What transformers' processor and chat template make of a conversation: input_ids [1, T],

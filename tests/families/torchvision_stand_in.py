@@ -81,6 +81,7 @@ def torchvision_here() -> Iterator[None]:
         yield
         return
     import transformers.image_processing_backends as backends
+    import transformers.models.auto.image_processing_auto  # which chooses by what there is
     import transformers.video_processing_utils as videos
 
     names = (
@@ -113,10 +114,16 @@ def torchvision_here() -> Iterator[None]:
         name: getattr(utils, name)
         for name in ("is_torchvision_available", "is_torchvision_v2_available")
     }
-    vars(utils).update(dict.fromkeys(asked, lambda: True))
+    here = {name: lambda: True for name in asked}
+    vars(utils).update(here)
     try:
         yield
     finally:
-        vars(utils).update(asked)
+        # Modules that were imported meanwhile have it by name, and choose processors by it later
+        for module in list(sys.modules.values()):
+            if getattr(module, "__name__", "").startswith("transformers"):
+                for name, function in here.items():
+                    if vars(module).get(name) is function:
+                        setattr(module, name, asked[name])
         for name in names:
             del sys.modules[name]

@@ -228,7 +228,7 @@ def asked(line: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ("line", "expected"),
     [
         ("mtmd desc", ["describe"]),
-        ("mtmd describe --max", ["--max-tokens"]),
+        ("mtmd describe --max", ["--max-frames", "--max-tokens"]),
         ("mtmd describe a.png --dtype b", ["bf16"]),
         ("mtmd warmup --flash-attn ", ["auto", "on", "off"]),
         ("mtmd completion f", ["fish"]),
