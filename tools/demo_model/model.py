@@ -131,6 +131,12 @@ class VisionTower(nn.Module):
         return self.post_layernorm(x)
 
 
+def pooled(patches: Tensor) -> Tensor:
+    """patches [B, 36, C] -> the mean of each cell's four [B, 9, C]"""
+    grid = patches.transpose(1, 2).unflatten(2, (GRID, GRID))
+    return F.avg_pool2d(grid, 2).flatten(2).transpose(1, 2)
+
+
 class Projector(nn.Module):
     def __init__(self, vision: int, text: int):
         super().__init__()
@@ -141,10 +147,9 @@ class Projector(nn.Module):
 
     def forward(self, patches: Tensor) -> Tensor:
         """patches [B, 36, C] -> image embeddings [B, 9, D]"""
-        grid = patches.transpose(1, 2).unflatten(2, (GRID, GRID))
-        return self.mm_soft_emb_norm(
-            F.avg_pool2d(grid, 2).flatten(2).transpose(1, 2)
-        ) @ self.mm_input_projection_weight.to(patches.dtype)
+        return self.mm_soft_emb_norm(pooled(patches)) @ self.mm_input_projection_weight.to(
+            patches.dtype
+        )
 
 
 def rope(x: Tensor, positions: Tensor, base: float) -> Tensor:
@@ -226,13 +231,14 @@ class TextModel(nn.Module):
         self.norm = RMSNorm(width)
 
     def forward(
-        self, tokens: Tensor, image: Tensor, image_at: int, positions: Tensor, mask: Tensor
+        self, tokens: Tensor, images: Tensor, slots: Tensor, positions: Tensor, mask: Tensor
     ) -> Tensor:
-        """tokens [B, T] with the image's place at image_at; mask [B, 1, T, T] added to the scores
-        -> features [B, T, D]
+        """tokens [B, T]; images [S, D], the image tokens of all pictures; slots [B, T] says which
+        of them stands at a place, -1 for text; mask [B, 1, T, T] added to the scores -> features
+        [B, T, D]
         """
         x = self.embed_tokens(tokens) * math.sqrt(TEXT["hidden_size"])
-        x = torch.cat((x[:, :image_at], image.to(x.dtype), x[:, image_at + image.shape[1] :]), 1)
+        x = torch.where((slots >= 0)[..., None], images.to(x.dtype)[slots.clamp(min=0)], x)
         for layer in self.layers:
             x = layer(x, positions, mask)
         return self.norm(x)
@@ -251,15 +257,19 @@ class Gemma3(nn.Module):
         features: Tensor = self.vision_tower.vision_model(pixels)
         return features
 
-    def loss(self, patches: Tensor, batch: dict[str, Tensor], image_at: int) -> Tensor:
+    def logits(self, patches: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        """patches [P, 36, C] of all pictures -> [B, T, V]"""
+        images = self.multi_modal_projector(patches).flatten(0, 1)
+        x = self.language_model.model(
+            batch["tokens"], images, batch["slots"], batch["positions"], batch["mask"]
+        )
+        return x @ self.language_model.model.embed_tokens.weight.to(x.dtype).T  # type: ignore[no-any-return]
+
+    def loss(self, patches: Tensor, batch: dict[str, Tensor]) -> Tensor:
         """Mean cross-entropy of the answers' tokens. labels [B, T] are the next tokens, -100 where
         there is none.
         """
-        image = self.multi_modal_projector(patches)
-        x = self.language_model.model(
-            batch["tokens"], image, image_at, batch["positions"], batch["mask"]
-        )
-        logits = x @ self.language_model.model.embed_tokens.weight.to(x.dtype).T
+        logits = self.logits(patches, batch)
         return F.cross_entropy(
             logits.float().flatten(0, 1), batch["labels"].flatten(), ignore_index=-100
         )
