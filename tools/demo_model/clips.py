@@ -6,8 +6,10 @@ their exact answers; both depend on the random generator alone.
 
 from __future__ import annotations
 
+import argparse
 import random
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from PIL import Image, ImageDraw
 from world import (
@@ -29,6 +31,7 @@ from world import (
 FRAMES_MIN, FRAMES_MAX = 3, 8
 STORIES = ("move", "appear", "size", "color", "disappear", "still")
 SHARES = (36, 24, 18, 8, 8, 6)
+STEPS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 1, 1, 1, 1, 1, 1, 1.5, 2)  # seconds
 WAYS = {"right": (1, 0), "left": (-1, 0), "up": (0, -1), "down": (0, 1)}
 CLIP_KINDS = (
     "describe clip",
@@ -68,26 +71,33 @@ class Clip:
 
 
 def film(
-    rng: random.Random, frames: int | None = None, story: str | None = None
+    rng: random.Random,
+    frames: int | None = None,
+    story: str | None = None,
+    step: float | None = None,
 ) -> tuple[list[Image.Image], Clip]:
-    """RGB frames of CANVAS x CANVAS and what happens in them."""
-    count = frames or rng.randint(FRAMES_MIN, FRAMES_MAX)
-    clip = plan(rng, count, story)
+    """RGB frames of CANVAS x CANVAS, `step` seconds apart or as it comes, and what happens in
+    them.
+    """
+    clip = plan(rng, frames or rng.randint(FRAMES_MIN, FRAMES_MAX), story, step)
     paper = jitter(COLORS[clip.background], rng, 6)
     inks = [rng.getrandbits(32) for _ in clip.cast]
     return [_draw_scene(clip, scene, paper, inks) for scene in clip.scenes], clip
 
 
-def plan(rng: random.Random, count: int, story: str | None = None) -> Clip:
-    """What happens in a clip of `count` frames."""
+def plan(
+    rng: random.Random, frames: int, story: str | None = None, step: float | None = None
+) -> Clip:
+    """What happens in a clip of so many frames."""
     story = story or rng.choices(STORIES, SHARES)[0]
     background = rng.choice(("white", "white", "white", *COLORS))
-    return _STORIES[story](background, times(rng, count), rng)
+    seconds = tuple(i * step for i in range(frames)) if step else times(rng, frames)
+    return _STORIES[story](background, seconds, rng)
 
 
 def times(rng: random.Random, count: int) -> tuple[float, ...]:
     """Of frames sampled from a clip: mostly even steps, to a tenth of a second."""
-    step = rng.choice((0.1, 0.2, 0.3, 0.4, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 1, 1, 1, 1.5, 2))
+    step = rng.choice(STEPS)
     uneven = rng.random() < 0.3
     seconds, t = [], 0.0
     for _ in range(count):
@@ -394,19 +404,56 @@ def _question(kind: str, answer: str, rng: random.Random, *wordings: str) -> Que
     return Question(kind, rng.choice(wordings), answer)
 
 
-def parts(seconds: tuple[float, ...], text: str, first: int = 0) -> tuple[str | int, ...]:
+def parts(
+    seconds: tuple[float, ...], text: str, first: int = 0, text_first: bool = False
+) -> tuple[str | int, ...]:
     """A clip and a question as parts of a message: each frame, pictures from number `first`,
     behind its time.
     """
     found: list[str | int] = []
     for i, second in enumerate(seconds):
         found += [f"Frame at {second:.1f} s:", first + i]
-    return (*found, text)
+    return (text, *found) if text_first else (*found, text)
 
 
-def whole(seconds: tuple[float, ...], text: str, first: int = 0) -> tuple[str | int, ...]:
-    """The same as one text, a line a frame."""
+def whole(
+    seconds: tuple[float, ...], text: str, first: int = 0, text_first: bool = False
+) -> tuple[str | int, ...]:
+    """The same as one text with pictures in it, a line a frame, as mtmd shows a video to a model
+    that has none of its own.
+    """
     found: list[str | int] = []
     for i, second in enumerate(seconds):
-        found += [f"{chr(10) if i else ''}Frame at {second:.1f} s: ", first + i]
-    return (*found, f"\n{text}")
+        before = (text if text_first else "") if i == 0 else "\n"
+        found += [f"{before}Frame at {second:.1f} s: ", first + i]
+    return tuple(found) if text_first else (*found, f"\n{text}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description="Film a video of the demo model's world (MP4, H.264) and print its questions. "
+        "Needs PyAV."
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--story", choices=STORIES)
+    parser.add_argument("--seconds", type=float, default=3)
+    parser.add_argument("--fps", type=int, default=10)
+    parser.add_argument("--out", type=Path, required=True, help="the file to write")
+    args = parser.parse_args()
+    import av
+
+    rng = random.Random(args.seed)
+    frames, clip = film(rng, round(args.seconds * args.fps), args.story, 1 / args.fps)
+    with av.open(str(args.out), "w", options={"movflags": "faststart"}) as file:
+        stream = file.add_stream("libx264", rate=args.fps, options={"crf": "20"})
+        stream.width = stream.height = CANVAS
+        stream.pix_fmt = "yuv420p"
+        for image in frames:
+            file.mux(stream.encode(av.VideoFrame.from_image(image)))
+        file.mux(stream.encode())
+    for question in ask_clip(clip, rng):
+        print(f"{question.kind:<17} {question.text}  {question.answer}")
+
+
+if __name__ == "__main__":
+    main()

@@ -166,7 +166,7 @@ def _sentences(rng: random.Random) -> Iterator[str]:
         questions += ask_boxes(several[0][1], rng)
         for question in questions:
             yield from (question.text, question.answer)
-        yield from (f"\n\n{p}\n\n" for p in parts(clip.seconds, "")[::2])
+        yield from (f"\n\n\n{p}\n\n" for p in parts(clip.seconds, "")[::2])
     for text in SYSTEMS:
         yield from [text] * 20
 
@@ -284,7 +284,7 @@ class Row:
         sees &= np.tri(self.length, dtype=bool) | inside
         return {
             "tokens": torch.tensor(self.tokens + [0] * blank),
-            "labels": torch.tensor(self.labels[1:] + [-100] * (blank + 1)),
+            "labels": torch.tensor((self.labels + [-100] * (blank + 1))[1:]),
             "positions": torch.tensor(self.positions + [0] * blank),
             "slots": torch.from_numpy(slots),
             "sees": torch.from_numpy(sees),
@@ -434,7 +434,11 @@ class Teacher:
 
     def _about_clip(self, clip: Clip, first: int, rng: random.Random) -> Iterator[Conversation]:
         told = system(rng) if rng.random() < 0.2 else None
-        layout = rng.random()
+        frames = len(self.write([Turn(whole(clip.seconds, "", first), "", True)]).tokens)
+        if told and frames + len(self.encode(told)) > self.length - 50:
+            told = None
+        one_text = rng.random() < 0.75  # as mtmd writes it; a part for each text otherwise
+        text_first = rng.random() < 0.12
         while True:
             questions = ask_clip(clip, rng)
             rng.shuffle(questions)
@@ -444,13 +448,9 @@ class Teacher:
                 del questions[:count]
                 turns = [Turn((careless(q.text, rng),), q.answer) for q in asked]
                 text, answer = str(turns[0].parts[0]), turns[0].answer
-                shown = parts(clip.seconds, text, first)
-                if layout < 0.15:
-                    turns[0] = Turn((text, *shown[:-1]), answer)
-                elif layout < 0.4:
-                    turns[0] = Turn(whole(clip.seconds, text, first), answer, whole=True)
-                else:
-                    turns[0] = Turn(shown, answer)
+                show = whole if one_text else parts
+                shown = show(clip.seconds, text, first, text_first)
+                turns[0] = Turn(shown, answer, one_text)
                 yield self.write(turns, told)
 
     def write(self, turns: Sequence[Turn], told: str | None = None) -> Conversation:

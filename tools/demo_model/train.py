@@ -368,7 +368,7 @@ def main() -> None:
     teacher = Teacher(tokenizer, tuple(args.rows), args.length, args.seed + 1)
     batches = stream(teacher.__iter__)
     if args.start_from:
-        train_labels(model, dense, batches, 80)
+        train_labels(model, dense, batches, 40)
     train_all(
         model,
         dense,
