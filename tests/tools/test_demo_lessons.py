@@ -12,7 +12,7 @@ import torch
 from clips import CLIP_KINDS, FRAMES_MAX, FRAMES_MIN, STORIES, Clip, ask_clip, film, parts, plan
 from conversations import Turn, messages, system
 from lessons import Row, Teacher, grow_tokenizer, pixels, train_tokenizer
-from model import Gemma3
+from model import Gemma3, angles
 from several import BOX_KINDS, SEVERAL_KINDS, ask_boxes, ask_several, draw_several
 from tokenizers import Tokenizer
 from train import EMBEDDINGS, grown_embeddings, scaled
@@ -160,10 +160,9 @@ def test_rows_are_what_transformers_reads() -> None:
         asked = max(i for i, label in enumerate(written.labels) if label == -100) + 1
         ends.append((asked, len(row.tokens) - len(written.tokens) + asked - 1))
     batch = {name: value[None] for name, value in row.tensors().items()}
-    batch["mask"] = torch.where(batch["sees"], 0.0, -1e9)[:, None]
     with torch.no_grad():
         seen = model.see(scaled(torch.from_numpy(np.stack([pixels(i) for i in shown]))))
-        found = model.logits(seen, batch)[0]
+        found = model.logits(model.features(seen, batch, angles(batch["positions"])))[0]
         for (turns, told), (asked, end) in zip(said, ends, strict=True):
             conversation = messages(turns, told)
             used = [p for turn in turns for p in turn.parts if isinstance(p, int)]

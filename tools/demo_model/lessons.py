@@ -321,17 +321,25 @@ class Teacher:
         for _ in range(singles):
             shown.append(draw(rng, TEXT_SHARE))
             rows.append(self._fill(self._about_one(shown[-1][1], len(shown) - 1, rng)))
-        for i in range(several):
+        for count in _counts(several, 2, 3, rng):
             first = len(shown)
-            shown += draw_several(rng, 2 + i % 2)
+            shown += draw_several(rng, count)
             rows.append(self._fill(self._about_several([f for _, f in shown[first:]], first, rng)))
-        for i in range(videos):
+        for count in _counts(videos, FRAMES_MIN, FRAMES_MAX, rng):
             first = len(shown)
-            frames, clip = film(rng, FRAMES_MIN + i % (FRAMES_MAX - FRAMES_MIN + 1))
+            frames, clip = film(rng, count)
             shown += [(image, clip.facts(n)) for n, image in enumerate(frames)]
             rows.append(self._fill(self._about_clip(clip, first, rng)))
         made = [row.tensors() for row in rows]
-        return _labelled(shown, rng) | {n: torch.stack([r[n] for r in made]) for n in made[0]}
+        batch = {name: torch.stack([r[name] for r in made]) for name in made[0]}
+        # Of a fixed number of places, for a compiled model: few tokens are learnt.
+        labels, most = batch.pop("labels").flatten(), len(rows) * self.length * 3 // 10
+        learnt = (labels >= 0).nonzero()[:most, 0]
+        batch["learnt"] = torch.zeros(most, dtype=torch.long)
+        batch["learnt"][: len(learnt)] = learnt
+        batch["labels"] = torch.full((most,), -100)
+        batch["labels"][: len(learnt)] = labels[learnt]
+        return _labelled(shown, rng) | batch
 
     def _fill(self, conversations: Iterator[Conversation]) -> Row:
         row, misses = Row(self.length), 0
@@ -491,6 +499,14 @@ class Teacher:
         if turns[0].parts and isinstance(turns[0].parts[-1], int):
             shared = 0  # the question stands before the picture
         return Conversation(tokens, labels, slots, shared)
+
+
+def _counts(rows: int, least: int, most: int, rng: random.Random) -> list[int]:
+    """So many random numbers whose sum is always the same."""
+    total = (rows * (least + most) + 1) // 2
+    while sum(found := [rng.randint(least, most) for _ in range(rows)]) != total:
+        pass
+    return found
 
 
 def _labelled(shown: list[tuple[Image.Image, Facts]], rng: random.Random) -> dict[str, Tensor]:

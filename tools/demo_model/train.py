@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from lessons import CHARACTERS, SPECIAL, TEXTS, Teacher, grow_tokenizer, train_tokenizer
-from model import IMAGE_TOKENS, VISION, Gemma3, config, pooled
+from model import IMAGE_TOKENS, VISION, Gemma3, angles, config, pooled
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
@@ -108,7 +108,7 @@ class Optimizer:
         self.steps += 1
         rate = (
             self.lr
-            * min(1.0, self.steps / 200)
+            * min(1.0, self.steps / 100)
             * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, self.progress))))
         )
         for part in self.parts:
@@ -203,16 +203,17 @@ def train_all(
     optimizer = Optimizer(nn.ModuleDict({"model": model, "dense": dense}), lr, minutes)
 
     @torch.compile
-    def forward(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        batch: dict[str, Tensor], turns: dict[str, tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor, Tensor]:
         with torch.autocast("cpu", torch.bfloat16):
             features = model.see(scaled(batch["pixels"]))
-            mask = torch.where(batch["sees"], 0.0, -1e9)[:, None].to(torch.bfloat16)
-            loss = model.loss(features, batch | {"mask": mask})
+            loss = model.loss(features, batch, turns)
         return loss, *dense(features, batch)
 
     average, right, saved = 0.0, torch.zeros(4), time.time()
     for batch in batches:
-        loss, dense_loss, now = forward(batch)
+        loss, dense_loss, now = forward(batch, angles(batch.pop("positions")))
         weight = 0.3 * max(0.0, 1 - optimizer.progress / 0.7)
         optimizer.step(loss + weight * dense_loss)
         average += (loss.item() - average) * max(0.02, 1 / optimizer.steps)
@@ -319,7 +320,7 @@ def main() -> None:
         "--rows",
         type=int,
         nargs=3,
-        default=(18, 9, 15),
+        default=(6, 3, 5),
         metavar="N",
         help="rows of a batch about one picture, several, a video",
     )
@@ -368,7 +369,7 @@ def main() -> None:
     teacher = Teacher(tokenizer, tuple(args.rows), args.length, args.seed + 1)
     batches = stream(teacher.__iter__)
     if args.start_from:
-        train_labels(model, dense, batches, 40)
+        train_labels(model, dense, batches, 50)
     train_all(
         model,
         dense,
