@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from clips import CLIP_KINDS, FRAMES_MAX, FRAMES_MIN, STORIES, Clip, ask_clip, film, parts, plan
 from conversations import Turn, messages, system
-from lessons import Row, Teacher, grow_tokenizer, pixels, train_tokenizer
+from lessons import Row, Teacher, grow_tokenizer, pixels
 from model import Gemma3, angles
 from several import BOX_KINDS, SEVERAL_KINDS, ask_boxes, ask_several, draw_several
 from tokenizers import Tokenizer
-from train import EMBEDDINGS, grown_embeddings, scaled
+from train import grown_embeddings, scaled
 from world import COUNTS, Facts, Question, Thing, draw, stamp
 
 from mtmd.display.grounding import find_regions
@@ -120,15 +120,21 @@ def test_a_seed_is_a_video() -> None:
 
 
 def test_a_grown_tokenizer_keeps_its_tokens() -> None:
-    old = train_tokenizer(300)
-    new = grow_tokenizer(old, 40)
-    assert new.get_vocab_size() == 340
+    old = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+    size = old.get_vocab_size()
+    new = grow_tokenizer(old, 40, samples=20)
+    assert new.get_vocab_size() == size + 40
     assert all(new.token_to_id(t) == i for t, i in old.get_vocab().items())
-    text = 'Frame at 0.5 s: {"box_2d": [1, 2, 30, 400], "label": "red star"} Which has more?'
+    text = 'Frame at 0.5 s: {"box_2d": [1, 2, 30, 400], "label": "red star"} You see?'
     mine, before = (t.encode(text, add_special_tokens=False).ids for t in (new, old))
-    assert new.decode(mine) == text and len(mine) < len(before)
-    rows = grown_embeddings(torch.randn(300, 4), old, new)
-    assert rows.shape == (340, 4)
+    assert new.decode(mine) == text and len(mine) <= len(before)
+    added = sorted(new.get_vocab(), key=new.token_to_id)[size:]
+    assert all(new.model.tokenize(t)[0].value == t for t in added), "each can be reached"
+    embeddings = torch.randn(size, 4)
+    grown = grown_embeddings(embeddings, old, new)
+    parts_of = [t.id for t in old.model.tokenize(added[0])]
+    assert len(parts_of) == 2 and torch.equal(grown[:size], embeddings)
+    assert torch.allclose(grown[size], embeddings[parts_of].mean(0))
 
 
 def test_rows_are_what_transformers_reads() -> None:
@@ -137,7 +143,7 @@ def test_rows_are_what_transformers_reads() -> None:
     from transformers import Gemma3ForConditionalGeneration
 
     tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
-    teacher = Teacher(tokenizer, (1, 1, 1), 400, 1)
+    teacher = Teacher(tokenizer, (1, 1, 1), 512, 1)
     model = Gemma3(tokenizer.get_vocab_size()).eval()
     weights = {k: v.float() for k, v in load_file(DEMO / "model.safetensors").items()}
     model.load_state_dict(weights)
@@ -153,7 +159,7 @@ def test_rows_are_what_transformers_reads() -> None:
         ([Turn(parts(clip.seconds, "Which way?", 3), "Up.")], "Answer briefly."),
         ([Turn(("What happens?", *parts(clip.seconds, "", 3)[:-1]), "Nothing.")], None),
     ]
-    row, ends = Row(400), []
+    row, ends = Row(512), []
     for turns, told in said:
         written = teacher.write(turns, told)
         assert row.add(written)
@@ -170,4 +176,3 @@ def test_rows_are_what_transformers_reads() -> None:
             assert inputs["input_ids"][0].tolist() == teacher.write(turns, told).tokens[:asked]
             expected = reference(**inputs).logits[0, -1]
             assert make.nmse(found[end], expected) < 1e-8
-    assert EMBEDDINGS in weights

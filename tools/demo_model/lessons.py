@@ -124,14 +124,14 @@ def train_tokenizer(vocabulary: int = 512) -> Tokenizer:
     return tokenizer
 
 
-def grow_tokenizer(tokenizer: Tokenizer, tokens: int) -> Tokenizer:
+def grow_tokenizer(tokenizer: Tokenizer, tokens: int, samples: int = 1500) -> Tokenizer:
     """The same with up to `tokens` more, merges learnt from the sentences about several pictures,
     boxes and videos. They come last: what was one token stays one.
     """
     grown = json.loads(tokenizer.to_str())
     vocabulary, merges = grown["model"]["vocab"], grown["model"]["merges"]
     words: Counter[tuple[str, ...]] = Counter()
-    for text, count in Counter(_sentences(random.Random(0))).items():
+    for text, count in Counter(_sentences(samples, random.Random(0))).items():
         for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text):
             words[tuple(t.value for t in tokenizer.model.tokenize(word))] += count
     for _ in range(tokens):
@@ -158,8 +158,8 @@ def _merged(word: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
     return tuple(made)
 
 
-def _sentences(rng: random.Random) -> Iterator[str]:
-    for _ in range(1500):
+def _sentences(samples: int, rng: random.Random) -> Iterator[str]:
+    for _ in range(samples):
         clip = plan(rng, rng.randint(FRAMES_MIN, FRAMES_MAX))
         several = draw_several(rng, rng.choice((2, 3)))
         questions = ask_clip(clip, rng) + ask_several([f for _, f in several], rng)
