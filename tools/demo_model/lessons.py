@@ -293,13 +293,22 @@ class Row:
 
 class Teacher:
     """An endless stream of batches of rows with `length` tokens each, about single pictures,
-    several, and videos, as many rows of each as `rows` says.
+    several, and videos, as many rows of each as `rows` says. Pictures that nothing is asked about
+    fill a batch up to `pictures`, for their dense labels.
 
     What is hard comes more often than in the world: pictures of text, and comparing two places.
     """
 
-    def __init__(self, tokenizer: Tokenizer, rows: tuple[int, int, int], length: int, seed: int):
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        rows: tuple[int, int, int],
+        length: int,
+        seed: int,
+        pictures: int = 0,
+    ):
         self.tokenizer, self.rows, self.length, self.seed = tokenizer, rows, length, seed
+        self.most = pictures
         self.encode = lru_cache(100_000)(
             lambda text: tuple(tokenizer.encode(text, add_special_tokens=False).ids)
         )
@@ -330,6 +339,7 @@ class Teacher:
             frames, clip = film(rng, count)
             shown += [(image, clip.facts(n)) for n, image in enumerate(frames)]
             rows.append(self._fill(self._about_clip(clip, first, rng)))
+        shown += [draw(rng, TEXT_SHARE) for _ in range(self.most - len(shown))]
         made = [row.tensors() for row in rows]
         batch = {name: torch.stack([r[name] for r in made]) for name in made[0]}
         # Of a fixed number of places, for a compiled model: few tokens are learnt.
@@ -353,13 +363,14 @@ class Teacher:
         questions = [q for _ in range(2) for q in ask(facts, rng)] + [
             q for _ in range(3) for q in ask_left_right(facts.things, rng)
         ]
-        questions += ask_boxes(facts, rng)
+        questions += ask_boxes(facts, rng) + ask_boxes(facts, rng)
         unique = list(
             {"describe" if q.kind == "describe" else q.text: q for q in questions}.values()
         )
         rng.shuffle(unique)
-        if rng.random() < 0.5:  # a description is the longest answer: make sure that it fits
-            unique.sort(key=lambda q: q.kind != "describe")
+        # What has the longest answers: make sure that it fits.
+        early = rng.choices(("describe", "box", ""), (30, 45, 25))[0]
+        unique.sort(key=lambda q: q.kind != early)
         told = system(rng) if rng.random() < 0.25 else None
         if rng.random() < 0.06:  # one long chat
             yield self.write(self._chat(unique, picture, rng.random() < 0.5, rng), told)
@@ -406,8 +417,7 @@ class Teacher:
             if one_by_one:
                 yield self.write(self._one_by_one(pictures, numbers, rng), told)
                 continue
-            questions = ask_several(pictures, rng)
-            rng.shuffle(questions)
+            questions = _evenly(ask_several(pictures, rng), rng)
             while questions:
                 count = 1 if rng.random() < 0.75 else rng.randint(2, 3)
                 asked = questions[:count]
@@ -448,8 +458,7 @@ class Teacher:
         one_text = rng.random() < 0.75  # as mtmd writes it; a part for each text otherwise
         text_first = rng.random() < 0.12
         while True:
-            questions = ask_clip(clip, rng)
-            rng.shuffle(questions)
+            questions = _evenly(ask_clip(clip, rng), rng)
             while questions:
                 count = 1 if rng.random() < 0.8 else 2
                 asked = questions[:count]
@@ -499,6 +508,17 @@ class Teacher:
         if turns[0].parts and isinstance(turns[0].parts[-1], int):
             shared = 0  # the question stands before the picture
         return Conversation(tokens, labels, slots, shared)
+
+
+def _evenly(questions: Sequence[Question], rng: random.Random) -> list[Question]:
+    """One of each kind in random order, then one more of each kind that there is more of."""
+    left: dict[str, list[Question]] = {}
+    for question in rng.sample(questions, len(questions)):
+        left.setdefault(question.kind, []).append(question)
+    found: list[Question] = []
+    for i in range(max(map(len, left.values()))):
+        found += [kind[i] for kind in rng.sample(list(left.values()), len(left)) if i < len(kind)]
+    return found
 
 
 def _counts(rows: int, least: int, most: int, rng: random.Random) -> list[int]:

@@ -324,6 +324,9 @@ def main() -> None:
         metavar="N",
         help="rows of a batch about one picture, several, a video",
     )
+    parser.add_argument(
+        "--pictures", type=int, default=0, help="least pictures of a batch, for their dense labels"
+    )
     parser.add_argument("--length", type=int, default=256, help="tokens in a row")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--vision-lr", type=float, default=2e-3)
@@ -366,7 +369,7 @@ def main() -> None:
         teacher = Teacher(tokenizer, tuple(args.rows), args.length, args.seed)
         train_vision(model, dense, stream(Pictures(teacher)), args.vision_minutes, args.vision_lr)
         write_checkpoint(model, tokenizer, args.out)
-    teacher = Teacher(tokenizer, tuple(args.rows), args.length, args.seed + 1)
+    teacher = Teacher(tokenizer, tuple(args.rows), args.length, args.seed + 1, args.pictures)
     batches = stream(teacher.__iter__)
     if args.start_from:
         train_labels(model, dense, batches, 50)
