@@ -105,24 +105,21 @@ def test_answers_do_not_depend_on_the_form_of_attention(
 
 
 def test_transformers_gives_the_same_answers(model: Model) -> None:
+    """In every group: pictures before and after the text, several, boxes, frames of a video."""
     from transformers import Gemma3ForConditionalGeneration
 
     reference = Gemma3ForConditionalGeneration.from_pretrained(DEMO, dtype=torch.float32).eval()
-    for image, _, question in questions(779_000, 12):
-        conversation = [
-            {
-                "role": "user",
-                "content": [{"type": "image"}, {"type": "text", "text": question.text}],
-            }
-        ]
-        inputs = make.gemma3_inputs(DEMO, conversation, [np.asarray(image)])
-        with torch.no_grad():
-            sequence = reference.generate(**inputs, max_new_tokens=96, do_sample=False)[0].tolist()
-        found = model.answer(image, question.text)
-        assert list(found.prompt_token_ids) == inputs["input_ids"][0].tolist()
-        stop = model.checkpoint.stop_tokens
-        expected = sequence[inputs["input_ids"].shape[1] :]
-        assert list(found.output_token_ids) == [t for t in expected if t not in stop]
+    ask = evaluate.Answerer(model)
+    for group in evaluate.GROUPS:
+        for case in evaluate.cases(group, 779_000, 2):
+            inputs = make.gemma3_inputs(DEMO, case.messages, [np.asarray(i) for i in case.images])
+            with torch.no_grad():
+                sequence = reference.generate(**inputs, max_new_tokens=96, do_sample=False)[0]
+            found = ask.finished(case, max_tokens=96)
+            assert list(found.prompt_token_ids) == inputs["input_ids"][0].tolist()
+            stop = model.checkpoint.stop_tokens
+            expected = sequence[inputs["input_ids"].shape[1] :].tolist()
+            assert list(found.output_token_ids) == [t for t in expected if t not in stop]
 
 
 def test_evaluate_prints_groups_kinds_and_total(

@@ -26,9 +26,9 @@ from PIL import Image
 from several import ask_boxes, ask_several, draw_several
 from world import Question, ask, draw
 
-from mtmd import load
+from mtmd import Model, load
 from mtmd.display.grounding import find_regions
-from mtmd.events import Finished
+from mtmd.events import Answer, Finished
 
 DEMO_MODEL = Path(__file__).parents[2] / "mtmd" / "demo_model"
 GOOD_OVERLAP = 0.5
@@ -219,16 +219,12 @@ def overlap(found: str, expected: str) -> float:
 
 
 class Answerer:
-    """mtmd on a checkpoint."""
+    """mtmd with a loaded model."""
 
-    def __init__(self, args: argparse.Namespace):
-        self.model = load(
-            args.model, flash_attn=args.flash_attn, refuse=args.refuse, threads=args.threads
-        )
-        flash = self.model.warmup_report.flash
-        print(f"flash attention: {', '.join(f'{f.graph} {f.state}' for f in flash)}")
+    def __init__(self, model: Model):
+        self.model = model
 
-    def answer(self, case: Case) -> str:
+    def finished(self, case: Case, max_tokens: int = 256) -> Answer:
         shown = []
         for message in case.messages:
             content = message["content"]
@@ -238,9 +234,12 @@ class Answerer:
                     for p in content
                 ]
             shown.append({**message, "content": content})
-        *_, last = self.model.stream(shown, max_tokens=256)
+        *_, last = self.model.stream(shown, max_tokens=max_tokens)
         assert isinstance(last, Finished)
-        return last.answer.text
+        return last.answer
+
+    def answer(self, case: Case) -> str:
+        return self.finished(case).text
 
 
 def main() -> None:
@@ -280,7 +279,10 @@ def main() -> None:
     args = parser.parse_args()
     if args.seed < 100:
         sys.exit("seeds below 100 are those of the training pictures; choose another")
-    answerer = Answerer(args)
+    model = load(args.model, flash_attn=args.flash_attn, refuse=args.refuse, threads=args.threads)
+    flash = model.warmup_report.flash
+    print(f"flash attention: {', '.join(f'{f.graph} {f.state}' for f in flash)}")
+    answerer = Answerer(model)
     peer = Peer(args.model or DEMO_MODEL) if args.transformers else None
     answers: list[str] = []
     total: list[bool] = []

@@ -306,9 +306,10 @@ class Teacher:
         length: int,
         seed: int,
         pictures: int = 0,
+        text_share: float = TEXT_SHARE,
     ):
         self.tokenizer, self.rows, self.length, self.seed = tokenizer, rows, length, seed
-        self.most = pictures
+        self.most, self.text_share = pictures, text_share
         self.encode = lru_cache(100_000)(
             lambda text: tuple(tokenizer.encode(text, add_special_tokens=False).ids)
         )
@@ -321,14 +322,14 @@ class Teacher:
 
     def pictures(self, count: int, rng: random.Random) -> dict[str, Tensor]:
         """Single pictures with their dense labels."""
-        return _labelled([draw(rng, TEXT_SHARE) for _ in range(count)], rng)
+        return _labelled([draw(rng, self.text_share) for _ in range(count)], rng)
 
     def batch(self, rng: random.Random) -> dict[str, Tensor]:
         shown: list[tuple[Image.Image, Facts]] = []
         rows = []
         singles, several, videos = self.rows
         for _ in range(singles):
-            shown.append(draw(rng, TEXT_SHARE))
+            shown.append(draw(rng, self.text_share))
             rows.append(self._fill(self._about_one(shown[-1][1], len(shown) - 1, rng)))
         for count in _counts(several, 2, 3, rng):
             first = len(shown)
@@ -339,7 +340,7 @@ class Teacher:
             frames, clip = film(rng, count)
             shown += [(image, clip.facts(n)) for n, image in enumerate(frames)]
             rows.append(self._fill(self._about_clip(clip, first, rng)))
-        shown += [draw(rng, TEXT_SHARE) for _ in range(self.most - len(shown))]
+        shown += [draw(rng, self.text_share) for _ in range(self.most - len(shown))]
         made = [row.tensors() for row in rows]
         batch = {name: torch.stack([r[name] for r in made]) for name in made[0]}
         # Of a fixed number of places, for a compiled model: few tokens are learnt.

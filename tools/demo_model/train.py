@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from lessons import CHARACTERS, SPECIAL, TEXTS, Teacher, grow_tokenizer, train_tokenizer
+from lessons import CHARACTERS, SPECIAL, TEXT_SHARE, TEXTS, Teacher, grow_tokenizer, train_tokenizer
 from model import IMAGE_TOKENS, VISION, Gemma3, angles, config, pooled
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
@@ -327,6 +327,12 @@ def main() -> None:
     parser.add_argument(
         "--pictures", type=int, default=0, help="least pictures of a batch, for their dense labels"
     )
+    parser.add_argument(
+        "--text-share",
+        type=float,
+        default=TEXT_SHARE,
+        help="of single pictures (default: %(default)s)",
+    )
     parser.add_argument("--length", type=int, default=256, help="tokens in a row")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--vision-lr", type=float, default=2e-3)
@@ -369,7 +375,9 @@ def main() -> None:
         teacher = Teacher(tokenizer, tuple(args.rows), args.length, args.seed)
         train_vision(model, dense, stream(Pictures(teacher)), args.vision_minutes, args.vision_lr)
         write_checkpoint(model, tokenizer, args.out)
-    teacher = Teacher(tokenizer, tuple(args.rows), args.length, args.seed + 1, args.pictures)
+    teacher = Teacher(
+        tokenizer, tuple(args.rows), args.length, args.seed + 1, args.pictures, args.text_share
+    )
     batches = stream(teacher.__iter__)
     if args.start_from:
         train_labels(model, dense, batches, 50)
