@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import checkpoints as make
+import evaluate
 import numpy as np
 import pytest
 import torch
@@ -105,40 +105,43 @@ def test_answers_do_not_depend_on_the_form_of_attention(
 
 
 def test_transformers_gives_the_same_answers(model: Model) -> None:
+    """In every group: pictures before and after the text, several, boxes, frames of a video."""
     from transformers import Gemma3ForConditionalGeneration
 
     reference = Gemma3ForConditionalGeneration.from_pretrained(DEMO, dtype=torch.float32).eval()
-    for image, _, question in questions(779_000, 12):
-        conversation = [
-            {
-                "role": "user",
-                "content": [{"type": "image"}, {"type": "text", "text": question.text}],
-            }
-        ]
-        inputs = make.gemma3_inputs(DEMO, conversation, [np.asarray(image)])
-        with torch.no_grad():
-            sequence = reference.generate(**inputs, max_new_tokens=96, do_sample=False)[0].tolist()
-        found = model.answer(image, question.text)
-        assert list(found.prompt_token_ids) == inputs["input_ids"][0].tolist()
-        stop = model.checkpoint.stop_tokens
-        expected = sequence[inputs["input_ids"].shape[1] :]
-        assert list(found.output_token_ids) == [t for t in expected if t not in stop]
+    ask = evaluate.Answerer(model)
+    for group in evaluate.GROUPS:
+        for case in evaluate.cases(group, 779_000, 2):
+            inputs = make.gemma3_inputs(DEMO, case.messages, [np.asarray(i) for i in case.images])
+            with torch.no_grad():
+                sequence = reference.generate(**inputs, max_new_tokens=96, do_sample=False)[0]
+            found = ask.finished(case, max_tokens=96)
+            assert list(found.prompt_token_ids) == inputs["input_ids"][0].tolist()
+            stop = model.checkpoint.stop_tokens
+            expected = sequence[inputs["input_ids"].shape[1] :].tolist()
+            assert list(found.output_token_ids) == [t for t in expected if t not in stop]
 
 
-def test_evaluate_prints_kinds_and_total() -> None:
-    command = [
-        sys.executable,
-        str(ROOT / "tools" / "demo_model" / "evaluate.py"),
-        "--seed",
-        "4242",
-        "-n",
-        "12",
-        "--threads",
-        "1",
-    ]
-    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+def test_evaluate_prints_groups_kinds_and_total(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", "--seed", "4242", "-n", "2", "--threads", "1"])
+    evaluate.main()
+    lines = capsys.readouterr().out.splitlines()
     assert 0 <= float(lines[-1]) <= 100
-    assert all(line.split(" of ")[0][:15].strip() in KINDS for line in lines[1:-1])
+    groups = [line for line in lines[1:-1] if not line.startswith(" ")]
+    assert [line[:36].strip() for line in groups] == list(evaluate.GROUPS)
+    assert all(" of    2 " in line for line in groups)
+    assert "mean overlap" in groups[list(evaluate.GROUPS).index("boxes")]
+
+
+def test_a_box_counts_by_what_it_has_in_common_with_the_real_one() -> None:
+    real = '{"box_2d": [0, 0, 100, 200], "label": "red star"}'
+    assert evaluate.overlap(real, real) == 1
+    assert evaluate.overlap(real.replace("200", "100"), real) == 0.5
+    assert evaluate.overlap(real.replace("red", "blue"), real) == 0
+    assert evaluate.overlap("There is no star.", real) == 0
+    assert evaluate.overlap(f"{real} {real}", real) == 0
 
 
 def test_examples_are_of_this_world(model: Model) -> None:

@@ -46,6 +46,9 @@ TEXT = {
 }
 
 
+LOCAL_BASE = "rope_local_base_freq"
+
+
 class RMSNorm(nn.Module):
     def __init__(self, width: int):
         super().__init__()
@@ -131,6 +134,12 @@ class VisionTower(nn.Module):
         return self.post_layernorm(x)
 
 
+def pooled(patches: Tensor) -> Tensor:
+    """patches [B, 36, C] -> the mean of each cell's four [B, 9, C]"""
+    grid = patches.transpose(1, 2).unflatten(2, (GRID, GRID))
+    return F.avg_pool2d(grid, 2).flatten(2).transpose(1, 2)
+
+
 class Projector(nn.Module):
     def __init__(self, vision: int, text: int):
         super().__init__()
@@ -141,41 +150,47 @@ class Projector(nn.Module):
 
     def forward(self, patches: Tensor) -> Tensor:
         """patches [B, 36, C] -> image embeddings [B, 9, D]"""
-        grid = patches.transpose(1, 2).unflatten(2, (GRID, GRID))
-        return self.mm_soft_emb_norm(
-            F.avg_pool2d(grid, 2).flatten(2).transpose(1, 2)
-        ) @ self.mm_input_projection_weight.to(patches.dtype)
+        return self.mm_soft_emb_norm(pooled(patches)) @ self.mm_input_projection_weight.to(
+            patches.dtype
+        )
 
 
-def rope(x: Tensor, positions: Tensor, base: float) -> Tensor:
-    """x [B, H, T, K] rotated by positions [B, T]; the two halves of K are the two coordinates."""
-    half = x.shape[-1] // 2
-    angle = positions[:, None, :, None].float() * base ** (
-        -torch.arange(half, device=x.device).float() / half
-    )
+def angles(positions: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """positions [B, T] -> for each kind of layer the cosine and sine [B, 1, T, K / 2] of its
+    rotation. Apart from the model, that a compiled one need not make them again in each layer.
+    """
+    half = TEXT["head_dim"] // 2
+    found = {}
+    for kind, base in (("full_attention", "rope_theta"), ("sliding_attention", LOCAL_BASE)):
+        turn = TEXT[base] ** (-torch.arange(half).float() / half)
+        angle = positions[:, None, :, None].float() * turn
+        found[kind] = angle.cos(), angle.sin()
+    return found
+
+
+def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [B, H, T, K] rotated; the two halves of K are the two coordinates."""
     a, b = x.float().chunk(2, -1)
-    return torch.cat((a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()), -1).to(
-        x.dtype
-    )
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
 
 
 class TextAttention(nn.Module):
-    def __init__(self, base: float):
+    def __init__(self) -> None:
         super().__init__()
         width, heads, groups, head = (
             TEXT[k]
             for k in ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
         )
-        self.heads, self.groups, self.base = heads, groups, base
+        self.heads, self.groups = heads, groups
         self.q_proj, self.o_proj = _linear(width, heads * head), _linear(heads * head, width)
         self.k_proj, self.v_proj = _linear(width, groups * head), _linear(width, groups * head)
         self.q_norm, self.k_norm = RMSNorm(head), RMSNorm(head)
 
-    def forward(self, x: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
         q = self.q_norm(self.q_proj(x).unflatten(-1, (self.heads, -1))).transpose(1, 2)
         k = self.k_norm(self.k_proj(x).unflatten(-1, (self.groups, -1))).transpose(1, 2)
         v = self.v_proj(x).unflatten(-1, (self.groups, -1)).transpose(1, 2)
-        q, k = rope(q, positions, self.base), rope(k, positions, self.base)
+        q, k = rope(q, *turn), rope(k, *turn)
         k, v = (t.repeat_interleave(self.heads // self.groups, dim=1) for t in (k, v))
         return self.o_proj(
             F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
@@ -199,9 +214,7 @@ class TextLayer(nn.Module):
     def __init__(self, kind: str):
         super().__init__()
         width = TEXT["hidden_size"]
-        self.self_attn = TextAttention(
-            TEXT["rope_theta"] if kind == "full_attention" else TEXT["rope_local_base_freq"]
-        )
+        self.kind, self.self_attn = kind, TextAttention()
         self.mlp = TextMLP(width, TEXT["intermediate_size"])
         self.input_layernorm, self.post_attention_layernorm = RMSNorm(width), RMSNorm(width)
         self.pre_feedforward_layernorm, self.post_feedforward_layernorm = (
@@ -209,9 +222,9 @@ class TextLayer(nn.Module):
             RMSNorm(width),
         )
 
-    def forward(self, x: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, turns: dict[str, tuple[Tensor, Tensor]], mask: Tensor) -> Tensor:
         x = x + self.post_attention_layernorm(
-            self.self_attn(self.input_layernorm(x), positions, mask)
+            self.self_attn(self.input_layernorm(x), turns[self.kind], mask)
         )
         return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
 
@@ -226,15 +239,21 @@ class TextModel(nn.Module):
         self.norm = RMSNorm(width)
 
     def forward(
-        self, tokens: Tensor, image: Tensor, image_at: int, positions: Tensor, mask: Tensor
+        self,
+        tokens: Tensor,
+        images: Tensor,
+        slots: Tensor,
+        turns: dict[str, tuple[Tensor, Tensor]],
+        mask: Tensor,
     ) -> Tensor:
-        """tokens [B, T] with the image's place at image_at; mask [B, 1, T, T] added to the scores
-        -> features [B, T, D]
+        """tokens [B, T]; images [S, D], the image tokens of all pictures; slots [B, T] says which
+        of them stands at a place, -1 for text; turns as from `angles`; mask [B, 1, T, T] added to
+        the scores -> features [B, T, D]
         """
         x = self.embed_tokens(tokens) * math.sqrt(TEXT["hidden_size"])
-        x = torch.cat((x[:, :image_at], image.to(x.dtype), x[:, image_at + image.shape[1] :]), 1)
+        x = torch.where((slots >= 0)[..., None], images.to(x.dtype)[slots.clamp(min=0)], x)
         for layer in self.layers:
-            x = layer(x, positions, mask)
+            x = layer(x, turns, mask)
         return self.norm(x)
 
 
@@ -251,18 +270,27 @@ class Gemma3(nn.Module):
         features: Tensor = self.vision_tower.vision_model(pixels)
         return features
 
-    def loss(self, patches: Tensor, batch: dict[str, Tensor], image_at: int) -> Tensor:
-        """Mean cross-entropy of the answers' tokens. labels [B, T] are the next tokens, -100 where
-        there is none.
+    def features(
+        self, patches: Tensor, batch: dict[str, Tensor], turns: dict[str, tuple[Tensor, Tensor]]
+    ) -> Tensor:
+        """patches [P, 36, C] of all pictures -> [B, T, D]"""
+        mask = torch.where(batch["sees"], 0.0, -1e9)[:, None].to(patches.dtype)
+        images = self.multi_modal_projector(patches).flatten(0, 1)
+        x: Tensor = self.language_model.model(batch["tokens"], images, batch["slots"], turns, mask)
+        return x
+
+    def logits(self, x: Tensor) -> Tensor:
+        """[..., D] -> [..., V]"""
+        return x @ self.language_model.model.embed_tokens.weight.to(x.dtype).T
+
+    def loss(
+        self, patches: Tensor, batch: dict[str, Tensor], turns: dict[str, tuple[Tensor, Tensor]]
+    ) -> Tensor:
+        """Mean cross-entropy of the answers' tokens. `learnt` [K] are the places, in [B * T], that
+        `labels` [K] follow, -100 where there is none.
         """
-        image = self.multi_modal_projector(patches)
-        x = self.language_model.model(
-            batch["tokens"], image, image_at, batch["positions"], batch["mask"]
-        )
-        logits = x @ self.language_model.model.embed_tokens.weight.to(x.dtype).T
-        return F.cross_entropy(
-            logits.float().flatten(0, 1), batch["labels"].flatten(), ignore_index=-100
-        )
+        x = self.features(patches, batch, turns).flatten(0, 1)[batch["learnt"]]
+        return F.cross_entropy(self.logits(x).float(), batch["labels"], ignore_index=-100)
 
 
 def config(vocabulary: int, token: dict[str, int]) -> dict[str, Any]:

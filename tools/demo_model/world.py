@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,15 @@ COLORS = {
     "white": (250, 250, 250),
 }
 SHAPES = ("circle", "square", "triangle", "star", "diamond", "cross", "ring")
+REACH = {
+    "circle": (1.0, 1.0, 1.0, 1.0),
+    "square": (0.88, 0.88, 0.88, 0.88),
+    "triangle": (0.953, 0.95, 0.953, 0.7),
+    "star": (1.094, 1.15, 1.094, 0.93),
+    "diamond": (0.75, 1.1, 0.75, 1.1),
+    "cross": (1.0, 1.0, 1.0, 1.0),
+    "ring": (1.0, 1.0, 1.0, 1.0),
+}  # how far `stamp` goes to the left, up, right and down, in radii
 SIZES = ("small", "large")
 ALIKE = (
     {"white", "yellow"},
@@ -105,6 +115,13 @@ class Thing:
     radius: float
 
     @property
+    def box(self) -> tuple[float, float, float, float]:
+        """x0, y0, x1, y1 of what is drawn, in canvas pixels."""
+        (x, y), r = self.center, self.radius
+        left, top, right, bottom = REACH[self.shape]
+        return x - left * r, y - top * r, x + right * r, y + bottom * r
+
+    @property
     def name(self) -> str:
         return f"{self.color} {self.shape}"
 
@@ -145,10 +162,14 @@ class Question:
 # ------------------------------------------------------------------ pictures
 
 
-def draw(rng: random.Random, text_share: float = 0.22) -> tuple[Image.Image, Facts]:
-    """One RGB picture of CANVAS x CANVAS and its facts: a share of text, 2 % empty, else shapes."""
+def draw(
+    rng: random.Random, text_share: float = 0.22, shapes: Sequence[str] = SHAPES
+) -> tuple[Image.Image, Facts]:
+    """One RGB picture of CANVAS x CANVAS and its facts: a share of text, 2 % empty, else some of
+    `shapes`.
+    """
     background = rng.choice(("white", "white", "white", *COLORS))
-    paper = _jitter(COLORS[background], rng, 6)
+    paper = jitter(COLORS[background], rng, 6)
     image = Image.new("RGB", (CANVAS, CANVAS), paper)
     pen = ImageDraw.Draw(image)
     kind = rng.random()
@@ -158,23 +179,28 @@ def draw(rng: random.Random, text_share: float = 0.22) -> tuple[Image.Image, Fac
         return image, Facts(background)
     cells = sorted(rng.sample(range(9), rng.choice((1, 1, 2, 2, 3, 3, 4, 4))))
     return image, Facts(
-        background, tuple(_draw_thing(pen, paper, background, cell, rng) for cell in cells)
+        background, tuple(_draw_thing(pen, paper, background, cell, shapes, rng) for cell in cells)
     )
 
 
 def _draw_thing(
-    pen: ImageDraw.ImageDraw, paper: tuple[int, ...], background: str, cell: int, rng: random.Random
+    pen: ImageDraw.ImageDraw,
+    paper: tuple[int, ...],
+    background: str,
+    cell: int,
+    shapes: Sequence[str],
+    rng: random.Random,
 ) -> Thing:
     color = rng.choice([c for c in COLORS if c != background])
-    shape, size = rng.choice(SHAPES), rng.choice(SIZES)
+    shape, size = rng.choice(shapes), rng.choice(SIZES)
     radius = rng.uniform(30, 36) if size == "large" else rng.uniform(15, 19)
     row, column = divmod(cell, 3)
     x, y = 43 + 85 * column + rng.uniform(-6, 6), 43 + 85 * row + rng.uniform(-6, 6)
-    _stamp(pen, shape, x, y, radius, _jitter(COLORS[color], rng, 14), paper)
+    stamp(pen, shape, x, y, radius, jitter(COLORS[color], rng, 14), paper)
     return Thing(shape, color, size, cell, (x, y), radius)
 
 
-def _stamp(
+def stamp(
     pen: ImageDraw.ImageDraw,
     shape: str,
     x: float,
@@ -226,12 +252,12 @@ def _draw_text(pen: ImageDraw.ImageDraw, background: str, rng: random.Random) ->
         left, top, right, bottom = pen.textbbox((0, 0), word, font=font)
     x = rng.uniform(6, max(7, 250 - (right - left))) - left
     y = rng.uniform(6, max(7, 250 - (bottom - top))) - top
-    pen.text((x, y), word, font=font, fill=_jitter(COLORS[color], rng, 14))
+    pen.text((x, y), word, font=font, fill=jitter(COLORS[color], rng, 14))
     edges = tuple(x + font.getlength(word[:i]) for i in range(len(word) + 1))
     return Text(word, color, edges, y + top, y + bottom)
 
 
-def _jitter(color: tuple[int, ...], rng: random.Random, by: int) -> tuple[int, ...]:
+def jitter(color: tuple[int, ...], rng: random.Random, by: int) -> tuple[int, ...]:
     return tuple(max(0, min(255, c + rng.randint(-by, by))) for c in color)
 
 
@@ -246,8 +272,8 @@ def describe(facts: Facts) -> str:
         return f'The {sort} "{facts.text.word}" in {facts.text.color} {ground}'
     if not facts.things:
         return f"Nothing {ground}"
-    return _sentence(
-        f"{_join([f'{article(t.full_name)} at the {PLACES[t.cell]}' for t in facts.things])} "
+    return sentence(
+        f"{join([f'{article(t.full_name)} at the {PLACES[t.cell]}' for t in facts.things])} "
         f"{ground}"
     )
 
@@ -347,7 +373,7 @@ def _ask_things(facts: Facts, rng: random.Random) -> list[Question]:
 
 
 def _ask_thing(facts: Facts, thing: Thing, rng: random.Random) -> list[Question]:
-    questions = [_what_at(thing.cell, _sentence(f"{article(thing.full_name)}."), rng)]
+    questions = [_what_at(thing.cell, sentence(f"{article(thing.full_name)}."), rng)]
     if sum(t.shape == thing.shape for t in facts.things) == 1:
         questions.append(
             _question("color", f"{thing.color.capitalize()}.", rng, *_color_wordings(thing.shape))
@@ -455,11 +481,11 @@ def _yes(fact: bool) -> str:
     return "Yes." if fact else "No."
 
 
-def _join(parts: list[str]) -> str:
+def join(parts: list[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
-def _sentence(text: str) -> str:
+def sentence(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
