@@ -81,7 +81,6 @@ def torchvision_here() -> Iterator[None]:
         yield
         return
     import transformers.image_processing_backends as backends
-    import transformers.models.auto.image_processing_auto  # which chooses by what there is
     import transformers.video_processing_utils as videos
 
     names = (

@@ -9,8 +9,8 @@ from pathlib import Path
 import checkpoints as make
 import numpy as np
 import torch
-from clips import CLIP_KINDS, FRAMES_MAX, FRAMES_MIN, STORIES, Clip, ask_clip, film, parts, plan
 from conversations import Turn, messages, system
+from films import CLIP_KINDS, FRAMES_MAX, FRAMES_MIN, STORIES, Clip, ask_clip, film, parts, plan
 from lessons import Row, Teacher, grow_tokenizer, pixels
 from model import Gemma3, angles
 from several import BOX_KINDS, SEVERAL_KINDS, ask_boxes, ask_several, draw_several

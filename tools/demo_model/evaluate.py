@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clips import ask_clip, film, parts
 from conversations import SYSTEMS, UNSEEN_SYSTEMS, Turn, messages
+from films import ask_clip, film, parts
 from PIL import Image
 from several import ask_boxes, ask_several, draw_several
 from world import Question, ask, draw

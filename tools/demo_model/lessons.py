@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from clips import FRAMES_MAX, FRAMES_MIN, Clip, ask_clip, film, parts, plan, whole
 from conversations import SYSTEMS, Turn, careless, system
+from films import FRAMES_MAX, FRAMES_MIN, Clip, ask_clip, film, parts, plan, whole
 from model import GRID, IMAGE_SIZE, IMAGE_TOKENS, PATCH
 from PIL import Image
 from several import ask_boxes, ask_several, draw_several
