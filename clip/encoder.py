@@ -171,6 +171,11 @@ class Encoder(TowerEncoder):
             rows = torch.cat(
                 (rows, self.residency.get(node, self.backends[0]).view(1, -1).to(rows.device))
             )
-        return rows[
-            torch.from_numpy(plan.order).to(rows.device)
-        ]  # -1 is the last row: the separator
+        order = torch.from_numpy(plan.order).to(rows.device)
+        if plan.weights is None:
+            return rows[order]  # -1 is the last row: the separator
+        weights = torch.from_numpy(plan.weights).to(rows)
+        mixed = rows[order[:, 0]] * weights[:, :1]
+        for part in range(1, weights.shape[1]):
+            mixed += rows[order[:, part]] * weights[:, part : part + 1]
+        return mixed

@@ -33,6 +33,7 @@ FAMILIES = (
     Entry("mtmd.clip.families.gemma4.vision", ("gemma4",), ("gemma4v",)),
     Entry("mtmd.clip.families.idefics3", ("idefics3", "smolvlm"), ("idefics3",)),
     Entry("mtmd.clip.families.llava.vision", ("llava", "llava_next"), ("mlp",)),
+    Entry("mtmd.clip.families.llava.onevision", ("llava_onevision",)),
     Entry(
         "mtmd.clip.families.qwen3_vl",
         ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),

@@ -15,6 +15,7 @@ LOW_TOKENS = 256  # what detail "low" leaves a family of any size; tiles are not
 class Budget:
     """Tokens of one picture, at least and at most, None for the checkpoint's own limits.
 
+    `several`: the picture is one of several in a conversation, for families to which that matters.
     `detail`: "low" shows the picture as a whole, in at most `LOW_TOKENS` tokens where the family
     can choose; "high" and "auto" as the checkpoint's own settings say. Numbers given go before it.
     """
@@ -22,6 +23,7 @@ class Budget:
     min_tokens: int | None = None
     max_tokens: int | None = None
     detail: str = "auto"
+    several: bool = False
 
     @property
     def low(self) -> bool:

@@ -55,7 +55,7 @@ FAMILIES = (
     ),
     Entry(
         "mtmd.llm.families.qwen2",
-        ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text"),
+        ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text", "llava_onevision_text"),
         ("qwen2", "qwen2vl"),
     ),
     Entry("mtmd.llm.families.lfm2", ("lfm2",), ("lfm2",)),

@@ -47,6 +47,8 @@ MODELS = (
     Known("gemma-3-4b", "google/gemma-3-4b-it", True),
     Known("gemma-3-12b", "google/gemma-3-12b-it"),
     Known("llava-1.5-7b", "llava-hf/llava-1.5-7b-hf"),
+    Known("llava-onevision-0.5b", "llava-hf/llava-onevision-qwen2-0.5b-ov-hf"),
+    Known("llava-onevision-7b", "llava-hf/llava-onevision-qwen2-7b-ov-hf"),
     Known("glm-4.1v-9b", "zai-org/GLM-4.1V-9B-Thinking"),
     Known("pixtral-12b", "mistral-community/pixtral-12b", True),
 )

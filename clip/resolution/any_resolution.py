@@ -5,14 +5,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import ceil
+from dataclasses import dataclass, field, replace
+from math import ceil, sqrt
 
 import numpy as np
 
 from mtmd.clip.image.pixels import Normalize, Pixels
 from mtmd.clip.image.resize import resize
-from mtmd.clip.resolution.resolution import ImagePlan, tile_of
+from mtmd.clip.resolution.fixed_square import FixedSquare
+from mtmd.clip.resolution.resolution import ImagePlan, closed, tile_of
 from mtmd.clip.resolution.sizes import MAX_IN_A_ROW, Size, cut
 from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
 from mtmd.kernels.checkpoint.settings import Settings
@@ -20,12 +21,18 @@ from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Type
 
 MAX_CANVASES = 64
+CANVASES = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
+THINNED = 1.1  # times the edge that a canvas may have before it is thinned
 
 
 @dataclass(frozen=True)
 class AnyResolution:
     """Tiles of `side` pixels a side, of `grid` x `grid` tokens each. The tokens of a canvas that
     show the picture, not its black borders, follow row by row, the family's separator after each.
+
+    `most`: a canvas of clearly more tokens than so many tiles have is thinned to as many, by mixing
+    neighbours (arXiv:2408.03326, 3.2). `kept`: the tower sees so many pixels a side from the top
+    left, None for all: whole patches.
     """
 
     side: int
@@ -33,6 +40,13 @@ class AnyResolution:
     canvases: tuple[Size, ...]
     normalize: Normalize
     resample: str
+    most: int | None = None
+    kept: int | None = None
+
+    @property
+    def seen(self) -> int:
+        """Pixels a side of a tile."""
+        return self.side if self.kept is None else self.kept
 
     @property
     def tile_tokens(self) -> int:
@@ -43,49 +57,109 @@ class AnyResolution:
         size = (pixels.shape[1], pixels.shape[0])
         ways: list[Size | None] = [
             best_canvas(size, self.canvases),
-            *((*self.canvases, None) if budget != DEFAULT_BUDGET else ()),
+            *((*self.canvases, None) if replace(budget, several=False) != DEFAULT_BUDGET else ()),
         ]
         orders = [self._order(size, canvas) for canvas in ways]
-        chosen, notes = budget.choose([len(order) for order in orders])
+        chosen, notes = budget.choose([len(order) for order, _ in orders])
         tiles, canvas = [resize(pixels, self.side, self.side, self.resample)], ways[chosen]
         rows = columns = 1
         if canvas is not None:
             rows, columns = canvas[1] // self.side, canvas[0] // self.side
             tiles += cut(letterboxed(pixels, canvas, self.resample), rows, columns)
+        order, weights = orders[chosen]
         return ImagePlan(
-            tuple(self.normalize(tile) for tile in tiles),
-            ((self.side, self.side),) * len(tiles),
-            len(orders[chosen]),
+            tuple(self.normalize(tile[: self.seen, : self.seen]) for tile in tiles),
+            ((self.seen, self.seen),) * len(tiles),
+            len(order),
             cut=(rows, columns),
-            order=orders[chosen],
+            order=order,
+            weights=weights,
             notes=notes,
         )
 
-    def _order(self, size: Size, canvas: Size | None) -> np.ndarray:
+    def _order(self, size: Size, canvas: Size | None) -> tuple[np.ndarray, np.ndarray | None]:
         """The first tile's tokens, then those of the canvas that show the picture, row by row, a
-        separator after each; int64 [T]
+        separator after each; int64 [T], or [T, 4] and their weights
         """
         count, grid = self.tile_tokens, self.grid
         first = np.arange(count)
         if canvas is None:
-            return np.append(first, -1)
+            return np.append(first, -1), None
         rows, columns = canvas[1] // self.side, canvas[0] // self.side
         cells = count + np.arange(rows * columns * count).reshape(rows, columns, grid, grid)
         cells = unpadded(cells.transpose(0, 2, 1, 3).reshape(rows * grid, columns * grid), size)
-        return np.append(first, np.append(cells, np.full((len(cells), 1), -1), 1))
+        fewer = self._thinned(cells.shape[0], cells.shape[1])
+        if fewer is None:
+            return np.append(first, np.append(cells, np.full((len(cells), 1), -1), 1)), None
+        order, weights = mixed(cells, *fewer)
+        alone = np.array([1, 0, 0, 0], np.float32)
+        order = np.append(order, np.full((fewer[0], 1, 4), -1), 1).reshape(-1, 4)
+        weights = np.append(weights, np.broadcast_to(alone, (fewer[0], 1, 4)), 1).reshape(-1, 4)
+        return (
+            np.append(np.repeat(first[:, None], 4, 1), order, 0),
+            np.append(np.broadcast_to(alone, (count, 4)), weights, 0),
+        )
+
+    def _thinned(self, rows: int, columns: int) -> tuple[int, int] | None:
+        """How many rows and columns stay of so many; None for all."""
+        if self.most is None:
+            return None
+        ratio = sqrt(rows * columns / (self.most * self.tile_tokens))
+        return (int(rows // ratio), int(columns // ratio)) if ratio > THINNED else None
 
     def most_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
-        patch = self.side // self.grid
-        most = [
-            self.tile_tokens + down // patch * (across // patch + 1)
-            for across, down in self.canvases
-        ]
+        most = [self._most_of(canvas) for canvas in self.canvases]
         return budget.most([max(most), *most, self.tile_tokens + 1])
 
+    def _most_of(self, canvas: Size) -> int:
+        """The most tokens of a picture on it, of one that is just not thinned where it can be."""
+        rows, columns = (edge // self.side * self.grid for edge in reversed(canvas))
+        shown = rows * columns
+        if self.most is not None and shown > (just := THINNED**2 * self.most * self.tile_tokens):
+            shown = int(just)
+        return self.tile_tokens + shown + rows
+
     def tile_type(self) -> Type:
-        return tile_of(self.side, self.side)
+        return tile_of(self.seen, self.seen)
 
     largest_tile_type = tile_type
+
+
+@dataclass(frozen=True)
+class AnyAlone(AnyResolution):
+    """A picture alone; one of several goes `among` others whole, a separator behind it."""
+
+    among: FixedSquare = field(kw_only=True)
+
+    def prepare(self, pixels: Pixels, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
+        if not budget.several:
+            return super().prepare(pixels, budget)
+        plan = closed(self.among.prepare(pixels, budget), 1)
+        return replace(plan, notes=(f"one of several, so shown whole, in {plan.tokens} tokens",))
+
+
+def mixed(cells: np.ndarray, rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
+    """A grid [Y, X] brought to rows x columns between its neighbours, as torch's bilinear
+    interpolation does it in fp32: which four, int64 [rows, columns, 4], and their weights.
+    """
+    (top, bottom, down), (left, right, across) = (
+        _between(old, new) for old, new in zip(cells.shape, (rows, columns), strict=True)
+    )
+    order = [cells[y][:, x] for y in (top, bottom) for x in (left, right)]
+    weights = [y[:, None] * x for y in (1 - down, down) for x in (1 - across, across)]
+    return np.stack(order, -1), np.stack(weights, -1)
+
+
+def _between(old: int, new: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each of `new` places along `old` cells: the cell before it, the one after it, and how far
+    it is between them.
+    """
+    step = np.float32(old) / np.float32(new)
+    at = np.maximum(
+        (np.arange(new, dtype=np.float32) + np.float32(0.5)) * step - np.float32(0.5), 0
+    )
+    before = at.astype(np.int64)
+    return before, np.minimum(before + 1, old - 1), at - before.astype(np.float32)
 
 
 def best_canvas(size: Size, canvases: Sequence[Size]) -> Size:
@@ -126,11 +200,12 @@ def unpadded(cells: np.ndarray, size: Size) -> np.ndarray:
     return cells[:, edge : columns - edge]
 
 
-def read_canvases(top: Settings, image: Settings, side: int) -> tuple[Size, ...]:
+def read_canvases(
+    top: Settings, image: Settings, side: int, default: list[list[int]] = CANVASES
+) -> tuple[Size, ...]:
     """The resolutions, of whole tiles, that both config.json and the image processor's settings
     name, as (height, width) there.
     """
-    default = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
     pinpoints = top.get("image_grid_pinpoints", default)
     if image.get("image_grid_pinpoints", default) != pinpoints:
         raise ModelError(

@@ -6,8 +6,8 @@ as `resolution`; whoever has to know about pictures asks that.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ class ImagePlan:
     `grids`: for families that give image tokens a row and a column as positions, (rows, columns) of
     each run of image tokens, else empty. `order`: which of the tiles' tokens, counted through all
     tiles, the image tokens are, -1 being the family's separator; None for all, as they come.
+    `weights`, fp32 [T, N]: each image token is a mixture of N such tokens, `order` [T, N].
     `notes` say for the receipt what was done to the picture that its owner may not expect.
     `shrunk_from`: the tokens it would take if there were more memory, None where there is enough.
     """
@@ -39,6 +40,7 @@ class ImagePlan:
     cut: tuple[int, int] = (1, 1)
     grids: tuple[tuple[int, int], ...] = ()
     order: np.ndarray | None = None
+    weights: np.ndarray | None = None
     notes: tuple[str, ...] = field(default=())
     shrunk_from: int | None = None
 
@@ -59,6 +61,29 @@ class Resolution(Protocol):
 
     def largest_tile_type(self) -> Type:
         """The largest tile that any picture can lead to."""
+
+
+def closed(plan: ImagePlan, separators: int) -> ImagePlan:
+    """The same with so many of the family's separators after its tokens."""
+    if not separators:
+        return plan
+    order = np.arange(plan.tokens) if plan.order is None else plan.order
+    weights = plan.weights
+    rows: np.ndarray = np.full((separators, *order.shape[1:]), -1)
+    if weights is not None:
+        alone = np.zeros((separators, weights.shape[1]), np.float32)
+        alone[:, 0] = 1
+        weights = np.concatenate((weights, alone))
+    order = np.concatenate((order, rows))
+    return replace(plan, tokens=plan.tokens + separators, order=order, weights=weights)
+
+
+@runtime_checkable
+class AmongSeveral(Protocol):
+    """A way that shows one of several pictures of a conversation as another way does."""
+
+    among: Resolution
+    """The way of one of several; `Budget.several` says that a picture is."""
 
 
 def tile_of(width: int, height: int) -> Type:

@@ -30,6 +30,7 @@ class ClipShape:
             are too few.
         groups: how many there are.
         tokens: image tokens of each group.
+        closing: tokens after the last group, the family's separator each.
         notes: for the receipt, what was done that the user may not expect.
     """
 
@@ -38,11 +39,12 @@ class ClipShape:
     groups: int
     tokens: int
     notes: tuple[str, ...] = ()
+    closing: int = 0
 
     @property
     def all_tokens(self) -> int:
         """Image tokens of the whole clip; the text between them comes on top."""
-        return self.groups * self.tokens
+        return self.groups * self.tokens + self.closing
 
 
 class VideoFamily(Protocol):

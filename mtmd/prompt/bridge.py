@@ -19,7 +19,7 @@ from torch import Tensor
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.image.decode import Picture
 from mtmd.clip.image.pixels import Pixels
-from mtmd.clip.resolution.resolution import ImagePlan
+from mtmd.clip.resolution.resolution import AmongSeveral, ImagePlan, closed
 from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
 from mtmd.clip.video.family import ClipShape, VideoFamily
 from mtmd.clip.video.video import Video
@@ -127,7 +127,10 @@ class Bridge:
                 scaled.append(family.scale(frame, shape))
             left -= 1
             if len(scaled) == shape.frames or not left:
-                groups.append(self._group(family, scaled, shape, video, budget, anew, salt))
+                closing = 0 if left else shape.closing
+                groups.append(
+                    self._group(family, scaled, shape, closing, video, budget, anew, salt)
+                )
                 scaled = []
         assert len(groups) == shape.groups, "as many frames as there are indices"
         return PreparedVideo(
@@ -143,20 +146,24 @@ class Bridge:
         family: VideoFamily,
         frames: Sequence[Pixels],
         shape: ClipShape,
+        closing: int,
         video: Video,
         budget: Budget,
         anew: bool,
         salt: str,
     ) -> Prepared:
-        """Known by the pixels that the tower would see, whatever file they are from."""
-        seen = sha256(repr((*shape.size, shape.frames, len(frames))).encode())
+        """Known by the pixels that the tower would see, whatever file they are from; `closing`
+        tokens follow.
+        """
+        known = *shape.size, shape.frames, len(frames), *(closing,) * bool(closing)
+        seen = sha256(repr(known).encode())
         for frame in frames:
             seen.update(np.ascontiguousarray(frame).data)
         key = seen.hexdigest(), budget, salt
         entry = None if anew else self.cache.get(key)
         if entry is None:
             with aside():
-                plan, embeddings = family.group(frames, shape), None
+                plan, embeddings = closed(family.group(frames, shape), closing), None
             if self.admission:
                 self.admission.check_frames(plan)
         else:
@@ -182,7 +189,10 @@ class Bridge:
         small it is shown.
         """
         assert self.encoder is not None
-        prepare = self.admission.fit if self.admission else self.encoder.family.resolution.prepare
+        resolution = self.encoder.family.resolution
+        prepare = self.admission.fit if self.admission else resolution.prepare
+        if len(pictures) > 1 and isinstance(resolution, AmongSeveral):
+            budget = replace(budget, several=True)
         made: dict[Key, tuple[ImagePlan, Tensor | None]] = {}
         result = []
         for picture in pictures:

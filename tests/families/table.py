@@ -11,6 +11,7 @@ MODULES = (
     "gemma4",
     "idefics3",
     "llava",
+    "llava_onevision",
     "qwen2_vl",
     "qwen3_vl",
     "qwen3_5",

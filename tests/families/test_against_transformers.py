@@ -14,6 +14,7 @@ from common import Oracle, picture
 from table import CASES, ROWS
 
 from mtmd.checkpoint.open import open_checkpoint
+from mtmd.clip.image.decode import open_picture
 from mtmd.config import LoadOptions
 from mtmd.events import Finished
 from mtmd.kernels.plan.flash_choice import SETTINGS
@@ -154,9 +155,8 @@ def nmse(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 @every_vision_variant
 def test_pixels_are_exact(subject: Subject, row: str) -> None:
-    assert subject.model.encoder
-    family = subject.model.encoder.family
-    found = [tile for p in PICTURES for tile in family.resolution.prepare(p).tiles]
+    shown = subject.model.prompts.bridge.prepare([open_picture(p) for p in PICTURES], anew=True)
+    found = [tile for one in shown for tile in one.plan.tiles]
     expected = subject.oracle.pixels(subject.inputs[0])
     if row in PATCHES:
         expected = [

@@ -199,6 +199,16 @@ for case in (
         many=False,
     ),
     VideoCase(
+        "llava_onevision",
+        "qwen2, canvases thinned to 2 tiles",
+        "llava_onevision",
+        "LlavaOnevisionVideoProcessor",
+        {"size": {"height": 28, "width": 28}},
+        frames,
+        "<video>",
+        many=False,
+    ),
+    VideoCase(
         "gemma4",
         "dense: keys are values, images attend in both directions",
         "gemma4",

@@ -50,6 +50,11 @@ class FeatureTower:
         return self.image_size // self.patch
 
     @property
+    def kept(self) -> int:
+        """Pixels a side that patches are cut from."""
+        return self.grid * self.patch
+
+    @property
     def tokens(self) -> int:
         return self.grid**2 + self.class_token - self.skip_first
 
@@ -130,11 +135,11 @@ class FeatureTower:
         return w.linear(x, "mm.2", bias=self.bias)
 
 
-def read_features(top: Settings, layers: int) -> tuple[int, ...]:
+def read_features(top: Settings, layers: int, default: int = -2) -> tuple[int, ...]:
     """`vision_feature_layer`, a number or a list; below 0 they count from the last hidden state
     back. ModelError beyond `layers`.
     """
-    setting = top.get("vision_feature_layer", -2)
+    setting = top.get("vision_feature_layer", default)
     given = setting if isinstance(setting, list) else [setting]
     if not 0 < len(given) <= MAX_FEATURES or any(
         type(f) is not int or not -layers - 1 <= f <= layers for f in given

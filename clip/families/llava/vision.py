@@ -14,6 +14,7 @@ from mtmd.clip.image.pixels import CLIP_MEAN, CLIP_STD, gguf_image, read_normali
 from mtmd.clip.resolution.any_resolution import AnyResolution, read_canvases
 from mtmd.clip.resolution.fixed_square import FixedSquare, read_fixed_square
 from mtmd.clip.resolution.resolution import ImagePlan
+from mtmd.clip.video.groups.single import SingleFrames
 from mtmd.kernels.checkpoint.canonical import Parameter, Stored
 from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
 from mtmd.kernels.errors import ModelError
@@ -28,11 +29,11 @@ NEWLINES = ("v.image_newline", "model.image_newline")  # as GGUF files have it
 class LlavaVision:
     tower: FeatureTower
     resolution: FixedSquare | AnyResolution  # of LLaVA 1.5, and of NeXT
+    video: SingleFrames | None = None  # of OneVision
 
     marker = "<image>"
     image_token = "<image>"
     bidirectional = False
-    video = None
 
     @property
     def separator(self) -> str | None:
@@ -104,13 +105,9 @@ def read(top: Settings, image: Settings) -> LlavaVision:
     """From config.json and the image processor's settings, with transformers' defaults; ModelError
     where a value cannot be followed.
     """
-    tower, tiled = _tower(top), top.get("model_type", "llava") == "llava_next"
-    if tiled and tower.tokens != tower.grid**2:
-        raise ModelError(
-            f"{top.where}: vision_feature_select_strategy gives {tower.tokens} features for "
-            f"{tower.grid**2} patches, "
-            "expected as many: default for a tower with a class token, full for one without"
-        )
+    tower, tiled = read_tower(top), top.get("model_type", "llava") == "llava_next"
+    if tiled:
+        check_grid(top, tower)
     normalize, kind = (
         read_normalize(image, CLIP_MEAN, CLIP_STD),
         str(image.get("image_processor_type", "")),
@@ -131,27 +128,46 @@ def read(top: Settings, image: Settings) -> LlavaVision:
         crops=not kind.startswith("Siglip"),
         ground=ground,
     )
+    square = replace(square, kept=tower.kept)
     if not tiled:
         return LlavaVision(tower, square)
+    check_uncut(image, square)
+    resolution = AnyResolution(
+        side=square.side,
+        grid=tower.grid,
+        canvases=read_canvases(top, image, square.side),
+        normalize=normalize,
+        resample=square.resample,
+        kept=tower.kept,
+    )
+    return LlavaVision(tower, resolution)
+
+
+def check_grid(top: Settings, tower: FeatureTower) -> None:
+    """ModelError where the features are not those of the patches, of which canvases are made."""
+    if tower.tokens != tower.grid**2:
+        raise ModelError(
+            f"{top.where}: vision_feature_select_strategy gives {tower.tokens} features for "
+            f"{tower.grid**2} patches, "
+            "expected as many: default for a tower with a class token, full for one without"
+        )
+
+
+def check_uncut(image: Settings, square: FixedSquare) -> None:
+    """ModelError where more is scaled than is shown."""
     if square.edge != square.side:
         raise ModelError(
             f"{image.where}: size is {square.edge}, expected {square.side} as in "
             "config.json; correct one of them"
         )
-    canvases = read_canvases(top, image, square.side)
-    resolution = AnyResolution(
-        side=square.side,
-        grid=tower.grid,
-        canvases=canvases,
-        normalize=normalize,
-        resample=square.resample,
-    )
-    return LlavaVision(tower, resolution)
 
 
-def _tower(top: Settings) -> FeatureTower:
+def read_tower(
+    top: Settings, kind: str = TOWERS[0], layer: int = -2, strategy: str = "default"
+) -> FeatureTower:
+    """The other arguments: what counts where config.json says nothing."""
     vision = top.part("vision_config")
-    is_clip = vision.choice("model_type", TOWERS, TOWERS[0]) == TOWERS[0]
+    is_clip = vision.choice("model_type", TOWERS, kind) == TOWERS[0]
     vit = read_vit(
         vision,
         layers=12,
@@ -163,10 +179,11 @@ def _tower(top: Settings) -> FeatureTower:
     )
     vision.choice("num_channels", (3,), 3)
     size, patch = vision.count("image_size", 224), vision.count("patch_size", 32 if is_clip else 16)
-    if size % patch:
-        raise ModelError(f"{vision.where}: image_size {size} is no multiple of patch_size {patch}")
-    features = read_features(top, vit.layers)
-    skip = top.choice("vision_feature_select_strategy", ("default", "full"), "default") == "default"
+    if size < patch:
+        raise ModelError(f"{vision.where}: image_size {size} is less than patch_size {patch}")
+    features = read_features(top, vit.layers, layer)
+    strategies = ("default", "full")
+    skip = top.choice("vision_feature_select_strategy", strategies, strategy) == "default"
     return FeatureTower(
         vit=replace(vit, layers=max(features)),
         image_size=size,

@@ -388,9 +388,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"vision": {"model_type": "beit"}},
         "config.json: vision_config: model_type is 'beit', expected one of",
     ),
-    "part of a patch": (
-        {"vision": {"patch_size": 6}},
-        "config.json: vision_config: image_size 28 is no multiple of patch_size 6",
+    "less than a patch": (
+        {"vision": {"patch_size": 29}},
+        "config.json: vision_config: image_size 28 is less than patch_size 29",
     ),
     "layer": (
         {"top": {"vision_feature_layer": 4}},
