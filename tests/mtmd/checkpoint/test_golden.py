@@ -13,11 +13,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from checkpoints import nmse
 
-from mtmd import Finished, load
+from mtmd import Finished, VideoInput, load
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.config import LoadOptions
 from mtmd.model import Model
@@ -115,3 +116,23 @@ def test_both_formats_give_the_same_logits(path: str) -> None:
     family = path.partition("/")[0]
     error = nmse(logits(gguf(path, folder(family)), family), logits(folder(family), family))
     assert error <= (1e-9 if "BF16" in path else 0.03 if "Q8_0" in path else 3.0)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
+def test_both_formats_read_videos_alike(family: str) -> None:
+    """But for the size of frames, of which llama.cpp writes nothing."""
+    hub, other = folder(family), gguf(f"{family}/text-BF16.gguf", folder(family))
+    vision = other.checkpoint.vision
+    video = replace(vision.video, limits=hub.checkpoint.vision.video.limits)
+    vision = replace(vision, video=video)
+    other = Model(replace(other.checkpoint, vision=vision), LoadOptions(dtype="fp32"))
+    rng = np.random.default_rng(0)
+    clip = VideoInput(rng.integers(0, 256, (6, 56, 84, 3), np.uint8), rate=2.0)
+    told = []
+    for model in (hub, other):
+        *_, last = model.stream(
+            [user_message([clip], "What moves?")], max_tokens=12, ignore_eos=True
+        )
+        assert isinstance(last, Finished)
+        told.append((last.answer.prompt_token_ids, last.answer.output_token_ids))
+    assert told[0] == told[1] and last.answer.receipt.videos[0].tokens == 18
