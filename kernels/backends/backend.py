@@ -22,6 +22,7 @@ class Backend(Protocol):
     device: torch.device
     space: str
     fuses: bool  # graphs are rewritten for it, to have few launches (kernels/plan/fusion)
+    blocks: bool  # multiplies block-quantized weights as they are
     native: bool  # steps of few rows become programs of machine code (kernels/cpu/native)
 
     @property

@@ -17,7 +17,7 @@ class Cpu:
     name = "cpu"
     space = "cpu"
     device = torch.device("cpu")
-    fuses = False
+    fuses, blocks = False, True
     recorder = None
 
     def __init__(self, native: bool = True):

@@ -22,7 +22,7 @@ MIN_CAPABILITY = (8, 0)  # bf16 in matrix instructions, and asynchronous copies
 class Gpu:
     """`name`: cuda:N, also for AMD cards, which torch calls so too."""
 
-    fuses, native = True, False
+    fuses, native, blocks = True, False, True
 
     def __init__(self, name: str = "cuda:0"):
         self.name = self.space = name

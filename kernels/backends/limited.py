@@ -135,7 +135,7 @@ class Limited:
         self.inner = inner
         self.rules = tuple(r if isinstance(r, Rule) else Rule.parse(r) for r in rules)
         self.name, self.device, self.space = "limited", inner.device, "limited"
-        self.fuses, self.recorder = inner.fuses, inner.recorder
+        self.fuses, self.blocks, self.recorder = inner.fuses, inner.blocks, inner.recorder
 
     def rejects(self, node: Node) -> str | None:
         refused = (rule.refuses(node) for rule in self.rules)

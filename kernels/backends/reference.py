@@ -22,6 +22,7 @@ ROUGH = 8
 
 class Reference:
     fuses = native = False
+    blocks = True
     recorder = None
 
     def __init__(self, device: str | torch.device = "cpu"):

@@ -23,7 +23,7 @@ class Target:
     OptionError for anything else.
     """
 
-    fuses, native = True, False
+    fuses, native, blocks = True, False, True
     recorder = None
 
     def __init__(self, name: str):

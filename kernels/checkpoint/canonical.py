@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -107,6 +108,7 @@ class CanonicalWeights:
         """
         self._file, self._parameters, self._where = file, dict(parameters), where
         self._stored: dict[str, Stored] = {}
+        self._keeps_blocks = True
         present = set(file.names())
         for name, parameter in parameters.items():
             ways = list(parameter.ways(name, file.canonical))
@@ -186,7 +188,13 @@ class CanonicalWeights:
             and (stored.convert is None or stored.picks_rows)
             and len(stored.shape) >= 2
         )
-        return kind if kind in NATIVE and as_it_is else None
+        return kind if kind in NATIVE and as_it_is and self._keeps_blocks else None
+
+    def without_blocks(self) -> CanonicalWeights:
+        """The same, all of it dequantized when it is read."""
+        other = copy(self)
+        other._keeps_blocks = False
+        return other
 
     def type_of(self, name: str, dtype: torch.dtype) -> Type:
         shape, kind = self._parameters[name].shape, self.quant(name)

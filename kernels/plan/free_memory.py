@@ -35,6 +35,11 @@ def _measure(device: torch.device) -> int | None:
         free, _ = torch.cuda.mem_get_info(device)
         # torch keeps what it has let go, to hand it out again.
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if device.type == "mps":  # of the memory that it shares with the CPU
+        return torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory()
+    if device.type == "xpu":
+        free, _ = torch.xpu.mem_get_info(device)
+        return free + torch.xpu.memory_reserved(device) - torch.xpu.memory_allocated(device)
     return None
 
 

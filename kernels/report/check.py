@@ -120,11 +120,10 @@ class _Judge:
             *[i.float() if i is not None and i.is_floating_point() else i for i in inputs],
             **node.attrs,
         )
-        power = float(expected.double().square().sum())
+        ours, theirs = value.cpu().double(), expected.cpu().double()  # not every device has fp64
+        power = float(theirs.square().sum())
         error = (
-            float((value.double() - expected.double()).square().sum()) / power
-            if power
-            else float(value.double().square().sum())
+            float((ours - theirs).square().sum()) / power if power else float(ours.square().sum())
         )
         if not error <= self.worst.get(node.op, (-1.0, ""))[0]:
             self.worst[node.op] = error, node.name

@@ -94,7 +94,7 @@ class Engine:
     ):
         self.runner, self._may_run = runner, may_run
         self.cache: Cache = runner.new_cache()
-        self.draws_together = runner.backends[0].device.type != "cpu"
+        self.draws_together = runner.backends[0].device.type == "cuda"
         """Whether the tokens of a batch are chosen where its logits are, in one go."""
         self.steps = self.rows = 0
         """Batches run so far, and tokens in them."""

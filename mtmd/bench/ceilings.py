@@ -8,8 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
-READ_BYTES = {"cpu": 512 << 20, "cuda": 2 << 30}  # far beyond any cache
-SIDE = {"cpu": 2048, "cuda": 8192}
+READ_BYTES = {
+    "cpu": 512 << 20,
+    "cuda": 2 << 30,
+    "mps": 1 << 30,
+    "xpu": 1 << 30,
+}  # far beyond any cache
+SIDE = {"cpu": 2048, "cuda": 8192, "mps": 4096, "xpu": 4096}
 RUNS = 5
 RUNS_AT_ONCE = 2  # where somebody waits for it
 
@@ -53,8 +58,8 @@ def measure_ceilings(device: torch.device, runs: int) -> Ceilings:
 
 
 def read_rate_of(device: str) -> float | None:
-    """Bytes/s that a device's memory is read at, of "cpu" or "cuda:N"; None for another one, or
-    where there is no room to find out.
+    """Bytes/s that a device's memory is read at, of "cpu", "cuda:N", "mps" or "xpu:N"; None for
+    another one, or where there is no room to find out.
     """
     kind = device.partition(":")[0]
     if kind not in READ_BYTES:
@@ -96,5 +101,7 @@ def _best(work: Callable[[], torch.Tensor], device: torch.device, runs: int) -> 
 
 
 def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type == "mps":
+        torch.mps.synchronize()
+    elif device.type != "cpu":
+        torch.accelerator.synchronize(device)

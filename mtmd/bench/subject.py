@@ -373,8 +373,8 @@ class Subject:
     def give_back(self) -> None:
         """Memory that is free goes back to the system, so that using it again counts."""
         gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        if self.device.type != "cpu":
+            getattr(torch, self.device.type).empty_cache()
         else:
             with suppress(OSError, AttributeError):  # of glibc alone
                 ctypes.CDLL(None).malloc_trim(0)
@@ -390,6 +390,9 @@ class Subject:
             yield
             most = torch.cuda.max_memory_allocated(self.device)
             into.append((most, most - before))
+            return
+        if self.device.type != "cpu":
+            yield
             return
         host, held = HostPeak(), resident_bytes()
         host.restart()

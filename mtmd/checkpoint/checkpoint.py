@@ -4,7 +4,7 @@ and the rest that a model is made of.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mtmd.chat_template.template import ChatTemplate
@@ -35,6 +35,11 @@ class Checkpoint:
     stop_tokens: frozenset[int]
     without_vision: str = "use a vision model"
     opened_from: tuple[str | None, ...] = ()
+
+    def without_blocks(self) -> Checkpoint:
+        """The same for a device that multiplies no block-quantized weights."""
+        vision = self.vision_weights and self.vision_weights.without_blocks()
+        return replace(self, vision_weights=vision, text_weights=self.text_weights.without_blocks())
 
 
 def placeholders(vision: VisionFamily | None) -> tuple[str, ...]:

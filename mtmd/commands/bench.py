@@ -79,7 +79,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     for option, metavar, text in (
         ("--mmproj", "FILE", "the projector of a GGUF (default: the one beside it)"),
         ("--chat-template", "FILE", "a Jinja chat template in place of the model's own"),
-        ("--device", "DEVICE", "auto, cpu, cuda or cuda:N (default: auto)"),
+        ("--device", "DEVICE", "auto, cpu, cuda:N, mps or xpu:N (default: auto)"),
         ("--dtype", "TYPE", "auto, bf16 or fp32 (default: auto)"),
         ("--flash-attn", "WHEN", "auto, on or off (default: auto)"),
         ("--tensor-split", "SHARES", "the shares of --tp's processes, such as 3,1"),

@@ -32,9 +32,9 @@ def add_device_arguments(group: argparse._ArgumentGroup) -> None:
         "--device",
         metavar="DEVICE",
         default="auto",
-        help="auto, cpu, cuda or cuda:N (default: auto)",
+        help="auto, cpu, cuda:N, mps or xpu:N (default: auto)",
     )
-    offers(device, ("auto", "cpu", "cuda"))
+    offers(device, ("auto", "cpu", "cuda", "mps", "xpu"))
     dtype = group.add_argument(
         "--dtype", metavar="TYPE", default="auto", help="auto, bf16 or fp32 (default: auto)"
     )

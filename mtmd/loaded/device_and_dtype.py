@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+
 import torch
 
 from mtmd.kernels.backends import Backend
@@ -42,6 +44,10 @@ def device_name(backend: Backend) -> str:
     """The card, or how the CPU is used."""
     if backend.device.type == "cuda":
         return torch.cuda.get_device_name(backend.device)
+    if backend.device.type == "xpu":
+        return torch.xpu.get_device_name(backend.device)
+    if backend.device.type == "mps":
+        return f"Metal, {platform.machine()}"
     threads = torch.get_num_threads()
     return (
         f"{threads} thread{'s' if threads > 1 else ''}, {torch.backends.cpu.get_cpu_capability()}"

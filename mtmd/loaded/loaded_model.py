@@ -74,6 +74,8 @@ class LoadedModel:
         if group is not None and device.startswith("cuda"):
             device = f"cuda:{group.rank}"
         self.backends = list(backends) if backends else backends_for(device, chosen.refuse)
+        if not self.backends[0].blocks:
+            self.checkpoint = checkpoint = checkpoint.without_blocks()
         self.dtype = choose_dtype(chosen.dtype, self.backends[0], checkpoint.weight_bytes)
         overrides = [Override.parse(o) for o in chosen.override_tensor]
         overrides += [Override.parse(f"{KV_NODES}=cpu")] * chosen.no_kv_offload

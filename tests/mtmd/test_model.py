@@ -148,7 +148,7 @@ def test_stream_checks_options_before_the_first_event(demo: Model) -> None:
 
 
 PLACES = {
-    "tpu": r"device 'tpu': expected auto, cpu, cuda or cuda:N",
+    "tpu": r"device 'tpu': expected auto, cpu, cuda, cuda:N, mps, xpu or xpu:N",
     "cuda:-1": "expected auto",
     "CPU": "expected auto",
     "cuda:9999": r"found \d+ CUDA device",

@@ -133,7 +133,7 @@ def test_rules_go_in_front_of_the_device():
     ],
 )
 def test_a_device_that_is_none_is_refused(device):
-    with pytest.raises(OptionError, match=r"expected auto, cpu, cuda or cuda:N"):
+    with pytest.raises(OptionError, match=r"expected auto, cpu, cuda, cuda:N, mps, xpu or xpu:N"):
         backends_for(device)
 
 

@@ -505,7 +505,7 @@ CALLS: dict[str, tuple[tuple[object, ...], str]] = {
     ),
     "device tpu": (
         ("describe", "IMAGE", "--device", "tpu"),
-        "device 'tpu': expected auto, cpu, cuda or cuda:N",
+        "device 'tpu': expected auto, cpu, cuda, cuda:N, mps, xpu or xpu:N",
     ),
     "device cuda:7": (("describe", "IMAGE", "--device", "cuda:7"), "device 'cuda:7': found "),
     "dtype int4": (

@@ -419,7 +419,7 @@ REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     ),
     "a device of one side": (
         ("DEMO", "DEMO", "--device-a", "tpu"),
-        "device 'tpu': expected auto, cpu, cuda or cuda:N",
+        "device 'tpu': expected auto, cpu, cuda, cuda:N, mps, xpu or xpu:N",
     ),
     "a projector of a folder": (
         ("DEMO", "DEMO", "--mmproj-b", "x.gguf"),

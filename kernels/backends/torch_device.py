@@ -1,0 +1,150 @@
+"""A device that torch knows and that has no kernels here: Apple's GPUs (mps), Intel's (xpu). Every
+op by its reference, attention by torch's own.
+
+Which operators such a device has, and whether it computes them rightly, differs between versions of
+torch and of its system. So it is asked: each op, on operands of the types at hand, against the
+reference on the CPU. What it refuses or gets wrong is rejected with its own words, and runs on the
+CPU.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mtmd.kernels.backends.backend import Run
+from mtmd.kernels.backends.reference import lower_reference, reference_workspace
+from mtmd.kernels.dtype import name_of
+from mtmd.kernels.graph import Node, Type
+from mtmd.kernels.kernel import types_of
+from mtmd.kernels.ops import OPS
+from mtmd.kernels.ops.attention import visible
+
+KINDS = ("mps", "xpu")
+ASKED_BYTES = 32 << 20  # of an op's operands and result; larger ones are taken as the smaller are
+LIMITS = {torch.float32: 1e-6, torch.bfloat16: 1e-3, torch.float16: 1e-4}  # NMSE, see `_distance`
+
+
+class TorchDevice:
+    """`name`: mps, or xpu:N. `device`: where it is, if not there."""
+
+    fuses = native = blocks = False
+    recorder = None
+
+    def __init__(self, name: str, device: torch.device | None = None):
+        self.name = self.space = name
+        self.device = device or torch.device(name)
+        self._asked = functools.lru_cache(maxsize=4096)(self._ask)
+
+    def rejects(self, node: Node) -> str | None:
+        if OPS[node.op].is_view:
+            return None
+        return self._asked(node.op, types_of(node), tuple(node.attrs.items()))
+
+    def lower(self, node: Node, in_place: bool = False) -> Run:
+        if _by_torch(node.op, node.attrs):
+            return functools.partial(attention, **node.attrs)
+        return lower_reference(node, in_place)
+
+    def workspace(self, node: Node, exact: bool = True) -> int:
+        return reference_workspace(node, exact)
+
+    def synchronize(self) -> None:
+        if self.device.type == "mps":
+            torch.mps.synchronize()
+        elif self.device.type == "xpu":
+            torch.xpu.synchronize(self.device)
+
+    def _ask(
+        self, op: str, types: tuple[Type | None, ...], attrs: tuple[tuple[str, Any], ...]
+    ) -> str | None:
+        """None where the device runs the op and the result is right."""
+        size = sum(t.bytes for t in types if t is not None)
+        if size > ASKED_BYTES:
+            return None
+        options = dict(attrs)
+        run: Run = attention if _by_torch(op, options) else OPS[op].reference
+        generator = torch.Generator().manual_seed(0)
+        inputs = [None if t is None else _values(t, generator) for t in types]
+        with torch.inference_mode():
+            exact = [i.float() if i is not None and i.is_floating_point() else i for i in inputs]
+            try:
+                expected = OPS[op].reference(
+                    *(i if i is None else i.clone() for i in exact), **options
+                )
+            except (RuntimeError, ValueError, IndexError):
+                return None  # of zeros for places there is no result: nothing to ask with
+            try:
+                theirs = (i if i is None else i.to(self.device, copy=True) for i in inputs)
+                found = run(*theirs, **options).cpu()
+            except (RuntimeError, TypeError) as error:  # NotImplementedError among them
+                words = " ".join(str(error).split())
+                return f"torch on {self.name}: {words:.200}"
+        distance, limit = _distance(found, expected), LIMITS.get(found.dtype, 0.0)
+        if distance <= limit:
+            return None
+        return (
+            f"torch on {self.name} gives a wrong result in {name_of(found.dtype)}: NMSE "
+            f"{distance:.1e} from the reference, expected at most {limit:.0e}"
+        )
+
+
+def _by_torch(op: str, options: Mapping[str, Any]) -> bool:
+    return op == "attention" and options.get("softcap") is None
+
+
+def _values(kind: Type, generator: torch.Generator) -> Tensor:
+    """Random numbers, and zeros for places, which are right for every table."""
+    if not kind.dtype.is_floating_point:
+        return torch.zeros(kind.shape, dtype=kind.dtype)
+    return torch.randn(kind.shape, generator=generator).to(kind.dtype)
+
+
+def _distance(found: Tensor, expected: Tensor) -> float:
+    """NMSE, of the numbers that the reference has."""
+    there = expected.isfinite()
+    ours, theirs = found.double()[there], expected.double()[there]
+    if bool(ours.isnan().any()):
+        return float("inf")
+    power = float(theirs.square().sum())
+    apart = float((ours - theirs).square().sum())
+    return apart / power if power else apart
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    bounds: Tensor | None = None,
+    *,
+    scale: float,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: None = None,  # noqa: ARG001 - of the op; torch's has none
+) -> Tensor:
+    """The op by torch's scaled_dot_product_attention."""
+    seen = visible(q.shape[1], k.shape[1], bounds, causal, window, q.device)
+    added = seen
+    if mask is not None:
+        added = mask.to(q.dtype)
+        added = added.view(*(1,) * (4 - added.ndim), *added.shape)
+        if seen is not None:
+            added = added.masked_fill(~seen, -torch.inf)
+    result = F.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=added,
+        scale=scale,
+        enable_gqa=q.shape[2] != k.shape[2],
+    )
+    if added is not None:  # rows that see nothing give zeros
+        some = added if added.dtype == torch.bool else added != -torch.inf
+        result = result.masked_fill(~some.any(-1, keepdim=True), 0)
+    return result.transpose(1, 2).contiguous()

@@ -1,0 +1,110 @@
+"""A device of which only torch knows what it can do: asked op by op, here in the place of the CPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from op_cases import MAKERS, copies, draw, node_of
+
+from mtmd.kernels.backends import backends_for, torch_device
+from mtmd.kernels.backends.torch_device import TorchDevice, attention
+from mtmd.kernels.errors import OptionError
+from mtmd.kernels.graph import Type
+from mtmd.kernels.ops import OPS
+
+
+@pytest.fixture
+def device() -> TorchDevice:
+    return TorchDevice("mps", torch.device("cpu"))
+
+
+def nmse(found: torch.Tensor, expected: torch.Tensor) -> float:
+    power = expected.double().square().sum()
+    return float((found.double() - expected.double()).square().sum() / power.clamp(min=1e-30))
+
+
+@pytest.mark.parametrize("op", sorted(MAKERS))
+def test_what_torch_does_rightly_is_taken_and_runs(op: str, device: TorchDevice) -> None:
+    for seed in range(3):
+        inputs, attrs = draw(op, seed, torch.float32)
+        node = node_of(op, inputs, attrs)
+        assert device.rejects(node) is None
+        found = device.lower(node)(*copies(inputs))
+        assert Type.of(found) == node.type
+        expected = OPS[op].reference(*copies(inputs), **attrs)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_is_torchs_own(dtype: torch.dtype, device: TorchDevice) -> None:
+    taken = 0
+    for seed in range(40):
+        inputs, attrs = draw("attention", seed, dtype)
+        node = node_of("attention", inputs, attrs)
+        run = device.lower(node)
+        assert device.rejects(node) is None
+        taken += getattr(run, "func", None) is attention
+        found = run(*inputs)
+        exact = [i.float() if i is not None and i.is_floating_point() else i for i in inputs]
+        expected = OPS["attention"].reference(*exact, **attrs)
+        assert nmse(found, expected) <= (1e-9 if dtype == torch.float32 else 1e-4), seed
+    assert taken > 10
+
+
+def test_rows_that_see_nothing_give_zeros() -> None:
+    q, k, v = (torch.randn(1, size, 2, 8) for size in (3, 5, 5))
+    bounds = torch.tensor([[0, 2], [4, 3], [0, 4]], dtype=torch.int32)
+    mask = torch.zeros(3, 5)
+    mask[2] = -torch.inf
+    found = attention(q, k, v, mask, bounds, scale=0.3)
+    assert found[0, 0].abs().min() > 0 and not found[0, 1:].any()
+
+
+def not_there(*_: object, **__: object) -> torch.Tensor:
+    raise NotImplementedError("The operator 'aten::gelu' is not\n implemented for the device")
+
+
+def on_the_device(monkeypatch: pytest.MonkeyPatch, op: str, wrong: Callable[..., Any]) -> None:
+    """What the device runs, and not the reference."""
+    right = OPS[op].reference
+    calls = iter((right, wrong))
+    monkeypatch.setattr(OPS[op], "reference", lambda *a, **k: next(calls)(*a, **k))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (not_there, "torch on mps: The operator 'aten::gelu' is not implemented for the device"),
+        (lambda x, **_: x * 1.1, r"torch on mps gives a wrong result in fp32: NMSE \d"),
+        (lambda x, **_: x * torch.nan, "wrong result in fp32: NMSE inf from the reference"),
+    ],
+)
+def test_what_the_device_lacks_or_gets_wrong_is_said(
+    device: TorchDevice, monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., Any], told: str
+) -> None:
+    inputs, attrs = draw("gelu", 0)
+    node = node_of("gelu", inputs, attrs)
+    on_the_device(monkeypatch, "gelu", wrong)
+    reason = device.rejects(node)
+    assert reason is not None and re.search(told, reason)
+    assert device.rejects(node) == reason, "asked once"
+
+
+def test_large_operands_are_not_tried(device: TorchDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs, attrs = draw("gelu", 0)
+    monkeypatch.setattr(torch_device, "ASKED_BYTES", 1)
+    monkeypatch.setattr(OPS["gelu"], "reference", not_there)
+    assert device.rejects(node_of("gelu", inputs, attrs)) is None
+
+
+def test_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OptionError, match="'mps': found 0 Metal devices; use --device cpu"):
+        backends_for("mps")
+    with pytest.raises(OptionError, match="'xpu:1': found 0 XPU devices"):
+        backends_for("xpu:1")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert [b.name for b in backends_for("mps")] == ["mps", "cpu", "reference"]
