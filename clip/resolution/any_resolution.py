@@ -70,8 +70,8 @@ class AnyResolution:
         if canvas is None:
             return np.append(first, -1)
         rows, columns = canvas[1] // self.side, canvas[0] // self.side
-        cells = np.arange(rows * columns * count, dtype=np.int64) + count
-        cells = cells.reshape(rows, columns, grid, grid)
+        places = count + np.arange(rows * columns * count, dtype=np.int64)
+        cells = places.reshape(rows, columns, grid, grid)
         cells = unpadded(cells.transpose(0, 2, 1, 3).reshape(rows * grid, columns * grid), size)
         return np.append(first, np.append(cells, np.full((len(cells), 1), -1), 1))
 
