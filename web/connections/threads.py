@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Collection, Hashable, Mapping
+from functools import partial
 from typing import Any
 
 from waitress.task import ThreadedTaskDispatcher
@@ -65,8 +66,8 @@ class Threads(ThreadedTaskDispatcher):  # type: ignore[misc]  # waitress has no 
         self._number += 1
         self.threads.add(self._number)
         self.active_count += 1
-        number = self._number
-        ahead(lambda: self.start_new_thread(self.handler_thread, number))
+        start = partial(self.start_new_thread, self.handler_thread, self._number)
+        start() if self.behind else ahead(start)
 
     def _start_one(self) -> None:
         """Where too few are free. The next is started by the one that has just been: the loop does
