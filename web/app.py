@@ -82,7 +82,7 @@ def create_app_of_many(
 
 def _create(models: Models, settings: ServerSettings, store: Store | None) -> GatedFlask:
     app = GatedFlask("mtmd.web", static_folder=None)
-    app.request_class = _Request
+    app.request_class, app.device_first = _Request, True
     app.config.update(
         MAX_CONTENT_LENGTH=settings.body_bytes,
         MAX_FORM_MEMORY_SIZE=FORM_FIELD_BYTES,

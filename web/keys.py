@@ -27,6 +27,7 @@ ANYBODY = "anybody"  # the owner where no keys are
 MAKE_ONE = "`python -c 'import secrets; print(secrets.token_urlsafe(24))'` makes one"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _UNNAMED = "key-"  # begins the owners of keys without a name
+LOOK_S = 1.0  # between two looks at a file: so long a key that was taken back may still be good
 _SETTLED_S = 2.0  # a file changed later than this before it was read may change again unseen
 log = logging.getLogger("mtmd.web")
 
@@ -95,7 +96,8 @@ def parse_keys(lines: Iterable[str], where: str) -> tuple[NamedKey, ...]:
 
 class Keys:
     """The keys of a server. `plain` and `named` stay as they are; those in `file` are read again
-    whenever it has changed. Thread-safe. Raises OptionError.
+    `LOOK_S` after it has changed at the latest. `clock`: as time.time. Thread-safe. Raises
+    OptionError.
     """
 
     def __init__(
@@ -113,7 +115,7 @@ class Keys:
         """Whether nobody is let in without one."""
         self._read: tuple[NamedKey, ...] = ()
         self._mark: tuple[int, ...] | None = None
-        self._settled, self._told = True, ""
+        self._settled, self._told, self._looked_at = True, "", clock()
         self._callers: dict[bytes, Caller] = {}
         if file is None:
             self._callers = _callers(self._given, alone=len(self._given) == 1)
@@ -141,8 +143,10 @@ class Keys:
         """Read the file if it has changed. What is wrong with it then is logged, once, and the keys
         stay that there were.
         """
-        if self._file is None:
+        now = self._clock()
+        if self._file is None or 0 <= now - self._looked_at < LOOK_S:  # it may be set back
             return
+        self._looked_at = now
         try:
             if _mark(self._file.stat()) == self._mark and self._settled:
                 return

@@ -37,6 +37,7 @@ MOST_AT_ONCE = 8  # answered by the loop itself, in one turn
 CLOSED_AT_ONCE = 1 / 16  # of those there may be, when there are too many
 SPARE_FILES = 512  # descriptors for what is no connection
 CLOSING_S = 3  # for answers to be ended once the server is to stop
+SENDING = {HELD, Work.FOLLOW, Work.AT_ONCE}  # kinds of work that have nothing to read
 _FULL = Refusal(503, "too many connections; try again later", "server_busy")
 _TOO_MANY = Refusal(429, "too many connections from this address", "too_many_connections")
 _ROOM = Refusal(503, "room was needed for other requests; try again later", "server_busy")
@@ -106,6 +107,7 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
             backlog=1024,
             clear_untrusted_proxy_headers=False,  # `Proxies` does, which knows networks
         )
+        self._order(app)
         self._most = min(self.limits.most, _files() - SPARE_FILES)
         if self._most < self.limits.most:
             log.warning(
@@ -140,15 +142,16 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
             if ended:
                 self._end()
 
-    def use(self, app: GatedFlask, device_first: bool = False) -> None:
-        """Requests that come from now on are this application's. `device_first`: threads that read
-        requests let those go first that compute answers and send them.
-        """
-        kinds = _threads_for(app)
-        self.task_dispatcher.allow(kinds)
-        if device_first:
-            self.task_dispatcher.put_behind(kinds.keys() - {HELD, Work.AT_ONCE})
+    def use(self, app: GatedFlask) -> None:
+        """Requests that come from now on are this application's."""
+        self.task_dispatcher.allow(_threads_for(app))
+        self._order(app)
         self._keys, self._route, self.application = keys_of(app), app.gate.route, waiting(app)
+
+    def _order(self, app: GatedFlask) -> None:
+        """Which threads go first."""
+        if app.device_first:
+            self.task_dispatcher.put_behind(_threads_for(app).keys() - SENDING)
 
     def serve(self, closing: Callable[[], None], busy: Callable[[], bool] = lambda: False) -> None:
         """Until `stop`. Then nobody new is let in, and while `closing` ends what is being answered,

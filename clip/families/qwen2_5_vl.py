@@ -188,7 +188,7 @@ def layout(rows: int, columns: int, merge: int, window: int) -> Layout:
     """Windows of `window` x `window` tokens of merge x merge patches in reading order, and the same
     within each of them.
     """
-    row, column = np.divmod(np.arange(rows * columns), columns)
+    row, column = np.divmod(np.arange(rows * columns, dtype=np.int64), columns)
     at = row // (merge * window) * columns + column // (merge * window)
     token = row // merge * (columns // merge) + column // merge
     order = np.lexsort((column, row, token, at))

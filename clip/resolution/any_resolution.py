@@ -82,11 +82,12 @@ class AnyResolution:
         separator after each; int64 [T], or [T, 4] and their weights
         """
         count, grid = self.tile_tokens, self.grid
-        first = np.arange(count)
+        first = np.arange(count, dtype=np.int64)
         if canvas is None:
             return np.append(first, -1), None
         rows, columns = canvas[1] // self.side, canvas[0] // self.side
-        cells = count + np.arange(rows * columns * count).reshape(rows, columns, grid, grid)
+        places = count + np.arange(rows * columns * count, dtype=np.int64)
+        cells = places.reshape(rows, columns, grid, grid)
         cells = unpadded(cells.transpose(0, 2, 1, 3).reshape(rows * grid, columns * grid), size)
         fewer = self._thinned(cells.shape[0], cells.shape[1])
         if fewer is None:

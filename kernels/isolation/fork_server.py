@@ -31,6 +31,7 @@ from mtmd.kernels.errors import BusyError, MtmdError
 from mtmd.kernels.isolation import host
 from mtmd.kernels.isolation.channel import LONGEST, Channel, ChannelClosed, ChannelTimeout
 from mtmd.kernels.isolation.limits import Limits
+from mtmd.kernels.resources.priority import ahead
 from mtmd.kernels.resources.turns import Turns, aside
 
 T = TypeVar("T")
@@ -319,25 +320,22 @@ class _Running:
         with its:
             self.control = Channel(ours)
             try:
-                self.process = subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-I",
-                        "-c",
-                        _BOOT,
-                        json.dumps(path),
-                        str(its.fileno()),
-                        module,
-                    ],
-                    pass_fds=[its.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    start_new_session=True,
-                )
+                # The next one asks for a worker on another thread, and may not have stepped back.
+                self.process = ahead(lambda: _started(json.dumps(path), its.fileno(), module))
             except OSError as error:
                 raise _no_process(type(error).__name__) from error
         self.close = weakref.finalize(self, _end_process, self.process, self.control)
+
+
+def _started(path: str, control: int, module: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-I", "-c", _BOOT, path, str(control), module],
+        pass_fds=[control],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 def _end_process(process: subprocess.Popen[bytes], control: Channel) -> None:

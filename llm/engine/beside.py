@@ -4,66 +4,126 @@ Plain Python, no tensors.
 
 A batch has one of few sizes. What each costs is a matter of the model and the machine: where every
 step reads all weights from memory, many more rows cost little; a small model on a busy machine
-takes longer for each.
+takes longer for each; on others it is the first row of a prompt that costs most. So each size is
+tried, one after the other, and stays in use while it takes at most `LONGER` times a step without
+prompts, or `SHORT_S`, or `ALIKE` times the size below it: prompts have to be read, and with twice
+the rows in nearly the same time all wait less. One that takes too long is tried more and more
+rarely, `FORGOTTEN` batches apart in the end.
+
+What a step takes without prompts has to be known for that. Where prompts come all the time, one in
+`PLAIN` batches reads none.
+
+Promised is that no batch takes longer than that, but for those by which it is found out, one in
+`FORGOTTEN` once all is known; and that of what could be read within it nine tenths are.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from statistics import median
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from statistics import median_low
+from typing import NamedTuple
 
 SIZES = (16, 32, 64, 128)  # rows; up to 16 run as machine code, where there is some
 WORTH = 4  # rows of prompts, at least, for which a batch is worth having a size
 LONGER = 2.0  # than without prompts
+ALIKE = 1.25  # of two sizes, for which the larger one is taken whatever it takes
 SHORT_S = 0.005  # what takes no longer keeps nobody waiting
-SAMPLES = 7  # of a size's time: the middle one counts
+SAMPLES = 5  # of a size's time: the middle one counts
 STEPS = 32  # without prompts: the fastest counts, the one that nobody else slowed down
-FORGOTTEN = 256  # batches after which a size that took too long is tried anew
+FEW = 5  # of them; fewer say nothing
+PLAIN, EARLY = 48, 4  # batches from one of them to the next, and as long as they are few
+SOON = 8  # batches after which a size that took too long once is tried anew
+FORGOTTEN = 256  # batches after which a time says nothing any more
+
+
+class _Ran(NamedTuple):
+    """A batch: its number, rows of answers in it, and how long it took."""
+
+    batch: int
+    used: int
+    seconds: float
+
+
+@dataclass
+class _Size:
+    ran: deque[_Ran] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+    pause: int = 0
+    again: int = 0
+    """The batch from which on it is tried though it took too long."""
 
 
 class Beside:
     """Of one engine."""
 
     def __init__(self) -> None:
-        self._plain: deque[float] = deque(maxlen=STEPS)
-        self._times: dict[int, deque[float]] = {}
-        self._until: dict[int, int] = {}
-        self._batches = 0
+        self._plain: deque[_Ran] = deque(maxlen=STEPS)
+        self._sizes = {size: _Size() for size in SIZES}
+        self._batch = self._plain_again = 0
 
     def rows(self, used: int) -> int:
-        """Of a batch in which `used` rows are of those who wait for their next token."""
-        sizes = [size for size in SIZES if size - used >= WORTH] or [used + SIZES[0]]
-        best = sizes[0]
-        for size in sizes[1:]:
-            if self._expected(size, best) > max(SHORT_S, LONGER * self._step):
-                break
-            best = size
+        """Of the next batch, in which `used` rows are of those who wait for their next token; as
+        many where nothing is to be read. Called once for each batch.
+        """
+        self._batch += 1
+        steps = self._steps(used)
+        is_early = len(steps) < FEW
+        is_due = is_early or self._batch - steps[-1].batch >= PLAIN
+        if is_due and self._batch >= self._plain_again:
+            self._plain_again = self._batch + (EARLY if is_early else PLAIN)
+            return used
+        best, *larger = [s for s in SIZES if s - used >= WORTH] or [used + SIZES[0]]
+        for size in larger:
+            known, seen, limit = self._seconds(best), self._seconds(size), self._limit(used, best)
+            if seen and median_low(seen) <= limit:
+                best = size
+                continue
+            # One size after the other, and none is tried by one sample that may have been slow.
+            is_known = len(known) == SAMPLES or (known and median_low(known) <= limit)
+            return size if is_known and self._batch >= self._sizes[size].again else best
         return best
 
     def ran(self, used: int, rows: int, seconds: float) -> None:
-        """A batch of so many rows, `used` of them of answers, took so long. Not to be told of one
-        that has been planned anew.
+        """That batch has had so many rows, `used` of them of answers, and taken so long. Not to be
+        told of one that has been planned anew.
         """
-        self._batches += 1
+        ran = _Ran(self._batch, used, seconds)
         if used == rows:
-            self._plain.append(seconds)
+            self._plain.append(ran)
             return
         size = next((size for size in SIZES if rows <= size), None)
         if size is None or 2 * rows <= size:
             return  # a block that is not cut, or the end of a prompt
-        self._times.setdefault(size, deque(maxlen=SAMPLES)).append(seconds)
-        self._until[size] = self._batches + FORGOTTEN
+        seen, smaller = self._sizes[size], SIZES[max(SIZES.index(size) - 1, 0)]
+        is_slow = seconds > self._limit(used, smaller)
+        seen.ran.append(ran)
+        seen.pause = min(max(2 * seen.pause, SOON), FORGOTTEN) if is_slow else 0
+        seen.again = self._batch + seen.pause
 
-    @property
-    def _step(self) -> float:
-        return min(self._plain, default=0.0)
+    def _limit(self, used: int, smaller: int) -> float:
+        """Seconds that the size after `smaller` may take."""
+        limit, steps = SHORT_S, self._steps(used)
+        if len(steps) < FEW:
+            steps = self._lately(self._plain)
+        if len(steps) >= FEW:
+            limit = max(limit, LONGER * min(ran.seconds for ran in steps))
+        if len(self._seconds(smaller)) == SAMPLES:
+            # Fewer rows take no longer than more: that tells where all were slow by chance.
+            least = min(s for size in SIZES if size >= smaller for s in self._seconds(size))
+            limit = max(limit, ALIKE * least)
+        return limit
 
-    def _expected(self, size: int, smaller: int) -> float:
-        """Seconds, guessed by a smaller size where it has not been seen lately."""
-        if size in self._times and self._batches < self._until[size]:
-            return median(self._times[size])
-        self._times.pop(size, None)
-        if smaller not in self._times:
-            return float("inf")  # one size after the other
-        seen = median(self._times[smaller])
-        return self._step + max(seen - self._step, 0.0) * size / smaller
+    def _steps(self, used: int) -> list[_Ran]:
+        """Those without prompts, of about as many rows."""
+        return [
+            ran
+            for ran in self._lately(self._plain)
+            if ran.used <= 2 * used and used <= 2 * ran.used
+        ]
+
+    def _seconds(self, size: int) -> list[float]:
+        return [ran.seconds for ran in self._lately(self._sizes[size].ran)]
+
+    def _lately(self, batches: Iterable[_Ran]) -> list[_Ran]:
+        return [ran for ran in batches if self._batch - ran.batch < FORGOTTEN]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict, abc, deque
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 from torch import Tensor
@@ -76,6 +77,11 @@ class Prompt:
     salt: bytes = b""
     min_tokens: int = 0
     owner: str = ""
+
+    @cached_property
+    def distinct(self) -> tuple[int, ...]:
+        """Its tokens, each once: a picture has thousands of one."""
+        return tuple({t for span in self.spans for t in span.tokens})
 
 
 class Engine:
@@ -460,7 +466,7 @@ class Engine:
         """Prompt and answer, where repetitions cost something."""
         if prompt.sampler.sampling.repetition_penalty == 1:
             return []
-        return [t for s in prompt.spans for t in s.tokens] + sequence.tokens
+        return [*prompt.distinct, *sequence.tokens]
 
     def end(self, sequence: Sequence, finish: str, error: MtmdError | None = None) -> None:
         """A sequence ends here, for whatever reason. What it read and wrote stays known, for those

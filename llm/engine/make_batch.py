@@ -135,7 +135,9 @@ class _Making:
             row = [i for part in self.positions for i in part]
             return _numbers([row, row, row])
         parts = [
-            np.broadcast_to(np.arange(p.start, p.stop), (3, len(p))) if isinstance(p, range) else p
+            np.broadcast_to(np.arange(p.start, p.stop, dtype=np.int64), (3, len(p)))
+            if isinstance(p, range)
+            else p
             for p in self.positions
         ]
         return torch.from_numpy(np.concatenate(parts, 1))

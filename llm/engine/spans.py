@@ -69,10 +69,12 @@ def lay_out(spans: Sequence[Span], position: int) -> tuple[list[Span], int]:
         if span.positions is not None:
             positions = span.positions
         elif span.grid is None:
-            positions = np.broadcast_to(np.arange(position, position + len(span)), (3, len(span)))
+            positions = np.broadcast_to(
+                np.arange(position, position + len(span), dtype=np.int64), (3, len(span))
+            )
         else:
             rows, columns = span.grid
-            cell = np.arange(rows * columns)
+            cell = np.arange(rows * columns, dtype=np.int64)
             began = position if span.later is None else began
             positions = began + np.stack(
                 (np.full_like(cell, span.later or 0), cell // columns, cell % columns)

@@ -1,24 +1,28 @@
-"""From logits to the next token: greedy, or drawn at random from the most probable ones.
-
-The filters and their order are those of transformers' logits processors: repetition penalty (Keskar
-et al. 2019, "CTRL"), temperature, top-k, top-p (Holtzman et al. 2019, "The curious case of neural
-text degeneration"), min-p (Nguyen et al. 2024, arXiv 2407.01082).
+"""From logits to the next token: greedy, or drawn at random from the most probable ones
+(`candidates.py`), after penalties: for repetition (Keskar et al. 2019, "CTRL"), and OpenAI's.
 """
 
 from __future__ import annotations
 
 import math
 import secrets
+import threading
+from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
 import torch
 
 from mtmd.kernels.errors import MtmdError
 from mtmd.kernels.resources.threads import one_thread
+from mtmd.llm.sampling.candidates import candidates, pick
 from mtmd.llm.sampling.options import Sampling
 
-__all__ = ["Sampler", "Sampling", "candidates", "penalize"]
+__all__ = ["Sampler", "Sampling", "check_peak"]
+
+POINTS = 16  # random numbers made at once
+_own = threading.local()
 
 
 class Sampler:
@@ -32,8 +36,8 @@ class Sampler:
         self.sampling = sampling
         # 32 bits are enough to tell requests apart, and short enough to be typed again.
         self.seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
-        self._widened = np.empty(0, np.uint32)
         self._generator = torch.Generator(device="cpu").manual_seed(self.seed)
+        self._next: deque[float] = deque()
 
     def __call__(
         self, logits: torch.Tensor, seen: Sequence[int], written: Sequence[int] = ()
@@ -46,124 +50,108 @@ class Sampler:
         """
         if logits.ndim != 1 or not logits.numel():
             raise MtmdError(f"the logits have shape {list(logits.shape)}; expected [V], one row")
-        with one_thread():
-            if self.sampling.repetition_penalty != 1 and seen:
-                logits = penalize(logits.float(), seen, self.sampling.repetition_penalty)
-            values = self._float32(logits)
-            values = adjusted(torch.from_numpy(values), written, self.sampling).numpy()
-            # numpy's is much faster than torch's; of equal logits the first; NaN, if there is one,
-            # counts as the largest
-            token = int(values.argmax())
-            check_peak(float(values[token]), logits)
-            if self.sampling.temperature == 0:
-                return token
-            return self._draw(*candidates(torch.from_numpy(values), self.sampling))
-
-    def _float32(self, logits: torch.Tensor) -> np.ndarray:
-        """Logits in numpy's hands, until those of the next token: widening them by torch would wake
-        its threads, and new memory for each token takes longer than the work.
-        """
-        if logits.device.type != "cpu" or logits.requires_grad:
-            logits = logits.detach().cpu()
-        if logits.dtype != torch.bfloat16:
-            plain = logits if logits.dtype == torch.float32 else logits.float()
-            values: np.ndarray = plain.numpy()
-            return values
-        words = logits.contiguous().view(torch.int16).numpy().view(np.uint16)
-        if len(self._widened) != len(words):
-            self._widened = np.empty(len(words), np.uint32)
-        np.left_shift(words, 16, out=self._widened, dtype=np.uint32)
-        return self._widened.view(np.float32)
+        own = _memory(len(logits))
+        sampling, values = self.sampling, _float32(logits, own)
+        if changes(sampling, seen, written):
+            if values is not own:
+                np.copyto(own, values)
+                values = own
+            penalize(values, seen, sampling.repetition_penalty)
+            adjust(values, written, sampling)
+        # Of equal logits the first; NaN, if there is one, counts as the largest
+        token = int(values.argmax())
+        check_peak(float(values[token]), logits)
+        if sampling.temperature == 0:
+            return token
+        tokens, weights = candidates(values, sampling, own)
+        index = pick(weights, self._point())
+        return index if tokens is None else int(tokens[index])
 
     def points(self, count: int) -> list[float]:
         """The next `count` random numbers, which stay the next: `use` says how many were used."""
-        state = self._generator.get_state()
-        found = [self._point() for _ in range(count)]
-        self._generator.set_state(state)
-        return found
+        while len(self._next) < count:
+            made = torch.rand(POINTS, dtype=torch.float64, generator=self._generator)
+            self._next.extend(made.tolist())
+        return list(islice(self._next, count))
 
     def use(self, count: int = 1) -> None:
         for _ in range(count):
             self._point()
 
     def _point(self) -> float:
-        return float(torch.rand((), dtype=torch.float64, generator=self._generator))
-
-    def _draw(self, tokens: torch.Tensor, probabilities: torch.Tensor) -> int:
-        """One of `tokens` [N] by `probabilities` [N]: inverse of the cumulated sum, one random
-        number whatever N.
-        """
-        edges = probabilities.double().cumsum(0)
-        point = self._point() * edges[-1]
-        index = torch.searchsorted(edges, point, right=True)
-        return int(tokens[min(int(index), len(tokens) - 1)])
+        self.points(1)
+        return self._next.popleft()
 
 
-def penalize(logits: torch.Tensor, seen: Sequence[int], penalty: float) -> torch.Tensor:
-    """Logits [V] with those of the tokens `seen` divided by `penalty` where positive, multiplied
-    where negative. A copy.
+def _memory(count: int) -> np.ndarray:
+    """fp32 [count] of this thread, for the next token: new memory takes longer than the work."""
+    if len(getattr(_own, "values", ())) < count:
+        _own.values = np.empty(count, np.float32)
+    result: np.ndarray = _own.values[:count]
+    return result
+
+
+def _float32(logits: torch.Tensor, own: np.ndarray) -> np.ndarray:
+    """Logits in numpy's hands, `own` where they had to be widened: by torch that would wake its
+    threads.
+    """
+    if logits.device.type != "cpu" or logits.requires_grad:
+        logits = logits.detach().cpu()
+    if logits.dtype == torch.bfloat16:
+        words = logits.contiguous().view(torch.int16).numpy().view(np.uint16)
+        np.left_shift(words, 16, out=own.view(np.uint32), dtype=np.uint32)
+        return own
+    if logits.dtype != torch.float32:
+        with one_thread():
+            logits = logits.float()
+    values: np.ndarray = logits.numpy()
+    return values
+
+
+def changes(sampling: Sampling, seen: Sequence[int], written: Sequence[int]) -> bool:
+    """Whether anything is asked that changes logits."""
+    return bool(
+        (seen and sampling.repetition_penalty != 1)
+        or sampling.logit_bias
+        or (written and (sampling.frequency_penalty or sampling.presence_penalty))
+    )
+
+
+def penalize(logits: np.ndarray, seen: Sequence[int], penalty: float) -> None:
+    """Logits [V] of the tokens `seen` are divided by `penalty` where positive, multiplied where
+    negative, in place.
 
     Raises MtmdError for a token outside the vocabulary.
     """
-    tokens = torch.tensor(sorted(set(seen)), device=logits.device)
-    if int(tokens[0]) < 0 or int(tokens[-1]) >= len(logits):
+    if penalty == 1 or not seen:
+        return
+    tokens = np.array(seen, np.int64)
+    low, high = int(tokens.min()), int(tokens.max())
+    if low < 0 or high >= len(logits):
         raise MtmdError(
-            f"the tokens seen range from {int(tokens[0])} to {int(tokens[-1])}; expected 0 to "
-            f"{len(logits) - 1}, "
-            "the rows of the model's output; is the tokenizer of another checkpoint?"
+            f"the tokens seen range from {low} to {high}; expected 0 to {len(logits) - 1}, the "
+            "rows of the model's output; is the tokenizer of another checkpoint?"
         )
-    result = logits[tokens]
-    return logits.index_put((tokens,), torch.where(result < 0, result * penalty, result / penalty))
+    found, factor = logits[tokens], np.float32(penalty)
+    with np.errstate(over="ignore"):
+        logits[tokens] = np.where(found < 0, found * factor, found / factor)
 
 
-def adjusted(logits: torch.Tensor, written: Sequence[int], sampling: Sampling) -> torch.Tensor:
-    """float32 logits [V] with biases added, and the penalties of the tokens `written` taken off:
-    OpenAI's formula (platform.openai.com/docs, "frequency and presence penalties"). A copy, or the
-    same where nothing changes. Raises MtmdError for a token outside the vocabulary.
+def adjust(logits: np.ndarray, written: Sequence[int], sampling: Sampling) -> None:
+    """Biases are added to fp32 logits [V], and the penalties of the tokens `written` taken off, in
+    place: OpenAI's formula (platform.openai.com/docs, "frequency and presence penalties"). Raises
+    MtmdError for a token outside the vocabulary.
     """
     assert isinstance(sampling.logit_bias, tuple)  # the options made it so
-    penalised = bool(written and (sampling.frequency_penalty or sampling.presence_penalty))
-    if not sampling.logit_bias and not penalised:
-        return logits
-    result = logits.clone()
     if sampling.logit_bias:
         tokens, biases = zip(*sampling.logit_bias, strict=True)
         if max(tokens) >= len(logits):
             raise MtmdError(f"logit_bias: found token {max(tokens)}, expected below {len(logits)}")
-        result.index_add_(0, torch.tensor(tokens), torch.tensor(biases))
-    if penalised:
-        seen, counts = torch.tensor(list(written)).unique(return_counts=True)
-        result[seen] -= sampling.frequency_penalty * counts + sampling.presence_penalty
-    return result
-
-
-def candidates(logits: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tokens [N] that may be drawn and their probabilities [N], from float32 `logits` [V] with
-    a finite maximum.
-
-    Every step keeps at least the best token.
-    """
-    # Softmax does not change under a shift; with the best logit at 0 a small temperature cannot
-    # overflow.
-    scores = (logits - logits.max()) / sampling.temperature
-    tokens = torch.arange(len(scores))
-    if 0 < sampling.top_k < len(scores):
-        kth = torch.topk(scores, sampling.top_k).values[-1]
-        keep = scores >= kth  # tokens equal to the k-th stay, as in transformers
-        tokens, scores = tokens[keep], scores[keep]
-    if sampling.top_p < 1:
-        # Ascending: the sum from below says how much of the tail may go. Stable, so that of equals
-        # the first ids stay.
-        order = torch.sort(scores, descending=True, stable=True).indices.flip(0)
-        drop = scores[order].softmax(0).cumsum(0) <= 1 - sampling.top_p
-        drop[-1] = False
-        keep = order[~drop].sort().values  # back in the order of ids
-        tokens, scores = tokens[keep], scores[keep]
-    probabilities = scores.softmax(0)
-    if sampling.min_p > 0:
-        keep = probabilities >= sampling.min_p * probabilities.max()
-        tokens, probabilities = tokens[keep], scores[keep].softmax(0)
-    return tokens, probabilities
+        np.add.at(logits, list(tokens), np.array(biases, np.float32))
+    if written and (sampling.frequency_penalty or sampling.presence_penalty):
+        found, counts = np.unique(np.array(written, np.int64), return_counts=True)
+        penalties = sampling.frequency_penalty * counts + sampling.presence_penalty
+        logits[found] -= penalties.astype(np.float32)
 
 
 def check_peak(best: float, logits: torch.Tensor) -> None:

@@ -306,7 +306,7 @@ def _serve(
             service, app, notices = serve(model, report, settings, folder, stack)
             if not args.isolate:
                 notices.append(NOT_ISOLATED)
-            server.use(app, device_first=not _is_dual(model))
+            server.use(app)
         _stop_on_signals(server, settings.drain_s)
         service.on_fault(lambda _: server.stop())
         stack.enter_context(shared_out_promptly())
@@ -434,7 +434,6 @@ def _serve_answers(
         hang_s=settings.hang_s or None,
     )
     stack.callback(service.close, ENDING_S)
-    model.loaded.device_thread.stay()
     app = create_app(service, settings, store, warmup=report)
     return service, app, [*_told_of(store), *_told_of_modes(opened)]
 

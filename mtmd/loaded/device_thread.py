@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from mtmd.kernels.errors import DeviceError, MtmdError
 from mtmd.kernels.plan.heartbeat import Heartbeat
+from mtmd.kernels.resources.priority import ahead
 from mtmd.kernels.resources.turns import aside
 from mtmd.tracebacks import stack_text, traceback_text
 
@@ -51,7 +52,7 @@ class DeviceThread:
         self._users: dict[DeviceUser, None] = {}  # in order; those with something posted lately
         # Reentrant: a user posts while it holds it, so that nothing comes after its end.
         self._wake = threading.Condition(threading.RLock())
-        self._closed = self._stays = False
+        self._closed = False
         self._thread: threading.Thread | None = None
         self._asked: set[queue.SimpleQueue[tuple[None, BaseException]]] = set()
         self._heart, self._tick_s = Heartbeat(), TICK_S
@@ -79,15 +80,6 @@ class DeviceThread:
             self._wake.notify()
             self._start()
 
-    def stay(self) -> None:
-        """Begin now, and do not end for want of work: a thread that is started later has the
-        priority of the one that it is asked by, which may be low.
-        """
-        with self._wake:
-            self._stays = True
-            if not self._closed:
-                self._start()
-
     def _start(self) -> None:
         if self._thread is not None:
             return
@@ -95,10 +87,11 @@ class DeviceThread:
         self._thread = threading.Thread(
             target=self._loop, args=(ended,), name="mtmd device", daemon=True
         )
-        self._thread.start()
-        threading.Thread(
+        watch = threading.Thread(
             target=self._watch, args=(self._thread, ended), name="mtmd device watch", daemon=True
-        ).start()
+        )
+        for thread in (self._thread, watch):
+            ahead(thread.start)  # whoever asks for work may have stepped back; it does not
 
     def exclusively(self, work: Callable[[], T]) -> T:
         """Do something with the device while nobody else does, and wait for it, however long it
@@ -226,8 +219,6 @@ class DeviceThread:
             pause: float | None = min(pauses, default=None)
             if pause:
                 self._wake.wait(pause)
-            elif pause is None and self._stays:
-                self._wake.wait()
             elif pause is None and not (self._users and self._wake.wait(IDLE_S)):
                 if self._inbox or self._closed:
                     return True

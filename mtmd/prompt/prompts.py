@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mtmd.clip.image.decode import Picture
 from mtmd.clip.video.footage import Footage
-from mtmd.kernels.errors import PromptError
+from mtmd.kernels.errors import ContextError, PromptError
 from mtmd.kernels.plan.executor import Observer
 from mtmd.llm.engine.spans import Span
 from mtmd.loaded.loaded_model import LoadedModel
@@ -132,9 +132,11 @@ class Prompts:
         pictures in the cache are to be encoded; `salt`: pictures of another are not found there;
         `box`: tools that the answer may call; `open_end`: the answer goes on from the last message;
         `reserve`: tokens of the answer that videos are to leave room for, a quarter of the context
-        at most; `counting`: it is not encoded afterwards. Raises what `read` and
-        `Bridge.prepare_media` do, and VideoError.
+        at most; `counting`: it is not encoded afterwards, and however long. Raises what `read` and
+        `Bridge.prepare_media` do, VideoError, and ContextError for more messages than may fit.
         """
+        if not counting:
+            _check_number(messages, self._loaded.runner.context)
         conversation = self.read(messages)
         budget = replace(self._loaded.limits, detail=detail)
         encoder = self._loaded.encoder
@@ -262,3 +264,14 @@ class Prompts:
         embeddings = encoder.join(picture.plan, encoder.encode(picture.plan.tiles, observe))
         self.bridge.cache.put(picture.key, picture.plan, embeddings)
         return embeddings
+
+
+def _check_number(messages: Sequence[Message], context: int) -> None:
+    """A message takes a token at least: to find out how many, thousands would be rendered."""
+    if isinstance(messages, (list, tuple)) and len(messages) >= context:
+        raise ContextError(
+            f"messages: found {len(messages):,}, and the context holds {context:,} tokens; shorten "
+            "the conversation",
+            None,
+            context,
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mtmd.kernels.resources.priority import step_back
+from mtmd.kernels.resources.priority import ahead, step_back
 from mtmd.kernels.resources.turns import Turns, aside, for_whom, get_up, sit_down, work_for
 
-__all__ = ["Turns", "aside", "for_whom", "get_up", "sit_down", "step_back", "work_for"]
+__all__ = ["Turns", "ahead", "aside", "for_whom", "get_up", "sit_down", "step_back", "work_for"]

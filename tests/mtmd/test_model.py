@@ -19,6 +19,7 @@ from PIL import Image
 import mtmd.loading as model_module
 from mtmd.events import Answer, Finished, Progress, TextPiece
 from mtmd.kernels.errors import (
+    ContextError,
     ImageError,
     ModelError,
     MtmdError,
@@ -453,6 +454,22 @@ def test_prompts_that_are_refused(case: str, demo: Model, one: Path) -> None:
         and str(caught.value).isprintable()
         and len(str(caught.value)) < 300
     )
+
+
+def test_more_messages_than_may_fit_are_not_rendered(
+    demo: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """25,000 took most of a second before they were refused. Who asks how long they are is told."""
+    context, rendered, prompts = demo.runner.context, list[int](), demo.prompts
+    template = type(demo.loaded.checkpoint.template)
+    monkeypatch.setattr(template, "render", lambda _, m, **__: rendered.append(len(m)) or "")
+    turns = [{"role": ("user", "assistant")[i % 2], "content": "a"} for i in range(context)]
+    with pytest.raises(ContextError, match="found 2,048, and the context holds 2,048") as caught:
+        prompts.prepare(turns)
+    assert not rendered and (caught.value.tokens, caught.value.context) == (None, context)
+    prompts.prepare(turns, counting=True)
+    prompts.prepare(turns[:-1])
+    assert rendered == [context, context - 1]
 
 
 @pytest.mark.parametrize(

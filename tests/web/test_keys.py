@@ -6,12 +6,14 @@ import logging
 import os
 import threading
 from io import BytesIO
+from pathlib import Path
 
 import pytest
 from fake_service import FakeService
 from serving import client_for, data_url, image_part, png, post_chat, running, user
 
 from mtmd import OptionError, Service, load
+from mtmd.web import keys as module
 from mtmd.web.keys import ANYBODY, Keys, NamedKey, parse_keys
 from mtmd.web.settings import ServerSettings
 
@@ -20,6 +22,12 @@ ANNA, BEN, NEW = "key-number-one-of-anna", "key-number-one-of-ben", "a-new-key-t
 
 def bearer(key):
     return {"Authorization": f"Bearer {key}"}
+
+
+@pytest.fixture(autouse=True)
+def _looks(monkeypatch):
+    """A file is looked at for every request here, where nothing else is said."""
+    monkeypatch.setattr(module, "LOOK_S", 0.0)
 
 
 @pytest.fixture
@@ -104,6 +112,22 @@ def test_a_key_is_taken_back_and_another_given_without_a_restart(file, caplog):
         "api-key-file: changed: 2 keys before, 2 now",
         "api-key-file: changed: 2 keys before, 1 now",
     ]
+
+
+def test_a_key_that_was_taken_back_is_good_for_a_second_at_most(file, monkeypatch):
+    """Many requests look at the file once; a clock that is set back makes it no longer."""
+    monkeypatch.setattr(module, "LOOK_S", 1.0)
+    now, looks, stat = 1e10, [], Path.stat
+    monkeypatch.setattr(Path, "stat", lambda path, **how: looks.append(path) or stat(path, **how))
+    keys = Keys(file=file, clock=lambda: now)
+    file.write_text(f"anna:{NEW}\n")
+    now += 0.999
+    assert [named(keys, BEN) for _ in range(50)] == ["ben"] * 50 and not looks
+    now += 0.001
+    assert [named(keys, BEN), named(keys, NEW)] == [None, "anna"] and looks == [file]
+    file.write_text(f"ben:{BEN}\n")
+    now -= 3600
+    assert named(keys, NEW) is None
 
 
 def test_a_change_that_shows_in_neither_time_nor_size_is_seen(file):

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Collection, Hashable, Mapping
+from functools import partial
 from typing import Any
 
 from waitress.task import ThreadedTaskDispatcher
 
-from mtmd.service.turns import step_back
+from mtmd.service.turns import ahead, step_back
 
 KEPT = 4  # of a kind
 IDLE_S = 30.0
@@ -61,17 +62,12 @@ class Threads(ThreadedTaskDispatcher):  # type: ignore[misc]  # waitress has no 
             self.queue_cv.notify()
             self._start_one()
 
-    def begin(self) -> None:
-        """As many as are kept, now."""
-        with self.lock:
-            while len(self.threads) < min(KEPT, self.most):
-                self._start()
-
     def _start(self) -> None:
         self._number += 1
         self.threads.add(self._number)
         self.active_count += 1
-        self.start_new_thread(self.handler_thread, self._number)
+        start = partial(self.start_new_thread, self.handler_thread, self._number)
+        start() if self.behind else ahead(start)
 
     def _start_one(self) -> None:
         """Where too few are free. The next is started by the one that has just been: the loop does
@@ -132,14 +128,9 @@ class Pools:
             self._pools.setdefault(kind, Threads(count))
 
     def put_behind(self, kinds: Collection[Hashable]) -> None:
-        """Threads of these kinds let others go first; those of all other kinds are started now: one
-        that is started by a thread behind is behind, too.
-        """
-        for kind, pool in self._pools.items():
-            if kind in kinds:
-                pool.behind = True
-            else:
-                pool.begin()
+        """Threads of these kinds let those of all others go first."""
+        for kind in kinds:
+            self._pools[kind].behind = True
 
     def add_task(self, task: Any) -> None:
         """`task.work`: its kind; `task.client`: for whom it is."""

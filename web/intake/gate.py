@@ -76,9 +76,14 @@ def takes_of(view: Callable[..., Any] | None) -> Takes | None:
 
 
 class GatedFlask(Flask):
-    """An application whose routes all say what they take. `gate` is set by `Gate`."""
+    """An application whose routes all say what they take. `gate` is set by `Gate`.
+
+    `device_first`: threads that read its requests let those go first that compute answers and send
+    them.
+    """
 
     gate: Gate
+    device_first = False
 
     def add_url_rule(
         self,

@@ -19,6 +19,7 @@ from operator import itemgetter
 from typing import Any
 
 from mtmd import Finished, Progress, TextPiece, Ticket
+from mtmd.service.turns import ahead
 from mtmd.web.errors import as_api_error
 from mtmd.web.store.conversation import COMPLETE, FAILED, STOPPED, title_from
 from mtmd.web.store.errors import StoreBusyError, StoreError
@@ -117,10 +118,11 @@ class Answers:
                 del self._answers[old]
             if self._saver is None:
                 self._saver = threading.Thread(target=self._save_all, name="answers", daemon=True)
-                self._saver.start()
-        threading.Thread(
+                ahead(self._saver.start)
+        writer = threading.Thread(
             target=self._write, args=(answer,), name=f"answer {id_[:8]}", daemon=True
-        ).start()
+        )
+        ahead(writer.start)  # who asks for an answer may have stepped back; it does not
         return answer
 
     def get(self, id_: str) -> Answer | None:

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from priorities import behind, priority
 from processes import children
 
 from mtmd.kernels.errors import MtmdError
 from mtmd.kernels.isolation import fork_server as module
 from mtmd.kernels.isolation.fork_server import ForkServer, Reason, Worker, WorkerFailed
-from mtmd.kernels.isolation.limits import NICE, Limits
+from mtmd.kernels.isolation.limits import NICE, NICEST, Limits
 
 LIMITS = Limits(1, 64 << 20)
 SUPPORT = Path(__file__).parents[2] / "support"
@@ -134,7 +135,7 @@ def test_who_takes_long_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_workers_let_those_go_first_who_are_being_answered(server: ForkServer) -> None:
     nice = int(ask(server, b"pid").split()[1])
-    assert nice == min(os.getpriority(os.PRIO_PROCESS, 0) + NICE, 19)
+    assert nice == min(os.getpriority(os.PRIO_PROCESS, 0) + NICE, NICEST)
 
 
 def test_who_takes_long_goes_on_at_low_priority(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,6 +152,10 @@ def test_the_fork_server_is_started_anew(server: ForkServer) -> None:
     assert before is not None
     os.kill(before, signal.SIGKILL)
     until(lambda: ended(worker))  # with the one it was forked from
+    nice = behind(lambda: int(ask(server, b"pid").split()[1]))
+    assert nice == min(priority() + NICE, NICEST), (
+        "whoever needs it first, and however low his priority"
+    )
     assert ask(server, b"again") == b"again" and server.pid != before
 
 
@@ -187,7 +192,7 @@ PARENT = """
 import sys, threading, time
 sys.path.insert(0, {support!r})
 from mtmd.kernels.isolation.fork_server import ForkServer
-from mtmd.kernels.isolation.limits import NICE, Limits
+from mtmd.kernels.isolation.limits import NICE, NICEST, Limits
 server = ForkServer("isolated_work")
 idle, busy = server.open(Limits(60, 1 << 26)), server.open(Limits(60, 1 << 26))
 for worker in (idle, busy):

@@ -3,36 +3,78 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 
-from mtmd.kernels.resources.priority import BEHIND, NICEST, step_back
+import pytest
+from priorities import behind, on_linux, priority
+
+from mtmd.kernels.resources.priority import BEHIND, NICEST, ahead, step_back
 
 
-def priority() -> int:
-    """Of this thread, as the system has it."""
-    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+def in_a_thread(found: list[int]) -> threading.Thread:
+    return threading.Thread(target=lambda: found.append(priority()))
 
 
+@on_linux
 def test_a_thread_that_steps_back_is_behind_with_all_that_it_starts() -> None:
     found: list[int] = []
 
-    def later() -> None:
-        found.append(priority())
-
     def work() -> None:
-        step_back()
         found.append(priority())
         step_back()  # of one who is there already
         found.append(priority())
-        thread = threading.Thread(target=later)
+        thread = in_a_thread(found)
         thread.start()
         thread.join()
 
     before = os.getpriority(os.PRIO_PROCESS, os.getpid())
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    behind = min(before + BEHIND, NICEST) if sys.platform == "linux" else before
-    assert found == [behind] * 3
+    behind(work)
+    assert found == [min(before + BEHIND, NICEST)] * 3
     assert priority() == os.getpriority(os.PRIO_PROCESS, os.getpid()) == before
+
+
+@on_linux
+def test_what_is_started_ahead_has_the_priority_of_the_process() -> None:
+    found: list[int] = []
+    tell = "import os; print(os.getpriority(os.PRIO_PROCESS, 0))"
+
+    def work() -> None:
+        thread = in_a_thread(found)
+        ahead(thread.start)
+        thread.join()
+        process = ahead(
+            lambda: subprocess.Popen(
+                [sys.executable, "-S", "-c", tell], stdout=subprocess.PIPE, text=True
+            )
+        )
+        found.append(int(process.communicate()[0]))
+
+    behind(work)
+    assert found == [os.getpriority(os.PRIO_PROCESS, os.getpid())] * 2
+
+
+def test_what_is_started_ahead_gives_back_what_it_gives_or_raises() -> None:
+    for run in (behind, lambda work: work()):
+        assert run(lambda: ahead(lambda: 7)) == 7
+        with pytest.raises(ValueError, match="nothing"):
+            run(lambda: ahead(fails))
+
+
+def fails() -> None:
+    raise ValueError("nothing")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning"
+)  # of threads beside a fork, in Python 3.12
+def test_a_child_that_was_forked_waits_for_no_thread_of_its_parents() -> None:
+    def fork() -> int:
+        child = os.fork()
+        if child == 0:
+            os._exit(ahead(lambda: 7))
+        return child
+
+    assert os.waitstatus_to_exitcode(os.waitpid(behind(fork), 0)[1]) == 7

@@ -154,6 +154,13 @@ def test_stop_tokens_and_penalties() -> None:
     assert penalized.tokens == alone(repetition_penalty=1.5) != tokens
 
 
+def test_what_repetitions_are_counted_of_does_not_grow_with_a_picture() -> None:
+    spans, sequence = [Span((7,) * 4000, torch.zeros(4000, 4)), Span((7, 1))], Sequence(9)
+    sequence.tokens += [7, 7, 3]
+    seen = Engine._seen(sequence, request(spans=spans, repetition_penalty=1.5))
+    assert set(seen) == {7, 1, 3} and len(seen) == 2 + 3
+
+
 def test_probabilities_are_told_when_asked_for() -> None:
     subject = engine()
     plain, told = subject.submit(request()), subject.submit(request(alternatives=3))

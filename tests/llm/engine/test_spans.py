@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
 import torch
 
+from mtmd.llm.engine.make_batch import _Making
 from mtmd.llm.engine.spans import Span, identities, lay_out
 
 
@@ -42,3 +45,20 @@ def test_a_clip_at_another_pace_is_another_prompt() -> None:
 
 def test_pictures_stand_one_after_another() -> None:
     assert [row[0][0] for row in positions([*clip(None), *clip(None)])] == [0, 3]
+
+
+def test_positions_have_the_type_of_indices_where_numpys_own_is_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """int32 it is on Windows before numpy 2, and torch puts no two types into one tensor."""
+    arange = np.arange
+
+    def on_windows(*limits: int, dtype: type = np.int32) -> np.ndarray:
+        return arange(*limits, dtype=dtype)
+
+    monkeypatch.setattr(np, "arange", on_windows)
+    spans, _ = lay_out([Span((1, 2)), *clip(None, 4)], 0)
+    assert {str(s.positions.dtype) for s in spans if s.positions is not None} == {"int64"}
+    making = _Making(cache=None)  # type: ignore[arg-type]  # what is asked here needs none
+    making.positions = [range(3), *(s.positions for s in spans if s.positions is not None)]
+    assert making._all_positions().dtype == torch.int64

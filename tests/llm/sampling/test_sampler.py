@@ -8,8 +8,10 @@ import subprocess
 import sys
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.generation.logits_process import (
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
@@ -19,7 +21,8 @@ from transformers.generation.logits_process import (
 )
 
 from mtmd.kernels.errors import MtmdError, OptionError
-from mtmd.llm.sampling.sampler import Sampler, Sampling, adjusted, candidates, penalize
+from mtmd.llm.sampling.candidates import HEADS, ROWS, candidates, pick
+from mtmd.llm.sampling.sampler import POINTS, Sampler, Sampling, adjust, penalize
 
 
 def reference(logits: torch.Tensor, seen: list[int], sampling: Sampling) -> torch.Tensor:
@@ -39,6 +42,18 @@ def reference(logits: torch.Tensor, seen: list[int], sampling: Sampling) -> torc
     return scores[0].softmax(0)
 
 
+def chances(logits: torch.Tensor, seen: list[int], sampling: Sampling) -> torch.Tensor:
+    """Probabilities [V] as ours are."""
+    values = logits.float().numpy().copy()
+    penalize(values, seen, sampling.repetition_penalty)
+    tokens, weights = candidates(values, sampling)
+    probabilities = torch.from_numpy(weights / weights.sum())
+    if tokens is None:
+        return probabilities
+    assert (np.diff(tokens) > 0).all()
+    return torch.zeros(len(logits)).index_put((torch.from_numpy(tokens),), probabilities)
+
+
 GRID = list(
     itertools.product(
         [0.3, 1.0, 2.5], [0, 1, 7, 500], [1.0, 0.9, 0.3], [0.0, 0.05, 1.0], [1.0, 1.3, 0.8]
@@ -54,9 +69,7 @@ def test_same_tokens_and_probabilities_as_transformers(size: int, dtype: torch.d
     for temperature, top_k, top_p, min_p, penalty in GRID:
         logits = (torch.randn(size, generator=generator) * 4).to(dtype)
         sampling = Sampling(temperature, top_k, top_p, min_p, penalty)
-        penalised = penalize(logits.float(), seen, penalty) if penalty != 1 else logits.float()
-        tokens, probabilities = candidates(penalised, sampling)
-        ours = torch.zeros(size).index_put((tokens,), probabilities)
+        ours = chances(logits, seen, sampling)
         expected = reference(logits, seen, sampling)
         if dtype == torch.float32:
             assert torch.equal(ours > 0, expected > 0), sampling
@@ -68,11 +81,76 @@ def test_same_tokens_and_probabilities_as_transformers(size: int, dtype: torch.d
         torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("spread", [0.01, 1.5, 6.0], ids=["flat", "usual", "sharp"])
+@pytest.mark.parametrize(("top_k", "top_p", "min_p"), [
+    (0, 1.0, 0.0), (40, 1.0, 0.0), (3000, 1.0, 0.0), (0, 0.9, 0.0), (0, 0.99999, 0.0), (0, 0.1, 0.0), (0, 1.0, 0.05), (64, 0.95, 0.02),
+])  # fmt: skip
+def test_of_a_large_vocabulary_too(spread: float, top_k: int, top_p: float, min_p: float) -> None:
+    """Where only those are looked at that may be among the most probable ones."""
+    size = 2 * HEADS[-1] * ROWS + 77
+    logits = torch.randn(size, generator=torch.Generator().manual_seed(top_k)) * spread
+    logits[::5] = -math.inf  # as a constraint has it
+    sampling = Sampling(1.3, top_k, top_p, min_p)
+    ours, expected = chances(logits, [], sampling), reference(logits, [], sampling)
+    different = (ours > 0) != (expected > 0)
+    # Of some thousand tokens as likely as each other the last sum may be rounded either way.
+    assert int(different.sum()) <= (2 if top_p < 1 else 0)
+    torch.testing.assert_close(ours[~different], expected[~different], rtol=2e-5, atol=1e-9)
+
+
+def test_a_random_number_stands_for_a_place_in_the_cumulated_sum() -> None:
+    rng = np.random.default_rng(0)
+    for size in (1, 2, 255, 256, 1279, 1280, 1281, 5003):
+        weights = rng.random(size, np.float32) ** 4
+        weights[rng.random(size) < 0.5] = 0
+        weights[size // 2] = 1
+        edges = np.cumsum(weights, dtype=np.float64)
+        points = [0.0, *rng.random(300), math.nextafter(1.0, 0)]
+        found = np.array([pick(weights, point) for point in points])
+        assert (weights[found] > 0).all(), "what has no chance never comes"
+        goals = np.array(points) * edges[-1]
+        slack = 1e-6 * edges[-1]
+        assert (edges[found] > goals - slack).all()
+        assert (edges[found] - weights[found] <= goals + slack).all()
+    assert pick(np.array([1, 0], np.float32), math.nextafter(1.0, 0)) == 0
+
+
+def test_a_token_takes_no_calls_of_torch_but_for_the_random_number() -> None:
+    """Each gives the interpreter away, and it took some thirty."""
+    calls: Counter[str] = Counter()
+
+    class Calls(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            calls[func._schema.name] += 1
+            return func(*args, **(kwargs or {}))
+
+    sampler = Sampler(Sampling(0.7, 40, 0.9, 0.05, 1.1, 0.1, 0.1, {3: 1.0}, seed=1))
+    with Calls():
+        for dtype in (torch.float32, torch.bfloat16):
+            logits = torch.zeros(5000, dtype=dtype)
+            calls.clear()
+            for _ in range(POINTS):
+                sampler(logits, [1, 2], [2])
+            assert calls.pop("aten::rand") == 1, "for several tokens"
+            assert calls.keys() <= {"aten::view", "aten::detach"}, calls  # which compute nothing
+
+
+def test_random_numbers_are_those_of_the_seed_one_after_the_other() -> None:
+    generator = torch.Generator().manual_seed(9)
+    expected = [float(torch.rand((), dtype=torch.float64, generator=generator)) for _ in range(50)]
+    sampler, found = Sampler(Sampling(temperature=1.0, seed=9)), list[float]()
+    while len(found) < 50:
+        found += sampler.points(7)
+        assert sampler.points(3) == found[-7:-4], "they stay the next"
+        sampler.use(7)
+    assert found[:50] == expected
+
+
 def test_of_equal_tokens_top_p_keeps_the_first() -> None:
-    tokens, probabilities = candidates(
-        torch.tensor([0.0, 1.0, 1.0, 1.0, 1.0]), Sampling(temperature=1.0, top_p=0.4)
+    tokens, weights = candidates(
+        np.array([0, 1, 1, 1, 1], np.float32), Sampling(temperature=1.0, top_p=0.4)
     )
-    assert tokens.tolist() == [1, 2] and probabilities.tolist() == [0.5, 0.5]
+    assert tokens is not None and tokens.tolist() == [1, 2] and weights.tolist() == [1, 1]
 
 
 def test_draws_follow_the_probabilities() -> None:
@@ -125,6 +203,8 @@ def test_greedy_takes_the_first_of_equals(dtype: torch.dtype) -> None:
 def test_small_temperatures_do_not_overflow() -> None:
     logits = torch.tensor([3e38, 2e38, -3e38])
     assert {Sampler(Sampling(temperature=1e-5, seed=s))(logits, []) for s in range(20)} == {0}
+    extreme = Sampling(temperature=100, min_p=1e-9, repetition_penalty=1.5)
+    assert Sampler(extreme)(torch.tensor([-3.3e38, -math.inf]), [1]) == 0
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
@@ -201,14 +281,16 @@ def test_biases_and_penalties_of_the_answer() -> None:
     """OpenAI's formula: as often as a token came, and once; the prompt does not count."""
     logits = torch.tensor([1.0, 2.0, 3.0, 4.0])
     sampling = Sampling(frequency_penalty=0.5, presence_penalty=0.25, logit_bias={0: 5, "1": -100})
-    found = adjusted(logits, [3, 3, 2], sampling)
+    found = logits.numpy().copy()
+    adjust(found, [3, 3, 2], sampling)
     assert found.tolist() == [6.0, -98.0, 3 - 0.75, 4 - 1.25]
-    assert logits.tolist() == [1.0, 2.0, 3.0, 4.0]
-    assert adjusted(logits, [], Sampling(presence_penalty=2)) is logits
+    adjust(found, [], Sampling(presence_penalty=2))
+    assert found[0] == 6
     assert Sampler(sampling)(logits, [], [3, 3]) == 0
+    assert logits.tolist() == [1.0, 2.0, 3.0, 4.0]
     assert Sampler(Sampling(frequency_penalty=2))(logits, [3] * 9, [3]) == 2
     with pytest.raises(MtmdError, match="logit_bias: found token 4"):
-        adjusted(logits, [], Sampling(logit_bias={4: 1}))
+        adjust(found, [], Sampling(logit_bias={4: 1}))
 
 
 def test_top_p_of_nothing_keeps_the_best_token() -> None:

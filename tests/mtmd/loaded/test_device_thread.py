@@ -1,43 +1,28 @@
-"""A device thread that stays is one and the same, with the priority of who had it begin."""
+"""The device thread has the priority of the process, whoever asks it for something."""
 
 from __future__ import annotations
 
 import os
-import threading
 
 import pytest
+from priorities import behind, on_linux, priority
 
-from mtmd.kernels.resources.priority import step_back
 from mtmd.loaded import device_thread
 from mtmd.loaded.device_thread import DeviceThread
 
 
-def who() -> tuple[int, int]:
-    thread = threading.get_native_id()
-    return thread, os.getpriority(os.PRIO_PROCESS, thread)
-
-
-@pytest.mark.parametrize("stays", [True, False])
-def test_who_asks_does_not_change_the_priority_of_one_that_stays(
-    stays: bool, monkeypatch: pytest.MonkeyPatch
+@on_linux
+@pytest.mark.parametrize("used_before", [True, False])
+def test_who_asks_does_not_change_its_priority(
+    used_before: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device_thread, "IDLE_S", 0.0)
-    subject, found = DeviceThread(), list[tuple[int, int]]()
-    if stays:
-        subject.stay()
-
-    def ask() -> None:
-        step_back()
-        found.append(subject.exclusively(who))
-        while not stays and subject._thread is not None:
-            pass
-        found.append(subject.exclusively(who))
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    thread.join()
+    subject = DeviceThread()
+    if used_before:
+        assert subject.exclusively(priority) == priority()
+        thread = subject._thread
+        if thread is not None:
+            thread.join()  # for want of work
+    assert behind(lambda: subject.exclusively(priority)) == priority()
     subject.close()
-    (first, priority), (second, _) = found
-    assert (first == second) == stays
-    if stays:
-        assert priority == os.getpriority(os.PRIO_PROCESS, os.getpid())
+    assert priority() == os.getpriority(os.PRIO_PROCESS, os.getpid())
