@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtmd.clip.image.pixels import Pixels
-from mtmd.clip.video.limits import VideoLimits, admit_any, check_facts, check_size
+from mtmd.clip.video.limits import MOST_FPS, VideoLimits, admit_any, check_facts, check_size
 from mtmd.clip.video.signatures import NAMES
 from mtmd.clip.video.video import VideoFacts
 from mtmd.kernels.errors import VideoError
@@ -49,7 +49,6 @@ UNKNOWN_AHEAD_S = 10.0  # the same where nobody knows where key frames are
 BAD_PACKETS = 256  # in a row, after which a stream is given up
 THREADS = min(4, os.cpu_count() or 1)
 DEFAULT_FPS = 25.0
-MOST_FPS = 1000.0
 PQ, HLG = 16, 18  # transfer characteristics of ITU-T H.273
 _TRANSFERS = {PQ: "PQ", HLG: "HLG"}
 

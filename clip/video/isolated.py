@@ -16,6 +16,7 @@ from dataclasses import asdict, fields
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
+from math import inf, isfinite
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from mtmd.clip.image.decode import one_line
 from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.video.container import THREADS
 from mtmd.clip.video.decode import open_video
-from mtmd.clip.video.limits import VideoLimits
+from mtmd.clip.video.limits import VideoLimits, check_facts, check_size
 from mtmd.clip.video.video import VideoFacts
 from mtmd.kernels.errors import VideoError
 from mtmd.kernels.isolation.channel import Channel
@@ -70,35 +71,71 @@ class FileAt(io.RawIOBase):
 
 
 class Remote:
-    """A video that a worker reads. As `decode.Reader`."""
+    """A video that a worker reads: `fd` is that of a file of `size` bytes. As `decode.Reader`."""
 
-    def __init__(self, worker: Worker, limits: VideoLimits, name: str):
-        self._worker, self._limits, self._name = worker, limits, name
-        self.facts = _facts(self._told())
+    def __init__(self, worker: Worker, fd: int, size: int, limits: VideoLimits, name: str):
+        self._worker, self._name = worker, name
+        request = {"size": size, "name": name, "limits": asdict(limits)}
+        with self._blamed():
+            worker.send(json.dumps(request).encode(), fds=[fd])
+            self.facts = _facts(self._told())
+        check_size(self.facts.width, self.facts.height, limits, name)
+        check_facts(self.facts, limits, name)
 
     def close(self) -> None:
-        self._worker.send(b"{}")
+        with self._blamed():
+            self._worker.send(b"{}")
 
     def take(
         self, indices: Sequence[int], size: tuple[int, int]
     ) -> Iterator[tuple[int, float, Pixels]]:
-        self._worker.send(json.dumps({"indices": list(indices), "size": size}).encode())
-        for _ in range(len(indices) + 1):
-            told = self._told()
-            if "end" in told:
+        wanted = {"indices": list(indices), "size": size}
+        with self._blamed():
+            self._worker.send(json.dumps(wanted).encode())
+        for index in [*indices, None]:
+            with self._blamed():
+                found = self._frame(index, size)
+            if found is None:
                 return
-            frame = np.empty((size[1], size[0], 3), np.uint8)
-            room = frame.data.cast("B")
-            if self._worker.receive_into(room) != len(room):
-                raise ValueError
-            yield int(told["index"]), float(told["time"]), frame
-        raise ValueError
+            yield found
+
+    def _frame(self, index: int | None, size: tuple[int, int]) -> tuple[int, float, Pixels] | None:
+        """The one at `index`; None after the last."""
+        told = self._told()
+        if "end" in told:
+            return None
+        seconds = float(told["time"])
+        if told["index"] != index or index is None or not isfinite(seconds):
+            raise ValueError
+        frame = np.empty((size[1], size[0], 3), np.uint8)
+        room = frame.data.cast("B")
+        if self._worker.receive_into(room) != len(room):
+            raise ValueError
+        return index, seconds, frame
 
     def _told(self) -> dict[str, Any]:
         told: dict[str, Any] = json.loads(self._worker.receive(_MESSAGE_BYTES))
         if "error" in told:
             raise VideoError(str(told["error"])[:1000])
         return told
+
+    @contextmanager
+    def _blamed(self) -> Iterator[None]:
+        """What a worker says is checked like anything from outside; only for this is the file to
+        blame, and not for what is done with its frames. Raises VideoError.
+        """
+        try:
+            yield
+        except WorkerFailed as error:
+            raise VideoError(
+                f"{self._name}: found a video that takes {error.needs} to read, expected a usual "
+                "one; cut it, or encode it smaller"
+            ) from error
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            raise VideoError(
+                f"{self._name}: found a video that made its decoder answer senselessly; encode it "
+                "anew"
+            ) from error
 
 
 @contextmanager
@@ -108,23 +145,10 @@ def opened_isolated(fd: int, size: int, limits: VideoLimits, name: str) -> Itera
     BusyError.
     """
     taken = Limits(limits.cpu_s, MEMORY_BYTES + MEMORY_BYTES_A_PIXEL * limits.max_pixels)
-    request = {"size": size, "name": name, "limits": asdict(limits)}
-    try:
-        with _server().job(taken) as worker:
-            worker.send(json.dumps(request).encode(), fds=[fd])
-            remote = Remote(worker, limits, name)
-            yield remote
-            remote.close()
-    except WorkerFailed as error:
-        raise VideoError(
-            f"{one_line(name)}: found a video that takes {error.needs} to read, expected a usual "
-            "one; cut it, or encode it smaller"
-        ) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise VideoError(
-            f"{one_line(name)}: found a video that made its decoder answer senselessly; encode it "
-            "anew"
-        ) from error
+    with _server().job(taken) as worker:
+        remote = Remote(worker, fd, size, limits, one_line(name))
+        yield remote
+        remote.close()
 
 
 def prepare(_: bytes) -> None:
@@ -213,7 +237,7 @@ def _facts(told: dict[str, Any]) -> VideoFacts:
     notes = tuple(str(n)[:200] for n in told["notes"][:8])
     frames, fps, seconds = int(told["frames"]), float(told["fps"]), float(told["seconds"])
     width, height = int(told["width"]), int(told["height"])
-    if frames < 1 or min(width, height) < 1 or not fps > 0 or not 0 <= seconds < float("inf"):
+    if frames < 1 or min(width, height) < 1 or not 0 < fps < inf or not 0 <= seconds < inf:
         raise ValueError
     return VideoFacts(frames, fps, seconds, width, height, str(told["codec"])[:32], notes)
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from mtmd.clip.video.video import VideoFacts
 from mtmd.kernels.errors import VideoError
 
+MOST_FPS = 1000.0  # that any video has
+
 
 @dataclass(frozen=True)
 class VideoLimits:
@@ -50,11 +52,16 @@ def check_size(width: int, height: int, limits: VideoLimits, name: str) -> None:
 
 
 def check_facts(facts: VideoFacts, limits: VideoLimits, name: str) -> None:
-    """Raises VideoError for a video that is too long."""
+    """Raises VideoError for a video that is too long, in seconds or frames."""
     if not 0 <= facts.seconds <= limits.max_seconds:
         raise VideoError(
             f"{name}: found {facts.seconds:,.0f} seconds, expected at most "
             f"{limits.max_seconds:,.0f}; cut the video"
+        )
+    most = int(limits.max_seconds * MOST_FPS)
+    if facts.frames > most:
+        raise VideoError(
+            f"{name}: found {facts.frames:,} frames, expected at most {most:,}; cut the video"
         )
 
 

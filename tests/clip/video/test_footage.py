@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import socket
+from dataclasses import asdict
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +13,9 @@ import pytest
 from clips import animation, number_of, numbered, video
 
 from mtmd.clip.video.footage import GivenFrames, VideoFile, frames_of
-from mtmd.clip.video.isolated import no_more_files
+from mtmd.clip.video.isolated import Remote, no_more_files
 from mtmd.clip.video.limits import VideoLimits
+from mtmd.clip.video.video import VideoFacts
 from mtmd.kernels.errors import VideoError
 
 
@@ -60,6 +64,63 @@ def test_errors_of_a_worker_are_those_of_here(clip):
     for isolate in (False, True):
         with pytest.raises(VideoError, match=r"^x: found frames of 96 x 64 pixels, expected at"):
             seen(VideoFile(clip, VideoLimits(max_pixels=10), "x", isolate))
+
+
+@pytest.mark.parametrize("error", [KeyError, ValueError, TypeError])
+def test_a_mistake_of_who_takes_frames_is_not_blamed_on_the_file(clip, error):
+    footage = VideoFile(clip, isolate=True)
+    with pytest.raises(error, match="mine"), footage.opened() as reader:
+        for _frame in reader.take([0, 1], (96, 64)):
+            raise error("mine")
+
+
+class Says:
+    """In place of a worker: these messages, one after another."""
+
+    def __init__(self, *messages: bytes):
+        self._messages = iter(messages)
+
+    def send(self, *_, **__):
+        pass
+
+    def receive(self, _):
+        return next(self._messages)
+
+    def receive_into(self, room):
+        return len(room)
+
+
+FACTS = asdict(VideoFacts(2, 1.0, 2.0, 4, 4, "h264"))
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [b"no JSON"],
+        [b"[" * 50_000],
+        [json.dumps({**FACTS, "frames": 0}).encode()],
+        [json.dumps({**FACTS, "fps": inf}).encode()],
+        [json.dumps({**FACTS, "frames": 1 << 40}).encode()],
+        [json.dumps({**FACTS, "width": 1 << 20, "height": 1 << 20}).encode()],
+        [json.dumps(FACTS).encode(), b'{"index": 7, "time": 0}'],
+        [json.dumps(FACTS).encode(), b'{"index": 0, "time": NaN}'],
+        [json.dumps(FACTS).encode(), *[b'{"index": 0, "time": 0}'] * 2],
+    ],
+    ids=[
+        "no JSON",
+        "too deep",
+        "no frames",
+        "an endless rate",
+        "too many frames",
+        "too large frames",
+        "another frame",
+        "no time",
+        "a frame too many",
+    ],
+)
+def test_what_a_worker_says_is_checked(messages):
+    with pytest.raises(VideoError):
+        list(Remote(Says(*messages), 0, 1, VideoLimits(), "x").take([0], (4, 4)))
 
 
 def test_nothing_can_be_opened_where_videos_are_read():
