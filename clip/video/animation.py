@@ -13,9 +13,10 @@ import numpy as np
 from PIL import GifImagePlugin, Image, ImageFile, PngImagePlugin, WebPImagePlugin
 
 from mtmd.clip.image.pixels import Pixels
+from mtmd.clip.video.choose import part_between
 from mtmd.clip.video.limits import VideoLimits, admit_any, check_size
 from mtmd.clip.video.signatures import NAMES
-from mtmd.clip.video.video import VideoFacts
+from mtmd.clip.video.video import Part, VideoFacts
 from mtmd.kernels.errors import VideoError
 
 SHORTEST_S, USUAL_S = 0.011, 0.1
@@ -81,6 +82,9 @@ class Animation:
 
     def close(self) -> None:
         pass
+
+    def part(self, start: float | None, end: float | None) -> Part:
+        return part_between(self.facts, self._starts[:-1], start, end)
 
     def take(
         self, indices: Sequence[int], size: tuple[int, int]

@@ -25,10 +25,10 @@ from PIL import Image
 from mtmd.clip.image.decode import one_line
 from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.video.container import THREADS
-from mtmd.clip.video.decode import open_video
+from mtmd.clip.video.decode import Reader, open_video
 from mtmd.clip.video.limits import VideoLimits, check_facts, check_size
-from mtmd.clip.video.video import VideoFacts
-from mtmd.kernels.errors import VideoError
+from mtmd.clip.video.video import Part, VideoFacts
+from mtmd.kernels.errors import OptionError, VideoError
 from mtmd.kernels.isolation.channel import Channel
 from mtmd.kernels.isolation.fork_server import ForkServer, Worker, WorkerFailed
 from mtmd.kernels.isolation.limits import Limits, address_space, allow_memory
@@ -86,6 +86,11 @@ class Remote:
         with self._blamed():
             self._worker.send(b"{}")
 
+    def part(self, start: float | None, end: float | None) -> Part:
+        with self._blamed():
+            self._worker.send(json.dumps({"part": [start, end]}).encode())
+            return _part(self._told(), self.facts)
+
     def take(
         self, indices: Sequence[int], size: tuple[int, int]
     ) -> Iterator[tuple[int, float, Pixels]]:
@@ -117,6 +122,8 @@ class Remote:
         told: dict[str, Any] = json.loads(self._worker.receive(_MESSAGE_BYTES))
         if "error" in told:
             raise VideoError(str(told["error"])[:1000])
+        if "option" in told:
+            raise OptionError(str(told["option"])[:1000])
         return told
 
     @contextmanager
@@ -206,6 +213,10 @@ def _read(channel: Channel, request: dict[str, Any], fd: int, taken: int) -> Non
         channel.send(json.dumps(asdict(reader.facts)).encode())
         wanted = json.loads(channel.receive(_REQUEST_BYTES))
         while wanted:
+            if "part" in wanted:
+                channel.send(json.dumps(_told_part(reader, *wanted["part"])).encode())
+                wanted = json.loads(channel.receive(_REQUEST_BYTES))
+                continue
             for index, seconds, pixels in reader.take(wanted["indices"], tuple(wanted["size"])):
                 channel.send(json.dumps({"index": index, "time": seconds}).encode())
                 channel.send(np.ascontiguousarray(pixels).data.cast("B"))
@@ -240,6 +251,22 @@ def _facts(told: dict[str, Any]) -> VideoFacts:
     if frames < 1 or min(width, height) < 1 or not 0 < fps < inf or not 0 <= seconds < inf:
         raise ValueError
     return VideoFacts(frames, fps, seconds, width, height, str(told["codec"])[:32], notes)
+
+
+def _told_part(reader: Reader, start: float | None, end: float | None) -> dict[str, Any]:
+    try:
+        return asdict(reader.part(start, end))
+    except OptionError as error:
+        return {"option": str(error)}
+
+
+def _part(told: dict[str, Any], facts: VideoFacts) -> Part:
+    """What a worker says of a part, checked."""
+    part = Part(int(told["first"]), int(told["frames"]), float(told["fps"]), float(told["seconds"]))
+    inside = part.first >= 0 and 1 <= part.frames <= facts.frames - part.first
+    if not inside or not 0 < part.fps < inf or not 0 <= part.seconds < inf:
+        raise ValueError
+    return part
 
 
 @lru_cache(maxsize=1)

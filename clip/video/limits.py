@@ -8,6 +8,7 @@ from mtmd.clip.video.video import VideoFacts
 from mtmd.kernels.errors import VideoError
 
 MOST_FPS = 1000.0  # that any video has
+MOST_FRAMES = 10_000_000  # of any: a day at 115 a second
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,14 @@ def check_facts(facts: VideoFacts, limits: VideoLimits, name: str) -> None:
             f"{name}: found {facts.seconds:,.0f} seconds, expected at most "
             f"{limits.max_seconds:,.0f}; cut the video"
         )
-    most = int(limits.max_seconds * MOST_FPS)
-    if facts.frames > most:
+    check_frames(facts.frames, name)
+
+
+def check_frames(count: int, name: str) -> None:
+    """Raises VideoError for a video that has too many, wherever a place in it is noted of each."""
+    if count > MOST_FRAMES:
         raise VideoError(
-            f"{name}: found {facts.frames:,} frames, expected at most {most:,}; cut the video"
+            f"{name}: found {count:,} frames, expected at most {MOST_FRAMES:,}; cut the video"
         )
 
 

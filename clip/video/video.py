@@ -31,6 +31,21 @@ class VideoFacts:
 
 
 @dataclass(frozen=True)
+class Part:
+    """What of a video lies between two times, as if it were one of its own.
+
+    Args:
+        first: its first frame's number in the file.
+        frames, fps, seconds: as in `VideoFacts`.
+    """
+
+    first: int
+    frames: int
+    fps: float
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Video:
     """Frames that were taken from a file or given by the caller.
 

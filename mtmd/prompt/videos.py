@@ -19,7 +19,7 @@ from mtmd.clip.token_budget import Budget
 from mtmd.clip.video.choose import Evenly, chosen
 from mtmd.clip.video.decode import Reader
 from mtmd.clip.video.groups.room import fitting
-from mtmd.clip.video.video import FrameRequest, Video, VideoFacts
+from mtmd.clip.video.video import FrameRequest, Part, Video, VideoFacts
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.prompt.bridge import Bridge, Prepared, PreparedVideo, Shown
 from mtmd.prompt.conversation import Conversation
@@ -31,6 +31,10 @@ KEPT_BYTES = 128 << 20  # of frames ready to be encoded, for who asks again befo
 TILE_BYTES = 256 << 20  # that the frames of one video may take when they are ready to be encoded
 LONGEST_TIME = 86400.0  # seconds; the time that is longest to write
 OWN = "as the model's own processor takes videos"
+Place: TypeAlias = "tuple[str, str]"
+"""Whose video, and the digest of its content."""
+Span: TypeAlias = "tuple[float | None, float | None]"
+"""Its first and last second that are asked for."""
 Chosen: TypeAlias = "tuple[list[int], tuple[str, ...]]"
 """Numbers of frames, and notes on that choice."""
 
@@ -78,12 +82,15 @@ class KnownVideos:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._facts: OrderedDict[tuple[str, str], VideoFacts] = OrderedDict()
+        self._met: OrderedDict[tuple[Place, Span], tuple[VideoFacts, Part]] = OrderedDict()
         self._known: OrderedDict[Any, Known] = OrderedDict()
 
-    def facts(self, place: tuple[str, str]) -> VideoFacts | None:
+    def met(self, place: Place, span: Span) -> tuple[VideoFacts, Part] | None:
+        """What a file says of itself, and what of it lies in `span`."""
         with self._lock:
-            return self._facts.get(place)
+            if (place, span) in self._met:
+                self._met.move_to_end((place, span))
+            return self._met.get((place, span))
 
     def get(self, key: Any) -> Known | None:
         with self._lock:
@@ -91,11 +98,14 @@ class KnownVideos:
                 self._known.move_to_end(key)
             return self._known.get(key)
 
-    def put(self, place: tuple[str, str], facts: VideoFacts, key: Any, known: Known) -> None:
+    def put(
+        self, place: Place, span: Span, met: tuple[VideoFacts, Part], key: Any, known: Known
+    ) -> None:
         with self._lock:
-            self._facts[place], self._known[key] = facts, _without_embeddings(known)
+            self._met[place, span], self._known[key] = met, _without_embeddings(known)
+            self._met.move_to_end((place, span))
             self._known.move_to_end(key)
-            for kept in (self._facts, self._known):
+            for kept in (self._met, self._known):
                 while len(kept) > KEPT:
                     kept.popitem(last=False)
             left = KEPT_BYTES
@@ -155,17 +165,19 @@ class Videos:
         way = _Own if self._bridge.video else _AsPictures
         making = way(self._loaded, self._bridge, detail, anew, salt)
         place = salt, wanted.footage.sha256
-        facts = self._known.facts(place)
-        if facts is not None and not anew:
-            indices, notes = making.choose(facts, wanted, room)
+        span = wanted.request.start, wanted.request.end
+        met = self._known.met(place, span)
+        if met is not None and not anew:
+            facts, part = met
+            indices, notes = making.choose(facts, part, wanted, room)
             known = self._known.get((place, making.budget, tuple(indices)))
             again = known and self._again(known, counting)
             if known and again:
                 ms = (time.perf_counter() - clock) * 1e3
                 return making.shown(wanted, known.facts, notes, again, ms, True)
         with wanted.footage.opened() as reader:
-            facts = reader.facts
-            indices, notes = making.choose(facts, wanted, room)
+            facts, part = reader.facts, reader.part(*span)
+            indices, notes = making.choose(facts, part, wanted, room)
             frames = _Frames(reader, indices)
             try:
                 made = making.made(frames)
@@ -178,7 +190,7 @@ class Videos:
             notes = (*notes, f"{early}: {len(frames.times)} of {len(indices)} frames")
         seen = replace(facts, notes=(*facts.notes, *notes))
         known = Known(seen, tuple(frames.indices), tuple(frames.times), *made)
-        self._known.put(place, facts, key, known)
+        self._known.put(place, span, (facts, part), key, known)
         ms = (time.perf_counter() - clock) * 1e3
         return making.shown(wanted, seen, (), known, ms, False)
 
@@ -237,9 +249,9 @@ class _AsPictures:
         # Of a video the model sees many pictures, each with less in it that is new.
         self.budget = replace(loaded.limits, detail="low" if detail == "auto" else detail)
 
-    def choose(self, facts: VideoFacts, wanted: Wanted, room: int) -> Chosen:
+    def choose(self, facts: VideoFacts, part: Part, wanted: Wanted, room: int) -> Chosen:
         most, why = self._most(facts, room, wanted.footage.limits.max_frames)
-        return chosen(Evenly(), facts, wanted.request, most, why)
+        return chosen(Evenly(), facts, part, wanted.request, most, why)
 
     def made(self, frames: _Frames) -> tuple[tuple[Prepared, ...], None]:
         prepared: list[Prepared] = []
@@ -289,12 +301,12 @@ class _Own:
         self._family = bridge.video
         self.budget = replace(loaded.limits, detail=detail)
 
-    def choose(self, facts: VideoFacts, wanted: Wanted, room: int) -> Chosen:
+    def choose(self, facts: VideoFacts, part: Part, wanted: Wanted, room: int) -> Chosen:
         """Frames are made smaller before they are fewer. Fewer may each be larger, so that how many
         there is room for is tried.
         """
         most, why = _most(wanted.footage.limits.max_frames)
-        indices, notes = self._chosen(facts, wanted.request, most, why)
+        indices, notes = self._chosen(facts, part, wanted.request, most, why)
         self.budget = self._smaller(facts, indices, room)
         while len(indices) > 1:
             shape = self._family.shape(facts.width, facts.height, len(indices), self.budget)
@@ -310,7 +322,7 @@ class _Own:
                 )
             if memory >= len(indices):
                 break
-            indices, notes = self._chosen(facts, wanted.request, memory, because)
+            indices, notes = self._chosen(facts, part, wanted.request, memory, because)
         return indices, notes
 
     def _smaller(self, facts: VideoFacts, indices: Sequence[int], room: int) -> Budget:
@@ -322,8 +334,10 @@ class _Own:
         between = len(self._bridge.tokenizer.encode(text.replace(self._family.token, "")))
         return fitting(self._family, size, len(indices), budget, room - between)
 
-    def _chosen(self, facts: VideoFacts, request: FrameRequest, most: int, why: str) -> Chosen:
-        return chosen(self._family.rule, facts, request, most, why)
+    def _chosen(
+        self, facts: VideoFacts, part: Part, request: FrameRequest, most: int, why: str
+    ) -> Chosen:
+        return chosen(self._family.rule, facts, part, request, most, why)
 
     def made(self, frames: _Frames) -> tuple[tuple[Prepared, ...], PreparedVideo]:
         # Frames and their times come while the video is prepared, and are not held together.

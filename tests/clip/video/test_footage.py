@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 from dataclasses import asdict
+from itertools import pairwise
 from math import inf
 from pathlib import Path
 
 import numpy as np
 import pytest
 from clips import animation, number_of, numbered, video
+from PIL import Image
 
 from mtmd.clip.video.footage import GivenFrames, VideoFile, frames_of
 from mtmd.clip.video.isolated import Remote, no_more_files
 from mtmd.clip.video.limits import VideoLimits
-from mtmd.clip.video.video import VideoFacts
-from mtmd.kernels.errors import VideoError
+from mtmd.clip.video.video import Part, VideoFacts
+from mtmd.kernels.errors import OptionError, VideoError
 
 
 def seen(footage, *indices):
@@ -46,6 +49,37 @@ def test_frames_are_asked_for_more_than_once_of_one_worker(clip):
     with VideoFile(clip, isolate=True).opened() as reader:
         for wanted in ([3, 5], [1], [0, 30]):
             assert [i for i, *_ in reader.take(wanted, (48, 32))] == wanted
+
+
+@pytest.mark.parametrize("isolate", [False, True], ids=["here", "in a worker"])
+@pytest.mark.parametrize("format", ["mp4", "matroska", "PNG"])
+def test_parts_of_uneven_videos_are_those_of_their_times(format, isolate):
+    times = [0.0, 0.1, 0.2, 1.0, 1.1, 3.0, 3.05, 4.0]
+    data = uneven_png(times) if format == "PNG" else video(8, times=times, format=format)
+    with VideoFile(data, isolate=isolate).opened() as reader:
+        part = reader.part(1.0, 3.02)
+        assert (part.first, part.frames) == (3, 3)
+        assert part.seconds == pytest.approx(2.05) and part.fps == pytest.approx(3 / 2.05)
+        ((index, seconds, pixels),) = reader.take([part.first], (96, 64))
+        assert (index, round(seconds, 2), number_of(pixels)) == (3, 1.0, 3)
+        with pytest.raises(OptionError, match="start: found 60 s"):
+            reader.part(60, None)
+
+
+def uneven_png(times: list[float]) -> bytes:
+    frames = [Image.fromarray(numbered(n)) for n in range(len(times))]
+    gaps = [round((b - a) * 1000) for a, b in pairwise([*times, times[-1] + 0.5])]
+    file = io.BytesIO()
+    frames[0].save(file, "PNG", save_all=True, append_images=frames[1:], duration=gaps)
+    return file.getvalue()
+
+
+def test_parts_of_given_frames_are_those_of_their_times():
+    given = GivenFrames([numbered(n) for n in range(4)], [100, 101, 105, 106])
+    assert given.part(101, None) == Part(1, 3, pytest.approx(3 / 7), pytest.approx(7.0))
+    assert given.part(102, 103).first == 1
+    with pytest.raises(OptionError, match=r"start: found 108 s, expected less .* 108\.0 s"):
+        given.part(108, None)
 
 
 def test_moving_pictures_in_a_worker():
@@ -102,6 +136,7 @@ FACTS = asdict(VideoFacts(2, 1.0, 2.0, 4, 4, "h264"))
         [json.dumps({**FACTS, "fps": inf}).encode()],
         [json.dumps({**FACTS, "frames": 1 << 40}).encode()],
         [json.dumps({**FACTS, "width": 1 << 20, "height": 1 << 20}).encode()],
+        [json.dumps(FACTS).encode(), b'{"first": 1, "frames": 2, "fps": 1, "seconds": 1}'],
         [json.dumps(FACTS).encode(), b'{"index": 7, "time": 0}'],
         [json.dumps(FACTS).encode(), b'{"index": 0, "time": NaN}'],
         [json.dumps(FACTS).encode(), *[b'{"index": 0, "time": 0}'] * 2],
@@ -113,6 +148,7 @@ FACTS = asdict(VideoFacts(2, 1.0, 2.0, 4, 4, "h264"))
         "an endless rate",
         "too many frames",
         "too large frames",
+        "a part too long",
         "another frame",
         "no time",
         "a frame too many",
@@ -120,7 +156,10 @@ FACTS = asdict(VideoFacts(2, 1.0, 2.0, 4, 4, "h264"))
 )
 def test_what_a_worker_says_is_checked(messages):
     with pytest.raises(VideoError):
-        list(Remote(Says(*messages), 0, 1, VideoLimits(), "x").take([0], (4, 4)))
+        remote = Remote(Says(*messages), 0, 1, VideoLimits(), "x")
+        if b"first" in messages[-1]:
+            remote.part(1, 2)
+        list(remote.take([0], (4, 4)))
 
 
 def test_nothing_can_be_opened_where_videos_are_read():
@@ -153,9 +192,10 @@ def test_given_frames():
         ([], [], "at least one"),
         ([numbered(0)], [], "a time for each"),
         ([numbered(0)] * 2, [1, 1], "do not ascend"),
+        ([numbered(0)] * 2, [0, 5e-324], "do not ascend"),
         ([numbered(0), numbered(0, 48)], [0, 1], "all of one size"),
     ],
-    ids=["none", "no times", "one time twice", "two sizes"],
+    ids=["none", "no times", "one time twice", "no time between", "two sizes"],
 )
 def test_given_frames_that_make_no_video(frames, times, words):
     with pytest.raises(VideoError, match=words):
