@@ -75,11 +75,12 @@ def test_which_frames(service, clip):
     ("part", "code", "words"),
     [
         ({"video_url": {"url": data_url(b"")}}, "invalid_video", "0 bytes"),
-        ({"video_url": {"url": "http://example.com/a.mp4"}}, "remote_media_off", "does not fetch"),
+        ({"video_url": {"url": "http://example.com/a.mp4"}}, "remote_media_off", "fetch videos"),
+        ({"video_url": {"url": "data:,x"}}, "invalid_video", "data:video/mp4;base64"),
         ({"video_url": {"url": data_url(b"x"), "fps": 0}}, None, "fps"),
         ({"input_video": {}}, None, "expected one of data and url"),
     ],
-    ids=["empty", "address", "fps", "nothing"],
+    ids=["empty", "address", "plain", "fps", "nothing"],
 )
 def test_refusals(service, part, code, words):
     kind = next(iter(part))
