@@ -2,7 +2,8 @@
 can be opened and no address connected to: see `mtmd.clip.image.isolated`.
 
 The worker gets a descriptor of the file, not its bytes, and reads what it needs; the frames come
-back one by one, so it holds one of them.
+back one by one, so it holds one of them. It reads one video and ends, so that what a decoder
+leaves behind is not met by the next; a worker of its own costs a video 7 ms.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -78,7 +79,12 @@ class Remote:
         request = {"size": size, "name": name, "limits": asdict(limits)}
         with self._blamed():
             worker.send(json.dumps(request).encode(), fds=[fd])
-            self.facts = _facts(self._told())
+            told = self._told()
+            if "memory" in told:  # so many pixels are allowed no more
+                memory = min(int(told["memory"]), worker.limits.memory_bytes)
+                worker.limits = replace(worker.limits, memory_bytes=memory)
+                told = self._told()
+            self.facts = _facts(told)
         check_size(self.facts.width, self.facts.height, limits, name)
         check_facts(self.facts, limits, name)
 
@@ -151,7 +157,7 @@ def opened_isolated(fd: int, size: int, limits: VideoLimits, name: str) -> Itera
     at once. Raises VideoError, also for one that takes more memory or time than it may, and
     BusyError.
     """
-    taken = Limits(limits.cpu_s, MEMORY_BYTES + MEMORY_BYTES_A_PIXEL * limits.max_pixels)
+    taken = Limits(limits.cpu_s, _memory_bytes(limits.max_pixels))
     with _server().job(taken) as worker:
         remote = Remote(worker, fd, size, limits, one_line(name))
         yield remote
@@ -205,8 +211,15 @@ def _read(channel: Channel, request: dict[str, Any], fd: int, taken: int) -> Non
     limits, size = VideoLimits(**request["limits"]), int(request["size"])
     file = io.BufferedReader(FileAt(fd, size), 1 << 16)
 
+    is_told = False
+
     def admit(pixels: int) -> None:
-        allow_memory(MEMORY_BYTES + MEMORY_BYTES_A_PIXEL * pixels, taken)
+        nonlocal is_told
+        most = _memory_bytes(pixels)
+        allow_memory(most, taken)
+        if not is_told:  # a file may be opened anew
+            channel.send(json.dumps({"memory": most}).encode())
+            is_told = True
 
     try:
         reader = open_video(file, limits, request["name"], admit)
@@ -226,6 +239,11 @@ def _read(channel: Channel, request: dict[str, Any], fd: int, taken: int) -> Non
         channel.send(json.dumps({"error": str(error)}).encode())
         with suppress(ValueError):
             channel.receive(_REQUEST_BYTES)
+
+
+def _memory_bytes(pixels: int) -> int:
+    """That a video may take whose frames have so many."""
+    return MEMORY_BYTES + MEMORY_BYTES_A_PIXEL * pixels
 
 
 @contextmanager
@@ -272,7 +290,7 @@ def _part(told: dict[str, Any], facts: VideoFacts) -> Part:
 @lru_cache(maxsize=1)
 def _server() -> ForkServer:
     """One for the whole process."""
-    return ForkServer(__name__, at_once=AT_ONCE)
+    return ForkServer(__name__, at_once=AT_ONCE, jobs=1)
 
 
 def server_pid() -> int | None:

@@ -144,12 +144,19 @@ class Worker:
 
 class ForkServer:
     """`module`: of `host.main`; `setup`: gives the message that it prepares itself with. `at_once`:
-    jobs that may run at a time, those that take long aside. Starts when it is first needed, or by
-    `start`. Thread-safe; closed when let go, and when the interpreter ends.
+    jobs that may run at a time, those that take long aside. `jobs`: that one worker does, one
+    after another. Starts when it is first needed, or by `start`. Thread-safe; closed when let go,
+    and when the interpreter ends.
     """
 
-    def __init__(self, module: str, setup: Callable[[], bytes] = bytes, at_once: int = 2):
-        self._module, self._setup = module, setup
+    def __init__(
+        self,
+        module: str,
+        setup: Callable[[], bytes] = bytes,
+        at_once: int = 2,
+        jobs: int | None = None,
+    ):
+        self._module, self._setup, self._jobs = module, setup, jobs
         self._quick = Turns(at_once)
         self._slow = threading.BoundedSemaphore(SLOW_JOBS)
         self._lock = threading.Lock()
@@ -213,7 +220,11 @@ class ForkServer:
     def _keep(self, worker: Worker) -> None:
         was_slow = worker.is_slow is None
         worker.is_slow = None  # which holds the worker
-        if was_slow or worker.jobs >= JOBS or worker.limits.memory_bytes > KEPT_BYTES:
+        if (
+            was_slow
+            or worker.jobs >= (self._jobs or JOBS)
+            or worker.limits.memory_bytes > KEPT_BYTES
+        ):
             worker.end()
         else:
             self._idle.append(worker)

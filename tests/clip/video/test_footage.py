@@ -16,10 +16,12 @@ from clips import animation, number_of, numbered, video
 from PIL import Image
 
 from mtmd.clip.video.footage import GivenFrames, VideoFile, frames_of
-from mtmd.clip.video.isolated import Remote, no_more_files
+from mtmd.clip.video.isolated import MEMORY_BYTES, MEMORY_BYTES_A_PIXEL, Remote, no_more_files
 from mtmd.clip.video.limits import VideoLimits
 from mtmd.clip.video.video import Part, VideoFacts
 from mtmd.kernels.errors import OptionError, VideoError
+from mtmd.kernels.isolation.fork_server import Reason, WorkerFailed
+from mtmd.kernels.isolation.limits import Limits
 
 
 def seen(footage, *indices):
@@ -109,16 +111,18 @@ def test_a_mistake_of_who_takes_frames_is_not_blamed_on_the_file(clip, error):
 
 
 class Says:
-    """In place of a worker: these messages, one after another."""
+    """In place of a worker: these messages, one after another, then it has no memory left."""
 
     def __init__(self, *messages: bytes):
-        self._messages = iter(messages)
+        self._messages, self.limits = iter(messages), Limits(300.0, 4 << 30)
 
     def send(self, *_, **__):
         pass
 
     def receive(self, _):
-        return next(self._messages)
+        for message in self._messages:
+            return message
+        raise WorkerFailed(Reason.MEMORY, self.limits)
 
     def receive_into(self, room):
         return len(room)
@@ -155,11 +159,28 @@ FACTS = asdict(VideoFacts(2, 1.0, 2.0, 4, 4, "h264"))
     ],
 )
 def test_what_a_worker_says_is_checked(messages):
-    with pytest.raises(VideoError):
+    with pytest.raises(VideoError, match=r"senselessly|expected at most"):
         remote = Remote(Says(*messages), 0, 1, VideoLimits(), "x")
         if b"first" in messages[-1]:
             remote.part(1, 2)
         list(remote.take([0], (4, 4)))
+
+
+def test_the_limit_that_is_told_is_the_one_that_was_kept(clip):
+    with VideoFile(clip, isolate=True).opened() as reader:
+        pixels = reader.facts.width * reader.facts.height
+        assert reader._worker.limits.memory_bytes == MEMORY_BYTES + MEMORY_BYTES_A_PIXEL * pixels
+    for told, words in ((b'{"memory": 734003200}', "700 MiB"), (b'{"memory": 1e12}', "4,096 MiB")):
+        with pytest.raises(VideoError, match=f"takes more than {words} of memory to read"):
+            Remote(Says(told), 0, 1, VideoLimits(), "x")
+
+
+def test_each_video_has_a_worker_of_its_own(clip):
+    pids = []
+    for _ in range(2):
+        with VideoFile(clip, isolate=True).opened() as reader:
+            pids.append(reader._worker._number)
+    assert len(set(pids)) == 2
 
 
 def test_nothing_can_be_opened_where_videos_are_read():
