@@ -5,10 +5,8 @@ reads videos gets them so; another gets the frames as pictures, with their times
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from threading import Lock
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -23,18 +21,13 @@ from mtmd.clip.video.video import FrameRequest, Part, Video, VideoFacts
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.prompt.bridge import Bridge, Prepared, PreparedVideo, Shown
 from mtmd.prompt.conversation import Conversation
+from mtmd.prompt.known_videos import Known, KnownVideos
 from mtmd.prompt.video_input import Wanted
 from mtmd.receipt import FrameReceipt, VideoReceipt
 
-KEPT = 256  # videos that are known from before
-KEPT_BYTES = 128 << 20  # of frames ready to be encoded, for who asks again before they are
 TILE_BYTES = 256 << 20  # that the frames of one video may take when they are ready to be encoded
 LONGEST_TIME = 86400.0  # seconds; the time that is longest to write
 OWN = "as the model's own processor takes videos"
-Place: TypeAlias = "tuple[str, str]"
-"""Whose video, and the digest of its content."""
-Span: TypeAlias = "tuple[float | None, float | None]"
-"""Its first and last second that are asked for."""
 Chosen: TypeAlias = "tuple[list[int], tuple[str, ...]]"
 """Numbers of frames, and notes on that choice."""
 
@@ -60,75 +53,6 @@ NOT_SHOWN = ShownVideo(
     [],
     VideoReceipt(0, 0, 0, "", (0, 0), (0, 0), (), 0, "", 0, False, "", ()),
 )
-
-
-@dataclass(frozen=True, eq=False)
-class Known:
-    """A video that was prepared before: what its groups, or frames, are known by, and with `video`
-    how a family that reads videos had it.
-    """
-
-    facts: VideoFacts
-    indices: tuple[int, ...]
-    times: tuple[float, ...]
-    prepared: tuple[Prepared, ...]
-    video: PreparedVideo | None
-
-
-class KnownVideos:
-    """By file and frames; the embeddings lie in the bridge's cache, and of what is not encoded yet
-    the latest tiles here. Thread-safe.
-    """
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._met: OrderedDict[tuple[Place, Span], tuple[VideoFacts, Part]] = OrderedDict()
-        self._known: OrderedDict[Any, Known] = OrderedDict()
-
-    def met(self, place: Place, span: Span) -> tuple[VideoFacts, Part] | None:
-        """What a file says of itself, and what of it lies in `span`."""
-        with self._lock:
-            if (place, span) in self._met:
-                self._met.move_to_end((place, span))
-            return self._met.get((place, span))
-
-    def get(self, key: Any) -> Known | None:
-        with self._lock:
-            if key in self._known:
-                self._known.move_to_end(key)
-            return self._known.get(key)
-
-    def put(
-        self, place: Place, span: Span, met: tuple[VideoFacts, Part], key: Any, known: Known
-    ) -> None:
-        with self._lock:
-            self._met[place, span], self._known[key] = met, _without_embeddings(known)
-            self._met.move_to_end((place, span))
-            self._known.move_to_end(key)
-            for kept in (self._met, self._known):
-                while len(kept) > KEPT:
-                    kept.popitem(last=False)
-            left = KEPT_BYTES
-            for key, known in reversed(self._known.items()):
-                left -= _tile_bytes(known)
-                if left < 0:
-                    self._known[key] = _without_tiles(known)
-
-
-def _tile_bytes(known: Known) -> int:
-    return sum(tile.nbytes for one in known.prepared for tile in one.plan.tiles)
-
-
-def _without_embeddings(known: Known) -> Known:
-    prepared = tuple(replace(one, embeddings=None) for one in known.prepared)
-    return replace(known, prepared=prepared, video=known.video and replace(known.video, groups=()))
-
-
-def _without_tiles(known: Known) -> Known:
-    return replace(
-        known,
-        prepared=tuple(replace(one, plan=replace(one.plan, tiles=())) for one in known.prepared),
-    )
 
 
 class Videos:
