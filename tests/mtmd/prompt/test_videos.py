@@ -12,6 +12,7 @@ from clips import animation, numbered, video
 from PIL import Image
 
 from mtmd import ImageError, OptionError, PromptError, VideoError, VideoInput
+from mtmd.config import AnswerOptions
 from mtmd.model import Model
 from mtmd.prompt.video_input import is_video
 
@@ -91,18 +92,21 @@ def test_pictures_and_videos_in_one_question(demo: Model, clip: Path) -> None:
     assert answer.receipt.image_tokens == of_all
 
 
-def test_as_many_frames_as_fit_the_context(demo: Model, clip: Path) -> None:
-    chosen = VideoInput(clip, fps=12)
-    (seen,) = demo.answer([chosen] * 1, "x", max_tokens=1).receipt.videos
-    room = demo.runner.context
-    each = seen.tokens // len(seen.frames)
-    if len(seen.frames) < 48:
-        assert any(
-            f"of 48 frames: more do not fit the context of {room:,}" in n for n in seen.notes
-        )
-    assert len(seen.frames) * each < room
-    count = demo.service.count([{"role": "user", "content": [{"type": "video", "video": chosen}]}])
-    assert count.prompt_tokens < room and len(count.video_tokens) == 1 and count.image_tokens == ()
+def test_as_many_frames_as_fit_the_context(demo: Model) -> None:
+    """And beside them the answer: of one token, and of as many as it may have if nobody says."""
+    chosen = VideoInput(np.stack([numbered(n) for n in range(120)]), rate=12, fps=12)
+    answer = demo.answer(chosen, "x", max_tokens=1)
+    (seen,) = answer.receipt.videos
+    context, count = demo.runner.context, len(seen.frames)
+    assert f"{count} of 120 frames: more do not fit the context of {context:,} tokens" in seen.notes
+    assert context * 3 // 4 < answer.receipt.prompt_tokens < context
+    counted = demo.service.count(
+        [{"role": "user", "content": [{"type": "video", "video": chosen}]}]
+    )
+    longest = AnswerOptions().max_tokens
+    assert context // 2 < counted.prompt_tokens <= context - longest
+    assert counted.image_tokens == ()
+    assert counted.video_tokens[0] < seen.tokens
 
 
 def test_what_is_a_video(clip: Path, tmp_path: Path) -> None:
@@ -131,7 +135,11 @@ def test_mistakes(demo: Model, clip: Path, make, error, words) -> None:
         demo.answer(make(clip), "x")
 
 
-def test_a_video_alone_is_a_question_and_a_part_needs_its_source(demo: Model) -> None:
+def test_a_video_alone_is_a_question_and_a_part_needs_its_source(demo: Model, clip: Path) -> None:
+    alone = [{"role": "user", "content": [{"type": "video", "video": clip}]}]
+    *_, last = demo.service.submit(alone, max_tokens=2)
+    assert [f.index for f in last.answer.receipt.videos[0].frames] == [0, 12, 24, 36]
+    assert written(demo, last.answer).count("Frame at") == 4
     with pytest.raises(PromptError, match="found a part of type 'video'"):
         demo.service.submit([{"role": "user", "content": [{"type": "video"}]}])
 
