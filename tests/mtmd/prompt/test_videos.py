@@ -121,6 +121,8 @@ def test_what_is_a_video(clip: Path, tmp_path: Path) -> None:
     ("make", "error", "words"),
     [
         (lambda c: VideoInput(c, fps=0), OptionError, "fps: found 0"),
+        (lambda c: VideoInput(c, fps=5e-324), OptionError, "fps: found 4.9"),
+        (lambda c: VideoInput(c, end=10**400), OptionError, "end: found a number of hundreds"),
         (lambda c: VideoInput(c, max_frames=True), OptionError, "max_frames"),
         (lambda c: VideoInput(c, rate=2, times=[0]), OptionError, "rate: found beside times"),
         (lambda _: VideoInput("no.mp4"), ImageError, "no such file"),
@@ -128,7 +130,17 @@ def test_what_is_a_video(clip: Path, tmp_path: Path) -> None:
         (lambda _: VideoInput(object()), VideoError, "object of type object"),
         (lambda c: VideoInput(c, start=60), OptionError, "start: found 60 s"),
     ],
-    ids=["fps", "count", "both", "nowhere", "damaged", "nothing", "after the end"],
+    ids=[
+        "fps",
+        "tiny fps",
+        "endless",
+        "count",
+        "both",
+        "nowhere",
+        "damaged",
+        "nothing",
+        "after the end",
+    ],
 )
 def test_mistakes(demo: Model, clip: Path, make, error, words) -> None:
     with pytest.raises(error, match=words):
