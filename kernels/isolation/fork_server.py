@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +33,7 @@ from mtmd.kernels.isolation import host
 from mtmd.kernels.isolation.channel import LONGEST, Channel, ChannelClosed, ChannelTimeout
 from mtmd.kernels.isolation.limits import Limits
 from mtmd.kernels.resources.turns import Turns, aside
+from mtmd.kernels.resources.wanted import LOOKED_S, check_wanted, may_be_left
 
 T = TypeVar("T")
 PATIENCE_S = 0.5
@@ -90,8 +92,9 @@ class Worker:
 
     def send(self, *parts: bytes | memoryview, fds: Sequence[int] = ()) -> None:
         """One message, the `parts` together; it gets copies of `fds`. Raises WorkerFailed, and
-        BusyError where the fork server was ended.
+        BusyError where the fork server was ended, LeftError where nobody wants it any more.
         """
+        check_wanted()
         try:
             with aside():
                 self._channel.send(*parts, fds=fds, limit_s=self.limits.wall_s)
@@ -109,16 +112,29 @@ class Worker:
         return self._received(lambda: self._channel.receive_into(room, self.limits.wall_s))
 
     def _received(self, receive: Callable[[], T]) -> T:
+        check_wanted()
         try:
             with aside():
-                if self.is_slow is not None and not self._channel.ready(PATIENCE_S):
-                    self.is_slow()
-                    self.is_slow = None
+                self._wait()
                 return receive()
         except ChannelTimeout:
             raise self._failed(Reason.TIME) from None
         except ChannelClosed:
             raise self._failed() from None
+
+    def _wait(self) -> None:
+        """Until it says something, where somebody looks at the time or may leave meanwhile."""
+        began = time.monotonic()
+        while self.is_slow is not None or may_be_left():
+            if self._channel.ready(min(LOOKED_S, PATIENCE_S)):
+                return
+            check_wanted()
+            waited = time.monotonic() - began
+            if self.is_slow is not None and waited >= PATIENCE_S:
+                self.is_slow()
+                self.is_slow = None
+            if waited > self.limits.wall_s:
+                raise ChannelTimeout
 
     def ready(self, wait_s: float = 0) -> bool:
         """Whether it has said something, or ended, after `wait_s` at the latest."""
@@ -182,7 +198,7 @@ class ForkServer:
     @contextmanager
     def job(self, limits: Limits) -> Iterator[Worker]:
         """A worker for one job, once fewer than `at_once` are at work and it is its owner's turn;
-        one that raises is ended. Raises BusyError where no process can be started.
+        one that raises is ended. Raises BusyError where no process can be started, LeftError.
         """
         quick = self._quick.take()
         assert quick is not None

@@ -18,6 +18,7 @@ from mtmd.clip.video.choose import Evenly, chosen
 from mtmd.clip.video.decode import Reader
 from mtmd.clip.video.groups.room import fitting
 from mtmd.clip.video.video import FrameRequest, Part, Video, VideoFacts
+from mtmd.kernels.resources.wanted import check_wanted
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.prompt.bridge import Bridge, Prepared, PreparedVideo, Shown
 from mtmd.prompt.conversation import Conversation
@@ -73,7 +74,8 @@ class Videos:
     ) -> list[ShownVideo]:
         """All in `room` tokens together, if need be in fewer frames; where they are only counted,
         what is known of them needs no pixels. Raises VideoError, OptionError
-        for a request that a video cannot answer to, and what `Bridge.prepare_media` raises.
+        for a request that a video cannot answer to, LeftError where nobody waits for it any more,
+        and what `Bridge.prepare_media` raises.
         """
         shown = []
         for index, wanted in enumerate(videos):
@@ -150,6 +152,7 @@ class _Frames:
             self.indices.append(index)
             self.times.append(seconds)
             yield pixels
+            check_wanted()
         if len(self.indices) < len(self.wanted):
             raise _EndsEarlyError
 

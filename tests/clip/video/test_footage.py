@@ -19,9 +19,10 @@ from mtmd.clip.video.footage import GivenFrames, VideoFile, frames_of
 from mtmd.clip.video.isolated import MEMORY_BYTES, MEMORY_BYTES_A_PIXEL, Remote, no_more_files
 from mtmd.clip.video.limits import VideoLimits
 from mtmd.clip.video.video import Part, VideoFacts
-from mtmd.kernels.errors import OptionError, VideoError
+from mtmd.kernels.errors import LeftError, OptionError, VideoError
 from mtmd.kernels.isolation.fork_server import Reason, WorkerFailed
 from mtmd.kernels.isolation.limits import Limits
+from mtmd.kernels.resources.wanted import wanted_unless
 
 
 def seen(footage, *indices):
@@ -108,6 +109,19 @@ def test_a_mistake_of_who_takes_frames_is_not_blamed_on_the_file(clip, error):
     with pytest.raises(error, match="mine"), footage.opened() as reader:
         for _frame in reader.take([0, 1], (96, 64)):
             raise error("mine")
+
+
+def test_a_video_is_read_no_further_when_who_asked_has_left(clip):
+    left, taken = [], []
+    wanted_unless(lambda: bool(left))
+    try:
+        with pytest.raises(LeftError), VideoFile(clip, isolate=True).opened() as reader:
+            for index, *_ in reader.take(list(range(36)), (96, 64)):
+                taken.append(index)
+                left.append(index)
+    finally:
+        wanted_unless(None)
+    assert taken == [0] and not reader._worker._end.alive
 
 
 class Says:

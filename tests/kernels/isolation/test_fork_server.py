@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 from processes import children
 
-from mtmd.kernels.errors import MtmdError
+from mtmd.kernels.errors import LeftError, MtmdError
 from mtmd.kernels.isolation import fork_server as module
 from mtmd.kernels.isolation.fork_server import ForkServer, Reason, Worker, WorkerFailed
 from mtmd.kernels.isolation.limits import NICE, Limits
+from mtmd.kernels.resources.wanted import wanted_unless
 
 LIMITS = Limits(1, 64 << 20)
 SUPPORT = Path(__file__).parents[2] / "support"
@@ -99,6 +100,21 @@ def test_the_limits_are_those_of_the_job(server: ForkServer) -> None:
         with pytest.raises(WorkerFailed):
             ask(server, b"take")
         assert len(ask(server, b"take", Limits(1, 256 << 20))) == 200
+
+
+def test_a_worker_ends_when_who_asked_has_left(server: ForkServer) -> None:
+    number = pid(server)
+    looks = iter([False, False, True])
+    wanted_unless(lambda: next(looks))
+    try:
+        with pytest.raises(LeftError), server.job(Limits(60, 64 << 20)) as worker:
+            worker.send(b"burn")
+            worker.receive()
+    finally:
+        wanted_unless(None)
+    until(lambda: ended(number))
+    assert next(looks, None) is None
+    assert ask(server, b"still here") == b"still here"
 
 
 def test_what_a_worker_says_has_a_limit(server: ForkServer) -> None:

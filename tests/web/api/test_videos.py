@@ -89,6 +89,34 @@ def test_refusals(service, part, code, words):
     assert (reply.status_code, error["code"]) == (400, code) and words in error["message"]
 
 
+class Reads(FakeService):
+    """Takes the frames of a video, of which the first takes its client away."""
+
+    def __init__(self):
+        super().__init__()
+        self.taken, self.left = [], []
+
+    def submit(self, messages, **options):
+        (part,) = [p for p in messages[-1]["content"] if p["type"] == "video"]
+        with part["video"].opened() as reader:
+            for index, *_ in reader.take(range(12), (96, 64)):
+                self.taken.append(index)
+                self.left.append(index)
+        return super().submit(messages, **options)
+
+
+def test_who_leaves_while_a_video_is_read(clip):
+    service = Reads()
+    client = client_for(service)
+    part = {"type": "video_url", "video_url": {"url": data_url(clip)}}
+    body = {"messages": [{"role": "user", "content": [part, TEXT]}]}
+    gone = {"waitress.client_disconnected": lambda: bool(service.left)}
+    reply = client.post("/v1/chat/completions", json=body, environ_overrides=gone)
+    assert (reply.status_code, service.taken, service.tickets) == (499, [0], [])
+    assert post_chat(client, part, TEXT).status_code == 200  # the next on this thread
+    assert service.taken == [0, *range(12)]
+
+
 def test_too_many(service, clip):
     part = {"type": "video_url", "video_url": {"url": data_url(clip)}}
     reply = post_chat(client_for(service), *[part] * 9)
