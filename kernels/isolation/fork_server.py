@@ -8,7 +8,8 @@ fork server itself touches nothing from outside, so it is safe to fork from, and
 should it be killed. Workers get their input over a channel (`channel.py`), without pickles.
 
 Jobs that take long do not keep short ones waiting: after `PATIENCE_S` a job is run at low priority
-and leaves its place to the next, as long as there are no more than `SLOW_JOBS` of such.
+and leaves its place to the next, as long as there are no more than `SLOW_JOBS` of such, half of
+them one owner's. Beyond that an owner's jobs keep his own places: others have one more.
 """
 
 from __future__ import annotations
@@ -160,9 +161,9 @@ class Worker:
 
 class ForkServer:
     """`module`: of `host.main`; `setup`: gives the message that it prepares itself with. `at_once`:
-    jobs that may run at a time, those that take long aside. `jobs`: that one worker does, one
-    after another. Starts when it is first needed, or by `start`. Thread-safe; closed when let go,
-    and when the interpreter ends.
+    jobs of one owner that may run at a time, those that take long aside. `jobs`: that one worker
+    does, one after another. Starts when it is first needed, or by `start`. Thread-safe; closed when
+    let go, and when the interpreter ends.
     """
 
     def __init__(
@@ -173,8 +174,8 @@ class ForkServer:
         jobs: int | None = None,
     ):
         self._module, self._setup, self._jobs = module, setup, jobs
-        self._quick = Turns(at_once)
-        self._slow = threading.BoundedSemaphore(SLOW_JOBS)
+        self._quick = Turns(at_once + 1, each=at_once)
+        self._slow = Turns(SLOW_JOBS, each=max(1, SLOW_JOBS // 2))
         self._lock = threading.Lock()
         self._running: _Running | None = None
         self._idle: deque[Worker] = deque()
@@ -208,9 +209,10 @@ class ForkServer:
                 worker = self._worker(limits)
 
             def is_slow() -> None:
-                if self._slow.acquire(blocking=False):
+                slow = self._slow.take(within_s=0)
+                if slow is not None:
                     give_back[0]()
-                    give_back[0] = self._slow.release
+                    give_back[0] = slow
                 worker.lower_priority()
 
             worker.is_slow = is_slow

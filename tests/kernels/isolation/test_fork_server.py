@@ -18,6 +18,7 @@ from mtmd.kernels.errors import LeftError, MtmdError
 from mtmd.kernels.isolation import fork_server as module
 from mtmd.kernels.isolation.fork_server import ForkServer, Reason, Worker, WorkerFailed
 from mtmd.kernels.isolation.limits import NICE, Limits
+from mtmd.kernels.resources.turns import work_for
 from mtmd.kernels.resources.wanted import wanted_unless
 
 LIMITS = Limits(1, 64 << 20)
@@ -145,6 +146,35 @@ def test_who_takes_long_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) ->
     for thread in burners:
         thread.join()
     assert found == [Reason.MEMORY] * 2  # as if the system had ended them
+    server.close()
+
+
+def test_who_has_only_long_jobs_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them than there are places, for long jobs too."""
+    monkeypatch.setattr(module, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(module, "SLOW_JOBS", 2)
+    server, found = ForkServer("isolated_work", at_once=1), list[Reason]()
+
+    def burn() -> None:
+        work_for("who burns")
+        try:
+            ask(server, b"burn", Limits(30, 64 << 20))
+        except WorkerFailed as error:
+            found.append(error.reason)
+
+    assert ask(server, b"warm") == b"warm"
+    burners = [threading.Thread(target=burn) for _ in range(4)]
+    for thread in burners:
+        thread.start()
+    until(lambda: server._quick.waiting == 2 and server._slow.at_work == 1)
+    assert [ask(server, b"%d" % n) for n in range(5)] == [b"%d" % n for n in range(5)]
+    assert found == []
+    while any(thread.is_alive() for thread in burners):
+        for worker in children(server.pid or 0):
+            os.kill(worker, signal.SIGKILL)
+        burners[0].join(0.02)
+    for thread in burners:
+        thread.join()
     server.close()
 
 
