@@ -120,13 +120,14 @@ class Media:
             )
         pixels = self._count_pixels(pictures) + videos * self._budget.limits.video_pixels
         with self._budget.held(pixels):
-            yield [self._open(reference, data) for reference, data in files]
+            yield [self._open(reference, data, videos) for reference, data in files]
 
-    def _open(self, reference: Reference, data: bytes) -> Shown:
+    def _open(self, reference: Reference, data: bytes, videos: int) -> Shown:
+        """`videos`: how many there are in the request."""
         if not _is_video(reference, data):
             return Shown("image", self._decode(reference.place, data))
         with _placed(reference.place):
-            footage = sent_video(data, self._budget.limits.video, reference.place)
+            footage = sent_video(data, self._budget.limits.video_of(videos), reference.place)
         return Shown("video", footage, reference.frames)
 
     def _sources(self, references: Sequence[Reference], owner: str) -> list[_Source]:

@@ -117,6 +117,14 @@ def test_who_leaves_while_a_video_is_read(clip):
     assert service.taken == [0, *range(12)]
 
 
+def test_videos_of_a_request_share_the_time_to_read_them(service, clip):
+    part = {"type": "video_url", "video_url": {"url": data_url(clip)}}
+    for count in (1, 4):
+        assert post_chat(client_for(service), *[part] * count, TEXT).status_code == 200
+        times = [one["video"].limits.cpu_s for one in shown(service)]
+        assert times == [120 / count] * count
+
+
 def test_too_many(service, clip):
     part = {"type": "video_url", "video_url": {"url": data_url(clip)}}
     reply = post_chat(client_for(service), *[part] * 9)
