@@ -77,11 +77,11 @@ def part_between(
     the one that is shown at `start`. `times`: when each begins, None where that is by the average
     rate. Raises OptionError where the video ends before, or begins after.
     """
-    if start is None and end is None:
-        return Part(0, facts.frames, facts.fps, facts.seconds)
     if times is None or len(times) != facts.frames:
         times = None
     begins = 0.0 if times is None else float(times[0])
+    if start is None and end is None:
+        return Part(0, begins, facts.frames, facts.fps, facts.seconds)
     ends = begins + facts.seconds
     if start is not None and start > 0 and start >= ends:
         raise OptionError(
@@ -103,13 +103,13 @@ def part_between(
         first = min(max(first - 1, 0), facts.frames - 1)
         behind = first + 1
     frames = behind - first
-    seconds = frames / facts.fps
+    seconds, at = frames / facts.fps, first / facts.fps
     if times is not None:
-        until = ends if behind == facts.frames else float(times[behind])
-        apart = until - float(times[first])
+        at = float(times[first])
+        apart = (ends if behind == facts.frames else float(times[behind])) - at
         if abs(apart - seconds) * facts.fps > 0.3:  # more than even rates vary by rounding
-            return Part(first, frames, frames / apart, apart)
-    return Part(first, frames, facts.fps, seconds)
+            return Part(first, at, frames, frames / apart, apart)
+    return Part(first, at, frames, facts.fps, seconds)
 
 
 def chosen(

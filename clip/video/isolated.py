@@ -280,9 +280,11 @@ def _told_part(reader: Reader, start: float | None, end: float | None) -> dict[s
 
 def _part(told: dict[str, Any], facts: VideoFacts) -> Part:
     """What a worker says of a part, checked."""
-    part = Part(int(told["first"]), int(told["frames"]), float(told["fps"]), float(told["seconds"]))
-    inside = part.first >= 0 and 1 <= part.frames <= facts.frames - part.first
-    if not inside or not 0 < part.fps < inf or not 0 <= part.seconds < inf:
+    first, frames = int(told["first"]), int(told["frames"])
+    begins, fps, seconds = (float(told[name]) for name in ("begins", "fps", "seconds"))
+    part = Part(first, begins, frames, fps, seconds)
+    inside = first >= 0 and 1 <= frames <= facts.frames - first
+    if not inside or not isfinite(begins) or not 0 < fps < inf or not 0 <= seconds < inf:
         raise ValueError
     return part
 

@@ -36,13 +36,19 @@ class Part:
 
     Args:
         first: its first frame's number in the file.
+        begins: when that is, in seconds.
         frames, fps, seconds: as in `VideoFacts`.
     """
 
     first: int
+    begins: float
     frames: int
     fps: float
     seconds: float
+
+    def times(self, indices: Sequence[int]) -> tuple[float, ...]:
+        """When frames of these numbers in the file are, about."""
+        return tuple(self.begins + (i - self.first) / self.fps for i in indices)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.token_budget import Budget
 from mtmd.clip.video.choose import Evenly, chosen
 from mtmd.clip.video.decode import Reader
+from mtmd.clip.video.family import ClipShape
 from mtmd.clip.video.groups.room import fitting
 from mtmd.clip.video.video import FrameRequest, Part, Video, VideoFacts
 from mtmd.kernels.resources.wanted import check_wanted
@@ -234,13 +235,10 @@ class _Own:
         """
         most, why = _most(wanted.footage.limits.max_frames)
         indices, notes = self._chosen(facts, part, wanted.request, most, why)
-        self.budget = self._smaller(facts, indices, room)
+        self.budget = self._smaller(facts, part, indices, room)
         while len(indices) > 1:
             shape = self._family.shape(facts.width, facts.height, len(indices), self.budget)
-            times = tuple(i / facts.fps for i in indices)
-            text = self._family.prompt(Video((), tuple(indices), times, facts), shape)
-            between = self._bridge.tokenizer.encode(text.replace(self._family.token, ""))
-            tokens = shape.all_tokens + len(between)
+            tokens = shape.all_tokens + self._between(facts, part, indices, shape)
             frame_bytes = 3 * shape.size[0] * shape.size[1]
             memory, because = _for_memory(frame_bytes)
             if tokens > room:
@@ -252,13 +250,19 @@ class _Own:
             indices, notes = self._chosen(facts, part, wanted.request, memory, because)
         return indices, notes
 
-    def _smaller(self, facts: VideoFacts, indices: Sequence[int], room: int) -> Budget:
+    def _between(
+        self, facts: VideoFacts, part: Part, indices: Sequence[int], shape: ClipShape
+    ) -> int:
+        """Tokens of the text between frames."""
+        video = Video((), tuple(indices), part.times(indices), facts)
+        text = self._family.prompt(video, shape).replace(self._family.token, "")
+        return len(self._bridge.tokenizer.encode(text))
+
+    def _smaller(self, facts: VideoFacts, part: Part, indices: Sequence[int], room: int) -> Budget:
         """That of frames which are smaller, if need be, before they are fewer."""
         size, budget = (facts.width, facts.height), self.budget
         shape = self._family.shape(*size, len(indices), budget)
-        times = tuple(i / facts.fps for i in indices)
-        text = self._family.prompt(Video((), tuple(indices), times, facts), shape)
-        between = len(self._bridge.tokenizer.encode(text.replace(self._family.token, "")))
+        between = self._between(facts, part, indices, shape)
         return fitting(self._family, size, len(indices), budget, room - between)
 
     def _chosen(

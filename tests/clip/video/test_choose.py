@@ -138,6 +138,7 @@ def test_a_part_of_an_uneven_video_is_found_by_its_times(start, end, found):
     assert (part.first, part.frames) == found
     later = part_between(of, UNEVEN + 100, *(t if t is None else t + 100 for t in (start, end)))
     assert (later.first, later.frames) == found
+    assert later.times([later.first]) == (pytest.approx(100 + UNEVEN[found[0]]),)
 
 
 def test_a_part_of_an_uneven_video_has_a_rate_of_its_own():
@@ -145,7 +146,7 @@ def test_a_part_of_an_uneven_video_has_a_rate_of_its_own():
     times = np.array([*range(10), *(10 + i / 30 for i in range(300))])
     of = VideoFacts(310, 310 / 20, 20.0, 64, 48)
     part = part_between(of, times, None, 9.5)
-    assert part == Part(0, 10, pytest.approx(1.0), pytest.approx(10.0))
+    assert part == Part(0, 0.0, 10, pytest.approx(1.0), pytest.approx(10.0))
     assert chosen(Evenly(), of, part, FrameRequest(fps=2), 99, "")[0] == list(range(10))
 
 

@@ -79,8 +79,8 @@ def uneven_png(times: list[float]) -> bytes:
 
 def test_parts_of_given_frames_are_those_of_their_times():
     given = GivenFrames([numbered(n) for n in range(4)], [100, 101, 105, 106])
-    assert given.part(101, None) == Part(1, 3, pytest.approx(3 / 7), pytest.approx(7.0))
-    assert given.part(102, 103).first == 1
+    assert given.part(101, None) == Part(1, 101.0, 3, pytest.approx(3 / 7), pytest.approx(7.0))
+    assert given.part(102, 103).first == 1 and given.part(None, None).begins == 100
     with pytest.raises(OptionError, match=r"start: found 108 s, expected less .* 108\.0 s"):
         given.part(108, None)
 
@@ -154,7 +154,10 @@ FACTS = asdict(VideoFacts(2, 1.0, 2.0, 4, 4, "h264"))
         [json.dumps({**FACTS, "fps": inf}).encode()],
         [json.dumps({**FACTS, "frames": 1 << 40}).encode()],
         [json.dumps({**FACTS, "width": 1 << 20, "height": 1 << 20}).encode()],
-        [json.dumps(FACTS).encode(), b'{"first": 1, "frames": 2, "fps": 1, "seconds": 1}'],
+        [
+            json.dumps(FACTS).encode(),
+            b'{"first": 1, "begins": 0, "frames": 2, "fps": 1, "seconds": 1}',
+        ],
         [json.dumps(FACTS).encode(), b'{"index": 7, "time": 0}'],
         [json.dumps(FACTS).encode(), b'{"index": 0, "time": NaN}'],
         [json.dumps(FACTS).encode(), *[b'{"index": 0, "time": 0}'] * 2],

@@ -15,7 +15,7 @@ from mtmd.prompt.bridge import Prepared
 from mtmd.prompt.known_videos import Known, KnownVideos
 from mtmd.receipt import ImageReceipt
 
-FACTS, PART = VideoFacts(9000, 30.0, 300.0, 96, 64), Part(0, 9000, 30.0, 300.0)
+FACTS, PART = VideoFacts(9000, 30.0, 300.0, 96, 64), Part(0, 0.0, 9000, 30.0, 300.0)
 ALL = None, None
 
 

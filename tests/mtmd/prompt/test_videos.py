@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,9 +13,15 @@ from clips import animation, numbered, video
 from PIL import Image
 
 from mtmd import ImageError, OptionError, PromptError, VideoError, VideoInput
+from mtmd.clip.token_budget import DEFAULT_BUDGET
+from mtmd.clip.video.family import ClipShape
+from mtmd.clip.video.footage import GivenFrames
+from mtmd.clip.video.rules import Beginnings, FrameRule
+from mtmd.clip.video.video import FrameRequest, Video
 from mtmd.config import AnswerOptions
 from mtmd.model import Model
-from mtmd.prompt.video_input import is_video
+from mtmd.prompt.video_input import Wanted, is_video
+from mtmd.prompt.videos import _Own
 
 HOW = "frames as pictures: gemma3 has no video of its own"
 
@@ -107,6 +114,27 @@ def test_as_many_frames_as_fit_the_context(demo: Model) -> None:
     assert context // 2 < counted.prompt_tokens <= context - longest
     assert counted.image_tokens == ()
     assert counted.video_tokens[0] < seen.tokens
+
+
+def test_times_that_are_long_to_write_have_room() -> None:
+    """Of a family that writes them; its tokenizer makes one token of a character."""
+    family = SimpleNamespace(
+        rule=FrameRule(Beginnings(64)),
+        token="@",
+        shape=lambda _width, _height, frames, _budget: ClipShape((8, 8), 1, frames, 1),
+        prompt=lambda video, _: "".join(f"<{t:.1f} s>@" for t in video.times),
+    )
+    bridge = SimpleNamespace(video=family, tokenizer=SimpleNamespace(encode=list))
+    loaded = SimpleNamespace(runner=SimpleNamespace(context=999), limits=DEFAULT_BUDGET)
+    times = [100_000.0 + n for n in range(40)]
+    given = GivenFrames([numbered(0)] * 40, times)
+    for start in (None, 100_010.0):
+        making = _Own(loaded, bridge, "auto", False, "")
+        part = given.part(start, None)
+        wanted = Wanted(given, FrameRequest(start=start))
+        indices, notes = making.choose(given.facts, part, wanted, 300)
+        seen = Video((), tuple(indices), tuple(times[i] for i in indices), given.facts)
+        assert 250 < len(family.prompt(seen, None)) <= 300 and "do not fit the context" in notes[0]
 
 
 def test_what_is_a_video(clip: Path, tmp_path: Path) -> None:
