@@ -248,7 +248,9 @@ class Container:
         if not 0 < fps <= MOST_FPS:
             fps = DEFAULT_FPS
         frames = len(times) if times is not None else stream.frames
-        if frames < 1:
+        if frames < 1 or (
+            times is None and frames > MOST_FRAMES
+        ):  # a header that was not filled in
             frames = max(1, round(seconds * fps))
         if seconds <= 0:
             seconds = frames / fps
@@ -290,7 +292,6 @@ class Container:
         if self._counts:
             return None, None
         base = float(self._stream.time_base or 0)
-        check_frames(self._stream.frames, self._name)
         check_frames(len(self._stream.index_entries), self._name)
         entries = np.fromiter(
             ((e.timestamp, e.is_keyframe) for e in self._stream.index_entries if not e.is_discard),

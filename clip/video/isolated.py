@@ -12,7 +12,7 @@ import io
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from functools import lru_cache
 from importlib import import_module
@@ -89,8 +89,7 @@ class Remote:
         check_facts(self.facts, limits, name)
 
     def close(self) -> None:
-        with self._blamed():
-            self._worker.send(b"{}")
+        """Its worker ends by itself: nobody wants it for another video."""
 
     def part(self, start: float | None, end: float | None) -> Part:
         with self._blamed():
@@ -159,9 +158,7 @@ def opened_isolated(fd: int, size: int, limits: VideoLimits, name: str) -> Itera
     """
     taken = Limits(limits.cpu_s, _memory_bytes(limits.max_pixels))
     with _server().job(taken) as worker:
-        remote = Remote(worker, fd, size, limits, one_line(name))
-        yield remote
-        remote.close()
+        yield Remote(worker, fd, size, limits, one_line(name))
 
 
 def prepare(_: bytes) -> None:
@@ -210,7 +207,6 @@ def serve(channel: Channel, _prepared: Any) -> None:
 def _read(channel: Channel, request: dict[str, Any], fd: int, taken: int) -> None:
     limits, size = VideoLimits(**request["limits"]), int(request["size"])
     file = io.BufferedReader(FileAt(fd, size), 1 << 16)
-
     is_told = False
 
     def admit(pixels: int) -> None:
@@ -224,21 +220,17 @@ def _read(channel: Channel, request: dict[str, Any], fd: int, taken: int) -> Non
     try:
         reader = open_video(file, limits, request["name"], admit)
         channel.send(json.dumps(asdict(reader.facts)).encode())
-        wanted = json.loads(channel.receive(_REQUEST_BYTES))
-        while wanted:
+        while True:  # ended by who asks
+            wanted = json.loads(channel.receive(_REQUEST_BYTES))
             if "part" in wanted:
                 channel.send(json.dumps(_told_part(reader, *wanted["part"])).encode())
-                wanted = json.loads(channel.receive(_REQUEST_BYTES))
                 continue
             for index, seconds, pixels in reader.take(wanted["indices"], tuple(wanted["size"])):
                 channel.send(json.dumps({"index": index, "time": seconds}).encode())
                 channel.send(np.ascontiguousarray(pixels).data.cast("B"))
             channel.send(b'{"end": true}')
-            wanted = json.loads(channel.receive(_REQUEST_BYTES))
     except VideoError as error:
         channel.send(json.dumps({"error": str(error)}).encode())
-        with suppress(ValueError):
-            channel.receive(_REQUEST_BYTES)
 
 
 def _memory_bytes(pixels: int) -> int:

@@ -252,6 +252,14 @@ def test_pixels_that_are_not_square():
     assert facts.notes == ("pixels that are not square: 96 x 64 in the file",)
 
 
+@pytest.mark.parametrize("said", [0, 0x7FFFFFFF, 0xFFFFFFFF])
+def test_a_number_of_frames_that_was_never_filled_in_is_not_believed(said):
+    data = bytearray(video(24, format="avi", codec="mpeg4"))
+    for at in (data.index(b"avih") + 8 + 16, data.index(b"strh") + 8 + 32):
+        data[at : at + 4] = said.to_bytes(4, "little")
+    assert open_video(io.BytesIO(data)).facts.frames == 24
+
+
 def test_without_timestamps_frames_are_counted(monkeypatch):
     monkeypatch.setattr("mtmd.clip.video.container._stamp", lambda _: None)
     data = video(24)
