@@ -21,7 +21,7 @@ from mtmd.service.turns import Turns, aside, for_whom
 from mtmd.web.intake.places import Askers
 from mtmd.web.settings import MediaBudget
 
-# At work, and put aside for taking long: `mtmd.kernels.isolation.fork_server`.
+# Of one client, at work or put aside for taking long: `mtmd.kernels.isolation.fork_server`.
 DECODE_AT_ONCE = max(2, os.cpu_count() or 1) + 8
 
 
@@ -42,7 +42,7 @@ class PictureBudget:
         self._pixels_held, self._lock = Counter[str](), threading.Lock()
         self._askers = Askers()
         self._turnover = Turnover()
-        self._decoding = Turns(DECODE_AT_ONCE, limits.decoding_pixels)
+        self._decoding = Turns(DECODE_AT_ONCE + 1, limits.decoding_pixels, each=DECODE_AT_ONCE)
 
     def excess(
         self, *, pictures: int = 0, bytes_: int = 0, pixels: int = 0, videos: int = 0

@@ -200,6 +200,13 @@ def test_each_video_has_a_worker_of_its_own(clip):
     assert len(set(pids)) == 2
 
 
+def test_frames_that_are_here_stay_when_their_worker_ends(clip):
+    with VideoFile(clip, isolate=True).opened() as reader:
+        taken = list(reader.take([0, 5], (96, 64)))
+        reader._worker.end()
+    assert [i for i, *_ in taken] == [0, 5]
+
+
 def test_nothing_can_be_opened_where_videos_are_read():
     with no_more_files():
         with pytest.raises(OSError, match="Too many open files"):

@@ -8,7 +8,7 @@ import pytest
 
 from mtmd import BusyError
 from mtmd.service.turns import work_for
-from mtmd.web.intake.picture_budget import PictureBudget
+from mtmd.web.intake.picture_budget import DECODE_AT_ONCE, PictureBudget
 from mtmd.web.settings import MediaBudget
 
 
@@ -21,6 +21,15 @@ def budget():
 def hold(budget, held, owner, pixels):
     work_for(owner)
     held.enter_context(budget.held(pixels))
+
+
+def test_who_has_many_pictures_decoded_leaves_a_place_for_others(budget):
+    work_for("one")
+    for _ in range(DECODE_AT_ONCE):
+        assert budget._decoding.take(within_s=0) is not None
+    assert budget._decoding.take(within_s=0) is None
+    work_for("other")
+    assert budget._decoding.take(within_s=0) is not None
 
 
 def test_one_alone_may_hold_all(budget):
