@@ -36,7 +36,8 @@ UPWARD = {  # inside their functions
 ORDER = {
     "kernels": (
         # words that everybody uses
-        ("errors", "dtype", "extras", "files", "resources", "spelling"),
+        ("errors", "dtype", "extras", "files", "spelling"),
+        ("resources",),  # what is shared in a process
         ("options", "graph", "quantization", "text"),  # what a value is
         ("isolation", "panics"),  # work that may end badly
         ("checkpoint", "kernel"),  # where weights come from; what a kernel says of itself

@@ -25,6 +25,7 @@ from mtmd import (
     PromptError,
     VideoError,
 )
+from mtmd.service.turns import LeftError
 from mtmd.tracebacks import traceback_text
 
 if TYPE_CHECKING:
@@ -119,6 +120,8 @@ def as_api_error(error: BaseException, request_id: str) -> ApiError:
             if isinstance(error, ImageError)
             else None,
         )
+    if isinstance(error, LeftError):
+        return ApiError(499, "the client has left")
     if isinstance(error, BusyError):
         wait = {"Retry-After": str(math.ceil(error.retry_after_s))}
         return ApiError(429, str(error), code="server_busy", headers=wait)

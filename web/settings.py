@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
@@ -28,8 +28,9 @@ _ROOT = re.compile(r"(/[\w.~-]+)+")
 class MediaBudget:
     """What the pictures of one request may bring together; `server_pixels`: those of all requests
     that are not answered yet; `decoding_pixels`: of pictures that are being decoded at once.
-    `bytes` count for videos as well, of which there may be `videos`, each within `video`; while one
-    is answered, it counts as `video_pixels` held, whatever its size.
+    `bytes` count for videos as well, of which there may be `videos`, each within `video` but for
+    the processor time, which is that of all together; while one is answered, it counts as
+    `video_pixels` held, whatever its size.
     """
 
     images: int = 32
@@ -44,6 +45,10 @@ class MediaBudget:
     @property
     def each(self) -> ImageLimits:
         return ImageLimits(self.bytes, self.pixels)
+
+    def video_of(self, count: int) -> VideoLimits:
+        """Of each of `count` videos of one request."""
+        return replace(self.video, cpu_s=self.video.cpu_s / count)
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import BinaryIO
 
 import numpy as np
 from PIL import GifImagePlugin, Image, ImageFile, PngImagePlugin, WebPImagePlugin
 
 from mtmd.clip.image.pixels import Pixels
+from mtmd.clip.video.choose import part_between
 from mtmd.clip.video.limits import VideoLimits, admit_any, check_size
 from mtmd.clip.video.signatures import NAMES
-from mtmd.clip.video.video import VideoFacts
+from mtmd.clip.video.video import Part, VideoFacts
 from mtmd.kernels.errors import VideoError
 
 SHORTEST_S, USUAL_S = 0.011, 0.1
@@ -81,29 +83,42 @@ class Animation:
     def close(self) -> None:
         pass
 
+    def part(self, start: float | None, end: float | None) -> Part:
+        return part_between(self.facts, self._starts[:-1], start, end)
+
     def take(
         self, indices: Sequence[int], size: tuple[int, int]
     ) -> Iterator[tuple[int, float, Pixels]]:
-        """(number, seconds, uint8 [Y, X, 3]) of each frame, transparent parts on white."""
-        try:
-            image = _READERS[self._kind](self._file)
-            for index in indices:
+        """(number, seconds, uint8 [Y, X, 3]) of each frame, transparent parts on white; fewer where
+        the file ends, or is damaged, before. Raises VideoError where there is none.
+        """
+        image: ImageFile.ImageFile | None = None
+        for index in indices:
+            try:
+                if image is None:
+                    self._file.seek(0)
+                    image = _READERS[self._kind](self._file)
                 image.seek(index + self._skipped)
-                frame = image.convert("RGBA")
-                white = Image.new("RGBA", frame.size, (255, 255, 255, 255))
-                shown = Image.alpha_composite(white, frame).convert("RGB")
-                if shown.size != size:
-                    shown = shown.resize(size, Image.Resampling.BOX)
-                yield index, float(self._starts[index]), np.asarray(shown)
-        except (VideoError, MemoryError, GeneratorExit):
-            raise
-        except EOFError:
-            return  # it ends before its header says so: who asked sees that
-        except Exception as error:
-            raise VideoError(
-                f"{self._name}: found a damaged {NAMES[self._kind]}, expected one that decodes; "
-                "save it anew"
-            ) from error
+                pixels = self._shown(image, size)
+            except MemoryError:
+                raise
+            except Exception as error:
+                if index != indices[0]:
+                    return  # who asked sees that
+                raise VideoError(
+                    f"{self._name}: found a damaged {NAMES[self._kind]}, expected one that "
+                    "decodes; save it anew"
+                ) from error
+            yield index, float(self._starts[index]), pixels
+
+    def _shown(self, image: Image.Image, size: tuple[int, int]) -> Pixels:
+        whole = self.facts.width, self.facts.height
+        frame = Image.new("RGBA", whole, (255, 255, 255, 255))
+        frame.alpha_composite(image.convert("RGBA"))  # a GIF's may be smaller
+        shown = frame.convert("RGB")
+        if shown.size != size:
+            shown = shown.resize(size, Image.Resampling.BOX)
+        return np.asarray(shown)
 
 
 def timing(data: bytes, kind: str) -> list[float]:
@@ -125,10 +140,15 @@ def moves(data: bytes, kind: str | None) -> bool:
 
 
 def canvas(data: bytes, kind: str) -> tuple[int, int]:
-    """(width, height) that the header tells; (0, 0) where it is not there."""
+    """(width, height) that the header tells, of a GIF those that hold all its frames; (0, 0) where
+    the header is not there.
+    """
     try:
         if kind == "GIF":
-            return struct.unpack_from("<HH", data, 6)
+            width, height = struct.unpack_from("<HH", data, 6)
+            for _, right, below in islice(_gif_frames(data), MOST_FRAMES + 1):
+                width, height = max(width, right), max(height, below)
+            return width, height
         if kind == "PNG":
             return struct.unpack_from(">II", data, 16)
     except struct.error:
@@ -139,7 +159,13 @@ def canvas(data: bytes, kind: str) -> tuple[int, int]:
 
 
 def _gif(data: bytes) -> Iterator[float]:
-    """GIF89a: blocks one after another; a frame's time stands in the extension before it."""
+    return (seconds for seconds, _, _ in _gif_frames(data))
+
+
+def _gif_frames(data: bytes) -> Iterator[tuple[float, int, int]]:
+    """Time of each frame, and where it ends to the right and below. GIF89a: blocks one after
+    another; a frame's time stands in the extension before it.
+    """
     at, delay = 13, 0.0
     if len(data) > 10 and data[10] & 0x80:
         at += 3 << ((data[10] & 7) + 1)
@@ -150,9 +176,11 @@ def _gif(data: bytes) -> Iterator[float]:
                 delay = int.from_bytes(data[at + 4 : at + 6], "little") / 100
             at = _after_blocks(data, at + 2)
         elif mark == 0x2C:
-            yield delay
             if at + 9 >= len(data):
+                yield delay, 0, 0
                 return
+            left, top, width, height = struct.unpack_from("<HHHH", data, at + 1)
+            yield delay, left + width, top + height
             colours = 3 << ((data[at + 9] & 7) + 1) if data[at + 9] & 0x80 else 0
             at, delay = _after_blocks(data, at + 11 + colours), 0.0
         else:
@@ -176,10 +204,20 @@ def _webp(data: bytes) -> Iterator[float]:
 
 
 def _png(data: bytes) -> Iterator[float]:
-    """PNG, third edition: fcTL chunks, with the time as a fraction."""
+    """PNG, third edition: fcTL chunks, with the time as a fraction; as many as acTL says, which
+    stands before the first picture.
+    """
+    left = 0
     for at, size, kind in _chunks(data):
-        if kind == b"fcTL" and size == 26 and at + 34 <= len(data):
+        if kind == b"acTL":
+            if left or size != 8 or at + 12 > len(data):
+                return
+            (left,) = struct.unpack_from(">I", data, at + 8)
+        elif kind == b"IDAT" and not left:
+            return
+        elif kind == b"fcTL" and left and size == 26 and at + 34 <= len(data):
             above, below = struct.unpack_from(">HH", data, at + 28)
+            left -= 1
             yield above / (below or 100)
 
 

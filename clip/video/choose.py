@@ -4,23 +4,32 @@ there is room for.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mtmd.clip.video.video import FrameRequest, VideoFacts
+from mtmd.clip.video.video import FrameRequest, Part, VideoFacts
 from mtmd.kernels.errors import OptionError
 
-MOST_FPS = 240.0
+LEAST_FPS, MOST_FPS = 1e-6, 240.0
+MOST = 1 << 14
+"""Frames that a rule is asked for, however many a file says it has; no context holds them."""
+ROUNDED_S = 0.6e-3  # files may round times to milliseconds
 
 
 class Rule(Protocol):
     """How a model's processor chooses."""
 
-    def choose(self, facts: VideoFacts, request: FrameRequest) -> list[int]:
-        """Numbers of frames, ascending."""
+    def choose(
+        self, clip: VideoFacts, fps: float | None = None, most: int | None = None
+    ) -> list[int]:
+        """Numbers of frames, ascending: `fps` of them a second and `most` at most where those are
+        asked for, else as the model has it; `MOST` in any case.
+        """
 
 
 @dataclass(frozen=True)
@@ -32,24 +41,28 @@ class Evenly:
     fps: float = 1.0
     most: int = 32
 
-    def choose(self, facts: VideoFacts, request: FrameRequest) -> list[int]:
-        fps = min(request.fps or self.fps, facts.fps)
-        most = request.max_frames or (self.most if request.fps is None else facts.frames)
-        step = facts.fps / fps
-        count = max(1, int((facts.frames - 1) / step + 1e-6) + 1)
+    def choose(
+        self, clip: VideoFacts, fps: float | None = None, most: int | None = None
+    ) -> list[int]:
+        if most is None:
+            most = self.most if fps is None else MOST
+        step = clip.fps / min(fps or self.fps, clip.fps)
+        count = max(1, int((clip.frames - 1) / step + 1e-6) + 1)
         if count > most:
-            return _spread(facts.frames, most)
-        return list(dict.fromkeys(min(facts.frames - 1, round(i * step)) for i in range(count)))
+            return _spread(clip.frames, most)
+        return list(dict.fromkeys(min(clip.frames - 1, round(i * step)) for i in range(count)))
 
 
 def check_request(request: FrameRequest) -> None:
     """Raises OptionError for one that no video can answer to."""
-    if request.fps is not None and not 0 < request.fps <= MOST_FPS:
-        raise OptionError(f"fps: found {request.fps:g}, expected more than 0, {MOST_FPS:g} at most")
+    if request.fps is not None and not LEAST_FPS <= request.fps <= MOST_FPS:
+        raise OptionError(
+            f"fps: found {request.fps:g}, expected at least {LEAST_FPS:g} and at most {MOST_FPS:g}"
+        )
     if request.max_frames is not None and request.max_frames < 1:
         raise OptionError(f"max_frames: found {request.max_frames}, expected at least 1")
     for name, value in (("start", request.start), ("end", request.end)):
-        if value is not None and not 0 <= value < float("inf"):
+        if value is not None and not 0 <= value < math.inf:
             raise OptionError(f"{name}: found {value:g}, expected seconds from the beginning")
     if request.start is not None and request.end is not None and request.end < request.start:
         raise OptionError(
@@ -57,41 +70,69 @@ def check_request(request: FrameRequest) -> None:
         )
 
 
-def chosen(
-    rule: Rule, facts: VideoFacts, request: FrameRequest, most: int, why: str
-) -> tuple[list[int], tuple[str, ...]]:
-    """Numbers of frames, ascending, `most` at most, and a note where that left some out, which says
-    `why`. Raises OptionError where the video ends before what was asked for.
+def part_between(
+    facts: VideoFacts, times: NDArray[Any] | None, start: float | None, end: float | None
+) -> Part:
+    """The frames that begin from `start` to `end` seconds, each None for no limit; where none does,
+    the one that is shown at `start`. `times`: when each begins, None where that is by the average
+    rate. Raises OptionError where the video ends before, or begins after.
     """
-    first, last = _between(facts, request)
-    part = replace(facts, frames=last - first, seconds=(last - first) / facts.fps)
-    wanted = replace(request, start=None, end=None)
-    indices = _taken(rule, part, wanted)
+    if times is None or len(times) != facts.frames:
+        times = None
+    begins = 0.0 if times is None else float(times[0])
+    if start is None and end is None:
+        return Part(0, begins, facts.frames, facts.fps, facts.seconds)
+    ends = begins + facts.seconds
+    if start is not None and start > 0 and start >= ends:
+        raise OptionError(
+            f"start: found {start:g} s, expected less than the video has, {ends:.1f} s"
+        )
+    rounded = min(ROUNDED_S, 0.25 / facts.fps)
+    low = begins if start is None else max(start, begins)
+    high = ends if end is None else min(end, ends)
+    if high < begins - rounded:
+        raise OptionError(f"end: found {high:g} s, expected no less than {begins:.1f} s, the start")
+    if times is None:
+        first = math.ceil((low - rounded) * facts.fps)
+        behind = math.floor((high + rounded) * facts.fps) + 1
+    else:
+        first = int(np.searchsorted(times, low - rounded, "left"))
+        behind = int(np.searchsorted(times, high + rounded, "right"))
+    first, behind = max(first, 0), min(behind, facts.frames)
+    if first >= behind:
+        first = min(max(first - 1, 0), facts.frames - 1)
+        behind = first + 1
+    frames = behind - first
+    seconds, at = frames / facts.fps, first / facts.fps
+    if times is not None:
+        at = float(times[first])
+        apart = (ends if behind == facts.frames else float(times[behind])) - at
+        if abs(apart - seconds) * facts.fps > 0.3:  # more than even rates vary by rounding
+            return Part(first, at, frames, frames / apart, apart)
+    return Part(first, at, frames, facts.fps, seconds)
+
+
+def chosen(
+    rule: Rule, facts: VideoFacts, part: Part, request: FrameRequest, most: int, why: str
+) -> tuple[list[int], tuple[str, ...]]:
+    """Numbers of frames of `part`, ascending, `most` at most, and a note where that left some out,
+    which says `why`.
+    """
+    clip = replace(facts, frames=part.frames, fps=part.fps, seconds=part.seconds)
+    asked = None if request.max_frames is None else min(request.max_frames, MOST)
+    indices = _taken(rule, clip, request.fps, asked)
     notes: tuple[str, ...] = ()
     if len(indices) > most:
-        notes = (f"{most} of {len(indices)} frames: {why}",)
-        indices = _taken(rule, part, replace(wanted, max_frames=most))
+        more = " or more" if len(indices) >= MOST else ""
+        notes = (f"{most} of {len(indices)}{more} frames: {why}",)
+        indices = _taken(rule, clip, request.fps, most)
         indices = [indices[i] for i in _spread(len(indices), min(most, len(indices)))]
-    return [first + i for i in indices], notes
+    return [part.first + i for i in indices], notes
 
 
-def _taken(rule: Rule, facts: VideoFacts, request: FrameRequest) -> list[int]:
-    last = facts.frames - 1
-    return sorted({min(max(int(i), 0), last) for i in rule.choose(facts, request)})
-
-
-def _between(facts: VideoFacts, request: FrameRequest) -> tuple[int, int]:
-    """The first frame asked for, and the one after the last."""
-    start = request.start or 0.0
-    if start > 0 and start >= facts.seconds:
-        raise OptionError(
-            f"start: found {start:g} s, expected less than the video has, {facts.seconds:.1f} s"
-        )
-    first = min(facts.frames - 1, int(np.ceil(start * facts.fps - 1e-3)))
-    end = facts.frames
-    if request.end is not None:
-        end = min(end, int(request.end * facts.fps + 1e-3) + 1)
-    return first, max(end, first + 1)
+def _taken(rule: Rule, clip: VideoFacts, fps: float | None, most: int | None) -> list[int]:
+    last = clip.frames - 1
+    return sorted({min(max(int(i), 0), last) for i in rule.choose(clip, fps, most)})
 
 
 def _spread(count: int, most: int) -> list[int]:

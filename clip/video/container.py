@@ -13,15 +13,25 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mtmd.clip.image.pixels import Pixels
-from mtmd.clip.video.limits import VideoLimits, admit_any, check_facts, check_size
+from mtmd.clip.video.choose import part_between
+from mtmd.clip.video.limits import (
+    MOST_FPS,
+    MOST_FRAMES,
+    VideoLimits,
+    admit_any,
+    check_facts,
+    check_frames,
+    check_size,
+)
 from mtmd.clip.video.signatures import NAMES
-from mtmd.clip.video.video import VideoFacts
+from mtmd.clip.video.video import Part, VideoFacts
 from mtmd.kernels.errors import VideoError
 from mtmd.kernels.extras import install_command
 
@@ -49,7 +59,8 @@ UNKNOWN_AHEAD_S = 10.0  # the same where nobody knows where key frames are
 BAD_PACKETS = 256  # in a row, after which a stream is given up
 THREADS = min(4, os.cpu_count() or 1)
 DEFAULT_FPS = 25.0
-MOST_FPS = 1000.0
+_PLACE = np.dtype([("stamp", np.float64), ("key", np.bool_)])
+"""Of a frame in a file."""
 PQ, HLG = 16, 18  # transfer characteristics of ITU-T H.273
 _TRANSFERS = {PQ: "PQ", HLG: "HLG"}
 
@@ -116,6 +127,9 @@ class Container:
 
     def close(self) -> None:
         self._container.close()
+
+    def part(self, start: float | None, end: float | None) -> Part:
+        return part_between(self.facts, self._times, start, end)
 
     def take(
         self, indices: Sequence[int], size: tuple[int, int]
@@ -234,7 +248,9 @@ class Container:
         if not 0 < fps <= MOST_FPS:
             fps = DEFAULT_FPS
         frames = len(times) if times is not None else stream.frames
-        if frames < 1:
+        if frames < 1 or (
+            times is None and frames > MOST_FRAMES
+        ):  # a header that was not filled in
             frames = max(1, round(seconds * fps))
         if seconds <= 0:
             seconds = frames / fps
@@ -276,35 +292,35 @@ class Container:
         if self._counts:
             return None, None
         base = float(self._stream.time_base or 0)
-        entries = [
-            (e.timestamp, e.is_keyframe) for e in self._stream.index_entries if not e.is_discard
-        ]
-        if len(entries) != self._stream.frames or len(entries) < 2:
-            entries = []
-        stamps = np.sort(np.array([t for t, _ in entries], np.float64)) * base
-        if entries and not _varies(stamps):
-            keys = np.sort(np.array([t for t, key in entries if key], np.float64)) * base
-            return stamps - stamps[0], keys - stamps[0]
+        check_frames(len(self._stream.index_entries), self._name)
+        entries = np.fromiter(
+            ((e.timestamp, e.is_keyframe) for e in self._stream.index_entries if not e.is_discard),
+            _PLACE,
+        )
+        if len(entries) == self._stream.frames and len(entries) > 1:
+            stamps, keys = _ordered(entries, base)
+            if not _varies(stamps):
+                return stamps - stamps[0], keys - stamps[0]
         if self._bytes > SCAN_BYTES:
             return None, None
-        found = self._scan(base)
-        if len(found) < 1:
+        found = np.fromiter(self._scan(), _PLACE)
+        check_frames(len(found), self._name)
+        if not len(found):
             return None, None
-        times = np.sort(np.array([t for t, _ in found], np.float64)) - self._start
-        keys = np.sort(np.array([t for t, key in found if key], np.float64)) - self._start
+        times, keys = (stamps - self._start for stamps in _ordered(found, base))
         return times[times > -1e-6], keys
 
-    def _scan(self, base: float) -> list[tuple[float, bool]]:
-        """Of every packet: its time and whether it is a key frame. Nothing is decoded."""
+    def _scan(self) -> Iterator[tuple[int, bool]]:
+        """Of every packet, but for those beyond the limit: its time and whether it is a key frame.
+        Nothing is decoded.
+        """
         self._rewind()
-        found = []
         with suppress(Exception):  # what comes before the damage can be shown
-            for packet in self._container.demux(self._stream):
+            for packet in islice(self._container.demux(self._stream), MOST_FRAMES + 1):
                 stamp = packet.pts if packet.pts is not None else packet.dts
                 if stamp is not None and packet.size:
-                    found.append((stamp * base, packet.is_keyframe))
+                    yield stamp, packet.is_keyframe
         self._rewind()
-        return found
 
     def _time(self, index: int) -> float:
         """When a frame is, seconds from the first."""
@@ -440,6 +456,13 @@ def _stamp(frame: VideoFrame) -> int | None:
 def _seconds(frame: VideoFrame, otherwise: float) -> float:
     stamp, base = _stamp(frame), frame.time_base
     return otherwise if stamp is None or base is None else float(stamp * base)
+
+
+def _ordered(places: NDArray[Any], base: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Times of frames and of key frames, each in order."""
+    order = np.argsort(places["stamp"], kind="stable")
+    stamps = places["stamp"][order] * base
+    return stamps, stamps[places["key"][order]]
 
 
 def _varies(times: NDArray[np.float64]) -> bool:

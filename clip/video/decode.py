@@ -12,7 +12,7 @@ from mtmd.clip.video.animation import Animation
 from mtmd.clip.video.container import Container
 from mtmd.clip.video.limits import DEFAULT_LIMITS, VideoLimits, admit_any
 from mtmd.clip.video.signatures import EXPECTED, HEAD_BYTES, is_container, video_format
-from mtmd.clip.video.video import VideoFacts
+from mtmd.clip.video.video import Part, VideoFacts
 from mtmd.kernels.errors import VideoError
 
 
@@ -20,6 +20,9 @@ class Reader(Protocol):
     """An open video. Not thread-safe."""
 
     facts: VideoFacts
+
+    def part(self, start: float | None, end: float | None) -> Part:
+        """As `choose.part_between`, by the times of its frames where they are known."""
 
     def take(
         self, indices: Sequence[int], size: tuple[int, int]

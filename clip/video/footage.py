@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -16,12 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtmd.clip.image.pixels import Pixels
+from mtmd.clip.video.choose import part_between
 from mtmd.clip.video.decode import Reader, open_video
 from mtmd.clip.video.isolated import opened_isolated
 from mtmd.clip.video.limits import DEFAULT_LIMITS, VideoLimits, check_bytes, check_facts, check_size
-from mtmd.clip.video.video import VideoFacts
+from mtmd.clip.video.video import Part, VideoFacts
 from mtmd.kernels.errors import VideoError
 
+LEAST_S = 0.5e-6  # between two frames
 _HASHED_BYTES = 1 << 22
 _DIGESTS = 1024
 _digests: dict[tuple[int, ...], str] = {}
@@ -107,7 +110,9 @@ class GivenFrames:
         limits: VideoLimits = DEFAULT_LIMITS,
         name: str = "video",
     ):
-        """Raises VideoError for none, for too large ones, and for times that do not ascend."""
+        """Raises VideoError for none, for too large ones, and for times that do not ascend, or by
+        less than a microsecond.
+        """
         self.name, self.limits = name, limits
         self._frames, self._times = frames, tuple(float(t) for t in times)
         if not len(frames) or len(frames) != len(self._times):
@@ -115,7 +120,7 @@ class GivenFrames:
                 f"{name}: found {len(frames)} frames and {len(self._times)} times, expected at "
                 "least one frame, and a time for each"
             )
-        ascends = all(b > a for a, b in zip(self._times, self._times[1:], strict=False))
+        ascends = all(b - a >= LEAST_S for a, b in pairwise(self._times))
         if not ascends or not all(np.isfinite(self._times)):
             raise VideoError(f"{name}: found times that do not ascend, expected seconds in order")
         shapes = {tuple(f.shape) for f in frames}
@@ -143,6 +148,9 @@ class GivenFrames:
     @contextmanager
     def opened(self) -> Iterator[Reader]:
         yield self
+
+    def part(self, start: float | None, end: float | None) -> Part:
+        return part_between(self.facts, np.array(self._times), start, end)
 
     def take(
         self,

@@ -2,7 +2,8 @@
 can be opened and no address connected to: see `mtmd.clip.image.isolated`.
 
 The worker gets a descriptor of the file, not its bytes, and reads what it needs; the frames come
-back one by one, so it holds one of them.
+back one by one, so it holds one of them. It reads one video and ends, so that what a decoder
+leaves behind is not met by the next; a worker of its own costs a video 7 ms.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import io
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, fields
+from contextlib import contextmanager
+from dataclasses import asdict, fields, replace
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
+from math import inf, isfinite
 from typing import Any
 
 import numpy as np
@@ -24,10 +26,10 @@ from PIL import Image
 from mtmd.clip.image.decode import one_line
 from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.video.container import THREADS
-from mtmd.clip.video.decode import open_video
-from mtmd.clip.video.limits import VideoLimits
-from mtmd.clip.video.video import VideoFacts
-from mtmd.kernels.errors import VideoError
+from mtmd.clip.video.decode import Reader, open_video
+from mtmd.clip.video.limits import VideoLimits, check_facts, check_size
+from mtmd.clip.video.video import Part, VideoFacts
+from mtmd.kernels.errors import OptionError, VideoError
 from mtmd.kernels.isolation.channel import Channel
 from mtmd.kernels.isolation.fork_server import ForkServer, Worker, WorkerFailed
 from mtmd.kernels.isolation.limits import Limits, address_space, allow_memory
@@ -70,35 +72,82 @@ class FileAt(io.RawIOBase):
 
 
 class Remote:
-    """A video that a worker reads. As `decode.Reader`."""
+    """A video that a worker reads: `fd` is that of a file of `size` bytes. As `decode.Reader`."""
 
-    def __init__(self, worker: Worker, limits: VideoLimits, name: str):
-        self._worker, self._limits, self._name = worker, limits, name
-        self.facts = _facts(self._told())
+    def __init__(self, worker: Worker, fd: int, size: int, limits: VideoLimits, name: str):
+        self._worker, self._name = worker, name
+        request = {"size": size, "name": name, "limits": asdict(limits)}
+        with self._blamed():
+            worker.send(json.dumps(request).encode(), fds=[fd])
+            told = self._told()
+            if "memory" in told:  # so many pixels are allowed no more
+                memory = min(int(told["memory"]), worker.limits.memory_bytes)
+                worker.limits = replace(worker.limits, memory_bytes=memory)
+                told = self._told()
+            self.facts = _facts(told)
+        check_size(self.facts.width, self.facts.height, limits, name)
+        check_facts(self.facts, limits, name)
 
     def close(self) -> None:
-        self._worker.send(b"{}")
+        """Its worker ends by itself: nobody wants it for another video."""
+
+    def part(self, start: float | None, end: float | None) -> Part:
+        with self._blamed():
+            self._worker.send(json.dumps({"part": [start, end]}).encode())
+            return _part(self._told(), self.facts)
 
     def take(
         self, indices: Sequence[int], size: tuple[int, int]
     ) -> Iterator[tuple[int, float, Pixels]]:
-        self._worker.send(json.dumps({"indices": list(indices), "size": size}).encode())
-        for _ in range(len(indices) + 1):
-            told = self._told()
-            if "end" in told:
+        wanted = {"indices": list(indices), "size": size}
+        with self._blamed():
+            self._worker.send(json.dumps(wanted).encode())
+        for index in [*indices, None]:
+            with self._blamed():
+                found = self._frame(index, size)
+            if found is None:
                 return
-            frame = np.empty((size[1], size[0], 3), np.uint8)
-            room = frame.data.cast("B")
-            if self._worker.receive_into(room) != len(room):
-                raise ValueError
-            yield int(told["index"]), float(told["time"]), frame
-        raise ValueError
+            yield found
+
+    def _frame(self, index: int | None, size: tuple[int, int]) -> tuple[int, float, Pixels] | None:
+        """The one at `index`; None after the last."""
+        told = self._told()
+        if "end" in told:
+            return None
+        seconds = float(told["time"])
+        if told["index"] != index or index is None or not isfinite(seconds):
+            raise ValueError
+        frame = np.empty((size[1], size[0], 3), np.uint8)
+        room = frame.data.cast("B")
+        if self._worker.receive_into(room) != len(room):
+            raise ValueError
+        return index, seconds, frame
 
     def _told(self) -> dict[str, Any]:
         told: dict[str, Any] = json.loads(self._worker.receive(_MESSAGE_BYTES))
         if "error" in told:
             raise VideoError(str(told["error"])[:1000])
+        if "option" in told:
+            raise OptionError(str(told["option"])[:1000])
         return told
+
+    @contextmanager
+    def _blamed(self) -> Iterator[None]:
+        """What a worker says is checked like anything from outside; only for this is the file to
+        blame, and not for what is done with its frames. Raises VideoError.
+        """
+        try:
+            yield
+        except WorkerFailed as error:
+            raise VideoError(
+                f"{self._name}: found a video that takes {error.needs} to read, expected a usual "
+                "one; cut it, or encode it smaller"
+            ) from error
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            raise VideoError(
+                f"{self._name}: found a video that made its decoder answer senselessly; encode it "
+                "anew"
+            ) from error
 
 
 @contextmanager
@@ -107,24 +156,9 @@ def opened_isolated(fd: int, size: int, limits: VideoLimits, name: str) -> Itera
     at once. Raises VideoError, also for one that takes more memory or time than it may, and
     BusyError.
     """
-    taken = Limits(limits.cpu_s, MEMORY_BYTES + MEMORY_BYTES_A_PIXEL * limits.max_pixels)
-    request = {"size": size, "name": name, "limits": asdict(limits)}
-    try:
-        with _server().job(taken) as worker:
-            worker.send(json.dumps(request).encode(), fds=[fd])
-            remote = Remote(worker, limits, name)
-            yield remote
-            remote.close()
-    except WorkerFailed as error:
-        raise VideoError(
-            f"{one_line(name)}: found a video that takes {error.needs} to read, expected a usual "
-            "one; cut it, or encode it smaller"
-        ) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise VideoError(
-            f"{one_line(name)}: found a video that made its decoder answer senselessly; encode it "
-            "anew"
-        ) from error
+    taken = Limits(limits.cpu_s, _memory_bytes(limits.max_pixels))
+    with _server().job(taken) as worker:
+        yield Remote(worker, fd, size, limits, one_line(name))
 
 
 def prepare(_: bytes) -> None:
@@ -173,24 +207,35 @@ def serve(channel: Channel, _prepared: Any) -> None:
 def _read(channel: Channel, request: dict[str, Any], fd: int, taken: int) -> None:
     limits, size = VideoLimits(**request["limits"]), int(request["size"])
     file = io.BufferedReader(FileAt(fd, size), 1 << 16)
+    is_told = False
 
     def admit(pixels: int) -> None:
-        allow_memory(MEMORY_BYTES + MEMORY_BYTES_A_PIXEL * pixels, taken)
+        nonlocal is_told
+        most = _memory_bytes(pixels)
+        allow_memory(most, taken)
+        if not is_told:  # a file may be opened anew
+            channel.send(json.dumps({"memory": most}).encode())
+            is_told = True
 
     try:
         reader = open_video(file, limits, request["name"], admit)
         channel.send(json.dumps(asdict(reader.facts)).encode())
-        wanted = json.loads(channel.receive(_REQUEST_BYTES))
-        while wanted:
+        while True:  # ended by who asks
+            wanted = json.loads(channel.receive(_REQUEST_BYTES))
+            if "part" in wanted:
+                channel.send(json.dumps(_told_part(reader, *wanted["part"])).encode())
+                continue
             for index, seconds, pixels in reader.take(wanted["indices"], tuple(wanted["size"])):
                 channel.send(json.dumps({"index": index, "time": seconds}).encode())
                 channel.send(np.ascontiguousarray(pixels).data.cast("B"))
             channel.send(b'{"end": true}')
-            wanted = json.loads(channel.receive(_REQUEST_BYTES))
     except VideoError as error:
         channel.send(json.dumps({"error": str(error)}).encode())
-        with suppress(ValueError):
-            channel.receive(_REQUEST_BYTES)
+
+
+def _memory_bytes(pixels: int) -> int:
+    """That a video may take whose frames have so many."""
+    return MEMORY_BYTES + MEMORY_BYTES_A_PIXEL * pixels
 
 
 @contextmanager
@@ -213,15 +258,33 @@ def _facts(told: dict[str, Any]) -> VideoFacts:
     notes = tuple(str(n)[:200] for n in told["notes"][:8])
     frames, fps, seconds = int(told["frames"]), float(told["fps"]), float(told["seconds"])
     width, height = int(told["width"]), int(told["height"])
-    if frames < 1 or min(width, height) < 1 or not fps > 0 or not 0 <= seconds < float("inf"):
+    if frames < 1 or min(width, height) < 1 or not 0 < fps < inf or not 0 <= seconds < inf:
         raise ValueError
     return VideoFacts(frames, fps, seconds, width, height, str(told["codec"])[:32], notes)
+
+
+def _told_part(reader: Reader, start: float | None, end: float | None) -> dict[str, Any]:
+    try:
+        return asdict(reader.part(start, end))
+    except OptionError as error:
+        return {"option": str(error)}
+
+
+def _part(told: dict[str, Any], facts: VideoFacts) -> Part:
+    """What a worker says of a part, checked."""
+    first, frames = int(told["first"]), int(told["frames"])
+    begins, fps, seconds = (float(told[name]) for name in ("begins", "fps", "seconds"))
+    part = Part(first, begins, frames, fps, seconds)
+    inside = first >= 0 and 1 <= frames <= facts.frames - first
+    if not inside or not isfinite(begins) or not 0 < fps < inf or not 0 <= seconds < inf:
+        raise ValueError
+    return part
 
 
 @lru_cache(maxsize=1)
 def _server() -> ForkServer:
     """One for the whole process."""
-    return ForkServer(__name__, at_once=AT_ONCE)
+    return ForkServer(__name__, at_once=AT_ONCE, jobs=1)
 
 
 def server_pid() -> int | None:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from mtmd.clip.video.video import VideoFacts
 from mtmd.kernels.errors import VideoError
 
+MOST_FPS = 1000.0  # that any video has
+MOST_FRAMES = 10_000_000  # of any: a day at 115 a second
+
 
 @dataclass(frozen=True)
 class VideoLimits:
@@ -50,11 +53,20 @@ def check_size(width: int, height: int, limits: VideoLimits, name: str) -> None:
 
 
 def check_facts(facts: VideoFacts, limits: VideoLimits, name: str) -> None:
-    """Raises VideoError for a video that is too long."""
+    """Raises VideoError for a video that is too long, in seconds or frames."""
     if not 0 <= facts.seconds <= limits.max_seconds:
         raise VideoError(
             f"{name}: found {facts.seconds:,.0f} seconds, expected at most "
             f"{limits.max_seconds:,.0f}; cut the video"
+        )
+    check_frames(facts.frames, name)
+
+
+def check_frames(count: int, name: str) -> None:
+    """Raises VideoError for a video that has too many, wherever a place in it is noted of each."""
+    if count > MOST_FRAMES:
+        raise VideoError(
+            f"{name}: found {count:,} frames, expected at most {MOST_FRAMES:,}; cut the video"
         )
 
 

@@ -15,13 +15,10 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from mtmd.clip.video.video import FrameRequest, VideoFacts
-from mtmd.kernels.errors import OptionError
+from mtmd.clip.video.choose import MOST
+from mtmd.clip.video.video import VideoFacts
 
-ANY = FrameRequest()
 UNKNOWN_FPS = 24.0  # what the references take a video for that does not say
-MOST_FPS = 1000.0  # that can be asked for
-MOST = 1 << 14  # frames, where neither the rule nor the request has a limit; no context holds them
 
 
 class Pick(Protocol):
@@ -39,44 +36,22 @@ class FrameRule:
 
     pick: Pick
 
-    def choose(self, facts: VideoFacts, request: FrameRequest = ANY) -> list[int]:
-        """Indices into the file's frames, in order and each once; those between `start` and `end`
-        as if the file were no more than that. Raises OptionError where nothing is left.
-        """
-        first, clip = part(facts, request)
-        most = clip.frames if request.max_frames is None else min(request.max_frames, clip.frames)
-        picked = self.pick(clip, request.fps, request.max_frames)
-        taken = sorted({int(i) for i in picked if 0 <= i < clip.frames})
-        return [first + i for i in _thinned(taken or [0], most)]
+    def choose(
+        self, clip: VideoFacts, fps: float | None = None, most: int | None = None
+    ) -> list[int]:
+        """As `Rule.choose`: indices in order and each once."""
+        rate, frames = clip.fps or UNKNOWN_FPS, max(clip.frames, 1)
+        clip = replace(clip, fps=rate, frames=frames, seconds=clip.seconds or frames / rate)
+        picked = self.pick(clip, fps, most)
+        if not isinstance(picked, range):  # all that there are, perhaps millions
+            picked = sorted({int(i) for i in picked if 0 <= i < frames})
+        return _thinned(picked or [0], min(MOST if most is None else most, frames))
 
 
-def part(facts: VideoFacts, request: FrameRequest) -> tuple[int, VideoFacts]:
-    """The first frame of what lies between `start` and `end`, and that part as a video of its own.
-    Raises OptionError where no frame does, and for limits that no frame keeps.
-    """
-    fps, frames = facts.fps or UNKNOWN_FPS, max(facts.frames, 1)
-    if request.fps is not None and not 0 < request.fps <= MOST_FPS:
-        raise OptionError(f"fps is {request.fps:g}, expected more than 0 and at most {MOST_FPS:g}")
-    if request.max_frames is not None and request.max_frames < 1:
-        raise OptionError(f"max_frames is {request.max_frames}, expected at least 1")
-    if request.start is None and request.end is None:
-        return 0, replace(facts, fps=fps, frames=frames, seconds=facts.seconds or frames / fps)
-    start, end = request.start or 0.0, math.inf if request.end is None else request.end
-    first = max(math.ceil(start * fps), 0)
-    last = frames - 1 if math.isinf(end) else min(math.floor(end * fps), frames - 1)
-    if not 0 <= start < end or first > last:
-        until = "its end" if math.isinf(end) else f"{end:g} s"
-        raise OptionError(
-            f"no frame lies between {start:g} s and {until}; the video is {frames / fps:.1f} s long"
-        )
-    count = last + 1 - first
-    return first, replace(facts, fps=fps, frames=count, seconds=count / fps)
-
-
-def _thinned(indices: list[int], most: int) -> list[int]:
+def _thinned(indices: Sequence[int], most: int) -> list[int]:
     """At most `most` of them, evenly."""
     if len(indices) <= most:
-        return indices
+        return list(indices)
     return [indices[i * len(indices) // most] for i in range(most)]
 
 
@@ -131,11 +106,12 @@ class EveryInterval:
         seconds = clip.seconds or round(last / clip.fps) + 1
         if seconds <= self.longest:
             count = max(math.floor(seconds * rate), 1)
-            return [min(last, math.ceil(i * clip.fps / rate)) for i in range(count)]
+            steps = _thinned(range(count), MOST)
+            return [min(last, math.ceil(i * clip.fps / rate)) for i in steps]
         count = int(self.longest * rate)
         if count >= clip.frames:
             return range(clip.frames)
-        times = np.linspace(0, seconds, count, endpoint=True)
+        times = np.linspace(0, seconds, min(count, MOST), endpoint=True)
         return [min(last, math.ceil(t * clip.fps)) for t in times]
 
 

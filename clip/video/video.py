@@ -31,6 +31,27 @@ class VideoFacts:
 
 
 @dataclass(frozen=True)
+class Part:
+    """What of a video lies between two times, as if it were one of its own.
+
+    Args:
+        first: its first frame's number in the file.
+        begins: when that is, in seconds.
+        frames, fps, seconds: as in `VideoFacts`.
+    """
+
+    first: int
+    begins: float
+    frames: int
+    fps: float
+    seconds: float
+
+    def times(self, indices: Sequence[int]) -> tuple[float, ...]:
+        """When frames of these numbers in the file are, about."""
+        return tuple(self.begins + (i - self.first) / self.fps for i in indices)
+
+
+@dataclass(frozen=True)
 class Video:
     """Frames that were taken from a file or given by the caller.
 

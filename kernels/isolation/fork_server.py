@@ -8,7 +8,8 @@ fork server itself touches nothing from outside, so it is safe to fork from, and
 should it be killed. Workers get their input over a channel (`channel.py`), without pickles.
 
 Jobs that take long do not keep short ones waiting: after `PATIENCE_S` a job is run at low priority
-and leaves its place to the next, as long as there are no more than `SLOW_JOBS` of such.
+and leaves its place to the next, as long as there are no more than `SLOW_JOBS` of such, half of
+them one owner's. Beyond that an owner's jobs keep his own places: others have one more.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +35,7 @@ from mtmd.kernels.isolation.channel import LONGEST, Channel, ChannelClosed, Chan
 from mtmd.kernels.isolation.limits import Limits
 from mtmd.kernels.resources.priority import ahead
 from mtmd.kernels.resources.turns import Turns, aside
+from mtmd.kernels.resources.wanted import LOOKED_S, check_wanted, may_be_left
 
 T = TypeVar("T")
 PATIENCE_S = 0.5
@@ -91,8 +94,9 @@ class Worker:
 
     def send(self, *parts: bytes | memoryview, fds: Sequence[int] = ()) -> None:
         """One message, the `parts` together; it gets copies of `fds`. Raises WorkerFailed, and
-        BusyError where the fork server was ended.
+        BusyError where the fork server was ended, LeftError where nobody wants it any more.
         """
+        check_wanted()
         try:
             with aside():
                 self._channel.send(*parts, fds=fds, limit_s=self.limits.wall_s)
@@ -110,16 +114,29 @@ class Worker:
         return self._received(lambda: self._channel.receive_into(room, self.limits.wall_s))
 
     def _received(self, receive: Callable[[], T]) -> T:
+        check_wanted()
         try:
             with aside():
-                if self.is_slow is not None and not self._channel.ready(PATIENCE_S):
-                    self.is_slow()
-                    self.is_slow = None
+                self._wait()
                 return receive()
         except ChannelTimeout:
             raise self._failed(Reason.TIME) from None
         except ChannelClosed:
             raise self._failed() from None
+
+    def _wait(self) -> None:
+        """Until it says something, where somebody looks at the time or may leave meanwhile."""
+        began = time.monotonic()
+        while self.is_slow is not None or may_be_left():
+            if self._channel.ready(min(LOOKED_S, PATIENCE_S)):
+                return
+            check_wanted()
+            waited = time.monotonic() - began
+            if self.is_slow is not None and waited >= PATIENCE_S:
+                self.is_slow()
+                self.is_slow = None
+            if waited > self.limits.wall_s:
+                raise ChannelTimeout
 
     def ready(self, wait_s: float = 0) -> bool:
         """Whether it has said something, or ended, after `wait_s` at the latest."""
@@ -145,14 +162,21 @@ class Worker:
 
 class ForkServer:
     """`module`: of `host.main`; `setup`: gives the message that it prepares itself with. `at_once`:
-    jobs that may run at a time, those that take long aside. Starts when it is first needed, or by
-    `start`. Thread-safe; closed when let go, and when the interpreter ends.
+    jobs of one owner that may run at a time, those that take long aside. `jobs`: that one worker
+    does, one after another. Starts when it is first needed, or by `start`. Thread-safe; closed when
+    let go, and when the interpreter ends.
     """
 
-    def __init__(self, module: str, setup: Callable[[], bytes] = bytes, at_once: int = 2):
-        self._module, self._setup = module, setup
-        self._quick = Turns(at_once)
-        self._slow = threading.BoundedSemaphore(SLOW_JOBS)
+    def __init__(
+        self,
+        module: str,
+        setup: Callable[[], bytes] = bytes,
+        at_once: int = 2,
+        jobs: int | None = None,
+    ):
+        self._module, self._setup, self._jobs = module, setup, jobs
+        self._quick = Turns(at_once + 1, each=at_once)
+        self._slow = Turns(SLOW_JOBS, each=max(1, SLOW_JOBS // 2))
         self._lock = threading.Lock()
         self._running: _Running | None = None
         self._idle: deque[Worker] = deque()
@@ -176,7 +200,7 @@ class ForkServer:
     @contextmanager
     def job(self, limits: Limits) -> Iterator[Worker]:
         """A worker for one job, once fewer than `at_once` are at work and it is its owner's turn;
-        one that raises is ended. Raises BusyError where no process can be started.
+        one that raises is ended. Raises BusyError where no process can be started, LeftError.
         """
         quick = self._quick.take()
         assert quick is not None
@@ -186,9 +210,10 @@ class ForkServer:
                 worker = self._worker(limits)
 
             def is_slow() -> None:
-                if self._slow.acquire(blocking=False):
+                slow = self._slow.take(within_s=0)
+                if slow is not None:
                     give_back[0]()
-                    give_back[0] = self._slow.release
+                    give_back[0] = slow
                 worker.lower_priority()
 
             worker.is_slow = is_slow
@@ -214,7 +239,11 @@ class ForkServer:
     def _keep(self, worker: Worker) -> None:
         was_slow = worker.is_slow is None
         worker.is_slow = None  # which holds the worker
-        if was_slow or worker.jobs >= JOBS or worker.limits.memory_bytes > KEPT_BYTES:
+        if (
+            was_slow
+            or worker.jobs >= (self._jobs or JOBS)
+            or worker.limits.memory_bytes > KEPT_BYTES
+        ):
             worker.end()
         else:
             self._idle.append(worker)

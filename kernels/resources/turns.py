@@ -19,6 +19,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 
+from mtmd.kernels.resources.wanted import wait
+
 _for: ContextVar[str] = ContextVar("for whom", default="")
 _mine = threading.local()
 _nobody_first = threading.Event()
@@ -98,7 +100,9 @@ class Turns:
             give_back()
 
     def take(self, weight: int = 1, within_s: float | None = None) -> Callable[[], None] | None:
-        """Waits for a turn; what is returned ends it, once. None where it has not come in time."""
+        """Waits for a turn; what is returned ends it, once. None where it has not come in time.
+        Raises LeftError where that is any time.
+        """
         me = _Waiter(for_whom(), weight)
         with self._lock:
             self._lines.setdefault(me.owner, deque()).append(me)
@@ -108,6 +112,9 @@ class Turns:
             return give_back
         try:
             with aside():
+                if within_s is None:
+                    wait(me.may)
+                    return give_back
                 had = me.may.wait(within_s)
         except BaseException:
             give_back()

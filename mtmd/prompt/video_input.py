@@ -112,7 +112,12 @@ def request_of(options: Mapping[str, Any]) -> FrameRequest:
 def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
         raise OptionError(f"{name}: found {value!r:.40}, expected a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise OptionError(
+            f"{name}: found a number of hundreds of digits, expected seconds or a rate"
+        ) from None
 
 
 def is_video(source: object) -> bool:

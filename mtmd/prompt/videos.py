@@ -5,10 +5,8 @@ reads videos gets them so; another gets the frames as pictures, with their times
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from threading import Lock
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -18,16 +16,17 @@ from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.token_budget import Budget
 from mtmd.clip.video.choose import Evenly, chosen
 from mtmd.clip.video.decode import Reader
+from mtmd.clip.video.family import ClipShape
 from mtmd.clip.video.groups.room import fitting
-from mtmd.clip.video.video import FrameRequest, Video, VideoFacts
+from mtmd.clip.video.video import FrameRequest, Part, Video, VideoFacts
+from mtmd.kernels.resources.wanted import check_wanted
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.prompt.bridge import Bridge, Prepared, PreparedVideo, Shown
 from mtmd.prompt.conversation import Conversation
+from mtmd.prompt.known_videos import Known, KnownVideos
 from mtmd.prompt.video_input import Wanted
 from mtmd.receipt import FrameReceipt, VideoReceipt
 
-KEPT = 256  # videos that are known from before
-KEPT_BYTES = 128 << 20  # of frames ready to be encoded, for who asks again before they are
 TILE_BYTES = 256 << 20  # that the frames of one video may take when they are ready to be encoded
 LONGEST_TIME = 86400.0  # seconds; the time that is longest to write
 OWN = "as the model's own processor takes videos"
@@ -58,69 +57,6 @@ NOT_SHOWN = ShownVideo(
 )
 
 
-@dataclass(frozen=True, eq=False)
-class Known:
-    """A video that was prepared before: what its groups, or frames, are known by, and with `video`
-    how a family that reads videos had it.
-    """
-
-    facts: VideoFacts
-    indices: tuple[int, ...]
-    times: tuple[float, ...]
-    prepared: tuple[Prepared, ...]
-    video: PreparedVideo | None
-
-
-class KnownVideos:
-    """By file and frames; the embeddings lie in the bridge's cache, and of what is not encoded yet
-    the latest tiles here. Thread-safe.
-    """
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._facts: OrderedDict[tuple[str, str], VideoFacts] = OrderedDict()
-        self._known: OrderedDict[Any, Known] = OrderedDict()
-
-    def facts(self, place: tuple[str, str]) -> VideoFacts | None:
-        with self._lock:
-            return self._facts.get(place)
-
-    def get(self, key: Any) -> Known | None:
-        with self._lock:
-            if key in self._known:
-                self._known.move_to_end(key)
-            return self._known.get(key)
-
-    def put(self, place: tuple[str, str], facts: VideoFacts, key: Any, known: Known) -> None:
-        with self._lock:
-            self._facts[place], self._known[key] = facts, _without_embeddings(known)
-            self._known.move_to_end(key)
-            for kept in (self._facts, self._known):
-                while len(kept) > KEPT:
-                    kept.popitem(last=False)
-            left = KEPT_BYTES
-            for key, known in reversed(self._known.items()):
-                left -= _tile_bytes(known)
-                if left < 0:
-                    self._known[key] = _without_tiles(known)
-
-
-def _tile_bytes(known: Known) -> int:
-    return sum(tile.nbytes for one in known.prepared for tile in one.plan.tiles)
-
-
-def _without_embeddings(known: Known) -> Known:
-    prepared = tuple(replace(one, embeddings=None) for one in known.prepared)
-    return replace(known, prepared=prepared, video=known.video and replace(known.video, groups=()))
-
-
-def _without_tiles(known: Known) -> Known:
-    return replace(
-        known,
-        prepared=tuple(replace(one, plan=replace(one.plan, tiles=())) for one in known.prepared),
-    )
-
-
 class Videos:
     """Those of one loaded model."""
 
@@ -139,7 +75,8 @@ class Videos:
     ) -> list[ShownVideo]:
         """All in `room` tokens together, if need be in fewer frames; where they are only counted,
         what is known of them needs no pixels. Raises VideoError, OptionError
-        for a request that a video cannot answer to, and what `Bridge.prepare_media` raises.
+        for a request that a video cannot answer to, LeftError where nobody waits for it any more,
+        and what `Bridge.prepare_media` raises.
         """
         shown = []
         for index, wanted in enumerate(videos):
@@ -155,17 +92,19 @@ class Videos:
         way = _Own if self._bridge.video else _AsPictures
         making = way(self._loaded, self._bridge, detail, anew, salt)
         place = salt, wanted.footage.sha256
-        facts = self._known.facts(place)
-        if facts is not None and not anew:
-            indices, notes = making.choose(facts, wanted, room)
+        span = wanted.request.start, wanted.request.end
+        met = self._known.met(place, span)
+        if met is not None and not anew:
+            facts, part = met
+            indices, notes = making.choose(facts, part, wanted, room)
             known = self._known.get((place, making.budget, tuple(indices)))
             again = known and self._again(known, counting)
             if known and again:
                 ms = (time.perf_counter() - clock) * 1e3
                 return making.shown(wanted, known.facts, notes, again, ms, True)
         with wanted.footage.opened() as reader:
-            facts = reader.facts
-            indices, notes = making.choose(facts, wanted, room)
+            facts, part = reader.facts, reader.part(*span)
+            indices, notes = making.choose(facts, part, wanted, room)
             frames = _Frames(reader, indices)
             try:
                 made = making.made(frames)
@@ -178,7 +117,7 @@ class Videos:
             notes = (*notes, f"{early}: {len(frames.times)} of {len(indices)} frames")
         seen = replace(facts, notes=(*facts.notes, *notes))
         known = Known(seen, tuple(frames.indices), tuple(frames.times), *made)
-        self._known.put(place, facts, key, known)
+        self._known.put(place, span, (facts, part), key, known)
         ms = (time.perf_counter() - clock) * 1e3
         return making.shown(wanted, seen, (), known, ms, False)
 
@@ -214,6 +153,7 @@ class _Frames:
             self.indices.append(index)
             self.times.append(seconds)
             yield pixels
+            check_wanted()
         if len(self.indices) < len(self.wanted):
             raise _EndsEarlyError
 
@@ -237,9 +177,9 @@ class _AsPictures:
         # Of a video the model sees many pictures, each with less in it that is new.
         self.budget = replace(loaded.limits, detail="low" if detail == "auto" else detail)
 
-    def choose(self, facts: VideoFacts, wanted: Wanted, room: int) -> Chosen:
+    def choose(self, facts: VideoFacts, part: Part, wanted: Wanted, room: int) -> Chosen:
         most, why = self._most(facts, room, wanted.footage.limits.max_frames)
-        return chosen(Evenly(), facts, wanted.request, most, why)
+        return chosen(Evenly(), facts, part, wanted.request, most, why)
 
     def made(self, frames: _Frames) -> tuple[tuple[Prepared, ...], None]:
         prepared: list[Prepared] = []
@@ -289,19 +229,16 @@ class _Own:
         self._family = bridge.video
         self.budget = replace(loaded.limits, detail=detail)
 
-    def choose(self, facts: VideoFacts, wanted: Wanted, room: int) -> Chosen:
+    def choose(self, facts: VideoFacts, part: Part, wanted: Wanted, room: int) -> Chosen:
         """Frames are made smaller before they are fewer. Fewer may each be larger, so that how many
         there is room for is tried.
         """
         most, why = _most(wanted.footage.limits.max_frames)
-        indices, notes = self._chosen(facts, wanted.request, most, why)
-        self.budget = self._smaller(facts, indices, room)
+        indices, notes = self._chosen(facts, part, wanted.request, most, why)
+        self.budget = self._smaller(facts, part, indices, room)
         while len(indices) > 1:
             shape = self._family.shape(facts.width, facts.height, len(indices), self.budget)
-            times = tuple(i / facts.fps for i in indices)
-            text = self._family.prompt(Video((), tuple(indices), times, facts), shape)
-            between = self._bridge.tokenizer.encode(text.replace(self._family.token, ""))
-            tokens = shape.all_tokens + len(between)
+            tokens = shape.all_tokens + self._between(facts, part, indices, shape)
             frame_bytes = 3 * shape.size[0] * shape.size[1]
             memory, because = _for_memory(frame_bytes)
             if tokens > room:
@@ -310,20 +247,28 @@ class _Own:
                 )
             if memory >= len(indices):
                 break
-            indices, notes = self._chosen(facts, wanted.request, memory, because)
+            indices, notes = self._chosen(facts, part, wanted.request, memory, because)
         return indices, notes
 
-    def _smaller(self, facts: VideoFacts, indices: Sequence[int], room: int) -> Budget:
+    def _between(
+        self, facts: VideoFacts, part: Part, indices: Sequence[int], shape: ClipShape
+    ) -> int:
+        """Tokens of the text between frames."""
+        video = Video((), tuple(indices), part.times(indices), facts)
+        text = self._family.prompt(video, shape).replace(self._family.token, "")
+        return len(self._bridge.tokenizer.encode(text))
+
+    def _smaller(self, facts: VideoFacts, part: Part, indices: Sequence[int], room: int) -> Budget:
         """That of frames which are smaller, if need be, before they are fewer."""
         size, budget = (facts.width, facts.height), self.budget
         shape = self._family.shape(*size, len(indices), budget)
-        times = tuple(i / facts.fps for i in indices)
-        text = self._family.prompt(Video((), tuple(indices), times, facts), shape)
-        between = len(self._bridge.tokenizer.encode(text.replace(self._family.token, "")))
+        between = self._between(facts, part, indices, shape)
         return fitting(self._family, size, len(indices), budget, room - between)
 
-    def _chosen(self, facts: VideoFacts, request: FrameRequest, most: int, why: str) -> Chosen:
-        return chosen(self._family.rule, facts, request, most, why)
+    def _chosen(
+        self, facts: VideoFacts, part: Part, request: FrameRequest, most: int, why: str
+    ) -> Chosen:
+        return chosen(self._family.rule, facts, part, request, most, why)
 
     def made(self, frames: _Frames) -> tuple[tuple[Prepared, ...], PreparedVideo]:
         # Frames and their times come while the video is prepared, and are not held together.

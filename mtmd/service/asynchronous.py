@@ -11,6 +11,7 @@ from threading import Event as Flag
 from threading import Lock, Semaphore
 
 from mtmd.events import Event, Finished
+from mtmd.kernels.resources.wanted import wanted_unless
 from mtmd.service.ticket import Ticket
 
 
@@ -62,11 +63,14 @@ class _Request:
         if self._given_up.is_set():
             self._places.release()
             return
+        wanted_unless(self._given_up.is_set)
         try:
             ticket = self._submit()
         except BaseException:
             self._places.release()
             raise
+        finally:
+            wanted_unless(None)
         with self._lock:
             self._ticket = ticket
             if self._given_up.is_set():

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+from mtmd.kernels.errors import LeftError
 from mtmd.kernels.resources.priority import ahead, step_back
 from mtmd.kernels.resources.turns import Turns, aside, for_whom, get_up, sit_down, work_for
+from mtmd.kernels.resources.wanted import in_any_case, wanted_unless
 
-__all__ = ["Turns", "ahead", "aside", "for_whom", "get_up", "sit_down", "step_back", "work_for"]
+__all__ = [
+    "LeftError",
+    "Turns",
+    "ahead",
+    "aside",
+    "for_whom",
+    "get_up",
+    "in_any_case",
+    "sit_down",
+    "step_back",
+    "wanted_unless",
+    "work_for",
+]

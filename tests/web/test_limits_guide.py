@@ -43,6 +43,7 @@ MIB, KIB = 1 << 20, 1 << 10
                 M.videos,
                 f"{M.video.max_seconds / 3600:g} hours",
                 f"{M.video.max_pixels // 10**6} mil",
+                f"{M.video.cpu_s:g} s of a core to read all",
             ],
         ),
         ("of these, one video", [f"{M.video_pixels // 10**6} million"]),

@@ -1,5 +1,5 @@
-"""Fetches pictures from the web for a request, without letting the request reach into our own
-network.
+"""Fetches pictures and videos from the web for a request, without letting the request reach into
+our own network.
 
 The address that is checked is the one that is connected to: a name is looked up once, every address
 it has must be public, the socket goes to one of those, and its peer is checked again. Redirects
@@ -75,7 +75,7 @@ class _Denied(Exception):
 
 
 class Fetcher:
-    """`limit_s`: wall time for all pictures of one request together."""
+    """`limit_s`: wall time for all pictures and videos of one request together."""
 
     def __init__(self, limit_s: float = 15.0, at_once: int = 16) -> None:
         self.limit_s, self._places = limit_s, threading.BoundedSemaphore(at_once)
@@ -88,6 +88,7 @@ class Fetcher:
 
         Raises ApiError and ImageError.
         """
+        what = "video" if video else "picture"
         try:
             with self._place(deadline):
                 for _ in range(MOST_REDIRECTS + 1):
@@ -100,15 +101,16 @@ class Fetcher:
                     url = target
                 raise _Denied("too many redirects")
         except ImageError as error:
-            raise ApiError(400, f"{place}: {error}", param=place, code="invalid_image") from error
+            code = "invalid_video" if video else "invalid_image"
+            raise ApiError(400, f"{place}: {error}", param=place, code=code) from error
         except (_Denied, OSError, http.client.HTTPException, ValueError) as error:
             raise ApiError(
                 400,
-                f"{place}: the picture could not be fetched: only public http and https addresses "
+                f"{place}: the {what} could not be fetched: only public http and https addresses "
                 "are asked, on "
                 f"their usual ports, for at most {self.limit_s:g} s",
                 param=place,
-                code="image_not_fetched",
+                code="video_not_fetched" if video else "image_not_fetched",
             ) from error
 
     @contextmanager
@@ -285,11 +287,11 @@ def _read(
         if count > max_bytes:
             raise ImageError(
                 f"found more than {max_bytes:,} bytes, the most that this request may still bring; "
-                "scale the picture down"
+                + ("cut the video or encode it smaller" if video else "scale the picture down")
             )
         if count - len(chunk) < HEAD_BYTES <= count and not is_known(b"".join(chunks)):
-            raise _Denied("not a picture")
+            raise _Denied(f"no {'video' if video else 'picture'}")
     body = b"".join(chunks)
     if time.monotonic() >= deadline or count < (promised or 0) or not is_known(body):
-        raise _Denied("cut short, or not a picture")
+        raise _Denied(f"cut short, or no {'video' if video else 'picture'}")
     return Fetched(None, body)

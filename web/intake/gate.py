@@ -15,7 +15,7 @@ from flask import Flask, Response, current_app, g, request
 from werkzeug.exceptions import HTTPException
 
 from mtmd import BusyError
-from mtmd.service.turns import Turns, get_up, sit_down, work_for
+from mtmd.service.turns import Turns, get_up, sit_down, wanted_unless, work_for
 from mtmd.web.errors import ApiError, as_api_error
 from mtmd.web.errors import response as as_response
 from mtmd.web.intake.json_limits import check_json
@@ -183,6 +183,7 @@ class Gate:
         client = self._client()
         if what is not None and what.work in self._places and request.method != "OPTIONS":
             g.give_back = self._places[what.work].take(client)
+        wanted_unless(request.environ.get("waitress.client_disconnected"))
         if what is None or what.work is not Work.AT_ONCE:
             work_for(client)
             sit_down(self._desk)
@@ -242,5 +243,6 @@ def _is_long(response: Response) -> bool:
 def _leave(_: BaseException | None) -> None:
     get_up()
     work_for("")
+    wanted_unless(None)
     if (give_back := g.pop("give_back", None)) is not None:
         give_back()

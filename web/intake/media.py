@@ -43,6 +43,16 @@ class Reference:
     video: bool | None = False
     frames: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def word(self) -> str:
+        """What it is, as far as the request says."""
+        return "video" if self.video else "picture"
+
+    @property
+    def code(self) -> str:
+        """Of an error about it."""
+        return "invalid_video" if self.video else "invalid_image"
+
 
 @dataclass(frozen=True)
 class _Source:
@@ -110,13 +120,14 @@ class Media:
             )
         pixels = self._count_pixels(pictures) + videos * self._budget.limits.video_pixels
         with self._budget.held(pixels):
-            yield [self._open(reference, data) for reference, data in files]
+            yield [self._open(reference, data, videos) for reference, data in files]
 
-    def _open(self, reference: Reference, data: bytes) -> Shown:
+    def _open(self, reference: Reference, data: bytes, videos: int) -> Shown:
+        """`videos`: how many there are in the request."""
         if not _is_video(reference, data):
             return Shown("image", self._decode(reference.place, data))
         with _placed(reference.place):
-            footage = sent_video(data, self._budget.limits.video, reference.place)
+            footage = sent_video(data, self._budget.limits.video_of(videos), reference.place)
         return Shown("video", footage, reference.frames)
 
     def _sources(self, references: Sequence[Reference], owner: str) -> list[_Source]:
@@ -198,7 +209,8 @@ class Media:
         if fetcher is None:
             raise ApiError(
                 400,
-                f"{place}: this server does not fetch pictures; send a data URL or upload the file",
+                f"{place}: this server does not fetch {reference.word}s; send a data URL or upload "
+                "the file",
                 param=place,
                 code="remote_media_off",
             )
@@ -253,9 +265,10 @@ def _data_url(reference: Reference) -> _Source:
     if not comma or not head[-7:].lower() == ";base64":
         raise ApiError(
             400,
-            f"{place}: expected a data URL of the form data:image/png;base64,...",
+            f"{place}: expected a data URL of the form "
+            f"data:{'video/mp4' if reference.video else 'image/png'};base64,...",
             param=place,
-            code="invalid_image",
+            code=reference.code,
         )
 
     def read(*_: float) -> bytes:
@@ -264,7 +277,7 @@ def _data_url(reference: Reference) -> _Source:
             return base64.b64decode(plain, validate=True)
         except (binascii.Error, ValueError):
             raise ApiError(
-                400, f"{place}: found data that is not base64", param=place, code="invalid_image"
+                400, f"{place}: found data that is not base64", param=place, code=reference.code
             ) from None
 
     return _Source(reference, len(encoded) * 3 // 4, read)

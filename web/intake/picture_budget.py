@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,10 +17,11 @@ from mtmd import BusyError, Picture
 from mtmd.prompt.load_image import load_isolated, picture_size
 from mtmd.prompt.video_input import VideoFacts, check_video
 from mtmd.service.measures.turnover import Turnover
-from mtmd.service.turns import Turns, aside
+from mtmd.service.turns import Turns, aside, for_whom
+from mtmd.web.intake.places import Askers
 from mtmd.web.settings import MediaBudget
 
-# At work, and put aside for taking long: `mtmd.kernels.isolation.fork_server`.
+# Of one client, at work or put aside for taking long: `mtmd.kernels.isolation.fork_server`.
 DECODE_AT_ONCE = max(2, os.cpu_count() or 1) + 8
 
 
@@ -37,9 +39,10 @@ class PictureBudget:
 
     def __init__(self, limits: MediaBudget) -> None:
         self.limits = limits
-        self._pixels_held, self._lock = 0, threading.Lock()
+        self._pixels_held, self._lock = Counter[str](), threading.Lock()
+        self._askers = Askers()
         self._turnover = Turnover()
-        self._decoding = Turns(DECODE_AT_ONCE, limits.decoding_pixels)
+        self._decoding = Turns(DECODE_AT_ONCE + 1, limits.decoding_pixels, each=DECODE_AT_ONCE)
 
     def excess(
         self, *, pictures: int = 0, bytes_: int = 0, pixels: int = 0, videos: int = 0
@@ -90,22 +93,29 @@ class PictureBudget:
     @contextmanager
     def held(self, pixels: int) -> Iterator[None]:
         """Count `pixels` among those of all requests under way. Raises BusyError where these would
-        be too many.
+        be too many, or more than half of what may be for a client who has others under way while
+        other clients ask, too.
         """
-        most = self.limits.server_pixels
+        owner = for_whom()
         with self._lock:
-            if self._pixels_held + pixels > most:
-                raise BusyError(
-                    f"{self._pixels_held:,} pixels wait to be seen and {most:,} may, so these "
-                    f"{pixels:,} have to come later",
-                    self._turnover.wait_s(pixels),
-                )
+            own, most = self._pixels_held[owner], self.limits.server_pixels
+            rooms = [("", self._pixels_held.total(), most)]
+            if self._askers.others_than(owner) and own:
+                rooms.append((" for this client", own, most // 2))
+            for whose, held, room in rooms:
+                if held + pixels > room:
+                    raise BusyError(
+                        f"{held:,} pixels{whose} wait to be seen and {room:,} may, so these "
+                        f"{pixels:,} have to come later",
+                        self._turnover.wait_s(pixels),
+                    )
             if not self._pixels_held:
                 self._turnover.begin()
-            self._pixels_held += pixels
+            self._pixels_held[owner] += pixels
         try:
             yield
         finally:
             with self._lock:
-                self._pixels_held -= pixels
+                self._pixels_held[owner] -= pixels
+                self._pixels_held += Counter()  # without those that hold none
                 self._turnover.freed(pixels)

@@ -13,6 +13,21 @@ from mtmd.service.measures.turnover import Turnover
 SHARED_S = 60.0  # an owner who has asked within so long counts as one who shares
 
 
+class Askers:
+    """Who has asked lately. Not thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._asked: dict[str, float] = {}
+
+    def others_than(self, owner: str) -> bool:
+        """Whether others than this one, who asks now, share with him."""
+        now = self._clock()
+        self._asked = {name: at for name, at in self._asked.items() if now - at < SHARED_S}
+        self._asked[owner] = now
+        return len(self._asked) > 1
+
+
 class Places:
     """`most` in all. One owner may have `each`; None for all, or half of them while others ask too.
     Thread-safe.
@@ -27,9 +42,8 @@ class Places:
     ) -> None:
         """`what`: for messages, in the plural."""
         self.most = most
-        self._what, self._each, self._clock = what, each, clock
+        self._what, self._each, self._askers = what, each, Askers(clock)
         self._lock, self._taken = threading.Lock(), Counter[str]()
-        self._asked: dict[str, float] = {}
         self._turnover = Turnover(clock)
 
     def take(self, owner: str) -> Callable[[], None]:
@@ -68,7 +82,4 @@ class Places:
     def _share(self, owner: str) -> int:
         if self._each is not None:
             return self._each
-        now = self._clock()
-        self._asked = {name: at for name, at in self._asked.items() if now - at < SHARED_S}
-        self._asked[owner] = now
-        return self.most if len(self._asked) == 1 else max(1, self.most // 2)
+        return max(1, self.most // 2) if self._askers.others_than(owner) else self.most

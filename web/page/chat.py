@@ -13,6 +13,7 @@ from typing import Any
 from mtmd import ImageError, TokenCount
 from mtmd.display.grounding import find_regions
 from mtmd.model import DEFAULT_PROMPT
+from mtmd.service.turns import in_any_case
 from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.picture_budget import PictureBudget
@@ -116,7 +117,8 @@ class Chat:
         row = parent if (known[parent].options or {}).get("table") else ""
         if side is not None:
             row = f"{parent} {side}"
-        with self._alone(conversation, row, side is not None), ExitStack() as held:
+        # Who leaves the page finds the answer when they come back.
+        with in_any_case(), self._alone(conversation, row, side is not None), ExitStack() as held:
             service = self.models.choose(model).service  # waits, where it has to be loaded first
             known = self._by_id(conversation)
             path = _seen(branch(known, parent), since)

@@ -17,10 +17,11 @@ def model_messages(
     """Turns alternate: several messages in a row, for want of an answer, are one turn. The pixels
     of its pictures are held by the caller, as `checked_pixels` counts them.
     """
+    videos = sum(image.is_video for message in branch for image in message.images)
     turns: list[tuple[str, list[dict[str, Any]]]] = []
     for message in branch:
         parts: list[dict[str, Any]] = [
-            _video(image, pictures)
+            _video(image, pictures, videos)
             if image.is_video
             else {"type": "image", "image": pictures.get(image)}
             for image in message.images
@@ -54,9 +55,9 @@ def checked_pixels(branch: Sequence[Message], budget: PictureBudget) -> int:
     return pixels + videos * budget.limits.video_pixels
 
 
-def _video(video: StoredImage, pictures: PictureCache) -> dict[str, Any]:
+def _video(video: StoredImage, pictures: PictureCache, videos: int) -> dict[str, Any]:
     part = {"start": video.start, "end": video.end}
-    return {"type": "video", "video": pictures.footage(video), **part}
+    return {"type": "video", "video": pictures.footage(video, videos), **part}
 
 
 def _content(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:

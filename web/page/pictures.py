@@ -60,9 +60,12 @@ class PictureCache:
                 data, facts.width, facts.height, name, owner, facts.seconds
             )
 
-    def footage(self, video: StoredImage) -> Footage:
-        """For a prompt. Raises ImageError for one that the store does not have any more."""
-        return sent_video(self._bytes(video), self._budget.limits.video, video.name or "the video")
+    def footage(self, video: StoredImage, videos: int) -> Footage:
+        """For a prompt with so many `videos`. Raises ImageError for one that the store does not
+        have any more.
+        """
+        limits = self._budget.limits.video_of(videos)
+        return sent_video(self._bytes(video), limits, video.name or "the video")
 
     def _bytes(self, image: StoredImage) -> bytes:
         data = self._store.image_bytes(image.sha256)

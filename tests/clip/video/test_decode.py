@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 from fractions import Fraction
+from zlib import crc32
 
 import numpy as np
 import pytest
-from clips import animation, number_of, video
+from clips import animation, number_of, numbered, video
+from PIL import Image
 
+from mtmd.clip.video.animation import moves
 from mtmd.clip.video.decode import open_video
 from mtmd.clip.video.limits import VideoLimits
 from mtmd.kernels.errors import VideoError
@@ -43,6 +46,67 @@ def test_pictures_that_move(format):
     reader = open_video(io.BytesIO(data))
     assert (reader.facts.frames, reader.facts.seconds) == (12, pytest.approx(3.0))
     assert sampled(data, [0, 5, 11]) == [(0, 0.0, 0), (5, 1.25, 5), (11, 2.75, 11)]
+
+
+@pytest.mark.parametrize("format", ["GIF", "WEBP", "PNG"])
+def test_frames_of_pictures_that_move_are_taken_any_number_of_times(format):
+    reader = open_video(io.BytesIO(animation(format)))
+    size = reader.facts.width, reader.facts.height
+    for wanted in ([0, 3], [0, 3], [11], [1]):
+        assert [number_of(pixels) for *_, pixels in reader.take(wanted, size)] == wanted
+
+
+@pytest.mark.parametrize(
+    ("said", "frames"), [(10, 4), (2, 2), (0, 1)], ids=["more", "fewer", "none"]
+)
+def test_a_png_has_the_frames_that_are_there_and_that_it_says_it_has(said, frames):
+    data = bytearray(animation("PNG", 4))
+    at = data.index(b"acTL") + 4
+    data[at : at + 4] = said.to_bytes(4, "big")
+    data[at + 8 : at + 12] = crc32(data[at - 4 : at + 8]).to_bytes(4, "big")
+    assert moves(bytes(data), "PNG") == (frames > 1)
+    if frames > 1:
+        assert open_video(io.BytesIO(data)).facts.frames == frames
+        assert [n for *_, n in sampled(bytes(data), list(range(frames)))] == list(range(frames))
+
+
+def wide_gif(width: int) -> bytes:
+    """Of 96 x 64 by its header, the second of its frames `width` wide."""
+    file = io.BytesIO()
+    for frame in (numbered(0), numbered(1, width)):
+        Image.fromarray(frame).save(parts := io.BytesIO(), "GIF")
+        whole = parts.getvalue()
+        if not file.tell():
+            file.write(whole[:-1])
+            continue
+        table = 13 + (3 << ((whole[10] & 7) + 1))
+        at = whole.index(b",", table)  # its colours become the frame's own
+        file.write(
+            whole[at : at + 9] + bytes([0x80 | whole[at + 9] | whole[10] & 7]) + whole[13:table]
+        )
+        file.write(whole[at + 10 :])
+    return file.getvalue()
+
+
+def test_frames_of_a_gif_that_lie_outside_of_its_screen_have_room_and_are_limited():
+    data = wide_gif(160)
+    reader = open_video(io.BytesIO(data))
+    assert (reader.facts.width, reader.facts.height) == (160, 64)
+    first, second = (pixels for *_, pixels in reader.take([0, 1], (160, 64)))
+    assert (number_of(first), number_of(second)) == (0, 1)
+    assert first[:, 96:].min() == 255 and second[:, 96:].max() < 255
+    with pytest.raises(
+        VideoError, match=r"found frames of 160 x 64 pixels, expected at most 6,144"
+    ):
+        open_video(io.BytesIO(data), VideoLimits(max_pixels=96 * 64))
+
+
+def test_a_picture_that_moves_of_which_no_frame_is_there_that_was_asked_for_is_refused():
+    data = animation("PNG")
+    reader = open_video(io.BytesIO(data[: data.rindex(b"fcTL") + 34]))
+    assert [i for i, *_ in reader.take([10, 11], (96, 64))] == [10]
+    with pytest.raises(VideoError, match="found a damaged PNG"):
+        list(reader.take([11], (96, 64)))
 
 
 def test_a_picture_of_one_frame_is_no_video():
@@ -186,6 +250,14 @@ def test_pixels_that_are_not_square():
     facts = open_video(io.BytesIO(data)).facts
     assert (facts.width, facts.height) == (128, 64)
     assert facts.notes == ("pixels that are not square: 96 x 64 in the file",)
+
+
+@pytest.mark.parametrize("said", [0, 0x7FFFFFFF, 0xFFFFFFFF])
+def test_a_number_of_frames_that_was_never_filled_in_is_not_believed(said):
+    data = bytearray(video(24, format="avi", codec="mpeg4"))
+    for at in (data.index(b"avih") + 8 + 16, data.index(b"strh") + 8 + 32):
+        data[at : at + 4] = said.to_bytes(4, "little")
+    assert open_video(io.BytesIO(data)).facts.frames == 24
 
 
 def test_without_timestamps_frames_are_counted(monkeypatch):

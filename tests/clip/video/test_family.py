@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from mtmd.clip.video.choose import chosen, part_between
 from mtmd.clip.video.family import ClipShape, group_times, taken_fps
 from mtmd.clip.video.rules import FrameRule, WholeGroups
 from mtmd.clip.video.video import FrameRequest, Video, VideoFacts
 
 
 def taken(facts: VideoFacts, request: FrameRequest) -> Video:
-    indices = tuple(FrameRule(WholeGroups(2.0, 4, 768, 2)).choose(facts, request))
+    part = part_between(facts, None, request.start, request.end)
+    rule = FrameRule(WholeGroups(2.0, 4, 768, 2))
+    indices = tuple(chosen(rule, facts, part, request, 1024, "")[0])
     return Video((), indices, tuple(i / facts.fps for i in indices), facts)
 
 

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 from clips import number_of
-from damaged_videos import BOMBS, film, names_another, sound
+from damaged_videos import BOMBS, film, many_frames, names_another, sound
 
+from mtmd.clip.video.choose import Evenly, chosen
 from mtmd.clip.video.decode import open_video
 from mtmd.clip.video.footage import VideoFile
 from mtmd.clip.video.limits import VideoLimits
+from mtmd.clip.video.video import FrameRequest
 from mtmd.kernels.errors import VideoError
 
 LIMITS = VideoLimits(max_pixels=4_000_000, cpu_s=20)
@@ -46,6 +48,24 @@ def test_damaged_ones():
 @pytest.mark.parametrize("name", BOMBS)
 def test_bombs(name):
     assert outcome(BOMBS[name](random.Random(0))) in ("frames", "refused")
+
+
+def test_a_small_file_that_says_it_has_millions_of_frames_is_bounded():
+    """Here and in the worker: what is noted of each there, and how many are asked for."""
+    request = FrameRequest(fps=240, max_frames=10**12, start=3600)
+    with VideoFile(many_frames(3_000_000), LIMITS, isolate=True).opened() as reader:
+        facts, part = reader.facts, reader.part(request.start, request.end)
+        assert facts.frames == 3_000_000 and facts.frames - part.first == part.frames
+        indices, notes = chosen(Evenly(), facts, part, request, 1024, "limit")
+    assert (len(indices), indices[0], indices[-1]) == (1024, part.first, 2_999_999)
+    assert notes == ("1024 of 16384 or more frames: limit",)
+
+
+def test_more_frames_than_any_video_has_are_refused(monkeypatch):
+    monkeypatch.setattr("mtmd.clip.video.limits.MOST_FRAMES", 10)
+    for index in (0, 4):  # by its table, and by its packets
+        with pytest.raises(VideoError, match="found 12 frames, expected at most 10; cut"):
+            open_video(io.BytesIO(sound(index)))
 
 
 def test_a_film_that_lies_in_another_file_is_not_read_from_there(tmp_path, monkeypatch):

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from torchvision_stand_in import torchvision_here
 
+from mtmd.clip.video.choose import MOST
 from mtmd.clip.video.rules import (
-    MOST,
     Beginnings,
     EveryInterval,
     FirstToLast,
@@ -23,8 +23,7 @@ from mtmd.clip.video.rules import (
     WholeGroups,
     WithoutEnds,
 )
-from mtmd.clip.video.video import FrameRequest, VideoFacts
-from mtmd.kernels.errors import OptionError
+from mtmd.clip.video.video import VideoFacts
 
 Chosen = "list[int] | None"
 TRIPLES = 1000
@@ -110,52 +109,14 @@ def test_indices_are_the_references(way: str) -> None:
         video = facts(int(min(rng.lognormvariate(6, 2), 20000)) + 1, rate)
         fps = rng.choice([0.5, 1.0, 2.0, 4.0, rng.uniform(0.05, 12)])
         most = rng.choice([4, 16, 64, 768, rng.randint(1, 400)])
-        request = FrameRequest(
-            fps if "fps" in options else None, most if "max_frames" in options else None
-        )
+        asked = fps if "fps" in options else None, most if "max_frames" in options else None
         expected = theirs(video, fps, most)
-        found = FrameRule(rule(most)).choose(video, request)
+        found = FrameRule(rule(most)).choose(video, *asked)
         assert found and found == sorted(set(found)) and 0 <= found[0] <= found[-1] < video.frames
         if expected is not None and len(expected) <= MOST:
             compared += 1
-            assert found == expected, (video, request)
+            assert found == expected, (video, asked)
     assert compared > TRIPLES // 2
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_what_is_asked_for_is_kept(way: str) -> None:
-    rule, rng = FrameRule(WAYS[way][1](16)), random.Random(3)
-    for _ in range(200):
-        video = facts(rng.randint(1, 5000), rng.uniform(5, 60))
-        most = rng.randint(1, 40)
-        start = rng.uniform(0, video.seconds * 0.8)
-        end = start + rng.uniform(0.3, video.seconds)
-        found = rule.choose(video, FrameRequest(rng.uniform(0.1, 9), most, start, end))
-        assert 0 < len(found) <= most and found == sorted(set(found))
-        assert start * video.fps <= found[0] + 1e-6 and found[-1] <= end * video.fps + 1e-6
-
-
-@pytest.mark.parametrize(
-    ("request_", "told"),
-    [
-        (FrameRequest(fps=0), "fps is 0, expected more than 0"),
-        (FrameRequest(fps=float("nan")), "fps is nan"),
-        (FrameRequest(fps=1e9), "at most 1000"),
-        (FrameRequest(max_frames=0), "max_frames is 0, expected at least 1"),
-        (FrameRequest(start=12), r"no frame lies between 12 s and its end; the video is 10\.0 s"),
-        (FrameRequest(start=4, end=4), "no frame lies between 4 s and 4 s"),
-        (FrameRequest(start=-1, end=4), "no frame lies between -1 s"),
-    ],
-)
-def test_what_cannot_be_kept_is_refused(request_: FrameRequest, told: str) -> None:
-    with pytest.raises(OptionError, match=told):
-        FrameRule(FirstToLast(2.0, 4, 768)).choose(facts(240, 24.0), request_)
-
-
-def test_a_part_is_chosen_from_as_if_it_were_all() -> None:
-    rule = FrameRule(FirstToLast(2.0, 4, 768))
-    found = rule.choose(facts(2400, 24.0), FrameRequest(start=10, end=20))
-    assert found == [240 + i for i in rule.choose(facts(241, 24.0))]
 
 
 def test_a_header_that_says_nothing() -> None:

@@ -138,6 +138,27 @@ def _endless_table(_: random.Random) -> bytes:
     return bytes(data)
 
 
+def many_frames(count: int) -> bytes:
+    """A file of 9 KB whose tables say in a few numbers that there are so many frames, of 1/60 s."""
+    data = sound(3).replace(b"edts", b"free")
+    data = _with_box(data, box(b"stts", bytes(4), struct.pack(">III", 1, count, 204)))
+    data = _with_box(data, box(b"stsz", bytes(4), struct.pack(">II", 100, count)))
+    return _with_box(data, box(b"stsc", bytes(4), struct.pack(">IIII", 1, 1, count, 1)))
+
+
+def _with_box(data: bytes, new: bytes) -> bytes:
+    """The box in the table of samples of this kind, in another's place."""
+    grown = bytearray(data)
+    at = grown.index(new[4:8]) - 4
+    old = int.from_bytes(grown[at : at + 4], "big")
+    grown[at : at + old] = new
+    for name in (b"moov", b"trak", b"mdia", b"minf", b"stbl"):
+        place = grown.index(name) - 4
+        size = int.from_bytes(grown[place : place + 4], "big") + len(new) - old
+        grown[place : place + 4] = struct.pack(">I", size)
+    return bytes(grown)
+
+
 def _deep(rng: random.Random) -> bytes:
     inner = b""
     for _ in range(rng.choice((100, 5000))):
@@ -199,6 +220,7 @@ def _text(words: str) -> Callable[[random.Random], bytes]:
 
 BOMBS: dict[str, Callable[[random.Random], bytes]] = {
     "a table of 4,294,967,295 frames": _endless_table,
+    "tables of 200,000 frames that are not there": lambda _: many_frames(200_000),
     "boxes in boxes": _deep,
     "many tracks": _many_tracks,
     "a film in another file": lambda _: names_another(b"/etc/hostname"),

@@ -15,10 +15,12 @@ import pytest
 from priorities import behind, priority
 from processes import children
 
-from mtmd.kernels.errors import MtmdError
+from mtmd.kernels.errors import LeftError, MtmdError
 from mtmd.kernels.isolation import fork_server as module
 from mtmd.kernels.isolation.fork_server import ForkServer, Reason, Worker, WorkerFailed
 from mtmd.kernels.isolation.limits import NICE, NICEST, Limits
+from mtmd.kernels.resources.turns import work_for
+from mtmd.kernels.resources.wanted import wanted_unless
 
 LIMITS = Limits(1, 64 << 20)
 SUPPORT = Path(__file__).parents[2] / "support"
@@ -102,6 +104,21 @@ def test_the_limits_are_those_of_the_job(server: ForkServer) -> None:
         assert len(ask(server, b"take", Limits(1, 256 << 20))) == 200
 
 
+def test_a_worker_ends_when_who_asked_has_left(server: ForkServer) -> None:
+    number = pid(server)
+    looks = iter([False, False, True])
+    wanted_unless(lambda: next(looks))
+    try:
+        with pytest.raises(LeftError), server.job(Limits(60, 64 << 20)) as worker:
+            worker.send(b"burn")
+            worker.receive()
+    finally:
+        wanted_unless(None)
+    until(lambda: ended(number))
+    assert next(looks, None) is None
+    assert ask(server, b"still here") == b"still here"
+
+
 def test_what_a_worker_says_has_a_limit(server: ForkServer) -> None:
     with pytest.raises(WorkerFailed), server.job(LIMITS) as worker:
         worker.send(b"long")
@@ -130,6 +147,35 @@ def test_who_takes_long_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) ->
     for thread in burners:
         thread.join()
     assert found == [Reason.MEMORY] * 2  # as if the system had ended them
+    server.close()
+
+
+def test_who_has_only_long_jobs_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them than there are places, for long jobs too."""
+    monkeypatch.setattr(module, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(module, "SLOW_JOBS", 2)
+    server, found = ForkServer("isolated_work", at_once=1), list[Reason]()
+
+    def burn() -> None:
+        work_for("who burns")
+        try:
+            ask(server, b"burn", Limits(30, 64 << 20))
+        except WorkerFailed as error:
+            found.append(error.reason)
+
+    assert ask(server, b"warm") == b"warm"
+    burners = [threading.Thread(target=burn) for _ in range(4)]
+    for thread in burners:
+        thread.start()
+    until(lambda: server._quick.waiting == 2 and server._slow.at_work == 1)
+    assert [ask(server, b"%d" % n) for n in range(5)] == [b"%d" % n for n in range(5)]
+    assert found == []
+    while any(thread.is_alive() for thread in burners):
+        for worker in children(server.pid or 0):
+            os.kill(worker, signal.SIGKILL)
+        burners[0].join(0.02)
+    for thread in burners:
+        thread.join()
     server.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +13,15 @@ from clips import animation, numbered, video
 from PIL import Image
 
 from mtmd import ImageError, OptionError, PromptError, VideoError, VideoInput
+from mtmd.clip.token_budget import DEFAULT_BUDGET
+from mtmd.clip.video.family import ClipShape
+from mtmd.clip.video.footage import GivenFrames
+from mtmd.clip.video.rules import Beginnings, FrameRule
+from mtmd.clip.video.video import FrameRequest, Video
+from mtmd.config import AnswerOptions
 from mtmd.model import Model
-from mtmd.prompt.video_input import is_video
+from mtmd.prompt.video_input import Wanted, is_video
+from mtmd.prompt.videos import _Own
 
 HOW = "frames as pictures: gemma3 has no video of its own"
 
@@ -91,18 +99,42 @@ def test_pictures_and_videos_in_one_question(demo: Model, clip: Path) -> None:
     assert answer.receipt.image_tokens == of_all
 
 
-def test_as_many_frames_as_fit_the_context(demo: Model, clip: Path) -> None:
-    chosen = VideoInput(clip, fps=12)
-    (seen,) = demo.answer([chosen] * 1, "x", max_tokens=1).receipt.videos
-    room = demo.runner.context
-    each = seen.tokens // len(seen.frames)
-    if len(seen.frames) < 48:
-        assert any(
-            f"of 48 frames: more do not fit the context of {room:,}" in n for n in seen.notes
-        )
-    assert len(seen.frames) * each < room
-    count = demo.service.count([{"role": "user", "content": [{"type": "video", "video": chosen}]}])
-    assert count.prompt_tokens < room and len(count.video_tokens) == 1 and count.image_tokens == ()
+def test_as_many_frames_as_fit_the_context(demo: Model) -> None:
+    """And beside them the answer: of one token, and of as many as it may have if nobody says."""
+    chosen = VideoInput(np.stack([numbered(n) for n in range(120)]), rate=12, fps=12)
+    answer = demo.answer(chosen, "x", max_tokens=1)
+    (seen,) = answer.receipt.videos
+    context, count = demo.runner.context, len(seen.frames)
+    assert f"{count} of 120 frames: more do not fit the context of {context:,} tokens" in seen.notes
+    assert context * 3 // 4 < answer.receipt.prompt_tokens < context
+    counted = demo.service.count(
+        [{"role": "user", "content": [{"type": "video", "video": chosen}]}]
+    )
+    longest = AnswerOptions().max_tokens
+    assert context // 2 < counted.prompt_tokens <= context - longest
+    assert counted.image_tokens == ()
+    assert counted.video_tokens[0] < seen.tokens
+
+
+def test_times_that_are_long_to_write_have_room() -> None:
+    """Of a family that writes them; its tokenizer makes one token of a character."""
+    family = SimpleNamespace(
+        rule=FrameRule(Beginnings(64)),
+        token="@",
+        shape=lambda _width, _height, frames, _budget: ClipShape((8, 8), 1, frames, 1),
+        prompt=lambda video, _: "".join(f"<{t:.1f} s>@" for t in video.times),
+    )
+    bridge = SimpleNamespace(video=family, tokenizer=SimpleNamespace(encode=list))
+    loaded = SimpleNamespace(runner=SimpleNamespace(context=999), limits=DEFAULT_BUDGET)
+    times = [100_000.0 + n for n in range(40)]
+    given = GivenFrames([numbered(0)] * 40, times)
+    for start in (None, 100_010.0):
+        making = _Own(loaded, bridge, "auto", False, "")
+        part = given.part(start, None)
+        wanted = Wanted(given, FrameRequest(start=start))
+        indices, notes = making.choose(given.facts, part, wanted, 300)
+        seen = Video((), tuple(indices), tuple(times[i] for i in indices), given.facts)
+        assert 250 < len(family.prompt(seen, None)) <= 300 and "do not fit the context" in notes[0]
 
 
 def test_what_is_a_video(clip: Path, tmp_path: Path) -> None:
@@ -117,6 +149,8 @@ def test_what_is_a_video(clip: Path, tmp_path: Path) -> None:
     ("make", "error", "words"),
     [
         (lambda c: VideoInput(c, fps=0), OptionError, "fps: found 0"),
+        (lambda c: VideoInput(c, fps=5e-324), OptionError, "fps: found 4.9"),
+        (lambda c: VideoInput(c, end=10**400), OptionError, "end: found a number of hundreds"),
         (lambda c: VideoInput(c, max_frames=True), OptionError, "max_frames"),
         (lambda c: VideoInput(c, rate=2, times=[0]), OptionError, "rate: found beside times"),
         (lambda _: VideoInput("no.mp4"), ImageError, "no such file"),
@@ -124,14 +158,28 @@ def test_what_is_a_video(clip: Path, tmp_path: Path) -> None:
         (lambda _: VideoInput(object()), VideoError, "object of type object"),
         (lambda c: VideoInput(c, start=60), OptionError, "start: found 60 s"),
     ],
-    ids=["fps", "count", "both", "nowhere", "damaged", "nothing", "after the end"],
+    ids=[
+        "fps",
+        "tiny fps",
+        "endless",
+        "count",
+        "both",
+        "nowhere",
+        "damaged",
+        "nothing",
+        "after the end",
+    ],
 )
 def test_mistakes(demo: Model, clip: Path, make, error, words) -> None:
     with pytest.raises(error, match=words):
         demo.answer(make(clip), "x")
 
 
-def test_a_video_alone_is_a_question_and_a_part_needs_its_source(demo: Model) -> None:
+def test_a_video_alone_is_a_question_and_a_part_needs_its_source(demo: Model, clip: Path) -> None:
+    alone = [{"role": "user", "content": [{"type": "video", "video": clip}]}]
+    *_, last = demo.service.submit(alone, max_tokens=2)
+    assert [f.index for f in last.answer.receipt.videos[0].frames] == [0, 12, 24, 36]
+    assert written(demo, last.answer).count("Frame at") == 4
     with pytest.raises(PromptError, match="found a part of type 'video'"):
         demo.service.submit([{"role": "user", "content": [{"type": "video"}]}])
 

@@ -75,17 +75,54 @@ def test_which_frames(service, clip):
     ("part", "code", "words"),
     [
         ({"video_url": {"url": data_url(b"")}}, "invalid_video", "0 bytes"),
-        ({"video_url": {"url": "http://example.com/a.mp4"}}, "remote_media_off", "does not fetch"),
+        ({"video_url": {"url": "http://example.com/a.mp4"}}, "remote_media_off", "fetch videos"),
+        ({"video_url": {"url": "data:,x"}}, "invalid_video", "data:video/mp4;base64"),
         ({"video_url": {"url": data_url(b"x"), "fps": 0}}, None, "fps"),
         ({"input_video": {}}, None, "expected one of data and url"),
     ],
-    ids=["empty", "address", "fps", "nothing"],
+    ids=["empty", "address", "plain", "fps", "nothing"],
 )
 def test_refusals(service, part, code, words):
     kind = next(iter(part))
     reply = post_chat(client_for(service), {"type": kind, **part})
     error = reply.json["error"]
     assert (reply.status_code, error["code"]) == (400, code) and words in error["message"]
+
+
+class Reads(FakeService):
+    """Takes the frames of a video, of which the first takes its client away."""
+
+    def __init__(self):
+        super().__init__()
+        self.taken, self.left = [], []
+
+    def submit(self, messages, **options):
+        (part,) = [p for p in messages[-1]["content"] if p["type"] == "video"]
+        with part["video"].opened() as reader:
+            for index, *_ in reader.take(range(12), (96, 64)):
+                self.taken.append(index)
+                self.left.append(index)
+        return super().submit(messages, **options)
+
+
+def test_who_leaves_while_a_video_is_read(clip):
+    service = Reads()
+    client = client_for(service)
+    part = {"type": "video_url", "video_url": {"url": data_url(clip)}}
+    body = {"messages": [{"role": "user", "content": [part, TEXT]}]}
+    gone = {"waitress.client_disconnected": lambda: bool(service.left)}
+    reply = client.post("/v1/chat/completions", json=body, environ_overrides=gone)
+    assert (reply.status_code, service.taken, service.tickets) == (499, [0], [])
+    assert post_chat(client, part, TEXT).status_code == 200  # the next on this thread
+    assert service.taken == [0, *range(12)]
+
+
+def test_videos_of_a_request_share_the_time_to_read_them(service, clip):
+    part = {"type": "video_url", "video_url": {"url": data_url(clip)}}
+    for count in (1, 4):
+        assert post_chat(client_for(service), *[part] * count, TEXT).status_code == 200
+        times = [one["video"].limits.cpu_s for one in shown(service)]
+        assert times == [120 / count] * count
 
 
 def test_too_many(service, clip):

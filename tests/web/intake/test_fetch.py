@@ -410,6 +410,20 @@ def test_a_body_over_the_budget_is_not_read_to_its_end():
     assert "more than 10 bytes" in refused("/picture", max_bytes=10)
 
 
+@pytest.mark.usefixtures("site")
+def test_a_video_is_called_one():
+    def told(path, most=1 << 20):
+        with pytest.raises(ApiError) as error:
+            url = f"http://public.test{path}"
+            Fetcher().fetch(url, "x", most, time.monotonic() + 20, video=True)
+        return error.value.message, error.value.code
+
+    message, code = told("/page")
+    assert message.startswith("x: the video could not be fetched") and code == "video_not_fetched"
+    message, code = told("/picture", 10)
+    assert message.endswith("cut the video or encode it smaller") and code == "invalid_video"
+
+
 @pytest.mark.parametrize("path", ["/slow", "/headers"])
 @pytest.mark.usefixtures("site")
 def test_whoever_answers_drop_by_drop_is_left_at_the_deadline(path):

@@ -13,6 +13,7 @@ from PIL import Image
 from serving import png
 
 from mtmd import BusyError, MtmdError
+from mtmd.kernels.resources.wanted import check_wanted
 from mtmd.web.app import create_app
 from mtmd.web.page.answers import Answer
 from mtmd.web.settings import MediaBudget, ServerSettings
@@ -91,6 +92,23 @@ class Page:
 @pytest.fixture
 def page():
     return Page()
+
+
+class ChecksWhetherWanted(FakeService):
+    def submit(self, messages, **options):
+        check_wanted()
+        return super().submit(messages, **options)
+
+
+def test_an_answer_is_begun_though_who_asked_has_left_the_page():
+    page = Page(ChecksWhetherWanted())
+    conversation = page.new()
+    message = page.say(conversation)
+    gone = {"waitress.client_disconnected": lambda: True}
+    address = f"/api/conversations/{conversation}/answers"
+    body = {"parent": message, "options": {}}
+    found = page.client.post(address, json=body, environ_overrides=gone)
+    assert found.status_code == 200 and page.events(found.get_json()["id"])
 
 
 def test_a_question_about_a_picture_is_answered_and_kept(page):

@@ -1,0 +1,58 @@
+"""Pixels of all requests that are under way, shared among clients."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+
+from mtmd import BusyError
+from mtmd.service.turns import work_for
+from mtmd.web.intake.picture_budget import DECODE_AT_ONCE, PictureBudget
+from mtmd.web.settings import MediaBudget
+
+
+@pytest.fixture
+def budget():
+    yield PictureBudget(MediaBudget(server_pixels=100))
+    work_for("")
+
+
+def hold(budget, held, owner, pixels):
+    work_for(owner)
+    held.enter_context(budget.held(pixels))
+
+
+def test_who_has_many_pictures_decoded_leaves_a_place_for_others(budget):
+    work_for("one")
+    for _ in range(DECODE_AT_ONCE):
+        assert budget._decoding.take(within_s=0) is not None
+    assert budget._decoding.take(within_s=0) is None
+    work_for("other")
+    assert budget._decoding.take(within_s=0) is not None
+
+
+def test_one_alone_may_hold_all(budget):
+    with ExitStack() as held:
+        for _ in range(4):
+            hold(budget, held, "one", 25)
+        with pytest.raises(BusyError, match="100 pixels wait to be seen and 100 may"):
+            hold(budget, held, "one", 1)
+    with budget.held(100):
+        pass
+
+
+def test_while_others_ask_one_has_half_and_any_single_request_is_taken(budget):
+    with ExitStack() as held:
+        hold(budget, held, "other", 1)
+        hold(budget, held, "one", 30)
+        with pytest.raises(BusyError, match=r"30 pixels for this client wait .* and 50 may"):
+            hold(budget, held, "one", 21)
+        hold(budget, held, "one", 20)
+        hold(budget, held, "other", 49)
+    with ExitStack() as held:
+        hold(budget, held, "one", 80)  # more than half, by itself
+        hold(budget, held, "other", 20)
+    work_for("one")
+    with budget.held(100):
+        pass
