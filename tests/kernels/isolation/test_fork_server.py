@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -172,7 +173,8 @@ def test_who_has_only_long_jobs_keeps_no_other_waiting(monkeypatch: pytest.Monke
     assert found == []
     while any(thread.is_alive() for thread in burners):
         for worker in children(server.pid or 0):
-            os.kill(worker, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(worker, signal.SIGKILL)
         burners[0].join(0.02)
     for thread in burners:
         thread.join()
