@@ -76,10 +76,10 @@ def test_from_the_options_of_the_command_to_an_answer_and_its_memory_given_back(
         weights = weakref.ref(loaded().runner.residency)
         assert loaded().weights_read()[0] > 5 << 20
         registry.give_back(entry)
-        del ticket
         registry.unload("demo")
         assert until(lambda: registry.find("demo").state == "unloaded")
         assert loaded() is None and weights() is None, "nobody holds on to it"
+        ticket.cancel()  # as a page may that keeps it
         assert not registry._loader.loaded
     finally:
         registry.close()
