@@ -53,7 +53,7 @@ def not_loaded(entry: Entry) -> ApiError:
     )
 
 
-def reason_of(error: Exception) -> str:
+def reason_of(error: BaseException) -> str:
     """In one line. What is no mistake of the files or options is in the log."""
     if isinstance(error, MtmdError):
         return " ".join(str(error).split())

@@ -53,6 +53,7 @@ LONGEST_WAIT_S = 900.0
 GONE_EVERY_S = 1.0  # looks whether who waits is still there
 TRIED_AGAIN_S = 30.0  # after which a model that could not be loaded is tried again
 ENDING_S = 20.0  # for a load under way, when the server ends
+AGAIN_S = 1.0  # after an error that nobody has foreseen
 SPARE = 16  # a part in so many of what is free at the start is left to others
 _CHOSEN = "chosen_models"
 log = logging.getLogger("mtmd.models")
@@ -285,15 +286,41 @@ class Registry:
                     self._unload(entry)
 
     def _run(self) -> None:
+        """To the end, whatever goes wrong on the way: no other thread loads anything. What a
+        library in Rust panics with is no Exception.
+        """
         while True:
-            with self._changed:
-                if self._ending or self.fault is not None:
-                    return
-                step = self._next_step()
-                if isinstance(step, Wait) and not self._to_survey:
-                    self._changed.wait(step.seconds)
-                    continue
-            self._do(step)
+            step: Step | None = None
+            try:
+                with self._changed:
+                    if self._ending or self.fault is not None:
+                        return
+                    step = self._next_step()
+                    if isinstance(step, Wait) and not self._to_survey:
+                        self._changed.wait(step.seconds)
+                        continue
+                self._do(step)
+            except DeviceError as fault:
+                self._on_fault(fault)
+            except BaseException as error:
+                self._unforeseen(step, error)
+
+    def _unforeseen(self, step: Step | None, error: BaseException) -> None:
+        """Who waits for the model of this step is told, and, where no step was found, everybody who
+        waits.
+        """
+        log.error("models: an internal error\n%s", traceback_text(error))
+        reason = reason_of(error)
+        with self._changed:
+            if step is not None and not isinstance(step, Wait):
+                entry = self._entries[step.name]
+                entry.opened = entry.served = None
+                self._failed(entry, reason)
+                return
+            for entry in self._entries.values():
+                if entry.waiters or entry.wanted_at is not None:
+                    self._failed(entry, reason)
+            self._changed.wait_for(lambda: self._ending, AGAIN_S)
 
     def _do(self, step: Step) -> None:
         """What has been decided."""
@@ -340,8 +367,8 @@ class Registry:
             facts: Facts | None = opened.facts
             opened.close()
             problem = ""
-        except Exception as error:
-            facts, problem = None, reason_of(error)
+        except BaseException as error:
+            facts, problem = None, self._problem(entry, error)
         with self._changed:
             if facts is not None:
                 entry.facts = facts
@@ -364,10 +391,8 @@ class Registry:
             served = opened.start(entry.preset.aliases, entry.preset)
         except DeviceError as error:
             problem, fault = str(error), error
-        except Exception as error:
-            problem = reason_of(error)
-            if not isinstance(error, (MtmdError, OSError, MemoryError)):
-                log.error("%s cannot be loaded\n%s", entry.name, traceback_text(error))
+        except BaseException as error:
+            problem = self._problem(entry, error)
         if served is None:  # after the exception is gone, which holds on to the model
             if opened is not None:
                 opened.close()
@@ -389,6 +414,12 @@ class Registry:
             self._let_in_all(entry)
             self._changed.notify_all()
         log.info("%s loaded in %.1f s", entry.name, entry.took_s)
+
+    def _problem(self, entry: Entry, error: BaseException) -> str:
+        """For people, in one line. What is a mistake of ours has its traceback in the log."""
+        if not isinstance(error, (MtmdError, OSError, MemoryError)):
+            log.error("%s cannot be loaded\n%s", entry.name, traceback_text(error))
+        return reason_of(error)
 
     def _may_go_on(self, entry: Entry, opened: Opened) -> bool:
         """What it takes may be known only now, and be more than was thought: then others make room

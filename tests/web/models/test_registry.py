@@ -109,6 +109,53 @@ def test_a_mistake_in_loading_is_no_text_for_clients(caplog):
     assert "secret" in caplog.text
 
 
+class Panic(BaseException):
+    """As what a library in Rust ends by."""
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), Panic("x")], ids=["error", "panic"])
+def test_whatever_goes_wrong_others_are_loaded_after_it(monkeypatch, error, caplog):
+    """In a load; where one is unloaded; where the next step is chosen."""
+    monkeypatch.setattr(module, "AGAIN_S", 0.01)
+    monkeypatch.setattr(module, "LONGEST_WAIT_S", 10.0)
+    with started({"a": 4, "b": 4}) as (registry, loader):
+        loader.fails["a"] = error
+        with pytest.raises(ApiError, match="internal error"):
+            registry.take("a")
+        entry = registry.take("b")
+        registry.give_back(entry)
+        entry.opened.close = failing(error)
+        registry.unload("b")
+        assert until(lambda: registry.find("b").state == FAILED)
+        registry.load("b")
+        assert until(lambda: registry.find("b").state == LOADED)
+        loader.fails.clear()
+        with monkeypatch.context() as broken:
+            broken.setattr(registry, "_next_step", failing(error))
+            registry._entries["a"].state = UNLOADED
+            with pytest.raises(ApiError, match="internal error"):
+                registry.take("a")
+        registry.load("a")
+        assert until(lambda: registry.find("a").state == LOADED)
+    assert "Traceback" in caplog.text
+
+
+def failing(error):
+    def fail(*_, **__):
+        raise error
+
+    return fail
+
+
+def test_one_that_panics_where_it_is_looked_at_is_told_in_the_list(caplog):
+    loader = FakeLoader({"a": 4, "b": 4})
+    loader.fails["open b"] = Panic("x")
+    with started({"a": 4, "b": 4}, loader=loader) as (registry, _):
+        assert until(lambda: registry.find("b").state == FAILED)
+        assert registry.take("a").name == "a"
+    assert "b cannot be loaded" in caplog.text
+
+
 def test_one_makes_room_for_the_other_once_its_answers_are_written():
     clock = [1000.0]
     with started({"a": 8, "b": 8}, clock=lambda: clock[0]) as (registry, loader):
