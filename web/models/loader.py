@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -83,6 +84,7 @@ class OpenedModel:
         self._loader = loader
         self._model: Model | None = model
         self._service: Service | None = None
+        self._closing = threading.Lock()
         sees = model.encoder is not None
         self.facts = Facts(needs, model.runner.context, sees)
         model.weights_read()  # plans are made for it, once, and not where /ready asks
@@ -108,13 +110,20 @@ class OpenedModel:
         )
 
     def close(self) -> None:
-        """Its memory is free when this returns, but for what somebody else still holds of it."""
+        """Its memory is free when this returns, but for what somebody else still holds of it. A
+        second call waits for the first.
+        """
+        with self._closing:
+            if self._model is not None:
+                self._close()
+
+    def _close(self) -> None:
         service, self._service = self._service, None
         model, self._model = self._model, None
         assert model is not None
         if service is not None:
-            service.close(ENDING_S)
             self._loader.loaded.remove(model)
+            service.close(ENDING_S)
         model.loaded.close()
         del model, service
         gc.unfreeze()

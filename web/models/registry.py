@@ -255,7 +255,8 @@ class Registry:
     @property
     def busy(self) -> bool:
         """Whether anything is being answered, or waits for a model."""
-        return bool(self._waiting) or any(e.in_use for e in self._entries.values())
+        with self._changed:
+            return bool(self._waiting) or any(e.in_use for e in self._entries.values())
 
     def on_fault(self, tell: Callable[[DeviceError], None]) -> None:
         """`tell` is called, on any thread, once there is one; at once where there is."""
@@ -272,12 +273,21 @@ class Registry:
         self._thread.start()
 
     def close(self) -> None:
-        """End all answers. Nothing is loaded any more."""
+        """End all answers, those first: a load under way may take long. Nothing is loaded any
+        more.
+        """
         with self._changed:
             self._ending = True
             for entry in self._entries.values():
                 refuse_waiters(entry, partial(busy, entry))
+            services = [e.served.service for e in self._entries.values() if e.served is not None]
             self._changed.notify_all()
+        # Beside each other: a device may be in a long step.
+        ends = [threading.Thread(target=s.close, args=(ENDING_S,), daemon=True) for s in services]
+        for end in ends:
+            end.start()
+        for end in ends:
+            end.join()
         with self._closing:
             if self._thread is not None and self._thread is not threading.current_thread():
                 self._thread.join(ENDING_S)  # a load that takes longer is not waited for
@@ -430,7 +440,7 @@ class Registry:
             others = [e.standing() for e in self._entries.values() if e.is_loaded]
             if known == entry.needs or fits(entry.standing(), others, self._room()):
                 return True
-            entry.state, entry.progress = UNLOADED, None
+            entry.state, entry.progress, entry.to_unload = UNLOADED, None, False
         opened.close()
         return False
 

@@ -38,6 +38,7 @@ def test_what_it_takes_is_known_before_a_weight_is_read(source):
     assert opened.weights_read()[0] == 0
     opened.close()
     assert opened.weights_read() == (0, 0), "for who asks how far it is"
+    opened.close()  # as a server that ends while it is unloaded
 
 
 def test_a_limit_is_that_of_all_together(source):

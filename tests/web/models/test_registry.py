@@ -286,6 +286,60 @@ def test_no_more_wait_than_there_are_threads_for(monkeypatch):
         assert found[0].name == "a"
 
 
+def test_answers_are_ended_at_once_where_the_server_ends_while_another_is_loaded():
+    with started({"a": 4, "b": 4}) as (registry, loader):
+        service = registry.take("a").served.service
+        loader.gate.clear()
+        take(registry, "b")
+        assert until(lambda: "load b" in loader.log)
+        closing = threading.Thread(target=registry.close, daemon=True)
+        closing.start()
+        assert until(lambda: service.closed)
+        assert closing.is_alive(), "the load is waited for"
+        loader.gate.set()
+        closing.join(10)
+        assert not closing.is_alive() and not loader.taken
+
+
+def test_one_that_was_to_be_unloaded_while_it_was_opened_stays_when_it_is_loaded_after_all():
+    """It was found to be larger than it looked, and others had to make room first."""
+    ticks, opened = itertools.count(1000.0, 10.0), []
+    loader = FakeLoader({"a": 8, "b": 8})
+    registry, _ = registry_of({"a": 8, "b": 1}, loader=loader, clock=lambda: next(ticks))
+    registry._to_survey.clear()
+    open_it = loader.open
+
+    def open_and_unload(source, preset):
+        if source.name == "b" and not opened:
+            opened.append(source.name)
+            registry.unload("b")
+        return open_it(source, preset)
+
+    loader.open = open_and_unload
+    registry.start()
+    try:
+        registry.give_back(registry.take("a"))
+        assert registry.take("b").name == "b"
+        assert not registry._entries["b"].to_unload and state_of(registry, "b") == LOADED
+    finally:
+        registry.close()
+
+
+def test_whether_it_is_busy_is_asked_while_nothing_is_unloaded():
+    with started({"a": 4}) as (registry, _):
+        entry = registry.take("a")
+
+        class UnderWay:
+            def __bool__(self):
+                return registry._changed._is_owned()
+
+        registry.give_back(entry)
+        assert not registry.busy
+        entry.served.service.under_way = UnderWay()
+        assert registry.busy, "a model that is unloaded meanwhile has no service"
+        entry.served.service.under_way = []
+
+
 def test_a_fault_of_the_device_is_everybodys():
     told = []
     with started({"a": 4, "b": 4}) as (registry, _):
