@@ -30,9 +30,18 @@ def busy(entry: Entry) -> ApiError:
     wait_s = entry.progress.retry_s if entry.progress else SOON_S
     return ApiError(
         503,
-        f"the model {entry.name!r} is not in memory yet, and many wait; try again in {wait_s} s",
+        f"the model {entry.name!r} is not in memory yet; try again in {wait_s} s",
         code="model_loading",
         headers={"Retry-After": str(wait_s)},
+    )
+
+
+def ending() -> ApiError:
+    return ApiError(
+        503,
+        "the server is ending, and loads no model any more; try again once it is back",
+        code="server_ending",
+        headers={"Retry-After": str(SOON_S)},
     )
 
 

@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Any
 from flask import Flask, g, request
 
 from mtmd import DeviceError, MtmdError
-from mtmd.service.turns import aside
+from mtmd.service.turns import aside, for_whom
 from mtmd.tracebacks import traceback_text
 from mtmd.web.errors import ApiError
+from mtmd.web.intake.places import Places
 from mtmd.web.models.choice import FAILED, LOADED, LOADING, UNLOADED, UNLOADING, Listed
 from mtmd.web.models.entry import Entry, Facts, Loader, Opened, Waiter
 from mtmd.web.models.progress import Loading
 from mtmd.web.models.refusals import (
     busy,
+    ending,
     not_here,
     not_loaded,
     reason_of,
@@ -91,7 +93,7 @@ class Registry:
         self.slots, self._any_name = slots, any_name
         self._default = self._by_name[default] if default else entries[0]
         self._changed, self._closing = threading.Condition(), threading.Lock()
-        self._waiting = 0
+        self._places = Places("requests wait until their model is in memory", MOST_WAITING)
         self._to_survey = [entry for entry in entries if entry.source.is_here]
         self._ending = False
         self._thread: threading.Thread | None = None
@@ -112,17 +114,19 @@ class Registry:
 
     def choose(self, name: str | None) -> ServedModel:
         """For the request that is being answered: it stays in memory until that is done. Raises
-        ApiError, DeviceError.
+        ApiError, BusyError, DeviceError.
         """
         is_gone = request.environ.get("waitress.client_disconnected", lambda: False)
-        entry = self.take(name, is_gone)
+        entry = self.take(name, is_gone, for_whom())
         g.setdefault(_CHOSEN, []).append(entry)
         assert entry.served is not None
         return entry.served
 
-    def take(self, name: str | None, is_gone: Callable[[], bool] = lambda: False) -> Entry:
-        """A model that is in memory, and stays there until `give_back`. Raises ApiError,
-        DeviceError.
+    def take(
+        self, name: str | None, is_gone: Callable[[], bool] = lambda: False, client: str = ""
+    ) -> Entry:
+        """A model that is in memory, and stays there until `give_back`. `client`: for whom; places
+        to wait are shared out among clients. Raises ApiError, BusyError, DeviceError.
         """
         with self._changed:
             if self.fault is not None:
@@ -132,18 +136,18 @@ class Registry:
                 self._let_in(entry, now)
                 return entry
             self._check_failed(entry, now)
-            if self._waiting >= MOST_WAITING or self._ending:
-                raise busy(entry)
+            if self._ending:
+                raise ending()
+            leave = self._places.take(client)
             waiter = Waiter(now)
             entry.waiters.append(waiter)
-            self._waiting += 1
             self._changed.notify_all()
         try:
             with aside():
                 self._wait(entry, waiter, is_gone)
         finally:
+            leave()
             with self._changed:
-                self._waiting -= 1
                 if waiter in entry.waiters:
                     entry.waiters.remove(waiter)
         if waiter.error is not None:
@@ -256,7 +260,7 @@ class Registry:
     def busy(self) -> bool:
         """Whether anything is being answered, or waits for a model."""
         with self._changed:
-            return bool(self._waiting) or any(e.in_use for e in self._entries.values())
+            return bool(self._places.taken) or any(e.in_use for e in self._entries.values())
 
     def on_fault(self, tell: Callable[[DeviceError], None]) -> None:
         """`tell` is called, on any thread, once there is one; at once where there is."""
@@ -279,7 +283,7 @@ class Registry:
         with self._changed:
             self._ending = True
             for entry in self._entries.values():
-                refuse_waiters(entry, partial(busy, entry))
+                refuse_waiters(entry, ending)
             services = [e.served.service for e in self._entries.values() if e.served is not None]
             self._changed.notify_all()
         # Beside each other: a device may be in a long step.

@@ -12,7 +12,7 @@ import pytest
 from fake_models import GIB, FakeLoader, registry_of
 from fake_service import until
 
-from mtmd import DeviceError, ModelError
+from mtmd import BusyError, DeviceError, ModelError
 from mtmd.web.errors import ApiError
 from mtmd.web.models import registry as module
 from mtmd.web.models import schedule
@@ -272,18 +272,24 @@ def test_who_leaves_while_it_is_loaded_is_not_let_in(monkeypatch):
         assert registry._entries["a"].users == 0
 
 
-def test_no_more_wait_than_there_are_threads_for(monkeypatch):
-    monkeypatch.setattr(module, "MOST_WAITING", 1)
+def test_no_more_wait_than_there_are_threads_for_and_no_client_has_all_places(monkeypatch):
+    monkeypatch.setattr(module, "MOST_WAITING", 2)
     with started({"a": 4, "b": 1}) as (registry, loader):
         loader.gate.clear()
-        found, thread = take(registry, "a")
-        assert until(lambda: registry._waiting == 1)
-        with pytest.raises(ApiError) as told:
-            registry.take("b")
-        assert told.value.status == 503 and told.value.headers["Retry-After"]
+        waiting = [take(registry, "a", client="kim")]
+        assert until(lambda: registry._places.taken == 1)
+        waiting.append(take(registry, "a", client="lee"))
+        assert until(lambda: registry._places.taken == 2)
+        with pytest.raises(BusyError, match="1 requests wait until .* for this client") as told:
+            registry.take("b", client="kim")
+        assert told.value.retry_after_s >= 1
+        with pytest.raises(BusyError, match="2 requests wait until"):
+            registry.take("b", client="ann")
         loader.gate.set()
-        thread.join(10)
-        assert found[0].name == "a"
+        for found, thread in waiting:
+            thread.join(10)
+            assert found[0].name == "a"
+        assert registry.take("b", client="ann").name == "b" and not registry._places.taken
 
 
 def test_answers_are_ended_at_once_where_the_server_ends_while_another_is_loaded():
