@@ -64,9 +64,7 @@ class Models(Protocol):
         """
 
     def unload(self, name: str) -> bool:
-        """Once its answers are written; False where it stays. Raises ApiError for a name that is
-        not here.
-        """
+        """Once nobody uses it; False where it stays. Raises ApiError for a name that is not here."""
 
     def listed(self) -> Sequence[Listed]: ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from operator import itemgetter
 from typing import Any, Protocol
 
 from mtmd.checkpoint.collection import Source
@@ -17,6 +18,8 @@ from mtmd.web.served_model import ServedModel
 
 READ_BYTES_PER_S = 500e6  # of files, for a model that was not loaded yet
 START_S = 1.0
+USING_S = 60.0  # a client that has asked within so long counts as one that uses the model
+CLIENTS_KNOWN = 1024
 OF_THE_MOMENT = frozenset(
     ("slots", "running", "waiting", "clients_waiting", "encoding", "pages", "pages_used")
 )  # fields of ServiceStats
@@ -56,9 +59,10 @@ class Loader(Protocol):
 
 @dataclass(eq=False)
 class Waiter:
-    """Somebody who waits until a model is loaded. `error`: it will not be."""
+    """Somebody who waits until a model is loaded, for a client. `error`: it will not be."""
 
     came: float
+    client: str = ""
     error: Exception | None = None
     let_in: bool = False
 
@@ -70,8 +74,9 @@ class Waiter:
 @dataclass(eq=False)
 class Entry:
     """Under its registry's lock. `users`: requests that have chosen it and are not prepared yet,
-    after which its service knows of them. `past`: what earlier services of it have counted.
-    `wanted`: by somebody who does not wait for it.
+    after which its service knows of them. `used_by`: clients since it was loaded, and when each
+    asked last. `past`: what earlier services of it have counted. `wanted`: by a client that does
+    not wait for it; `to_unload`: likewise.
     """
 
     source: Source
@@ -86,7 +91,10 @@ class Entry:
     users: int = 0
     waiters: list[Waiter] = field(default_factory=list)
     wanted_at: float | None = None
+    wanted_by: str = ""
     to_unload: bool = False
+    to_unload_by: str = ""
+    used_by: dict[str, float] = field(default_factory=dict)
     used_at: float = 0.0
     loaded_at: float = 0.0
     took_s: float | None = None
@@ -125,20 +133,38 @@ class Entry:
             return self.took_s
         return START_S + (self.source.bytes or 0) / READ_BYTES_PER_S
 
-    def standing(self) -> Standing:
-        came = [w.came for w in self.waiters if not w.is_over]
-        came += [] if self.wanted_at is None else [self.wanted_at]
+    def asking(self) -> dict[str, float]:
+        """Clients who wait for it, or want it loaded, and when each came first."""
+        came = [(w.client, w.came) for w in self.waiters if not w.is_over]
+        came += [] if self.wanted_at is None else [(self.wanted_by, self.wanted_at)]
+        return dict(sorted(came, key=itemgetter(1), reverse=True))
+
+    def let_in(self, client: str, now: float) -> None:
+        self.users += 1
+        self.used_at = now
+        self.used_by.pop(client, None)
+        self.used_by[client] = now
+        if len(self.used_by) > CLIENTS_KNOWN:
+            del self.used_by[next(iter(self.used_by))]
+
+    def standing(self, now: float, later_s: Mapping[str, float]) -> Standing:
+        """`later_s`: as `schedule.Loads` has it."""
+        asking = self.asking() if self.state not in (LOADED, LOADING) else {}
+        asked = [at + later_s.get(client, 0.0) for client, at in asking.items()]
+        using = [client for client, at in self.used_by.items() if now - at < USING_S]
         return Standing(
             self.name,
             self.is_loaded,
             self.needs,
-            min(came) if came and self.state not in (LOADED, LOADING) else None,
+            min(asked, default=None),
             self.in_use,
             self.used_at,
             self.loaded_at,
             self.load_s,
             self.state == UNLOADING,
             self.to_unload,
+            any(client != self.to_unload_by for client in self.used_by),
+            max(1, len(using) if self.is_loaded else len(asking)),
         )
 
     def listed(self, room: str, default: bool) -> Listed:
@@ -149,7 +175,7 @@ class Entry:
         return Listed(
             self.name,
             self.names,
-            state=self.state,
+            state=UNLOADING if self.state == LOADED and self.to_unload else self.state,
             kind=self.source.kind,
             file_bytes=self.source.bytes,
             needs_bytes=facts.needs if facts else {},

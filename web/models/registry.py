@@ -34,9 +34,11 @@ from mtmd.web.models.refusals import (
 from mtmd.web.models.schedule import (
     Close,
     Load,
+    Loads,
     Refuse,
     Reopen,
     Room,
+    Standing,
     Step,
     Unload,
     Wait,
@@ -94,6 +96,7 @@ class Registry:
         self._default = self._by_name[default] if default else entries[0]
         self._changed, self._closing = threading.Condition(), threading.Lock()
         self._places = Places("requests wait until their model is in memory", MOST_WAITING)
+        self._loads = Loads()
         self._to_survey = [entry for entry in entries if entry.source.is_here]
         self._ending = False
         self._thread: threading.Thread | None = None
@@ -133,13 +136,14 @@ class Registry:
                 raise DeviceError(str(self.fault))
             entry, now = self._find(name), self._clock()
             if entry.state == LOADED:
-                self._let_in(entry, now)
+                entry.let_in(client, now)
+                entry.to_unload = False
                 return entry
             self._check_failed(entry, now)
             if self._ending:
                 raise ending()
             leave = self._places.take(client)
-            waiter = Waiter(now)
+            waiter = Waiter(now, client)
             entry.waiters.append(waiter)
             self._changed.notify_all()
         try:
@@ -171,10 +175,6 @@ class Registry:
             entry.users -= 1
             entry.used_at = self._clock()
             self._changed.notify_all()
-
-    def _let_in(self, entry: Entry, now: float) -> None:
-        entry.users += 1
-        entry.used_at = now
 
     def _check_failed(self, entry: Entry, now: float) -> None:
         """What could not be loaded a moment ago is not tried for every request anew."""
@@ -216,21 +216,22 @@ class Registry:
             entry = self._find(name)
             if entry.state == FAILED:
                 entry.state = UNLOADED
-            if entry.state not in (LOADED, LOADING):
-                entry.wanted_at = self._clock()
+            if entry.state not in (LOADED, LOADING) and entry.wanted_at is None:
+                entry.wanted_at, entry.wanted_by = self._clock(), for_whom()
             entry.to_unload = False
             self._changed.notify_all()
 
     def unload(self, name: str) -> bool:
-        """Have it unloaded once its answers are written, without waiting for that. One that is
-        being loaded is unloaded after that. Raises ApiError.
+        """Have it unloaded once nobody uses it, without waiting for that; who asks for it after
+        this keeps it. Of one that other clients have used too, and would have to be loaded for
+        again, that is a pause of a turn. Raises ApiError.
         """
         with self._changed:
-            entry = self._find(name)
-            entry.wanted_at = None
+            entry, client = self._find(name), for_whom()
+            if entry.wanted_by == client:
+                entry.wanted_at = None
             entry.to_unload = entry.is_loaded or entry.state == LOADING
-            if entry.state == LOADED:
-                entry.state = UNLOADING
+            entry.to_unload_by = client
             self._changed.notify_all()
         return True
 
@@ -366,8 +367,13 @@ class Registry:
         for entry in self._entries.values():
             if entry.is_loaded and entry.in_use:
                 entry.used_at = now
-        standings = [entry.standing() for entry in self._entries.values()]
+        later_s = self._loads.later_s(now)
+        standings = [entry.standing(now, later_s) for entry in self._entries.values()]
         return next_step(standings, self._room(), now)
+
+    def _loaded(self) -> list[Standing]:
+        now = self._clock()
+        return [e.standing(now, {}) for e in self._entries.values() if e.is_loaded]
 
     def _room(self) -> Room:
         return Room(self._most, self._limits, self._loader.free(), self._unload_after_s)
@@ -393,6 +399,7 @@ class Registry:
         with self._changed:
             entry.state, entry.progress, entry.reason = LOADING, Loading(self._clock), ""
             self._changed.notify_all()
+            clients = set(entry.asking())
         began, problem = self._clock(), ""
         opened: Opened | None = None
         served: ServedModel | None = None
@@ -411,6 +418,8 @@ class Registry:
             if opened is not None:
                 opened.close()
             with self._changed:
+                now = self._clock()
+                self._loads.add(clients, now - began, now)
                 self._failed(entry, problem)
             if fault is not None:
                 self._on_fault(fault)
@@ -425,6 +434,8 @@ class Registry:
             entry.took_s = now - began
             entry.loads += 1
             entry.load_seconds += entry.took_s
+            entry.used_by.clear()
+            self._loads.add({*clients, *entry.asking()}, entry.took_s, now)
             self._let_in_all(entry)
             self._changed.notify_all()
         log.info("%s loaded in %.1f s", entry.name, entry.took_s)
@@ -441,8 +452,8 @@ class Registry:
         """
         with self._changed:
             known, entry.facts = entry.needs, opened.facts
-            others = [e.standing() for e in self._entries.values() if e.is_loaded]
-            if known == entry.needs or fits(entry.standing(), others, self._room()):
+            this = entry.standing(self._clock(), {})
+            if known == entry.needs or fits(this, self._loaded(), self._room()):
                 return True
             entry.state, entry.progress, entry.to_unload = UNLOADED, None, False
         opened.close()
@@ -452,7 +463,7 @@ class Registry:
         for waiter in entry.waiters:
             if not waiter.is_over:
                 waiter.let_in = True
-                self._let_in(entry, self._clock())
+                entry.let_in(waiter.client, self._clock())
         entry.waiters.clear()
         self._changed.notify_all()
 
@@ -509,6 +520,8 @@ class Registry:
         return self._default if self._default in able or not able else able[0]
 
     def _listed(self, entries: Iterable[Entry]) -> list[Listed]:
-        room = self._room()
-        beside = [e.standing() for e in self._entries.values() if e.is_loaded]
-        return [e.listed(room_for(e.standing(), beside, room), e is self._default) for e in entries]
+        room, beside, now = self._room(), self._loaded(), self._clock()
+        return [
+            e.listed(room_for(e.standing(now, {}), beside, room), e is self._default)
+            for e in entries
+        ]

@@ -1,20 +1,27 @@
 """Which model is loaded or unloaded next, for those who wait: the rule alone. Clock, memory and
 what is going on are told to it.
 
-Who has waited longest is next. A model that was loaded has a turn in which it makes room for nobody
-while it is used, the longer the more the next one costs to load: so that two models which do not
-fit together share the time, and most of it is spent on answers. One that nobody uses gives way
-sooner, though not in every short pause.
+Who has waited longest is next; a client for whom models were loaded lately counts as one who came
+later. A model that was loaded has a turn in which it makes room for nobody while it is used, the
+longer the more the next one costs to load, and the more clients use it for each that waits: so that
+models which do not fit together share the time as their clients would, and most of it is spent on
+answers. One that nobody uses gives way sooner, though not in every short pause. What somebody wants
+unloaded goes once nobody uses it, and who asks for it after that keeps it; where others have used
+it, not before a pause of a turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 TURN_S, TURN_LOADS = 5.0, 2.0  # a turn: so long, or as long as so many loads of the next model
 QUIET_S, QUIET_LOADS = 0.5, 0.25  # without use, after which one gives way before its turn is over
+MOST_CLIENTS = 4.0  # for so many users of a model for each who waits a turn is longer, and no more
+LATER_LOADS, LATER_MOST_S = 3.0, 120.0  # so much later came who has had a second of loading
+REMEMBERED_S = 300.0  # loads
 LOOK_S = 0.1  # until it is looked again whether answers have ended
 Bytes: TypeAlias = Mapping[str, int]  # by memory space
 
@@ -22,9 +29,10 @@ Bytes: TypeAlias = Mapping[str, int]  # by memory space
 @dataclass(frozen=True)
 class Standing:
     """One model. `needs`: predicted. `asked_at`: when the first of those who wait for it came, None
-    where nobody does. `in_use`: answers are under way, or begun. `used_at`: when it was last in
-    use; `loaded_at`; `load_s`: how long it takes to load, as far as is known. `closing`: nobody new
-    is let in. `to_unload`: somebody has asked for that.
+    where nobody does; later, where much was loaded for them. `in_use`: answers are under way, or
+    begun. `used_at`: when it was last in use; `loaded_at`; `load_s`: how long it takes to load, as
+    far as is known. `closing`: nobody new is let in. `to_unload`: somebody has asked for that;
+    `shared`: others than they have used it. `clients`: how many use it, or wait for it.
     """
 
     name: str
@@ -37,6 +45,8 @@ class Standing:
     load_s: float = 1.0
     closing: bool = False
     to_unload: bool = False
+    shared: bool = False
+    clients: int = 1
 
 
 @dataclass(frozen=True)
@@ -96,13 +106,32 @@ class Wait:
 Step: TypeAlias = Load | Unload | Close | Reopen | Refuse | Wait
 
 
+class Loads:
+    """For whom models were loaded lately, and how long that took."""
+
+    def __init__(self) -> None:
+        self._loads: deque[tuple[float, str, float]] = deque(maxlen=4096)
+
+    def add(self, clients: Collection[str], seconds: float, now: float) -> None:
+        """One load, shared by all who waited for it."""
+        self._loads.extend((now, client, seconds / len(clients)) for client in clients)
+
+    def later_s(self, now: float) -> dict[str, float]:
+        """How much later each client counts as having come, 0 for those left out."""
+        while self._loads and now - self._loads[0][0] > REMEMBERED_S:
+            self._loads.popleft()
+        had: defaultdict[str, float] = defaultdict(float)
+        for _, client, seconds in self._loads:
+            had[client] += seconds
+        return {client: min(LATER_LOADS * s, LATER_MOST_S) for client, s in had.items()}
+
+
 def next_step(models: Sequence[Standing], room: Room, now: float) -> Step:
     loaded = [m for m in models if m.loaded]
     for model in loaded:
-        if model.to_unload and not model.in_use:
+        pause_s = max(TURN_S, TURN_LOADS * model.load_s) if model.shared else 0.0
+        if model.to_unload and not model.in_use and model.used_at + pause_s <= now:
             return Unload(model.name)
-        if model.to_unload and not model.closing:
-            return Close(model.name)
     waited_for = [m for m in models if not m.loaded and m.asked_at is not None]
     if waited_for:
         step = _for(min(waited_for, key=lambda m: m.asked_at or 0.0), loaded, room, now)
@@ -153,7 +182,7 @@ def _for(first: Standing, loaded: Sequence[Standing], room: Room, now: float) ->
 
 def _for_nobody(loaded: Sequence[Standing], room: Room, now: float) -> Step:
     for model in loaded:
-        if model.closing and not model.to_unload:
+        if model.closing:
             return Reopen(model.name)
     if room.unload_after_s is None or not loaded:
         return Wait(None)
@@ -219,7 +248,9 @@ def _shortage(
 
 
 def _may_leave_at(model: Standing, first: Standing) -> float:
-    turn_over = model.loaded_at + max(TURN_S, TURN_LOADS * first.load_s)
-    if model.in_use or model.to_unload:
+    times = min(max(1.0, model.clients / first.clients), MOST_CLIENTS)
+    turn_over = model.loaded_at + times * max(TURN_S, TURN_LOADS * first.load_s)
+    if model.in_use:
         return turn_over
-    return min(turn_over, model.used_at + QUIET_S + QUIET_LOADS * first.load_s)
+    quiet_s = times * (QUIET_S + QUIET_LOADS * first.load_s)
+    return min(turn_over, model.used_at + quiet_s)

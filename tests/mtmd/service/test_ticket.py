@@ -19,7 +19,9 @@ class Model:
         self.given_up.append(ticket)
 
 
-@pytest.mark.parametrize("end", [Finished(None), MtmdError("it failed")], ids=["answered", "failed"])
+@pytest.mark.parametrize(
+    "end", [Finished(None), MtmdError("it failed")], ids=["answered", "failed"]
+)
 def test_one_that_is_over_holds_on_to_no_model(end):
     """A page keeps the last answers with their tickets; their model may have been unloaded."""
     model = Model()

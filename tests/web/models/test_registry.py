@@ -13,11 +13,19 @@ from fake_models import GIB, FakeLoader, registry_of
 from fake_service import until
 
 from mtmd import BusyError, DeviceError, ModelError
+from mtmd.service.turns import work_for
 from mtmd.web.errors import ApiError
 from mtmd.web.models import registry as module
 from mtmd.web.models import schedule
 from mtmd.web.models.choice import FAILED, LOADED, LOADING, UNLOADED
 from mtmd.web.models.presets import Preset
+
+
+@pytest.fixture(autouse=True)
+def nobody():
+    """What a test does for somebody ends with it."""
+    yield
+    work_for("")
 
 
 @contextmanager
@@ -260,6 +268,68 @@ def test_by_hand():
         assert loader.log == ["load a", "unload a"]
 
 
+def test_unloading_by_hand_takes_no_model_from_others():
+    """Whoever asks for it after that keeps it, and after their answers it is not gone at once."""
+    clock = [1000.0]
+    with started({"a": 4}, clock=lambda: clock[0]) as (registry, loader):
+        entry = registry.take("a", client="lee")
+        work_for("kim")
+        registry.unload("a")
+        assert state_of(registry, "a") == "unloading", "as lists show it"
+        again = registry.take("a", client="lee")
+        assert again is entry and state_of(registry, "a") == LOADED
+        for _ in range(2):
+            registry.give_back(entry)
+        registry.unload("a")
+        assert not until(lambda: "unload a" in loader.log, 0.3)
+        clock[0] += 100
+        assert until(lambda: state_of(registry, "a") == UNLOADED)
+        work_for("lee")
+        registry.give_back(registry.take("a", client="lee"))
+        registry.unload("a")
+        assert until(lambda: loader.log.count("unload a") == 2), "their own, at once"
+
+
+def test_one_that_somebody_wants_loaded_is_loaded_though_another_does_not():
+    with started({"a": 4, "b": 4}) as (registry, loader):
+        loader.gate.clear()
+        registry.load("a")
+        assert until(lambda: "load a" in loader.log)
+        work_for("kim")
+        registry.load("b")
+        came = registry._entries["b"].wanted_at
+        work_for("lee")
+        registry.load("b")
+        registry.unload("b")
+        assert registry._entries["b"].wanted_at == came
+        loader.gate.set()
+        assert until(lambda: state_of(registry, "b") == LOADED)
+
+
+def test_one_client_that_asks_for_one_model_after_another_does_not_stand_before_others():
+    clock = [1000.0]
+    with started({"a": 8, "b": 8, "c": 8}, clock=lambda: clock[0]) as (registry, loader):
+        work_for("kim")
+        loader.gate.clear()
+        found, thread = take(registry, "a", client="kim")
+        assert until(lambda: "load a" in loader.log)
+        waiting = [take(registry, "b", client="kim")]
+        assert until(lambda: len(registry._entries["b"].waiters) == 1)
+        clock[0] += 10
+        waiting.append(take(registry, "c", client="lee"))
+        assert until(lambda: len(registry._entries["c"].waiters) == 1)
+        loader.gate.set()
+        thread.join(10)
+        registry.give_back(found[0])
+        clock[0] += 100
+        assert until(lambda: waiting[1][0]) and not waiting[0][0]
+        assert loader.log == ["load a", "unload a", "load c"]
+        registry.give_back(waiting[1][0][0])
+        clock[0] += 100
+        assert until(lambda: waiting[0][0])
+        registry.give_back(waiting[0][0][0])
+
+
 def test_who_leaves_while_it_is_loaded_is_not_let_in(monkeypatch):
     monkeypatch.setattr(module, "GONE_EVERY_S", 0.01)
     with started({"a": 4}) as (registry, loader):
@@ -280,7 +350,7 @@ def test_no_more_wait_than_there_are_threads_for_and_no_client_has_all_places(mo
         assert until(lambda: registry._places.taken == 1)
         waiting.append(take(registry, "a", client="lee"))
         assert until(lambda: registry._places.taken == 2)
-        with pytest.raises(BusyError, match="1 requests wait until .* for this client") as told:
+        with pytest.raises(BusyError, match=r"1 requests wait until .* for this client") as told:
             registry.take("b", client="kim")
         assert told.value.retry_after_s >= 1
         with pytest.raises(BusyError, match="2 requests wait until"):

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mtmd.web.models.schedule import (
+    LATER_MOST_S,
+    MOST_CLIENTS,
     QUIET_LOADS,
     QUIET_S,
+    REMEMBERED_S,
     TURN_LOADS,
     TURN_S,
     Close,
     Load,
+    Loads,
     Refuse,
     Reopen,
     Room,
@@ -141,10 +147,42 @@ def test_idle_ones_are_unloaded_and_those_in_use_are_looked_at_again():
     assert next_step([used], room(unload_after_s=60.0), 100.0) == Wait(5.0)
 
 
-def test_what_somebody_has_unloaded_goes_once_its_answers_are_written():
-    a = loaded("a", in_use=True, to_unload=True)
-    assert next_step([a], room(), 0.0) == Close("a")
-    assert isinstance(
-        next_step([loaded("a", in_use=True, to_unload=True, closing=True)], room(), 0.0), Wait
-    )
-    assert next_step([loaded("a", to_unload=True)], room(), 0.0) == Unload("a")
+def test_what_somebody_wants_unloaded_goes_once_nobody_uses_it():
+    used = loaded("a", in_use=True, to_unload=True, used_at=100.0)
+    assert isinstance(next_step([used], room(), 100.0), Wait), "others are let in meanwhile"
+    idle = replace(used, in_use=False)
+    assert next_step([idle], room(), 100.0) == Unload("a"), "nobody else has used it"
+
+
+@pytest.mark.parametrize("load_s", [0.1, 30.0])
+def test_what_others_use_too_is_not_unloaded_for_one_before_a_pause_of_a_turn(load_s):
+    """Else one client could have all others wait for a load between any two of their requests."""
+    pause_s = max(TURN_S, TURN_LOADS * load_s)
+    a = loaded("a", to_unload=True, shared=True, used_at=100.0, load_s=load_s)
+    assert isinstance(next_step([a], room(), 100.0 + pause_s - 0.01), Wait)
+    assert next_step([a], room(), 100.0 + pause_s) == Unload("a")
+
+
+@pytest.mark.parametrize("in_use", [True, False])
+def test_a_turn_is_longer_for_many_clients_than_for_one_up_to_a_point(in_use):
+    one = loaded("a", 8, in_use=in_use, loaded_at=100.0, used_at=100.0)
+    b = model("b", 8, asked_at=100.0)
+    short_s = TURN_S if in_use else QUIET_S + QUIET_LOADS
+
+    def leaves(clients, waiting, now):
+        models = [replace(one, clients=clients), replace(b, clients=waiting)]
+        return not isinstance(next_step(models, room(), now), Wait)
+
+    assert leaves(1, 1, 100.0 + short_s) and not leaves(3, 1, 100.0 + 2.99 * short_s)
+    assert leaves(3, 1, 100.0 + 3 * short_s) and leaves(3, 3, 100.0 + short_s)
+    assert leaves(100, 1, 100.0 + MOST_CLIENTS * short_s), "one client is not kept waiting for ever"
+
+
+def test_a_client_for_whom_much_was_loaded_counts_as_one_who_came_later():
+    loads = Loads()
+    loads.add({"kim"}, 10.0, 1000.0)
+    loads.add({"lee", "ann"}, 10.0, 1000.0)
+    assert loads.later_s(1001.0) == {"kim": 30.0, "lee": 15.0, "ann": 15.0}
+    loads.add({"kim"}, 500.0, 1001.0)
+    assert loads.later_s(1002.0)["kim"] == LATER_MOST_S, "and not for ever"
+    assert loads.later_s(1002.0 + REMEMBERED_S) == {}

@@ -6,7 +6,7 @@ import { get, post } from "../shared/server.js";
 const KEY = "mtmd.model";
 const BUSY_MS = 700;
 const QUIET_MS = 15_000;
-const IN_WORDS = { unloaded: "", loading: "Loading", loaded: "In memory", unloading: "Being unloaded, once its answers are written", failed: "Cannot be loaded" };
+const IN_WORDS = { unloaded: "", loading: "Loading", loaded: "In memory", unloading: "Unloaded as soon as nobody uses it", failed: "Cannot be loaded" };
 const ROOM = { fits: "Fits into memory", swap: "Fits once another is unloaded", "too large": "Needs more memory than there is" };
 
 /** 9.9 MB, as sizes of files are told. */
