@@ -59,17 +59,19 @@ class Models(Protocol):
         """
 
     def at_hand(self, name: str | None = None) -> ServedModel | None:
-        """Without waiting: None where it is not in memory, or, without a name, where none is.
-        Raises ApiError for a name that is not here.
+        """Without waiting: None where it is not in memory; without a name the one of those in
+        memory that was used last. Raises ApiError for a name that is not here.
         """
 
     def unload(self, name: str) -> bool:
-        """Once nobody uses it; False where it stays. Raises ApiError for a name that is not here."""
+        """As soon as nobody uses it; False where it stays. Raises ApiError for a name that is not
+        here.
+        """
 
     def listed(self) -> Sequence[Listed]: ...
 
     def find(self, name: str | None) -> Listed:
-        """Raises ApiError for a name that is not here."""
+        """The one that `choose` takes. Raises ApiError for a name that is not here."""
 
     @property
     def slots(self) -> int:

@@ -66,8 +66,9 @@ log = logging.getLogger("mtmd.models")
 class Registry:
     """`most` models at once, None for as many as fit. `limits`: bytes of memory for all of them, by
     space, None for what is free now but a part. `unload_after_s`: without use, None for never.
-    `default`: the name of the model for requests that name none, as long as none is loaded;
-    `any_name`: it stands for every name that is not here, too.
+    `default`: the name of the model for requests that name none; without it they go to the one of
+    those in memory that was used last, or the first. `any_name`: the default, or the first, stands
+    for every name that is not here, too.
     """
 
     many = True
@@ -93,7 +94,8 @@ class Registry:
         for space, free in loader.free().items():
             self._limits.setdefault(space, free - free // SPARE)
         self.slots, self._any_name = slots, any_name
-        self._default = self._by_name[default] if default else entries[0]
+        self._chosen = default is not None
+        self._default = entries[0] if default is None else self._by_name[default]
         self._changed, self._closing = threading.Condition(), threading.Lock()
         self._places = Places("requests wait until their model is in memory", MOST_WAITING)
         self._loads = Loads()
@@ -182,9 +184,12 @@ class Registry:
             raise not_loaded(entry)
 
     def at_hand(self, name: str | None = None) -> ServedModel | None:
-        """Without waiting, and without keeping it: None where it is not in memory."""
+        """Without waiting, and without keeping it: None where it is not in memory. Without a name
+        the one of those in memory that was used last.
+        """
         with self._changed:
-            return self._find(name).served
+            entry = self._used_last() if name is None else self._find(name)
+            return None if entry is None else entry.served
 
     def find(self, name: str | None) -> Listed:
         with self._changed:
@@ -503,10 +508,9 @@ class Registry:
     # names
 
     def _find(self, name: str | None) -> Entry:
-        """Without a name the model that was used last of those in memory. Raises ApiError."""
+        """Raises ApiError."""
         if name is None:
-            loaded = [e for e in self._entries.values() if e.served is not None]
-            return max(loaded, key=lambda e: e.used_at, default=self._usual())
+            return self._default if self._chosen else self._used_last() or self._usual()
         found = self._by_name.get(name)
         if found is None and self._any_name:
             return self._usual()
@@ -514,8 +518,14 @@ class Registry:
             raise not_here(name, self._by_name, list(self._entries))
         return found
 
+    def _used_last(self) -> Entry | None:
+        loaded = [e for e in self._entries.values() if e.served is not None]
+        return max(loaded, key=lambda e: e.used_at, default=None)
+
     def _usual(self) -> Entry:
-        """The default, or, where that one cannot be loaded, the first that may be."""
+        """The default; where nobody has chosen one, and the first cannot be loaded, the next."""
+        if self._chosen:
+            return self._default
         able = [e for e in self._entries.values() if e.state != FAILED]
         return self._default if self._default in able or not able else able[0]
 

@@ -181,7 +181,7 @@ class Chat:
         """What the branch would take with this message added to it. Nothing is loaded for it:
         raises ApiError where the model is not in memory.
         """
-        served = self.models.at_hand(model)
+        served = self.models.at_hand(self.models.find(model).name)
         if served is None:
             raise ApiError(409, "the model is not in memory", code="model_not_in_memory")
         path = _seen(branch(self._by_id(conversation), parent), since) if conversation else []

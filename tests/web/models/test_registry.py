@@ -90,6 +90,22 @@ def test_aliases_and_any_name():
         assert registry.take("whatever").name == "a"
 
 
+def test_requests_that_name_no_model_go_to_the_default_whatever_was_used_last():
+    with started({"a": 4, "b": 4}, default="a") as (registry, loader):
+        registry.give_back(registry.take("b"))
+        assert registry.find(None).name == "a"
+        assert registry.at_hand(None).name == "b", "for who asks what is in memory"
+        registry.give_back(registry.take(None))
+        assert loader.log == ["load b", "load a"]
+        registry.unload("a")
+        assert until(lambda: state_of(registry, "a") == UNLOADED)
+        loader.fails["a"] = ModelError("it is damaged")
+        with pytest.raises(ApiError, match="it is damaged"):
+            registry.take(None)
+        with pytest.raises(ApiError, match="it is damaged"):
+            registry.take(None)  # and no other model answers in its name
+
+
 def test_one_that_fails_fails_only_those_who_wait_for_it_and_is_tried_again_later():
     clock = [1000.0]
     with started({"a": 4, "b": 4}, clock=lambda: clock[0]) as (registry, loader):

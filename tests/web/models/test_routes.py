@@ -168,6 +168,23 @@ def test_what_asks_about_a_model_loads_none(client, loader):
     assert client.get("/api/stats").get_json()["model"] == "right"
 
 
+def test_the_default_is_what_pages_and_programs_begin_with_whatever_was_used_last(loader):
+    registry, _ = registry_of(NEEDS, PRESETS, loader, default="left")
+    registry.start()
+    client = create_app_of_many(registry, ServerSettings()).test_client()
+    try:
+        post_chat(client, "hi", model="right")
+        assert client.get("/api/about").get_json()["model"] == "left"
+        assert client.get("/props").get_json()["model"] == "left"
+        assert client.post("/api/count", json={"text": "hi"}).status_code == 409
+        assert client.get("/api/stats").get_json()["model"] == "right"
+        body = {"messages": [user("hi")]}
+        found = client.post("/v1/chat/completions", json=body).get_json()
+        assert found["model"] == "left"
+    finally:
+        registry.close()
+
+
 def test_metrics_name_the_model(client):
     for name in ("left", "right", "right", "broken"):
         post_chat(client, "hi", model=name)
