@@ -81,6 +81,10 @@ class Models(Protocol):
     def fault(self) -> DeviceError | None:
         """Why nothing can be answered any more."""
 
+    @property
+    def busy(self) -> bool:
+        """Whether anything is being answered, or waits for a model."""
+
     def loading(self) -> dict[str, Any] | None:
         """How far the model is that is being loaded; None where none is."""
 
@@ -134,6 +138,10 @@ class OneModel:
     @property
     def fault(self) -> DeviceError | None:
         return self.model.service.fault
+
+    @property
+    def busy(self) -> bool:
+        return self.model.service.busy
 
     def loading(self) -> dict[str, Any] | None:
         return None
