@@ -354,6 +354,7 @@ def _serve_many(
 
     return_freed_memory()
     args.isolate = can_isolate()
+    left_out: list[str] = []
     registry = make_registry(
         args.models,
         args.model,
@@ -363,6 +364,7 @@ def _serve_many(
         most=args.models_max,
         unload_after_s=args.unload_after or 0.0,
         warm_up=not args.no_warmup,
+        tell=left_out.append,
     )
     _write_log(args)
     with ExitStack() as stack:
@@ -386,7 +388,7 @@ def _serve_many(
             f"serving at {server.url}, OpenAI's interface at {server.url}/v1; Ctrl-C stops",
         )
         print(for_terminal("\n".join(lines)), flush=True)
-        notices = [*_told_of(store), *_told_of_modes(opened)]
+        notices = [*left_out, *_told_of(store), *_told_of_modes(opened)]
         notices += [] if args.isolate else [NOT_ISOLATED]
         warn = _warn if args.log_format == "text" else log.warning
         for warning in [*notices, *_warnings_of_access(settings)]:

@@ -95,6 +95,13 @@ def test_the_first_is_the_default_and_is_added_where_it_is_not_there(tmp_path):
     assert [m.name for m in same.listed()] == ["x"]
 
 
+def test_a_default_is_one_model_and_not_the_first_of_a_folder(tmp_path):
+    for name in "ab":
+        (tmp_path / f"{name}.gguf").write_bytes(b"GGUF" + b"0" * 60)
+    with pytest.raises(OptionError, match=r"holds 2 models, expected one; .*/a\.gguf$"):
+        make("demo", first=str(tmp_path))
+
+
 @pytest.mark.parametrize(
     "options, told", [({"most": 0}, "models-max"), ({"unload_after_s": 0.5}, "unload-after")]
 )
