@@ -14,7 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from mtmd.checkpoint.cached_models import CONFIG_BYTES_MAX, read_cache
-from mtmd.checkpoint.hub import DEMO, PART, WEIGHTS, check_name, is_demo, is_projector
+from mtmd.checkpoint.hub import (
+    DEMO,
+    PART,
+    WEIGHTS,
+    check_name,
+    is_demo,
+    is_projector,
+    parse_name,
+    resolve_model,
+)
 from mtmd.kernels.checkpoint.magic import is_gguf
 from mtmd.kernels.errors import ModelError, OptionError
 from mtmd.kernels.spelling import did_you_mean
@@ -86,8 +95,7 @@ def _read(text: str, tell: Callable[[str], None]) -> list[Source]:
             raise ModelError("models: the cache is empty; `mtmd pull org/name` fetches one")
         return [Source(m.name, m.name, m.bytes, m.kind) for m in found]
     if not check_name(text):
-        size = next((m.bytes for m in read_cache().models if m.name == text and m.whole), None)
-        return [Source(text, text, size, "")]
+        return [Source(text, text, _cached_bytes(text), "")]
     if path.is_file():
         beside = [p for p in islice(path.parent.iterdir(), MOST_ENTRIES) if _is_gguf_file(p)]
         return [_Ggufs(beside).source(path, path.name)]
@@ -105,6 +113,22 @@ def _read(text: str, tell: Callable[[str], None]) -> list[Source]:
     for line in left_out:
         tell(f"models: {text}: {line}")
     return found_here
+
+
+def _cached_bytes(text: str) -> int | None:
+    """None for what is not in the cache, or not whole."""
+    name = parse_name(text)
+    if name.revision is None:
+        known = f"{name.repo}:{name.type.upper()}" if name.type else name.repo
+        return next((m.bytes for m in read_cache().models if m.name == known and m.whole), None)
+    try:
+        found = resolve_model(text, fetch=False)
+    except ModelError:
+        return None
+    if found.path.is_file():
+        return _size(found.path) + (_size(found.projector) if found.projector else 0)
+    there = any((found.path / weights).is_file() for weights in WEIGHTS)
+    return sum(map(_size, found.path.glob("*.safetensors"))) if there else None
 
 
 class _Scan:
