@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 UNLOADED, LOADING, LOADED, FAILED = "unloaded", "loading", "loaded", "failed"
 UNLOADING = "unloading"  # nobody new is let in, answers under way are written
+FETCHING = "fetching"  # from the hub; lists tell it as loading, which clients know
 
 
 @dataclass(frozen=True)

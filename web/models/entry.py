@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from operator import itemgetter
 from typing import Any, Protocol
@@ -10,9 +10,9 @@ from typing import Any, Protocol
 from mtmd.checkpoint.collection import Source
 from mtmd.service.measures.latencies import Latencies
 from mtmd.service.measures.stats import ServiceStats
-from mtmd.web.models.choice import LOADED, LOADING, UNLOADED, UNLOADING, Listed
+from mtmd.web.models.choice import FETCHING, LOADED, LOADING, UNLOADED, UNLOADING, Listed
 from mtmd.web.models.presets import NONE, Preset
-from mtmd.web.models.progress import Loading
+from mtmd.web.models.progress import Loading, Read
 from mtmd.web.models.schedule import Standing
 from mtmd.web.served_model import ServedModel
 
@@ -50,8 +50,13 @@ class Opened(Protocol):
 
 
 class Loader(Protocol):
+    def fetch(self, source: Source, tell: Callable[[Read], None]) -> Source:
+        """One that is not here yet, once it is. `tell` gets what reads how far that is: bytes that
+        have come, and all that are missing. Raises MtmdError.
+        """
+
     def open(self, source: Source, preset: Preset) -> Opened:
-        """Raises MtmdError."""
+        """One that is here; nothing is fetched. Raises MtmdError."""
 
     def free(self) -> Mapping[str, int]:
         """Bytes of memory that can be taken right now, by space, as far as they are known."""
@@ -149,7 +154,7 @@ class Entry:
 
     def standing(self, now: float, later_s: Mapping[str, float]) -> Standing:
         """`later_s`: as `schedule.Loads` has it."""
-        asking = self.asking() if self.state not in (LOADED, LOADING) else {}
+        asking = self.asking() if self.state not in (LOADED, LOADING, FETCHING) else {}
         asked = [at + later_s.get(client, 0.0) for client, at in asking.items()]
         using = [client for client, at in self.used_by.items() if now - at < USING_S]
         return Standing(
@@ -172,10 +177,11 @@ class Entry:
         facts, progress = self.facts, self.progress
         told: dict[str, Any] = progress.asdict() if progress else {"stage": "", "progress": 0.0}
         is_here = self.is_loaded or self.state == LOADING
+        shown = {FETCHING: LOADING, LOADED: UNLOADING if self.to_unload else LOADED}
         return Listed(
             self.name,
             self.names,
-            state=UNLOADING if self.state == LOADED and self.to_unload else self.state,
+            state=shown.get(self.state, self.state),
             kind=self.source.kind,
             file_bytes=self.source.bytes,
             needs_bytes=facts.needs if facts else {},

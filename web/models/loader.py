@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from mtmd.checkpoint.collection import Source
 from mtmd.web.models.entry import Facts
 from mtmd.web.models.presets import Preset
+from mtmd.web.models.progress import Read
 from mtmd.web.served_model import ServedModel
 
 if TYPE_CHECKING:
@@ -58,21 +60,34 @@ class PackageLoader:
     def free(self) -> dict[str, int]:
         return self.shared.free()
 
+    def fetch(self, source: Source, tell: Callable[[Read], None]) -> Source:
+        """Raises ModelError."""
+        from mtmd.checkpoint.pull import pull
+
+        pulled = pull(source.model, tell=lambda arriving: tell(arriving.read))
+        return replace(source, bytes=pulled.bytes)
+
     def open(self, source: Source, preset: Preset) -> OpenedModel:
         """Raises MtmdError."""
+        from mtmd.checkpoint.hub import is_demo, resolve_model
         from mtmd.loaded.predicted_memory import predicted_bytes
         from mtmd.loading import load
 
         self.shared.usual_threads()
-        options = self._chosen | dict(preset.load)
-        model = load(source.model, **options)
+        options, path = self._chosen | dict(preset.load), source.model
+        if not is_demo(path):
+            found = resolve_model(path, fetch=False)
+            path = str(found.path)
+            if found.projector and not options.get("mmproj"):
+                options["mmproj"] = str(found.projector)
+        model = load(path, **options)
         needs = predicted_bytes(model.loaded)
         limited = self.limits
         if limited:
             # The one of its own is what it is predicted to take, so that all keep the whole.
             space = next(iter(limited))
             own = min(needs.get(space, 0), limited[space])
-            model = load(source.model, **options | {"memory_limit": own})
+            model = load(path, **options | {"memory_limit": own})
         model.loaded.name = source.name
         return OpenedModel(self, model, needs)
 

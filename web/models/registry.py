@@ -15,16 +15,19 @@ from typing import TYPE_CHECKING, Any
 from flask import Flask, g, request
 
 from mtmd import DeviceError, MtmdError
+from mtmd.checkpoint.collection import Source
 from mtmd.service.turns import aside, for_whom
 from mtmd.tracebacks import traceback_text
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.places import Places
-from mtmd.web.models.choice import FAILED, LOADED, LOADING, UNLOADED, UNLOADING, Listed
+from mtmd.web.models.choice import FAILED, FETCHING, LOADED, LOADING, UNLOADED, UNLOADING, Listed
 from mtmd.web.models.entry import Entry, Facts, Loader, Opened, Waiter
-from mtmd.web.models.progress import Loading
+from mtmd.web.models.fetching import Fetches
+from mtmd.web.models.progress import FROM_HUB, Loading
 from mtmd.web.models.refusals import (
     busy,
     ending,
+    fetching,
     not_here,
     not_loaded,
     reason_of,
@@ -98,7 +101,7 @@ class Registry:
         self._default = entries[0] if default is None else self._by_name[default]
         self._changed, self._closing = threading.Condition(), threading.Lock()
         self._places = Places("requests wait until their model is in memory", MOST_WAITING)
-        self._loads = Loads()
+        self._loads, self._fetches = Loads(), Fetches(loader, self._fetched)
         self._to_survey = [entry for entry in entries if entry.source.is_here]
         self._ending = False
         self._thread: threading.Thread | None = None
@@ -136,14 +139,17 @@ class Registry:
         with self._changed:
             if self.fault is not None:
                 raise DeviceError(str(self.fault))
+            if self._ending:
+                raise ending()
             entry, now = self._find(name), self._clock()
             if entry.state == LOADED:
                 entry.let_in(client, now)
                 entry.to_unload = False
                 return entry
             self._check_failed(entry, now)
-            if self._ending:
-                raise ending()
+            if not entry.source.is_here:
+                self._fetch(entry, client)
+                raise fetching(entry)
             leave = self._places.take(client)
             waiter = Waiter(now, client)
             entry.waiters.append(waiter)
@@ -216,15 +222,44 @@ class Registry:
             }
 
     def load(self, name: str) -> None:
-        """Have it loaded, without waiting for that; also one that could not be a moment ago."""
+        """Have it loaded, and fetched before where it is not here, without waiting for that; also
+        one that could not be a moment ago. Raises ApiError.
+        """
         with self._changed:
             entry = self._find(name)
             if entry.state == FAILED:
                 entry.state = UNLOADED
-            if entry.state not in (LOADED, LOADING) and entry.wanted_at is None:
-                entry.wanted_at, entry.wanted_by = self._clock(), for_whom()
+            if not entry.source.is_here:
+                self._fetch(entry, for_whom())
+            elif entry.state not in (LOADED, LOADING):
+                self._want(entry, for_whom())
             entry.to_unload = False
             self._changed.notify_all()
+
+    def _want(self, entry: Entry, client: str) -> None:
+        if entry.wanted_at is None:
+            entry.wanted_at, entry.wanted_by = self._clock(), client
+
+    def _fetch(self, entry: Entry, client: str) -> None:
+        """It is loaded once it is here. Who asks for it meanwhile does not wait: that may take
+        long, and others need the places.
+        """
+        self._want(entry, client)
+        if entry.state != FETCHING and not self._ending:
+            entry.state, entry.reason = FETCHING, ""
+            entry.progress = Loading(self._clock, FROM_HUB)
+            self._fetches.add(entry)
+
+    def _fetched(self, entry: Entry, found: Source | BaseException) -> None:
+        with self._changed:
+            if isinstance(found, BaseException):
+                self._failed(entry, self._problem(entry, found))
+                return
+            entry.source, entry.state, entry.progress = found, UNLOADED, None
+            if entry.wanted_at is not None:
+                entry.wanted_at = self._clock()
+            self._changed.notify_all()
+        log.info("%s fetched, %d bytes", entry.name, found.bytes)
 
     def unload(self, name: str) -> bool:
         """Have it unloaded once nobody uses it, without waiting for that; who asks for it after
@@ -241,7 +276,11 @@ class Registry:
         return True
 
     def loading(self) -> dict[str, Any] | None:
-        found = next((e.progress for e in self._entries.values() if e.progress), None)
+        """How far the one is that is being loaded, or, where none is, fetched."""
+        with self._changed:
+            under_way = [e for e in self._entries.values() if e.progress]
+            under_way.sort(key=lambda e: e.state == FETCHING)
+            found = next((e.progress for e in under_way), None)
         return None if found is None else found.asdict()
 
     def measured(self) -> list[Measured]:
@@ -288,6 +327,7 @@ class Registry:
         """
         with self._changed:
             self._ending = True
+            self._fetches.end()
             for entry in self._entries.values():
                 refuse_waiters(entry, ending)
             services = [e.served.service for e in self._entries.values() if e.served is not None]

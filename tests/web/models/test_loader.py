@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import gc
 import weakref
+from pathlib import Path
 
 import pytest
 from fake_service import until
 
 from mtmd import OptionError
-from mtmd.checkpoint.collection import read_sources
+from mtmd.checkpoint.collection import Source, read_sources
+from mtmd.checkpoint.hub import Found
+from mtmd.checkpoint.pull import Arriving, Pulled
+from mtmd.loading import DEMO_MODEL
 from mtmd.web.models.loader import PackageLoader
 from mtmd.web.models.presets import NONE, Preset
 from mtmd.web.models.start import make_registry
@@ -48,6 +52,38 @@ def test_a_limit_is_that_of_all_together(source):
     opened = loader.open(source, NONE)
     assert opened._model.options.memory_limit == opened.facts.needs["cpu"]
     opened.close()
+
+
+def test_what_was_fetched_is_opened_without_asking_the_hub(tmp_path, monkeypatch):
+    """A branch that has moved on would be fetched in the midst of loading, others waiting."""
+    commit = "0" * 40
+    snapshot = tmp_path / "models--org--demo" / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    for file in DEMO_MODEL.iterdir():
+        (snapshot / file.name).symlink_to(file)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("mtmd.checkpoint.hub.ask_hub", lambda *_: pytest.fail("asked"))
+    opened = PackageLoader(OPTIONS, **SERVICE).open(Source("me", "org/demo", 5, ""), NONE)
+    assert opened._model.name == "me"
+    opened.close()
+
+
+def test_a_fetch_tells_how_far_it_is_and_how_large_it_was(monkeypatch):
+    arriving = Arriving(Path("none"), 0, 30)
+    told = []
+
+    def pull(model, *, tell):
+        assert model == "org/x:Q4_0"
+        tell(arriving)
+        return Pulled(Found(Path("none")), 2, 40, 30, ())
+
+    monkeypatch.setattr("mtmd.checkpoint.pull.pull", pull)
+    away = Source("x", "org/x:Q4_0", None, "")
+    here = PackageLoader(OPTIONS, **SERVICE).fetch(away, told.append)
+    assert (here.name, here.bytes, here.is_here) == ("x", 40, True)
+    assert told[0]() == (0, 30)
 
 
 def make(*given, first=None, most=None, unload_after_s=0.0, presets=None):

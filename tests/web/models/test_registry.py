@@ -36,6 +36,7 @@ def started(needs, **options):
         yield registry, loader
     finally:
         loader.gate.set()
+        loader.hub.set()
         registry.close()
 
 
@@ -344,6 +345,45 @@ def test_one_client_that_asks_for_one_model_after_another_does_not_stand_before_
         clock[0] += 100
         assert until(lambda: waiting[0][0])
         registry.give_back(waiting[0][0][0])
+
+
+def test_one_that_is_not_here_is_fetched_while_others_are_loaded_and_answer():
+    with started({"a": 4, "b": 4, "c": 1}, away=("b", "c")) as (registry, loader):
+        loader.hub.clear()
+        with pytest.raises(ApiError, match=r"is being fetched .* 0% of it is here") as told:
+            registry.take("b")
+        assert (told.value.status, told.value.code) == (503, "model_loading")
+        assert told.value.headers["Retry-After"]
+        assert until(lambda: "fetch b" in loader.log)
+        loader.read = (42, 100)
+        with pytest.raises(ApiError, match="42% of it is here"):
+            registry.take("b")
+        listed = registry.find("b")
+        assert (listed.state, listed.progress, listed.file_bytes) == (LOADING, 0.42, None)
+        assert "fetching" in listed.stage and registry.loading()["progress"] == 0.42
+        registry.load("c")  # after it
+        registry.give_back(registry.take("a"))
+        assert loader.log == ["fetch b", "load a"]
+        loader.hub.set()
+        assert until(lambda: state_of(registry, "b") == state_of(registry, "c") == LOADED)
+        assert registry.find("b").file_bytes == 4 * GIB and registry.loading() is None
+        assert loader.log[2:] in (["fetch c", "load b", "load c"], ["load b", "fetch c", "load c"])
+
+
+def test_one_that_cannot_be_fetched_says_why_and_is_tried_again():
+    clock = [1000.0]
+    with started({"a": 4}, away=("a",), clock=lambda: clock[0]) as (registry, loader):
+        loader.fails["fetch a"] = ModelError("model 'a' is gated on the Hugging Face hub")
+        registry.load("a")
+        assert until(lambda: registry.find("a").state == FAILED)
+        with pytest.raises(ApiError, match="cannot be loaded: model 'a' is gated"):
+            registry.take("a")
+        del loader.fails["fetch a"]
+        clock[0] += module.TRIED_AGAIN_S
+        with pytest.raises(ApiError, match="is being fetched"):
+            registry.take("a")
+        assert until(lambda: state_of(registry, "a") == LOADED)
+        assert loader.log == ["fetch a", "fetch a", "load a"]
 
 
 def test_who_leaves_while_it_is_loaded_is_not_let_in(monkeypatch):

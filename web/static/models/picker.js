@@ -149,7 +149,7 @@ export class Picker {
     } } }, el("span", { class: `model-dot ${state}` }), el("span", { class: "model-name" }, name), el("span", { class: "model-facts" }, facts),
     words ? el("span", { class: `model-state ${state}${tight ? " tight" : ""}`, title: reason || null }, words) : null);
     const there = state === "loaded";
-    const [word, label] = there ? ["Unload", "Unload"] : state === "failed" ? ["Try again", "Try again to load"] : ["Load", "Load"];
+    const [word, label] = there ? ["Unload", "Unload"] : state === "failed" ? ["Try again", "Try again to load"] : model.file_bytes === null ? ["Fetch", "Fetch and load"] : ["Load", "Load"];
     const button = state === "loading" || state === "unloading" ? null : el("button", { class: "button", type: "button", "aria-label": `${label} ${name}`,
       on: { click: () => this.#act(there ? "unload" : "load", name) } }, word);
     return el("li", { class: `model-row${name === this.chosen ? " chosen" : ""}`, dataset: { name } }, pick, button,
