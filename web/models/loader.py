@@ -143,8 +143,9 @@ class OpenedModel:
         del model, service
         gc.unfreeze()
         gc.collect()  # plans and their caches refer to each other in circles
-        if self._loader.loaded:
+        if left := self._loader.loaded:
             gc.freeze()
+            self._loader.shared.settle_threads([one.checkpoint.weight_bytes for one in left])
 
 
 def _leave_out_of_collection() -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from flask import Flask, g, request
@@ -127,8 +128,10 @@ class Registry:
         is_gone = request.environ.get("waitress.client_disconnected", lambda: False)
         entry = self.take(name, is_gone, for_whom())
         g.setdefault(_CHOSEN, []).append(entry)
-        assert entry.served is not None
-        return entry.served
+        served = entry.served
+        if served is None:  # the server has ended meanwhile
+            raise ending()
+        return served
 
     def take(
         self, name: str | None, is_gone: Callable[[], bool] = lambda: False, client: str = ""
@@ -198,20 +201,22 @@ class Registry:
             return None if entry is None else entry.served
 
     def find(self, name: str | None) -> Listed:
+        room = self._room()
         with self._changed:
-            return self._listed([self._find(name)])[0]
+            return self._listed([self._find(name)], room)[0]
 
     def listed(self) -> list[Listed]:
+        room = self._room()
         with self._changed:
-            return self._listed(self._entries.values())
+            return self._listed(self._entries.values(), room)
 
     def room(self) -> dict[str, dict[str, int]]:
         """By memory space: the bytes for all models, what those in memory are predicted to take of
         them, and what is free.
         """
+        free = self._loader.free()
         with self._changed:
             loaded = [e for e in self._entries.values() if e.opened is not None]
-            free = self._loader.free()
             return {
                 space: {
                     "limit": limit,
@@ -276,12 +281,12 @@ class Registry:
         return True
 
     def loading(self) -> dict[str, Any] | None:
-        """How far the one is that is being loaded, or, where none is, fetched."""
-        with self._changed:
-            under_way = [e for e in self._entries.values() if e.progress]
-            under_way.sort(key=lambda e: e.state == FETCHING)
-            found = next((e.progress for e in under_way), None)
-        return None if found is None else found.asdict()
+        """How far the one is that is being loaded, or, where none is, fetched. Without the lock:
+        the loop of connections asks.
+        """
+        found = [(e.state == FETCHING, p) for e in self._entries.values() if (p := e.progress)]
+        found.sort(key=itemgetter(0))
+        return found[0][1].asdict() if found else None
 
     def measured(self) -> list[Measured]:
         with self._changed:
@@ -352,10 +357,11 @@ class Registry:
         while True:
             step: Step | None = None
             try:
+                room = self._room()
                 with self._changed:
                     if self._ending or self.fault is not None:
                         return
-                    step = self._next_step()
+                    step = self._next_step(room)
                     if isinstance(step, Wait) and not self._to_survey:
                         self._changed.wait(step.seconds)
                         continue
@@ -405,22 +411,25 @@ class Registry:
                     entry.state, entry.wanted_at = LOADED, None
                     self._let_in_all(entry)
                 elif isinstance(step, Refuse):
-                    self._failed(entry, too_large(step))
+                    reason = too_large(step)
+                    log.error("%s cannot be loaded: %s", entry.name, reason)
+                    self._failed(entry, reason)
 
-    def _next_step(self) -> Step:
+    def _next_step(self, room: Room) -> Step:
         now = self._clock()
         for entry in self._entries.values():
             if entry.is_loaded and entry.in_use:
                 entry.used_at = now
         later_s = self._loads.later_s(now)
         standings = [entry.standing(now, later_s) for entry in self._entries.values()]
-        return next_step(standings, self._room(), now)
+        return next_step(standings, room, now)
 
     def _loaded(self) -> list[Standing]:
         now = self._clock()
         return [e.standing(now, {}) for e in self._entries.values() if e.is_loaded]
 
     def _room(self) -> Room:
+        """Not to be asked for while others wait for the lock: a driver may take its time."""
         return Room(self._most, self._limits, self._loader.free(), self._unload_after_s)
 
     def _survey(self, entry: Entry) -> None:
@@ -456,7 +465,7 @@ class Registry:
             entry.progress.warming(opened.weights_read)
             served = opened.start(entry.preset.aliases, entry.preset)
         except DeviceError as error:
-            problem, fault = str(error), error
+            problem, fault = self._problem(entry, error), error
         except BaseException as error:
             problem = self._problem(entry, error)
         if served is None:  # after the exception is gone, which holds on to the model
@@ -486,19 +495,25 @@ class Registry:
         log.info("%s loaded in %.1f s", entry.name, entry.took_s)
 
     def _problem(self, entry: Entry, error: BaseException) -> str:
-        """For people, in one line. What is a mistake of ours has its traceback in the log."""
-        if not isinstance(error, (MtmdError, OSError, MemoryError)):
+        """For those who ask, in one line, without the place where its files lie. The log has all of
+        it, and of a mistake of ours the traceback.
+        """
+        reason = reason_of(error)
+        if isinstance(error, (MtmdError, OSError, MemoryError)):
+            log.error("%s cannot be loaded: %s", entry.name, reason)
+        else:
             log.error("%s cannot be loaded\n%s", entry.name, traceback_text(error))
-        return reason_of(error)
+        return reason.replace(entry.source.model, entry.name)
 
     def _may_go_on(self, entry: Entry, opened: Opened) -> bool:
         """What it takes may be known only now, and be more than was thought: then others make room
         first.
         """
+        room = self._room()
         with self._changed:
             known, entry.facts = entry.needs, opened.facts
             this = entry.standing(self._clock(), {})
-            if known == entry.needs or fits(this, self._loaded(), self._room()):
+            if known == entry.needs or fits(this, self._loaded(), room):
                 return True
             entry.state, entry.progress, entry.to_unload = UNLOADED, None, False
         opened.close()
@@ -528,7 +543,6 @@ class Registry:
         entry.state, entry.reason, entry.progress = FAILED, reason, None
         entry.failed_at, entry.wanted_at, entry.to_unload = self._clock(), None, False
         entry.failures += 1
-        log.error("%s cannot be loaded: %s", entry.name, reason)
         refuse_waiters(entry, partial(not_loaded, entry))
         self._changed.notify_all()
 
@@ -569,8 +583,8 @@ class Registry:
         able = [e for e in self._entries.values() if e.state != FAILED]
         return self._default if self._default in able or not able else able[0]
 
-    def _listed(self, entries: Iterable[Entry]) -> list[Listed]:
-        room, beside, now = self._room(), self._loaded(), self._clock()
+    def _listed(self, entries: Iterable[Entry], room: Room) -> list[Listed]:
+        beside, now = self._loaded(), self._clock()
         return [
             e.listed(room_for(e.standing(now, {}), beside, room), e is self._default)
             for e in entries

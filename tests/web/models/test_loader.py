@@ -86,6 +86,20 @@ def test_a_fetch_tells_how_far_it_is_and_how_large_it_was(monkeypatch):
     assert told[0]() == (0, 30)
 
 
+def test_small_models_keep_their_one_thread_when_others_were_looked_at(source, monkeypatch):
+    """Whatever is opened is planned for all threads; those in memory go on with theirs."""
+    loader, settled = PackageLoader(OPTIONS, **SERVICE), []
+    monkeypatch.setattr(loader.shared, "settle_threads", settled.append)
+    loader.open(source, NONE).close()
+    assert settled == [], "nothing is in memory"
+    small = loader.open(source, NONE)
+    loader.loaded.append(small._model)
+    loader.open(source, NONE).close()
+    assert settled == [[small._model.checkpoint.weight_bytes]]
+    loader.loaded.clear()
+    small.close()
+
+
 def make(*given, first=None, most=None, unload_after_s=0.0, presets=None):
     return make_registry(
         given,

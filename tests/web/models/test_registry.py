@@ -172,6 +172,47 @@ def failing(error):
     return fail
 
 
+def test_where_the_files_lie_is_for_the_log_and_not_for_clients(caplog):
+    with started({"a": 4}) as (registry, loader):
+        loader.fails["a"] = ModelError("/models/a/config.json: found no JSON")
+        with pytest.raises(ApiError, match=r"cannot be loaded: a/config.json: found no JSON"):
+            registry.take("a")
+    assert caplog.text.count("/models/a/config.json: found no JSON") == 1
+
+
+def test_too_little_memory_is_told_as_that_also_in_the_words_of_torch():
+    class OutOfMemoryError(RuntimeError):
+        pass
+
+    with started({"a": 4}) as (registry, loader):
+        loader.fails["a"] = OutOfMemoryError("CUDA out of memory. Tried to allocate ...")
+        with pytest.raises(ApiError, match="there is not enough memory"):
+            registry.take("a")
+
+
+def test_how_far_a_load_is_waits_for_nobody():
+    """The loop of connections asks, for /ready: a driver that hangs must not stop it."""
+    with started({"a": 4, "b": 4}) as (registry, loader):
+        loader.gate.clear()
+        registry.load("a")
+        assert until(lambda: registry.find("a").state == LOADING)
+        held = []
+        with registry._changed:
+            asking = threading.Thread(target=lambda: held.append(registry.loading()), daemon=True)
+            asking.start()
+            asking.join(10)
+            assert held and held[0]["status"] == "loading"
+        loader.gate.set()
+        free = loader.free
+
+        def asked():
+            assert not registry._changed._is_owned(), "others would wait"
+            return free()
+
+        loader.free = asked
+        registry.listed(), registry.find("a"), registry.room(), registry.take("b")
+
+
 def test_one_that_panics_where_it_is_looked_at_is_told_in_the_list(caplog):
     loader = FakeLoader({"a": 4, "b": 4})
     loader.fails["open b"] = Panic("x")
