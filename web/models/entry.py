@@ -13,7 +13,7 @@ from mtmd.service.measures.stats import ServiceStats
 from mtmd.web.models.choice import FETCHING, LOADED, LOADING, UNLOADED, UNLOADING, Listed
 from mtmd.web.models.presets import NONE, Preset
 from mtmd.web.models.progress import Loading, Read
-from mtmd.web.models.schedule import Standing
+from mtmd.web.models.schedule import CLOSED_MOST_S, CLOSED_S, Standing
 from mtmd.web.served_model import ServedModel
 
 READ_BYTES_PER_S = 500e6  # of files, for a model that was not loaded yet
@@ -102,6 +102,9 @@ class Entry:
     used_by: dict[str, float] = field(default_factory=dict)
     used_at: float = 0.0
     loaded_at: float = 0.0
+    closed_at: float = 0.0
+    patience_s: float = CLOSED_S
+    rest_s: float = 0.0
     took_s: float | None = None
     loads: int = 0
     failures: int = 0
@@ -152,6 +155,12 @@ class Entry:
         if len(self.used_by) > CLIENTS_KNOWN:
             del self.used_by[next(iter(self.used_by))]
 
+    def begin_turn(self, now: float, *, in_vain: bool = False) -> None:
+        """`in_vain`: it was closed before, and its answers took too long."""
+        self.loaded_at = now
+        self.rest_s = self.patience_s if in_vain else 0.0
+        self.patience_s = min(2 * self.patience_s, CLOSED_MOST_S) if in_vain else CLOSED_S
+
     def standing(self, now: float, later_s: Mapping[str, float]) -> Standing:
         """`later_s`: as `schedule.Loads` has it."""
         asking = self.asking() if self.state not in (LOADED, LOADING, FETCHING) else {}
@@ -167,6 +176,9 @@ class Entry:
             self.loaded_at,
             self.load_s,
             self.state == UNLOADING,
+            self.closed_at,
+            self.patience_s,
+            self.rest_s,
             self.to_unload,
             any(client != self.to_unload_by for client in self.used_by),
             max(1, len(using) if self.is_loaded else len(asking)),

@@ -406,9 +406,11 @@ class Registry:
         else:
             with self._changed:
                 if isinstance(step, Close):
-                    entry.state = UNLOADING
+                    entry.state, entry.closed_at = UNLOADING, self._clock()
                 elif isinstance(step, Reopen):
                     entry.state, entry.wanted_at = LOADED, None
+                    if step.in_vain:
+                        entry.begin_turn(self._clock(), in_vain=True)
                     self._let_in_all(entry)
                 elif isinstance(step, Refuse):
                     reason = too_large(step)
@@ -484,7 +486,8 @@ class Registry:
             now = self._clock()
             entry.opened, entry.served, entry.progress = opened, served, None
             entry.state, entry.wanted_at = LOADED, None
-            entry.used_at = entry.loaded_at = now
+            entry.used_at = now
+            entry.begin_turn(now)
             entry.took_s = now - began
             entry.loads += 1
             entry.load_seconds += entry.took_s

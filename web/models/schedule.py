@@ -5,7 +5,8 @@ Who has waited longest is next; a client for whom models were loaded lately coun
 later. A model that was loaded has a turn in which it makes room for nobody while it is used, the
 longer the more the next one costs to load, and the more clients use it for each that waits: so that
 models which do not fit together share the time as their clients would, and most of it is spent on
-answers. One that nobody uses gives way sooner, though not in every short pause. What somebody wants
+answers. One that nobody uses gives way sooner, though not in every short pause. Where its last
+answers take too long to wait for, others are let in again for as long. What somebody wants
 unloaded goes once nobody uses it, and who asks for it after that keeps it; where others have used
 it, not before a pause of a turn.
 """
@@ -22,6 +23,7 @@ QUIET_S, QUIET_LOADS = 0.5, 0.25  # without use, after which one gives way befor
 MOST_CLIENTS = 4.0  # for so many users of a model for each who waits a turn is longer, and no more
 LATER_LOADS, LATER_MOST_S = 3.0, 120.0  # so much later came who has had a second of loading
 REMEMBERED_S = 300.0  # loads
+CLOSED_S, CLOSED_MOST_S = 30.0, 480.0  # for its last answers; twice as long each time in vain
 LOOK_S = 0.1  # until it is looked again whether answers have ended
 Bytes: TypeAlias = Mapping[str, int]  # by memory space
 
@@ -44,6 +46,9 @@ class Standing:
     loaded_at: float = 0.0
     load_s: float = 1.0
     closing: bool = False
+    closed_at: float = 0.0
+    patience_s: float = CLOSED_S
+    rest_s: float = 0.0
     to_unload: bool = False
     shared: bool = False
     clients: int = 1
@@ -81,7 +86,10 @@ class Close:
 
 @dataclass(frozen=True)
 class Reopen:
+    """`in_vain`: its answers took too long."""
+
     name: str
+    in_vain: bool = False
 
 
 @dataclass(frozen=True)
@@ -169,11 +177,17 @@ def _for(first: Standing, loaded: Sequence[Standing], room: Room, now: float) ->
     if isinstance(leaving, Refuse):
         return leaving
     wait_s = max(_may_leave_at(m, first) for m in leaving) - now
+    for model in loaded:
+        if model.closing and (wait_s > 0 or model not in leaving):
+            return Reopen(model.name)
     if wait_s > 0:
         return Wait(min(wait_s, LOOK_S))
     for model in leaving:
         if not model.in_use:
             return Unload(model.name)
+    for model in leaving:
+        if model.closing and model.closed_at + model.patience_s <= now:
+            return Reopen(model.name, in_vain=True)
     for model in leaving:
         if not model.closing:
             return Close(model.name)
@@ -249,7 +263,8 @@ def _shortage(
 
 def _may_leave_at(model: Standing, first: Standing) -> float:
     times = min(max(1.0, model.clients / first.clients), MOST_CLIENTS)
-    turn_over = model.loaded_at + times * max(TURN_S, TURN_LOADS * first.load_s)
+    turn_s = times * max(TURN_S, TURN_LOADS * first.load_s)
+    turn_over = model.loaded_at + max(turn_s, model.rest_s)
     if model.in_use:
         return turn_over
     quiet_s = times * (QUIET_S + QUIET_LOADS * first.load_s)

@@ -263,6 +263,29 @@ def test_those_who_waited_are_let_in_before_it_can_go_again():
         assert other[0].name == "b"
 
 
+def test_beside_an_endless_answer_others_are_let_in_again_and_its_model_leaves_at_its_end():
+    clock = [1000.0]
+    with started({"a": 8, "b": 8}, clock=lambda: clock[0]) as (registry, loader):
+        a = registry.take("a")
+        a.served.service.under_way.append("an endless answer")
+        registry.give_back(a)
+        other, other_thread = take(registry, "b")
+        for patience_s in (30, 60):
+            clock[0] += 100
+            assert until(lambda: registry._entries["a"].state == "unloading")
+            late, late_thread = take(registry, "a")
+            assert until(lambda: a.waiters) and not late
+            clock[0] += patience_s
+            late_thread.join(10)
+            assert late[0] is a and not other
+            registry.give_back(a)
+        a.served.service.under_way.clear()
+        clock[0] += 100
+        other_thread.join(10)
+        assert other[0].name == "b" and loader.log[-1] == "load b"
+        registry.give_back(other[0])
+
+
 def test_what_never_fits_is_refused_with_the_numbers_and_others_go_on():
     with started({"a": 4, "b": 40}) as (registry, _):
         with pytest.raises(ApiError) as told:

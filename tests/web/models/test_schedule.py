@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mtmd.web.models.schedule import (
+    CLOSED_S,
     LATER_MOST_S,
     MOST_CLIENTS,
     QUIET_LOADS,
@@ -77,7 +78,7 @@ def test_one_in_use_has_its_turn_and_then_lets_nobody_new_in(load_s):
     b = model("b", 8, asked_at=101.0, load_s=load_s)
     assert isinstance(next_step([a, b], room(), 100.0 + turn - 0.01), Wait)
     assert next_step([a, b], room(), 100.0 + turn) == Close("a")
-    closing = loaded("a", 8, in_use=True, loaded_at=100.0, closing=True)
+    closing = replace(a, closing=True, closed_at=100.0 + turn)
     assert isinstance(next_step([closing, b], room(), 100.0 + turn), Wait), "answers are written"
     ended = loaded("a", 8, loaded_at=100.0, used_at=100.0 + turn, closing=True)
     assert next_step([ended, b], room(), 100.0 + turn + QUIET_S) == Unload("a")
@@ -108,6 +109,7 @@ def test_two_that_do_not_fit_together_share_the_time_and_most_of_it_is_answers()
                 loaded_at=since[name],
                 load_s=4.0,
                 closing=state[name] == "closing",
+                closed_at=now,
             )
             for name in state
         ]
@@ -161,6 +163,28 @@ def test_what_others_use_too_is_not_unloaded_for_one_before_a_pause_of_a_turn(lo
     a = loaded("a", to_unload=True, shared=True, used_at=100.0, load_s=load_s)
     assert isinstance(next_step([a], room(), 100.0 + pause_s - 0.01), Wait)
     assert next_step([a], room(), 100.0 + pause_s) == Unload("a")
+
+
+def test_one_endless_answer_does_not_close_its_model_to_all_others():
+    """It is not ended: for half of the time others are let in beside it."""
+    a = loaded("a", 8, in_use=True, loaded_at=100.0, closing=True, closed_at=200.0)
+    b = model("b", 8, asked_at=101.0)
+    assert isinstance(next_step([a, b], room(), 200.0 + CLOSED_S - 0.1), Wait)
+    assert next_step([a, b], room(), 200.0 + CLOSED_S) == Reopen("a", in_vain=True)
+    again = replace(a, closing=False, loaded_at=230.0, rest_s=CLOSED_S, patience_s=2 * CLOSED_S)
+    assert isinstance(next_step([again, b], room(), 230.0 + CLOSED_S - 0.1), Wait)
+    assert next_step([again, b], room(), 230.0 + CLOSED_S) == Close("a")
+    longer = replace(again, closing=True, closed_at=260.0)
+    assert isinstance(next_step([longer, b], room(), 260.0 + 2 * CLOSED_S - 0.1), Wait)
+
+
+def test_one_that_need_not_leave_any_more_is_open_though_others_wait():
+    """Who waited for it has left; who waits now needs another one's room, or its turn goes on."""
+    used = loaded("a", 2, in_use=True, loaded_at=0.0, used_at=100.0, closing=True, closed_at=99.0)
+    idle = loaded("b", 7, used_at=0.0)
+    assert next_step([used, idle, model("c", 8, asked_at=1.0)], room(), 100.0) == Reopen("a")
+    alone = replace(used, clients=4, loaded_at=99.0)
+    assert next_step([alone, model("c", 9, asked_at=1.0)], room(), 100.0) == Reopen("a")
 
 
 @pytest.mark.parametrize("in_use", [True, False])
