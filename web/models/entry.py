@@ -165,7 +165,7 @@ class Entry:
         """`later_s`: as `schedule.Loads` has it."""
         asking = self.asking() if self.state not in (LOADED, LOADING, FETCHING) else {}
         asked = [at + later_s.get(client, 0.0) for client, at in asking.items()]
-        using = [client for client, at in self.used_by.items() if now - at < USING_S]
+        using = (client for client, at in self.used_by.items() if now - at < USING_S)
         return Standing(
             self.name,
             self.is_loaded,
@@ -181,7 +181,9 @@ class Entry:
             self.rest_s,
             self.to_unload,
             any(client != self.to_unload_by for client in self.used_by),
-            max(1, len(using) if self.is_loaded else len(asking)),
+            frozenset(using if self.is_loaded else asking),
+            len(asking),
+            later_s,
         )
 
     def listed(self, room: str, default: bool) -> Listed:

@@ -3,19 +3,20 @@ what is going on are told to it.
 
 Who has waited longest is next; a client for whom models were loaded lately counts as one who came
 later. A model that was loaded has a turn in which it makes room for nobody while it is used, the
-longer the more the next one costs to load, and the more clients use it for each that waits: so that
-models which do not fit together share the time as their clients would, and most of it is spent on
-answers. One that nobody uses gives way sooner, though not in every short pause. Where its last
-answers take too long to wait for, others are let in again for as long. What somebody wants
-unloaded goes once nobody uses it, and who asks for it after that keeps it; where others have used
-it, not before a pause of a turn.
+longer the more the next one costs to load, the more clients use it for each that waits, and the
+more was loaded for who waits: so that models which do not fit together share the time as their
+clients would, and most of it is spent on answers. One that nobody uses gives way sooner, though not
+in every short pause. Where its last answers take too long to wait for, and more clients wait for it
+than for the next one, they are let in again for as long. What somebody wants unloaded goes once
+nobody uses it, and who asks for it after that keeps it; where others have used it, not before a
+pause of a turn.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 TURN_S, TURN_LOADS = 5.0, 2.0  # a turn: so long, or as long as so many loads of the next model
@@ -34,7 +35,8 @@ class Standing:
     where nobody does; later, where much was loaded for them. `in_use`: answers are under way, or
     begun. `used_at`: when it was last in use; `loaded_at`; `load_s`: how long it takes to load, as
     far as is known. `closing`: nobody new is let in. `to_unload`: somebody has asked for that;
-    `shared`: others than they have used it. `clients`: how many use it, or wait for it.
+    `shared`: others than they have used it. `clients`: who uses it, or, where it is not loaded,
+    waits for it; `waiting`: how many clients do while nobody is let in. `later_s`: as of `Loads`.
     """
 
     name: str
@@ -51,7 +53,9 @@ class Standing:
     rest_s: float = 0.0
     to_unload: bool = False
     shared: bool = False
-    clients: int = 1
+    clients: frozenset[str] = frozenset()
+    waiting: int = 0
+    later_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -186,7 +190,8 @@ def _for(first: Standing, loaded: Sequence[Standing], room: Room, now: float) ->
         if not model.in_use:
             return Unload(model.name)
     for model in leaving:
-        if model.closing and model.closed_at + model.patience_s <= now:
+        many_wait = model.waiting > len(first.clients)
+        if model.closing and many_wait and model.closed_at + model.patience_s <= now:
             return Reopen(model.name, in_vain=True)
     for model in leaving:
         if not model.closing:
@@ -262,10 +267,17 @@ def _shortage(
 
 
 def _may_leave_at(model: Standing, first: Standing) -> float:
-    times = min(max(1.0, model.clients / first.clients), MOST_CLIENTS)
+    """The others who use it count: for as many as there are for each who waits, up to a point, it
+    stays longer, and for as long as those who wait have had more than they on the average.
+    """
+    others = model.clients - first.clients
+    times = min(max(1.0, len(others) / max(1, len(first.clients))), MOST_CLIENTS)
     turn_s = times * max(TURN_S, TURN_LOADS * first.load_s)
-    turn_over = model.loaded_at + max(turn_s, model.rest_s)
-    if model.in_use:
-        return turn_over
-    quiet_s = times * (QUIET_S + QUIET_LOADS * first.load_s)
-    return min(turn_over, model.used_at + quiet_s)
+    end = model.loaded_at + max(turn_s, model.rest_s)
+    if not model.in_use:
+        end = min(end, model.used_at + times * (QUIET_S + QUIET_LOADS * first.load_s))
+    if not others or not first.clients:
+        return end
+    theirs = sum(model.later_s.get(client, 0.0) for client in others) / len(others)
+    more = min(first.later_s.get(client, 0.0) for client in first.clients) - theirs
+    return max(end, model.loaded_at + more)

@@ -273,14 +273,16 @@ def test_beside_an_endless_answer_others_are_let_in_again_and_its_model_leaves_a
         for patience_s in (30, 60):
             clock[0] += 100
             assert until(lambda: registry._entries["a"].state == "unloading")
-            late, late_thread = take(registry, "a")
-            assert until(lambda: a.waiters) and not late
+            late = [take(registry, "a", client=name) for name in ("kim", "lee")]
+            assert until(lambda: len(a.waiters) == 2)
+            assert not any(found for found, _ in late)
             clock[0] += patience_s
-            late_thread.join(10)
-            assert late[0] is a and not other
-            registry.give_back(a)
+            for found, late_thread in late:
+                late_thread.join(10)
+                assert found[0] is a and not other
+                registry.give_back(a)
         a.served.service.under_way.clear()
-        clock[0] += 100
+        clock[0] += 200
         other_thread.join(10)
         assert other[0].name == "b" and loader.log[-1] == "load b"
         registry.give_back(other[0])

@@ -167,8 +167,8 @@ def test_what_others_use_too_is_not_unloaded_for_one_before_a_pause_of_a_turn(lo
 
 def test_one_endless_answer_does_not_close_its_model_to_all_others():
     """It is not ended: for half of the time others are let in beside it."""
-    a = loaded("a", 8, in_use=True, loaded_at=100.0, closing=True, closed_at=200.0)
-    b = model("b", 8, asked_at=101.0)
+    a = loaded("a", 8, in_use=True, loaded_at=100.0, closing=True, closed_at=200.0, waiting=2)
+    b = model("b", 8, asked_at=101.0, clients=frozenset({"kim"}))
     assert isinstance(next_step([a, b], room(), 200.0 + CLOSED_S - 0.1), Wait)
     assert next_step([a, b], room(), 200.0 + CLOSED_S) == Reopen("a", in_vain=True)
     again = replace(a, closing=False, loaded_at=230.0, rest_s=CLOSED_S, patience_s=2 * CLOSED_S)
@@ -176,6 +176,8 @@ def test_one_endless_answer_does_not_close_its_model_to_all_others():
     assert next_step([again, b], room(), 230.0 + CLOSED_S) == Close("a")
     longer = replace(again, closing=True, closed_at=260.0)
     assert isinstance(next_step([longer, b], room(), 260.0 + 2 * CLOSED_S - 0.1), Wait)
+    own = replace(a, waiting=1)
+    assert isinstance(next_step([own, b], room(), 300.0), Wait), "it is nobody's but the other's"
 
 
 def test_one_that_need_not_leave_any_more_is_open_though_others_wait():
@@ -183,7 +185,7 @@ def test_one_that_need_not_leave_any_more_is_open_though_others_wait():
     used = loaded("a", 2, in_use=True, loaded_at=0.0, used_at=100.0, closing=True, closed_at=99.0)
     idle = loaded("b", 7, used_at=0.0)
     assert next_step([used, idle, model("c", 8, asked_at=1.0)], room(), 100.0) == Reopen("a")
-    alone = replace(used, clients=4, loaded_at=99.0)
+    alone = replace(used, clients=frozenset("xyz"), loaded_at=99.0)
     assert next_step([alone, model("c", 9, asked_at=1.0)], room(), 100.0) == Reopen("a")
 
 
@@ -194,12 +196,27 @@ def test_a_turn_is_longer_for_many_clients_than_for_one_up_to_a_point(in_use):
     short_s = TURN_S if in_use else QUIET_S + QUIET_LOADS
 
     def leaves(clients, waiting, now):
-        models = [replace(one, clients=clients), replace(b, clients=waiting)]
+        users = frozenset(f"user {n}" for n in range(clients))
+        others = frozenset(f"other {n}" for n in range(waiting))
+        models = [replace(one, clients=users), replace(b, clients=others)]
         return not isinstance(next_step(models, room(), now), Wait)
 
     assert leaves(1, 1, 100.0 + short_s) and not leaves(3, 1, 100.0 + 2.99 * short_s)
     assert leaves(3, 1, 100.0 + 3 * short_s) and leaves(3, 3, 100.0 + short_s)
     assert leaves(100, 1, 100.0 + MOST_CLIENTS * short_s), "one client is not kept waiting for ever"
+
+
+def test_a_turn_is_longer_beside_one_client_for_whom_much_was_loaded():
+    later_s = {"kim": 60.0, "lee": 10.0, "ann": 20.0}
+    one = loaded("a", 8, in_use=True, loaded_at=100.0, used_at=100.0, later_s=later_s)
+    b = model("b", 8, asked_at=100.0, later_s=later_s, clients=frozenset({"kim"}))
+    others = replace(one, clients=frozenset({"lee", "ann"}))
+    assert isinstance(next_step([others, b], room(), 100.0 + 60.0 - 15.0 - 0.1), Wait)
+    assert next_step([others, b], room(), 100.0 + 60.0 - 15.0) == Close("a")
+    own = replace(one, clients=frozenset({"kim"}))
+    assert next_step([own, b], room(), 100.0 + TURN_S) == Close("a"), "they change their mind"
+    even = replace(b, later_s={}), replace(others, later_s={})
+    assert next_step([*even], room(), 100.0 + 2 * TURN_S) == Close("a")
 
 
 def test_a_client_for_whom_much_was_loaded_counts_as_one_who_came_later():
