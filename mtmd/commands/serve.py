@@ -368,6 +368,7 @@ def _serve_many(
     )
     _write_log(args)
     with ExitStack() as stack:
+        stack.push(lambda error, *_: None if error else _leave_fetch(registry))
         opened = _close_to_others(folder)
         store = _opened(folder)
         stack.callback(store.close)
@@ -399,6 +400,16 @@ def _serve_many(
         if registry.fault is None:
             print("stopped", flush=True)
         return registry.fault
+
+
+def _leave_fetch(registry: Any) -> None:
+    """The last that is done. The interpreter would wait for the threads of huggingface_hub as long
+    as a fetch takes; what has come is kept, and the next one goes on from there.
+    """
+    if registry.fetching and registry.fault is None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def _load(args: argparse.Namespace) -> Any:

@@ -32,6 +32,10 @@ class Fetches:
                 self._thread = threading.Thread(target=self._run, name="mtmd fetching", daemon=True)
                 self._thread.start()
 
+    @property
+    def under_way(self) -> bool:
+        return self._thread is not None
+
     def end(self) -> None:
         """Nothing more is begun; what is being fetched goes on where it was when it is asked for
         again.

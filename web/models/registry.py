@@ -288,6 +288,11 @@ class Registry:
         found.sort(key=itemgetter(0))
         return found[0][1].asdict() if found else None
 
+    @property
+    def fetching(self) -> bool:
+        """Whether anything is being fetched, also after the end."""
+        return self._fetches.under_way
+
     def measured(self) -> list[Measured]:
         with self._changed:
             entries = [e for e in self._entries.values() if e.loads]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from mtmd import DeviceError
 from mtmd.commands import serve as serve_command
 from mtmd.loaded import allocator
 from mtmd.web.models.registry import Registry
@@ -53,3 +56,11 @@ def test_it_begins_without_a_model_in_memory(mtmd, monkeypatch, tmp_path):
     assert "2 models to choose from: demo, x\n" in result.out
     assert "skipped 1: a link that leads nowhere (gone.gguf)\n" in result.err
     assert "serving at http://127.0.0.1:" in result.out and "stopped" in result.out
+
+
+def test_a_fetch_is_not_waited_for_at_the_end(monkeypatch):
+    ended = []
+    monkeypatch.setattr(serve_command.os, "_exit", ended.append)
+    for fetching, fault in ((False, None), (True, DeviceError("the device hangs")), (True, None)):
+        serve_command._leave_fetch(SimpleNamespace(fetching=fetching, fault=fault))
+    assert ended == [0], "a fault has a code of its own"

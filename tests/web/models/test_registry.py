@@ -420,7 +420,7 @@ def test_one_that_is_not_here_is_fetched_while_others_are_loaded_and_answer():
             registry.take("b")
         assert (told.value.status, told.value.code) == (503, "model_loading")
         assert told.value.headers["Retry-After"]
-        assert until(lambda: "fetch b" in loader.log)
+        assert until(lambda: "fetch b" in loader.log) and registry.fetching
         loader.read = (42, 100)
         with pytest.raises(ApiError, match="42% of it is here"):
             registry.take("b")
@@ -433,6 +433,7 @@ def test_one_that_is_not_here_is_fetched_while_others_are_loaded_and_answer():
         loader.hub.set()
         assert until(lambda: state_of(registry, "b") == state_of(registry, "c") == LOADED)
         assert registry.find("b").file_bytes == 4 * GIB and registry.loading() is None
+        assert until(lambda: not registry.fetching)
         assert loader.log[2:] in (["fetch c", "load b", "load c"], ["load b", "fetch c", "load c"])
 
 
