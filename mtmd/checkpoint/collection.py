@@ -65,8 +65,28 @@ def read_sources(
     sources = list({source.model: source for source in sources}.values())
     if len(sources) > MOST:
         raise _too_many("")
+    return _told_apart(sources)
+
+
+def _told_apart(sources: list[Source]) -> list[Source]:
+    """Those of the same name by as much of their paths as it takes: names are told to clients."""
     counts = Counter(source.name for source in sources)
-    return [replace(s, name=s.model) if counts[s.name] > 1 else s for s in sources]
+    same = [s for s in sources if counts[s.name] > 1]
+    others = {s.name for s in sources} - {s.name for s in same}
+    parts = {s.model: Path(_bare(s.model)).parts for s in same}
+    for length in range(2, max(map(len, parts.values()), default=0) + 1):
+        names = {model: "/".join(found[-length:]) for model, found in parts.items()}
+        if len({*names.values(), *others}) == len(names) + len(others):
+            break
+    else:
+        names = {s.model: s.model for s in same}
+    return [replace(s, name=names.get(s.model, s.name)) for s in sources]
+
+
+def _bare(file: str) -> str:
+    """Without the end of a GGUF's name."""
+    name = PART.sub("", file)
+    return name[: -len(".gguf")] if name.lower().endswith(".gguf") else name
 
 
 def _too_many(where: str) -> OptionError:
@@ -268,9 +288,7 @@ class _Ggufs:
         stem = PART.sub("", path.name)
         files = [path] if stem == path.name else list(self._parts[stem])
         files += self._projectors if len(self._projectors) == 1 else []
-        name = PART.sub("", shown)
-        name = name[: -len(".gguf")] if name.lower().endswith(".gguf") else name
-        return Source(name, str(path), sum(map(_size, files)), "GGUF")
+        return Source(_bare(shown), str(path), sum(map(_size, files)), "GGUF")
 
 
 def _kind(config: Path) -> str:

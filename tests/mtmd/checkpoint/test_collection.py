@@ -71,7 +71,14 @@ def test_one_that_is_named_twice_is_there_once_and_same_names_are_told_apart(tmp
     checkpoint(tmp_path / "a" / "m")
     checkpoint(tmp_path / "b" / "m")
     found = read_sources([str(tmp_path / "a"), str(tmp_path / "b"), str(tmp_path / "a" / "m")])
-    assert [s.name for s in found] == [str(tmp_path / "a" / "m"), str(tmp_path / "b" / "m")]
+    assert [s.name for s in found] == ["a/m", "b/m"]
+    gguf(tmp_path / "c" / "x" / "m.gguf")
+    gguf(tmp_path / "d" / "x" / "m.gguf")
+    given = [str(tmp_path / name) for name in ("a", "c/x", "d/x")]
+    assert [s.name for s in read_sources(given)] == [f"{tmp_path.name}/a/m", "c/x/m", "d/x/m"]
+    checkpoint(tmp_path / "hub" / "org" / "there")
+    names = [s.name for s in read_sources([str(tmp_path / "hub"), "org/there"])]
+    assert names == ["hub/org/there", "org/there"]
 
 
 def test_what_holds_no_model_is_told(tmp_path, monkeypatch):
