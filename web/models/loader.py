@@ -143,6 +143,7 @@ class OpenedModel:
         del model, service
         gc.unfreeze()
         gc.collect()  # plans and their caches refer to each other in circles
+        self._loader.shared.given_back()
         if left := self._loader.loaded:
             gc.freeze()
             self._loader.shared.settle_threads([one.checkpoint.weight_bytes for one in left])

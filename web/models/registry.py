@@ -301,7 +301,7 @@ class Registry:
     def lives(self) -> dict[str, Life]:
         with self._changed:
             return {
-                e.name: Life(e.is_loaded, e.loads, e.failures, e.load_seconds)
+                e.name: Life(e.is_loaded, e.loads, e.failures, e.load_seconds, len(e.waiters))
                 for e in self._entries.values()
             }
 

@@ -13,6 +13,7 @@ from mtmd import OptionError
 from mtmd.checkpoint.collection import Source, read_sources
 from mtmd.checkpoint.hub import Found
 from mtmd.checkpoint.pull import Arriving, Pulled
+from mtmd.kernels.plan import free_memory
 from mtmd.loading import DEMO_MODEL
 from mtmd.web.models.loader import PackageLoader
 from mtmd.web.models.presets import NONE, Preset
@@ -43,6 +44,20 @@ def test_what_it_takes_is_known_before_a_weight_is_read(source):
     opened.close()
     assert opened.weights_read() == (0, 0), "for who asks how far it is"
     opened.close()  # as a server that ends while it is unloaded
+
+
+def test_memory_is_measured_anew_when_a_model_has_given_its_own_back(source, monkeypatch):
+    """A moment ago there was no room for the next one, which would be refused for good."""
+    loader = PackageLoader(OPTIONS, **SERVICE)
+    opened = loader.open(source, NONE)
+    monkeypatch.setattr(free_memory, "_measure", lambda _: 1)
+    monkeypatch.setattr(free_memory, "KEPT_S", 1000.0)
+    monkeypatch.setattr(free_memory, "_known", {})
+    assert loader.free() == {"cpu": 1}
+    monkeypatch.setattr(free_memory, "_measure", lambda _: 2)
+    assert loader.free() == {"cpu": 1}
+    opened.close()
+    assert loader.free() == {"cpu": 2}
 
 
 def test_a_limit_is_that_of_all_together(source):
