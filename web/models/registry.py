@@ -397,7 +397,12 @@ class Registry:
         """What has been decided."""
         if isinstance(step, Wait):
             if self._to_survey:
-                self._survey(self._to_survey.pop(0))
+                seen = self._to_survey.pop(0)
+                if seen.facts is None and seen.state == UNLOADED:
+                    self._survey(seen)
+            return
+        if isinstance(step, (Unload, Close)) and (unknown := self._unknown()) is not None:
+            self._survey(unknown)  # nobody makes room for one that cannot be loaded anyway
             return
         entry = self._entries[step.name]
         if isinstance(step, Load):
@@ -439,10 +444,14 @@ class Registry:
         """Not to be asked for while others wait for the lock: a driver may take its time."""
         return Room(self._most, self._limits, self._loader.free(), self._unload_after_s)
 
+    def _unknown(self) -> Entry | None:
+        """One that is waited for, and was not opened yet."""
+        with self._changed:
+            waiting = (e for e in self._entries.values() if e.asking())
+            return next((e for e in waiting if e.facts is None and e.source.is_here), None)
+
     def _survey(self, entry: Entry) -> None:
         """What a model would take is known once it was opened; nothing of it is read."""
-        if entry.facts is not None or entry.state != UNLOADED:
-            return
         try:
             opened = self._loader.open(entry.source, entry.preset)
             facts: Facts | None = opened.facts
@@ -453,6 +462,8 @@ class Registry:
         with self._changed:
             if facts is not None:
                 entry.facts = facts
+            elif entry.asking():
+                self._failed(entry, problem)
             elif entry.state == UNLOADED:
                 entry.state, entry.reason, entry.failed_at = FAILED, problem, -TRIED_AGAIN_S
 

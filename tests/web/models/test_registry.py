@@ -311,6 +311,29 @@ def test_what_it_takes_may_be_known_only_once_it_is_opened():
         registry.close()
 
 
+def test_nobody_makes_room_for_one_that_cannot_be_opened():
+    """Whoever asked for it again and again would have all others loaded anew each time."""
+    clock = [1000.0]
+    loader = FakeLoader({"a": 8, "b": 8, "c": 8})
+    loader.fails["open b"] = ModelError("no such architecture")
+    made, _ = registry_of(loader.needs, loader=loader, clock=lambda: clock[0])
+    made._to_survey.clear()
+    made.start()
+    try:
+        made.give_back(made.take("a"))
+        for _ in range(2):
+            clock[0] += 100
+            with pytest.raises(ApiError, match="no such architecture"):
+                made.take("b")
+            made.load("b")
+            assert until(lambda: made.find("b").state == FAILED)
+        assert loader.log == ["load a"]
+        made.give_back(made.take("c"))
+        assert loader.log == ["load a", "unload a", "load c"]
+    finally:
+        made.close()
+
+
 def test_what_would_not_load_is_known_before_anybody_asks():
     with started({"a": 4, "b": 4, "c": 12}, loader=_failing_to_open("b")) as (registry, _):
         assert until(lambda: registry.find("b").state == FAILED)
