@@ -180,7 +180,7 @@ class Entry:
             self.patience_s,
             self.rest_s,
             self.to_unload,
-            any(client != self.to_unload_by for client in self.used_by),
+            self.to_unload and any(client != self.to_unload_by for client in self.used_by),
             frozenset(using if self.is_loaded else asking),
             len(asking),
             later_s,

@@ -5,7 +5,7 @@ import { $ } from "./dom.js";
 const ROOT = new URL("../../../", import.meta.url).pathname; // a proxy may have put all of it under a path
 const KEY = "mtmd.key";
 const SILENCE_MS = 25_000; // the server gives a sign of life every ten seconds
-const LOOK_MS = 1000; // whether a model has been fetched
+const LOOK_MS = 4000; // at most, until it is asked again whether a model has been fetched
 const RETRY_MS = [300, 700, 1500, 3000, 5000];
 
 /** The address of a path of the server, which begins with a slash. */
@@ -74,7 +74,7 @@ async function call(path, options = {}) {
       continue;
     }
     if (options.patient && problem.code === "model_loading") {
-      await sleep(LOOK_MS, options.signal);
+      await sleep(Math.min(1000 * Number(response.headers.get("Retry-After") ?? 1), LOOK_MS), options.signal);
       continue;
     }
     throw new ServerError(sentence(problem.message), response.status, problem.code);
