@@ -33,8 +33,8 @@ def blueprint(models: Models, settings: ServerSettings, counters: metrics.Metric
     @takes(Body.NOTHING)
     def props() -> dict[str, Any]:
         media, slots = settings.media, models.slots
-        there = models.at_hand(request.args.get("model"))
-        model = models.find(there.name if there else request.args.get("model"))
+        model = models.find(request.args.get("model"))
+        there = models.at_hand(model.name)
         return {
             # as llama.cpp's clients look for it
             "default_generation_settings": {"n_ctx": model.context},

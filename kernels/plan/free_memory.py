@@ -28,6 +28,11 @@ def free_bytes(backend: Backend) -> int | None:
     return known[1]
 
 
+def look_again() -> None:
+    """Much was given back: what was measured before that is told nobody."""
+    _known.clear()
+
+
 def _measure(device: torch.device) -> int | None:
     if device.type == "cpu":
         return system_bytes(PROC, CGROUP)

@@ -1,26 +1,39 @@
 """Several models to choose from: those in a folder, in the cache, or named one by one. Only files'
-names and sizes are looked at. Loads without torch.
+names, first bytes and sizes are looked at. Loads without torch.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from mtmd.checkpoint.cached_models import CONFIG_BYTES_MAX, read_cache
-from mtmd.checkpoint.hub import DEMO, PART, WEIGHTS, check_name, is_demo, is_projector
+from mtmd.checkpoint.hub import (
+    DEMO,
+    PART,
+    WEIGHTS,
+    check_name,
+    is_demo,
+    is_projector,
+    parse_name,
+    resolve_model,
+)
 from mtmd.kernels.checkpoint.magic import is_gguf
 from mtmd.kernels.errors import ModelError, OptionError
 from mtmd.kernels.spelling import did_you_mean
 
 CACHE = "cache"  # stands for all models in the hub's cache, where no file is called so
 DEEPEST = 3  # folders below the one that is given: org/name/file
+DEEPEST_LINKED = 1  # below one that a link leads to, perhaps to the root of a disk
 MOST = 256
+MOST_ENTRIES = 20_000  # files and folders that are looked at, of one that is given
+SHOWN = 3  # of what was left out
 
 
 @dataclass(frozen=True)
@@ -41,16 +54,43 @@ class Source:
         return self.bytes is not None
 
 
-def read_sources(given: Sequence[str]) -> list[Source]:
+def read_sources(
+    given: Sequence[str], tell: Callable[[str], None] = lambda _: None
+) -> list[Source]:
     """Each of `given` is a folder of models, a checkpoint folder, a GGUF, `org/name[:TYPE]`,
-    "demo", "cache", or several of these with commas between them. Raises ModelError, OptionError.
+    "demo", "cache", or several of these with commas between them. `tell` gets a line for what was
+    left out of a folder, and why. Raises ModelError, OptionError.
     """
-    sources = [s for item in given for text in _items(item) for s in _read(text)]
+    sources = [s for item in given for text in _items(item) for s in _read(text, tell)]
     sources = list({source.model: source for source in sources}.values())
     if len(sources) > MOST:
-        raise OptionError(f"models: found {len(sources)}, expected at most {MOST}; name fewer")
+        raise _too_many("")
+    return _told_apart(sources)
+
+
+def _told_apart(sources: list[Source]) -> list[Source]:
+    """Those of the same name by as much of their paths as it takes: names are told to clients."""
     counts = Counter(source.name for source in sources)
-    return [replace(s, name=s.model) if counts[s.name] > 1 else s for s in sources]
+    same = [s for s in sources if counts[s.name] > 1]
+    others = {s.name for s in sources} - {s.name for s in same}
+    parts = {s.model: Path(_bare(s.model)).parts for s in same}
+    for length in range(2, max(map(len, parts.values()), default=0) + 1):
+        names = {model: "/".join(found[-length:]) for model, found in parts.items()}
+        if len({*names.values(), *others}) == len(names) + len(others):
+            break
+    else:
+        names = {s.model: s.model for s in same}
+    return [replace(s, name=names.get(s.model, s.name)) for s in sources]
+
+
+def _bare(file: str) -> str:
+    """Without the end of a GGUF's name."""
+    name = PART.sub("", file)
+    return name[: -len(".gguf")] if name.lower().endswith(".gguf") else name
+
+
+def _too_many(where: str) -> OptionError:
+    return OptionError(f"models: found more than {MOST}{where}, expected at most that; name fewer")
 
 
 def near(name: str, known: Iterable[str]) -> str:
@@ -65,7 +105,7 @@ def _items(item: str) -> list[str]:
     return [part for part in (p.strip() for p in item.split(",")) if part]
 
 
-def _read(text: str) -> list[Source]:
+def _read(text: str, tell: Callable[[str], None]) -> list[Source]:
     path = Path(text).expanduser()
     if is_demo(text):
         return [Source(DEMO, DEMO, _demo_bytes(), "")]
@@ -75,58 +115,180 @@ def _read(text: str) -> list[Source]:
             raise ModelError("models: the cache is empty; `mtmd pull org/name` fetches one")
         return [Source(m.name, m.name, m.bytes, m.kind) for m in found]
     if not check_name(text):
-        size = next((m.bytes for m in read_cache().models if m.name == text and m.whole), None)
-        return [Source(text, text, size, "")]
+        return [Source(text, text, _cached_bytes(text), "")]
     if path.is_file():
-        return [_gguf(path, path.name)]
+        beside = [p for p in islice(path.parent.iterdir(), MOST_ENTRIES) if _is_gguf_file(p)]
+        return [_Ggufs(beside).source(path, path.name)]
     path = path.resolve()
-    found_here = list(_models_in(path, path, DEEPEST))
+    scan = _Scan(path, text)
+    found_here = list(islice(scan.models(path, DEEPEST), MOST + 1))
+    if len(found_here) > MOST:
+        raise _too_many(f" in {text}")
+    left_out = scan.left_out()
     if not found_here:
         raise ModelError(
             f"models: {text} holds no checkpoint and no GGUF; expected a folder with folders of "
-            "checkpoints, or GGUF files, in it"
+            f"checkpoints, or GGUF files, in it{''.join(f' ({line})' for line in left_out)}"
         )
+    for line in left_out:
+        tell(f"models: {text}: {line}")
     return found_here
 
 
-def _models_in(root: Path, folder: Path, deep: int) -> Iterator[Source]:
-    """A checkpoint in `folder`, or those in it and in the folders below."""
-    if _is_checkpoint(folder):
+def _cached_bytes(text: str) -> int | None:
+    """None for what is not in the cache, or not whole."""
+    name = parse_name(text)
+    if name.revision is None:
+        known = f"{name.repo}:{name.type.upper()}" if name.type else name.repo
+        return next((m.bytes for m in read_cache().models if m.name == known and m.whole), None)
+    try:
+        found = resolve_model(text, fetch=False)
+    except ModelError:
+        return None
+    if found.path.is_file():
+        return _size(found.path) + (_size(found.projector) if found.projector else 0)
+    there = any((found.path / weights).is_file() for weights in WEIGHTS)
+    return sum(map(_size, found.path.glob("*.safetensors"))) if there else None
+
+
+class _Scan:
+    """Models in the folder `root`, which is called `shown`, and in those below, each once. Links
+    are followed. What cannot be read is left out, and counted.
+    """
+
+    def __init__(self, root: Path, shown: str) -> None:
+        self._root, self._shown = root, shown
+        self._looked_at = 0
+        self._seen = set[str]()
+        self._left_out: defaultdict[str, list[str]] = defaultdict(list)
+
+    def left_out(self) -> list[str]:
+        """By reason."""
+        lines = []
+        for reason, names in self._left_out.items():
+            more = ", ..." if len(names) > SHOWN else ""
+            lines.append(f"skipped {len(names)}: {reason} ({', '.join(names[:SHOWN])}{more})")
+        return lines
+
+    def models(self, folder: Path, deep: int) -> Iterator[Source]:
+        """A checkpoint in `folder`, or those in it and in the folders below. Raises OptionError
+        where there is too much.
+        """
+        real = os.path.realpath(folder)
+        if real in self._seen:
+            return
+        self._seen.add(real)
+        files, folders = self._entries(folder)
+        names = {path.name for path in files}
+        if "config.json" in names and names.intersection(WEIGHTS):
+            yield self._checkpoint(folder, files)
+            return
+        ggufs = [path for path in files if path.suffix.lower() == ".gguf"]
+        beside = _Ggufs(ggufs)
+        for path in ggufs:
+            if _is_first(path) and not is_projector(path.name) and self._is_gguf(path):
+                yield beside.source(path, path.relative_to(self._root).as_posix())
+        for path, linked in folders:
+            if deep:
+                below = min(deep - 1, DEEPEST_LINKED) if linked else deep - 1
+                yield from self.models(path, below)
+
+    def _checkpoint(self, folder: Path, files: Iterable[Path]) -> Source:
+        root = self._root
         name = folder.relative_to(root).as_posix() if folder != root else folder.name
-        weights = sum(p.stat().st_size for p in folder.glob("*.safetensors"))
-        yield Source(name, str(folder), weights, _kind(folder / "config.json"))
-        return
-    inside = sorted(folder.iterdir(), key=lambda p: p.name.lower())
-    for path in inside:
-        if path.suffix.lower() == ".gguf" and path.is_file() and _is_decoder(path):
-            yield _gguf(path, path.relative_to(root).as_posix())
-    for path in inside:
-        if deep and path.is_dir() and not path.name.startswith(".") and os.access(path, os.R_OK):
-            yield from _models_in(root, path, deep - 1)
+        weights = sum(_size(p) for p in files if p.suffix == ".safetensors")
+        return Source(name, str(folder), weights, _kind(folder / "config.json"))
+
+    def _entries(self, folder: Path) -> tuple[list[Path], list[tuple[Path, bool]]]:
+        """Files, and folders with whether they are links, by name. Hidden ones are left out."""
+        try:
+            with os.scandir(folder) as scanned:
+                found = list(islice(scanned, MOST_ENTRIES - self._looked_at + 1))
+        except OSError as error:
+            self._skip(folder, f"cannot be read, {_words(error)}")
+            return [], []
+        self._looked_at += len(found)
+        if self._looked_at > MOST_ENTRIES:
+            raise OptionError(
+                f"models: {self._shown} holds more than {MOST_ENTRIES:,} files and folders, "
+                "expected one of models; name those to be served"
+            )
+        files: list[Path] = []
+        folders: list[tuple[Path, bool]] = []
+        for entry in sorted(found, key=lambda e: e.name.lower()):
+            path = Path(entry.path)
+            if entry.name.startswith("."):
+                continue
+            if not entry.name.isprintable():
+                self._skip(path, "a name that cannot be shown")
+                continue
+            try:
+                if entry.is_file():
+                    files.append(path)
+                elif entry.is_dir():
+                    folders.append((path, entry.is_symlink()))
+                elif entry.is_symlink():
+                    self._skip(path, "a link that leads nowhere")
+            except OSError as error:
+                self._skip(path, f"cannot be read, {_words(error)}")
+        return files, folders
+
+    def _is_gguf(self, path: Path) -> bool:
+        try:
+            found = is_gguf(path)
+        except ModelError as error:
+            cause = error.__cause__
+            words = _words(cause) if isinstance(cause, OSError) else type(cause).__name__
+            self._skip(path, f"cannot be read, {words}")
+            return False
+        if not found:
+            self._skip(path, "named so, and no GGUF")
+        return found
+
+    def _skip(self, path: Path, reason: str) -> None:
+        name = path.relative_to(self._root).as_posix() if path != self._root else path.name
+        self._left_out[reason].append(ascii(name)[1:-1])
 
 
-def _is_checkpoint(folder: Path) -> bool:
-    names = [name for name in WEIGHTS if (folder / name).is_file()]
-    return bool(names) and (folder / "config.json").is_file()
+def _words(error: OSError) -> str:
+    return error.strerror or type(error).__name__
 
 
-def _is_decoder(path: Path) -> bool:
-    """Of a file in parts the first."""
+def _size(path: Path) -> int:
+    """0 for what was there a moment ago."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _is_gguf_file(path: Path) -> bool:
+    return path.suffix.lower() == ".gguf" and path.is_file()
+
+
+def _is_first(path: Path) -> bool:
+    """Of a file in parts."""
     part = PART.search(path.name)
-    is_first = part is None or int(part["part"]) == 1
-    return is_first and not is_projector(path.name) and is_gguf(path)
+    return part is None or int(part["part"]) == 1
 
 
-def _gguf(path: Path, shown: str) -> Source:
-    """With the projector beside it, as loading finds it."""
-    parts, stem = [path], PART.sub("", path.name)
-    if stem != path.name:
-        parts = [p for p in path.parent.glob("*.gguf") if PART.sub("", p.name) == stem]
-    projectors = [p for p in path.parent.glob("*.gguf") if is_projector(p.name)]
-    files = [*parts, *(projectors if len(projectors) == 1 else [])]
-    name = PART.sub("", shown)
-    name = name[: -len(".gguf")] if name.lower().endswith(".gguf") else name
-    return Source(name, str(path), sum(p.stat().st_size for p in files), "GGUF")
+class _Ggufs:
+    """Those of one folder."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._projectors: list[Path] = []
+        self._parts: defaultdict[str, list[Path]] = defaultdict(list)
+        for path in paths:
+            if is_projector(path.name):
+                self._projectors.append(path)
+            self._parts[PART.sub("", path.name)].append(path)
+
+    def source(self, path: Path, shown: str) -> Source:
+        """With its other parts, and the projector beside it, as loading finds it."""
+        stem = PART.sub("", path.name)
+        files = [path] if stem == path.name else list(self._parts[stem])
+        files += self._projectors if len(self._projectors) == 1 else []
+        return Source(_bare(shown), str(path), sum(map(_size, files)), "GGUF")
 
 
 def _kind(config: Path) -> str:

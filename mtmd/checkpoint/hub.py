@@ -50,20 +50,29 @@ def resolve_model(
     *,
     endpoint: str | None = None,
     cache_dir: Path | None = None,
+    fetch: bool = True,
 ) -> Found:
     """A model given as a local folder or GGUF file, or as `org/name[:TYPE][@revision]` on the hub,
     where TYPE chooses a GGUF ("Q4_K_M"). What exists here wins.
 
     `progress`: show download bars on stderr. `endpoint`, `cache_dir`: another hub, another cache
-    than huggingface_hub's own. Raises ModelError, in one line, if there is no such folder or
-    repository, or it cannot be fetched.
+    than huggingface_hub's own. Without `fetch` the hub is not asked: what is in the cache is taken.
+    Raises ModelError, in one line, if there is no such folder or repository, or it cannot be
+    fetched.
     """
     text = os.fspath(model)
     if check_name(text):
         return Found(Path(text).expanduser())
     result = parse_name(text)
+    if not fetch:
+        try:
+            return _in_cache(text, result, cache_dir)
+        except Exception as error:
+            raise ModelError(
+                f"model {text!r} is not in the local cache; `mtmd pull {text}` fetches it"
+            ) from error
     with _progress_bars(progress):
-        return _fetch(text, result.repo, result.type, result.revision, endpoint, cache_dir)
+        return _fetch(text, result, endpoint, cache_dir)
 
 
 def is_demo(model: str | os.PathLike[str] | None) -> bool:
@@ -111,53 +120,55 @@ def parse_name(text: str) -> HubName:
     return HubName(result["repo"], result["type"], result["revision"])
 
 
-def _fetch(
-    model: str,
-    repo: str,
-    kind: str | None,
-    revision: str | None,
-    endpoint: str | None,
-    cache_dir: Path | None,
-) -> Found:
+def _in_cache(model: str, name: HubName, cache_dir: Path | None) -> Found:
+    """Raises what huggingface_hub does where it is not there."""
     from huggingface_hub import snapshot_download
 
-    def snapshot(wanted: list[str], commit: str | None, local: bool) -> Path:
-        ignored = IGNORED if kind is None else []
-        return Path(
-            snapshot_download(
-                repo,
-                revision=commit,
-                cache_dir=cache_dir,
-                endpoint=endpoint,
-                allow_patterns=wanted,
-                ignore_patterns=ignored,
-                local_files_only=local,
-            )
+    wanted = ALLOWED if name.type is None else NOTHING
+    folder = Path(
+        snapshot_download(
+            name.repo,
+            revision=name.revision,
+            cache_dir=cache_dir,
+            allow_patterns=wanted,
+            ignore_patterns=IGNORED if name.type is None else [],
+            local_files_only=True,
         )
+    )
+    files = [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()]
+    return _in(folder, model, name.type, files)
 
+
+def _fetch(model: str, name: HubName, endpoint: str | None, cache_dir: Path | None) -> Found:
+    from huggingface_hub import snapshot_download
+
+    repo, kind, revision = name.repo, name.type, name.revision
     try:
         info = ask_hub(model, repo, revision, endpoint)
     except HubUnreachable as error:
         try:
-            folder = snapshot(ALLOWED if kind is None else NOTHING, revision, local=True)
+            return _in_cache(model, name, cache_dir)
         except Exception:
             raise ModelError(
                 f"model {model!r} is not in the local cache and the Hugging Face hub cannot be "
                 f"reached ({error.why}); "
                 "check the network, or give a local folder"
             ) from error
-        return _in(
-            folder,
-            model,
-            kind,
-            [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()],
-        )
     files = [file.rfilename for file in info.siblings or []]
     check_files(model, kind, files)
     wanted = ALLOWED if kind is None else _gguf_files(model, kind, files)
     try:
         # Of the commit whose files were looked at: the branch may have moved since.
-        folder = snapshot(wanted, info.sha or revision, local=False)
+        folder = Path(
+            snapshot_download(
+                repo,
+                revision=info.sha or revision,
+                cache_dir=cache_dir,
+                endpoint=endpoint,
+                allow_patterns=wanted,
+                ignore_patterns=IGNORED if kind is None else [],
+            )
+        )
         if info.sha and revision != info.sha:
             _remember(folder, revision or DEFAULT_REVISION, info.sha)
         return _in(folder, model, kind, files)

@@ -5,8 +5,10 @@ Loads without torch.
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,21 @@ class Pulled:
 
 
 @dataclass(frozen=True)
+class Arriving:
+    """How far a fetch is, as far as can be seen from outside: `missing` bytes come into the folder
+    `blobs`, where `there` lay before.
+    """
+
+    blobs: Path
+    there: int
+    missing: int
+
+    def read(self) -> tuple[int, int]:
+        """Bytes that have come, and all. From any thread."""
+        return max(0, min(_bytes_in(self.blobs) - self.there, self.missing)), self.missing
+
+
+@dataclass(frozen=True)
 class HubFile:
     """A file as the hub has it: `sha256` of its content, or `blob`, git's SHA-1 of it."""
 
@@ -55,9 +72,11 @@ def pull(
     *,
     endpoint: str | None = None,
     cache_dir: Path | None = None,
+    tell: Callable[[Arriving], None] = lambda _: None,
 ) -> Pulled:
     """Fetch `org/name[:TYPE][@revision]` into huggingface_hub's cache, what is there already left
-    out, and compare every file with the hub's checksum. `progress`: bars on stderr.
+    out, and compare every file with the hub's checksum. `progress`: bars on stderr; `tell` is
+    called once it is known what is missing.
 
     Raises ModelError for what is no such model, for a disk without room, and for a file that is not
     what the hub has: that one is taken out of the cache.
@@ -68,6 +87,8 @@ def pull(
     files = _files(model, name, name.revision, endpoint)
     missing = sum(f.size for f in files if not _is_cached(name, f.name, cache_dir))
     _check_room(model, missing, cache_dir)
+    blobs = _blobs(name, cache_dir)
+    tell(Arriving(blobs, _bytes_in(blobs), missing))
     found = resolve_model(model, progress, endpoint=endpoint, cache_dir=cache_dir)
     folder = _snapshot(found)
     if any(not (folder / f.name).exists() for f in files):  # the branch has moved meanwhile
@@ -97,6 +118,22 @@ def _is_cached(name: HubName, file: str, cache_dir: Path | None) -> bool:
 
     found = try_to_load_from_cache(name.repo, file, cache_dir=cache_dir, revision=name.revision)
     return isinstance(found, str)
+
+
+def _blobs(name: HubName, cache_dir: Path | None) -> Path:
+    """Where huggingface_hub puts what it fetches of a repository, also before it is whole."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return Path(cache_dir or HF_HUB_CACHE) / f"models--{name.repo.replace('/', '--')}" / "blobs"
+
+
+def _bytes_in(folder: Path) -> int:
+    count = 0
+    with suppress(OSError), os.scandir(folder) as files:  # it is made when the first file comes
+        for file in files:
+            with suppress(OSError):  # renamed, as it is whole
+                count += file.stat().st_size
+    return count
 
 
 def _check_room(model: str, needed: int, cache_dir: Path | None) -> None:

@@ -354,6 +354,7 @@ def _serve_many(
 
     return_freed_memory()
     args.isolate = can_isolate()
+    left_out: list[str] = []
     registry = make_registry(
         args.models,
         args.model,
@@ -363,9 +364,11 @@ def _serve_many(
         most=args.models_max,
         unload_after_s=args.unload_after or 0.0,
         warm_up=not args.no_warmup,
+        tell=left_out.append,
     )
     _write_log(args)
     with ExitStack() as stack:
+        stack.push(lambda error, *_: None if error else _leave_fetch(registry))
         opened = _close_to_others(folder)
         store = _opened(folder)
         stack.callback(store.close)
@@ -386,7 +389,7 @@ def _serve_many(
             f"serving at {server.url}, OpenAI's interface at {server.url}/v1; Ctrl-C stops",
         )
         print(for_terminal("\n".join(lines)), flush=True)
-        notices = [*_told_of(store), *_told_of_modes(opened)]
+        notices = [*left_out, *_told_of(store), *_told_of_modes(opened)]
         notices += [] if args.isolate else [NOT_ISOLATED]
         warn = _warn if args.log_format == "text" else log.warning
         for warning in [*notices, *_warnings_of_access(settings)]:
@@ -397,6 +400,16 @@ def _serve_many(
         if registry.fault is None:
             print("stopped", flush=True)
         return registry.fault
+
+
+def _leave_fetch(registry: Any) -> None:
+    """The last that is done. The interpreter would wait for the threads of huggingface_hub as long
+    as a fetch takes; what has come is kept, and the next one goes on from there.
+    """
+    if registry.fetching and registry.fault is None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def _load(args: argparse.Namespace) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 from mtmd.config import LoadOptions, options
 from mtmd.kernels.backends import Backend, backends_for
-from mtmd.kernels.plan.free_memory import free_bytes
+from mtmd.kernels.plan.free_memory import free_bytes, look_again
 from mtmd.kernels.resources.threads import ask_threads
 
 
@@ -34,6 +34,10 @@ class Shared:
         """Bytes that can be taken right now, by memory space, as far as they are known."""
         known = {backend.space: free_bytes(backend) for backend in self._backends}
         return {space: count for space, count in known.items() if count is not None}
+
+    def given_back(self) -> None:
+        """A model was unloaded: what is free is looked at anew."""
+        look_again()
 
     def usual_threads(self) -> None:
         """As if no other model was there: for one that is being loaded."""

@@ -18,7 +18,7 @@ class Ticket:
 
     def __init__(self, cancel: Callable[[Ticket], None]):
         self.id = f"request-{next(self._ids)}"
-        self._cancel = cancel
+        self._cancel: Callable[[Ticket], None] | None = cancel
         self._events: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
         self._over = False
         self._put: Callable[[Event | BaseException], None] = self._events.put
@@ -45,10 +45,14 @@ class Ticket:
         """Give the request up; its last event is `Finished` with what there is. From any thread, at
         any time.
         """
-        self._cancel(self)
+        cancel = self._cancel
+        if cancel is not None:
+            cancel(self)
 
     def put(self, event: Event | BaseException) -> None:
         with self._lock:
+            if isinstance(event, (Finished, BaseException)):
+                self._cancel = None  # who keeps the ticket does not keep the model by it
             self._put(event)
 
     def redirect(self, put: Callable[[Event | BaseException], None]) -> None:

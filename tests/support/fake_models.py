@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 from fake_service import FakeService
 
@@ -34,8 +35,8 @@ class FakeModelService(FakeService):
 
 
 class FakeLoader:
-    """`needs`: GiB of each model by name. `fails`: by name, what is raised. `gate`: where it is set,
-    a load waits for it, with `read` of the weights read.
+    """`needs`: GiB of each model by name. `fails`: by name, what is raised. `gate`: where it is
+    cleared, a load waits for it, with `read` of the weights read; `hub`: likewise a fetch.
     """
 
     def __init__(self, needs, total=10):
@@ -43,13 +44,24 @@ class FakeLoader:
         self.fails, self.log = {}, []
         self.gate = threading.Event()
         self.gate.set()
+        self.hub = threading.Event()
+        self.hub.set()
         self.read = (0, 100)
         self.taken = {}
 
     def free(self):
         return {"cpu": (self.total - sum(self.taken.values())) * GIB}
 
+    def fetch(self, source, tell):
+        self.log.append(f"fetch {source.name}")
+        tell(lambda: self.read)
+        assert self.hub.wait(20)
+        if "fetch " + source.name in self.fails:
+            raise self.fails["fetch " + source.name]
+        return replace(source, bytes=self.needs[source.name] * GIB)
+
     def open(self, source, preset):
+        assert source.is_here
         if "open " + source.name in self.fails:
             raise self.fails["open " + source.name]
         return FakeOpened(self, source, preset)
@@ -81,11 +93,14 @@ class FakeOpened:
         self.loader.taken.pop(self.name, None)
 
 
-def registry_of(needs, presets=None, loader=None, total=10, **options):
-    """Not started."""
+def registry_of(needs, presets=None, loader=None, total=10, away=(), **options):
+    """Not started. `away`: names of models that are to be fetched first."""
     loader = loader or FakeLoader(needs, total)
     entries = [
-        Entry(Source(name, f"/models/{name}", size * GIB, "GGUF"), (presets or {}).get(name, NONE))
+        Entry(
+            Source(name, f"/models/{name}", None if name in away else size * GIB, "GGUF"),
+            (presets or {}).get(name, NONE),
+        )
         for name, size in needs.items()
     ]
     return Registry(entries, loader, slots=4, **options), loader

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 UNLOADED, LOADING, LOADED, FAILED = "unloaded", "loading", "loaded", "failed"
 UNLOADING = "unloading"  # nobody new is let in, answers under way are written
+FETCHING = "fetching"  # from the hub; lists tell it as loading, which clients know
 
 
 @dataclass(frozen=True)
@@ -59,19 +60,19 @@ class Models(Protocol):
         """
 
     def at_hand(self, name: str | None = None) -> ServedModel | None:
-        """Without waiting: None where it is not in memory, or, without a name, where none is.
-        Raises ApiError for a name that is not here.
+        """Without waiting: None where it is not in memory; without a name the one of those in
+        memory that was used last. Raises ApiError for a name that is not here.
         """
 
     def unload(self, name: str) -> bool:
-        """Once its answers are written; False where it stays. Raises ApiError for a name that is
-        not here.
+        """As soon as nobody uses it; False where it stays. Raises ApiError for a name that is not
+        here.
         """
 
     def listed(self) -> Sequence[Listed]: ...
 
     def find(self, name: str | None) -> Listed:
-        """Raises ApiError for a name that is not here."""
+        """The one that `choose` takes. Raises ApiError for a name that is not here."""
 
     @property
     def slots(self) -> int:
@@ -80,6 +81,10 @@ class Models(Protocol):
     @property
     def fault(self) -> DeviceError | None:
         """Why nothing can be answered any more."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is being answered, or waits for a model."""
 
     def loading(self) -> dict[str, Any] | None:
         """How far the model is that is being loaded; None where none is."""
@@ -134,6 +139,10 @@ class OneModel:
     @property
     def fault(self) -> DeviceError | None:
         return self.model.service.fault
+
+    @property
+    def busy(self) -> bool:
+        return self.model.service.busy
 
     def loading(self) -> dict[str, Any] | None:
         return None

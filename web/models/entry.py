@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from operator import itemgetter
 from typing import Any, Protocol
 
 from mtmd.checkpoint.collection import Source
 from mtmd.service.measures.latencies import Latencies
 from mtmd.service.measures.stats import ServiceStats
-from mtmd.web.models.choice import LOADED, LOADING, UNLOADED, UNLOADING, Listed
+from mtmd.web.models.choice import FETCHING, LOADED, LOADING, UNLOADED, UNLOADING, Listed
 from mtmd.web.models.presets import NONE, Preset
-from mtmd.web.models.progress import Loading
-from mtmd.web.models.schedule import Standing
+from mtmd.web.models.progress import Loading, Read
+from mtmd.web.models.schedule import CLOSED_MOST_S, CLOSED_S, Standing
 from mtmd.web.served_model import ServedModel
 
 READ_BYTES_PER_S = 500e6  # of files, for a model that was not loaded yet
 START_S = 1.0
+USING_S = 60.0  # a client that has asked within so long counts as one that uses the model
+CLIENTS_KNOWN = 1024
 OF_THE_MOMENT = frozenset(
     ("slots", "running", "waiting", "clients_waiting", "encoding", "pages", "pages_used")
 )  # fields of ServiceStats
@@ -47,8 +50,13 @@ class Opened(Protocol):
 
 
 class Loader(Protocol):
+    def fetch(self, source: Source, tell: Callable[[Read], None]) -> Source:
+        """One that is not here yet, once it is. `tell` gets what reads how far that is: bytes that
+        have come, and all that are missing. Raises MtmdError.
+        """
+
     def open(self, source: Source, preset: Preset) -> Opened:
-        """Raises MtmdError."""
+        """One that is here; nothing is fetched. Raises MtmdError."""
 
     def free(self) -> Mapping[str, int]:
         """Bytes of memory that can be taken right now, by space, as far as they are known."""
@@ -56,9 +64,10 @@ class Loader(Protocol):
 
 @dataclass(eq=False)
 class Waiter:
-    """Somebody who waits until a model is loaded. `error`: it will not be."""
+    """Somebody who waits until a model is loaded, for a client. `error`: it will not be."""
 
     came: float
+    client: str = ""
     error: Exception | None = None
     let_in: bool = False
 
@@ -70,8 +79,9 @@ class Waiter:
 @dataclass(eq=False)
 class Entry:
     """Under its registry's lock. `users`: requests that have chosen it and are not prepared yet,
-    after which its service knows of them. `past`: what earlier services of it have counted.
-    `wanted`: by somebody who does not wait for it.
+    after which its service knows of them. `used_by`: clients since it was loaded, and when each
+    asked last. `past`: what earlier services of it have counted. `wanted`: by a client that does
+    not wait for it; `to_unload`: likewise.
     """
 
     source: Source
@@ -86,9 +96,15 @@ class Entry:
     users: int = 0
     waiters: list[Waiter] = field(default_factory=list)
     wanted_at: float | None = None
+    wanted_by: str = ""
     to_unload: bool = False
+    to_unload_by: str = ""
+    used_by: dict[str, float] = field(default_factory=dict)
     used_at: float = 0.0
     loaded_at: float = 0.0
+    closed_at: float = 0.0
+    patience_s: float = CLOSED_S
+    rest_s: float = 0.0
     took_s: float | None = None
     loads: int = 0
     failures: int = 0
@@ -125,20 +141,49 @@ class Entry:
             return self.took_s
         return START_S + (self.source.bytes or 0) / READ_BYTES_PER_S
 
-    def standing(self) -> Standing:
-        came = [w.came for w in self.waiters if not w.is_over]
-        came += [] if self.wanted_at is None else [self.wanted_at]
+    def asking(self) -> dict[str, float]:
+        """Clients who wait for it, or want it loaded, and when each came first."""
+        came = [(w.client, w.came) for w in self.waiters if not w.is_over]
+        came += [] if self.wanted_at is None else [(self.wanted_by, self.wanted_at)]
+        return dict(sorted(came, key=itemgetter(1), reverse=True))
+
+    def let_in(self, client: str, now: float) -> None:
+        self.users += 1
+        self.used_at = now
+        self.used_by.pop(client, None)
+        self.used_by[client] = now
+        if len(self.used_by) > CLIENTS_KNOWN:
+            del self.used_by[next(iter(self.used_by))]
+
+    def begin_turn(self, now: float, *, in_vain: bool = False) -> None:
+        """`in_vain`: it was closed before, and its answers took too long."""
+        self.loaded_at = now
+        self.rest_s = self.patience_s if in_vain else 0.0
+        self.patience_s = min(2 * self.patience_s, CLOSED_MOST_S) if in_vain else CLOSED_S
+
+    def standing(self, now: float, later_s: Mapping[str, float]) -> Standing:
+        """`later_s`: as `schedule.Loads` has it."""
+        asking = self.asking() if self.state not in (LOADED, LOADING, FETCHING) else {}
+        asked = [at + later_s.get(client, 0.0) for client, at in asking.items()]
+        using = (client for client, at in self.used_by.items() if now - at < USING_S)
         return Standing(
             self.name,
             self.is_loaded,
             self.needs,
-            min(came) if came and self.state not in (LOADED, LOADING) else None,
-            self.in_use,
-            self.used_at,
-            self.loaded_at,
-            self.load_s,
-            self.state == UNLOADING,
-            self.to_unload,
+            asked_at=min(asked, default=None),
+            in_use=self.in_use,
+            used_at=self.used_at,
+            loaded_at=self.loaded_at,
+            load_s=self.load_s,
+            closing=self.state == UNLOADING,
+            closed_at=self.closed_at,
+            patience_s=self.patience_s,
+            rest_s=self.rest_s,
+            to_unload=self.to_unload,
+            shared=self.to_unload and any(c != self.to_unload_by for c in self.used_by),
+            clients=frozenset(using if self.is_loaded else asking),
+            waiting=len(asking),
+            later_s=later_s,
         )
 
     def listed(self, room: str, default: bool) -> Listed:
@@ -146,10 +191,11 @@ class Entry:
         facts, progress = self.facts, self.progress
         told: dict[str, Any] = progress.asdict() if progress else {"stage": "", "progress": 0.0}
         is_here = self.is_loaded or self.state == LOADING
+        shown = {FETCHING: LOADING, LOADED: UNLOADING if self.to_unload else LOADED}
         return Listed(
             self.name,
             self.names,
-            state=self.state,
+            state=shown.get(self.state, self.state),
             kind=self.source.kind,
             file_bytes=self.source.bytes,
             needs_bytes=facts.needs if facts else {},

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from mtmd.checkpoint.collection import Source
 from mtmd.web.models.entry import Facts
 from mtmd.web.models.presets import Preset
+from mtmd.web.models.progress import Read
 from mtmd.web.served_model import ServedModel
 
 if TYPE_CHECKING:
@@ -57,21 +60,34 @@ class PackageLoader:
     def free(self) -> dict[str, int]:
         return self.shared.free()
 
+    def fetch(self, source: Source, tell: Callable[[Read], None]) -> Source:
+        """Raises ModelError."""
+        from mtmd.checkpoint.pull import pull
+
+        pulled = pull(source.model, tell=lambda arriving: tell(arriving.read))
+        return replace(source, bytes=pulled.bytes)
+
     def open(self, source: Source, preset: Preset) -> OpenedModel:
         """Raises MtmdError."""
+        from mtmd.checkpoint.hub import is_demo, resolve_model
         from mtmd.loaded.predicted_memory import predicted_bytes
         from mtmd.loading import load
 
         self.shared.usual_threads()
-        options = self._chosen | dict(preset.load)
-        model = load(source.model, **options)
+        options, path = self._chosen | dict(preset.load), source.model
+        if not is_demo(path):
+            found = resolve_model(path, fetch=False)
+            path = str(found.path)
+            if found.projector and not options.get("mmproj"):
+                options["mmproj"] = str(found.projector)
+        model = load(path, **options)
         needs = predicted_bytes(model.loaded)
         limited = self.limits
         if limited:
             # The one of its own is what it is predicted to take, so that all keep the whole.
             space = next(iter(limited))
             own = min(needs.get(space, 0), limited[space])
-            model = load(source.model, **options | {"memory_limit": own})
+            model = load(path, **options | {"memory_limit": own})
         model.loaded.name = source.name
         return OpenedModel(self, model, needs)
 
@@ -83,6 +99,7 @@ class OpenedModel:
         self._loader = loader
         self._model: Model | None = model
         self._service: Service | None = None
+        self._closing = threading.Lock()
         sees = model.encoder is not None
         self.facts = Facts(needs, model.runner.context, sees)
         model.weights_read()  # plans are made for it, once, and not where /ready asks
@@ -108,19 +125,28 @@ class OpenedModel:
         )
 
     def close(self) -> None:
-        """Its memory is free when this returns, but for what somebody else still holds of it."""
+        """Its memory is free when this returns, but for what somebody else still holds of it. A
+        second call waits for the first.
+        """
+        with self._closing:
+            if self._model is not None:
+                self._close()
+
+    def _close(self) -> None:
         service, self._service = self._service, None
         model, self._model = self._model, None
         assert model is not None
         if service is not None:
-            service.close(ENDING_S)
             self._loader.loaded.remove(model)
+            service.close(ENDING_S)
         model.loaded.close()
         del model, service
         gc.unfreeze()
         gc.collect()  # plans and their caches refer to each other in circles
-        if self._loader.loaded:
+        self._loader.shared.given_back()
+        if left := self._loader.loaded:
             gc.freeze()
+            self._loader.shared.settle_threads([one.checkpoint.weight_bytes for one in left])
 
 
 def _leave_out_of_collection() -> None:

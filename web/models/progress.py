@@ -5,27 +5,35 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
+FROM_HUB = "fetching it from the Hugging Face hub"
 OPENING, WARMING = "opening the checkpoint", "reading weights and warming up"
+Read: TypeAlias = Callable[[], tuple[int, int]]  # bytes that are there, and all
 SOON_S, LATE_S = 2, 30  # between which clients are told to try again
 
 
 class Loading:
-    """How far a model is. Set by the thread that loads it, read by others. `clock`: in seconds."""
+    """How far a model is. Set by the thread that loads or fetches it, read by others. `clock`: in
+    seconds.
+    """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, stage: str = OPENING) -> None:
         self._clock, self._began = clock, clock()
-        self._stage = OPENING
-        self._read: Callable[[], tuple[int, int]] | None = None
+        self._stage = stage
+        self._read: Read | None = None
 
-    def warming(self, read: Callable[[], tuple[int, int]]) -> None:
+    def fetching(self, read: Read) -> None:
+        """`read` gives the bytes that have come, and all that were missing."""
+        self._read = read
+
+    def warming(self, read: Read) -> None:
         """`read` gives the bytes of weights that have been read, and of all."""
         self._stage, self._read = WARMING, read
 
     @property
     def progress(self) -> float:
-        """From 0 to 1: the part of the weights that has been read."""
+        """From 0 to 1: the part of the weights that has been read, or fetched."""
         done, total = self._read() if self._read else (0, 0)
         return min(done / total, 1.0) if total else 0.0
 

@@ -30,9 +30,30 @@ def busy(entry: Entry) -> ApiError:
     wait_s = entry.progress.retry_s if entry.progress else SOON_S
     return ApiError(
         503,
-        f"the model {entry.name!r} is not in memory yet, and many wait; try again in {wait_s} s",
+        f"the model {entry.name!r} is not in memory yet; try again in {wait_s} s",
         code="model_loading",
         headers={"Retry-After": str(wait_s)},
+    )
+
+
+def fetching(entry: Entry) -> ApiError:
+    progress = entry.progress
+    far, wait_s = (progress.progress, progress.retry_s) if progress else (0.0, SOON_S)
+    return ApiError(
+        503,
+        f"the model {entry.name!r} is being fetched from the Hugging Face hub, {far:.0%} of it is "
+        f"here; try again in {wait_s} s",
+        code="model_loading",
+        headers={"Retry-After": str(wait_s)},
+    )
+
+
+def ending() -> ApiError:
+    return ApiError(
+        503,
+        "the server is ending, and loads no model any more; try again once it is back",
+        code="server_ending",
+        headers={"Retry-After": str(SOON_S)},
     )
 
 
@@ -53,11 +74,11 @@ def not_loaded(entry: Entry) -> ApiError:
     )
 
 
-def reason_of(error: Exception) -> str:
+def reason_of(error: BaseException) -> str:
     """In one line. What is no mistake of the files or options is in the log."""
     if isinstance(error, MtmdError):
         return " ".join(str(error).split())
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's
         return "there is not enough memory"
     if isinstance(error, OSError):
         return f"its files cannot be read ({error.strerror or type(error).__name__})"

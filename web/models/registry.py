@@ -10,19 +10,25 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from flask import Flask, g, request
 
 from mtmd import DeviceError, MtmdError
-from mtmd.service.turns import aside
+from mtmd.checkpoint.collection import Source
+from mtmd.service.turns import aside, for_whom
 from mtmd.tracebacks import traceback_text
 from mtmd.web.errors import ApiError
-from mtmd.web.models.choice import FAILED, LOADED, LOADING, UNLOADED, UNLOADING, Listed
+from mtmd.web.intake.places import Places
+from mtmd.web.models.choice import FAILED, FETCHING, LOADED, LOADING, UNLOADED, UNLOADING, Listed
 from mtmd.web.models.entry import Entry, Facts, Loader, Opened, Waiter
-from mtmd.web.models.progress import Loading
+from mtmd.web.models.fetching import Fetches
+from mtmd.web.models.progress import FROM_HUB, Loading
 from mtmd.web.models.refusals import (
     busy,
+    ending,
+    fetching,
     not_here,
     not_loaded,
     reason_of,
@@ -32,9 +38,11 @@ from mtmd.web.models.refusals import (
 from mtmd.web.models.schedule import (
     Close,
     Load,
+    Loads,
     Refuse,
     Reopen,
     Room,
+    Standing,
     Step,
     Unload,
     Wait,
@@ -53,6 +61,7 @@ LONGEST_WAIT_S = 900.0
 GONE_EVERY_S = 1.0  # looks whether who waits is still there
 TRIED_AGAIN_S = 30.0  # after which a model that could not be loaded is tried again
 ENDING_S = 20.0  # for a load under way, when the server ends
+AGAIN_S = 1.0  # after an error that nobody has foreseen
 SPARE = 16  # a part in so many of what is free at the start is left to others
 _CHOSEN = "chosen_models"
 log = logging.getLogger("mtmd.models")
@@ -61,8 +70,9 @@ log = logging.getLogger("mtmd.models")
 class Registry:
     """`most` models at once, None for as many as fit. `limits`: bytes of memory for all of them, by
     space, None for what is free now but a part. `unload_after_s`: without use, None for never.
-    `default`: the name of the model for requests that name none, as long as none is loaded;
-    `any_name`: it stands for every name that is not here, too.
+    `default`: the name of the model for requests that name none; without it they go to the one of
+    those in memory that was used last, or the first. `any_name`: the default, or the first, stands
+    for every name that is not here, too.
     """
 
     many = True
@@ -88,9 +98,11 @@ class Registry:
         for space, free in loader.free().items():
             self._limits.setdefault(space, free - free // SPARE)
         self.slots, self._any_name = slots, any_name
-        self._default = self._by_name[default] if default else entries[0]
+        self._chosen = default is not None
+        self._default = entries[0] if default is None else self._by_name[default]
         self._changed, self._closing = threading.Condition(), threading.Lock()
-        self._waiting = 0
+        self._places = Places("requests wait until their model is in memory", MOST_WAITING)
+        self._loads, self._fetches = Loads(), Fetches(loader, self._fetched)
         self._to_survey = [entry for entry in entries if entry.source.is_here]
         self._ending = False
         self._thread: threading.Thread | None = None
@@ -111,38 +123,46 @@ class Registry:
 
     def choose(self, name: str | None) -> ServedModel:
         """For the request that is being answered: it stays in memory until that is done. Raises
-        ApiError, DeviceError.
+        ApiError, BusyError, DeviceError.
         """
         is_gone = request.environ.get("waitress.client_disconnected", lambda: False)
-        entry = self.take(name, is_gone)
+        entry = self.take(name, is_gone, for_whom())
         g.setdefault(_CHOSEN, []).append(entry)
-        assert entry.served is not None
-        return entry.served
+        served = entry.served
+        if served is None:  # the server has ended meanwhile
+            raise ending()
+        return served
 
-    def take(self, name: str | None, is_gone: Callable[[], bool] = lambda: False) -> Entry:
-        """A model that is in memory, and stays there until `give_back`. Raises ApiError,
-        DeviceError.
+    def take(
+        self, name: str | None, is_gone: Callable[[], bool] = lambda: False, client: str = ""
+    ) -> Entry:
+        """A model that is in memory, and stays there until `give_back`. `client`: for whom; places
+        to wait are shared out among clients. Raises ApiError, BusyError, DeviceError.
         """
         with self._changed:
             if self.fault is not None:
                 raise DeviceError(str(self.fault))
+            if self._ending:
+                raise ending()
             entry, now = self._find(name), self._clock()
             if entry.state == LOADED:
-                self._let_in(entry, now)
+                entry.let_in(client, now)
+                entry.to_unload = False
                 return entry
             self._check_failed(entry, now)
-            if self._waiting >= MOST_WAITING or self._ending:
-                raise busy(entry)
-            waiter = Waiter(now)
+            if not entry.source.is_here:
+                self._fetch(entry, client)
+                raise fetching(entry)
+            leave = self._places.take(client)
+            waiter = Waiter(now, client)
             entry.waiters.append(waiter)
-            self._waiting += 1
             self._changed.notify_all()
         try:
             with aside():
                 self._wait(entry, waiter, is_gone)
         finally:
+            leave()
             with self._changed:
-                self._waiting -= 1
                 if waiter in entry.waiters:
                     entry.waiters.remove(waiter)
         if waiter.error is not None:
@@ -167,35 +187,36 @@ class Registry:
             entry.used_at = self._clock()
             self._changed.notify_all()
 
-    def _let_in(self, entry: Entry, now: float) -> None:
-        entry.users += 1
-        entry.used_at = now
-
     def _check_failed(self, entry: Entry, now: float) -> None:
         """What could not be loaded a moment ago is not tried for every request anew."""
         if entry.state == FAILED and now - entry.failed_at < TRIED_AGAIN_S:
             raise not_loaded(entry)
 
     def at_hand(self, name: str | None = None) -> ServedModel | None:
-        """Without waiting, and without keeping it: None where it is not in memory."""
+        """Without waiting, and without keeping it: None where it is not in memory. Without a name
+        the one of those in memory that was used last.
+        """
         with self._changed:
-            return self._find(name).served
+            entry = self._used_last() if name is None else self._find(name)
+            return None if entry is None else entry.served
 
     def find(self, name: str | None) -> Listed:
+        room = self._room()
         with self._changed:
-            return self._listed([self._find(name)])[0]
+            return self._listed([self._find(name)], room)[0]
 
     def listed(self) -> list[Listed]:
+        room = self._room()
         with self._changed:
-            return self._listed(self._entries.values())
+            return self._listed(self._entries.values(), room)
 
     def room(self) -> dict[str, dict[str, int]]:
         """By memory space: the bytes for all models, what those in memory are predicted to take of
         them, and what is free.
         """
+        free = self._loader.free()
         with self._changed:
             loaded = [e for e in self._entries.values() if e.opened is not None]
-            free = self._loader.free()
             return {
                 space: {
                     "limit": limit,
@@ -206,32 +227,71 @@ class Registry:
             }
 
     def load(self, name: str) -> None:
-        """Have it loaded, without waiting for that; also one that could not be a moment ago."""
+        """Have it loaded, and fetched before where it is not here, without waiting for that; also
+        one that could not be a moment ago. Raises ApiError.
+        """
         with self._changed:
             entry = self._find(name)
             if entry.state == FAILED:
                 entry.state = UNLOADED
-            if entry.state not in (LOADED, LOADING):
-                entry.wanted_at = self._clock()
+            if not entry.source.is_here:
+                self._fetch(entry, for_whom())
+            elif entry.state not in (LOADED, LOADING):
+                self._want(entry, for_whom())
             entry.to_unload = False
             self._changed.notify_all()
 
+    def _want(self, entry: Entry, client: str) -> None:
+        if entry.wanted_at is None:
+            entry.wanted_at, entry.wanted_by = self._clock(), client
+
+    def _fetch(self, entry: Entry, client: str) -> None:
+        """It is loaded once it is here. Who asks for it meanwhile does not wait: that may take
+        long, and others need the places.
+        """
+        self._want(entry, client)
+        if entry.state != FETCHING and not self._ending:
+            entry.state, entry.reason = FETCHING, ""
+            entry.progress = Loading(self._clock, FROM_HUB)
+            self._fetches.add(entry)
+
+    def _fetched(self, entry: Entry, found: Source | BaseException) -> None:
+        with self._changed:
+            if isinstance(found, BaseException):
+                self._failed(entry, self._problem(entry, found))
+                return
+            entry.source, entry.state, entry.progress = found, UNLOADED, None
+            if entry.wanted_at is not None:
+                entry.wanted_at = self._clock()
+            self._changed.notify_all()
+        log.info("%s fetched, %d bytes", entry.name, found.bytes)
+
     def unload(self, name: str) -> bool:
-        """Have it unloaded once its answers are written, without waiting for that. One that is
-        being loaded is unloaded after that. Raises ApiError.
+        """Have it unloaded once nobody uses it, without waiting for that; who asks for it after
+        this keeps it. Of one that other clients have used too, and would have to be loaded for
+        again, that is a pause of a turn. Raises ApiError.
         """
         with self._changed:
-            entry = self._find(name)
-            entry.wanted_at = None
+            entry, client = self._find(name), for_whom()
+            if entry.wanted_by == client:
+                entry.wanted_at = None
             entry.to_unload = entry.is_loaded or entry.state == LOADING
-            if entry.state == LOADED:
-                entry.state = UNLOADING
+            entry.to_unload_by = client
             self._changed.notify_all()
         return True
 
     def loading(self) -> dict[str, Any] | None:
-        found = next((e.progress for e in self._entries.values() if e.progress), None)
-        return None if found is None else found.asdict()
+        """How far the one is that is being loaded, or, where none is, fetched. Without the lock:
+        the loop of connections asks.
+        """
+        found = [(e.state == FETCHING, p) for e in self._entries.values() if (p := e.progress)]
+        found.sort(key=itemgetter(0))
+        return found[0][1].asdict() if found else None
+
+    @property
+    def fetching(self) -> bool:
+        """Whether anything is being fetched, also after the end."""
+        return self._fetches.under_way
 
     def measured(self) -> list[Measured]:
         with self._changed:
@@ -241,7 +301,7 @@ class Registry:
     def lives(self) -> dict[str, Life]:
         with self._changed:
             return {
-                e.name: Life(e.is_loaded, e.loads, e.failures, e.load_seconds)
+                e.name: Life(e.is_loaded, e.loads, e.failures, e.load_seconds, len(e.waiters))
                 for e in self._entries.values()
             }
 
@@ -254,7 +314,8 @@ class Registry:
     @property
     def busy(self) -> bool:
         """Whether anything is being answered, or waits for a model."""
-        return bool(self._waiting) or any(e.in_use for e in self._entries.values())
+        with self._changed:
+            return bool(self._places.taken) or any(e.in_use for e in self._entries.values())
 
     def on_fault(self, tell: Callable[[DeviceError], None]) -> None:
         """`tell` is called, on any thread, once there is one; at once where there is."""
@@ -271,12 +332,22 @@ class Registry:
         self._thread.start()
 
     def close(self) -> None:
-        """End all answers. Nothing is loaded any more."""
+        """End all answers, those first: a load under way may take long. Nothing is loaded any
+        more.
+        """
         with self._changed:
             self._ending = True
+            self._fetches.end()
             for entry in self._entries.values():
-                refuse_waiters(entry, partial(busy, entry))
+                refuse_waiters(entry, ending)
+            services = [e.served.service for e in self._entries.values() if e.served is not None]
             self._changed.notify_all()
+        # Beside each other: a device may be in a long step.
+        ends = [threading.Thread(target=s.close, args=(ENDING_S,), daemon=True) for s in services]
+        for end in ends:
+            end.start()
+        for end in ends:
+            end.join()
         with self._closing:
             if self._thread is not None and self._thread is not threading.current_thread():
                 self._thread.join(ENDING_S)  # a load that takes longer is not waited for
@@ -285,21 +356,53 @@ class Registry:
                     self._unload(entry)
 
     def _run(self) -> None:
+        """To the end, whatever goes wrong on the way: no other thread loads anything. What a
+        library in Rust panics with is no Exception.
+        """
         while True:
-            with self._changed:
-                if self._ending or self.fault is not None:
-                    return
-                step = self._next_step()
-                if isinstance(step, Wait) and not self._to_survey:
-                    self._changed.wait(step.seconds)
-                    continue
-            self._do(step)
+            step: Step | None = None
+            try:
+                room = self._room()
+                with self._changed:
+                    if self._ending or self.fault is not None:
+                        return
+                    step = self._next_step(room)
+                    if isinstance(step, Wait) and not self._to_survey:
+                        self._changed.wait(step.seconds)
+                        continue
+                self._do(step)
+            except DeviceError as fault:
+                self._on_fault(fault)
+            except BaseException as error:
+                self._unforeseen(step, error)
+
+    def _unforeseen(self, step: Step | None, error: BaseException) -> None:
+        """Who waits for the model of this step is told, and, where no step was found, everybody who
+        waits.
+        """
+        log.error("models: an internal error\n%s", traceback_text(error))
+        reason = reason_of(error)
+        with self._changed:
+            if step is not None and not isinstance(step, Wait):
+                entry = self._entries[step.name]
+                entry.opened = entry.served = None
+                self._failed(entry, reason)
+                return
+            for entry in self._entries.values():
+                if entry.waiters or entry.wanted_at is not None:
+                    self._failed(entry, reason)
+            self._changed.wait_for(lambda: self._ending, AGAIN_S)
 
     def _do(self, step: Step) -> None:
         """What has been decided."""
         if isinstance(step, Wait):
             if self._to_survey:
-                self._survey(self._to_survey.pop(0))
+                seen = self._to_survey.pop(0)
+                if seen.facts is None and seen.state == UNLOADED:
+                    self._survey(seen)
+            return
+        if isinstance(step, (Unload, Close)) and (unknown := self._unknown()) is not None:
+            self._survey(unknown)  # nobody makes room for one that cannot be loaded anyway
             return
         entry = self._entries[step.name]
         if isinstance(step, Load):
@@ -313,38 +416,54 @@ class Registry:
         else:
             with self._changed:
                 if isinstance(step, Close):
-                    entry.state = UNLOADING
+                    entry.state, entry.closed_at = UNLOADING, self._clock()
                 elif isinstance(step, Reopen):
                     entry.state, entry.wanted_at = LOADED, None
+                    if step.in_vain:
+                        entry.begin_turn(self._clock(), in_vain=True)
                     self._let_in_all(entry)
                 elif isinstance(step, Refuse):
-                    self._failed(entry, too_large(step))
+                    reason = too_large(step)
+                    log.error("%s cannot be loaded: %s", entry.name, reason)
+                    self._failed(entry, reason)
 
-    def _next_step(self) -> Step:
+    def _next_step(self, room: Room) -> Step:
         now = self._clock()
         for entry in self._entries.values():
             if entry.is_loaded and entry.in_use:
                 entry.used_at = now
-        standings = [entry.standing() for entry in self._entries.values()]
-        return next_step(standings, self._room(), now)
+        later_s = self._loads.later_s(now)
+        standings = [entry.standing(now, later_s) for entry in self._entries.values()]
+        return next_step(standings, room, now)
+
+    def _loaded(self) -> list[Standing]:
+        now = self._clock()
+        return [e.standing(now, {}) for e in self._entries.values() if e.is_loaded]
 
     def _room(self) -> Room:
+        """Not to be asked for while others wait for the lock: a driver may take its time."""
         return Room(self._most, self._limits, self._loader.free(), self._unload_after_s)
+
+    def _unknown(self) -> Entry | None:
+        """One that is waited for, and was not opened yet."""
+        with self._changed:
+            waiting = (e for e in self._entries.values() if e.asking())
+            return next((e for e in waiting if e.facts is None and e.source.is_here), None)
 
     def _survey(self, entry: Entry) -> None:
         """What a model would take is known once it was opened; nothing of it is read."""
-        if entry.facts is not None or entry.state != UNLOADED:
-            return
         try:
             opened = self._loader.open(entry.source, entry.preset)
             facts: Facts | None = opened.facts
             opened.close()
             problem = ""
-        except Exception as error:
-            facts, problem = None, reason_of(error)
+        except BaseException as error:
+            facts, problem = None, self._problem(entry, error)
         with self._changed:
             if facts is not None:
                 entry.facts = facts
+            elif entry.asking():
+                self._failed(entry, problem)
             elif entry.state == UNLOADED:
                 entry.state, entry.reason, entry.failed_at = FAILED, problem, -TRIED_AGAIN_S
 
@@ -352,6 +471,7 @@ class Registry:
         with self._changed:
             entry.state, entry.progress, entry.reason = LOADING, Loading(self._clock), ""
             self._changed.notify_all()
+            clients = set(entry.asking())
         began, problem = self._clock(), ""
         opened: Opened | None = None
         served: ServedModel | None = None
@@ -363,15 +483,15 @@ class Registry:
             entry.progress.warming(opened.weights_read)
             served = opened.start(entry.preset.aliases, entry.preset)
         except DeviceError as error:
-            problem, fault = str(error), error
-        except Exception as error:
-            problem = reason_of(error)
-            if not isinstance(error, (MtmdError, OSError, MemoryError)):
-                log.error("%s cannot be loaded\n%s", entry.name, traceback_text(error))
+            problem, fault = self._problem(entry, error), error
+        except BaseException as error:
+            problem = self._problem(entry, error)
         if served is None:  # after the exception is gone, which holds on to the model
             if opened is not None:
                 opened.close()
             with self._changed:
+                now = self._clock()
+                self._loads.add(clients, now - began, now)
                 self._failed(entry, problem)
             if fault is not None:
                 self._on_fault(fault)
@@ -382,24 +502,39 @@ class Registry:
             now = self._clock()
             entry.opened, entry.served, entry.progress = opened, served, None
             entry.state, entry.wanted_at = LOADED, None
-            entry.used_at = entry.loaded_at = now
+            entry.used_at = now
+            entry.begin_turn(now)
             entry.took_s = now - began
             entry.loads += 1
             entry.load_seconds += entry.took_s
+            entry.used_by.clear()
+            self._loads.add({*clients, *entry.asking()}, entry.took_s, now)
             self._let_in_all(entry)
             self._changed.notify_all()
         log.info("%s loaded in %.1f s", entry.name, entry.took_s)
+
+    def _problem(self, entry: Entry, error: BaseException) -> str:
+        """For those who ask, in one line, without the place where its files lie. The log has all of
+        it, and of a mistake of ours the traceback.
+        """
+        reason = reason_of(error)
+        if isinstance(error, (MtmdError, OSError, MemoryError)):
+            log.error("%s cannot be loaded: %s", entry.name, reason)
+        else:
+            log.error("%s cannot be loaded\n%s", entry.name, traceback_text(error))
+        return reason.replace(entry.source.model, entry.name)
 
     def _may_go_on(self, entry: Entry, opened: Opened) -> bool:
         """What it takes may be known only now, and be more than was thought: then others make room
         first.
         """
+        room = self._room()
         with self._changed:
             known, entry.facts = entry.needs, opened.facts
-            others = [e.standing() for e in self._entries.values() if e.is_loaded]
-            if known == entry.needs or fits(entry.standing(), others, self._room()):
+            this = entry.standing(self._clock(), {})
+            if known == entry.needs or fits(this, self._loaded(), room):
                 return True
-            entry.state, entry.progress = UNLOADED, None
+            entry.state, entry.progress, entry.to_unload = UNLOADED, None, False
         opened.close()
         return False
 
@@ -407,7 +542,7 @@ class Registry:
         for waiter in entry.waiters:
             if not waiter.is_over:
                 waiter.let_in = True
-                self._let_in(entry, self._clock())
+                entry.let_in(waiter.client, self._clock())
         entry.waiters.clear()
         self._changed.notify_all()
 
@@ -427,7 +562,6 @@ class Registry:
         entry.state, entry.reason, entry.progress = FAILED, reason, None
         entry.failed_at, entry.wanted_at, entry.to_unload = self._clock(), None, False
         entry.failures += 1
-        log.error("%s cannot be loaded: %s", entry.name, reason)
         refuse_waiters(entry, partial(not_loaded, entry))
         self._changed.notify_all()
 
@@ -447,10 +581,9 @@ class Registry:
     # names
 
     def _find(self, name: str | None) -> Entry:
-        """Without a name the model that was used last of those in memory. Raises ApiError."""
+        """Raises ApiError."""
         if name is None:
-            loaded = [e for e in self._entries.values() if e.served is not None]
-            return max(loaded, key=lambda e: e.used_at, default=self._usual())
+            return self._default if self._chosen else self._used_last() or self._usual()
         found = self._by_name.get(name)
         if found is None and self._any_name:
             return self._usual()
@@ -458,12 +591,20 @@ class Registry:
             raise not_here(name, self._by_name, list(self._entries))
         return found
 
+    def _used_last(self) -> Entry | None:
+        loaded = [e for e in self._entries.values() if e.served is not None]
+        return max(loaded, key=lambda e: e.used_at, default=None)
+
     def _usual(self) -> Entry:
-        """The default, or, where that one cannot be loaded, the first that may be."""
+        """The default; where nobody has chosen one, and the first cannot be loaded, the next."""
+        if self._chosen:
+            return self._default
         able = [e for e in self._entries.values() if e.state != FAILED]
         return self._default if self._default in able or not able else able[0]
 
-    def _listed(self, entries: Iterable[Entry]) -> list[Listed]:
-        room = self._room()
-        beside = [e.standing() for e in self._entries.values() if e.is_loaded]
-        return [e.listed(room_for(e.standing(), beside, room), e is self._default) for e in entries]
+    def _listed(self, entries: Iterable[Entry], room: Room) -> list[Listed]:
+        beside, now = self._loaded(), self._clock()
+        return [
+            e.listed(room_for(e.standing(now, {}), beside, room), e is self._default)
+            for e in entries
+        ]

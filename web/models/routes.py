@@ -38,7 +38,7 @@ def blueprint(registry: Registry) -> Blueprint:
     @routes.post("/models/unload")
     @takes(Body.SMALL_JSON)
     def unload() -> dict[str, bool]:
-        """Answered at once; answers under way are written first."""
+        """Answered at once; it goes once nobody uses it."""
         return {"success": registry.unload(json_body(Named).model)}
 
     return routes

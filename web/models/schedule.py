@@ -1,20 +1,30 @@
 """Which model is loaded or unloaded next, for those who wait: the rule alone. Clock, memory and
 what is going on are told to it.
 
-Who has waited longest is next. A model that was loaded has a turn in which it makes room for nobody
-while it is used, the longer the more the next one costs to load: so that two models which do not
-fit together share the time, and most of it is spent on answers. One that nobody uses gives way
-sooner, though not in every short pause.
+Who has waited longest is next; a client for whom models were loaded lately counts as one who came
+later. A model that was loaded has a turn in which it makes room for nobody while it is used, the
+longer the more the next one costs to load, the more clients use it for each that waits, and the
+more was loaded for who waits: so that models which do not fit together share the time as their
+clients would, and most of it is spent on answers. One that nobody uses gives way sooner, though not
+in every short pause. Where its last answers take too long to wait for, and more clients wait for it
+than for the next one, they are let in again for as long. What somebody wants unloaded goes once
+nobody uses it, and who asks for it after that keeps it; where others have used it, not before a
+pause of a turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 TURN_S, TURN_LOADS = 5.0, 2.0  # a turn: so long, or as long as so many loads of the next model
 QUIET_S, QUIET_LOADS = 0.5, 0.25  # without use, after which one gives way before its turn is over
+MOST_CLIENTS = 4.0  # for so many users of a model for each who waits a turn is longer, and no more
+LATER_LOADS, LATER_MOST_S = 3.0, 120.0  # so much later came who has had a second of loading
+REMEMBERED_S = 300.0  # loads
+CLOSED_S, CLOSED_MOST_S = 30.0, 480.0  # for its last answers; twice as long each time in vain
 LOOK_S = 0.1  # until it is looked again whether answers have ended
 Bytes: TypeAlias = Mapping[str, int]  # by memory space
 
@@ -22,9 +32,11 @@ Bytes: TypeAlias = Mapping[str, int]  # by memory space
 @dataclass(frozen=True)
 class Standing:
     """One model. `needs`: predicted. `asked_at`: when the first of those who wait for it came, None
-    where nobody does. `in_use`: answers are under way, or begun. `used_at`: when it was last in
-    use; `loaded_at`; `load_s`: how long it takes to load, as far as is known. `closing`: nobody new
-    is let in. `to_unload`: somebody has asked for that.
+    where nobody does; later, where much was loaded for them. `in_use`: answers are under way, or
+    begun. `used_at`: when it was last in use; `loaded_at`; `load_s`: how long it takes to load, as
+    far as is known. `closing`: nobody new is let in. `to_unload`: somebody has asked for that;
+    `shared`: others than they have used it. `clients`: who uses it, or, where it is not loaded,
+    waits for it; `waiting`: how many clients do while nobody is let in. `later_s`: as of `Loads`.
     """
 
     name: str
@@ -36,7 +48,14 @@ class Standing:
     loaded_at: float = 0.0
     load_s: float = 1.0
     closing: bool = False
+    closed_at: float = 0.0
+    patience_s: float = CLOSED_S
+    rest_s: float = 0.0
     to_unload: bool = False
+    shared: bool = False
+    clients: frozenset[str] = frozenset()
+    waiting: int = 0
+    later_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -71,7 +90,10 @@ class Close:
 
 @dataclass(frozen=True)
 class Reopen:
+    """`in_vain`: its answers took too long."""
+
     name: str
+    in_vain: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,13 +118,32 @@ class Wait:
 Step: TypeAlias = Load | Unload | Close | Reopen | Refuse | Wait
 
 
+class Loads:
+    """For whom models were loaded lately, and how long that took."""
+
+    def __init__(self) -> None:
+        self._loads: deque[tuple[float, str, float]] = deque(maxlen=4096)
+
+    def add(self, clients: Collection[str], seconds: float, now: float) -> None:
+        """One load, shared by all who waited for it."""
+        self._loads.extend((now, client, seconds / len(clients)) for client in clients)
+
+    def later_s(self, now: float) -> dict[str, float]:
+        """How much later each client counts as having come, 0 for those left out."""
+        while self._loads and now - self._loads[0][0] > REMEMBERED_S:
+            self._loads.popleft()
+        had: defaultdict[str, float] = defaultdict(float)
+        for _, client, seconds in self._loads:
+            had[client] += seconds
+        return {client: min(LATER_LOADS * s, LATER_MOST_S) for client, s in had.items()}
+
+
 def next_step(models: Sequence[Standing], room: Room, now: float) -> Step:
     loaded = [m for m in models if m.loaded]
     for model in loaded:
-        if model.to_unload and not model.in_use:
+        pause_s = max(TURN_S, TURN_LOADS * model.load_s) if model.shared else 0.0
+        if model.to_unload and not model.in_use and model.used_at + pause_s <= now:
             return Unload(model.name)
-        if model.to_unload and not model.closing:
-            return Close(model.name)
     waited_for = [m for m in models if not m.loaded and m.asked_at is not None]
     if waited_for:
         step = _for(min(waited_for, key=lambda m: m.asked_at or 0.0), loaded, room, now)
@@ -140,11 +181,18 @@ def _for(first: Standing, loaded: Sequence[Standing], room: Room, now: float) ->
     if isinstance(leaving, Refuse):
         return leaving
     wait_s = max(_may_leave_at(m, first) for m in leaving) - now
+    for model in loaded:
+        if model.closing and (wait_s > 0 or model not in leaving):
+            return Reopen(model.name)
     if wait_s > 0:
         return Wait(min(wait_s, LOOK_S))
     for model in leaving:
         if not model.in_use:
             return Unload(model.name)
+    for model in leaving:
+        many_wait = model.waiting > len(first.clients)
+        if model.closing and many_wait and model.closed_at + model.patience_s <= now:
+            return Reopen(model.name, in_vain=True)
     for model in leaving:
         if not model.closing:
             return Close(model.name)
@@ -153,7 +201,7 @@ def _for(first: Standing, loaded: Sequence[Standing], room: Room, now: float) ->
 
 def _for_nobody(loaded: Sequence[Standing], room: Room, now: float) -> Step:
     for model in loaded:
-        if model.closing and not model.to_unload:
+        if model.closing:
             return Reopen(model.name)
     if room.unload_after_s is None or not loaded:
         return Wait(None)
@@ -219,7 +267,17 @@ def _shortage(
 
 
 def _may_leave_at(model: Standing, first: Standing) -> float:
-    turn_over = model.loaded_at + max(TURN_S, TURN_LOADS * first.load_s)
-    if model.in_use or model.to_unload:
-        return turn_over
-    return min(turn_over, model.used_at + QUIET_S + QUIET_LOADS * first.load_s)
+    """The others who use it count: for as many as there are for each who waits, up to a point, it
+    stays longer, and for as long as those who wait have had more than they on the average.
+    """
+    others = model.clients - first.clients
+    times = min(max(1.0, len(others) / max(1, len(first.clients))), MOST_CLIENTS)
+    turn_s = times * max(TURN_S, TURN_LOADS * first.load_s)
+    end = model.loaded_at + max(turn_s, model.rest_s)
+    if not model.in_use:
+        end = min(end, model.used_at + times * (QUIET_S + QUIET_LOADS * first.load_s))
+    if not others or not first.clients:
+        return end
+    theirs = sum(model.later_s.get(client, 0.0) for client in others) / len(others)
+    more = min(first.later_s.get(client, 0.0) for client in first.clients) - theirs
+    return max(end, model.loaded_at + more)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,11 @@ def make_registry(
     most: int | None,
     unload_after_s: float,
     warm_up: bool,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Registry:
     """`given`: as `read_sources` takes it; `first`: one of them, or one more, which is the default.
-    `chosen`: fields of LoadOptions. `unload_after_s`: 0 for never. Nothing is loaded. Raises
-    OptionError, ModelError.
+    `chosen`: fields of LoadOptions. `unload_after_s`: 0 for never. `tell`: as of `read_sources`.
+    Nothing is loaded. Raises OptionError, ModelError.
     """
     if most is not None and most < 1:
         raise OptionError(f"models-max: found {most}, expected at least 1")
@@ -36,7 +37,7 @@ def make_registry(
         raise OptionError(
             f"unload-after: found {unload_after_s:g}, expected seconds, at least 1, or 0 for never"
         )
-    sources = read_sources(given)
+    sources = read_sources(given, tell)
     default = None if first is None else _named(first, sources)
     names = [source.name for source in sources]
     path = _presets_file(given, presets)
@@ -66,7 +67,12 @@ def _named(first: str, sources: list[Source]) -> str:
     meant = {first, str(path.resolve()) if path.exists() else first}
     found = next((s for s in sources if s.name == first or s.model in meant), None)
     if found is None:
-        (found,) = read_sources([first])[:1]
+        found, *others = read_sources([first])
+        if others:
+            raise OptionError(
+                f"model: {first} holds {1 + len(others)} models, expected one; name one of them, "
+                f"such as {found.model}"
+            )
         sources.append(found)
     return found.name
 

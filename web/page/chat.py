@@ -113,14 +113,14 @@ class Chat:
         begun; what that returns, and the pixels of its pictures, are let go at its end. `side`: the
         place of one of several that are written beside each other.
         """
-        known = self._by_id(conversation)
+        known = self._with(conversation, parent)
         row = parent if (known[parent].options or {}).get("table") else ""
         if side is not None:
             row = f"{parent} {side}"
         # Who leaves the page finds the answer when they come back.
         with in_any_case(), self._alone(conversation, row, side is not None), ExitStack() as held:
             service = self.models.choose(model).service  # waits, where it has to be loaded first
-            known = self._by_id(conversation)
+            known = self._with(conversation, parent)
             path = _seen(branch(known, parent), since)
             begun = _text_to_continue(known, parent, continues)
             held.enter_context(self.budget.held(checked_pixels(path, self.budget)))
@@ -183,10 +183,12 @@ class Chat:
         """What the branch would take with this message added to it. Nothing is loaded for it:
         raises ApiError where the model is not in memory.
         """
-        served = self.models.at_hand(model)
+        served = self.models.at_hand(self.models.find(model).name)
         if served is None:
             raise ApiError(409, "the model is not in memory", code="model_not_in_memory")
-        path = _seen(branch(self._by_id(conversation), parent), since) if conversation else []
+        path: list[Message] = []
+        if conversation and parent is not None:
+            path = _seen(branch(self._with(conversation, parent), parent), since)
         draft = Message(
             id="",
             conversation="",
@@ -227,9 +229,12 @@ class Chat:
 
     def keep_read(self, conversation: str, id_: str, text: str) -> dict[str, Any]:
         """Of an answer that was cut off when a server ended, as much as somebody has read: nothing
-        of it goes with that page. Raises ApiError where it was not cut off, or says something else.
+        of it goes with that page. Raises ApiError where it was deleted meanwhile, was not cut off,
+        or says something else.
         """
-        (answer,) = self.store.messages(conversation, [id_])
+        answer = next(iter(self.store.messages(conversation, [id_])), None)
+        if answer is None:
+            raise _gone()
         cut = answer.state == RUNNING and self.answers.get(id_) is None
         if not cut or not text.startswith(answer.text):
             raise ApiError(409, "this answer was not cut off, or says something else")
@@ -262,8 +267,21 @@ class Chat:
             shown["regions"] = _regions(message)
         return shown
 
+    def _with(self, conversation: str, message: str) -> dict[str, Message]:
+        """As `_by_id`. Raises ApiError where that message was deleted meanwhile."""
+        known = self._by_id(conversation)
+        if message not in known:
+            raise _gone()
+        return known
+
     def _by_id(self, conversation: str) -> dict[str, Message]:
         return {m.id: m for m in self.store.messages(conversation)}
+
+
+def _gone() -> ApiError:
+    return ApiError(
+        404, "this conversation was deleted in the meantime; start another", code="no_conversation"
+    )
 
 
 def _told(*, system: str, **others: Any) -> dict[str, Any]:

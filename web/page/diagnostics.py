@@ -10,7 +10,7 @@ from typing import Any
 
 from flask import Blueprint, Response, jsonify, render_template, request
 
-from mtmd import ServiceStats, WarmupReport
+from mtmd import DeviceError, MtmdError, ServiceStats, WarmupReport
 from mtmd.bench.ceilings import read_rate_of
 from mtmd.bench.measure import resident_bytes
 from mtmd.service.measures.decode_speed import decode_speed, step_bytes
@@ -32,9 +32,10 @@ NO_MODEL = {
 
 
 class _Ceiling:
-    """How fast memory is read, by device."""
+    """How fast memory is read, by device, with nothing else going on in this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, models: Models) -> None:
+        self._models = models
         self._known: dict[str, float | None] = {}
         self._measuring = threading.Lock()
 
@@ -46,15 +47,37 @@ class _Ceiling:
         if not step_bytes(report):
             return None
         with self._measuring:
-            if measure and report.device not in self._known and not model.service.busy:
-                self._known[report.device] = model.service.exclusively(
-                    lambda: read_rate_of(report.device)
-                )
+            if measure and report.device not in self._known:
+                self._measure(model, report.device)
             return self._known.get(report.device)
+
+    def _measure(self, model: ServedModel, device: str) -> None:
+        """What another model was doing meanwhile would be taken for a slow memory: then it is
+        measured another time.
+        """
+        before = self._work()
+        if before is None:
+            return
+        try:
+            rate = model.service.exclusively(lambda: read_rate_of(device))
+        except DeviceError:
+            raise
+        except MtmdError:  # it was unloaded meanwhile
+            return
+        if self._work() == before:
+            self._known[device] = rate
+
+    def _work(self) -> tuple[int, int] | None:
+        """Requests and loads that this process has begun; None while any of them goes on."""
+        models = self._models
+        if models.busy or models.loading() is not None:
+            return None
+        requests = sum(measured.stats.requests for measured in models.measured())
+        return requests, sum(life.loads + life.failures for life in models.lives().values())
 
 
 def blueprint(models: Models) -> Blueprint:
-    routes, ceiling = Blueprint("diagnostics", __name__), _Ceiling()
+    routes, ceiling = Blueprint("diagnostics", __name__), _Ceiling(models)
 
     @routes.get("/diagnostics")
     @takes(Body.NOTHING)

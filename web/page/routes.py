@@ -87,9 +87,8 @@ def _page_routes(routes: Blueprint, chat: Chat) -> None:
         """`context`, and what follows from it, is None for a model of several that is not known
         yet.
         """
-        models, asked = chat.models, request.args.get("model")
-        there = models.at_hand(asked)
-        model = models.find(there.name if there else asked)
+        models = chat.models
+        model = models.find(request.args.get("model"))
         fault, notice = models.fault, chat.store.notice
         demo = model.name in (DEMO_NAME, DEMO)
         sees = model.sees is not False

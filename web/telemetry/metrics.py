@@ -84,12 +84,13 @@ class Measured:
 
 @dataclass(frozen=True)
 class Life:
-    """How a model of several has fared since the server began."""
+    """How a model of several has fared since the server began; `waiting`: requests now."""
 
     loaded: bool
     loads: int
     failures: int
     load_seconds: float
+    waiting: int
 
 
 class Counted(Protocol):
@@ -182,12 +183,16 @@ class _Stats(Collector):
         spent = CounterMetricFamily(
             "mtmd_model_load_seconds", "Time spent loading it", labels=["model"]
         )
+        waiting = GaugeMetricFamily(
+            "mtmd_model_waiting", "Requests that wait until it is in memory", labels=["model"]
+        )
         for name, life in self._models.lives().items():
             loaded.add_metric([name], int(life.loaded))
             loads.add_metric([name], life.loads)
             failed.add_metric([name], life.failures)
             spent.add_metric([name], life.load_seconds)
-        yield from (loaded, loads, failed, spent)
+            waiting.add_metric([name], life.waiting)
+        yield from (loaded, loads, failed, spent, waiting)
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 
 import pytest
 
@@ -69,7 +71,14 @@ def test_one_that_is_named_twice_is_there_once_and_same_names_are_told_apart(tmp
     checkpoint(tmp_path / "a" / "m")
     checkpoint(tmp_path / "b" / "m")
     found = read_sources([str(tmp_path / "a"), str(tmp_path / "b"), str(tmp_path / "a" / "m")])
-    assert [s.name for s in found] == [str(tmp_path / "a" / "m"), str(tmp_path / "b" / "m")]
+    assert [s.name for s in found] == ["a/m", "b/m"]
+    gguf(tmp_path / "c" / "x" / "m.gguf")
+    gguf(tmp_path / "d" / "x" / "m.gguf")
+    given = [str(tmp_path / name) for name in ("a", "c/x", "d/x")]
+    assert [s.name for s in read_sources(given)] == [f"{tmp_path.name}/a/m", "c/x/m", "d/x/m"]
+    checkpoint(tmp_path / "hub" / "org" / "there")
+    names = [s.name for s in read_sources([str(tmp_path / "hub"), "org/there"])]
+    assert names == ["hub/org/there", "org/there"]
 
 
 def test_what_holds_no_model_is_told(tmp_path, monkeypatch):
@@ -78,5 +87,89 @@ def test_what_holds_no_model_is_told(tmp_path, monkeypatch):
     with pytest.raises(ModelError, match="no/such/place"):
         read_sources(["no/such/place"])
     monkeypatch.setattr(collection, "MOST", 1)
-    with pytest.raises(OptionError, match="found 2"):
+    with pytest.raises(OptionError, match="found more than 1, expected"):
         read_sources(["demo,org/there"])
+    for name in "ab":
+        checkpoint(tmp_path / name)
+    with pytest.raises(OptionError, match=f"found more than 1 in {tmp_path}, expected"):
+        read_sources([str(tmp_path)])
+    monkeypatch.setattr(collection, "MOST_ENTRIES", 3)
+    with pytest.raises(OptionError, match="holds more than 3 files and folders"):
+        read_sources([str(tmp_path)])
+
+
+def test_what_cannot_be_read_is_left_out_and_told(tmp_path):
+    """The server starts all the same."""
+    models = tmp_path / "models"
+    checkpoint(models / "tiny")
+    (models / "tiny" / "other.safetensors").symlink_to("nowhere")
+    gguf(models / "good.gguf", 50)
+    (models / "good.gguf").with_name("lost.gguf").symlink_to(tmp_path / "deleted.gguf")
+    (models / "mmproj-lost.gguf").symlink_to("nowhere")
+    (models / "gone").symlink_to(tmp_path / "deleted")
+    (models / "round.gguf").symlink_to("round.gguf")
+    (models / "text.gguf").write_text("no weights")
+    os.mkfifo(models / "pipe.gguf")
+    told = []
+    found = {s.name: s.bytes for s in read_sources([str(models)], told.append)}
+    assert found == {"good": 50, "tiny": 100}
+    assert told == [
+        f"models: {models}: skipped 4: a link that leads nowhere "
+        "(gone, lost.gguf, mmproj-lost.gguf, ...)",
+        f"models: {models}: skipped 1: cannot be read, {os.strerror(errno.ELOOP)} (round.gguf)",
+        f"models: {models}: skipped 1: named so, and no GGUF (text.gguf)",
+    ]
+    with pytest.raises(ModelError, match=r"holds no .* \(skipped 1: named so, and no GGUF"):
+        (tmp_path / "empty").mkdir()
+        (tmp_path / "empty" / "text.gguf").write_text("no weights")
+        read_sources([str(tmp_path / "empty")])
+
+
+def test_a_folder_and_a_file_that_may_not_be_read_are_left_out_and_told(tmp_path, monkeypatch):
+    gguf(tmp_path / "good.gguf")
+    gguf(tmp_path / "closed.gguf")
+    gguf(tmp_path / "private" / "x.gguf")
+    scan, first = os.scandir, collection.is_gguf
+
+    def refusing(path):
+        if os.path.basename(path) == "private":  # noqa: PTH119
+            raise PermissionError(13, "Permission denied")
+        return scan(path)
+
+    def closed(path):
+        if path.name == "closed.gguf":
+            raise ModelError("cannot be read") from PermissionError(13, "Permission denied")
+        return first(path)
+
+    monkeypatch.setattr(collection.os, "scandir", refusing)
+    monkeypatch.setattr(collection, "is_gguf", closed)
+    told = []
+    assert [s.name for s in read_sources([str(tmp_path)], told.append)] == ["good"]
+    (line,) = told
+    assert line.endswith("skipped 2: cannot be read, Permission denied (closed.gguf, private)")
+
+
+def test_links_are_followed_each_folder_once_and_not_into_the_depths_of_another_disk(tmp_path):
+    disk, models = tmp_path / "disk", tmp_path / "models"
+    checkpoint(disk / "one")
+    checkpoint(disk / "org" / "two")
+    gguf(disk / "three.gguf")
+    models.mkdir()
+    (models / "round").symlink_to(models)
+    (models / "three.gguf").symlink_to(disk / "three.gguf")
+    (models / "one").symlink_to(disk / "one")
+    (models / "there").symlink_to(disk)
+    assert [s.name for s in read_sources([str(models)])] == ["three", "one", "there/three"]
+
+
+def test_it_takes_as_many_steps_as_there_are_files(tmp_path, monkeypatch):
+    for number in range(60):
+        gguf(tmp_path / f"m{number}-00001-of-00002.gguf", 4)
+        gguf(tmp_path / f"m{number}-00002-of-00002.gguf", 5)
+    sizes = []
+    size = collection._size
+    monkeypatch.setattr(collection, "_size", lambda path: sizes.append(path) or size(path))
+    monkeypatch.setattr(collection.Path, "glob", None)
+    found = read_sources([str(tmp_path)])
+    assert {s.bytes for s in found} == {9} and len(found) == 60
+    assert len(sizes) == 120

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,8 @@ from fake_hub import COMMIT, FILES, GGUFS, REPOS, address, running_hub
 from mtmd.checkpoint import cached_models
 from mtmd.checkpoint import pull as pulling
 from mtmd.checkpoint.cached_models import plan_removal, read_cache
-from mtmd.checkpoint.pull import pull, size_text
+from mtmd.checkpoint.hub import resolve_model
+from mtmd.checkpoint.pull import Arriving, pull, size_text
 from mtmd.kernels.errors import ModelError
 
 READ = ("config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors")
@@ -27,12 +29,25 @@ def endpoint() -> Iterator[str]:
 
 
 def test_a_model_is_fetched_once_and_its_checksums_compared(endpoint: str, tmp_path: Path) -> None:
-    first = pull("org/good", endpoint=endpoint, cache_dir=tmp_path)
+    told: list[Arriving] = []
+    first = pull("org/good", endpoint=endpoint, cache_dir=tmp_path, tell=told.append)
     size = sum(len(FILES[name]) for name in READ)
     assert (first.files, first.bytes, first.fetched, first.unchecked) == (4, size, size, ())
+    assert [arriving.read() for arriving in told] == [(size, size)], "all of it has come"
+    assert replace(told[0], there=size - 7).read() == (7, size)
+    assert replace(told[0], blobs=tmp_path / "none").read() == (0, size), "before the first"
     assert {f.name for f in first.found.path.iterdir()} == set(READ)
     again = pull("org/good", endpoint=endpoint, cache_dir=tmp_path)
     assert (again.found, again.fetched) == (first.found, 0)
+
+
+def test_what_was_fetched_is_found_without_the_hub(endpoint: str, tmp_path: Path) -> None:
+    """A server that loads it waits for no network, and takes what was fetched and checked."""
+    for name in ("org/good", "org/GGUF:BF16"):
+        with pytest.raises(ModelError, match=f"is not in the local cache; `mtmd pull {name}`"):
+            resolve_model(name, cache_dir=tmp_path, fetch=False)
+        pulled = pull(name, endpoint=endpoint, cache_dir=tmp_path)
+        assert resolve_model(name, cache_dir=tmp_path, fetch=False) == pulled.found
 
 
 def test_a_gguf_comes_with_its_parts_and_its_projector(endpoint: str, tmp_path: Path) -> None:

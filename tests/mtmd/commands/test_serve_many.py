@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from mtmd import DeviceError
 from mtmd.commands import serve as serve_command
 from mtmd.loaded import allocator
 from mtmd.web.models.registry import Registry
@@ -42,8 +45,22 @@ def test_it_begins_without_a_model_in_memory(mtmd, monkeypatch, tmp_path):
 
     monkeypatch.setattr(Server, "serve", serve)
     monkeypatch.setattr(Registry, "start", lambda registry: seen.append(registry.listed()))
-    result = mtmd("serve", "--models", "demo", "--port", "0", "--data", str(tmp_path))
+    models = tmp_path / "models"
+    models.mkdir()
+    (models / "x.gguf").write_bytes(b"GGUF" + b"0" * 60)
+    (models / "gone.gguf").symlink_to("nowhere")
+    named = f"demo,{models}"
+    result = mtmd("serve", "--models", named, "--port", "0", "--data", str(tmp_path / "data"))
     assert result.code == 0 and seen[1] == (False, False)
-    assert [(m.name, m.state) for m in seen[0]] == [("demo", "unloaded")]
-    assert "1 model to choose from: demo\n" in result.out
+    assert [(m.name, m.state) for m in seen[0]] == [("demo", "unloaded"), ("x", "unloaded")]
+    assert "2 models to choose from: demo, x\n" in result.out
+    assert "skipped 1: a link that leads nowhere (gone.gguf)\n" in result.err
     assert "serving at http://127.0.0.1:" in result.out and "stopped" in result.out
+
+
+def test_a_fetch_is_not_waited_for_at_the_end(monkeypatch):
+    ended = []
+    monkeypatch.setattr(serve_command.os, "_exit", ended.append)
+    for fetching, fault in ((False, None), (True, DeviceError("the device hangs")), (True, None)):
+        serve_command._leave_fetch(SimpleNamespace(fetching=fetching, fault=fault))
+    assert ended == [0], "a fault has a code of its own"

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import gc
 import weakref
+from pathlib import Path
 
 import pytest
 from fake_service import until
 
 from mtmd import OptionError
-from mtmd.checkpoint.collection import read_sources
+from mtmd.checkpoint.collection import Source, read_sources
+from mtmd.checkpoint.hub import Found
+from mtmd.checkpoint.pull import Arriving, Pulled
+from mtmd.kernels.plan import free_memory
+from mtmd.loading import DEMO_MODEL
 from mtmd.web.models.loader import PackageLoader
 from mtmd.web.models.presets import NONE, Preset
 from mtmd.web.models.start import make_registry
@@ -38,6 +43,21 @@ def test_what_it_takes_is_known_before_a_weight_is_read(source):
     assert opened.weights_read()[0] == 0
     opened.close()
     assert opened.weights_read() == (0, 0), "for who asks how far it is"
+    opened.close()  # as a server that ends while it is unloaded
+
+
+def test_memory_is_measured_anew_when_a_model_has_given_its_own_back(source, monkeypatch):
+    """A moment ago there was no room for the next one, which would be refused for good."""
+    loader = PackageLoader(OPTIONS, **SERVICE)
+    opened = loader.open(source, NONE)
+    monkeypatch.setattr(free_memory, "_measure", lambda _: 1)
+    monkeypatch.setattr(free_memory, "KEPT_S", 1000.0)
+    monkeypatch.setattr(free_memory, "_known", {})
+    assert loader.free() == {"cpu": 1}
+    monkeypatch.setattr(free_memory, "_measure", lambda _: 2)
+    assert loader.free() == {"cpu": 1}
+    opened.close()
+    assert loader.free() == {"cpu": 2}
 
 
 def test_a_limit_is_that_of_all_together(source):
@@ -47,6 +67,52 @@ def test_a_limit_is_that_of_all_together(source):
     opened = loader.open(source, NONE)
     assert opened._model.options.memory_limit == opened.facts.needs["cpu"]
     opened.close()
+
+
+def test_what_was_fetched_is_opened_without_asking_the_hub(tmp_path, monkeypatch):
+    """A branch that has moved on would be fetched in the midst of loading, others waiting."""
+    commit = "0" * 40
+    snapshot = tmp_path / "models--org--demo" / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    for file in DEMO_MODEL.iterdir():
+        (snapshot / file.name).symlink_to(file)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("mtmd.checkpoint.hub.ask_hub", lambda *_: pytest.fail("asked"))
+    opened = PackageLoader(OPTIONS, **SERVICE).open(Source("me", "org/demo", 5, ""), NONE)
+    assert opened._model.name == "me"
+    opened.close()
+
+
+def test_a_fetch_tells_how_far_it_is_and_how_large_it_was(monkeypatch):
+    arriving = Arriving(Path("none"), 0, 30)
+    told = []
+
+    def pull(model, *, tell):
+        assert model == "org/x:Q4_0"
+        tell(arriving)
+        return Pulled(Found(Path("none")), 2, 40, 30, ())
+
+    monkeypatch.setattr("mtmd.checkpoint.pull.pull", pull)
+    away = Source("x", "org/x:Q4_0", None, "")
+    here = PackageLoader(OPTIONS, **SERVICE).fetch(away, told.append)
+    assert (here.name, here.bytes, here.is_here) == ("x", 40, True)
+    assert told[0]() == (0, 30)
+
+
+def test_small_models_keep_their_one_thread_when_others_were_looked_at(source, monkeypatch):
+    """Whatever is opened is planned for all threads; those in memory go on with theirs."""
+    loader, settled = PackageLoader(OPTIONS, **SERVICE), []
+    monkeypatch.setattr(loader.shared, "settle_threads", settled.append)
+    loader.open(source, NONE).close()
+    assert settled == [], "nothing is in memory"
+    small = loader.open(source, NONE)
+    loader.loaded.append(small._model)
+    loader.open(source, NONE).close()
+    assert settled == [[small._model.checkpoint.weight_bytes]]
+    loader.loaded.clear()
+    small.close()
 
 
 def make(*given, first=None, most=None, unload_after_s=0.0, presets=None):
@@ -76,10 +142,10 @@ def test_from_the_options_of_the_command_to_an_answer_and_its_memory_given_back(
         weights = weakref.ref(loaded().runner.residency)
         assert loaded().weights_read()[0] > 5 << 20
         registry.give_back(entry)
-        del ticket
         registry.unload("demo")
         assert until(lambda: registry.find("demo").state == "unloaded")
         assert loaded() is None and weights() is None, "nobody holds on to it"
+        ticket.cancel()  # as a page may that keeps it
         assert not registry._loader.loaded
     finally:
         registry.close()
@@ -92,6 +158,13 @@ def test_the_first_is_the_default_and_is_added_where_it_is_not_there(tmp_path):
     assert registry.find(None).name == "demo"
     same = make(str(tmp_path), first=str(tmp_path / "x.gguf"))
     assert [m.name for m in same.listed()] == ["x"]
+
+
+def test_a_default_is_one_model_and_not_the_first_of_a_folder(tmp_path):
+    for name in "ab":
+        (tmp_path / f"{name}.gguf").write_bytes(b"GGUF" + b"0" * 60)
+    with pytest.raises(OptionError, match=r"holds 2 models, expected one; .*/a\.gguf$"):
+        make("demo", first=str(tmp_path))
 
 
 @pytest.mark.parametrize(

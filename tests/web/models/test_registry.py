@@ -12,12 +12,20 @@ import pytest
 from fake_models import GIB, FakeLoader, registry_of
 from fake_service import until
 
-from mtmd import DeviceError, ModelError
+from mtmd import BusyError, DeviceError, ModelError
+from mtmd.service.turns import work_for
 from mtmd.web.errors import ApiError
 from mtmd.web.models import registry as module
 from mtmd.web.models import schedule
 from mtmd.web.models.choice import FAILED, LOADED, LOADING, UNLOADED
 from mtmd.web.models.presets import Preset
+
+
+@pytest.fixture(autouse=True)
+def nobody():
+    """What a test does for somebody ends with it."""
+    yield
+    work_for("")
 
 
 @contextmanager
@@ -28,6 +36,7 @@ def started(needs, **options):
         yield registry, loader
     finally:
         loader.gate.set()
+        loader.hub.set()
         registry.close()
 
 
@@ -82,6 +91,22 @@ def test_aliases_and_any_name():
         assert registry.take("whatever").name == "a"
 
 
+def test_requests_that_name_no_model_go_to_the_default_whatever_was_used_last():
+    with started({"a": 4, "b": 4}, default="a") as (registry, loader):
+        registry.give_back(registry.take("b"))
+        assert registry.find(None).name == "a"
+        assert registry.at_hand(None).name == "b", "for who asks what is in memory"
+        registry.give_back(registry.take(None))
+        assert loader.log == ["load b", "load a"]
+        registry.unload("a")
+        assert until(lambda: state_of(registry, "a") == UNLOADED)
+        loader.fails["a"] = ModelError("it is damaged")
+        with pytest.raises(ApiError, match="it is damaged"):
+            registry.take(None)
+        with pytest.raises(ApiError, match="it is damaged"):
+            registry.take(None)  # and no other model answers in its name
+
+
 def test_one_that_fails_fails_only_those_who_wait_for_it_and_is_tried_again_later():
     clock = [1000.0]
     with started({"a": 4, "b": 4}, clock=lambda: clock[0]) as (registry, loader):
@@ -107,6 +132,94 @@ def test_a_mistake_in_loading_is_no_text_for_clients(caplog):
             registry.take("a")
         assert told.value.message.endswith("internal error: KeyError")
     assert "secret" in caplog.text
+
+
+class Panic(BaseException):
+    """As what a library in Rust ends by."""
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), Panic("x")], ids=["error", "panic"])
+def test_whatever_goes_wrong_others_are_loaded_after_it(monkeypatch, error, caplog):
+    """In a load; where one is unloaded; where the next step is chosen."""
+    monkeypatch.setattr(module, "AGAIN_S", 0.01)
+    monkeypatch.setattr(module, "LONGEST_WAIT_S", 10.0)
+    with started({"a": 4, "b": 4}) as (registry, loader):
+        loader.fails["a"] = error
+        with pytest.raises(ApiError, match="internal error"):
+            registry.take("a")
+        entry = registry.take("b")
+        registry.give_back(entry)
+        entry.opened.close = failing(error)
+        registry.unload("b")
+        assert until(lambda: registry.find("b").state == FAILED)
+        registry.load("b")
+        assert until(lambda: registry.find("b").state == LOADED)
+        loader.fails.clear()
+        with monkeypatch.context() as broken:
+            broken.setattr(registry, "_next_step", failing(error))
+            registry._entries["a"].state = UNLOADED
+            with pytest.raises(ApiError, match="internal error"):
+                registry.take("a")
+        registry.load("a")
+        assert until(lambda: registry.find("a").state == LOADED)
+    assert "Traceback" in caplog.text
+
+
+def failing(error):
+    def fail(*_, **__):
+        raise error
+
+    return fail
+
+
+def test_where_the_files_lie_is_for_the_log_and_not_for_clients(caplog):
+    with started({"a": 4}) as (registry, loader):
+        loader.fails["a"] = ModelError("/models/a/config.json: found no JSON")
+        with pytest.raises(ApiError, match=r"cannot be loaded: a/config.json: found no JSON"):
+            registry.take("a")
+    assert caplog.text.count("/models/a/config.json: found no JSON") == 1
+
+
+def test_too_little_memory_is_told_as_that_also_in_the_words_of_torch():
+    class OutOfMemoryError(RuntimeError):
+        pass
+
+    with started({"a": 4}) as (registry, loader):
+        loader.fails["a"] = OutOfMemoryError("CUDA out of memory. Tried to allocate ...")
+        with pytest.raises(ApiError, match="there is not enough memory"):
+            registry.take("a")
+
+
+def test_how_far_a_load_is_waits_for_nobody():
+    """The loop of connections asks, for /ready: a driver that hangs must not stop it."""
+    with started({"a": 4, "b": 4}) as (registry, loader):
+        loader.gate.clear()
+        registry.load("a")
+        assert until(lambda: registry.find("a").state == LOADING)
+        held = []
+        with registry._changed:
+            asking = threading.Thread(target=lambda: held.append(registry.loading()), daemon=True)
+            asking.start()
+            asking.join(10)
+            assert held and held[0]["status"] == "loading"
+        loader.gate.set()
+        free = loader.free
+
+        def asked():
+            assert not registry._changed._is_owned(), "others would wait"
+            return free()
+
+        loader.free = asked
+        registry.listed(), registry.find("a"), registry.room(), registry.take("b")
+
+
+def test_one_that_panics_where_it_is_looked_at_is_told_in_the_list(caplog):
+    loader = FakeLoader({"a": 4, "b": 4})
+    loader.fails["open b"] = Panic("x")
+    with started({"a": 4, "b": 4}, loader=loader) as (registry, _):
+        assert until(lambda: registry.find("b").state == FAILED)
+        assert registry.take("a").name == "a"
+    assert "b cannot be loaded" in caplog.text
 
 
 def test_one_makes_room_for_the_other_once_its_answers_are_written():
@@ -150,6 +263,31 @@ def test_those_who_waited_are_let_in_before_it_can_go_again():
         assert other[0].name == "b"
 
 
+def test_beside_an_endless_answer_others_are_let_in_again_and_its_model_leaves_at_its_end():
+    clock = [1000.0]
+    with started({"a": 8, "b": 8}, clock=lambda: clock[0]) as (registry, loader):
+        a = registry.take("a")
+        a.served.service.under_way.append("an endless answer")
+        registry.give_back(a)
+        other, other_thread = take(registry, "b")
+        for patience_s in (30, 60):
+            clock[0] += 100
+            assert until(lambda: registry._entries["a"].state == "unloading")
+            late = [take(registry, "a", client=name) for name in ("kim", "lee")]
+            assert until(lambda: len(a.waiters) == 2)
+            assert not any(found for found, _ in late)
+            clock[0] += patience_s
+            for found, late_thread in late:
+                late_thread.join(10)
+                assert found[0] is a and not other
+                registry.give_back(a)
+        a.served.service.under_way.clear()
+        clock[0] += 200
+        other_thread.join(10)
+        assert other[0].name == "b" and loader.log[-1] == "load b"
+        registry.give_back(other[0])
+
+
 def test_what_never_fits_is_refused_with_the_numbers_and_others_go_on():
     with started({"a": 4, "b": 40}) as (registry, _):
         with pytest.raises(ApiError) as told:
@@ -171,6 +309,29 @@ def test_what_it_takes_may_be_known_only_once_it_is_opened():
         assert loader.log == ["load a", "unload a", "load b"]
     finally:
         registry.close()
+
+
+def test_nobody_makes_room_for_one_that_cannot_be_opened():
+    """Whoever asked for it again and again would have all others loaded anew each time."""
+    clock = [1000.0]
+    loader = FakeLoader({"a": 8, "b": 8, "c": 8})
+    loader.fails["open b"] = ModelError("no such architecture")
+    made, _ = registry_of(loader.needs, loader=loader, clock=lambda: clock[0])
+    made._to_survey.clear()
+    made.start()
+    try:
+        made.give_back(made.take("a"))
+        for _ in range(2):
+            clock[0] += 100
+            with pytest.raises(ApiError, match="no such architecture"):
+                made.take("b")
+            made.load("b")
+            assert until(lambda: made.find("b").state == FAILED)
+        assert loader.log == ["load a"]
+        made.give_back(made.take("c"))
+        assert loader.log == ["load a", "unload a", "load c"]
+    finally:
+        made.close()
 
 
 def test_what_would_not_load_is_known_before_anybody_asks():
@@ -213,6 +374,108 @@ def test_by_hand():
         assert loader.log == ["load a", "unload a"]
 
 
+def test_unloading_by_hand_takes_no_model_from_others():
+    """Whoever asks for it after that keeps it, and after their answers it is not gone at once."""
+    clock = [1000.0]
+    with started({"a": 4}, clock=lambda: clock[0]) as (registry, loader):
+        entry = registry.take("a", client="lee")
+        work_for("kim")
+        registry.unload("a")
+        assert state_of(registry, "a") == "unloading", "as lists show it"
+        again = registry.take("a", client="lee")
+        assert again is entry and state_of(registry, "a") == LOADED
+        for _ in range(2):
+            registry.give_back(entry)
+        registry.unload("a")
+        assert not until(lambda: "unload a" in loader.log, 0.3)
+        clock[0] += 100
+        assert until(lambda: state_of(registry, "a") == UNLOADED)
+        work_for("lee")
+        registry.give_back(registry.take("a", client="lee"))
+        registry.unload("a")
+        assert until(lambda: loader.log.count("unload a") == 2), "their own, at once"
+
+
+def test_one_that_somebody_wants_loaded_is_loaded_though_another_does_not():
+    with started({"a": 4, "b": 4}) as (registry, loader):
+        loader.gate.clear()
+        registry.load("a")
+        assert until(lambda: "load a" in loader.log)
+        work_for("kim")
+        registry.load("b")
+        came = registry._entries["b"].wanted_at
+        work_for("lee")
+        registry.load("b")
+        registry.unload("b")
+        assert registry._entries["b"].wanted_at == came
+        loader.gate.set()
+        assert until(lambda: state_of(registry, "b") == LOADED)
+
+
+def test_one_client_that_asks_for_one_model_after_another_does_not_stand_before_others():
+    clock = [1000.0]
+    with started({"a": 8, "b": 8, "c": 8}, clock=lambda: clock[0]) as (registry, loader):
+        work_for("kim")
+        loader.gate.clear()
+        found, thread = take(registry, "a", client="kim")
+        assert until(lambda: "load a" in loader.log)
+        waiting = [take(registry, "b", client="kim")]
+        assert until(lambda: len(registry._entries["b"].waiters) == 1)
+        clock[0] += 10
+        waiting.append(take(registry, "c", client="lee"))
+        assert until(lambda: len(registry._entries["c"].waiters) == 1)
+        loader.gate.set()
+        thread.join(10)
+        registry.give_back(found[0])
+        clock[0] += 100
+        assert until(lambda: waiting[1][0]) and not waiting[0][0]
+        assert loader.log == ["load a", "unload a", "load c"]
+        registry.give_back(waiting[1][0][0])
+        clock[0] += 100
+        assert until(lambda: waiting[0][0])
+        registry.give_back(waiting[0][0][0])
+
+
+def test_one_that_is_not_here_is_fetched_while_others_are_loaded_and_answer():
+    with started({"a": 4, "b": 4, "c": 1}, away=("b", "c")) as (registry, loader):
+        loader.hub.clear()
+        with pytest.raises(ApiError, match=r"is being fetched .* 0% of it is here") as told:
+            registry.take("b")
+        assert (told.value.status, told.value.code) == (503, "model_loading")
+        assert told.value.headers["Retry-After"]
+        assert until(lambda: "fetch b" in loader.log) and registry.fetching
+        loader.read = (42, 100)
+        with pytest.raises(ApiError, match="42% of it is here"):
+            registry.take("b")
+        listed = registry.find("b")
+        assert (listed.state, listed.progress, listed.file_bytes) == (LOADING, 0.42, None)
+        assert "fetching" in listed.stage and registry.loading()["progress"] == 0.42
+        registry.load("c")  # after it
+        registry.give_back(registry.take("a"))
+        assert loader.log == ["fetch b", "load a"]
+        loader.hub.set()
+        assert until(lambda: state_of(registry, "b") == state_of(registry, "c") == LOADED)
+        assert registry.find("b").file_bytes == 4 * GIB and registry.loading() is None
+        assert until(lambda: not registry.fetching)
+        assert loader.log[2:] in (["fetch c", "load b", "load c"], ["load b", "fetch c", "load c"])
+
+
+def test_one_that_cannot_be_fetched_says_why_and_is_tried_again():
+    clock = [1000.0]
+    with started({"a": 4}, away=("a",), clock=lambda: clock[0]) as (registry, loader):
+        loader.fails["fetch a"] = ModelError("model 'a' is gated on the Hugging Face hub")
+        registry.load("a")
+        assert until(lambda: registry.find("a").state == FAILED)
+        with pytest.raises(ApiError, match="cannot be loaded: model 'a' is gated"):
+            registry.take("a")
+        del loader.fails["fetch a"]
+        clock[0] += module.TRIED_AGAIN_S
+        with pytest.raises(ApiError, match="is being fetched"):
+            registry.take("a")
+        assert until(lambda: state_of(registry, "a") == LOADED)
+        assert loader.log == ["fetch a", "fetch a", "load a"]
+
+
 def test_who_leaves_while_it_is_loaded_is_not_let_in(monkeypatch):
     monkeypatch.setattr(module, "GONE_EVERY_S", 0.01)
     with started({"a": 4}) as (registry, loader):
@@ -225,18 +488,78 @@ def test_who_leaves_while_it_is_loaded_is_not_let_in(monkeypatch):
         assert registry._entries["a"].users == 0
 
 
-def test_no_more_wait_than_there_are_threads_for(monkeypatch):
-    monkeypatch.setattr(module, "MOST_WAITING", 1)
+def test_no_more_wait_than_there_are_threads_for_and_no_client_has_all_places(monkeypatch):
+    monkeypatch.setattr(module, "MOST_WAITING", 2)
     with started({"a": 4, "b": 1}) as (registry, loader):
         loader.gate.clear()
-        found, thread = take(registry, "a")
-        assert until(lambda: registry._waiting == 1)
-        with pytest.raises(ApiError) as told:
-            registry.take("b")
-        assert told.value.status == 503 and told.value.headers["Retry-After"]
+        waiting = [take(registry, "a", client="kim")]
+        assert until(lambda: registry._places.taken == 1)
+        waiting.append(take(registry, "a", client="lee"))
+        assert until(lambda: registry._places.taken == 2)
+        with pytest.raises(BusyError, match=r"1 requests wait until .* for this client") as told:
+            registry.take("b", client="kim")
+        assert told.value.retry_after_s >= 1
+        with pytest.raises(BusyError, match="2 requests wait until"):
+            registry.take("b", client="ann")
         loader.gate.set()
-        thread.join(10)
-        assert found[0].name == "a"
+        for found, thread in waiting:
+            thread.join(10)
+            assert found[0].name == "a"
+        assert registry.take("b", client="ann").name == "b" and not registry._places.taken
+
+
+def test_answers_are_ended_at_once_where_the_server_ends_while_another_is_loaded():
+    with started({"a": 4, "b": 4}) as (registry, loader):
+        service = registry.take("a").served.service
+        loader.gate.clear()
+        take(registry, "b")
+        assert until(lambda: "load b" in loader.log)
+        closing = threading.Thread(target=registry.close, daemon=True)
+        closing.start()
+        assert until(lambda: service.closed)
+        assert closing.is_alive(), "the load is waited for"
+        loader.gate.set()
+        closing.join(10)
+        assert not closing.is_alive() and not loader.taken
+
+
+def test_one_that_was_to_be_unloaded_while_it_was_opened_stays_when_it_is_loaded_after_all():
+    """It was found to be larger than it looked, and others had to make room first."""
+    ticks, opened = itertools.count(1000.0, 10.0), []
+    loader = FakeLoader({"a": 8, "b": 8})
+    registry, _ = registry_of({"a": 8, "b": 1}, loader=loader, clock=lambda: next(ticks))
+    registry._to_survey.clear()
+    open_it = loader.open
+
+    def open_and_unload(source, preset):
+        if source.name == "b" and not opened:
+            opened.append(source.name)
+            registry.unload("b")
+        return open_it(source, preset)
+
+    loader.open = open_and_unload
+    registry.start()
+    try:
+        registry.give_back(registry.take("a"))
+        assert registry.take("b").name == "b"
+        assert not registry._entries["b"].to_unload and state_of(registry, "b") == LOADED
+    finally:
+        registry.close()
+
+
+def test_whether_it_is_busy_is_asked_while_nothing_is_unloaded():
+    with started({"a": 4}) as (registry, _):
+        entry = registry.take("a")
+
+        class UnderWay:
+            def __bool__(self):
+                return registry._changed._is_owned()
+
+        registry.give_back(entry)
+        assert not registry.busy
+        entry.served.service.under_way = UnderWay()
+        assert registry.busy, "a model that is unloaded meanwhile has no service"
+        entry.served.service.under_way = []
 
 
 def test_a_fault_of_the_device_is_everybodys():

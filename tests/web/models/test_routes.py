@@ -14,6 +14,7 @@ from serving import post_chat, user
 
 from mtmd import ModelError
 from mtmd.web.app import create_app_of_many
+from mtmd.web.models.entry import Waiter
 from mtmd.web.models.presets import Preset
 from mtmd.web.settings import ServerSettings
 
@@ -168,7 +169,24 @@ def test_what_asks_about_a_model_loads_none(client, loader):
     assert client.get("/api/stats").get_json()["model"] == "right"
 
 
-def test_metrics_name_the_model(client):
+def test_the_default_is_what_pages_and_programs_begin_with_whatever_was_used_last(loader):
+    registry, _ = registry_of(NEEDS, PRESETS, loader, default="left")
+    registry.start()
+    client = create_app_of_many(registry, ServerSettings()).test_client()
+    try:
+        post_chat(client, "hi", model="right")
+        assert client.get("/api/about").get_json()["model"] == "left"
+        assert client.get("/props").get_json()["model"] == "left"
+        assert client.post("/api/count", json={"text": "hi"}).status_code == 409
+        assert client.get("/api/stats").get_json()["model"] == "right"
+        body = {"messages": [user("hi")]}
+        found = client.post("/v1/chat/completions", json=body).get_json()
+        assert found["model"] == "left"
+    finally:
+        registry.close()
+
+
+def test_metrics_name_the_model(client, registry):
     for name in ("left", "right", "right", "broken"):
         post_chat(client, "hi", model=name)
     found = client.get("/metrics").get_data(as_text=True)
@@ -182,6 +200,10 @@ def test_metrics_name_the_model(client):
     assert values["mtmd_model_loaded", "right"] == 1
     assert values["mtmd_model_loads_total", "left"] == 1
     assert values["mtmd_model_load_failures_total", "broken"] == 1
+    assert values["mtmd_model_waiting", "left"] == 0
+    registry._entries["left"].waiters.append(Waiter(0.0))
+    assert 'mtmd_model_waiting{model="left"} 1.0' in client.get("/metrics").get_data(as_text=True)
+    registry._entries["left"].waiters.clear()
 
 
 def test_the_page_asks_the_model_it_has_chosen(client):

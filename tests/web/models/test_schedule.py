@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mtmd.web.models.schedule import (
+    CLOSED_S,
+    LATER_MOST_S,
+    MOST_CLIENTS,
     QUIET_LOADS,
     QUIET_S,
+    REMEMBERED_S,
     TURN_LOADS,
     TURN_S,
     Close,
     Load,
+    Loads,
     Refuse,
     Reopen,
     Room,
@@ -71,7 +78,7 @@ def test_one_in_use_has_its_turn_and_then_lets_nobody_new_in(load_s):
     b = model("b", 8, asked_at=101.0, load_s=load_s)
     assert isinstance(next_step([a, b], room(), 100.0 + turn - 0.01), Wait)
     assert next_step([a, b], room(), 100.0 + turn) == Close("a")
-    closing = loaded("a", 8, in_use=True, loaded_at=100.0, closing=True)
+    closing = replace(a, closing=True, closed_at=100.0 + turn)
     assert isinstance(next_step([closing, b], room(), 100.0 + turn), Wait), "answers are written"
     ended = loaded("a", 8, loaded_at=100.0, used_at=100.0 + turn, closing=True)
     assert next_step([ended, b], room(), 100.0 + turn + QUIET_S) == Unload("a")
@@ -102,6 +109,7 @@ def test_two_that_do_not_fit_together_share_the_time_and_most_of_it_is_answers()
                 loaded_at=since[name],
                 load_s=4.0,
                 closing=state[name] == "closing",
+                closed_at=now,
             )
             for name in state
         ]
@@ -141,10 +149,81 @@ def test_idle_ones_are_unloaded_and_those_in_use_are_looked_at_again():
     assert next_step([used], room(unload_after_s=60.0), 100.0) == Wait(5.0)
 
 
-def test_what_somebody_has_unloaded_goes_once_its_answers_are_written():
-    a = loaded("a", in_use=True, to_unload=True)
-    assert next_step([a], room(), 0.0) == Close("a")
-    assert isinstance(
-        next_step([loaded("a", in_use=True, to_unload=True, closing=True)], room(), 0.0), Wait
-    )
-    assert next_step([loaded("a", to_unload=True)], room(), 0.0) == Unload("a")
+def test_what_somebody_wants_unloaded_goes_once_nobody_uses_it():
+    used = loaded("a", in_use=True, to_unload=True, used_at=100.0)
+    assert isinstance(next_step([used], room(), 100.0), Wait), "others are let in meanwhile"
+    idle = replace(used, in_use=False)
+    assert next_step([idle], room(), 100.0) == Unload("a"), "nobody else has used it"
+
+
+@pytest.mark.parametrize("load_s", [0.1, 30.0])
+def test_what_others_use_too_is_not_unloaded_for_one_before_a_pause_of_a_turn(load_s):
+    """Else one client could have all others wait for a load between any two of their requests."""
+    pause_s = max(TURN_S, TURN_LOADS * load_s)
+    a = loaded("a", to_unload=True, shared=True, used_at=100.0, load_s=load_s)
+    assert isinstance(next_step([a], room(), 100.0 + pause_s - 0.01), Wait)
+    assert next_step([a], room(), 100.0 + pause_s) == Unload("a")
+
+
+def test_one_endless_answer_does_not_close_its_model_to_all_others():
+    """It is not ended: for half of the time others are let in beside it."""
+    a = loaded("a", 8, in_use=True, loaded_at=100.0, closing=True, closed_at=200.0, waiting=2)
+    b = model("b", 8, asked_at=101.0, clients=frozenset({"kim"}))
+    assert isinstance(next_step([a, b], room(), 200.0 + CLOSED_S - 0.1), Wait)
+    assert next_step([a, b], room(), 200.0 + CLOSED_S) == Reopen("a", in_vain=True)
+    again = replace(a, closing=False, loaded_at=230.0, rest_s=CLOSED_S, patience_s=2 * CLOSED_S)
+    assert isinstance(next_step([again, b], room(), 230.0 + CLOSED_S - 0.1), Wait)
+    assert next_step([again, b], room(), 230.0 + CLOSED_S) == Close("a")
+    longer = replace(again, closing=True, closed_at=260.0)
+    assert isinstance(next_step([longer, b], room(), 260.0 + 2 * CLOSED_S - 0.1), Wait)
+    own = replace(a, waiting=1)
+    assert isinstance(next_step([own, b], room(), 300.0), Wait), "it is nobody's but the other's"
+
+
+def test_one_that_need_not_leave_any_more_is_open_though_others_wait():
+    """Who waited for it has left; who waits now needs another one's room, or its turn goes on."""
+    used = loaded("a", 2, in_use=True, loaded_at=0.0, used_at=100.0, closing=True, closed_at=99.0)
+    idle = loaded("b", 7, used_at=0.0)
+    assert next_step([used, idle, model("c", 8, asked_at=1.0)], room(), 100.0) == Reopen("a")
+    alone = replace(used, clients=frozenset("xyz"), loaded_at=99.0)
+    assert next_step([alone, model("c", 9, asked_at=1.0)], room(), 100.0) == Reopen("a")
+
+
+@pytest.mark.parametrize("in_use", [True, False])
+def test_a_turn_is_longer_for_many_clients_than_for_one_up_to_a_point(in_use):
+    one = loaded("a", 8, in_use=in_use, loaded_at=100.0, used_at=100.0)
+    b = model("b", 8, asked_at=100.0)
+    short_s = TURN_S if in_use else QUIET_S + QUIET_LOADS
+
+    def leaves(clients, waiting, now):
+        users = frozenset(f"user {n}" for n in range(clients))
+        others = frozenset(f"other {n}" for n in range(waiting))
+        models = [replace(one, clients=users), replace(b, clients=others)]
+        return not isinstance(next_step(models, room(), now), Wait)
+
+    assert leaves(1, 1, 100.0 + short_s) and not leaves(3, 1, 100.0 + 2.99 * short_s)
+    assert leaves(3, 1, 100.0 + 3 * short_s) and leaves(3, 3, 100.0 + short_s)
+    assert leaves(100, 1, 100.0 + MOST_CLIENTS * short_s), "one client is not kept waiting for ever"
+
+
+def test_a_turn_is_longer_beside_one_client_for_whom_much_was_loaded():
+    later_s = {"kim": 60.0, "lee": 10.0, "ann": 20.0}
+    one = loaded("a", 8, in_use=True, loaded_at=100.0, used_at=100.0, later_s=later_s)
+    b = model("b", 8, asked_at=100.0, later_s=later_s, clients=frozenset({"kim"}))
+    others = replace(one, clients=frozenset({"lee", "ann"}))
+    assert isinstance(next_step([others, b], room(), 100.0 + 60.0 - 15.0 - 0.1), Wait)
+    assert next_step([others, b], room(), 100.0 + 60.0 - 15.0) == Close("a")
+    own = replace(one, clients=frozenset({"kim"}))
+    assert next_step([own, b], room(), 100.0 + TURN_S) == Close("a"), "they change their mind"
+    even = replace(b, later_s={}), replace(others, later_s={})
+    assert next_step([*even], room(), 100.0 + 2 * TURN_S) == Close("a")
+
+
+def test_a_client_for_whom_much_was_loaded_counts_as_one_who_came_later():
+    loads = Loads()
+    loads.add({"kim"}, 10.0, 1000.0)
+    loads.add({"lee", "ann"}, 10.0, 1000.0)
+    assert loads.later_s(1001.0) == {"kim": 30.0, "lee": 15.0, "ann": 15.0}
+    loads.add({"kim"}, 500.0, 1001.0)
+    assert loads.later_s(1002.0)["kim"] == LATER_MOST_S, "and not for ever"
+    assert loads.later_s(1002.0 + REMEMBERED_S) == {}

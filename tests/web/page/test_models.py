@@ -13,7 +13,7 @@ from mtmd.web.models.presets import Preset
 from mtmd.web.settings import ServerSettings
 from mtmd.web.store.store import Store
 
-NEEDS = {"left": 4, "right": 8, "broken": 1, "huge": 40}
+NEEDS = {"left": 4, "right": 8, "broken": 1, "huge": 40, "far": 1}
 
 
 @pytest.fixture
@@ -26,10 +26,11 @@ def loader():
 @pytest.fixture
 def registry(loader):
     presets = {"right": Preset("Be brief.", {"temperature": 0.5})}
-    made, _ = registry_of(NEEDS, presets, loader)
+    made, _ = registry_of(NEEDS, presets, loader, away=("far",))
     made.start()
     yield made
     loader.gate.set()
+    loader.hub.set()
     made.close()
 
 
@@ -74,6 +75,16 @@ def test_a_model_is_chosen_loaded_with_its_progress_and_asked(browser, registry,
         page.click("#model-open")
         row("right").locator("button:has-text('Unload')").click()
         page.wait_for_selector(".model-row[data-name='right'] .button:has-text('Load')")
+        assert row("far").locator(".button").inner_text() == "Fetch"
+        loader.hub.clear()
+        row("far").locator(".model-pick").click()
+        person.expects = ("503",)  # until it is here
+        person.say("hello again", wait=False)
+        page.wait_for_selector(".message.user .progress:has-text('fetching it')")
+        loader.hub.set()
+        person.answered("hello again")
+        assert person.texts("answer")[-1].startswith("far says")
+        page.click("#model-open")
         page.set_viewport_size(PHONE)
         assert person.overflow() == 0
         person.close()

@@ -782,6 +782,25 @@ def test_what_was_read_of_an_answer_that_a_server_took_with_it_is_kept(page):
     assert page.messages(conversation)[-1]["text"] == "w0 w1 w2"
 
 
+def test_a_conversation_that_is_deleted_meanwhile_is_told_and_is_no_error_of_ours(
+    page, monkeypatch
+):
+    """Between two looks at it, as while an answer waits for its model."""
+    conversation, asked, *_ = page.talk()
+    cut = page.store.add(conversation, asked, "assistant", "w0", state="running").id
+    read = page.store.messages
+    monkeypatch.setattr(page.store, "messages", lambda *_: [])
+    for path, body in (
+        (f"/answers/{cut}/read", {"text": "w0 w1"}),
+        (f"/conversations/{conversation}/answers", {"parent": asked}),
+        ("/count", {"conversation": conversation, "parent": asked, "text": "hi"}),
+    ):
+        assert page.call("POST", path, body, 404)["error"]["code"] == "no_conversation"
+    looks = iter([read, lambda *_: []])
+    monkeypatch.setattr(page.store, "messages", lambda *given: next(looks)(*given))
+    page.call("POST", f"/conversations/{conversation}/answers", {"parent": asked}, 404)
+
+
 def test_what_is_pinned_stands_first_and_an_export_does_not_tell_it(page):
     first, second, third = (page.talk(f"q{n}")[0] for n in range(3))
     page.call("PATCH", f"/conversations/{first}", {"pinned": True})

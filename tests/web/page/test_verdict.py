@@ -6,13 +6,18 @@ from dataclasses import replace
 
 import pytest
 from browsing import PHONE
+from fake_service import FakeService
+from serving import running
 
 from mtmd import DeviceError
 from mtmd.cli import main
 from mtmd.kernels.report.facts import Check, DequantizedTensor, FlashFacts, OpTime, RefusedOp
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.service.measures.decode_speed import DecodeSpeed
-from mtmd.web.page.verdict import verdict
+from mtmd.web.app import create_app
+from mtmd.web.page.verdict import FAST, WORDS, verdict
+from mtmd.web.settings import ServerSettings
+from mtmd.web.store.store import Store
 
 ON = FlashFacts("encoder", "auto", "on", 12, (), ())
 CHECK = Check(
@@ -100,6 +105,16 @@ def test_every_command_of_a_verdict_is_one_that_there_is(capsys):
 
 
 def test_the_diagnostics_begin_with_the_verdict(visit, fake):
+    """A server shows the report that it has begun with: another one is fast."""
+    good = FakeService()
+    good.warmup_report = GOOD
+    with running(good, create_app(good, ServerSettings(port=0), Store(None))) as server:
+        page = visit(server.url, size=PHONE).page
+        page.wait_for_selector("#badge.fast", state="attached")
+        assert not page.is_visible("#badge"), "there is nothing to tell"
+        page.goto("/diagnostics")
+        assert page.inner_text("#verdict.fast h2") == WORDS[FAST]
+        page.goto("about:blank")  # so that it asks no server that has ended
     fake.warmup_report = replace(GOOD, refused=(ROPE,))
     person = visit(size=PHONE)
     page = person.page

@@ -470,7 +470,7 @@ async function ask(message, chosen, continued = null) {
   draw();
   try {
     const wanted = { parent: message.id, options: withSince(chosen), ...(continued ? { continues: continued.id } : {}) };
-    const answer = await post(`/api/conversations/${conversation.id}/answers`, wanted, { signal: mine.controller.signal });
+    const answer = await post(`/api/conversations/${conversation.id}/answers`, wanted, { signal: mine.controller.signal, patient: true });
     if (asked !== mine) return; // another conversation is shown
     asked = null;
     tree.put(answer);

@@ -123,7 +123,7 @@ export class SideBySide {
   async #write(part) {
     const { signal } = this.controller;
     try {
-      part.answer ??= await post(`/api/conversations/${this.conversation}/answers`, { parent: this.parent, options: part.options, side: part.side }, { signal });
+      part.answer ??= await post(`/api/conversations/${this.conversation}/answers`, { parent: this.parent, options: part.options, side: part.side }, { signal, patient: true });
       if (part.pending) part.pending.remove();
       part.growing.progress.hidden = false;
       for await (const event of events(part.answer.id, signal, (whether) => part.growing.connected(whether))) {

@@ -158,9 +158,9 @@ function showVerdict() {
 
 /** Of several models those in memory can be looked at. */
 async function drawWhich() {
-  const { many, model } = await get(of("/api/about"));
+  const { many } = await get(of("/api/about"));
   if (!many) return;
-  const { models } = await get("/api/models");
+  const [{ models }, { model }] = await Promise.all([get("/api/models"), get("/api/stats")]);
   const loaded = models.filter(({ state }) => state === "loaded").map(({ name }) => name);
   $("which").replaceChildren(...loaded.map((name) => el("option", { value: name, selected: name === (WHICH ?? model) }, name)));
   $("of-model").hidden = loaded.length < 2;

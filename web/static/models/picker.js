@@ -6,7 +6,7 @@ import { get, post } from "../shared/server.js";
 const KEY = "mtmd.model";
 const BUSY_MS = 700;
 const QUIET_MS = 15_000;
-const IN_WORDS = { unloaded: "", loading: "Loading", loaded: "In memory", unloading: "Being unloaded, once its answers are written", failed: "Cannot be loaded" };
+const IN_WORDS = { unloaded: "", loading: "Loading", loaded: "In memory", unloading: "Unloaded as soon as nobody uses it", failed: "Cannot be loaded" };
 const ROOM = { fits: "Fits into memory", swap: "Fits once another is unloaded", "too large": "Needs more memory than there is" };
 
 /** 9.9 MB, as sizes of files are told. */
@@ -149,7 +149,7 @@ export class Picker {
     } } }, el("span", { class: `model-dot ${state}` }), el("span", { class: "model-name" }, name), el("span", { class: "model-facts" }, facts),
     words ? el("span", { class: `model-state ${state}${tight ? " tight" : ""}`, title: reason || null }, words) : null);
     const there = state === "loaded";
-    const [word, label] = there ? ["Unload", "Unload"] : state === "failed" ? ["Try again", "Try again to load"] : ["Load", "Load"];
+    const [word, label] = there ? ["Unload", "Unload"] : state === "failed" ? ["Try again", "Try again to load"] : model.file_bytes === null ? ["Fetch", "Fetch and load"] : ["Load", "Load"];
     const button = state === "loading" || state === "unloading" ? null : el("button", { class: "button", type: "button", "aria-label": `${label} ${name}`,
       on: { click: () => this.#act(there ? "unload" : "load", name) } }, word);
     return el("li", { class: `model-row${name === this.chosen ? " chosen" : ""}`, dataset: { name } }, pick, button,

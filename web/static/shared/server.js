@@ -5,6 +5,7 @@ import { $ } from "./dom.js";
 const ROOT = new URL("../../../", import.meta.url).pathname; // a proxy may have put all of it under a path
 const KEY = "mtmd.key";
 const SILENCE_MS = 25_000; // the server gives a sign of life every ten seconds
+const LOOK_MS = 4000; // at most, until it is asked again whether a model has been fetched
 const RETRY_MS = [300, 700, 1500, 3000, 5000];
 
 /** The address of a path of the server, which begins with a slash. */
@@ -48,6 +49,7 @@ export function forgetKey() {
 
 const hasKey = () => Boolean(localStorage.getItem(KEY));
 
+/** `options.patient`: waits, too, until a model is here that is being fetched; how far that is shows elsewhere. */
 async function call(path, options = {}) {
   for (let attempt = 0; ; attempt += 1) {
     const headers = new Headers(options.headers);
@@ -71,11 +73,18 @@ async function call(path, options = {}) {
       await sleep(1000 * Number(response.headers.get("Retry-After") ?? 1));
       continue;
     }
+    if (options.patient && problem.code === "model_loading") {
+      await sleep(Math.min(1000 * Number(response.headers.get("Retry-After") ?? 1), LOOK_MS), options.signal);
+      continue;
+    }
     throw new ServerError(sentence(problem.message), response.status, problem.code);
   }
 }
 
-const sleep = (ms) => new Promise((resolve) => { setTimeout(resolve, ms); });
+const sleep = (ms, signal) => new Promise((resolve) => {
+  setTimeout(resolve, ms);
+  signal?.addEventListener("abort", resolve, { once: true });
+});
 /** With a capital and a full stop. */
 export const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
 

@@ -1,0 +1,79 @@
+"""How fast memory is read, as the verdict tells it beside an answer's speed."""
+
+from __future__ import annotations
+
+import pytest
+from fake_models import registry_of
+
+from mtmd import DeviceError, MtmdError
+from mtmd.web.page import diagnostics
+
+
+class Machine:
+    """A registry of two models, one of which is asked how fast memory is; `meanwhile` is done while
+    that is measured.
+    """
+
+    def __init__(self, monkeypatch):
+        self.registry, _ = registry_of({"a": 1, "b": 1})
+        self.registry.start()
+        self.a, self.b = (self.registry.take(name) for name in "ab")
+        for entry in (self.a, self.b):
+            self.registry.give_back(entry)
+        self.a.served.service.exclusively = lambda work: work()
+        self.ceiling, self.meanwhile = diagnostics._Ceiling(self.registry), lambda: None
+        monkeypatch.setattr(diagnostics, "step_bytes", lambda _: 1e9)
+        monkeypatch.setattr(diagnostics, "read_rate_of", self._rate_of)
+
+    def _rate_of(self, device):
+        assert device == "cpu"
+        self.meanwhile()
+        return 5e9
+
+    def ask(self, measure=True):
+        return self.ceiling.of(self.a.served, measure)
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    made = Machine(monkeypatch)
+    yield made
+    made.registry.close()
+
+
+def test_it_is_measured_once_and_only_where_that_is_wanted(machine):
+    assert machine.ask(measure=False) is None
+    assert machine.ask() == 5e9
+    machine.meanwhile = pytest.fail
+    assert machine.ask() == machine.ask(measure=False) == 5e9
+
+
+def test_what_another_model_does_meanwhile_is_not_taken_for_a_slow_memory(machine):
+    other = machine.b.served.service
+    other.under_way.append("an answer")
+    assert machine.ask() is None, "it is being asked"
+    other.under_way.clear()
+    messages = [{"role": "user", "content": "hi"}]
+    for meanwhile in (
+        lambda: other.submit(messages),  # over by the end, too
+        lambda: other.under_way.append("an answer"),
+    ):
+        machine.meanwhile = meanwhile
+        assert machine.ask() is None
+    other.under_way.clear()
+    machine.meanwhile = lambda: None
+    assert machine.ask() == 5e9
+
+
+def test_a_model_that_is_unloaded_meanwhile_is_no_error_and_a_fault_of_the_device_is(machine):
+    for error in (MtmdError("the service is closed"), DeviceError("the device hangs")):
+
+        def fail(_, error=error):
+            raise error
+
+        machine.a.served.service.exclusively = fail
+        if isinstance(error, DeviceError):
+            with pytest.raises(DeviceError):
+                machine.ask()
+        else:
+            assert machine.ask() is None
