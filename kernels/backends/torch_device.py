@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtmd.kernels.backends.backend import Run
+from mtmd.kernels.backends.operands import operands, smaller
 from mtmd.kernels.backends.reference import lower_reference, reference_workspace
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.graph import Node, Type
@@ -26,7 +28,7 @@ from mtmd.kernels.ops import OPS
 from mtmd.kernels.ops.attention import visible
 
 KINDS = ("mps", "xpu")
-ASKED_BYTES = 32 << 20  # of an op's operands and result; larger ones are taken as the smaller are
+ASKED_BYTES = 64 << 20  # of an op's operands; with larger ones, such as experts, it is not tried
 LIMITS = {torch.float32: 1e-6, torch.bfloat16: 1e-3, torch.float16: 1e-4}  # NMSE, see `_distance`
 
 
@@ -39,12 +41,16 @@ class TorchDevice:
     def __init__(self, name: str, device: torch.device | None = None):
         self.name = self.space = name
         self.device = device or torch.device(name)
-        self._asked = functools.lru_cache(maxsize=4096)(self._ask)
+        self._known: dict[Any, str | None] = {}
 
     def rejects(self, node: Node) -> str | None:
         if OPS[node.op].is_view:
             return None
-        return self._asked(node.op, types_of(node), tuple(node.attrs.items()))
+        key = node.op, types_of(node), tuple(node.attrs.items())
+        if key not in self._known:
+            with suppress(_NoRoomError):
+                self._known[key] = self._ask(*key)
+        return self._known.get(key)
 
     def lower(self, node: Node, in_place: bool = False) -> Run:
         if _by_torch(node.op, node.attrs):
@@ -63,27 +69,23 @@ class TorchDevice:
     def _ask(
         self, op: str, types: tuple[Type | None, ...], attrs: tuple[tuple[str, Any], ...]
     ) -> str | None:
-        """None where the device runs the op and the result is right."""
-        size = sum(t.bytes for t in types if t is not None)
-        if size > ASKED_BYTES:
-            return None
+        """None where the device runs the op and the result is right. Raises _NoRoomError."""
         options = dict(attrs)
+        named = smaller(op, dict(zip(OPS[op].operands, types, strict=False)))
+        if sum(t.bytes for t in named.values() if t is not None) > ASKED_BYTES:
+            return None
         run: Run = attention if _by_torch(op, options) else OPS[op].reference
-        generator = torch.Generator().manual_seed(0)
-        inputs = [None if t is None else _values(t, generator) for t in types]
+        inputs = operands(op, named, options)
         with torch.inference_mode():
-            exact = [i.float() if i is not None and i.is_floating_point() else i for i in inputs]
-            try:
-                expected = OPS[op].reference(
-                    *(i if i is None else i.clone() for i in exact), **options
-                )
-            except (RuntimeError, ValueError, IndexError):
-                return None  # of zeros for places there is no result: nothing to ask with
+            exact = [i if i is None or not i.is_floating_point() else i.float() for i in inputs]
+            expected = OPS[op].reference(*(i if i is None else i.clone() for i in exact), **options)
             try:
                 theirs = (i if i is None else i.to(self.device, copy=True) for i in inputs)
                 found = run(*theirs, **options).cpu()
             except (RuntimeError, TypeError) as error:  # NotImplementedError among them
                 words = " ".join(str(error).split())
+                if "out of memory" in words:
+                    raise _NoRoomError from error
                 return f"torch on {self.name}: {words:.200}"
         distance, limit = _distance(found, expected), LIMITS.get(found.dtype, 0.0)
         if distance <= limit:
@@ -94,15 +96,12 @@ class TorchDevice:
         )
 
 
+class _NoRoomError(Exception):
+    """There is no memory to try an op with, now."""
+
+
 def _by_torch(op: str, options: Mapping[str, Any]) -> bool:
     return op == "attention" and options.get("softcap") is None
-
-
-def _values(kind: Type, generator: torch.Generator) -> Tensor:
-    """Random numbers, and zeros for places, which are right for every table."""
-    if not kind.dtype.is_floating_point:
-        return torch.zeros(kind.shape, dtype=kind.dtype)
-    return torch.randn(kind.shape, generator=generator).to(kind.dtype)
 
 
 def _distance(found: Tensor, expected: Tensor) -> float:

@@ -86,6 +86,12 @@ class Op:
             if value is None and self._signature.parameters[name].annotation == "Tensor":
                 raise TypeError(f"operand {name} is missing")
 
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """Their names, in order."""
+        parameters = self._signature.parameters.values()
+        return tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
+
     def flops(self, node: Node) -> int:
         return self._flops(node) if self._flops else 0
 

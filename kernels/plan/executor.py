@@ -43,7 +43,8 @@ def memory_for(what: str, needed: Callable[[], int]) -> Iterator[None]:
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise _shortage(what, needed()) from error
     except RuntimeError as error:
-        if "allocate memory" not in str(error):  # the CPU allocator has no error class of its own
+        # The CPU's allocator and Metal's have no error class of their own.
+        if not any(words in str(error) for words in ("allocate memory", "out of memory")):
             raise
         raise _shortage(what, needed()) from error
 

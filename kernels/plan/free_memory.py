@@ -40,8 +40,10 @@ def _measure(device: torch.device) -> int | None:
         free, _ = torch.cuda.mem_get_info(device)
         # torch keeps what it has let go, to hand it out again.
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    if device.type == "mps":  # of the memory that it shares with the CPU
-        return torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory()
+    if device.type == "mps":  # the CPU's memory, less what others have of it
+        own = torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory()
+        everyones = system_bytes(PROC, CGROUP)
+        return max(0, own if everyones is None else min(own, everyones))
     if device.type == "xpu":
         free, _ = torch.xpu.mem_get_info(device)
         return free + torch.xpu.memory_reserved(device) - torch.xpu.memory_allocated(device)

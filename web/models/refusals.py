@@ -78,7 +78,8 @@ def reason_of(error: BaseException) -> str:
     """In one line. What is no mistake of the files or options is in the log."""
     if isinstance(error, MtmdError):
         return " ".join(str(error).split())
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's
+    full = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's
+    if full or "out of memory" in str(error):  # Metal's
         return "there is not enough memory"
     if isinstance(error, OSError):
         return f"its files cannot be read ({error.strerror or type(error).__name__})"

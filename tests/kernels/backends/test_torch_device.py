@@ -13,7 +13,7 @@ from op_cases import MAKERS, copies, draw, node_of
 from mtmd.kernels.backends import backends_for, torch_device
 from mtmd.kernels.backends.torch_device import TorchDevice, attention
 from mtmd.kernels.errors import OptionError
-from mtmd.kernels.graph import Type
+from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
 
 
@@ -94,11 +94,88 @@ def test_what_the_device_lacks_or_gets_wrong_is_said(
     assert device.rejects(node) == reason, "asked once"
 
 
-def test_large_operands_are_not_tried(device: TorchDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs, attrs = draw("gelu", 0)
-    monkeypatch.setattr(torch_device, "ASKED_BYTES", 1)
-    monkeypatch.setattr(OPS["gelu"], "reference", not_there)
-    assert device.rejects(node_of("gelu", inputs, attrs)) is None
+def shifted(x: torch.Tensor, by: int = 1) -> torch.Tensor:
+    return (x + by) % (x.max() + 1)
+
+
+WRONG: dict[str, Callable[..., Any]] = {
+    "attn_softmax": lambda s, b, **o: OPS["attn_softmax"].reference(s, b.flip(0), **o),
+    "embed": lambda t, w, **o: OPS["embed"].reference(shifted(t), w, **o),
+    "gather_pages": lambda c, p, **o: OPS["gather_pages"].reference(c, shifted(p), **o),
+    "gated_delta": lambda *i, **o: OPS["gated_delta"].reference(*i[:-3], -i[-3], *i[-2:], **o),
+    "kv_store": lambda c, k, v, s: OPS["kv_store"].reference(c, k, v, shifted(s)),
+    "paged_attention": lambda q, *i, **o: OPS["paged_attention"].reference(q * 3, *i, **o),
+    "rope_table": lambda p, *i, **o: OPS["rope_table"].reference(p * 2, *i, **o),
+    "take_rows": lambda x, at: OPS["take_rows"].reference(x, shifted(at)),
+}
+
+
+@pytest.mark.parametrize("op", sorted(WRONG))
+def test_places_positions_and_bounds_are_such_that_a_wrong_one_shows(
+    op: str, device: TorchDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Among random problems: of one row, or one key, nothing can be told."""
+    nodes = [node_of(op, *draw(op, seed)) for seed in range(12)]
+    if op == "attn_softmax":
+        nodes = [node for node in nodes if node.inputs[1] is not None]
+    assert all(device.rejects(node) is None for node in nodes)
+    right, wrong = OPS[op].reference, WRONG[op]
+    noticed = 0
+    for node in nodes:
+        calls = iter((right, wrong, right))
+        monkeypatch.setattr(OPS[op], "reference", lambda *a, calls=calls, **k: next(calls)(*a, **k))
+        noticed += TorchDevice("mps", torch.device("cpu")).rejects(node) is not None
+    assert noticed >= len(nodes) // 3
+
+
+def test_attention_under_bounds_is_tried_with_many_keys(
+    device: TorchDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k = (torch.randn(1, rows, 2, 16) for rows in (40, 3000))
+    bounds = torch.zeros(40, 2, dtype=torch.int32)
+    node = node_of("attention", [q, k, k, None, bounds], {"scale": 0.25})
+    assert device.rejects(node) is None
+    monkeypatch.setattr(
+        torch_device, "attention", lambda *i, scale, **o: attention(*i, scale=scale * 10, **o)
+    )
+    told = TorchDevice("mps", torch.device("cpu")).rejects(node)
+    assert told is not None and "wrong result" in told
+
+
+def test_large_weights_are_tried_with_fewer_rows(
+    device: TorchDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    right = OPS["matmul"].reference
+
+    def look(x: torch.Tensor, w: torch.Tensor, *bias: Any, **options: Any) -> torch.Tensor:
+        seen.append((*w.shape,))
+        return right(x, w, *bias, **options)
+
+    leaves = [
+        Node("input", (), Type.contiguous(shape, torch.bfloat16), {}, name)
+        for name, shape in (("x", (1, 4096)), ("w", (262144, 4096)), ("bias", (262144,)))
+    ]
+    node = OPS["matmul"](*leaves, name="lm_head")
+    monkeypatch.setattr(OPS["matmul"], "reference", look)
+    assert device.rejects(node) is None and seen == [(256, 4096), (256, 4096)]
+
+
+def test_no_memory_to_try_with_says_nothing_of_the_op(
+    device: TorchDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = node_of("gelu", *draw("gelu", 0))
+    right = OPS["gelu"].reference
+
+    def full(*_: object, **__: object) -> torch.Tensor:
+        raise RuntimeError("MPS backend out of memory (MPS allocated: 9 GB)")
+
+    for wrong, told in ((full, False), (not_there, True)):
+        calls = iter((right, wrong))
+        monkeypatch.setattr(
+            OPS["gelu"], "reference", lambda *a, calls=calls, **k: next(calls)(*a, **k)
+        )
+        assert bool(device.rejects(node)) == told, "asked again"
 
 
 def test_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
