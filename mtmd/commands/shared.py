@@ -112,11 +112,26 @@ def add_model_arguments(
         help="share every layer out among N processes, each with a GPU of its own where there are "
         "several (default: 1)",
     )
+    split = group.add_argument(
+        "--split",
+        metavar="HOW",
+        default="none",
+        help="layer: each device of --device, or each GPU, has a run of layers; one GPU and the "
+        "host where there is one (default: none)",
+    )
+    offers(split, ("none", "layer"))
     group.add_argument(
         "--tensor-split",
         metavar="SHARES",
         default="",
-        help="the shares of --tp's processes, such as 3,1 (default: equal ones)",
+        help="the shares of --tp's processes or --split's devices, such as 3,1 (default: equal "
+        "ones; of devices, by free memory)",
+    )
+    group.add_argument(
+        "--fit",
+        action="store_true",
+        help="choose how the model lies in memory (one device, layers over several, --tp, keys and "
+        "values on the host, part of the layers there), the first way that is predicted to fit",
     )
     group.add_argument(
         "--no-kv-offload",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mtmd.clip.warmup import encoder_graphs
 from mtmd.llm.warmup import decoder_graphs
+from mtmd.loaded.fitting.needed_memory import CACHE_PART, MARGIN
 from mtmd.loaded.loaded_model import LoadedModel
-from mtmd.loaded.memory_admission import CACHE_PART, MARGIN
 
 
 def predicted_bytes(loaded: LoadedModel) -> dict[str, int]:

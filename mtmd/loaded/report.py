@@ -46,6 +46,8 @@ def warmup_report(loaded: LoadedModel, check: bool) -> WarmupReport:
         dequantized=_dequantized(loaded),
         speculation=_speculation(loaded),
         ranks=ranks_facts(loaded),
+        layers=loaded.layers,
+        fit=loaded.fit,
     )
 
 
