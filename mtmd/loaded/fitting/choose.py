@@ -266,7 +266,7 @@ class Ways:
         except MtmdError as error:
             self.refused.append(LayoutFacts(name, reason=str(error)))
             return
-        yield self._way(name, Layout((*self.accelerators, *self.host), ranks=ranks), seats)
+        yield self._way(name, Layout((self.accelerators[0], *self.host), ranks=ranks), seats)
 
 
 def choose(ways: Ways) -> tuple[Way, FitFacts]:

@@ -77,6 +77,7 @@ def test_json(one: Path, mtmd: Any, demo: Model) -> None:
         "speculation",
         "threads",
         "ranks",
+        "layout",
         "preprocess_ms",
         "encode_ms",
         "prefill_ms",
