@@ -68,8 +68,8 @@ def parser() -> Parser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 1 `compare` or `history check` found something, or a picture of several
-    failed, 2 a mistake in the call or its files, 3 `warmup --strict` found something or `fit` nothing, 70 the device
-    of `serve` has failed, 130 interrupted.
+    failed, 2 a mistake in the call or its files, 3 `warmup --strict` found something or `fit` no
+    way, 70 the device of `serve` has failed, 130 interrupted.
     """
     if isinstance(
         sys.stdout, io.TextIOWrapper

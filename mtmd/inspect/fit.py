@@ -109,9 +109,7 @@ def fit(
     """
     for name in NO_USE:
         if name in chosen:
-            raise OptionError(
-                f"{name}: has no meaning here, where every way is tried; leave it out"
-            )
+            raise OptionError(f"{name}: has no meaning where every way is tried; leave it out")
     settings = options(LoadOptions, chosen)
     if settings.override_tensor or settings.tensor_split or settings.no_kv_offload:
         raise OptionError("override_tensor, tensor_split, no_kv_offload: leave them out for `fit`")
@@ -170,7 +168,7 @@ def _devices(
     count = max(len(sizes), len(target))
     if len({1, len(sizes), len(target)} - {0, 1}) > 1 or count > MOST_DEVICES:
         raise OptionError(
-            f"fit: found {len(sizes)} memories and {len(target)} targets, expected as many of both, "
+            f"fit: found {len(sizes)} memories and {len(target)} targets, expected as many of both "
             f"or one for all, and at most {MOST_DEVICES}"
         )
     devices, backends = [], list[Backend]()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mtmd.kernels.report.facts import LayoutFacts
+from mtmd.loaded.fitting.choose import NOTHING
 from mtmd.loaded.fitting.needed_memory import MOST_ANSWERS
 
 if TYPE_CHECKING:  # which shows itself as this text
@@ -82,17 +83,15 @@ def _result(report: FitReport) -> Iterator[str]:
     if any(not m.fits for layout in report.layouts for m in layout.memories):
         yield "* is more than usable"
     if any(layout.layers for layout in report.layouts):
-        yield "gpu0, 0-9: the layers that lie there"
+        yield "behind a memory: the first and the last layer that it has"
     yield ""
     if report.chosen is not None:
         yield from _wrapped(f"result: fits {report.chosen}")
         return
     advice = "; ".join(report.advice)
     yield from _wrapped(
-        "result: fits nowhere; "
-        + (f"what would fit: {advice}" if advice else "a shorter context, smaller pictures or a "
-           "Q4_K file alone would not fit either")
-    )  # fmt: skip
+        "result: fits nowhere; " + (f"what would fit: {advice}" if advice else NOTHING)
+    )
 
 
 def _unit(report: FitReport) -> tuple[int, str]:

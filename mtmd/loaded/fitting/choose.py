@@ -86,10 +86,31 @@ class Way:
 
     def longest_context(self, most: int) -> int:
         """In steps of `CHUNK` tokens, or `most`, the model's own limit."""
-        found = most_that_fit(
-            lambda chunks: self.slack(min(chunks * CHUNK, most)), -(-most // CHUNK)
-        )
+        own = self.seats[0].runner.context
+
+        def slack(chunks: int) -> int:
+            context = min(chunks * CHUNK, most)
+            least = self._least_slack(context) if context > own else 0
+            return self.slack(context) if least >= 0 else least
+
+        found = most_that_fit(slack, -(-most // CHUNK), own // CHUNK or 1)
         return min(found * CHUNK, most)
+
+    def _least_slack(self, context: int) -> int:
+        """At most what `slack` is for a longer context than the one asked for, without a plan:
+        what is computed with grows, too.
+        """
+        own = self.parts()
+        grown: dict[str, int] = {}
+        for seat in self.seats:
+            for space, size in seat.cache(context).items():
+                grown[space] = grown.get(space, 0) + size
+        left = [
+            self.available[space] - parts.total + parts.cache - grown.get(space, 0)
+            for space, parts in own.items()
+            if space in self.available
+        ]
+        return min(left, default=0)
 
     def most_answers(self) -> int:
         return most_that_fit(lambda count: self.slack(None, count), MOST_ANSWERS)
@@ -291,12 +312,13 @@ def nothing_fits(ways: Ways, tried: Sequence[Way]) -> str:
             lacking.append(f"{way.name} needs {mib(short.needed)} of {short.space}'s {there}")
     advice = what_would_fit(ways, tried)
     return (
-        f"fit: {ways.context} tokens of context for {ways.chosen.parallel} at once fit nowhere: "
-        f"{'; '.join(lacking)}. {'What would: ' + '; '.join(advice) if advice else NOTHING}"
+        f"fit: {ways.context} tokens of context for {ways.chosen.parallel} at once fit nowhere; "
+        f"{'what would: ' + ', or '.join(advice) if advice else NOTHING}. "
+        f"Refused: {'; '.join(lacking)}"
     )
 
 
-NOTHING = "Neither a shorter context, nor smaller pictures, nor a Q4_K file would; use more memory"
+NOTHING = "a shorter context, smaller pictures or a Q4_K file alone would not fit either"
 
 
 def what_would_fit(ways: Ways, tried: Sequence[Way]) -> list[str]:

@@ -147,17 +147,24 @@ def limits(
     return result
 
 
-def most_that_fit(slack: Callable[[int], int], most: int) -> int:
+def most_that_fit(slack: Callable[[int], int], most: int, start: int = 1) -> int:
     """The largest number up to `most` with a slack that is not negative, 0 where there is none.
     Slack falls with the number, nearly in a line: so every second guess is where a line between the
     two numbers that are known goes through zero, and the others halve what is between them.
+    `start`: a number that is worth being tried first.
     """
     if (last := slack(most)) >= 0:
         return most
-    high, halve = most, False
-    if most < 2 or (first := slack(1)) < 0:
+    low, high, first = 0, most, 0
+    for known in dict.fromkeys((min(start, most), 1)):
+        if known < high and (left := slack(known)) >= 0:
+            low, first = known, left
+            break
+        if known < high:
+            high, last = known, left
+    if not low:
         return 0
-    low = 1
+    halve = False
     while high - low > 1:
         line = low + (high - low) * first // (first - last)
         middle = (low + high) // 2 if halve else min(max(line, low + 1), high - 1)
@@ -190,7 +197,7 @@ def largest_picture(
     most = resolution.most_tokens(budget)
     if size is None and budget.max_tokens is None and most < context:
         return LargestPicture(most, (resolution.largest_tile_type().shape,))
-    if most >= context:
+    if size is None and most >= context:
         budget = Budget(budget.min_tokens, min(context - 1, budget.max_tokens or context))
     width, height = size or LARGE
     plan = resolution.prepare(np.zeros((height, width, 3), np.uint8), budget)
