@@ -16,7 +16,7 @@ EXAMPLES = """\
 mtmd fit org/name --memory 24GiB,24GiB      # two GPUs
 mtmd fit org/name --target rtx4090,rtx3090 --context 32768 --parallel 1
 mtmd fit model.gguf --memory 8GiB --host-memory 32GiB --image 1920x1080
-mtmd fit --random-weights qwen3-vl-8b --weights Q4_K_M --memory 12GiB
+mtmd fit --random-weights config.json --weights Q4_K_M --memory 12GiB
 mtmd fit                                    # the demo model in what is free here"""
 
 NOWHERE = 3  # the exit code where no way fits
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(shape_names()))
         return 0
     image = _size(args.image)
-    from mtmd.inspect.fit import fit
+    from mtmd.inspect.fit.fit import fit
 
     chosen: dict[str, Any] = {
         name: getattr(args, name) for name in NAMES if getattr(args, name) is not None

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from mtmd.inspect.fit.facts import FitFacts
 from mtmd.kernels.report.facts import LayoutFacts
 from mtmd.loaded.fitting.choose import NOTHING
 from mtmd.loaded.fitting.needed_memory import MOST_ANSWERS
-
-if TYPE_CHECKING:  # which shows itself as this text
-    from mtmd.inspect.fit import FitReport
 
 WIDTH = 80
 GIB, MIB = 1 << 30, 1 << 20
 NOT_RUN = "PREDICTED: no weight is read, nothing is run."
 
 
-def render_fit(report: FitReport) -> str:
+def render_fit(report: FitFacts) -> str:
     lines = [*_head(report), "", *_table(report), *_result(report)]
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _head(report: FitReport) -> Iterator[str]:
+def _head(report: FitFacts) -> Iterator[str]:
     yield from _wrapped(f"{report.model}, {report.dtype}: {_asked(report)}")
     for device in report.devices:
         if device.memory_bytes is not None:
@@ -37,7 +34,7 @@ def _head(report: FitReport) -> Iterator[str]:
     yield NOT_RUN
 
 
-def _asked(report: FitReport) -> str:
+def _asked(report: FitFacts) -> str:
     many = f"{report.answers} answer{'s' if report.answers > 1 else ''} at once"
     text = f"{many} of {report.context:,} tokens"
     if not report.picture_tokens:
@@ -48,14 +45,14 @@ def _asked(report: FitReport) -> str:
     return f"{text}, {size} ({report.picture_tokens:,} tokens)"
 
 
-def _table(report: FitReport) -> Iterator[str]:
+def _table(report: FitFacts) -> Iterator[str]:
     columns = ("weights", "tower", "KV", "activ.", "needed", "usable")
     yield f"{_unit(report)[1]:<18}" + "".join(f"{c:>10}" for c in columns)
     for layout in report.layouts:
         yield from _layout(report, layout)
 
 
-def _layout(report: FitReport, layout: LayoutFacts) -> Iterator[str]:
+def _layout(report: FitFacts, layout: LayoutFacts) -> Iterator[str]:
     if layout.reason is not None:
         yield from _wrapped(f"CANNOT BE   {layout.name}: {layout.reason}")
         return
@@ -79,7 +76,7 @@ def _layout(report: FitReport, layout: LayoutFacts) -> Iterator[str]:
         yield from _wrapped(f"    longest context: {longest}; most chats at once: {most}")
 
 
-def _result(report: FitReport) -> Iterator[str]:
+def _result(report: FitFacts) -> Iterator[str]:
     if any(not m.fits for layout in report.layouts for m in layout.memories):
         yield "* is more than usable"
     if any(layout.layers for layout in report.layouts):
@@ -94,17 +91,17 @@ def _result(report: FitReport) -> Iterator[str]:
     )
 
 
-def _unit(report: FitReport) -> tuple[int, str]:
+def _unit(report: FitFacts) -> tuple[int, str]:
     """MiB where all is small."""
     needs = [m.needed for layout in report.layouts for m in layout.memories]
     return (GIB, "GiB") if max(needs, default=0) >= 2 * GIB else (MIB, "MiB")
 
 
-def _number(report: FitReport, size: int) -> str:
+def _number(report: FitFacts, size: int) -> str:
     return f"{size / _unit(report)[0]:,.1f}"
 
 
-def _size(report: FitReport, size: int | None) -> str:
+def _size(report: FitFacts, size: int | None) -> str:
     return "?" if size is None else f"{_number(report, size)} {_unit(report)[1]}"
 
 

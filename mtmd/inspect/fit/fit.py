@@ -5,14 +5,14 @@ Nothing is run and no weight is read: configuration, the headers of weight files
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from os import PathLike
 from typing import Any
 
 from mtmd.bench.shapes import random_checkpoint
 from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.config import LoadOptions, options
-from mtmd.inspect.fit_text import render_fit
+from mtmd.inspect.fit.facts import FitDevice, FitFacts
+from mtmd.inspect.fit.text import render_fit
 from mtmd.inspect.prediction import usable_bytes
 from mtmd.kernels.backends import Backend, Cpu, Reference, several_backends
 from mtmd.kernels.backends.target import MIN_CAPABILITY, Target
@@ -20,70 +20,23 @@ from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import OptionError
 from mtmd.kernels.estimate.cards import find_card
 from mtmd.kernels.options import refuse, size_or_none
-from mtmd.kernels.report.facts import LayoutFacts
 from mtmd.loaded.device_and_dtype import choose_dtype
 from mtmd.loaded.fitting.choose import Ways, what_would_fit
 from mtmd.loaded.fitting.needed_memory import HOST, SPARE, limits
 from mtmd.loaded.loaded_model import DEFAULT_CONTEXT
 from mtmd.loading import find_checkpoint
 
-SCHEMA = 1  # of `FitReport.asdict`: raised when a field is renamed, removed or means another thing
 USUAL = "cuda:80"  # the architecture of memories of which nothing else is said
 MOST_DEVICES = 16
 MOST_SIDE = 1 << 14  # pixels
 NO_USE = ("device", "refuse", "threads", "memory_limit", "isolate", "fit", "split", "tp")
 
 
-@dataclass(frozen=True)
-class FitDevice:
-    """One memory: `memory_bytes` of it, of which a model may take `usable_bytes`, None where that
-    is not known.
-    """
-
-    name: str
-    what: str
-    memory_bytes: int | None
-    usable_bytes: int | None
-
-
-@dataclass(frozen=True)
-class FitReport:
-    """`layouts` in order of preference, of which `chosen` is the first that fits, None where none
-    does; `advice` says then what would. `picture_tokens` of the largest picture, 0 where the model
-    takes none. `longest_context` of a layout holds for as many `answers` at once.
-    """
-
-    model: str
-    dtype: str
-    context: int
-    context_most: int
-    answers: int
-    picture_size: tuple[int, int] | None
-    picture_tokens: int
-    devices: tuple[FitDevice, ...]
-    layouts: tuple[LayoutFacts, ...]
-    chosen: str | None
-    advice: tuple[str, ...]
-
-    @property
-    def fits(self) -> bool:
-        return self.chosen is not None
+class FitReport(FitFacts):
+    """What `fit` finds out, and `str()` of it as text for a terminal."""
 
     def __str__(self) -> str:
         return render_fit(self)
-
-    def asdict(self) -> dict[str, Any]:
-        layouts = [
-            asdict(layout)
-            | {
-                "fits": layout.fits,
-                "memories": [
-                    asdict(m) | {"needed": m.needed, "fits": m.fits} for m in layout.memories
-                ],
-            }
-            for layout in self.layouts
-        ]
-        return {"schema": SCHEMA, **asdict(self), "layouts": layouts, "fits": self.fits}
 
 
 def fit(
