@@ -47,7 +47,7 @@ class Admission:
         self._asked, self._cache_bytes = limit, cache_bytes
         self.limits = limits(self.backends, runner.devices, limit)
         """Bytes by memory space; those of which nobody knows are not in it."""
-        self._needed = NeededMemory(encoder, runner, {"cpu"} if limit is None else ())
+        self.needed = NeededMemory(encoder, runner, {"cpu"} if limit is None else ())
         self._keeps = (encoder or runner).backends[0].space
         """Where encoded pictures are kept."""
         self.encoding: Plan | None = None
@@ -81,7 +81,7 @@ class Admission:
 
     @cached_property
     def _weights(self) -> Bytes:
-        parts = self._needed.weights, self._needed.tower
+        parts = self.needed.weights, self.needed.tower
         return {space: sum(part.get(space, 0) for part in parts) for space in self.limits}
 
     @cached_property
@@ -90,7 +90,7 @@ class Admission:
         written: without a limit to keep, one sequence's share is counted there, and more of them
         wait when there is no more.
         """
-        return self._needed.cache()
+        return self.needed.cache()
 
     @cached_property
     def _beside_weights(self) -> Bytes:

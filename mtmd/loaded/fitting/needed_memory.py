@@ -96,10 +96,10 @@ class NeededMemory:
             self.runner.plan(BatchShape(tokens, min(largest.images, tokens), pages=pages)),
         )
 
-    def encode(self, tiles: Iterable[Shape]) -> Bytes:
-        """The most that encoding one of these tiles takes."""
+    def encode(self, tiles: Iterable[Shape], batch: int = 1) -> Bytes:
+        """The most that encoding so many of one of these tiles takes."""
         assert self.encoder is not None
-        peaks = [self.encoder.plan(1, shape).compute_bytes for shape in dict.fromkeys(tiles)]
+        peaks = [self.encoder.plan(batch, shape).compute_bytes for shape in dict.fromkeys(tiles)]
         return {s: max(p.get(s, 0) for p in peaks) for s in {s for p in peaks for s in p}}
 
     def parts(

@@ -32,7 +32,7 @@ def demo_on(*names: str, **chosen: Any) -> Model:
 def needs() -> dict[str, int]:
     """Bytes of the demo model on one device, by part."""
     admission = demo_on("a", memory_limit="1GiB").loaded.admission
-    (parts,) = admission._needed.parts().values()
+    (parts,) = admission.needed.parts().values()
     return {"all": parts.total, "cache": parts.cache, "weights": parts.weights + parts.tower}
 
 
