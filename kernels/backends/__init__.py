@@ -27,7 +27,8 @@ def backends_for(device: str = "auto", refuse: Sequence[str] = ()) -> list[Backe
     """
     fallback: list[Backend] = [Cpu(), Reference()]
     if not re.fullmatch(ONE, device):
-        raise OptionError(f"device {device!r}: expected auto, cpu, cuda or cuda:N")
+        several = "; several go with split layer, or fit" if "," in device else ""
+        raise OptionError(f"device {device!r}: expected auto, cpu, cuda or cuda:N{several}")
     kind, _, index = device.partition(":")
     count = torch.cuda.device_count() if kind != "cpu" else 0
     number = int(index or 0)

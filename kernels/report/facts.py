@@ -225,6 +225,11 @@ class FitFacts:
     layouts: tuple[LayoutFacts, ...]
     chosen: str | None
 
+    @property
+    def cache_on_host(self) -> bool:
+        """Whether keys and values lie there by the choice."""
+        return any(one.cache_on_host for one in self.layouts if one.name == self.chosen)
+
 
 @dataclass(frozen=True)
 class OpTime:

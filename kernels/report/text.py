@@ -361,7 +361,10 @@ def _advice(report: WarmupFacts) -> Iterator[str]:
     if report.refused and report.dtype != "fp32":
         yield "--dtype fp32: the device may take another number type"
     if report.elsewhere and not report.refused:
-        yield "leave out --override-tensor, which moved nodes elsewhere"
+        if report.fit is not None and report.fit.cache_on_host:
+            yield "use a shorter context, or more memory: keys and values lie on the host to fit"
+        else:
+            yield "leave out --override-tensor, which moved nodes elsewhere"
     if report.dequantized:
         yield "a file of another type, Q4_K_M or Q8_0, would be multiplied as it is stored"
 

@@ -32,7 +32,8 @@ def add_device_arguments(group: argparse._ArgumentGroup) -> None:
         "--device",
         metavar="DEVICE",
         default="auto",
-        help="auto, cpu, cuda or cuda:N (default: auto)",
+        help="auto, cpu, cuda or cuda:N; several between commas with --split or --fit (default: "
+        "auto)",
     )
     offers(device, ("auto", "cpu", "cuda"))
     dtype = group.add_argument(
@@ -148,8 +149,8 @@ def add_model_arguments(
     group.add_argument(
         "--memory-limit",
         metavar="SIZE",
-        help="most memory of the device to take, like 8GiB; pictures are made smaller to fit "
-        "(default: what is free)",
+        help="most memory of the device, or of each GPU, to take, like 8GiB; pictures are made "
+        "smaller to fit (default: what is free)",
     )
     if isolate:
         group.add_argument(

@@ -201,9 +201,15 @@ class Ways:
 
     @cached_property
     def _on_one(self) -> tuple[Layout, NeededMemory]:
-        first = [self.roomiest] if self.accelerators else []
-        layout = Layout((*first, *self.host))
+        layout = self._on(self.roomiest)
         return layout, NeededMemory(*self._graphs(layout), self.lazy)
+
+    def _on(self, device: Backend, cache_on_host: bool = False, ranks: int = 1) -> Layout:
+        """Other accelerators are there for those alone who place nodes on them by name."""
+        fallback = [b for b in self.host if b is not device]
+        others = [b for b in self.accelerators if b is not device]
+        named = others if self.chosen.override_tensor else []
+        return Layout((device, *fallback, *named), cache_on_host=cache_on_host, ranks=ranks)
 
     @property
     def encoder(self) -> Encoder | None:
@@ -243,14 +249,14 @@ class Ways:
         if cards:
             yield self._way(
                 f"on {self.roomiest.name}, keys and values on the host",
-                Layout((self.roomiest, *self.host), cache_on_host=True),
+                self._on(self.roomiest, cache_on_host=True),
             )
         if len(cards) > 1:
             name = f"layers over {names}, keys and values on the host"
             yield from self._layers(name, cards, True)
         if cards and self.host:
             yield from self._layers(f"layers over {names} and the host", [*cards, self.host[0]])
-            yield self._way("on the host alone", Layout(tuple(self.host)))
+            yield self._way("on the host alone", self._on(self.host[0]))
 
     def _layers(
         self, name: str, devices: Sequence[Backend], cache_on_host: bool = False
@@ -281,13 +287,12 @@ class Ways:
         seats = []
         try:
             for rank, card in enumerate(self.accelerators):
-                layout = Layout((card, *self.host), ranks=ranks)
-                graphs = self._graphs(layout, Seat(rank, ranks))
+                graphs = self._graphs(self._on(card, ranks=ranks), Seat(rank, ranks))
                 seats.append(NeededMemory(*graphs, self.lazy))
         except MtmdError as error:
             self.refused.append(LayoutFacts(name, reason=str(error)))
             return
-        yield self._way(name, Layout((self.accelerators[0], *self.host), ranks=ranks), seats)
+        yield self._way(name, self._on(self.accelerators[0], ranks=ranks), seats)
 
 
 def choose(ways: Ways) -> tuple[Way, FitFacts]:

@@ -70,6 +70,26 @@ def test_what_does_not_is_laid_over_devices_and_answers_the_same(
     assert "copy blk.1.ffn_residual@b: a -> b" in text
 
 
+def test_keys_and_values_go_to_the_host_where_that_is_enough(
+    needs: dict[str, int], one: Path, demo: Any
+) -> None:
+    limit = needs["all"] - needs["cache"] * 9 // 10
+    with demo_on("a", fit=True, memory_limit=limit) as model:
+        assert model.options.no_kv_offload and set(model.runner.cache_bytes()) == {"cpu"}
+        expected = demo.answer(one, max_tokens=4)
+        assert model.answer(one, max_tokens=4).output_token_ids == expected.output_token_ids
+        text = str(model.warmup_report)
+    assert "fit: on a, keys and values on the host" in text
+    assert "to do: use a shorter context, or more memory" in text
+
+
+def test_an_override_may_name_a_device_that_has_no_layers(needs: dict[str, int]) -> None:
+    limit = needs["all"] * 2
+    model = demo_on("a", "b", fit=True, override_tensor=r"blk\.1\.ffn=b", memory_limit=limit)
+    assert model.loaded.fit is not None and model.loaded.fit.chosen == "on a alone"
+    assert {m.space for m in model.loaded.fit.layouts[0].memories} == {"a", "b"}
+
+
 def test_nothing_fits_and_the_numbers_say_what_would(
     needs: dict[str, int], one: Path, mtmd: Any
 ) -> None:
