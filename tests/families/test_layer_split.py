@@ -15,7 +15,9 @@ from table import CASES
 
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.config import LoadOptions
+from mtmd.inspect.fit.fit import fit
 from mtmd.kernels.backends import Cpu, Reference
+from mtmd.kernels.checkpoint.canonical import CanonicalWeights
 from mtmd.llm.engine.spans import Span
 from mtmd.model import Model
 
@@ -105,7 +107,9 @@ def test_layers_over_devices_answer_as_one_device_does(build: Build, row: str) -
     check(split)
 
 
-def test_out_of_gguf_with_the_cache_on_the_host(build: Build, tmp_path: Path) -> None:
+def test_out_of_gguf_with_the_cache_on_the_host(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     oracle = build("pixtral", next(name for kind, name in CASES if kind == "pixtral"))
     decoder(oracle.folder, tmp_path / "text.gguf", "llama")
     pixtral_projector(oracle.folder, tmp_path / "mmproj.gguf")
@@ -116,3 +120,13 @@ def test_out_of_gguf_with_the_cache_on_the_host(build: Build, tmp_path: Path) ->
     host = loaded(tmp_path / "text.gguf", 2, 1, no_kv_offload=True)
     assert greedy(host) == expected
     assert set(host.runner.cache_bytes()) == {"cpu"}
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a weight was read")
+
+    monkeypatch.setattr(CanonicalWeights, "read", refuse)
+    files = oracle.folder, tmp_path / "text.gguf"
+    found = [fit(f, memory=["1GiB"], dtype="fp32", context=256, parallel=2) for f in files]
+    assert [report.chosen for report in found] == ["on gpu0 alone"] * 2
+    assert found[0].layouts == found[1].layouts, "headers of both formats say the same"
+    assert found[0].layouts[0].memories[0].cache == sum(host.runner.cache_bytes().values())

@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from random_graphs import device
 
+from mtmd.bench.shapes import random_checkpoint
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.config import LoadOptions
 from mtmd.kernels.backends import Backend, Cpu, Reference, several_backends
+from mtmd.kernels.backends.target import Target
 from mtmd.kernels.errors import DeviceMemoryError, OptionError
+from mtmd.loaded.fitting.choose import Way, Ways, saved_by
 from mtmd.loading import DEMO_MODEL
 from mtmd.model import Model
 
@@ -100,6 +104,19 @@ def test_nothing_fits_and_the_numbers_say_what_would(
     assert "Refused: on cpu alone needs " in told
     with pytest.raises(DeviceMemoryError, match="alone would not fit either"):
         demo_on(fit=True, memory_limit="1MiB")
+
+
+def test_what_a_quantized_file_saves_is_what_it_takes_less() -> None:
+    def alone(kind: str) -> Way:
+        checkpoint = random_checkpoint("smolvlm-256m", kind)
+        backends = [Target("cuda:80"), Reference()]
+        ways = Ways(checkpoint, LoadOptions(), 1024, torch.bfloat16, backends, {})
+        return ways.alone
+
+    plain, quantized = alone("BF16"), alone("Q8_0")
+    less = plain.parts()["cuda:80"].weights - quantized.parts()["cuda:80"].weights
+    assert saved_by(plain, "Q8_0")["cuda:80"] == less > 0
+    assert saved_by(quantized, "Q4_K").get("cuda:80", 0) == 0
 
 
 def test_layers_on_a_device_and_the_host_from_the_command_line(one: Path, mtmd: Any) -> None:
