@@ -62,7 +62,7 @@ def resolve_model(
     if check_name(text):
         return Found(Path(text).expanduser())
     result = parse_name(text)
-    with _progress_bars(progress):
+    with progress_bars(progress):
         return _fetch(text, result.repo, result.type, result.revision, endpoint, cache_dir)
 
 
@@ -349,7 +349,7 @@ def _near(model: str) -> str:
 
 
 @contextmanager
-def _progress_bars(show: bool) -> Iterator[None]:
+def progress_bars(show: bool) -> Iterator[None]:
     """Silence huggingface_hub's bars meanwhile unless `show`."""
     if show:
         yield

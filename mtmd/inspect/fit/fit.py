@@ -6,10 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from os import PathLike
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from mtmd.bench.shapes import random_checkpoint
+from mtmd.checkpoint.cached_models import read_cache
 from mtmd.checkpoint.checkpoint import Checkpoint
+from mtmd.checkpoint.headers import fetch_headers
+from mtmd.checkpoint.hub import check_name, is_demo
+from mtmd.checkpoint.open import open_checkpoint
 from mtmd.config import LoadOptions, options
 from mtmd.inspect.fit.facts import FitDevice, FitFacts
 from mtmd.inspect.fit.text import render_fit
@@ -58,7 +64,7 @@ def fit(
     `image` is the size (width, height) of the pictures, None for the largest that is taken. With
     `random_weights`, a config.json or a name such as gemma-3-4b, no files are needed, and `weights`
     is their type. `chosen` are the fields of `LoadOptions` less those that say where a model lies.
-    Raises MtmdError.
+    Of a name on the hub that is not in the cache, headers alone are fetched. Raises MtmdError.
     """
     for name in NO_USE:
         if name in chosen:
@@ -160,11 +166,23 @@ def _checkpoint(
     if weights is not None and shape is None:
         raise OptionError("weights is the type of random weights; give it with random_weights")
     if shape is None:
+        if model is not None and not is_demo(model) and not check_name(model):
+            return _from_hub(str(model), settings), str(model)
         checkpoint, name = find_checkpoint(model, settings)
         return checkpoint, name or checkpoint.folder.resolve().name
     kind = weights or ("F32" if settings.dtype == "fp32" else "BF16")
     checkpoint = random_checkpoint(shape, kind)
     return checkpoint, f"{checkpoint.folder}, random weights ({kind})"
+
+
+def _from_hub(model: str, settings: LoadOptions) -> Checkpoint:
+    """What is in the cache whole, else from headers, which are some MB."""
+    if any(one.name == model and one.whole for one in read_cache().models):
+        return find_checkpoint(model, settings)[0]
+    projector = Path(settings.mmproj).expanduser() if settings.mmproj else None
+    with TemporaryDirectory(prefix="mtmd-headers-", ignore_cleanup_errors=True) as folder:
+        result = fetch_headers(model, Path(folder))
+        return open_checkpoint(result.path, projector or result.projector)
 
 
 def _dtype(settings: LoadOptions, backends: Sequence[Backend]) -> str:

@@ -203,6 +203,8 @@ def test_cards_and_shapes_are_listed(mtmd: Any) -> None:
         (("--target", "h100", "-m", "x", "--random-weights", "gemma-3-4b"), "expected one of them"),
         (("--target", "h100", "--parallel", "0"), "parallel"),
         (("--target", "h100", "--context", "999999"), "context"),
+        (("--target", "h100", "--split", "layer"), "`mtmd fit` predicts several"),
+        (("--target", "h100", "--tp", "2"), "`mtmd fit` predicts several"),
         (("--memory", "24GiB"), "--memory is for a GPU that is not here"),
         (("--random-weights", "gemma-3-4b"), "--random-weights is for a GPU"),
         (("--parallel", "2"), "--parallel is for a GPU"),
