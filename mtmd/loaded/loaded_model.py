@@ -26,6 +26,7 @@ from mtmd.kernels.plan.scheduler import Override
 from mtmd.kernels.report.facts import FitFacts, LayersFacts, Placement
 from mtmd.kernels.resources.threads import ask_threads
 from mtmd.llm.batch import BatchShape
+from mtmd.llm.engine.runner import Runner
 from mtmd.llm.sampling.constraint import Grammars
 from mtmd.llm.sampling.grammar_notations import grammar_source
 from mtmd.llm.sampling.isolated import IsolatedGrammars
@@ -84,11 +85,11 @@ class LoadedModel:
         self.limits = Budget(chosen.image_min_tokens, chosen.image_max_tokens)
         self.fit: FitFacts | None = None
         """What was looked at before the layout was chosen; None where it was asked for."""
-        self.layout = self._lay_out(context)
+        self.layout, made = self._lay_out(context)
         chosen, self.backends = self.options, list(self.layout.backends)
         self.ranks = self._start_ranks(context) if chosen.tp > 1 and group is None else None
         group = self.ranks.group if self.ranks else group
-        self.encoder, self.runner = make_graphs(
+        self.encoder, self.runner = made or make_graphs(
             checkpoint, chosen, context, self.dtype, self.layout, group
         )
         if self.encoder:
@@ -106,17 +107,20 @@ class LoadedModel:
         self._check_overrides(self.layout.overrides(chosen.override_tensor))
         self.admission.check()
 
-    def _lay_out(self, context: int) -> Layout:
-        """As asked for; by `fit`, which is then as if its choice had been asked for."""
+    def _lay_out(self, context: int) -> tuple[Layout, tuple[Encoder | None, Runner] | None]:
+        """As asked for; by `fit`, which is then as if its choice had been asked for. With encoder
+        and decoder where they were made to find that out.
+        """
         chosen = self.options
         backends, limit = self.backends, chosen.memory_limit
         if not chosen.fit and chosen.split == "none":
-            return Layout(
+            layout = Layout(
                 tuple(backends),
                 cache_on_host=chosen.no_kv_offload,
                 ranks=chosen.tp,
                 shares=chosen.tensor_split,
             )
+            return layout, None
         assert not isinstance(limit, str)  # the options made it a number
         ways = Ways(
             self.checkpoint,
@@ -130,10 +134,11 @@ class LoadedModel:
         )
         if chosen.split == "layer":
             devices = devices_of(backends, chosen.device)
-            return ways.over_layers(devices, chosen.no_kv_offload, chosen.tensor_split)
+            return ways.over_layers(devices, chosen.no_kv_offload, chosen.tensor_split), None
         way, self.fit = choose(ways)
         self.options = chosen_by(way, chosen)
-        return way.layout
+        (first, *others) = way.seats
+        return way.layout, None if others else (first.encoder, first.runner)
 
     def _start_ranks(self, context: int) -> Ranks:
         """The other ranks, which load their parts from the same files."""

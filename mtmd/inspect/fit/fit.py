@@ -14,7 +14,7 @@ from mtmd.bench.shapes import random_checkpoint
 from mtmd.checkpoint.cached_models import read_cache
 from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.checkpoint.headers import fetch_headers
-from mtmd.checkpoint.hub import check_name, is_demo
+from mtmd.checkpoint.hub import HubUnreachable, check_name, is_demo
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.config import LoadOptions, options
 from mtmd.inspect.fit.facts import FitDevice, FitFacts
@@ -181,7 +181,10 @@ def _from_hub(model: str, settings: LoadOptions) -> Checkpoint:
         return find_checkpoint(model, settings)[0]
     projector = Path(settings.mmproj).expanduser() if settings.mmproj else None
     with TemporaryDirectory(prefix="mtmd-headers-", ignore_cleanup_errors=True) as folder:
-        result = fetch_headers(model, Path(folder))
+        try:
+            result = fetch_headers(model, Path(folder))
+        except HubUnreachable:  # it may be here all the same, by another name
+            return find_checkpoint(model, settings)[0]
         return open_checkpoint(result.path, projector or result.projector)
 
 

@@ -17,7 +17,7 @@ from mtmd.config import LoadOptions
 from mtmd.kernels.backends import Backend, Cpu, Reference, several_backends
 from mtmd.kernels.backends.target import Target
 from mtmd.kernels.errors import DeviceMemoryError, OptionError
-from mtmd.loaded.fitting.choose import Way, Ways, saved_by
+from mtmd.loaded.fitting.choose import Way, Ways, choose, chosen_by, saved_by
 from mtmd.loading import DEMO_MODEL
 from mtmd.model import Model
 
@@ -104,6 +104,19 @@ def test_nothing_fits_and_the_numbers_say_what_would(
     assert "Refused: on cpu alone needs " in told
     with pytest.raises(DeviceMemoryError, match="alone would not fit either"):
         demo_on(fit=True, memory_limit="1MiB")
+
+
+def test_processes_share_what_layers_do_not_fit_into() -> None:
+    """The token table is one of the parts that each device of layers has whole."""
+    backends = [Target("cuda:80", "gpu0"), Target("cuda:80", "gpu1"), Reference()]
+    chosen, room = LoadOptions(fit=True), {"gpu0": 22 * MIB, "gpu1": 22 * MIB}
+    checkpoint = open_checkpoint(DEMO_MODEL)
+    way, facts = choose(Ways(checkpoint, chosen, 2048, torch.bfloat16, backends, room))
+    assert facts.chosen == way.name == "tensor parallelism of 2 ranks" and len(way.seats) == 2
+    assert [layout.fits for layout in facts.layouts] == [False, False, True]
+    options = chosen_by(way, chosen)
+    assert (options.fit, options.split, options.tp) == (False, "none", 2)
+    assert set(way.parts()) == {"gpu0", "gpu1"} and way.layout.backends[0].name == "gpu0"
 
 
 def test_what_a_quantized_file_saves_is_what_it_takes_less() -> None:
