@@ -81,6 +81,12 @@ class Way:
         return min(left, default=0)
 
     @cached_property
+    def on_host(self) -> int:
+        """Bytes of weights and of caches that lie there."""
+        parts = self.parts().get(HOST, Parts())
+        return parts.weights + parts.tower + parts.cache
+
+    @cached_property
     def fits(self) -> bool:
         return self.slack() >= 0
 
@@ -238,7 +244,9 @@ class Ways:
         return Way(name, layout, seats, self.available, self.picture)
 
     def each(self) -> Iterator[Way]:
-        """In order of preference; each is made when it is asked for."""
+        """In order of preference; each is made when it is asked for. Of those with a part on the
+        host, the slowest to read, that with the least there comes first.
+        """
         yield self.alone
         cards = self.accelerators
         names = ", ".join(card.name for card in cards)
@@ -246,17 +254,21 @@ class Ways:
             yield from self._layers(f"layers over {names}", cards)
             if self.may_share:
                 yield from self._shared(len(cards))
-        if cards:
-            yield self._way(
-                f"on {self.roomiest.name}, keys and values on the host",
-                self._on(self.roomiest, cache_on_host=True),
-            )
+        if cards and self.host:
+            yield from sorted(self._with_host(), key=lambda way: way.on_host)
+
+    def _with_host(self) -> Iterator[Way]:
+        cards = self.accelerators
+        names = ", ".join(card.name for card in cards)
+        yield self._way(
+            f"on {self.roomiest.name}, keys and values on the host",
+            self._on(self.roomiest, cache_on_host=True),
+        )
         if len(cards) > 1:
             name = f"layers over {names}, keys and values on the host"
             yield from self._layers(name, cards, True)
-        if cards and self.host:
-            yield from self._layers(f"layers over {names} and the host", [*cards, self.host[0]])
-            yield self._way("on the host alone", self._on(self.host[0]))
+        yield from self._layers(f"layers over {names} and the host", [*cards, self.host[0]])
+        yield self._way("on the host alone", self._on(self.host[0]))
 
     def _layers(
         self, name: str, devices: Sequence[Backend], cache_on_host: bool = False

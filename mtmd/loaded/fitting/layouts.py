@@ -23,8 +23,9 @@ from mtmd.kernels.plan.executor import Residency
 from mtmd.kernels.plan.layer_split import LayerSplit, layer_weights, spread
 from mtmd.kernels.plan.scheduler import Override
 from mtmd.llm.engine.runner import PREFILL, Runner
-from mtmd.loaded.fitting.needed_memory import HOST, Bytes, NeededMemory, with_margin
+from mtmd.loaded.fitting.needed_memory import HOST, Bytes, NeededMemory, with_margin, with_pictures
 
+ANY = 1 << 60  # bytes: of a host of which nothing is known
 KV_NODES = r"^blk\.\d+\.(kv_store|keys|values|attn|attn\.(scores|softmax))$"
 
 
@@ -155,15 +156,15 @@ def over_layers(
             f"split layer: found {len(sizes)} layers for {count} devices ({names}), expected a "
             "layer for each; name fewer with --device"
         )
-    room = [float(available[d.space]) for d in devices if d.space in available]
-    if len(room) < count:
+    room = [float(available.get(d.space, ANY)) for d in devices]
+    if any(d.space not in available for d in devices if d.space != HOST):
         room = [float(sum(sizes))] * count
     tower, pictures = sum(whole.tower.values()), with_margin(max(encode.values(), default=0))
     step, prefill = (max(p.compute_bytes.values()) for p in whole.plans(runner.context))
 
     def beside(place: int) -> list[int]:
         """What each device holds beside layers, the encoder at `place`."""
-        with_tower = max(with_margin(prefill), with_margin(step) + pictures) + tower
+        with_tower = with_pictures(max(with_margin(prefill), with_margin(step) + pictures)) + tower
         return [with_tower if i == place else with_margin(prefill) for i in range(count)]
 
     def fullest(device_of: Sequence[int], place: int) -> float:

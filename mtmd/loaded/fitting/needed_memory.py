@@ -118,7 +118,7 @@ class NeededMemory:
                 with_margin(step.get(space, 0)) + with_margin(encode.get(space, 0)),
             )
             if space == keeps:
-                compute = min(-(-compute * CACHE_PART // (CACHE_PART - 1)), compute + CACHE_BYTES)
+                compute = with_pictures(compute)
             found[space] = Parts(
                 self.weights.get(space, 0), self.tower.get(space, 0), cache.get(space, 0), compute
             )
@@ -127,6 +127,11 @@ class NeededMemory:
 
 def with_margin(size: int) -> int:
     return size + size // MARGIN
+
+
+def with_pictures(compute: int) -> int:
+    """What is computed with, and the cache of encoded pictures beside."""
+    return min(-(-compute * CACHE_PART // (CACHE_PART - 1)), compute + CACHE_BYTES)
 
 
 def limits(

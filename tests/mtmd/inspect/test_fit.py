@@ -52,9 +52,9 @@ def test_every_way_is_there_and_the_first_that_fits_is_chosen(two: FitReport) ->
         "on gpu0 alone",
         "layers over gpu0, gpu1",
         "tensor parallelism of 2 ranks",
+        "layers over gpu0, gpu1 and the host",  # which has least on the host
         "on gpu0, keys and values on the host",
         "layers over gpu0, gpu1, keys and values on the host",
-        "layers over gpu0, gpu1 and the host",
         "on the host alone",
     ]
     assert two.chosen == next(layout.name for layout in two.layouts if layout.fits) == names[1]
