@@ -11,6 +11,7 @@ import pytest
 from common import Oracle, picture
 from gguf_files import decoder, pixtral_projector
 from random_graphs import device
+from stand_in import StandIn
 from table import CASES
 
 from mtmd.checkpoint.open import open_checkpoint
@@ -48,6 +49,14 @@ def loaded(path: Path, *shares: float, **chosen: object) -> Model:
     )
     devices = [device(f"card {i}") for i in range(len(shares))]
     return Model(open_checkpoint(path), settings, [*devices, Cpu(native=False), Reference()])
+
+
+class Fusing(StandIn):
+    """A device for which graphs are rewritten, as for a GPU."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(records=False)
+        self.name = self.space = name
 
 
 def greedy(model: Model) -> list[int]:
@@ -104,6 +113,19 @@ def test_layers_over_devices_answer_as_one_device_does(build: Build, row: str) -
     depth = len(whole.checkpoint.text.layers)
     split = loaded(folder, *[1.0] * min(depth, 3))
     assert greedy(split) == greedy(whole)
+    check(split)
+
+
+@pytest.mark.parametrize("row", ("gemma4", "qwen3_next"))
+def test_devices_for_which_nodes_are_fused(build: Build, row: str) -> None:
+    folder = build(row, [name for kind, name in CASES if kind == row][-1]).folder
+    checkpoint = open_checkpoint(folder)
+    settings = LoadOptions(dtype="fp32", context=256, parallel=2, split="layer")
+    devices = [Fusing(name) for name in ("a", "b")]
+    split = Model(checkpoint, settings, [*devices, Cpu(native=False), Reference()])
+    ops = {s.node.op for s in split.runner.plan(split.runner.sizes()["decode"]).steps}
+    assert {"paged_attention", "add_norm"} <= ops
+    assert greedy(split) == greedy(loaded(folder))
     check(split)
 
 
