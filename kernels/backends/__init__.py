@@ -15,7 +15,7 @@ from mtmd.kernels.errors import OptionError
 
 __all__ = ["Backend", "Cpu", "Limited", "Reference", "backends_for", "several_backends"]
 
-ONE = r"auto|cpu|cuda(:[0-9]{1,4})?"
+ONE = re.compile(r"auto|cpu|cuda(:[0-9]{1,4})?")
 
 
 def backends_for(device: str = "auto", refuse: Sequence[str] = ()) -> list[Backend]:
@@ -26,7 +26,7 @@ def backends_for(device: str = "auto", refuse: Sequence[str] = ()) -> list[Backe
     backend. Raises OptionError for a device that is not there.
     """
     fallback: list[Backend] = [Cpu(), Reference()]
-    if not re.fullmatch(ONE, device):
+    if not ONE.fullmatch(device):
         several = "; several go with split layer, or fit" if "," in device else ""
         raise OptionError(f"device {device!r}: expected auto, cpu, cuda or cuda:N{several}")
     kind, _, index = device.partition(":")
@@ -43,7 +43,7 @@ def several_backends(device: str = "auto", refuse: Sequence[str] = ()) -> list[B
     all, or several between commas, such as cuda:1,cuda:0,cpu.
     """
     names = device.split(",")
-    if not all(re.fullmatch(ONE, name) for name in names) or len(set(names)) < len(names):
+    if not all(ONE.fullmatch(name) for name in names) or len(set(names)) < len(names):
         raise OptionError(
             f"device {device!r:.80}: expected auto, cpu, cuda, or different ones of cuda:N and cpu "
             "between commas"
