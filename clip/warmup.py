@@ -24,7 +24,7 @@ def encoder_placement(encoder: TowerEncoder) -> Placement:
     """
     plans = [encoder.plan(batch, tile.shape) for batch, tile in encoder.sizes().values()]
     return placement(
-        "encoder", encoder.flash, (*plans, *encoder.fallbacks.values()), encoder.backends[0].name
+        "encoder", encoder.flash, (*plans, *encoder.fallbacks.values()), (encoder.backends[0].name,)
     )
 
 
@@ -47,7 +47,6 @@ def check_encoder(encoder: TowerEncoder) -> Check:
         "one image encoded",
         encoder.plan(batch, tile.shape),
         encoder.residency,
-        encoder.backends[0],
         encoder.dtype,
         pixels,
     )

@@ -23,7 +23,10 @@ def decoder_placement(runner: Runner) -> Placement:
     """
     plans = [runner.plan(batch) for batch in runner.sizes().values()]
     return placement(
-        "decoder", runner.flash, (*plans, *runner.fallbacks.values()), runner.backends[0].name
+        "decoder",
+        runner.flash,
+        (*plans, *runner.fallbacks.values()),
+        tuple(device.name for device in runner.devices),
     )
 
 
@@ -55,13 +58,7 @@ def check_decoder(runner: Runner) -> Check:
     batch = make_batch([(sequence, [Span(tokens[:1])])], cache)
     one = batch.shape
     return run_check(
-        "decoder",
-        "one token decoded",
-        runner.plan(one),
-        runner.residency,
-        runner.backends[0],
-        runner.dtype,
-        batch,
+        "decoder", "one token decoded", runner.plan(one), runner.residency, runner.dtype, batch
     )
 
 

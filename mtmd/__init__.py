@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # what type checkers see of the table below; a test keeps the
     from mtmd.events import TextPiece as TextPiece
     from mtmd.events import TokenInfo as TokenInfo
     from mtmd.events import ToolCallPiece as ToolCallPiece
+    from mtmd.inspect.fit.fit import fit as fit
     from mtmd.inspect.predict_target import predict as predict
     from mtmd.kernels.errors import BusyError as BusyError
     from mtmd.kernels.errors import ContextError as ContextError
@@ -84,6 +85,7 @@ _PLACES = {
     "mtmd.service.measures.stats": ("ServiceStats", "TokenCount"),
     "mtmd.prompt.conversation": ("Images", "Message", "RawPrompt"),
     "mtmd.service.ticket": ("Ticket", "gather"),
+    "mtmd.inspect.fit.fit": ("fit",),
     "mtmd.inspect.predict_target": ("predict",),
     "mtmd.receipt": ("FrameReceipt", "ImageReceipt", "Receipt", "VideoReceipt"),
     "mtmd.clip.image.decode": ("Picture",),

@@ -15,7 +15,7 @@ from typing import Any
 
 from mtmd import __version__
 from mtmd.commands import batch, bench, chat, completion, describe, embed, history, serve, warmup
-from mtmd.commands.inspect import compare, dump, info
+from mtmd.commands.inspect import compare, dump, fit, info
 from mtmd.commands.models import listing, pull, remove
 from mtmd.commands.parser import Parser, terminal_line
 from mtmd.kernels.errors import MtmdError
@@ -25,7 +25,7 @@ GROUPS: dict[str, dict[str, ModuleType]] = {
     "ask": {"describe": describe, "batch": batch, "chat": chat, "embed": embed},
     "serve": {"serve": serve, "history": history},
     "models": {"pull": pull, "list": listing, "rm": remove, "info": info},
-    "examine": {"warmup": warmup, "bench": bench, "compare": compare, "dump": dump},
+    "examine": {"warmup": warmup, "fit": fit, "bench": bench, "compare": compare, "dump": dump},
     "shell": {"completion": completion},
 }
 VERBS = {name: module for group in GROUPS.values() for name, module in group.items()}
@@ -68,8 +68,8 @@ def parser() -> Parser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 1 `compare` or `history check` found something, or a picture of several
-    failed, 2 a mistake in the call or its files, 3 `warmup --strict` found something, 70 the device
-    of `serve` has failed, 130 interrupted.
+    failed, 2 a mistake in the call or its files, 3 `warmup --strict` found something or `fit` no
+    way, 70 the device of `serve` has failed, 130 interrupted.
     """
     if isinstance(
         sys.stdout, io.TextIOWrapper

@@ -24,6 +24,7 @@ from mtmd.tools.tool import Tool, Toolbox, read_toolbox
 DTYPES = ("auto", "bf16", "fp32")
 FLASH = ("auto", "on", "off")
 SPECULATE = ("auto", "off")
+SPLITS = ("none", "layer")
 MOST_PROPOSED = 32
 MOST_RANKS = 64
 # Of files that are taken for pictures where none is named: in folders, and dropped on a terminal.
@@ -47,15 +48,18 @@ class LoadOptions:
     answers are computed at once at most, each of a `context` of so many tokens, None for what the
     checkpoint was made for, at most 8192. `override_tensor` are "REGEX=DEVICE" on node and weight
     names; `refuse` are rules of ops the device is to be taken not to support; `threads` holds for
-    the whole process. `memory_limit`: the most of the device's memory to take for weights, caches
-    and all, in bytes or as "8GiB", None for what is free when the model is loaded. `isolate`:
-    picture files are decoded, and JSON schemas followed, in worker processes with limits of memory
-    and time; for what others send. `speculate`: how many tokens of an answer to propose at once
-    from what stands in prompt and answer, "auto" for as many as pay, by measurement, or "off";
-    answers are the same. `tp`: so many processes share every layer out among themselves (tensor
-    parallelism), each with a device of its own where there are several; `tensor_split` are their
-    shares, such as (3, 1), equal ones where there are none. `no_kv_offload`: keys and values lie in
-    the host's memory, and attention of the decoder runs there.
+    the whole process. `memory_limit`: the most of the device's memory, of each of several
+    accelerators, to take for weights, caches and all, in bytes or as "8GiB", None for what is free
+    when the model is loaded. `isolate`: picture files are decoded, and JSON schemas followed, in
+    worker processes with limits of memory and time; for what others send. `speculate`: how many
+    tokens of an answer to propose at once from what stands in prompt and answer, "auto" for as many
+    as pay, by measurement, or "off"; answers are the same. `tp`: so many processes share every
+    layer out among themselves (tensor parallelism), each with a device of its own where there are
+    several; `split` "layer" has one process with a run of layers on each of its devices, which
+    `device` may then name between commas; `tensor_split` are the ranks' or the devices' shares,
+    such as (3, 1), where there are none equal ones for ranks, for devices what their free memory
+    allows. `no_kv_offload`: keys and values lie in the host's memory, and attention of the decoder
+    runs there. `fit`: which of all that is done is chosen, by predicted memory.
     """
 
     device: str = "auto"
@@ -76,6 +80,8 @@ class LoadOptions:
     tp: int = 1
     tensor_split: tuple[float, ...] = ()
     no_kv_offload: bool = False
+    split: str = "none"
+    fit: bool = False
 
     def __post_init__(self) -> None:
         for name in ("mmproj", "chat_template"):
@@ -92,7 +98,8 @@ class LoadOptions:
         object.__setattr__(self, "memory_limit", size_or_none("memory_limit", self.memory_limit))
         _among("dtype", self.dtype, DTYPES)
         _among("flash_attn", self.flash_attn, FLASH)
-        for name in ("isolate", "no_kv_offload"):
+        _among("split", self.split, SPLITS)
+        for name in ("isolate", "no_kv_offload", "fit"):
             if type(getattr(self, name)) is not bool:
                 refuse(name, getattr(self, name), "true or false")
         object.__setattr__(self, "speculate", _speculate(self.speculate))
@@ -102,7 +109,9 @@ class LoadOptions:
         object.__setattr__(self, "threads", integer_or_none("threads", self.threads, 1, 1024))
         object.__setattr__(self, "context", integer_or_none("context", self.context, 16, 1 << 24))
         object.__setattr__(self, "tp", integer("tp", self.tp, 1, MOST_RANKS))
-        object.__setattr__(self, "tensor_split", _shares(self.tensor_split, self.tp))
+        several = None if self.split == "layer" else self.tp
+        object.__setattr__(self, "tensor_split", _shares(self.tensor_split, several))
+        _check_layout(self)
 
 
 @dataclass(frozen=True)
@@ -270,15 +279,34 @@ def _speculate(value: object) -> int | str:
     return number
 
 
-def _shares(value: object, ranks: int) -> tuple[float, ...]:
-    """Also as text, as a command has it: 3,1."""
+def _check_layout(chosen: LoadOptions) -> None:
+    """Raises OptionError for two ways at once in which a model could lie."""
+    if chosen.split == "layer" and chosen.tp > 1:
+        raise OptionError("split layer: found beside tp, expected one of them")
+    asked = {
+        "tp": chosen.tp > 1,
+        "split": chosen.split != "none",
+        "tensor_split": bool(chosen.tensor_split),
+        "no_kv_offload": chosen.no_kv_offload,
+    }
+    if chosen.fit and any(asked.values()):
+        name = next(name for name, given in asked.items() if given)
+        raise OptionError(f"fit: found beside {name}, which it is to choose; give one of them")
+
+
+def _shares(value: object, ranks: int | None) -> tuple[float, ...]:
+    """Also as text, as a command has it: 3,1; of any number where there are None `ranks`."""
     items: Any = [v for v in value.split(",") if v] if isinstance(value, str) else value
-    expected = f"{ranks} positive numbers, one for each of tp's ranks"
+    expected = (
+        "positive numbers, one for each device"
+        if ranks is None
+        else f"{ranks} positive numbers, one for each of tp's ranks"
+    )
     try:
         shares = tuple(float(item) for item in items)
     except (TypeError, ValueError):
         refuse("tensor_split", value, expected)
-    if shares and (len(shares) != ranks or not all(0 < s < 1e6 for s in shares)):
+    if shares and (len(shares) != (ranks or len(shares)) or not all(0 < s < 1e6 for s in shares)):
         refuse("tensor_split", value, expected)
     return shares
 

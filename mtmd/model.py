@@ -140,7 +140,8 @@ class Model:
         kernels = attention_kernels(self.loaded.placements)
         attention = "".join(f", {part}: {kernel} attention" for part, kernel in kernels.items())
         return (
-            f"<mtmd.Model {self.name!r} on {self.backends[0].name}, {name_of(self.dtype)}"
+            f"<mtmd.Model {self.name!r} on {', '.join(d.name for d in self.runner.devices)}, "
+            f"{name_of(self.dtype)}"
             f"{attention}, context {self.runner.context}>"
         )
 

@@ -34,6 +34,8 @@ class LoadKeywords(TypedDict, total=False):
     tp: int
     tensor_split: str | Sequence[float]
     no_kv_offload: bool
+    split: Literal["none", "layer"]
+    fit: bool
 
 
 class AnswerKeywords(TypedDict, total=False):

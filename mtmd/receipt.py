@@ -80,7 +80,9 @@ class Receipt:
 
     `threads` of the CPU decoded last, where machine code decodes, else None. `attention` tells by
     which kernel it runs, for each graph; `warnings` what was refused. `ranks` processes shared the
-    model. Frames of `videos` are not among the `images`, their tokens among the `image_tokens`."""
+    model; `layout` says which layers each of several devices has, and what `fit` chose, "" where
+    there was nothing to choose. Frames of `videos` are not among the `images`, their tokens among
+    the `image_tokens`."""
 
     model: str
     images: tuple[ImageReceipt, ...]
@@ -104,6 +106,7 @@ class Receipt:
     warnings: tuple[str, ...]
     threads: int | None = None
     ranks: int = 1
+    layout: str = ""
     videos: tuple[VideoReceipt, ...] = ()
 
     def asdict(self) -> dict[str, Any]:
@@ -145,6 +148,8 @@ class Receipt:
         )
         ranks = f" on each of {self.ranks} ranks" if self.ranks > 1 else ""
         lines.append(f"{self.model} on {self.device}{threads}{ranks}, {self.dtype}; {where}{seed}")
+        if self.layout:
+            lines.append(self.layout)
         return "\n".join([*lines, *(f"warning: {w}" for w in self.warnings)])
 
 

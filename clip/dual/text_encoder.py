@@ -75,7 +75,7 @@ class TextEncoder:
     def placement(self) -> Placement:
         """What the preferred backend takes and refuses; nothing is run."""
         plans = tuple(self.plan(batch, self.tower.context) for batch in (1, BATCH))
-        return placement(GRAPH, self.flash, plans, self.backends[0].name)
+        return placement(GRAPH, self.flash, plans, (self.backends[0].name,))
 
     def graphs(self) -> list[GraphFacts]:
         """Splits, copies and predicted memory of one text and of the most at once, at full length;
@@ -93,11 +93,5 @@ class TextEncoder:
         ids = torch.arange(length) % self.tower.vocabulary
         batch = TextBatch(ids, torch.tensor([length - 1]))
         return run_check(
-            GRAPH,
-            "one text encoded",
-            self.plan(1, length),
-            self.residency,
-            self.backends[0],
-            self.dtype,
-            batch,
+            GRAPH, "one text encoded", self.plan(1, length), self.residency, self.dtype, batch
         )

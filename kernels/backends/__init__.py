@@ -13,11 +13,12 @@ from mtmd.kernels.backends.limited import Limited
 from mtmd.kernels.backends.reference import Reference
 from mtmd.kernels.errors import OptionError
 
-__all__ = ["Backend", "Cpu", "Limited", "Reference", "backends_for"]
-
+__all__ = ["Backend", "Cpu", "Limited", "Reference", "backends_for", "several_backends"]
 
 DEVICES = "auto, cpu, cuda, cuda:N, mps, xpu or xpu:N"
 KIND_NAMES = {"cuda": "CUDA", "mps": "Metal", "xpu": "XPU"}
+ONE = re.compile(r"auto|cpu|mps|(cuda|xpu)(:[0-9]{1,4})?")
+ONE_OF_SEVERAL = re.compile(r"auto|cpu|cuda(:[0-9]{1,4})?")
 
 
 def backends_for(device: str = "auto", refuse: Sequence[str] = ()) -> list[Backend]:
@@ -29,25 +30,52 @@ def backends_for(device: str = "auto", refuse: Sequence[str] = ()) -> list[Backe
     is not there.
     """
     fallback: list[Backend] = [Cpu(), Reference()]
-    if not re.fullmatch(r"auto|cpu|mps|(cuda|xpu)(:[0-9]{1,4})?", device):
-        raise OptionError(f"device {device!r}: expected {DEVICES}")
+    if not ONE.fullmatch(device):
+        several = "; several go with split layer, or fit" if "," in device else ""
+        raise OptionError(f"device {device!r}: expected {DEVICES}{several}")
     kind, _, index = device.partition(":")
     count, number = _devices(kind), int(index or 0)
     if kind in KIND_NAMES and number >= count:
-        raise OptionError(
-            f"device {device!r}: found {count} {KIND_NAMES[kind]} device"
-            f"{'' if count == 1 else 's'}; use --device cpu or auto"
-        )
+        raise _missing(device, kind, count)
     backends = fallback
     if kind in ("mps", "xpu"):
         from mtmd.kernels.backends.torch_device import TorchDevice
 
         backends = [TorchDevice(kind if kind == "mps" else f"xpu:{number}"), *fallback]
     elif count:
-        from mtmd.kernels.backends.gpu import Gpu
-
-        backends = [Gpu(f"cuda:{number}"), *fallback]
+        backends = [_gpu(number), *fallback]
     return [Limited(backends[0], refuse), *backends] if refuse else backends
+
+
+def several_backends(device: str = "auto", refuse: Sequence[str] = ()) -> list[Backend]:
+    """As `backends_for`, with every GPU that `device` lets be, in its order: auto, cpu, cuda for
+    all, or several between commas, such as cuda:1,cuda:0,cpu.
+    """
+    names = device.split(",")
+    if not all(ONE_OF_SEVERAL.fullmatch(name) for name in names) or len(set(names)) < len(names):
+        raise OptionError(
+            f"device {device!r:.80}: expected auto, cpu, cuda, or different ones of cuda:N and cpu "
+            "between commas"
+        )
+    count = torch.cuda.device_count() if set(names) != {"cpu"} else 0
+    numbers: list[int] = []
+    for name in names:
+        kind, _, index = name.partition(":")
+        if kind == "cuda" and int(index or 0) >= count:
+            raise _missing(name, kind, count)
+        if name != "cpu":
+            numbers += [int(index)] if index else range(count)
+    accelerators: list[Backend] = [_gpu(number) for number in dict.fromkeys(numbers)]
+    cpu = Cpu()
+    if refuse:  # a stand-in for the first of them, or beside the CPU
+        accelerators[:1] = [Limited(accelerators[0] if accelerators else cpu, refuse)]
+    return [*accelerators, cpu, Reference()]
+
+
+def _gpu(number: int) -> Backend:
+    from mtmd.kernels.backends.gpu import Gpu
+
+    return Gpu(f"cuda:{number}")
 
 
 def _devices(kind: str) -> int:
@@ -57,3 +85,10 @@ def _devices(kind: str) -> int:
     if kind == "mps":
         return int(torch.backends.mps.is_available())
     return torch.xpu.device_count() if kind == "xpu" else torch.cuda.device_count()
+
+
+def _missing(device: str, kind: str, count: int) -> OptionError:
+    return OptionError(
+        f"device {device!r}: found {count} {KIND_NAMES[kind]} device{'' if count == 1 else 's'}; "
+        "use --device cpu or auto"
+    )

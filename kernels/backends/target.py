@@ -19,16 +19,17 @@ MIN_CAPABILITY = 80
 
 
 class Target:
-    """`name`: cuda:90 for compute capability 9.0, hip:gfx942 for an AMD architecture. Raises
-    OptionError for anything else.
+    """`target`: cuda:90 for compute capability 9.0, hip:gfx942 for an AMD architecture. Raises
+    OptionError for anything else. `name` tells several of them apart.
     """
 
     fuses, native, blocks = True, False, True
     recorder = None
 
-    def __init__(self, name: str):
-        self.architecture = architecture(name)
-        self.name = self.space = name
+    def __init__(self, target: str, name: str | None = None):
+        self.architecture = architecture(target)
+        self.target = target
+        self.name = self.space = name or target
         self.device = torch.device("meta")
 
     def rejects(self, node: Node) -> str | None:
@@ -51,7 +52,7 @@ class Target:
         return choose(node, self._lacks)
 
     def _lacks(self, kernel: str) -> str | None:
-        kind, _, version = self.name.partition(":")
+        kind, _, version = self.target.partition(":")
         if kind == "cuda" and int(version) < MIN_CAPABILITY:
             return f"the {kernel} kernel needs compute capability 8.0, found {int(version) / 10}"
         return None

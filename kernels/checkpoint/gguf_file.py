@@ -133,6 +133,12 @@ class GgufFile:
         return self._where[name]
 
 
+def header_bytes(path: Path) -> int:
+    """Where the data of one file begins. Raises ModelError for a header that is not whole."""
+    part = _open(path)
+    return min((entry.start for entry in part.entries.values()), default=len(part.data))
+
+
 def _open_parts(path: Path) -> list[_Part]:
     """The file, or all parts of the split file that it is one of, in order."""
     part = _open(path)

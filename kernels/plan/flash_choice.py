@@ -15,6 +15,7 @@ from mtmd.kernels import ops
 from mtmd.kernels.backends.backend import Backend
 from mtmd.kernels.errors import OptionError
 from mtmd.kernels.graph import Node, toposort
+from mtmd.kernels.plan.layer_split import LayerSplit
 from mtmd.kernels.plan.scheduler import Override, Refusal
 
 SETTINGS = ("auto", "on", "off")
@@ -78,9 +79,10 @@ def choose(
     backends: Sequence[Backend],
     overrides: Sequence[Override],
     setting: str,
+    split: LayerSplit | None = None,
 ) -> FlashChoice:
     """Ask the preferred backend about every attention node of every graph that `build` makes, one
-    graph per size to be expected.
+    graph per size to be expected; of several devices the one that is to have the node.
 
     auto: nodes it refuses at any size are built explicitly, the others stay. on: all stay, refused
     or not. off: none are asked. A node whose explicit form it refuses too stays as well: either way
@@ -91,10 +93,10 @@ def choose(
         raise OptionError(f"flash_attn {setting!r}: expected one of {', '.join(SETTINGS)}")
     if setting == "off":
         return FlashChoice(setting, AttentionForm(all_explicit=True), (), 0)
-    asked, names = _ask(build(AttentionForm()), backends[0], overrides, ("attention",))
+    asked, names = _ask(build(AttentionForm()), backends[0], overrides, ("attention",), split)
     explicit = frozenset(asked) if setting == "auto" else frozenset()
     if explicit:
-        still, _ = _ask(build(AttentionForm(explicit)), backends[0], overrides, EXPLICIT)
+        still, _ = _ask(build(AttentionForm(explicit)), backends[0], overrides, EXPLICIT, split)
         explicit -= {name.removesuffix(".scores").removesuffix(".softmax") for name in still}
     return FlashChoice(setting, AttentionForm(explicit), tuple(asked.values()), len(names))
 
@@ -104,14 +106,18 @@ def _ask(
     backend: Backend,
     overrides: Sequence[Override],
     ops_asked: Sequence[str],
+    split: LayerSplit | None,
 ) -> tuple[dict[str, Refusal], set[str]]:
     """The first refusal of each node of these ops, by name, and the names of all of them."""
     refused: dict[str, Refusal] = {}
     names: set[str] = set()
     for outputs in graphs:
-        for node in (n for n in toposort(*outputs) if n.op in ops_asked):
+        nodes = toposort(*outputs)
+        homes = split.homes(nodes) if split else {}
+        for node in (n for n in nodes if n.op in ops_asked):
             names.add(node.name)
-            reason = None if any(o.matches(node) for o in overrides) else backend.rejects(node)
+            asked = homes.get(node, backend)
+            reason = None if any(o.matches(node) for o in overrides) else asked.rejects(node)
             if reason is not None:
-                refused.setdefault(node.name, Refusal(node, backend.name, reason))
+                refused.setdefault(node.name, Refusal(node, asked.name, reason))
     return refused, names

@@ -19,8 +19,11 @@ from mtmd.kernels.graph import Node, toposort
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.fusion.rewrite import rewritten
 from mtmd.kernels.plan.fusion.rules import RULES
+from mtmd.kernels.plan.layer_split import LayerSplit
 from mtmd.kernels.plan.row_blocks import Chain, chains
 from mtmd.kernels.plan.steps import NativeFacts, Split, Step
+
+FALLBACK = ("cpu",)  # memories of the backends that take what a device of several refuses
 
 
 @dataclass(frozen=True)
@@ -251,19 +254,23 @@ def make_plan(
     backends: Sequence[Backend],
     overrides: Iterable[Override] = (),
     overwrite: bool = True,
+    split: LayerSplit | None = None,
 ) -> Plan:
     """Place every node the outputs need, after rules have made fewer of them for a preferred
     backend that fuses. `overwrite=False` leaves the graph as it is and keeps every step from
-    reusing its input's memory, for looking on.
+    reusing its input's memory, for looking on. `split`: each layer prefers a device of its own, and
+    the backends that are none of these devices come after that.
 
     Raises OptionError for an override whose target is not among the backends, PlacementError where
     an override names a backend that rejects the node, or no backend takes it.
     """
     overrides = tuple(overrides)
-    if overwrite and backends[0].fuses:
-        outputs = rewritten(outputs, RULES, backends[0], overrides)
-    nodes = [n for n in toposort(*outputs) if not n.is_leaf]
-    where, refusals = _assign(nodes, backends, overrides)
+    if overwrite and any(b.fuses for b in (split.devices if split else backends[:1])):
+        outputs = rewritten(outputs, RULES, backends[0], overrides, split)
+    every = toposort(*outputs)
+    nodes = [n for n in every if not n.is_leaf]
+    homes = split.homes(every) if split else {}
+    where, refusals = _assign(nodes, backends, overrides, homes)
     ordered, reads = _with_copies(nodes, where)
     steps = _steps(ordered, reads, where, outputs)
     return Plan(
@@ -274,8 +281,12 @@ def make_plan(
 
 
 def _assign(
-    nodes: Sequence[Node], backends: Sequence[Backend], overrides: tuple[Override, ...]
+    nodes: Sequence[Node],
+    backends: Sequence[Backend],
+    overrides: tuple[Override, ...],
+    homes: Mapping[Node, Backend],
 ) -> tuple[dict[Node, Backend], list[Refusal]]:
+    """`homes`: the device that each node prefers, where it is not the first backend."""
     by_name = {
         name: b for b in reversed(backends) for name in (b.space.partition(":")[0], b.space, b.name)
     }
@@ -294,7 +305,7 @@ def _assign(
         if source is not None and source in where and forced is None:
             where[node] = where[source]  # a view lies where its source lies
             continue
-        for backend in [forced] if forced else backends:
+        for backend in [forced] if forced else _in_order(backends, homes.get(node)):
             reason = backend.rejects(node)
             if reason is None:
                 where[node] = backend
@@ -305,6 +316,13 @@ def _assign(
             reasons = "; ".join(f"{r.backend}: {r.reason}" for r in refusals if r.node is node)
             raise PlacementError(f"{who} take {node} ({reasons or 'there is none'})")
     return where, refusals
+
+
+def _in_order(backends: Sequence[Backend], home: Backend | None) -> Sequence[Backend]:
+    """Of several devices the one that is `home`, then the CPU."""
+    if home is None:
+        return backends
+    return [home, *(b for b in backends if b is not home and b.space in FALLBACK)]
 
 
 def _with_copies(

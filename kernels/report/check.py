@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,21 +28,16 @@ MOST_TRIES = 64  # runs until the number of threads is chosen: some of each that
 
 
 def run_check(
-    graph: str,
-    what: str,
-    plan: Plan,
-    residency: Residency,
-    device: Backend,
-    dtype: torch.dtype,
-    batch: Any,
+    graph: str, what: str, plan: Plan, residency: Residency, dtype: torch.dtype, batch: Any
 ) -> Check:
     """Run `plan` on a batch, as answers do, and without overwriting, under the eyes of the
     reference.
     """
     executor = Executor(plan, residency)
-    first = _timed(executor, batch, device)
-    steady = min(_timed(executor, batch, device) for _ in range(STEADY_RUNS))
-    watches = [_Stopwatch(device) for _ in range(STEADY_RUNS)]
+    devices = tuple({s.backend.space: s.backend for s in plan.steps}.values())
+    first = _timed(executor, batch, devices)
+    steady = min(_timed(executor, batch, devices) for _ in range(STEADY_RUNS))
+    watches = [_Stopwatch(devices) for _ in range(STEADY_RUNS)]
     for watch in watches:
         watch.start()
         executor.run(batch, watch)
@@ -152,23 +148,28 @@ def _some_rows(
 class _Stopwatch:
     """An observer that notes how long each node took."""
 
-    def __init__(self, device: Backend):
+    def __init__(self, devices: Sequence[Backend]):
         self.timeline: list[tuple[Node, float]] = []
-        self.device, self.last = device, 0.0
+        self.devices, self.last = devices, 0.0
 
     def start(self) -> None:
-        self.device.synchronize()
+        _wait_for(self.devices)
         self.last = time.perf_counter()
 
     def __call__(self, node: Node, value: Tensor, inputs: list[Tensor | None]) -> None:  # noqa: ARG002
-        self.device.synchronize()
+        _wait_for(self.devices)
         self.timeline.append((node, time.perf_counter() - self.last))
         self.last = time.perf_counter()
 
 
-def _timed(executor: Executor, batch: Any, device: Backend) -> float:
-    device.synchronize()
+def _timed(executor: Executor, batch: Any, devices: Sequence[Backend]) -> float:
+    _wait_for(devices)
     start = time.perf_counter()
     executor.run(batch)
-    device.synchronize()
+    _wait_for(devices)
     return time.perf_counter() - start
+
+
+def _wait_for(devices: Sequence[Backend]) -> None:
+    for device in devices:
+        device.synchronize()

@@ -33,7 +33,7 @@ def compiled_kernels(graph: str, plan: Plan, target: Target) -> list[CompiledKer
     kernels = []
     for rows in alike.values():
         node, name, program = rows[0]
-        used = compile_program(target.name, program)
+        used = compile_program(target.target, program)
         kernels.append(
             CompiledKernel(
                 graph,

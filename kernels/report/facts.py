@@ -5,6 +5,7 @@ The functions below the classes read it off plans.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -156,6 +157,81 @@ class RanksFacts:
 
 
 @dataclass(frozen=True)
+class LayersFacts:
+    """The layers, from `first` to `last`, that one device of several has; `encoder`: that, too."""
+
+    device: str
+    first: int
+    last: int
+    encoder: bool
+
+    def __str__(self) -> str:
+        run = f"{self.first}" if self.first == self.last else f"{self.first} to {self.last}"
+        many = "layer" if self.first == self.last else "layers"
+        return f"{self.device}: {many} {run}{', encoder' if self.encoder else ''}"
+
+
+@dataclass(frozen=True)
+class MemoryFacts:
+    """What one memory has to hold, by part, and what is there for it, None where nobody knows."""
+
+    space: str
+    weights: int
+    encoder: int
+    cache: int
+    compute: int
+    available: int | None
+
+    @property
+    def needed(self) -> int:
+        return self.weights + self.encoder + self.cache + self.compute
+
+    @property
+    def fits(self) -> bool:
+        return self.available is None or self.needed <= self.available
+
+
+@dataclass(frozen=True)
+class LayoutFacts:
+    """One way in which a model could lie in memory. `reason` says why it cannot be, where it
+    cannot; `longest_context` tokens fit, beside the largest picture, and so many answers at once of
+    the context asked for; None where that was not looked for.
+    """
+
+    name: str
+    memories: tuple[MemoryFacts, ...] = ()
+    layers: tuple[LayersFacts, ...] = ()
+    ranks: int = 1
+    cache_on_host: bool = False
+    reason: str | None = None
+    longest_context: int | None = None
+    most_answers: int | None = None
+
+    @property
+    def fits(self) -> bool:
+        return self.reason is None and all(m.fits for m in self.memories)
+
+    @property
+    def shortest(self) -> MemoryFacts | None:
+        """The memory that lacks most."""
+        lacking = [m for m in self.memories if not m.fits]
+        return max(lacking, key=lambda m: m.needed - (m.available or 0), default=None)
+
+
+@dataclass(frozen=True)
+class FitFacts:
+    """The layouts that were looked at, in order of preference, and which of them was `chosen`."""
+
+    layouts: tuple[LayoutFacts, ...]
+    chosen: str | None
+
+    @property
+    def cache_on_host(self) -> bool:
+        """Whether keys and values lie there by the choice."""
+        return any(one.cache_on_host for one in self.layouts if one.name == self.chosen)
+
+
+@dataclass(frozen=True)
 class OpTime:
     op: str
     count: int
@@ -256,6 +332,13 @@ class WarmupFacts:
     dequantized: tuple[DequantizedTensor, ...] = ()
     speculation: SpeculationFacts | None = None
     ranks: RanksFacts | None = None
+    layers: tuple[LayersFacts, ...] = ()
+    fit: FitFacts | None = None
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Where nodes are meant to run: one device, or those that have layers."""
+        return tuple(dict.fromkeys((self.device, *(part.device for part in self.layers))))
 
     @property
     def fully_accelerated(self) -> bool:
@@ -271,12 +354,12 @@ class WarmupFacts:
 
     @property
     def elsewhere(self) -> int:
-        """Most nodes of one graph that run on another backend than the device's, refused or placed
+        """Most nodes of one graph that run on another backend than the devices', refused or placed
         there by an override.
         """
         return max(
             (
-                sum(count for name, count in g.ops_by_backend.items() if name != self.device)
+                sum(n for name, n in g.ops_by_backend.items() if name not in self.devices)
                 for g in self.graphs
             ),
             default=0,
@@ -295,9 +378,11 @@ class Placement:
 
 
 def placement(
-    graph: str, choice: FlashChoice, plans: tuple[Plan, ...], preferred: str
+    graph: str, choice: FlashChoice, plans: tuple[Plan, ...], preferred: Sequence[str]
 ) -> Placement:
-    """From the plans of one graph at every size that was asked about, and that was used since."""
+    """From the plans of one graph at every size that was asked about, and that was used since.
+    `preferred` are the names of the devices that it is meant for.
+    """
     return Placement(
         flash_facts(graph, choice, plans, preferred),
         tuple(refused_ops(graph, choice, plans, preferred)),
@@ -305,7 +390,7 @@ def placement(
 
 
 def flash_facts(
-    graph: str, choice: FlashChoice, plans: tuple[Plan, ...], preferred: str
+    graph: str, choice: FlashChoice, plans: tuple[Plan, ...], preferred: Sequence[str]
 ) -> FlashFacts:
     attention = [
         (s.node.name, s.backend.name)
@@ -317,7 +402,7 @@ def flash_facts(
     flash = {s.node.name for p in plans for s in p.steps if s.node.op in FLASH}
     elsewhere = tuple(
         sorted(
-            {name for name, backend in attention if backend != preferred and name in flash},
+            {name for name, backend in attention if backend not in preferred and name in flash},
             key=_natural,
         )
     )
@@ -337,7 +422,7 @@ def flash_facts(
 
 
 def refused_ops(
-    graph: str, choice: FlashChoice, plans: tuple[Plan, ...], preferred: str
+    graph: str, choice: FlashChoice, plans: tuple[Plan, ...], preferred: Sequence[str]
 ) -> list[RefusedOp]:
     """Attention nodes that were rebuilt, then every other node that the preferred backend refused;
     alike ones counted together.
@@ -348,11 +433,11 @@ def refused_ops(
     seen: set[tuple[str, str]] = set()
     for refusal in (r for r in choice.refusals if r.node.name in choice.form.explicit):
         groups.setdefault(_kind(refusal), []).append(
-            (refusal, f"{preferred}, as explicit attention")
+            (refusal, f"{refusal.backend}, as explicit attention")
         )
     for plan in plans:
         for refusal in plan.refusals:
-            if refusal.backend == preferred and (refusal.node.name, refusal.reason) not in seen:
+            if refusal.backend in preferred and (refusal.node.name, refusal.reason) not in seen:
                 seen.add((refusal.node.name, refusal.reason))
                 groups.setdefault(_kind(refusal), []).append(
                     (refusal, plan.backend_of[refusal.node.name].name)

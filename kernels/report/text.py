@@ -27,7 +27,10 @@ HANG = 4  # blanks before what goes on from the line above
 def render(report: WarmupFacts, columns: int | None = None) -> str:
     """In lines of `columns` characters at most, None for as long as they are."""
     wide = columns is None or columns >= NARROW
-    parts = (_head, _result, _flash, _speculation, _warnings, _ranks, _dequantized, _graphs)
+    parts = (
+        *(_head, _result, _fit, _layers, _flash),
+        *(_speculation, _warnings, _ranks, _dequantized, _graphs),
+    )
     lines = [line.rstrip() for part in parts for line in part(report)]
     lines += [line.rstrip() for line in _checks(report, wide)]
     while not lines[-1]:
@@ -100,7 +103,7 @@ def _flash_reason(flash: FlashFacts) -> str:
 
 def _warnings(report: WarmupFacts) -> Iterator[str]:
     if not report.refused:
-        yield f"every op is taken by {report.device}"
+        yield f"every op is taken by {', '.join(report.devices)}"
         yield ""
         return
     attention = [r for r in report.refused if r.op == "attention"]
@@ -137,6 +140,37 @@ def _warnings(report: WarmupFacts) -> Iterator[str]:
         yield f"  {r.count:4d} x {r.op:<12} {shape:<30} {r.name}"
         yield f"         {r.reason}; runs on {r.runs_on}"
     yield RULE
+    yield ""
+
+
+def _fit(report: WarmupFacts) -> Iterator[str]:
+    """What was looked at before the model was laid out so."""
+    if report.fit is None:
+        return
+    yield f"fit: {report.fit.chosen}"
+    for layout in report.fit.layouts:
+        if layout.reason is not None:
+            yield f"  refused: {layout.name}: {layout.reason}"
+            continue
+        lies = "chosen" if layout.name == report.fit.chosen else "refused"
+        yield f"  {lies}: {layout.name}"
+        for memory in layout.memories:
+            there = "unknown" if memory.available is None else mib(memory.available)
+            short = "" if memory.fits else ": does not fit"
+            yield (
+                f"    {memory.space:<8} needs {mib(memory.needed)} of {there}{short} (weights "
+                f"{mib(memory.weights)}, encoder {mib(memory.encoder)}, cache "
+                f"{mib(memory.cache)}, compute {mib(memory.compute)})"
+            )
+    yield ""
+
+
+def _layers(report: WarmupFacts) -> Iterator[str]:
+    """What each of several devices has."""
+    if not report.layers:
+        return
+    yield "layers over devices"
+    yield from (f"  {part}" for part in report.layers)
     yield ""
 
 
@@ -327,14 +361,17 @@ def _advice(report: WarmupFacts) -> Iterator[str]:
     if report.refused and report.dtype != "fp32":
         yield "--dtype fp32: the device may take another number type"
     if report.elsewhere and not report.refused:
-        yield "leave out --override-tensor, which moved nodes elsewhere"
+        if report.fit is not None and report.fit.cache_on_host:
+            yield "use a shorter context, or more memory: keys and values lie on the host to fit"
+        else:
+            yield "leave out --override-tensor, which moved nodes elsewhere"
     if report.dequantized:
         yield "a file of another type, Q4_K_M or Q8_0, would be multiplied as it is stored"
 
 
 def _verdict(report: WarmupFacts) -> Iterator[str]:
     if report.fully_accelerated:
-        yield f"result: everything runs on {report.device} as intended"
+        yield f"result: everything runs on {', '.join(report.devices)} as intended"
         return
     wrong = sum(r.count for r in report.refused)
     parts = [f"{wrong} node{'s' if wrong > 1 else ''} refused"] if wrong else []

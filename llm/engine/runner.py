@@ -16,6 +16,7 @@ from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.parallel.shard import Sharding
 from mtmd.kernels.plan.executor import Executor, Observer, Residency, memory_for
 from mtmd.kernels.plan.flash_choice import AttentionForm, FlashChoice, choose
+from mtmd.kernels.plan.layer_split import LayerSplit
 from mtmd.kernels.plan.scheduler import Override, Plan, make_plan
 from mtmd.llm.batch import Batch, BatchShape
 from mtmd.llm.engine.make_batch import make_batch
@@ -74,9 +75,14 @@ class Runner:
         overrides: abc.Sequence[Override] = (),
         residency: Residency | None = None,
         sharding: Sharding | None = None,
+        split: LayerSplit | None = None,
     ):
-        """`sharding`: this is one rank of several, which has a part of the model."""
-        self.sharding = sharding
+        """`sharding`: this is one rank of several, which has a part of the model. `split`: which of
+        the first of the backends each layer prefers.
+        """
+        self.sharding, self.split = sharding, split
+        self.devices: tuple[Backend, ...] = split.devices if split else (backends[0],)
+        """That nodes are meant for; what runs elsewhere was refused, or placed there by name."""
         self.lead: Lead | None = None
         self.family, self.weights, self.backends, self.overrides = (
             family,
@@ -92,7 +98,7 @@ class Runner:
         )
         self.pages = 1 + sequences * self.pages_for(context)
         self.residency = residency or Residency()
-        self.flash: FlashChoice = choose(self._probes, backends, overrides, flash_attn)
+        self.flash: FlashChoice = choose(self._probes, backends, overrides, flash_attn, split)
         self.threads: int | None = None
         """Of the CPU, by which machine code ran last; None before that."""
         self.fallbacks: dict[BatchShape, Plan] = {}
@@ -137,7 +143,7 @@ class Runner:
         return self._plan(batch, overwrite)
 
     def _make_plan(self, batch: BatchShape, overwrite: bool) -> Plan:
-        return make_plan(self.graph(batch), self.backends, self.overrides, overwrite)
+        return make_plan(self.graph(batch), self.backends, self.overrides, overwrite, self.split)
 
     @property
     def plans_made(self) -> int:
@@ -149,7 +155,7 @@ class Runner:
 
     def _make_executor(self, batch: BatchShape, intact: bool = False) -> Executor:
         plan = self.plan(batch, not intact)
-        if any(r.backend == self.backends[0].name for r in plan.refusals):
+        if any(r.backend in {d.name for d in self.devices} for r in plan.refusals):
             self.fallbacks[batch] = plan
             for oldest in list(self.fallbacks)[:-FALLBACKS]:
                 self.fallbacks.pop(oldest, None)
@@ -190,15 +196,22 @@ class Runner:
         """Bytes of a full cache, per memory space; of so many sequences of `context` tokens in
         place of the runner's own.
         """
-        where, sequences = self._state_backends(), sequences or self.sequences
-        pages = 1 + sequences * self.pages_for(context or self.context)
-        spaces: dict[str, int] = {}
-        for name, state in states_by_name(self.layers).items():
-            count = torch.Size(state.shape(sequences + 1, pages)).numel()
-            spaces[where[name].space] = (
-                spaces.get(where[name].space, 0) + count * state_dtype(state, self.dtype).itemsize
-            )
+        where, spaces = self._state_backends(), dict[str, int]()
+        for name, size in self.state_bytes(context, sequences).items():
+            spaces[where[name].space] = spaces.get(where[name].space, 0) + size
         return spaces
+
+    def state_bytes(
+        self, context: int | None = None, sequences: int | None = None
+    ) -> dict[str, int]:
+        """As `cache_bytes`, by the name of each state."""
+        sequences = sequences or self.sequences
+        pages = 1 + sequences * self.pages_for(context or self.context)
+        return {
+            name: torch.Size(state.shape(sequences + 1, pages)).numel()
+            * state_dtype(state, self.dtype).itemsize
+            for name, state in states_by_name(self.layers).items()
+        }
 
     @property
     def recurrent_bytes(self) -> int:
@@ -237,7 +250,7 @@ class Runner:
         wanted.
         """
         # Whoever looks on wants to see the nodes that the family has, and no others in their place.
-        looks_on = observe is not None and self.backends[0].fuses
+        looks_on = observe is not None and any(d.fuses for d in self.devices)
         executor = self._executor(batch.shape, True) if looks_on else self._executor(batch.shape)
         with self.lead.forward(batch) if self.lead else nullcontext():
             logits = executor.run(batch, observe)[-1][: batch.answers]

@@ -71,7 +71,7 @@ def resolve_model(
             raise ModelError(
                 f"model {text!r} is not in the local cache; `mtmd pull {text}` fetches it"
             ) from error
-    with _progress_bars(progress):
+    with progress_bars(progress):
         return _fetch(text, result, endpoint, cache_dir)
 
 
@@ -360,7 +360,7 @@ def _near(model: str) -> str:
 
 
 @contextmanager
-def _progress_bars(show: bool) -> Iterator[None]:
+def progress_bars(show: bool) -> Iterator[None]:
     """Silence huggingface_hub's bars meanwhile unless `show`."""
     if show:
         yield

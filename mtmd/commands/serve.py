@@ -339,6 +339,11 @@ def _check_options_of_many(args: argparse.Namespace) -> None:
         raise OptionError('--alias: found beside --models; put "aliases" into the presets')
     if args.tp > 1:
         raise OptionError("--tp: found beside --models; serve a model that is shared alone, by -m")
+    for name in ("split", "fit"):
+        if getattr(args, name) not in ("none", False):
+            raise OptionError(
+                f"--{name}: found beside --models, which share one device; serve one alone, by -m"
+            )
 
 
 def _serve_many(

@@ -32,7 +32,8 @@ def add_device_arguments(group: argparse._ArgumentGroup) -> None:
         "--device",
         metavar="DEVICE",
         default="auto",
-        help="auto, cpu, cuda:N, mps or xpu:N (default: auto)",
+        help="auto, cpu, cuda:N, mps or xpu:N; several of cuda:N and cpu between commas with --split "
+        "or --fit (default: auto)",
     )
     offers(device, ("auto", "cpu", "cuda", "mps", "xpu"))
     dtype = group.add_argument(
@@ -112,11 +113,26 @@ def add_model_arguments(
         help="share every layer out among N processes, each with a GPU of its own where there are "
         "several (default: 1)",
     )
+    split = group.add_argument(
+        "--split",
+        metavar="HOW",
+        default="none",
+        help="layer: each device of --device, or each GPU, has a run of layers; one GPU and the "
+        "host where there is one (default: none)",
+    )
+    offers(split, ("none", "layer"))
     group.add_argument(
         "--tensor-split",
         metavar="SHARES",
         default="",
-        help="the shares of --tp's processes, such as 3,1 (default: equal ones)",
+        help="the shares of --tp's processes or --split's devices, such as 3,1 (default: equal "
+        "ones; of devices, by free memory)",
+    )
+    group.add_argument(
+        "--fit",
+        action="store_true",
+        help="choose how the model lies in memory (one device, layers over several, --tp, keys and "
+        "values on the host, part of the layers there), the first way that is predicted to fit",
     )
     group.add_argument(
         "--no-kv-offload",
@@ -133,8 +149,8 @@ def add_model_arguments(
     group.add_argument(
         "--memory-limit",
         metavar="SIZE",
-        help="most memory of the device to take, like 8GiB; pictures are made smaller to fit "
-        "(default: what is free)",
+        help="most memory of the device, or of each GPU, to take, like 8GiB; pictures are made "
+        "smaller to fit (default: what is free)",
     )
     if isolate:
         group.add_argument(

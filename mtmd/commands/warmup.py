@@ -108,6 +108,10 @@ def _predict(args: argparse.Namespace) -> int:
         raise OptionError(f"target {args.target!r:.60}: expected a card, or several between commas")
     if len(names) > MOST_TARGETS:
         raise OptionError(f"target: found {len(names)}, expected at most {MOST_TARGETS}")
+    if args.tp > 1 or args.split != "none" or args.fit:
+        raise OptionError(
+            "target: found beside tp, split or fit, and is one device; `mtmd fit` predicts several"
+        )
     given = {name: getattr(args, name) for name in PREDICTED}
     # Of a device that is here; `predict` refuses them.
     given |= {n: getattr(args, n) for n in ("device", "refuse", "threads", "memory_limit")}

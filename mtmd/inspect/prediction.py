@@ -19,15 +19,19 @@ from mtmd.kernels.estimate.roofline import Estimate, OpShare, estimate
 from mtmd.kernels.plan.scheduler import Plan
 from mtmd.kernels.report.facts import CompiledKernel, WarmupFacts
 from mtmd.llm.batch import BatchShape
-from mtmd.loaded.memory_admission import CACHE_BYTES, CACHE_PART, MARGIN, SPARE
+from mtmd.loaded.fitting.needed_memory import (
+    CHUNK,
+    MOST_ANSWERS,
+    SPARE,
+    NeededMemory,
+    most_that_fit,
+)
 from mtmd.model import Model
 
 SCHEMA = 1  # of `Prediction.asdict`: raised when a field is renamed, removed or means another thing
 LENGTHS = (1024, 8192, 32768, 131072)  # tokens of a sequence
 SIZES = ((224, 224), (640, 480), (1024, 768), (1920, 1080), (3840, 2160))  # pictures, in pixels
 DRIVER_BYTES = 512 << 20  # the driver's context, and the workspaces of cuBLAS or hipBLAS: about
-MOST_ANSWERS = 1024
-CHUNK = 1024  # tokens: how finely the longest context is looked for
 
 
 @dataclass(frozen=True)
@@ -169,7 +173,7 @@ class Needs:
 
     def __init__(self, model: Model, target: Target, card: Card):
         self.model, self.target, self.card = model, target, card
-        self.space = target.space
+        self.space, self.needed = target.space, NeededMemory(model.encoder, model.runner)
         budget = Budget(model.options.image_min_tokens, model.options.image_max_tokens)
         self.prepared = list(_prepared(model, budget))
         self.pictures = tuple(self._picture(*row) for row in self.prepared)
@@ -188,37 +192,21 @@ class Needs:
         if usable is None:
             return None
         most = self.model.checkpoint.text.context
-        if self._worst(most) <= usable:
-            return most
-        low, high = 0, -(-most // CHUNK)
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._worst(middle * CHUNK) <= usable:
-                low = middle
-            else:
-                high = middle
-        return low * CHUNK
+        found = most_that_fit(
+            lambda chunks: usable - self._worst(min(chunks * CHUNK, most)), -(-most // CHUNK)
+        )
+        return min(found * CHUNK, most)
 
     def weight_bytes(self) -> int:
-        runner, encoder = self.model.runner, self.model.encoder
-        plans = [runner.plan(BatchShape(1, images=1 if encoder else 0))]
-        if encoder:
-            plans.append(encoder.plan(1, encoder.family.resolution.tile_type().shape))
-        return sum(plan.weight_bytes.get(self.space, 0) for plan in plans)
+        parts = self.needed.weights, self.needed.tower
+        return sum(part.get(self.space, 0) for part in parts)
 
     def most_answers(self) -> int | None:
         """At once, of the context asked for, beside the largest picture; up to `MOST_ANSWERS`."""
         usable, context = usable_bytes(self.card.memory_bytes), self.model.runner.context
         if usable is None:
             return None
-        low, high = 0, MOST_ANSWERS + 1
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._worst(context, middle) <= usable:
-                low = middle
-            else:
-                high = middle
-        return low
+        return most_that_fit(lambda count: usable - self._worst(context, count), MOST_ANSWERS)
 
     def bytes(
         self, context: int, picture: Picture | None = None, answers: int | None = None
@@ -227,12 +215,8 @@ class Needs:
         margins that a loaded model keeps: a step of the decoder beside an encode, or a prefill, and
         the cache of encoded pictures.
         """
-        step, prefill = (_with_margin(self._compute(plan)) for plan in self._plans(context))
-        encode = _with_margin(picture.compute_bytes) if picture else 0
-        compute = max(prefill, step + encode)
-        kept = min(-(-compute * CACHE_PART // (CACHE_PART - 1)), compute + CACHE_BYTES)
-        cache = self.model.runner.cache_bytes(context, answers).get(self.space, 0)
-        return self.weight_bytes() + cache + kept
+        encode = {self.space: picture.compute_bytes} if picture else None
+        return self.needed.parts(context, answers, encode)[self.space].total
 
     def _worst(self, context: int, answers: int | None = None) -> int:
         return max(
@@ -240,23 +224,12 @@ class Needs:
             for picture in (None, *(p for p in self.pictures if p.refused is None))
         )
 
-    def _plans(self, context: int) -> tuple[Plan, Plan]:
-        """A step of decode, and a prefill."""
-        runner = self.model.runner
-        pages = runner.pages_for(context)
-        largest = runner.sizes()["prefill"]
-        tokens = min(largest.tokens, context)
-        return (
-            runner.plan(BatchShape(1, pages=pages)),
-            runner.plan(BatchShape(tokens, min(largest.images, tokens), pages=pages)),
-        )
-
     def _compute(self, plan: Plan) -> int:
         return plan.compute_bytes.get(self.space, 0)
 
     def _length(self, context: int) -> Length:
         runner = self.model.runner
-        step, prefill = self._plans(context)
+        step, prefill = self.needed.plans(context)
         count, pages = runner.sequences, runner.pages_for(context)
         together = runner.plan(BatchShape(count, 0, count, count, count * pages))
         return Length(
@@ -310,10 +283,6 @@ def _prepared(
             yield (width, height), model.encoder.family.resolution.prepare(pixels, budget), None
         except (ImageError, OptionError) as error:
             yield (width, height), None, str(error)
-
-
-def _with_margin(size: int) -> int:
-    return size + size // MARGIN
 
 
 def facts_of(report: WarmupFacts) -> dict[str, Any]:

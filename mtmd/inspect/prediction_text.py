@@ -7,9 +7,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from mtmd.inspect.prediction import MOST_ANSWERS, GraphOps, Length, Picture, Prediction
+from mtmd.inspect.prediction import GraphOps, Length, Picture, Prediction
 from mtmd.kernels.estimate.roofline import Estimate
 from mtmd.kernels.report.facts import CompiledKernel
+from mtmd.loaded.fitting.needed_memory import MOST_ANSWERS
 
 WIDTH = 80
 GIB = 1 << 30

@@ -14,22 +14,19 @@ import torch
 
 from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.clip.encoder import Encoder
-from mtmd.clip.family import VisionFamily
 from mtmd.clip.image.isolated import start as start_picture_workers
 from mtmd.clip.token_budget import Budget
 from mtmd.clip.warmup import encoder_placement
 from mtmd.config import AnswerOptions, LoadOptions, launcher, options
-from mtmd.kernels.backends import Backend, backends_for
+from mtmd.kernels.backends import Backend, backends_for, several_backends
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import ModelError, OptionError
 from mtmd.kernels.isolation.limits import available as can_isolate
-from mtmd.kernels.parallel.shard import Sharding
-from mtmd.kernels.plan.executor import Residency
 from mtmd.kernels.plan.scheduler import Override
-from mtmd.kernels.report.facts import Placement
+from mtmd.kernels.report.facts import FitFacts, LayersFacts, Placement
 from mtmd.kernels.resources.threads import ask_threads
 from mtmd.llm.batch import BatchShape
-from mtmd.llm.engine.runner import PREFILL, Runner
+from mtmd.llm.engine.runner import Runner
 from mtmd.llm.sampling.constraint import Grammars
 from mtmd.llm.sampling.grammar_notations import grammar_source
 from mtmd.llm.sampling.isolated import IsolatedGrammars
@@ -37,14 +34,17 @@ from mtmd.llm.sampling.json_schema import CheckedSchema
 from mtmd.llm.warmup import decoder_placement
 from mtmd.loaded.device_and_dtype import choose_dtype, own_threads
 from mtmd.loaded.device_thread import DeviceThread
-from mtmd.loaded.memory_admission import CACHE_BYTES, Admission
+from mtmd.loaded.fitting.choose import Ways, choose, chosen_by, layers_facts
+from mtmd.loaded.fitting.layouts import Layout, are_ranks, devices_of, make_graphs
+from mtmd.loaded.fitting.needed_memory import CACHE_BYTES, HOST
+from mtmd.loaded.fitting.needed_memory import limits as memory_limits
+from mtmd.loaded.memory_admission import Admission
 
 if TYPE_CHECKING:  # torch.distributed takes its time to load
     from mtmd.kernels.parallel.distributed import DistributedGroup
     from mtmd.ranks.leader import Ranks
 
 DEFAULT_CONTEXT = 8192
-KV_NODES = r"^blk\.\d+\.(kv_store|keys|values|attn|attn\.(scores|softmax))$"
 T = TypeVar("T")
 
 
@@ -73,18 +73,11 @@ class LoadedModel:
         device = chosen.device
         if group is not None and device.startswith("cuda"):
             device = f"cuda:{group.rank}"
-        self.backends = list(backends) if backends else backends_for(device, chosen.refuse)
+        find = several_backends if chosen.fit or chosen.split == "layer" else backends_for
+        self.backends = list(backends) if backends else find(device, chosen.refuse)
         if not self.backends[0].blocks:
             self.checkpoint = checkpoint = checkpoint.without_blocks()
         self.dtype = choose_dtype(chosen.dtype, self.backends[0], checkpoint.weight_bytes)
-        overrides = [Override.parse(o) for o in chosen.override_tensor]
-        overrides += [Override.parse(f"{KV_NODES}=cpu")] * chosen.no_kv_offload
-        placement: dict[str, Any] = {
-            "dtype": self.dtype,
-            "flash_attn": chosen.flash_attn,
-            "overrides": overrides,
-            "residency": Residency(),
-        }
         context = chosen.context or min(DEFAULT_CONTEXT, checkpoint.text.context)
         if context > checkpoint.text.context:
             raise OptionError(
@@ -92,28 +85,16 @@ class LoadedModel:
                 f"{self.name} was made for"
             )
         self.limits = Budget(chosen.image_min_tokens, chosen.image_max_tokens)
+        self.fit: FitFacts | None = None
+        """What was looked at before the layout was chosen; None where it was asked for."""
+        self.layout, made = self._lay_out(context)
+        chosen, self.backends = self.options, list(self.layout.backends)
         self.ranks = self._start_ranks(context) if chosen.tp > 1 and group is None else None
         group = self.ranks.group if self.ranks else group
-        shares = chosen.tensor_split or None
-        self.runner = Runner(
-            checkpoint.text,
-            checkpoint.text_weights,
-            self.backends,
-            context=context,
-            sequences=chosen.parallel,
-            image_tokens=_longest_image(checkpoint.vision, self.limits),
-            sharding=Sharding(group, shares) if group else None,
-            **placement,
+        self.encoder, self.runner = made or make_graphs(
+            checkpoint, chosen, context, self.dtype, self.layout, group
         )
-        self.encoder = None
-        if checkpoint.vision and checkpoint.vision_weights:
-            self.encoder = Encoder(
-                checkpoint.vision,
-                checkpoint.vision_weights,
-                self.backends,
-                sharding=Sharding(group, shares) if group else None,
-                **placement,
-            )
+        if self.encoder:
             _check_fit(self.encoder, checkpoint)
         assert not isinstance(chosen.memory_limit, str)  # the options made it a number
         self.admission = Admission(self.encoder, self.runner, chosen.memory_limit, CACHE_BYTES)
@@ -125,8 +106,41 @@ class LoadedModel:
             self.ranks.on_loss.append(self.device_thread.fail)
             weakref.finalize(self, self.ranks.close)
         self._placements: dict[Any, tuple[Placement, ...]] = {}
-        self._check_overrides(overrides)
+        self._check_overrides(self.layout.overrides(chosen.override_tensor))
         self.admission.check()
+
+    def _lay_out(self, context: int) -> tuple[Layout, tuple[Encoder | None, Runner] | None]:
+        """As asked for; by `fit`, which is then as if its choice had been asked for. With encoder
+        and decoder where they were made to find that out.
+        """
+        chosen = self.options
+        backends, limit = self.backends, chosen.memory_limit
+        if not chosen.fit and chosen.split == "none":
+            layout = Layout(
+                tuple(backends),
+                cache_on_host=chosen.no_kv_offload,
+                ranks=chosen.tp,
+                shares=chosen.tensor_split,
+            )
+            return layout, None
+        assert not isinstance(limit, str)  # the options made it a number
+        ways = Ways(
+            self.checkpoint,
+            chosen,
+            context,
+            self.dtype,
+            backends,
+            memory_limits(backends, backends, limit),
+            may_share=are_ranks(backends),
+            lazy=() if limit else (HOST,),
+        )
+        if chosen.split == "layer":
+            devices = devices_of(backends, chosen.device)
+            return ways.over_layers(devices, chosen.no_kv_offload, chosen.tensor_split), None
+        way, self.fit = choose(ways)
+        self.options = chosen_by(way, chosen)
+        (first, *others) = way.seats
+        return way.layout, None if others else (first.encoder, first.runner)
 
     def _start_ranks(self, context: int) -> Ranks:
         """The other ranks, which load their parts from the same files."""
@@ -216,6 +230,11 @@ class LoadedModel:
             self._placements = {key: cached}  # replaced whole: other threads may be reading
         return cached
 
+    @property
+    def layers(self) -> tuple[LayersFacts, ...]:
+        """Which layers each of several devices has; empty where one has all."""
+        return layers_facts(self.layout, self.encoder is not None)
+
     def _check_overrides(self, overrides: Sequence[Override]) -> None:
         """An override that names nothing is a mistake, not a wish."""
         plans = [self.runner.plan(BatchShape(1, images=1 if self.encoder else 0))]
@@ -229,16 +248,6 @@ class LoadedModel:
                     f"override {override.pattern.pattern!r} matches no node or weight; `mtmd dump` "
                     "lists the names"
                 )
-
-
-def _longest_image(vision: VisionFamily | None, limits: Budget) -> int:
-    """Tokens of a picture that one batch has to take: all of them where they see each other in both
-    directions.
-    """
-    if vision is None:
-        return 0
-    most = vision.resolution.most_tokens(limits)
-    return most if vision.bidirectional else min(most, PREFILL)
 
 
 def _check_fit(encoder: Encoder, checkpoint: Checkpoint) -> None:

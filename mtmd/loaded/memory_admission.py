@@ -9,7 +9,7 @@ What fits, but not just now, is for the caller to put off.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -24,21 +24,15 @@ from mtmd.kernels.errors import DeviceMemoryError, OptionError, PlacementError
 from mtmd.kernels.graph import Shape
 from mtmd.kernels.plan.free_memory import free_bytes
 from mtmd.kernels.plan.scheduler import Plan
-from mtmd.llm.batch import BatchShape
 from mtmd.llm.engine.runner import Runner
+from mtmd.loaded.fitting.needed_memory import CACHE_PART, Bytes, NeededMemory, limits, with_margin
 
-CACHE_BYTES = 256 << 20  # the most that encoded pictures are kept in, where there is memory for it
-SPARE = 16  # a part in so many of what is free at the start is left to others
-MARGIN = 8  # and a part in so many is added to a prediction
-# the part of what is there to compute with that the cache of encoded pictures may take
-CACHE_PART = 8
 FINENESS = 64  # a picture is made smaller by steps of such a part of its tokens
 # a picture in fewer shows too little to be asked about, or in fewer than a quarter of its own
 LEAST_TOKENS = 64
 # a step that takes such a part of what was free so many seconds ago may run; one that takes a
 # smaller part as much longer after, at most
 PLENTY, SEEN_S, SEEN_MOST_S = 8, 0.2, 10.0
-Bytes = Mapping[str, int]
 
 
 class Admission:
@@ -51,15 +45,11 @@ class Admission:
     ):
         self.encoder, self.runner, self.backends = encoder, runner, runner.backends
         self._asked, self._cache_bytes = limit, cache_bytes
-        self.limits: dict[str, int] = {}
+        self.limits = limits(self.backends, runner.devices, limit)
         """Bytes by memory space; those of which nobody knows are not in it."""
-        for backend in reversed(self.backends):
-            free = free_bytes(backend)
-            if free is not None:
-                self.limits[backend.space] = free - free // SPARE
-        preferred = self.backends[0].space
-        if limit is not None:
-            self.limits[preferred] = min(limit, self.limits.get(preferred, limit))
+        self.needed = NeededMemory(encoder, runner, {"cpu"} if limit is None else ())
+        self._keeps = (encoder or runner).backends[0].space
+        """Where encoded pictures are kept."""
         self.encoding: Plan | None = None
         """The plan of the batch that is being encoded, if one is."""
         self._seen: tuple[Bytes, float] = {}, float("-inf")
@@ -68,19 +58,21 @@ class Admission:
     def check(self) -> None:
         """Raises OptionError for a limit that leaves no room for a step of the decoder."""
         if self._asked is not None and not self._within(self.room, [self._step]):
-            space = self.backends[0].space
-            step = _with_margin(self._step.compute_bytes.get(space, 0))
-            least = (
-                self.limits[space]
-                - self._beside_weights[space]
-                + step * CACHE_PART // (CACHE_PART - 1)
-                + CACHE_PART
-            )
+            space = min(self.limits, key=self._left)
+            step = with_margin(self._step.compute_bytes.get(space, 0))
+            if space == self._keeps:
+                step = step * CACHE_PART // (CACHE_PART - 1) + CACHE_PART
+            least = self.limits[space] - self._beside_weights[space] + step
             raise OptionError(
                 f"memory_limit: found {mib(self.limits[space])}, expected at least {mib(least)} "
                 "for the weights, a full "
                 "cache and a step of the decoder; raise it, or lower context or parallel"
             )
+
+    def _left(self, space: str) -> int:
+        """What a step of the decoder would leave of a memory."""
+        step = with_margin(self._step.compute_bytes.get(space, 0))
+        return self.room.get(space, 0) - step
 
     @property
     def weight_bytes(self) -> int:
@@ -89,12 +81,8 @@ class Admission:
 
     @cached_property
     def _weights(self) -> Bytes:
-        plans = [self.runner.plan(BatchShape(1, images=1 if self.encoder else 0))]
-        if self.encoder:
-            plans.append(self.encoder.plan(1, self.encoder.family.resolution.tile_type().shape))
-        return {
-            space: sum(plan.weight_bytes.get(space, 0) for plan in plans) for space in self.limits
-        }
+        parts = self.needed.weights, self.needed.tower
+        return {space: sum(part.get(space, 0) for part in parts) for space in self.limits}
 
     @cached_property
     def counted_caches(self) -> Bytes:
@@ -102,11 +90,7 @@ class Admission:
         written: without a limit to keep, one sequence's share is counted there, and more of them
         wait when there is no more.
         """
-        shared = {"cpu"} if self._asked is None else set()
-        return {
-            space: count // (self.runner.sequences if space in shared else 1)
-            for space, count in self.runner.cache_bytes().items()
-        }
+        return self.needed.cache()
 
     @cached_property
     def _beside_weights(self) -> Bytes:
@@ -119,7 +103,7 @@ class Admission:
     @cached_property
     def embedding_cache_bytes(self) -> int:
         """The most bytes of encoded pictures to keep."""
-        room = self._beside_weights.get(self.backends[0].space)
+        room = self._beside_weights.get(self._keeps)
         return (
             self._cache_bytes
             if room is None
@@ -129,9 +113,8 @@ class Admission:
     @cached_property
     def room(self) -> Bytes:
         """What can ever be there to compute with, by memory space."""
-        preferred = self.backends[0].space
         return {
-            space: room - (self.embedding_cache_bytes if space == preferred else 0)
+            space: room - (self.embedding_cache_bytes if space == self._keeps else 0)
             for space, room in self._beside_weights.items()
         }
 
@@ -216,8 +199,8 @@ class Admission:
         room = self.room if room is None else room
         result = [
             (
-                _with_margin(plan.compute_bytes.get(space, 0)),
-                max(size - _with_margin(self._step.compute_bytes.get(space, 0)), 0),
+                with_margin(plan.compute_bytes.get(space, 0)),
+                max(size - with_margin(self._step.compute_bytes.get(space, 0)), 0),
             )
             for space, size in room.items()
         ]
@@ -244,7 +227,7 @@ class Admission:
         the system takes longer than a step of decoding where others keep the interpreter busy.
         """
         free, asked = self._seen
-        needs = {space: _with_margin(plan.rough_bytes.get(space, 0)) for space in free}
+        needs = {space: with_margin(plan.rough_bytes.get(space, 0)) for space in free}
         parts = min((size // max(needs[space], 1) for space, size in free.items()), default=0)
         age_s = min(SEEN_S * parts / PLENTY, SEEN_MOST_S)
         return parts >= PLENTY and time.monotonic() - asked <= age_s
@@ -292,8 +275,4 @@ class Admission:
 
 
 def _total(needs: Iterable[Bytes], space: str) -> int:
-    return sum(_with_margin(need.get(space, 0)) for need in needs)
-
-
-def _with_margin(size: int) -> int:
-    return size + size // MARGIN
+    return sum(with_margin(need.get(space, 0)) for need in needs)

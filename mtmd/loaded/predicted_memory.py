@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from mtmd.clip.warmup import encoder_graphs
-from mtmd.llm.warmup import decoder_graphs
+from mtmd.clip.encoder import BATCH
 from mtmd.loaded.loaded_model import LoadedModel
-from mtmd.loaded.memory_admission import CACHE_PART, MARGIN
 
 
 def predicted_bytes(loaded: LoadedModel) -> dict[str, int]:
-    """By memory space: the weights of all graphs, what is counted of a full cache, and the most
-    that the largest picture or prompt computes with, with the margin by which it is admitted.
+    """By memory space: weights, what is counted of a full cache, and what is computed with where
+    the largest tiles are encoded, as many at once as may be, beside a step of the decoder.
     """
-    encoder = encoder_graphs(loaded.encoder) if loaded.encoder else []
-    graphs = [*encoder, *decoder_graphs(loaded.runner)]
-    caches, limited = loaded.admission.counted_caches, loaded.options.memory_limit is not None
-    taken: dict[str, int] = {}
-    for graph in graphs:
-        for space in (*graph.weight_bytes, *graph.cache_bytes, *graph.compute_bytes):
-            taken.setdefault(space, 0)
-    for space in taken:
-        weights = {
-            g.graph: max(o.weight_bytes.get(space, 0) for o in graphs if o.graph == g.graph)
-            for g in graphs
-        }
-        compute = max(g.compute_bytes.get(space, 0) for g in graphs)
-        compute += compute // MARGIN
-        if limited:  # of which a part is kept for encoded pictures
-            compute += compute // (CACHE_PART - 1) + CACHE_PART
-        taken[space] = sum(weights.values()) + caches.get(space, 0) + compute
-    return {space: count for space, count in taken.items() if count}
+    needed, encode = loaded.admission.needed, None
+    if loaded.encoder is not None:
+        tiles = [tile.shape for _, tile in loaded.encoder.sizes().values()]
+        encode = needed.encode(tiles, BATCH)
+    return {space: p.total for space, p in needed.parts(encode=encode).items() if p.total}

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mtmd.clip.warmup import check_encoder, encoder_graphs
-from mtmd.kernels.dtype import name_of
+from mtmd.kernels.dtype import mib, name_of
 from mtmd.kernels.report.facts import (
     Check,
     DequantizedTensor,
@@ -46,6 +46,8 @@ def warmup_report(loaded: LoadedModel, check: bool) -> WarmupReport:
         dequantized=_dequantized(loaded),
         speculation=_speculation(loaded),
         ranks=ranks_facts(loaded),
+        layers=loaded.layers,
+        fit=loaded.fit,
     )
 
 
@@ -70,6 +72,27 @@ def attention_kernels(placements: Sequence[Placement]) -> dict[str, str]:
     device.
     """
     return {p.flash.graph: _attention(p.flash) for p in placements}
+
+
+def layout_text(loaded: LoadedModel) -> str:
+    """Which layers each of several devices has, and what was chosen by `fit`."""
+    fit = loaded.fit
+    if fit is None:
+        return "; ".join(str(part) for part in loaded.layers)
+    refused = [layout for layout in fit.layouts if layout.name != fit.chosen]
+    told = f"fit: {fit.chosen}"
+    told += "".join(f"; {part}" for part in loaded.layers)
+    for layout in refused:
+        short = layout.shortest
+        told += f"; refused: {layout.name}, " + (
+            layout.reason
+            or (
+                f"{short.space} needs {mib(short.needed)} of {mib(short.available or 0)}"
+                if short
+                else "fits too"
+            )
+        )
+    return told
 
 
 def refusal_warnings(placements: Sequence[Placement]) -> tuple[str, ...]:

@@ -27,7 +27,8 @@ from mtmd.kernels.errors import PromptError
 from mtmd.kernels.resources.turns import aside
 from mtmd.llm.engine.spans import Span
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
-from mtmd.loaded.memory_admission import CACHE_BYTES, Admission
+from mtmd.loaded.fitting.needed_memory import CACHE_BYTES
+from mtmd.loaded.memory_admission import Admission
 from mtmd.prompt.embedding_cache import EmbeddingCache, Key
 from mtmd.prompt.pieces import Part, Piece, pieces_of
 from mtmd.receipt import ImageReceipt

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mtmd.kernels.dtype import name_of
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.loaded.ranks_report import ranks_warnings
-from mtmd.loaded.report import attention_kernels, refusal_warnings
+from mtmd.loaded.report import attention_kernels, layout_text, refusal_warnings
 from mtmd.receipt import Receipt
 from mtmd.service.request import Request
 
@@ -44,5 +44,6 @@ def make_receipt(loaded: LoadedModel, request: Request, finish: str, speculation
         ),
         threads=loaded.runner.threads,
         ranks=loaded.options.tp,
+        layout=layout_text(loaded),
         videos=prompt.videos,
     )

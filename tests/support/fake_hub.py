@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -125,8 +126,15 @@ class FakeHub(BaseHTTPRequestHandler):
         return self.answer(json.dumps(info).encode())
 
     def answer_file(self, files: dict[str, bytes], name: str) -> None:
-        data = files[name]
-        self.answer(data, 200, {"ETag": f'"{digest(data)}"', "X-Repo-Commit": COMMIT})
+        data, whole = files[name], files[name]
+        status, headers = 200, {"ETag": f'"{digest(whole)}"', "X-Repo-Commit": COMMIT}
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if asked and not self.server.ignores_ranges:
+            start, last = int(asked[1]), min(int(asked[2]), len(whole) - 1)
+            data, status = whole[start : last + 1], 206
+            headers["Content-Range"] = f"bytes {start}-{last}/{len(whole)}"
+            self.server.ranges.append((name, len(data)))
+        self.answer(data, status, headers)
 
     def answer(self, data: bytes, status: int = 200, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
@@ -147,7 +155,7 @@ class FakeHub(BaseHTTPRequestHandler):
 @contextmanager
 def running_hub() -> Iterator[ThreadingHTTPServer]:
     with ThreadingHTTPServer(("127.0.0.1", 0), FakeHub) as server:
-        server.asked = []
+        server.asked, server.ranges, server.ignores_ranges = [], [], False
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield server

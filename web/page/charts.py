@@ -103,7 +103,8 @@ def _backends(report: WarmupReport) -> Chart:
         dict.fromkeys([report.device, *(b for g in report.graphs for b in g.ops_by_backend)])
     )
     style = {
-        name: "a" if name == report.device else "warn" if i else "b" for i, name in enumerate(names)
+        name: "a" if name in report.devices else "warn" if i else "b"
+        for i, name in enumerate(names)
     }
     rows: list[Row] = [
         (

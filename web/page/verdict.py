@@ -167,7 +167,8 @@ def _moved(report: WarmupReport) -> list[Finding]:
         return []
     return [
         Finding(
-            f"{report.elsewhere} nodes were placed on another backend than {report.device}, "
+            f"{report.elsewhere} nodes were placed on another backend than "
+            f"{', '.join(report.devices)}, "
             "because that was asked for.",
             "Start the server without --override-tensor.",
         )

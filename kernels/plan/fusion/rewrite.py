@@ -60,15 +60,35 @@ class Named(Protocol):
 Rule = Callable[[Graph], Iterable[Match]]
 
 
+class Homes(Protocol):
+    """Who says which of several devices each node is meant for."""
+
+    def homes(self, nodes: Sequence[Node]) -> Mapping[Node, Backend]: ...
+
+
 def rewritten(
-    outputs: Sequence[Node], rules: Sequence[Rule], backend: Backend, overrides: Sequence[Named]
+    outputs: Sequence[Node],
+    rules: Sequence[Rule],
+    backend: Backend,
+    overrides: Sequence[Named],
+    split: Homes | None = None,
 ) -> tuple[Node, ...]:
-    """The outputs after all rules, each in turn, where `backend` takes what they make."""
+    """The outputs after all rules, each in turn, where `backend` takes what they make, or, of
+    several devices, the one that has all the nodes replaced.
+    """
     for rule in rules:
         instead: dict[Node, Node] = {}
         taken: set[Node] = set()
-        for match in rule(Graph(outputs)):
-            if taken.isdisjoint(match.nodes) and _may(match, backend, overrides):
+        graph = Graph(outputs)
+        homes = split.homes(graph.nodes) if split else {}
+        for match in rule(graph):
+            places = {homes.get(n, backend) for n in match.nodes if not n.is_leaf}
+            if (
+                taken.isdisjoint(match.nodes)
+                and len(places) == 1
+                and (place := places.pop()).fuses
+                and _may(match, place, overrides)
+            ):
                 taken.update(match.nodes)
                 instead.update(match.instead)
         outputs = substituted(outputs, instead) if instead else outputs

@@ -148,7 +148,7 @@ def report(setting: str, *rules: str, overrides: Sequence[Override] = ()) -> War
         graph_facts("encoder", label, "", plan)
         for label, plan in zip(("warm-up", "largest"), plans, strict=True)
     ]
-    placed = placement("encoder", choice, tuple(plans), "limited")
+    placed = placement("encoder", choice, tuple(plans), ("limited",))
     return WarmupReport(
         "demo", "limited", "cpu", "fp32", (placed.flash,), placed.refused, tuple(facts)
     )

@@ -77,6 +77,7 @@ def test_json(one: Path, mtmd: Any, demo: Model) -> None:
         "speculation",
         "threads",
         "ranks",
+        "layout",
         "preprocess_ms",
         "encode_ms",
         "prefill_ms",
@@ -222,7 +223,8 @@ def options_of(verb: str) -> set[str]:
 
 
 VIDEOS = {"--fps", "--max-frames", "--from", "--to"}  # tests/mtmd/prompt/test_videos.py
-RANKS = {"--tp", "--tensor-split", "--no-kv-offload"}  # tests/mtmd/ranks
+# tests/mtmd/ranks, tests/mtmd/loaded/fitting
+RANKS = {"--tp", "--tensor-split", "--no-kv-offload", "--split", "--fit"}
 IN_TEST_GGUF = {
     "--mmproj",
     "--chat-template",

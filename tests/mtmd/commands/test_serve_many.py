@@ -22,6 +22,8 @@ from mtmd.web.server import Server
         (["--models", "demo", "--alias", "x"], '"aliases"'),
         (["--models", "demo", "--mmproj", "x"], '"load" of the presets'),
         (["--models", "demo", "--tp", "2"], "--tp: found beside --models"),
+        (["--models", "demo", "--split", "layer"], "--split: found beside --models"),
+        (["--models", "demo", "--fit"], "--fit: found beside --models"),
         (["--models", "no/such/place/here"], "no/such/place/here"),
         (["--models", "demo", "--presets", "no.json"], "cannot be read"),
     ],

@@ -399,6 +399,8 @@ def test_every_option(mtmd: Any) -> None:
         "--tp",
         "--tensor-split",
         "--no-kv-offload",
+        "--split",  # tests/mtmd/loaded/fitting
+        "--fit",
         *sides,
     }
 

@@ -334,6 +334,8 @@ def test_every_option(mtmd: Any) -> None:
         "--tp",
         "--tensor-split",
         "--no-kv-offload",
+        "--split",  # tests/mtmd/loaded/fitting
+        "--fit",
     }
     off = told(mtmd, "--flash-attn", "off")
     assert off["graphs"] != told(mtmd)["graphs"], "explicit attention takes more"

@@ -143,7 +143,8 @@ def test_memory_of_the_card_is_read_as_sizes_are() -> None:
 # Names and kinds of `asdict`: what is renamed or removed here raises SCHEMA.
 FIELDS = {
     "schema", "ran_on_a_gpu", "model", "device", "device_name", "dtype", "flash", "refused",
-    "graphs", "checks", "dequantized", "speculation", "ranks", "fully_accelerated", "card", "sequences",
+    "graphs", "checks", "dequantized", "speculation", "ranks", "layers", "fit",
+    "fully_accelerated", "card", "sequences",
     "context", "context_most", "usable_bytes", "weight_bytes", "longest_context", "most_answers",
     "lengths", "pictures", "work", "compiled", "not_compiled", "needed_bytes", "fits",
 }  # fmt: skip
@@ -202,6 +203,8 @@ def test_cards_and_shapes_are_listed(mtmd: Any) -> None:
         (("--target", "h100", "-m", "x", "--random-weights", "gemma-3-4b"), "expected one of them"),
         (("--target", "h100", "--parallel", "0"), "parallel"),
         (("--target", "h100", "--context", "999999"), "context"),
+        (("--target", "h100", "--split", "layer"), "`mtmd fit` predicts several"),
+        (("--target", "h100", "--tp", "2"), "`mtmd fit` predicts several"),
         (("--memory", "24GiB"), "--memory is for a GPU that is not here"),
         (("--random-weights", "gemma-3-4b"), "--random-weights is for a GPU"),
         (("--parallel", "2"), "--parallel is for a GPU"),

@@ -26,6 +26,7 @@ from mtmd.kernels.dtype import mib
 from mtmd.kernels.errors import DeviceMemoryError, OptionError
 from mtmd.kernels.plan.scheduler import Plan
 from mtmd.loaded import memory_admission as module
+from mtmd.loaded.fitting import needed_memory
 from mtmd.loaded.memory_admission import Admission
 from mtmd.loading import load
 from mtmd.model import Model
@@ -287,7 +288,7 @@ def test_the_least_limit_that_is_told_will_do(folder: Path) -> None:
 
 
 def test_a_limit_is_no_more_than_there_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "free_bytes", lambda _: 160 << 20)
+    monkeypatch.setattr(needed_memory, "free_bytes", lambda _: 160 << 20)
     for asked, limit in ((None, 150 << 20), ("1TiB", 150 << 20), ("100MiB", 100 << 20)):
         assert dynamic(folder, memory_limit=asked).loaded.admission.limits == {"cpu": limit}
     with_all, alone = dynamic(folder, memory_limit="100MiB"), dynamic(folder)
@@ -302,7 +303,8 @@ def test_a_limit_is_no_more_than_there_is(folder: Path, monkeypatch: pytest.Monk
 
 
 def test_where_nobody_knows_everything_goes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "free_bytes", lambda _: None)
+    for one in (module, needed_memory):
+        monkeypatch.setattr(one, "free_bytes", lambda _: None)
     model = dynamic(folder)
     assert model.loaded.admission.limits == {} and model.loaded.admission.may_encode(
         4, (3, 28 * 80, 28 * 80)
@@ -312,7 +314,8 @@ def test_where_nobody_knows_everything_goes(folder: Path, monkeypatch: pytest.Mo
 
 
 def test_weights_not_yet_read_are_not_free(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "free_bytes", lambda _: 1 << 30)
+    for one in (module, needed_memory):
+        monkeypatch.setattr(one, "free_bytes", lambda _: 1 << 30)
     model = dynamic(folder)
     before = model.loaded.admission.free_now()["cpu"]
     model.answer(noise(), max_tokens=1)

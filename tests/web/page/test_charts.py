@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fake_service import FakeService
 
 from mtmd.kernels.report.facts import (
     Check,
     CopyFact,
+    FitFacts,
     FlashFacts,
     GraphFacts,
+    LayersFacts,
+    LayoutFacts,
+    MemoryFacts,
     OpTime,
     RefusedOp,
     TensorFact,
@@ -127,3 +133,17 @@ def test_the_report_is_written_out_with_what_was_refused_and_why():
     ):
         assert words in html
     assert "<b>" not in html
+
+
+def test_layers_over_devices_and_what_was_refused_for_them_are_written_out():
+    memory = MemoryFacts("gpu", 3 << 20, 0, 1 << 20, 0, 2 << 20)
+    made = replace(
+        report(),
+        layers=(LayersFacts("gpu", 0, 3, False), LayersFacts("gpu2", 4, 5, True)),
+        fit=FitFacts((LayoutFacts("on gpu alone", (memory,)), LayoutFacts("layers")), "layers"),
+    )
+    client = create_app(FakeService(), ServerSettings(), warmup=made).test_client()
+    html = " ".join(client.get("/api/report").get_data(as_text=True).split())
+    assert "<dt>Layers, gpu2</dt><dd>4 to 5, encoder</dd>" in html
+    assert "<dt>Refused, on gpu alone</dt> <dd>gpu: 4.00 MiB of 2.00 MiB, does not fit</dd>" in html
+    assert "<dt>Chosen, layers</dt>" in html

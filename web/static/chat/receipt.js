@@ -44,6 +44,7 @@ function body(receipt, options, pictures) {
     ["Proposed", receipt.proposed_tokens ? `${plural(receipt.proposed_tokens, "token")} out of the text, ${receipt.accepted_tokens.toLocaleString("en")} accepted` : null],
     ["Model", receipt.model],
     ["Device", `${receipt.device}${receipt.threads ? `, ${plural(receipt.threads, "thread")}` : ""}, ${receipt.dtype}`],
+    ["Layout", receipt.layout || null],
     ["Attention", Object.entries(receipt.attention).map(([part, kernel]) => `${part}: ${kernel}`).join("; ")],
     ["Sampling", sampling(receipt, options)],
     ...receipt.warnings.map((warning) => ["Warning", warning, "warning"]),

@@ -1,0 +1,133 @@
+"""A model on the Hugging Face hub as far as its headers tell: configuration and tokenizer, and of
+each weight file what stands before the data. The rest of it is a hole, a part of the file that has
+a length and takes no room, so that it is opened as any other and must not be read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from mtmd.checkpoint.hub import (
+    TIMEOUT_S,
+    Found,
+    ask_hub,
+    check_files,
+    is_projector,
+    parse_name,
+    progress_bars,
+)
+from mtmd.kernels.errors import ModelError
+
+FIRST_BYTES = 4 << 20  # of a GGUF, whose header's length is not told; most have more
+MOST_BYTES = 128 << 20  # of one header
+LENGTH = 8  # bytes that say how long the header of a safetensors file is
+
+
+def fetch_headers(model: str, folder: Path, *, endpoint: str | None = None) -> Found:
+    """`org/name[:TYPE][@revision]` in `folder`. Raises ModelError: what the hub says, or a header
+    that is none.
+    """
+    from huggingface_hub import snapshot_download
+
+    name = parse_name(model)
+    info = ask_hub(model, name.repo, name.revision, endpoint, metadata=True)
+    sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
+    wanted = check_files(model, name.type, list(sizes))
+    weights = [file for file in wanted if file.endswith((".safetensors", ".gguf"))]
+    commit = info.sha or name.revision
+    try:
+        if others := [file for file in wanted if file not in weights]:
+            with progress_bars(False):
+                snapshot_download(
+                    name.repo,
+                    revision=commit,
+                    local_dir=folder,
+                    endpoint=endpoint,
+                    allow_patterns=others,
+                )
+        for file in weights:
+            path = _inside(folder, file, model)
+            read = _reader(name.repo, file, commit, endpoint, model)
+            if file.endswith(".gguf"):
+                _write_gguf(path, sizes[file], read)
+            else:
+                _write_safetensors(path, sizes[file], read)
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"model {model!r}: headers could not be fetched from the Hugging Face hub "
+            f"({type(error).__name__}); check network and disk, or fetch it whole with 'mtmd pull'"
+        ) from error
+    if name.type is None:
+        return Found(folder)
+    projector = next((folder / file for file in weights if is_projector(file)), None)
+    return Found(folder / weights[0], projector)
+
+
+def _inside(folder: Path, file: str, model: str) -> Path:
+    path = (folder / file).resolve()
+    if folder.resolve() not in path.parents:
+        raise ModelError(
+            f"model {model!r} has a file {file!r:.80}, which lies outside; choose another one"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _reader(
+    repo: str, file: str, commit: str | None, endpoint: str | None, model: str
+) -> Callable[[int, int], bytes]:
+    """Reads the bytes of a file from one place to another. Raises ModelError."""
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff  # type: ignore[attr-defined]
+
+    url = hf_hub_url(repo, file, revision=commit, endpoint=endpoint)
+
+    def read(start: int, stop: int) -> bytes:
+        headers: dict[str, Any] = {**build_hf_headers(), "Range": f"bytes={start}-{stop - 1}"}
+        response = http_backoff("GET", url, headers=headers, timeout=TIMEOUT_S)
+        hf_raise_for_status(response)
+        data: bytes = response.content
+        if len(data) != stop - start:
+            raise ModelError(
+                f"model {model!r}: asked for {stop - start} bytes of {file}, found {len(data)}; "
+                "fetch it whole with 'mtmd pull'"
+            )
+        return data
+
+    return read
+
+
+def _write_safetensors(path: Path, size: int, read: Callable[[int, int], bytes]) -> None:
+    if size < LENGTH:
+        _with_hole(path, b"", size)  # whoever opens it says what is wrong
+        return
+    head = read(0, LENGTH)
+    stop = min(LENGTH + int.from_bytes(head, "little"), size, MOST_BYTES)
+    _with_hole(path, head + (read(LENGTH, stop) if stop > LENGTH else b""), size)
+
+
+def _write_gguf(path: Path, size: int, read: Callable[[int, int], bytes]) -> None:
+    """More of it until its header is whole: the data begins within what is there."""
+    from mtmd.kernels.checkpoint.gguf_file import header_bytes
+
+    data = b""
+    while True:
+        stop = min(max(2 * len(data), FIRST_BYTES), size)
+        data += read(len(data), stop)
+        _with_hole(path, data, size)
+        with suppress(ModelError):
+            if header_bytes(path) <= len(data):
+                return
+        if stop == size or stop >= MOST_BYTES:
+            return  # as above
+
+
+def _with_hole(path: Path, data: bytes, size: int) -> None:
+    path.write_bytes(data)
+    os.truncate(path, size)

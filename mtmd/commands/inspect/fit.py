@@ -1,0 +1,134 @@
+"""`mtmd fit MODEL`: whether a model fits into memories that need not be here, and how."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from typing import Any
+
+from mtmd.commands.completion import offers, offers_models
+from mtmd.commands.shared import MODEL_HELP
+from mtmd.kernels.text import for_terminal
+
+HELP = "Tell in which ways a model fits into memories, of GPUs that need not be here; nothing runs."
+EXAMPLES = """\
+mtmd fit org/name --memory 24GiB,24GiB      # two GPUs
+mtmd fit org/name --target rtx4090,rtx3090 --context 32768 --parallel 1
+mtmd fit model.gguf --memory 8GiB --host-memory 32GiB --image 1920x1080
+mtmd fit --random-weights config.json --weights Q4_K_M --memory 12GiB
+mtmd fit                                    # the demo model in what is free here"""
+
+NOWHERE = 3  # the exit code where no way fits
+NAMES = ("context", "parallel", "dtype", "mmproj", "image_min_tokens", "image_max_tokens")
+
+
+def add_arguments(sub: argparse.ArgumentParser) -> None:
+    named = sub.add_argument(
+        "model", nargs="?", metavar="MODEL", help=f"{MODEL_HELP} (default: demo)"
+    )
+    offers_models(named)
+    where = sub.add_argument_group("memories (default: what is free on this machine)")
+    where.add_argument(
+        "--memory",
+        metavar="SIZES",
+        default="",
+        help="of each GPU, like 24GiB,24GiB (default: that of the cards of --target)",
+    )
+    where.add_argument(
+        "--target",
+        metavar="GPUS",
+        default="",
+        help="cards (rtx4090,rtx4090), or architectures (cuda:90) with --memory; one for all, or "
+        "one for each (default: any GPU since cuda:80); 'mtmd warmup --target list' shows them",
+    )
+    where.add_argument(
+        "--host-memory",
+        metavar="SIZE",
+        help="of the machine; alone, of one without a GPU (default: as much as is needed)",
+    )
+    what = sub.add_argument_group("what is asked of it")
+    what.add_argument(
+        "--context",
+        type=int,
+        metavar="N",
+        help="longest sequence in tokens (default: the model's, at most 8192)",
+    )
+    what.add_argument(
+        "--parallel",
+        type=int,
+        metavar="N",
+        help="answers computed at once, each with a cache of its own (default: 4)",
+    )
+    what.add_argument(
+        "--image",
+        metavar="WxH",
+        help="pictures of this size in pixels (default: the largest that is taken)",
+    )
+    for option, text in (("--image-min-tokens", "least"), ("--image-max-tokens", "most")):
+        what.add_argument(
+            option,
+            type=int,
+            metavar="N",
+            help=f"{text} tokens of one picture (default: the model's)",
+        )
+    dtype = what.add_argument("--dtype", metavar="TYPE", help="auto, bf16 or fp32 (default: auto)")
+    offers(dtype, ("auto", "bf16", "fp32"))
+    what.add_argument(
+        "--mmproj", metavar="FILE", help="the projector of a GGUF (default: the one beside it)"
+    )
+    what.add_argument(
+        "--random-weights",
+        metavar="CONFIG",
+        help="a model's shape in place of a model: a config.json, or a name; list shows all names",
+    )
+    what.add_argument(
+        "--weights", metavar="TYPE", help="the type of random weights, like Q4_K_M (default: BF16)"
+    )
+    sub.add_argument("--json", action="store_true", help="print the report as one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.random_weights == "list":
+        from mtmd.bench.shapes import shape_names
+
+        print("\n".join(shape_names()))
+        return 0
+    image = _size(args.image)
+    from mtmd.inspect.fit.fit import fit
+
+    chosen: dict[str, Any] = {
+        name: getattr(args, name) for name in NAMES if getattr(args, name) is not None
+    }
+    report = fit(
+        args.model,
+        memory=_parts("memory", args.memory),
+        target=_parts("target", args.target),
+        host_memory=args.host_memory,
+        image=image,
+        random_weights=args.random_weights,
+        weights=args.weights,
+        **chosen,
+    )
+    print(json.dumps(report.asdict()) if args.json else for_terminal(str(report)))
+    return 0 if report.fits else NOWHERE
+
+
+def _parts(name: str, text: str) -> list[str]:
+    from mtmd.kernels.options import refuse
+
+    parts = [part.strip() for part in text.split(",")] if text else []
+    if not all(parts):
+        refuse(name, text, "one, or several between commas")
+    return parts
+
+
+def _size(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    match = re.fullmatch(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})", text.strip(), re.ASCII)
+    if match is None:
+        from mtmd.kernels.options import refuse
+
+        refuse("image", text, "a size in pixels such as 1920x1080")
+    return int(match[1]), int(match[2])

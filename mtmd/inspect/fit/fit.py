@@ -1,0 +1,195 @@
+"""In which ways a model would lie in memories that need not be here, and what each of them lacks.
+Nothing is run and no weight is read: configuration, the headers of weight files, and plans tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from mtmd.bench.shapes import random_checkpoint
+from mtmd.checkpoint.cached_models import read_cache
+from mtmd.checkpoint.checkpoint import Checkpoint
+from mtmd.checkpoint.headers import fetch_headers
+from mtmd.checkpoint.hub import HubUnreachable, check_name, is_demo
+from mtmd.checkpoint.open import open_checkpoint
+from mtmd.config import LoadOptions, options
+from mtmd.inspect.fit.facts import FitDevice, FitFacts
+from mtmd.inspect.fit.text import render_fit
+from mtmd.inspect.prediction import usable_bytes
+from mtmd.kernels.backends import Backend, Cpu, Reference, several_backends
+from mtmd.kernels.backends.target import MIN_CAPABILITY, Target
+from mtmd.kernels.dtype import name_of
+from mtmd.kernels.errors import OptionError
+from mtmd.kernels.estimate.cards import find_card
+from mtmd.kernels.options import refuse, size_or_none
+from mtmd.loaded.device_and_dtype import choose_dtype
+from mtmd.loaded.fitting.choose import Ways, what_would_fit
+from mtmd.loaded.fitting.needed_memory import HOST, SPARE, limits
+from mtmd.loaded.loaded_model import DEFAULT_CONTEXT
+from mtmd.loading import find_checkpoint
+
+USUAL = "cuda:80"  # the architecture of memories of which nothing else is said
+MOST_DEVICES = 16
+MOST_SIDE = 1 << 14  # pixels
+NO_USE = ("device", "refuse", "threads", "memory_limit", "isolate", "fit", "split", "tp")
+
+
+class FitReport(FitFacts):
+    """What `fit` finds out, and `str()` of it as text for a terminal."""
+
+    def __str__(self) -> str:
+        return render_fit(self)
+
+
+def fit(
+    model: str | PathLike[str] | None = None,
+    *,
+    memory: Sequence[int | str] = (),
+    target: Sequence[str] = (),
+    host_memory: int | str | None = None,
+    image: tuple[int, int] | None = None,
+    random_weights: str | None = None,
+    weights: str | None = None,
+    **chosen: Any,
+) -> FitReport:
+    """How `model` would lie in these memories, of GPUs that need not be here: each of `memory`, in
+    bytes or as "24GiB", or those of cards by name (`target`), or on architectures such as cuda:90
+    with a `memory` each; `host_memory` beside them, any amount where it is not given. Without any
+    of these, in what is free on this machine.
+
+    `image` is the size (width, height) of the pictures, None for the largest that is taken. With
+    `random_weights`, a config.json or a name such as gemma-3-4b, no files are needed, and `weights`
+    is their type. `chosen` are the fields of `LoadOptions` less those that say where a model lies.
+    Of a name on the hub that is not in the cache, headers alone are fetched. Raises MtmdError.
+    """
+    for name in NO_USE:
+        if name in chosen:
+            raise OptionError(f"{name}: has no meaning where every way is tried; leave it out")
+    settings = options(LoadOptions, chosen)
+    if settings.override_tensor or settings.tensor_split or settings.no_kv_offload:
+        raise OptionError("override_tensor, tensor_split, no_kv_offload: leave them out for `fit`")
+    image = _image(image)
+    devices, backends = _devices(memory, target, host_memory)
+    checkpoint, name = _checkpoint(model, random_weights, weights, settings)
+    context = settings.context or min(DEFAULT_CONTEXT, checkpoint.text.context)
+    if context > checkpoint.text.context:
+        raise OptionError(
+            f"context: found {context}, expected at most {checkpoint.text.context}, which "
+            f"{name} was made for"
+        )
+    dtype = choose_dtype(_dtype(settings, backends), backends[0], checkpoint.weight_bytes)
+    available = {d.name: d.usable_bytes for d in devices if d.usable_bytes is not None}
+    ways = Ways(checkpoint, settings, context, dtype, backends, available, image)
+    if image is not None and checkpoint.vision is None:
+        raise OptionError(f"image: {name} takes no pictures; leave it out")
+    every = list(ways.each())
+    facts = [way.facts(checkpoint.text.context) for way in every]
+    chosen_name = next((f.name for f in facts if f.fits), None)
+    return FitReport(
+        name,
+        name_of(dtype),
+        context,
+        checkpoint.text.context,
+        settings.parallel,
+        image,
+        ways.picture.tokens if ways.picture else 0,
+        tuple(devices),
+        (*facts, *ways.refused),
+        chosen_name,
+        () if chosen_name else tuple(what_would_fit(ways, every)),
+    )
+
+
+def _image(value: object) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    if (
+        not isinstance(value, (tuple, list))
+        or len(value) != 2
+        or not all(type(side) is int and 1 <= side <= MOST_SIDE for side in value)
+    ):
+        refuse("image", value, f"width and height in pixels, up to {MOST_SIDE} each")
+    return value[0], value[1]
+
+
+def _devices(
+    memory: Sequence[int | str], target: Sequence[str], host_memory: int | str | None
+) -> tuple[list[FitDevice], list[Backend]]:
+    """What was asked for, or what is here."""
+    host = size_or_none("host_memory", host_memory)
+    sizes = [size_or_none("memory", size) for size in memory]
+    if not sizes and not target:
+        return _here() if host is None else ([_host(host)], [Cpu(), Reference()])
+    count = max(len(sizes), len(target))
+    if len({1, len(sizes), len(target)} - {0, 1}) > 1 or count > MOST_DEVICES:
+        raise OptionError(
+            f"fit: found {len(sizes)} memories and {len(target)} targets, expected as many of both "
+            f"or one for all, and at most {MOST_DEVICES}"
+        )
+    devices, backends = [], list[Backend]()
+    for number in range(count):
+        size = sizes[number % len(sizes)] if sizes else None
+        card = find_card(target[number % len(target)] if target else USUAL, size)
+        if card.memory_bytes is None:
+            raise OptionError(f"target {card.name}: many cards have it; give memory beside it")
+        what = card.name if target else "any GPU"
+        name = f"gpu{number}"
+        usable = usable_bytes(card.memory_bytes)
+        devices.append(FitDevice(name, what, card.memory_bytes, usable))
+        backends.append(Target(card.target, name))
+    return [*devices, _host(host)], [*backends, Cpu(), Reference()]
+
+
+def _host(size: int | None) -> FitDevice:
+    return FitDevice(HOST, "the host", size, None if size is None else size - size // SPARE)
+
+
+def _here() -> tuple[list[FitDevice], list[Backend]]:
+    """What is free on this machine."""
+    backends = several_backends()
+    free = limits(backends, backends, None)
+    spaces = dict.fromkeys(b.space for b in backends)
+    return [FitDevice(s, "free here", None, free.get(s)) for s in spaces], backends
+
+
+def _checkpoint(
+    model: str | PathLike[str] | None, shape: str | None, weights: str | None, settings: LoadOptions
+) -> tuple[Checkpoint, str]:
+    if shape is not None and model is not None:
+        raise OptionError(
+            f"found both the model {str(model)!r:.60} and random_weights; expected one of them"
+        )
+    if weights is not None and shape is None:
+        raise OptionError("weights is the type of random weights; give it with random_weights")
+    if shape is None:
+        if model is not None and not is_demo(model) and not check_name(model):
+            return _from_hub(str(model), settings), str(model)
+        checkpoint, name = find_checkpoint(model, settings)
+        return checkpoint, name or checkpoint.folder.resolve().name
+    kind = weights or ("F32" if settings.dtype == "fp32" else "BF16")
+    checkpoint = random_checkpoint(shape, kind)
+    return checkpoint, f"{checkpoint.folder}, random weights ({kind})"
+
+
+def _from_hub(model: str, settings: LoadOptions) -> Checkpoint:
+    """What is in the cache whole, else from headers, which are some MB."""
+    if any(one.name == model and one.whole for one in read_cache().models):
+        return find_checkpoint(model, settings)[0]
+    projector = Path(settings.mmproj).expanduser() if settings.mmproj else None
+    with TemporaryDirectory(prefix="mtmd-headers-", ignore_cleanup_errors=True) as folder:
+        try:
+            result = fetch_headers(model, Path(folder))
+        except HubUnreachable:  # it may be here all the same, by another name
+            return find_checkpoint(model, settings)[0]
+        return open_checkpoint(result.path, projector or result.projector)
+
+
+def _dtype(settings: LoadOptions, backends: Sequence[Backend]) -> str:
+    """What a model would be loaded in where one of the GPUs has no bf16."""
+    versions = [b.target.partition(":") for b in backends if isinstance(b, Target)]
+    old = any(kind == "cuda" and int(v) < MIN_CAPABILITY for kind, _, v in versions)
+    return "fp32" if old and settings.dtype == "auto" else settings.dtype

@@ -1,0 +1,391 @@
+"""`fit`: the ways in which a model can lie in the memories there are, in order of preference, what
+each would need, and the first that fits. Plans tell; nothing is allocated and no weight read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+
+from mtmd.checkpoint.checkpoint import Checkpoint
+from mtmd.clip.encoder import Encoder
+from mtmd.clip.token_budget import Budget
+from mtmd.config import LoadOptions
+from mtmd.kernels.backends import Backend
+from mtmd.kernels.dtype import mib
+from mtmd.kernels.errors import DeviceMemoryError, ImageError, MtmdError, OptionError
+from mtmd.kernels.parallel.shard import Seat
+from mtmd.kernels.quantization.blocks import BLOCKS, row_bytes
+from mtmd.kernels.report.facts import FitFacts, LayersFacts, LayoutFacts, MemoryFacts
+from mtmd.llm.engine.runner import Runner
+from mtmd.loaded.fitting.layouts import Layout, make_graphs, over_layers
+from mtmd.loaded.fitting.needed_memory import (
+    CHUNK,
+    HOST,
+    MOST_ANSWERS,
+    Bytes,
+    LargestPicture,
+    NeededMemory,
+    Parts,
+    largest_picture,
+    most_that_fit,
+    smaller_picture,
+)
+
+SMALLER = (2048, 1024, 512, 256, 128, 64)  # tokens of a picture, where the largest does not fit
+QUANTIZED = ("Q8_0", "Q4_K")
+
+
+@dataclass
+class Way:
+    """A model in one layout: `seats` are the processes that share it, one for each rank."""
+
+    name: str
+    layout: Layout
+    seats: Sequence[NeededMemory]
+    available: Bytes
+    picture: LargestPicture | None
+
+    def parts(
+        self,
+        context: int | None = None,
+        answers: int | None = None,
+        picture: LargestPicture | None = None,
+    ) -> dict[str, Parts]:
+        """By memory, beside the largest picture or another one."""
+        picture, total = picture or self.picture, dict[str, Parts]()
+        for seat in self.seats:
+            encode = seat.encode(picture.tiles) if picture else None
+            for space, parts in seat.parts(context, answers, encode).items():
+                total[space] = parts.plus(total.get(space, Parts()))
+        return total
+
+    def slack(
+        self,
+        context: int | None = None,
+        answers: int | None = None,
+        picture: LargestPicture | None = None,
+        saved: Bytes | None = None,
+    ) -> int:
+        """Bytes that are left of the fullest memory of a known size, with `saved` bytes less in
+        each; negative where it does not fit.
+        """
+        left = [
+            self.available[space] - parts.total + (saved or {}).get(space, 0)
+            for space, parts in self.parts(context, answers, picture).items()
+            if space in self.available
+        ]
+        return min(left, default=0)
+
+    @cached_property
+    def on_host(self) -> int:
+        """Bytes of weights and of caches that lie there."""
+        parts = self.parts().get(HOST, Parts())
+        return parts.weights + parts.tower + parts.cache
+
+    @cached_property
+    def fits(self) -> bool:
+        return self.slack() >= 0
+
+    def longest_context(self, most: int) -> int:
+        """In steps of `CHUNK` tokens, or `most`, the model's own limit."""
+        own = self.seats[0].runner.context
+
+        def slack(chunks: int) -> int:
+            context = min(chunks * CHUNK, most)
+            least = self._least_slack(context) if context > own else 0
+            return self.slack(context) if least >= 0 else least
+
+        found = most_that_fit(slack, -(-most // CHUNK), own // CHUNK or 1)
+        return min(found * CHUNK, most)
+
+    def _least_slack(self, context: int) -> int:
+        """At most what `slack` is for a longer context than the one asked for, without a plan:
+        what is computed with grows, too.
+        """
+        own = self.parts()
+        grown: dict[str, int] = {}
+        for seat in self.seats:
+            for space, size in seat.cache(context).items():
+                grown[space] = grown.get(space, 0) + size
+        left = [
+            self.available[space] - parts.total + parts.cache - grown.get(space, 0)
+            for space, parts in own.items()
+            if space in self.available
+        ]
+        return min(left, default=0)
+
+    def most_answers(self) -> int:
+        return most_that_fit(lambda count: self.slack(None, count), MOST_ANSWERS)
+
+    def facts(self, most_context: int | None = None) -> LayoutFacts:
+        """With the longest context, and the most answers, where `most_context` is given."""
+        return LayoutFacts(
+            self.name,
+            tuple(
+                MemoryFacts(
+                    space,
+                    parts.weights,
+                    parts.tower,
+                    parts.cache,
+                    parts.compute,
+                    self.available.get(space),
+                )
+                for space, parts in self.parts().items()
+                if parts.total
+            ),
+            layers_facts(self.layout, self.seats[0].encoder is not None),
+            self.layout.ranks,
+            self.layout.cache_on_host,
+            None,
+            None if most_context is None else self.longest_context(most_context),
+            None if most_context is None else self.most_answers(),
+        )
+
+
+def layers_facts(layout: Layout, sees: bool) -> tuple[LayersFacts, ...]:
+    """Which layers each device has; empty where one has all."""
+    if layout.split is None:
+        return ()
+    return tuple(
+        LayersFacts(device.name, run[0], run[-1], sees and device is layout.tower)
+        for device, run in zip(layout.split.devices, layout.split.runs, strict=True)
+    )
+
+
+@dataclass
+class Ways:
+    """All ways for a model on these backends: accelerators, the CPU, the reference. `available`
+    are bytes by memory; one that is not there is taken for large enough. `size` (width, height) is
+    of the pictures to be shown, None for the largest that the model takes.
+    """
+
+    checkpoint: Checkpoint
+    chosen: LoadOptions
+    context: int
+    dtype: torch.dtype
+    backends: Sequence[Backend]
+    available: Mapping[str, int]
+    size: tuple[int, int] | None = None
+    may_share: bool = True
+    """Whether several processes may: what they run on is numbered from 0."""
+    lazy: Sequence[str] = ()
+    refused: list[LayoutFacts] = field(default_factory=list)
+    """Ways that cannot be, with the reason."""
+
+    @cached_property
+    def accelerators(self) -> list[Backend]:
+        every = {b.space: b for b in reversed(self.backends)}
+        return [b for b in reversed(every.values()) if b.space != HOST]
+
+    @cached_property
+    def host(self) -> list[Backend]:
+        return [b for b in self.backends if b.space == HOST]
+
+    @cached_property
+    def budget(self) -> Budget:
+        return Budget(self.chosen.image_min_tokens, self.chosen.image_max_tokens)
+
+    @cached_property
+    def roomiest(self) -> Backend:
+        """The accelerator with most memory available, the first of equal ones; the host where there
+        is none.
+        """
+        return max(
+            self.accelerators or self.host[:1], key=lambda b: self.available.get(b.space, 1 << 60)
+        )
+
+    @cached_property
+    def alone(self) -> Way:
+        """On one device."""
+        layout, needed = self._on_one
+        name = f"on {self.roomiest.name} alone"
+        return Way(name, layout, [needed], self.available, self.picture)
+
+    @cached_property
+    def _on_one(self) -> tuple[Layout, NeededMemory]:
+        layout = self._on(self.roomiest)
+        return layout, NeededMemory(*self._graphs(layout), self.lazy)
+
+    def _on(self, device: Backend, cache_on_host: bool = False, ranks: int = 1) -> Layout:
+        """Other accelerators are there for those alone who place nodes on them by name."""
+        fallback = [b for b in self.host if b is not device]
+        others = [b for b in self.accelerators if b is not device]
+        named = others if self.chosen.override_tensor else []
+        return Layout((device, *fallback, *named), cache_on_host=cache_on_host, ranks=ranks)
+
+    @property
+    def encoder(self) -> Encoder | None:
+        return self._on_one[1].encoder
+
+    @cached_property
+    def picture(self) -> LargestPicture | None:
+        """None where the model takes none, or none that its context holds. Raises ImageError and
+        OptionError for a size that was asked for and is not taken.
+        """
+        if self.encoder is None:
+            return None
+        try:
+            return largest_picture(self.encoder, self.budget, self.context, self.size)
+        except (ImageError, OptionError):
+            if self.size is not None:
+                raise
+            return None
+
+    def _graphs(self, layout: Layout, seat: Seat | None = None) -> tuple[Encoder | None, Runner]:
+        return make_graphs(self.checkpoint, self.chosen, self.context, self.dtype, layout, seat)
+
+    def _way(self, name: str, layout: Layout, seats: Sequence[NeededMemory] = ()) -> Way:
+        if not seats:
+            seats = [NeededMemory(*self._graphs(layout), self.lazy)]
+        return Way(name, layout, seats, self.available, self.picture)
+
+    def each(self) -> Iterator[Way]:
+        """In order of preference; each is made when it is asked for. Of those with a part on the
+        host, the slowest to read, that with the least there comes first.
+        """
+        yield self.alone
+        cards = self.accelerators
+        names = ", ".join(card.name for card in cards)
+        if len(cards) > 1:
+            yield from self._layers(f"layers over {names}", cards)
+            if self.may_share:
+                yield from self._shared(len(cards))
+        if cards and self.host:
+            yield from sorted(self._with_host(), key=lambda way: way.on_host)
+
+    def _with_host(self) -> Iterator[Way]:
+        cards = self.accelerators
+        names = ", ".join(card.name for card in cards)
+        yield self._way(
+            f"on {self.roomiest.name}, keys and values on the host",
+            self._on(self.roomiest, cache_on_host=True),
+        )
+        if len(cards) > 1:
+            name = f"layers over {names}, keys and values on the host"
+            yield from self._layers(name, cards, True)
+        yield from self._layers(f"layers over {names} and the host", [*cards, self.host[0]])
+        yield self._way("on the host alone", self._on(self.host[0]))
+
+    def _layers(
+        self, name: str, devices: Sequence[Backend], cache_on_host: bool = False
+    ) -> Iterator[Way]:
+        try:
+            layout = self.over_layers(devices, cache_on_host)
+        except OptionError as error:
+            self.refused.append(LayoutFacts(name, reason=str(error)))
+            return
+        yield self._way(name, layout)
+
+    def over_layers(
+        self, devices: Sequence[Backend], cache_on_host: bool = False, shares: Sequence[float] = ()
+    ) -> Layout:
+        """Raises OptionError where layers cannot lie so."""
+        needed = self._on_one[1]
+        return over_layers(
+            needed,
+            Layout((*self.accelerators, *self.host), cache_on_host=cache_on_host),
+            devices,
+            self.available,
+            needed.encode(self.picture.tiles) if self.picture else {},
+            shares,
+        )
+
+    def _shared(self, ranks: int) -> Iterator[Way]:
+        name = f"tensor parallelism of {ranks} ranks"
+        seats = []
+        try:
+            for rank, card in enumerate(self.accelerators):
+                graphs = self._graphs(self._on(card, ranks=ranks), Seat(rank, ranks))
+                seats.append(NeededMemory(*graphs, self.lazy))
+        except MtmdError as error:
+            self.refused.append(LayoutFacts(name, reason=str(error)))
+            return
+        yield self._way(name, self._on(self.accelerators[0], ranks=ranks), seats)
+
+
+def choose(ways: Ways) -> tuple[Way, FitFacts]:
+    """The first way that fits, and what was looked at up to it. Raises DeviceMemoryError, with what
+    would fit, where none does.
+    """
+    tried: list[Way] = []
+    for way in ways.each():
+        tried.append(way)
+        if way.fits:
+            return way, FitFacts((*(t.facts() for t in tried), *ways.refused), way.name)
+    raise DeviceMemoryError(nothing_fits(ways, tried))
+
+
+def nothing_fits(ways: Ways, tried: Sequence[Way]) -> str:
+    """What each way lacks, and what would fit."""
+    lacking = []
+    for way in tried:
+        short = way.facts().shortest
+        if short is not None:
+            there = mib(short.available or 0)
+            lacking.append(f"{way.name} needs {mib(short.needed)} of {short.space}'s {there}")
+    advice = what_would_fit(ways, tried)
+    return (
+        f"fit: {ways.context} tokens of context for {ways.chosen.parallel} at once fit nowhere; "
+        f"{'what would: ' + ', or '.join(advice) if advice else NOTHING}. "
+        f"Refused: {'; '.join(lacking)}"
+    )
+
+
+NOTHING = "a shorter context, smaller pictures or a Q4_K file alone would not fit either"
+
+
+def what_would_fit(ways: Ways, tried: Sequence[Way]) -> list[str]:
+    """A shorter context, fewer answers at once, smaller pictures, a quantized file: each that
+    alone would do.
+    """
+    advice = []
+    if longest := max(way.longest_context(ways.context) for way in tried):
+        advice.append(f"a context of {longest}")
+    if fewest := max(way.most_answers() for way in tried):
+        advice.append(f"{fewest} at once (--parallel)")
+    encoder = ways.encoder
+    if encoder is not None and ways.picture is not None:
+        for tokens in (t for t in SMALLER if t < ways.picture.tokens):
+            smaller = smaller_picture(encoder, ways.budget, tokens)
+            if smaller and any(way.slack(None, None, smaller) >= 0 for way in tried):
+                advice.append(f"pictures of {tokens} tokens (--image-max-tokens)")
+                break
+    for kind in QUANTIZED:
+        if any(way.slack(saved=saved_by(way, kind)) >= 0 for way in tried):
+            advice.append(f"a {kind} file")
+            break
+    return advice
+
+
+def saved_by(way: Way, kind: str) -> dict[str, int]:
+    """Bytes that a decoder's weights would take less in blocks of a type, by memory."""
+    saved: dict[str, int] = {}
+    for seat in way.seats:
+        seen = set()
+        for node, space in seat.runner.plan(seat.runner.sizes()["decode"]).leaves:
+            plain = node.op == "weight" and node.dtype.is_floating_point
+            if not plain or (node.name, space) in seen:
+                continue
+            seen.add((node.name, space))
+            width = node.shape[-1]
+            if len(node.shape) < 2 or width % BLOCKS[kind].values:
+                continue
+            rows = node.type.bytes // (width * node.dtype.itemsize)
+            less = node.type.bytes - rows * row_bytes(kind, width)
+            saved[space] = saved.get(space, 0) + less
+    return saved
+
+
+def chosen_by(way: Way, chosen: LoadOptions) -> LoadOptions:
+    """The options that say the same as a way."""
+    return replace(
+        chosen,
+        fit=False,
+        split="layer" if way.layout.split else "none",
+        tp=way.layout.ranks,
+        no_kv_offload=way.layout.cache_on_host,
+    )

@@ -1,0 +1,211 @@
+"""Where a model lies: on one device, its layers over several, shared out among ranks, its cache on
+the host; and its encoder and decoder made so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from mtmd.checkpoint.checkpoint import Checkpoint
+from mtmd.clip.encoder import Encoder
+from mtmd.clip.family import VisionFamily
+from mtmd.clip.token_budget import Budget
+from mtmd.config import LoadOptions
+from mtmd.kernels.backends import Backend
+from mtmd.kernels.errors import OptionError
+from mtmd.kernels.graph import toposort
+from mtmd.kernels.ops.collective import Group
+from mtmd.kernels.parallel.shard import Sharding
+from mtmd.kernels.plan.executor import Residency
+from mtmd.kernels.plan.layer_split import LayerSplit, layer_weights, spread
+from mtmd.kernels.plan.scheduler import Override
+from mtmd.llm.engine.runner import PREFILL, Runner
+from mtmd.loaded.fitting.needed_memory import HOST, Bytes, NeededMemory, with_margin, with_pictures
+
+ANY = 1 << 60  # bytes: of a host of which nothing is known
+KV_NODES = r"^blk\.\d+\.(kv_store|keys|values|attn|attn\.(scores|softmax))$"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """`backends` in order of preference: with a `split` its devices first. `tower` is the device of
+    the encoder, None for the first. `cache_on_host`: attention of the decoder runs there, too.
+    `ranks` processes share every layer, in `shares`.
+    """
+
+    backends: tuple[Backend, ...]
+    split: LayerSplit | None = None
+    tower: Backend | None = None
+    cache_on_host: bool = False
+    ranks: int = 1
+    shares: tuple[float, ...] = ()
+
+    @property
+    def encoder_backends(self) -> list[Backend]:
+        first = self.tower or self.backends[0]
+        return [first, *(b for b in self.backends if b is not first)]
+
+    def overrides(self, asked: Sequence[str]) -> list[Override]:
+        overrides = [Override.parse(text) for text in asked]
+        return overrides + [Override.parse(f"{KV_NODES}={HOST}")] * self.cache_on_host
+
+
+def make_graphs(
+    checkpoint: Checkpoint,
+    chosen: LoadOptions,
+    context: int,
+    dtype: torch.dtype,
+    layout: Layout,
+    group: Group | None = None,
+) -> tuple[Encoder | None, Runner]:
+    """The encoder, where there is one, and the decoder. Nothing is allocated and no weight read.
+    `group`: this is one of the layout's ranks.
+    """
+    shares = layout.shares or None
+    overrides, residency = layout.overrides(chosen.override_tensor), Residency()
+    budget = Budget(chosen.image_min_tokens, chosen.image_max_tokens)
+    runner = Runner(
+        checkpoint.text,
+        checkpoint.text_weights,
+        layout.backends,
+        dtype=dtype,
+        context=context,
+        sequences=chosen.parallel,
+        image_tokens=_longest_image(checkpoint.vision, budget),
+        flash_attn=chosen.flash_attn,
+        overrides=overrides,
+        residency=residency,
+        sharding=Sharding(group, shares) if group else None,
+        split=layout.split,
+    )
+    if checkpoint.vision is None or checkpoint.vision_weights is None:
+        return None, runner
+    encoder = Encoder(
+        checkpoint.vision,
+        checkpoint.vision_weights,
+        layout.encoder_backends,
+        dtype=dtype,
+        flash_attn=chosen.flash_attn,
+        overrides=overrides,
+        residency=residency,
+        sharding=Sharding(group, shares) if group else None,
+    )
+    return encoder, runner
+
+
+def _longest_image(vision: VisionFamily | None, limits: Budget) -> int:
+    """Tokens of a picture that one batch has to take: all of them where they see each other in both
+    directions.
+    """
+    if vision is None:
+        return 0
+    most = vision.resolution.most_tokens(limits)
+    return most if vision.bidirectional else min(most, PREFILL)
+
+
+def devices_of(backends: Sequence[Backend], asked: str = "auto") -> list[Backend]:
+    """What layers may be spread over: the accelerators, and the host where it is asked for or only
+    one accelerator is there.
+    """
+    every = list({b.space: b for b in reversed(backends)}.values())[::-1]
+    accelerators = [b for b in every if b.space != HOST]
+    host = [b for b in every if b.space == HOST][:1]
+    with_host = len(accelerators) == 1 or HOST in asked.split(",")
+    return accelerators + (host if with_host and accelerators else [])
+
+
+def are_ranks(backends: Sequence[Backend]) -> bool:
+    """Whether processes that share a model would find just these devices."""
+    names = [b.name for b in backends if b.space != HOST]
+    return names == [f"cuda:{number}" for number in range(len(names))]
+
+
+def over_layers(
+    whole: NeededMemory,
+    layout: Layout,
+    devices: Sequence[Backend],
+    available: Bytes,
+    encode: Bytes,
+    shares: Sequence[float] = (),
+) -> Layout:
+    """`layout` with its decoder's layers over the devices, so that the fullest is as empty as can
+    be: by `shares` of the layers' bytes where given, else by what is `available` of each, as far as
+    that is known; the encoder where most room is left. The host, the last of the devices where it
+    is one, gets as few layers as can be. `whole` is the model on one device, and `encode` what its
+    largest picture takes there.
+
+    Raises OptionError where there are too few devices or layers, or another number of shares.
+    """
+    names = ", ".join(d.name for d in devices)
+    if len(devices) < 2:
+        raise OptionError(
+            f"split layer: found {names or 'the CPU alone'}, expected several devices; leave it out"
+        )
+    if shares and len(shares) != len(devices):
+        raise OptionError(
+            f"tensor_split: found {len(shares)} shares, expected {len(devices)}, one for each of "
+            f"{names}"
+        )
+    runner = whole.runner
+    sizes, count = layer_bytes(runner, layout.cache_on_host), len(devices)
+    if len(sizes) < count:
+        raise OptionError(
+            f"split layer: found {len(sizes)} layers for {count} devices ({names}), expected a "
+            "layer for each; name fewer with --device"
+        )
+    room = [float(available.get(d.space, ANY)) for d in devices]
+    if any(d.space not in available for d in devices if d.space != HOST):
+        room = [float(sum(sizes))] * count
+    tower, pictures = sum(whole.tower.values()), with_margin(max(encode.values(), default=0))
+    step, prefill = (max(p.compute_bytes.values()) for p in whole.plans(runner.context))
+
+    def beside(place: int) -> list[int]:
+        """What each device holds beside layers, the encoder at `place`."""
+        with_tower = with_pictures(max(with_margin(prefill), with_margin(step) + pictures)) + tower
+        return [with_tower if i == place else with_margin(prefill) for i in range(count)]
+
+    def fullest(device_of: Sequence[int], place: int) -> float:
+        """The part that is taken of the fullest device but the host."""
+        taken = beside(place)
+        for layer, device in enumerate(device_of):
+            taken[device] += sizes[layer]
+        return max(t / max(r, 1.0) for t, r in list(zip(taken, room, strict=True))[:cards])
+
+    cards = count - (devices[-1].space == HOST)
+    places = range(count) if whole.encoder else range(1)
+    if shares:
+        device_of = spread(sizes, shares)
+        place = min(places, key=lambda p: fullest(device_of, p))
+    elif cards == count:
+        ways = [(spread(sizes, room, beside(place)), place) for place in places]
+        device_of, place = min(ways, key=lambda way: fullest(*way))
+    else:
+        ways = [
+            ((*spread(sizes[:-n], room[:-1], beside(place)[:-1]), *[cards] * n), place)
+            for place in places  # of which the last is the host
+            for n in range(1, len(sizes) - cards + 1)
+        ]
+        fitting = (way for way in ways if fullest(*way) <= 1)
+        device_of, place = next(fitting, None) or min(ways, key=lambda way: fullest(*way))
+    others = [b for b in layout.backends if all(b is not d for d in devices)]
+    return Layout(
+        (*devices, *others),
+        LayerSplit(tuple(devices), device_of),
+        devices[place],
+        layout.cache_on_host,
+    )
+
+
+def layer_bytes(runner: Runner, cache_on_host: bool = False) -> list[int]:
+    """Of weights, and of what a full cache keeps, of each layer."""
+    nodes = toposort(*runner.whole_graph(runner.sizes()["decode"]))
+    layers = runner.family.layers
+    sizes = layer_weights(nodes, len(layers))
+    if cache_on_host:
+        return sizes
+    for name, size in runner.state_bytes().items():
+        sizes[int(name.rpartition(".")[2])] += size
+    return sizes

@@ -1,0 +1,223 @@
+"""What a model needs of each memory, by part, from what its plans say: for any context, any number
+of answers and any picture. Nothing is allocated to find it, and no weight is read.
+
+It is what `memory_admission.py` lets in: a step of the decoder beside an encode, or a prefill, with
+a margin, and the cache of encoded pictures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from mtmd.clip.encoder import Encoder
+from mtmd.clip.token_budget import Budget
+from mtmd.kernels.backends import Backend
+from mtmd.kernels.errors import ImageError, OptionError
+from mtmd.kernels.graph import Shape
+from mtmd.kernels.plan.free_memory import free_bytes
+from mtmd.kernels.plan.scheduler import Plan
+from mtmd.llm.batch import BatchShape
+from mtmd.llm.engine.runner import Runner
+
+CACHE_BYTES = 256 << 20  # the most that encoded pictures are kept in, where there is memory for it
+SPARE = 16  # a part in so many of what is free at the start is left to others
+MARGIN = 8  # and a part in so many is added to a prediction
+# the part of what is there to compute with that the cache of encoded pictures may take
+CACHE_PART = 8
+CHUNK = 1024  # tokens: how finely the longest context is looked for
+MOST_ANSWERS = 1024
+LARGE = (3840, 2160)  # pixels of a picture that is shown in as many tokens as it may be
+HOST = "cpu"
+Bytes = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Bytes of one memory: weights of the decoder, those of the encoder, the cache of all
+    sequences, and what is computed with, pictures that are kept encoded among it.
+    """
+
+    weights: int = 0
+    tower: int = 0
+    cache: int = 0
+    compute: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.tower + self.cache + self.compute
+
+    def plus(self, other: Parts) -> Parts:
+        return Parts(
+            self.weights + other.weights,
+            self.tower + other.tower,
+            self.cache + other.cache,
+            self.compute + other.compute,
+        )
+
+
+class NeededMemory:
+    """Of one process with these two; `lazy` are memories that the system hands out as they are
+    written, where one sequence's share of the cache is counted, and more wait when there is none.
+    """
+
+    def __init__(self, encoder: Encoder | None, runner: Runner, lazy: Iterable[str] = ()):
+        self.encoder, self.runner, self.lazy = encoder, runner, frozenset(lazy)
+
+    @cached_property
+    def weights(self) -> Bytes:
+        images = 1 if self.encoder else 0
+        return self.runner.plan(BatchShape(1, images=images)).weight_bytes
+
+    @cached_property
+    def tower(self) -> Bytes:
+        if self.encoder is None:
+            return {}
+        tile = self.encoder.family.resolution.tile_type()
+        return self.encoder.plan(1, tile.shape).weight_bytes
+
+    def cache(self, context: int | None = None, answers: int | None = None) -> Bytes:
+        sequences = answers or self.runner.sequences
+        return {
+            space: size // (sequences if space in self.lazy else 1)
+            for space, size in self.runner.cache_bytes(context, answers).items()
+        }
+
+    def plans(self, context: int) -> tuple[Plan, Plan]:
+        """A step of decode, and a prefill, of a sequence that is as long as `context`."""
+        pages = self.runner.pages_for(context)
+        largest = self.runner.sizes()["prefill"]
+        tokens = min(largest.tokens, context)
+        return (
+            self.runner.plan(BatchShape(1, pages=pages)),
+            self.runner.plan(BatchShape(tokens, min(largest.images, tokens), pages=pages)),
+        )
+
+    def encode(self, tiles: Iterable[Shape], batch: int = 1) -> Bytes:
+        """The most that encoding so many of one of these tiles takes."""
+        assert self.encoder is not None
+        peaks = [self.encoder.plan(batch, shape).compute_bytes for shape in dict.fromkeys(tiles)]
+        return {s: max(p.get(s, 0) for p in peaks) for s in {s for p in peaks for s in p}}
+
+    def parts(
+        self, context: int | None = None, answers: int | None = None, encode: Bytes | None = None
+    ) -> dict[str, Parts]:
+        """By memory; `encode` is what a picture takes beside a step of the decoder."""
+        context = context or self.runner.context
+        step, prefill = (plan.compute_bytes for plan in self.plans(context))
+        encode, cache = encode or {}, self.cache(context, answers)
+        keeps = (self.encoder or self.runner).backends[0].space
+        spaces = dict.fromkeys((*self.weights, *self.tower, *cache, *step, *prefill, *encode))
+        found = {}
+        for space in spaces:
+            compute = max(
+                with_margin(prefill.get(space, 0)),
+                with_margin(step.get(space, 0)) + with_margin(encode.get(space, 0)),
+            )
+            if space == keeps:
+                compute = with_pictures(compute)
+            found[space] = Parts(
+                self.weights.get(space, 0), self.tower.get(space, 0), cache.get(space, 0), compute
+            )
+        return found
+
+
+def with_margin(size: int) -> int:
+    return size + size // MARGIN
+
+
+def with_pictures(compute: int) -> int:
+    """What is computed with, and the cache of encoded pictures beside."""
+    return min(-(-compute * CACHE_PART // (CACHE_PART - 1)), compute + CACHE_BYTES)
+
+
+def limits(
+    backends: Sequence[Backend], devices: Sequence[Backend], asked: int | None
+) -> dict[str, int]:
+    """The most bytes to take of each memory, less a part that is left to others; of the devices no
+    more than `asked`: of the accelerators where there are some. Those of which nobody knows are not
+    in it.
+    """
+    result: dict[str, int] = {}
+    for backend in reversed(backends):
+        free = free_bytes(backend)
+        if free is not None:
+            result[backend.space] = free - free // SPARE
+    if asked is not None:
+        for device in [d for d in devices if d.space != HOST] or devices:
+            result[device.space] = min(asked, result.get(device.space, asked))
+    return result
+
+
+def most_that_fit(slack: Callable[[int], int], most: int, start: int = 1) -> int:
+    """The largest number up to `most` with a slack that is not negative, 0 where there is none.
+    Slack falls with the number, nearly in a line: so every second guess is where a line between the
+    two numbers that are known goes through zero, and the others halve what is between them.
+    `start`: a number that is worth being tried first.
+    """
+    if (last := slack(most)) >= 0:
+        return most
+    low, high, first = 0, most, 0
+    for known in dict.fromkeys((min(start, most), 1)):
+        if known < high and (left := slack(known)) >= 0:
+            low, first = known, left
+            break
+        if known < high:
+            high, last = known, left
+    if not low:
+        return 0
+    halve = False
+    while high - low > 1:
+        line = low + (high - low) * first // (first - last)
+        middle = (low + high) // 2 if halve else min(max(line, low + 1), high - 1)
+        left, halve = slack(middle), not halve
+        if left >= 0:
+            low, first = middle, left
+        else:
+            high, last = middle, left
+    return low
+
+
+@dataclass(frozen=True)
+class LargestPicture:
+    """`size` is (width, height) of the picture that was looked at, None for the largest tile that
+    the family has; `tiles` are their shapes.
+    """
+
+    tokens: int
+    tiles: tuple[Shape, ...]
+    size: tuple[int, int] | None = None
+
+
+def largest_picture(
+    encoder: Encoder, budget: Budget, context: int, size: tuple[int, int] | None = None
+) -> LargestPicture:
+    """The picture that takes most: one of `size` pixels, or the largest that the budget of tokens
+    and the context let be. Raises ImageError and OptionError where it is not taken.
+    """
+    resolution = encoder.family.resolution
+    most = resolution.most_tokens(budget)
+    if size is None and budget.max_tokens is None and most < context:
+        return LargestPicture(most, (resolution.largest_tile_type().shape,))
+    if size is None and most >= context:
+        budget = Budget(budget.min_tokens, min(context - 1, budget.max_tokens or context))
+    width, height = size or LARGE
+    plan = resolution.prepare(np.zeros((height, width, 3), np.uint8), budget)
+    if plan.tokens >= context:
+        raise ImageError(
+            f"a picture of {width} x {height} pixels takes {plan.tokens} tokens, and the context "
+            f"holds {context}, answer included; use a longer context, or smaller pictures"
+        )
+    tiles = tuple(dict.fromkeys(tuple(tile.shape) for tile in plan.tiles))
+    return LargestPicture(plan.tokens, tiles, size)
+
+
+def smaller_picture(encoder: Encoder, budget: Budget, tokens: int) -> LargestPicture | None:
+    """A large picture shown in that many tokens at most; None for a family that cannot."""
+    try:
+        return largest_picture(encoder, Budget(budget.min_tokens, tokens), tokens + 1, LARGE)
+    except (ImageError, OptionError):
+        return None

@@ -1,0 +1,107 @@
+"""Models on the hub as far as their headers tell: small parts of large files, opened like whole ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from fake_hub import REPOS, address, running_hub
+
+from mtmd.checkpoint import headers as module
+from mtmd.checkpoint.headers import fetch_headers
+from mtmd.checkpoint.open import open_checkpoint
+from mtmd.inspect.fit import fit as fitting
+from mtmd.kernels.checkpoint.gguf_file import GgufFile
+from mtmd.kernels.errors import ModelError
+from mtmd.loading import DEMO_MODEL
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadingHTTPServer]:
+    demo = {p.name: p.read_bytes() for p in DEMO_MODEL.iterdir() if p.suffix in (".json", ".jinja")}
+    demo["model.safetensors"] = (DEMO_MODEL / "model.safetensors").read_bytes()
+    monkeypatch.setitem(REPOS, "org/demo", demo)
+    with running_hub() as server:
+        yield server
+
+
+def test_a_folder_of_headers_is_opened_as_the_whole_is(
+    hub: ThreadingHTTPServer, tmp_path: Path
+) -> None:
+    found = fetch_headers("org/demo", tmp_path, endpoint=address(hub))
+    theirs, ours = open_checkpoint(found.path), open_checkpoint(DEMO_MODEL)
+    assert theirs.text == ours.text and theirs.vision == ours.vision
+    assert theirs.weight_bytes == ours.weight_bytes
+    read = sum(size for _, size in hub.ranges)  # type: ignore[attr-defined]
+    file = tmp_path / "model.safetensors"
+    assert read < file.stat().st_size / 50
+    assert file.stat().st_size == (DEMO_MODEL / "model.safetensors").stat().st_size
+    assert file.stat().st_blocks * 512 < file.stat().st_size / 10, "the rest is a hole"
+
+
+def test_fit_of_a_name_on_the_hub_fetches_headers_alone(
+    hub: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = partial(fetch_headers, endpoint=address(hub))
+    monkeypatch.setattr(fitting, "fetch_headers", asked)
+    found = fitting.fit("org/demo", host_memory="1GiB")
+    here = fitting.fit("demo", host_memory="1GiB")
+    assert found.model == "org/demo" and found.layouts == here.layouts
+
+
+def written(path: Path, tensors: int) -> None:
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_string("some.text", "x" * 3000)
+    for number in range(tensors):
+        writer.add_tensor(f"blk.{number}.weight", np.zeros((64, 64), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_of_a_gguf_as_much_is_read_as_its_header_takes(
+    hub: ThreadingHTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path / "whole.gguf", 40)
+    data = (tmp_path / "whole.gguf").read_bytes()
+    monkeypatch.setitem(REPOS, "org/one", {"one-F32.gguf": data})
+    monkeypatch.setattr(module, "FIRST_BYTES", 1000)
+    folder = tmp_path / "headers"
+    folder.mkdir()
+    found = fetch_headers("org/one:F32", folder, endpoint=address(hub))
+    ours, theirs = GgufFile(found.path), GgufFile(tmp_path / "whole.gguf")
+    assert [(n, ours.meta(n)) for n in ours.names()] == [
+        (n, theirs.meta(n)) for n in theirs.names()
+    ]
+    sizes = [size for _, size in hub.ranges]  # type: ignore[attr-defined]
+    assert sizes == [1000, 1000, 2000, 4000][: len(sizes)] and sum(sizes) < len(data) / 50
+
+
+def test_a_hub_that_gives_no_parts(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
+    hub.ignores_ranges = True  # type: ignore[attr-defined]
+    with pytest.raises(ModelError, match="fetch it whole with 'mtmd pull'"):
+        fetch_headers("org/demo", tmp_path, endpoint=address(hub))
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("org/outside:Q4_0", "lies outside"),
+        ("org/missing", "neither a local folder nor found"),
+        ("org/pickles", "files, which this version does not read"),
+        ("org/silent", "cannot be reached"),
+    ],
+)
+def test_refusals(
+    name: str, told: str, hub: ThreadingHTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mtmd.checkpoint.hub.TIMEOUT_S", 0.3)
+    with pytest.raises(ModelError, match=told):
+        fetch_headers(name, tmp_path, endpoint=address(hub))
+    assert not list(tmp_path.parent.glob("*.gguf"))

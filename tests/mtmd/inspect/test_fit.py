@@ -1,0 +1,154 @@
+"""`mtmd fit`: the ways in which a model lies in memories that are not here, beside what is predicted
+of one card and what a model loaded there is let take; the text, the JSON, and what is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mtmd import OptionError, predict
+from mtmd.inspect.fit import fit as module
+from mtmd.inspect.fit.fit import FitReport, fit
+from mtmd.kernels.backends import Reference
+from mtmd.kernels.report.facts import LayoutFacts
+
+GOLDEN = Path(__file__).parent / "golden" / "demo_fit.txt"
+TWO = ("545MiB", "545MiB")  # of which the driver leaves 33 MiB each
+
+
+class Host(Reference):
+    """Whose kernels take the same memory on every CPU."""
+
+    def __init__(self) -> None:
+        super().__init__("cpu")
+        self.name = "cpu"
+
+
+@pytest.fixture(scope="module")
+def two() -> FitReport:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "Cpu", Host)
+        return fit(memory=TWO, host_memory="20MiB")
+
+
+def named(report: FitReport, start: str) -> LayoutFacts:
+    return next(layout for layout in report.layouts if layout.name.startswith(start))
+
+
+def test_the_report_for_people(two: FitReport) -> None:
+    """Written by `GOLDEN.write_text(str(two) + "\\n")` here."""
+    assert str(two) + "\n" == GOLDEN.read_text()
+    assert max(map(len, str(two).splitlines())) <= 80
+
+
+def test_every_way_is_there_and_the_first_that_fits_is_chosen(two: FitReport) -> None:
+    names = [layout.name for layout in two.layouts]
+    assert names == [
+        "on gpu0 alone",
+        "layers over gpu0, gpu1",
+        "tensor parallelism of 2 ranks",
+        "layers over gpu0, gpu1 and the host",  # which has least on the host
+        "on gpu0, keys and values on the host",
+        "layers over gpu0, gpu1, keys and values on the host",
+        "on the host alone",
+    ]
+    assert two.chosen == next(layout.name for layout in two.layouts if layout.fits) == names[1]
+    shared, split = named(two, "tensor"), named(two, "layers over gpu0, gpu1")
+    alone = named(two, "on gpu0 alone").memories[0]
+    assert shared.ranks == 2 and [(p.first, p.last) for p in split.layers] == [(0, 1), (2, 3)]
+    assert sum(m.cache for m in split.memories) == alone.cache
+    tied = 512 * 192 * 2
+    for layout in (shared, split):
+        whole = sum(m.weights for m in layout.memories)
+        assert alone.weights <= whole <= alone.weights + tied + 100_000, layout.name
+    host = named(two, "on gpu0, keys")
+    assert host.cache_on_host and host.memories[0].cache == 0
+    assert {m.space: m.cache for m in host.memories} == {"gpu0": 0, "cpu": alone.cache}
+
+
+def test_one_device_needs_what_is_predicted_of_a_card(two: FitReport) -> None:
+    """And the most answers at once fit, where one more does not."""
+    card = predict("cuda:80", memory=TWO[0], compile=False)
+    alone = named(two, "on gpu0 alone")
+    assert (alone.memories[0].needed, alone.memories[0].available) == (
+        card.needed_bytes,
+        card.usable_bytes,
+    )
+    assert (alone.most_answers, alone.longest_context) == (card.most_answers, card.longest_context)
+    assert alone.most_answers == 2
+    for answers, expected in ((2, True), (3, False)):
+        found = predict("cuda:80", memory=TWO[0], compile=False, parallel=answers)
+        assert found.fits(found.needed_bytes) is expected
+
+
+def test_where_nothing_fits_it_says_what_would(mtmd: Any) -> None:
+    ran = mtmd("fit", "--host-memory", "38MiB", "--dtype", "fp32")
+    assert ran.code == 3 and "result: fits nowhere; what would fit: " in ran.out
+    told = " ".join(ran.out.split("what would fit: ")[1].split())
+    count = next(p for p in told.split("; ") if p.endswith("at once (--parallel)")).split()[0]
+    fewer = ("fit", "--host-memory", "38MiB", "--dtype", "fp32", "--parallel", count)
+    assert mtmd(*fewer).code == 0
+    none = mtmd("fit", "--host-memory", "1MiB")
+    assert none.code == 3 and "alone would not fit either" in " ".join(none.out.split())
+
+
+def test_for_programs(mtmd: Any) -> None:
+    ran = mtmd("fit", "--target", "rtx4090,rtx3090", "--json")
+    found = json.loads(ran.out)
+    assert ran.code == 0 and found["schema"] == 1 and found["fits"]
+    assert set(found) == {
+        "schema", "model", "dtype", "context", "context_most", "answers", "picture_size",
+        "picture_tokens", "devices", "layouts", "chosen", "advice", "fits",
+    }  # fmt: skip
+    assert [d["what"] for d in found["devices"]] == ["rtx4090", "rtx3090", "the host"]
+    assert set(found["layouts"][0]) == {
+        "name", "memories", "layers", "ranks", "cache_on_host", "reason", "longest_context",
+        "most_answers", "fits",
+    }  # fmt: skip
+    assert set(found["layouts"][0]["memories"][0]) == {
+        "space", "weights", "encoder", "cache", "compute", "available", "needed", "fits",
+    }  # fmt: skip
+
+
+def test_a_way_that_cannot_be_is_told_with_the_reason(two: FitReport) -> None:
+    text = str(
+        replace(two, layouts=(LayoutFacts("layers over 6", reason="4 layers for 6 devices"),))
+    )
+    assert "CANNOT BE   layers over 6: 4 layers for 6 devices" in text
+
+
+def test_this_machine_and_one_without_a_gpu(mtmd: Any) -> None:
+    assert "the host, 1,024.0 MiB" in mtmd("fit", "--host-memory", "1GiB").out
+    assert "cpu: free here" in mtmd("fit", "--dtype", "fp32").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--memory", "lots"), "memory: found 'lots'"),
+        (("--memory", "8GiB,,8GiB"), "between commas"),
+        (("--memory", "8GiB,8GiB", "--target", "h100,h100,h100"), "2 memories and 3 targets"),
+        (("--target", "cuda:90"), "give memory beside it"),
+        (("--target", "rtx9090"), "near it: rtx"),
+        (("--image", "large"), "such as 1920x1080"),
+        (("--image", "99999x1"), "up to 16384"),
+        (("--context", "999999"), "context: found 999999"),
+        (("--weights", "Q4_K_M"), "weights is the type of random weights"),
+        (("demo", "--random-weights", "gemma-3-4b"), "expected one of them"),
+        (("no/where/at/all",), "no/where/at/all"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_refusals(arguments: tuple[str, ...], told: str, mtmd: Any) -> None:
+    assert told in mtmd("fit", *arguments).refused()
+
+
+@pytest.mark.parametrize("chosen", [{"tp": 2}, {"split": "layer"}, {"override_tensor": "x=cpu"}])
+def test_options_that_would_do_nothing_are_refused(chosen: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match="leave"):
+        fit(memory=TWO, **chosen)
