@@ -32,8 +32,8 @@ def add_device_arguments(group: argparse._ArgumentGroup) -> None:
         "--device",
         metavar="DEVICE",
         default="auto",
-        help="auto, cpu, cuda:N, mps or xpu:N; several of cuda:N and cpu between commas with --split "
-        "or --fit (default: auto)",
+        help="auto, cpu, cuda:N, mps or xpu:N; several of cuda:N and cpu between commas with "
+        "--split or --fit (default: auto)",
     )
     offers(device, ("auto", "cpu", "cuda", "mps", "xpu"))
     dtype = group.add_argument(
