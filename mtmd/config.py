@@ -222,6 +222,14 @@ def stay_on_this_machine() -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
 
 
+def keep_ray_quiet() -> None:
+    """Before Ray is imported: it reports nothing to its makers, and leaves the GPUs that actors
+    without one see as they are, which it will do by itself and warns of.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+
 def tokenize_in_own_thread() -> None:
     """For a server: one text at a time gains nothing by the threads that the tokenizers library
     would start, which know nothing of priorities.
