@@ -134,9 +134,7 @@ def _expand(word: str, skipped: Counter[str], endings: tuple[str, ...]) -> list[
     return [word]
 
 
-def _pictures_in(
-    folder: Path, skipped: Counter[str], endings: tuple[str, ...]
-) -> Iterator[str]:
+def _pictures_in(folder: Path, skipped: Counter[str], endings: tuple[str, ...]) -> Iterator[str]:
     """At any depth; what is hidden is left out."""
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]

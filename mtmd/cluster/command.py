@@ -113,12 +113,13 @@ def run(
     try:
         with connected(args.ray) as ray:
             there = nodes(ray)
-            chosen = seats(
-                there, loading.get("device", "auto"), args.tp, args.actors, args.threads
-            )
+            chosen = seats(there, loading.get("device", "auto"), args.tp, args.actors, args.threads)
             job.loading["device"] = chosen.device
             batches.prepare(
-                found, lambda shards, columns: listing(ray, shards, columns), args.unit, chosen.actors
+                found,
+                lambda shards, columns: listing(ray, shards, columns),
+                args.unit,
+                chosen.actors,
             )
             batches.count_before(progress)
             start = time.perf_counter()
@@ -126,7 +127,9 @@ def run(
                 batches.run(RayCrew(ray, job, chosen), chosen.actors, progress, teller.tell)
     finally:
         if progress.total:
-            print(for_terminal(_summary(out, progress, time.perf_counter() - start)), file=sys.stderr)
+            print(
+                for_terminal(_summary(out, progress, time.perf_counter() - start)), file=sys.stderr
+            )
     return 1 if progress.failed + progress.failed_before else 0
 
 

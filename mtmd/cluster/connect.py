@@ -18,7 +18,7 @@ from mtmd.kernels.text import one_line
 
 LOCAL, AUTO = "local", "auto"
 ANSWER_S = 10.0  # for a machine that is there
-JOIN_S = 60.0  # for one at which Ray runs, perhaps busily
+JOIN_S = 30.0  # for one at which Ray runs, perhaps busily
 STORE_BYTES = 256 << 20  # of shared memory on this machine: lists of paths, and rows
 CPUS_MOST = 8  # of an actor that computes on a GPU
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from mtmd.batch.output import Row
 from mtmd.cluster.parts import ENDINGS, decode
 from mtmd.cluster.places import Folder
-from mtmd.cluster.schedule import Schedule, Task
+from mtmd.cluster.schedule import ENDS_MOST, Schedule, Task
 from mtmd.cluster.sources import Found, Listing
 from mtmd.cluster.units import Plan, Unit, done_in, part_name, unit_size
 from mtmd.cluster.worker import Failed, Job, Loaded, Written, not_written
@@ -30,7 +30,10 @@ READERS = 16  # of rows of an earlier run, at once
 TICK_S = 0.5
 ENDS_WITHOUT_ROWS = 10  # of actors one after another, while nothing is written
 START_S = 900.0  # without an actor that is ready
-LOST = "the process that answered it ended {} times, without a word; look at its memory, or at the file"
+LOST = (
+    f"the process that answered it ended, {ENDS_MOST} times; look at the file, and at how much "
+    "memory processes have"
+)
 
 
 @dataclass(frozen=True)
@@ -209,9 +212,7 @@ class Batches:
     def rows(self) -> Iterator[dict[str, Any]]:
         """All there are, in order."""
         for number in sorted(done_in(self.folder.names(), self.job.ending)):
-            yield from decode(
-                self.folder.read(part_name(number, self.job.ending)), self.job.ending
-            )
+            yield from decode(self.folder.read(part_name(number, self.job.ending)), self.job.ending)
 
 
 class _Run:
@@ -262,7 +263,7 @@ class _Run:
         """Rows that were answered one by one."""
         kept = self._slow_rows.get(unit.number, {})
         return [
-            Row(item.name, error=LOST.format(2))
+            Row(item.name, error=LOST)
             if (unit.number, at) in self._schedule.lost_rows
             else kept[at]
             for at, item in enumerate(unit.items)

@@ -81,11 +81,11 @@ def expand(word: str, wanted: tuple[str, ...]) -> Iterator[str]:
     """The files that an address names, with `wanted` endings where it is a folder. Raises
     OptionError where there are none, or where they cannot be listed.
     """
-    fs, path = file_system(word)
     kind = word.partition("://")[0]
     if kind in STREAMED:  # no folders there
         yield word
         return
+    fs, path = file_system(word)
     try:
         if glob.has_magic(path) and not fs.exists(path):
             found = sorted(p for p, facts in fs.glob(path, detail=True).items() if _is_file(facts))
@@ -163,8 +163,12 @@ def _read(source: str, work: Callable[[Any, str], bytes]) -> bytes:
     try:
         here = None if is_address(source) else full_name(source)
         return work(*(file_system(source) if here is None else (_Here(), here)))
-    except (ImageError, OptionError):
+    except ImageError:
         raise
+    except OptionError as error:
+        if isinstance(error.__cause__, ImportError):  # no other address would fare better
+            raise
+        raise ImageError(str(error)) from error
     except FileNotFoundError:
         raise ImageError(
             f"{source}: found no such file, expected a picture; it was there when it was listed, "

@@ -265,9 +265,7 @@ def _check_size(name: str, count: int) -> None:
 
 def path_of(item: Item) -> Path | None:
     """Of a file that can be opened by a path."""
-    return (
-        None if item.kind != "file" or is_address(item.source) else Path(full_name(item.source))
-    )
+    return None if item.kind != "file" or is_address(item.source) else Path(full_name(item.source))
 
 
 Listing = Callable[[Sequence[str], Columns], Iterator[list[Item]]]

@@ -127,9 +127,7 @@ class Worker:
         named = [(item.id, row) for item, row in zip(unit.items, rows, strict=True)]
         folder = Folder(self.job.out)
         try:
-            folder.write(
-                part_name(unit.number, self.job.ending), encode(named, self.job.ending)
-            )
+            folder.write(part_name(unit.number, self.job.ending), encode(named, self.job.ending))
         except OSError as error:
             return Failed(not_written(self.job.out, error))
         return Written(len(rows), sum(row.error is not None for row in rows))
