@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ def run(
         with connected(args.ray) as ray:
             there = nodes(ray)
             chosen = seats(there, loading.get("device", "auto"), args.tp, args.actors, args.threads)
-            job.loading["device"] = chosen.device
+            asked = replace(job, loading={**job.loading, "device": chosen.device})
             batches.prepare(
                 found,
                 lambda shards, columns: listing(ray, shards, columns),
@@ -124,7 +125,7 @@ def run(
             batches.count_before(progress)
             start = time.perf_counter()
             with Teller() as teller:
-                batches.run(RayCrew(ray, job, chosen), chosen.actors, progress, teller.tell)
+                batches.run(RayCrew(ray, asked, chosen), chosen.actors, progress, teller.tell)
     finally:
         if progress.total:
             print(

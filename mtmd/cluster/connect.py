@@ -43,8 +43,8 @@ def check_address(address: str) -> None:
     """Raises OptionError for what can be none."""
     if address.startswith("ray://"):
         raise OptionError(
-            f"ray: found {address:.100}, expected HOST:PORT: Ray's client protocol ends a job whose "
-            "connection is lost for some seconds; run the command on a machine of the cluster, as "
+            f"ray: found {address:.100}, expected HOST:PORT: Ray's client protocol ends a job "
+            "whose connection is lost for some seconds; run the command on a machine of the cluster, as "
             "`ray job submit` does, with --ray auto"
         )
     if address in (LOCAL, AUTO):

@@ -172,7 +172,7 @@ class Batches:
             raise DeviceError(not_written(self.job.out, error)) from error
 
     def count_before(self, progress: Progress) -> None:
-        """Rows of earlier runs, each read and counted. Raises OptionError where some are missing."""
+        """Rows of earlier runs, read and counted. Raises OptionError where some are missing."""
 
         def failed(number: int) -> int:
             name = part_name(number, self.job.ending)

@@ -24,8 +24,8 @@ INSIDE = ("member", "cell")  # kinds of items of which one file has many
 class Item:
     """A picture or a video. `id` is its own among all: path or address, and where in that it is.
     `name` is what people call it. `kind` says how it is read: a "file" whole; a "member" of a tar
-    file, `size` bytes from `position` on; a "cell" of a Parquet file, in row `position`. A "shard" is
-    such a file that could not be listed, which is all that can be said of its pictures.
+    file, `size` bytes from `position` on; a "cell" of a Parquet file, in row `position`. A "shard"
+    is such a file that could not be listed, which is all that can be said of its pictures.
     """
 
     id: str

@@ -80,11 +80,11 @@ class Written:
 
 
 class Worker:
-    """Loads nothing before it is asked to."""
+    """Loads nothing before it is asked to. `threads` of the processor, where the job says none."""
 
-    def __init__(self, job: Job, tp_threads: int | None = None):
+    def __init__(self, job: Job, threads: int | None = None):
         self.job = job
-        self._threads = tp_threads
+        self._threads = threads
         self._model: Any = None
         self._reader = Reader(job.columns)
 

@@ -244,8 +244,10 @@ def test_a_file_of_rows_that_is_not_whole_is_told(tmp_path: Path) -> None:
 
 def test_what_would_fail_for_every_picture_ends_the_job(tmp_path: Path) -> None:
     class Refusing(Crew):
+        result: Failed | Loaded
+
         def wait(self, seconds: float) -> list[Given | Ended]:  # noqa: ARG002
-            return [Given(call[0], call[1], result) for call in self.calls]
+            return [Given(call[0], call[1], self.result) for call in self.calls]
 
     job = job_in(tmp_path)
     batches = Batches(job, False)
@@ -255,8 +257,10 @@ def test_what_would_fail_for_every_picture_ends_the_job(tmp_path: Path) -> None:
         (Failed("top_p: found 2", is_option=True), "top_p: found 2", OptionError),
         (Loaded("0.0.1", *LOADED[1:]), r"here: found mtmd 0.0.1, expected", OptionError),
     ):
+        crew = Refusing(job, random.Random(1), never)
+        crew.result = result
         with pytest.raises(kind, match=told):
-            run(batches, Refusing(job, random.Random(1), never))
+            run(batches, crew)
     assert ids_in(job) == []
 
 
