@@ -80,8 +80,11 @@ def run(
     """`loading`, `answering`, `frames`: what was chosen of `LoadOptions`, `AnswerOptions` and
     `FrameRequest`. 0 where every picture has its answer, 1 where some failed. Raises MtmdError.
     """
-    from mtmd.batch.inputs import told_of
     from mtmd.cluster.connect import check_address, connected, import_ray, seats
+
+    check_address(args.ray)
+    import_ray(args.ray)
+    from mtmd.batch.inputs import told_of
     from mtmd.cluster.crew import RayCrew, listing, nodes
     from mtmd.cluster.job import Batches, Progress
     from mtmd.cluster.places import full_name
@@ -92,8 +95,6 @@ def run(
 
     options(LoadOptions, loading)
     options(AnswerOptions, answering)
-    check_address(args.ray)
-    import_ray()
     out = str(args.out)
     job = Job(
         full_name(out),

@@ -11,7 +11,7 @@ from math import ceil
 from threading import Thread
 from typing import Any
 
-from mtmd.config import keep_ray_quiet
+from mtmd.config import guard_own_ray, keep_ray_quiet
 from mtmd.kernels.errors import DeviceError, OptionError
 from mtmd.kernels.extras import install_command
 from mtmd.kernels.text import one_line
@@ -44,8 +44,8 @@ def check_address(address: str) -> None:
     if address.startswith("ray://"):
         raise OptionError(
             f"ray: found {address:.100}, expected HOST:PORT: Ray's client protocol ends a job "
-            "whose connection is lost for some seconds; run the command on a machine of the cluster, as "
-            "`ray job submit` does, with --ray auto"
+            "whose connection is lost for some seconds; run the command on a machine of the "
+            "cluster, as `ray job submit` does, with --ray auto"
         )
     if address in (LOCAL, AUTO):
         return
@@ -57,9 +57,11 @@ def check_address(address: str) -> None:
         )
 
 
-def import_ray() -> Any:
-    """Raises OptionError where it is not installed."""
+def import_ray(address: str) -> Any:
+    """What it reads of the environment is set before. Raises OptionError where it is missing."""
     keep_ray_quiet()
+    if address == LOCAL:
+        guard_own_ray()
     try:
         import ray
     except ImportError as error:
@@ -75,7 +77,7 @@ def connected(address: str) -> Iterator[Any]:
     OptionError and DeviceError.
     """
     check_address(address)
-    ray = import_ray()
+    ray = import_ray(address)
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     try:
         if address == LOCAL:  # whose processes end with the thread that started them
@@ -114,11 +116,25 @@ def _join(ray: Any, address: str, quiet: Mapping[str, Any]) -> None:
         reason = (
             f"{one_line(failed[0], 300)}" if failed else f"no answer in Ray's way in {JOIN_S:.0f} s"
         )
+        if failed and wants_token(failed[0]):
+            raise DeviceError(
+                f"ray: {address} wants a token; set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
+                "RAY_AUTH_TOKEN_PATH, as for Ray's own commands"
+            ) from failed[0]
         where = "a cluster of this machine" if address == AUTO else address
         raise DeviceError(
             f"ray: {where} cannot be joined ({reason}); check the address, and that it runs the "
             f"same versions of Ray ({ray.__version__}) and Python"
         ) from (failed[0] if failed else None)
+
+
+def wants_token(error: BaseException | None) -> bool:
+    """Whether that is why a cluster was not joined, which Ray tells among the causes."""
+    while error is not None:
+        if type(error).__name__ == "AuthenticationError" or "InvalidAuthToken" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def seats(

@@ -9,6 +9,7 @@ twice. Whatever is killed, what has no file is answered again, and nothing else.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,7 @@ JOB = "_job.json"
 VERSION = 1
 READERS = 16  # of rows of an earlier run, at once
 TICK_S = 0.5
+log = logging.getLogger("mtmd.cluster")
 ENDS_WITHOUT_ROWS = 10  # of actors one after another, while nothing is written
 START_S = 900.0  # without an actor that is ready
 LOST = (
@@ -222,7 +224,6 @@ class _Run:
         self._loading: set[int] = set()
         self._ready: set[int] = set()
         self._host_bytes = self._ends = 0
-        self._why = ""
         self._slow_rows: dict[int, dict[int, Row]] = {}
 
     def until_done(self, actors: int, tell: Callable[[Progress], None]) -> None:
@@ -304,9 +305,10 @@ class _Run:
         self._ready.discard(event.actor)
         self._schedule.ended(event.actor, event.blame)
         self._progress.ended += 1
-        self._ends, self._why = self._ends + 1, event.why
+        self._ends += 1
+        log.warning("an actor ended, what it had is given to others: %s", event.why)
         if self._ends >= ENDS_WITHOUT_ROWS:
             raise DeviceError(
                 f"{self._ends} actors ended one after another, and none wrote a row in between: "
-                f"{self._why}; rows that are there stay, --resume goes on"
+                f"{event.why}; rows that are there stay, --resume goes on"
             )

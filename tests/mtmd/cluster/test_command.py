@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import os
 import socket
 import sys
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from mtmd.cluster.connect import Seats, seats
+from mtmd.cluster.connect import Seats, seats, wants_token
 from mtmd.cluster.job import Progress
 from mtmd.cluster.telling import Teller, duration, line
+from mtmd.config import guard_own_ray
 from mtmd.kernels.errors import OptionError
 
 
@@ -111,3 +113,28 @@ def test_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
         "2:02:02",
         "2.3 days",
     ]
+
+
+def test_a_cluster_that_wants_a_token_is_told_apart() -> None:
+    class AuthenticationError(Exception):
+        pass
+
+    try:
+        try:
+            raise AuthenticationError
+        except AuthenticationError as cause:
+            raise ConnectionError("Failed to connect to Ray cluster") from cause
+    except ConnectionError as error:
+        assert wants_token(error)
+    assert not wants_token(ConnectionError("Failed to connect to Ray cluster"))
+
+
+def test_a_ray_of_ones_own_has_a_token_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+    environment = {k: v for k, v in os.environ.items() if k not in names}
+    monkeypatch.setattr(os, "environ", environment)
+    guard_own_ray()
+    assert environment["RAY_AUTH_MODE"] == "token" and len(environment["RAY_AUTH_TOKEN"]) == 64
+    environment |= {"RAY_AUTH_TOKEN": "given"}
+    guard_own_ray()
+    assert environment["RAY_AUTH_TOKEN"] == "given"
