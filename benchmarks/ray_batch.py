@@ -160,7 +160,8 @@ def measure(count: int, folder: Path, address: str, started: list[subprocess.Pop
     until(lambda: parts(out) >= had + units // 5, first)
     tell("the command is killed")
     first.kill()
-    first.wait()
+    for line in (first.communicate()[1] or "").strip().splitlines():
+        print(f"          {line.replace(str(folder), '')[:200]}")
     kept = {path.name: path.read_bytes() for path in out.glob("part-*")}
     started.append(node("--address", address))
     until(lambda: nodes_of(address) == 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import count
@@ -17,6 +18,7 @@ from mtmd.kernels.errors import MtmdError, OptionError
 from mtmd.kernels.text import one_line
 
 LISTED_AT_ONCE = 64
+DOUBT_S, ASK_S = 60.0, 0.2
 WHY_CHARS = 300
 
 
@@ -29,14 +31,17 @@ class RayCrew:
         self._numbers = count()
         self._actors: dict[int, Any] = {}
         self._calls: dict[Any, tuple[int, Task | None]] = {}
+        self._doubts: dict[int, float] = {}
+        """Of actors that do not answer, until when they are asked whether they live."""
 
     def start(self, host_bytes: int) -> int:
         number = next(self._numbers)
         asked: dict[str, Any] = {"num_cpus": self._seats.cpus, "max_concurrency": AT_ONCE}
         if self._seats.gpus:
             asked["num_gpus"] = self._seats.gpus
-        if host_bytes:
-            asked["memory"] = host_bytes
+        if host_bytes:  # as the first one has found a place, more than there is can be no need
+            most = max((node.get("memory", 0) for node in nodes(self._ray)), default=0)
+            asked["memory"] = min(host_bytes, int(most))
         actor = self._worker.options(scheduling_strategy="SPREAD", **asked).remote(
             self._job, self._seats.threads
         )
@@ -45,6 +50,8 @@ class RayCrew:
         return number
 
     def give(self, actor: int, task: Task, unit: Unit, rows: Sequence[Any]) -> None:
+        if actor in self._doubts:  # it gives back what it has, this too
+            return
         handle = self._actors[actor]
         if task.write:
             call = handle.write.remote(unit, rows)
@@ -63,15 +70,41 @@ class RayCrew:
                 continue
             actor, task = self._calls.pop(call)
             try:
-                found.append(Given(actor, task, ray.get(call)))
+                result = ray.get(call)
+            except ray.exceptions.ActorUnavailableError as error:
+                if not self._ask_again(actor):
+                    found.append(self._end(actor, error))
             except ray.exceptions.RayError as error:
-                found.append(Ended(actor, one_line(reason(error), WHY_CHARS), _to_blame(error)))
-                self._give_up(actor)
+                found.append(self._end(actor, error))
+            else:
+                if actor in self._doubts:  # which may have lost what it had
+                    found.append(self._end(actor, None))
+                else:
+                    found.append(Given(actor, task, result))
         return found
 
-    def _give_up(self, actor: int) -> None:
+    def _ask_again(self, actor: int) -> bool:
+        """Of an actor that does not answer, whether that is soon known: its connection breaks
+        before it is said that its process, or its machine, has ended.
+        """
+        now = time.monotonic()
+        if now > self._doubts.setdefault(actor, now + DOUBT_S):
+            return False
+        time.sleep(ASK_S)
+        self._forget_calls(actor)
+        self._calls[self._actors[actor].__ray_ready__.remote()] = actor, None
+        return True
+
+    def _end(self, actor: int, error: Exception | None) -> Ended:
         """Also where it lives, out of reach: what it still writes is what another one would."""
         self._ray.kill(self._actors.pop(actor))
+        self._forget_calls(actor)
+        self._doubts.pop(actor, None)
+        if error is None:
+            return Ended(actor, "its connection was lost", blame=False)
+        return Ended(actor, one_line(reason(error), WHY_CHARS), is_to_blame(error))
+
+    def _forget_calls(self, actor: int) -> None:
         for call in [call for call, (of, _) in self._calls.items() if of == actor]:
             del self._calls[call]
 
@@ -92,10 +125,14 @@ def reason(error: Exception) -> str:
     return " ".join(line for line in lines if not line.startswith(("class_name:", "actor_id:")))
 
 
-def _to_blame(error: Exception) -> bool:
-    """Not where its machine is gone."""
-    text = str(error).lower()
-    return not (getattr(error, "preempted", False) or "unavailable" in text or "node" in text)
+def is_to_blame(error: Exception) -> bool:
+    """Whether what an actor did may be why it ended: not where its machine is gone, or out of
+    reach. What it raised is its own.
+    """
+    if hasattr(error, "cause"):
+        return True
+    gone = getattr(error, "preempted", False) or "its node has died" in str(error)
+    return not (gone or type(error).__name__ == "ActorUnavailableError")
 
 
 def nodes(ray: Any) -> list[dict[str, float]]:

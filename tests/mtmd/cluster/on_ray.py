@@ -121,7 +121,7 @@ def test_every_row_is_there_once_when_an_actor_and_then_the_command_are_killed(
     wait_for(lambda: len(parts(out)) > had + 1, first)
     started = descendants(first.pid)
     first.kill()
-    first.communicate()
+    assert "an actor ended, what it had is given to others: " in first.communicate()[1]
     kept = {path.name: path.read_bytes() for path in parts(out)}
     assert 3 < len(kept) < 10
 
