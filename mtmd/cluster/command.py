@@ -128,7 +128,8 @@ def run(
             with Teller() as teller:
                 batches.run(RayCrew(ray, asked, chosen), chosen.actors, progress, teller.tell)
     finally:
-        if progress.total:
+        batches.leave()
+        if progress.before + progress.written:
             print(
                 for_terminal(_summary(out, progress, time.perf_counter() - start)), file=sys.stderr
             )

@@ -18,10 +18,10 @@ from typing import Any, Protocol
 
 from mtmd.batch.output import Row
 from mtmd.cluster.parts import ENDINGS, decode
-from mtmd.cluster.places import Folder
+from mtmd.cluster.places import WRITING, Folder
 from mtmd.cluster.schedule import ENDS_MOST, Schedule, Task
 from mtmd.cluster.sources import Found, Listing
-from mtmd.cluster.units import Plan, Unit, done_in, part_name, unit_size
+from mtmd.cluster.units import PLAN, Plan, Unit, done_in, part_name, unit_size
 from mtmd.cluster.worker import Failed, Job, Loaded, Written, not_written
 from mtmd.kernels.errors import DeviceError, OptionError
 
@@ -170,8 +170,21 @@ class Batches:
                 items += [item for item in inside if item.id not in known]
             slots = int(self.job.loading.get("parallel", 1))
             self.plan.add(items, size or unit_size(len(items), actors, slots))
+            if not self.plan.count:
+                raise OptionError(
+                    f"found no picture in {', '.join(found.shards)[:200]}, expected some: files "
+                    "with endings of pictures, or rows"
+                )
         except OSError as error:
             raise DeviceError(not_written(self.job.out, error)) from error
+
+    def leave(self) -> None:
+        """At the end of a run, however it ended: where it wrote no row, it leaves nothing."""
+        if not self.done:
+            for name in self.folder.names():
+                if name == JOB or name.startswith((PLAN, WRITING)):
+                    self.folder.remove(name)
+            self.folder.remove_empty()
 
     def count_before(self, progress: Progress) -> None:
         """Rows of earlier runs, read and counted. Raises OptionError where some are missing."""

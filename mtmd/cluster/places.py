@@ -257,16 +257,26 @@ class Folder:
             with suppress(OSError):
                 made.unlink()
 
+    def remove(self, name: str) -> None:
+        """Raises nothing where it is gone, or stays."""
+        with suppress(Exception):  # each file system has its own
+            if self._remote is None:
+                (Path(self.name) / name).unlink()
+            else:
+                fs, path = self._remote
+                fs.rm(f"{path.rstrip('/')}/{name}")
+
+    def remove_empty(self) -> None:
+        """Itself, where nothing is in it. Object stores have no folders."""
+        with suppress(OSError):
+            if self._remote is None:
+                Path(self.name).rmdir()
+
     def sweep(self) -> None:
         """Take away what processes left that were killed while they wrote. Nobody writes now."""
         for name in self.names():
             if name.startswith(WRITING):
-                with suppress(OSError):
-                    if self._remote is None:
-                        (Path(self.name) / name).unlink()
-                    else:
-                        fs, path = self._remote
-                        fs.rm(f"{path.rstrip('/')}/{name}")
+                self.remove(name)
 
 
 def _new_name(name: str) -> str:

@@ -20,7 +20,7 @@ GROUP = 65_536
 INSIDE = ("member", "cell")  # kinds of items of which one file has many
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Item:
     """A picture or a video. `id` is its own among all: path or address, and where in that it is.
     `name` is what people call it. `kind` says how it is read: a "file" whole; a "member" of a tar

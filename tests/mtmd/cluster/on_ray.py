@@ -23,7 +23,7 @@ import pytest
 
 COUNT = "How many shapes are there?"
 WORDS = ("Zero.", "One.", "Two.", "Three.", "Four.")
-LONG_S = 120.0
+LONG_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -52,22 +52,24 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, d
     yield folder, found
 
 
-def start(folder: Path, out: Path, *options: str) -> subprocess.Popen[str]:
+def start(folder: Path, out: Path, told: Path) -> subprocess.Popen[bytes]:
+    """Its stderr goes to `told`."""
     words = ["batch", str(folder), "--ray", "local", "-p", COUNT, "--out", str(out), "--unit", "4"]
     words += ["--actors", "2", "--threads", "1", "--parallel", "2"]
-    words += ["--column", "picture", "--name-column", "key", "--resume", *options]
+    words += ["--column", "picture", "--name-column", "key", "--resume"]
     command = [sys.executable, "-m", "mtmd.cli", *words]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    with told.open("wb") as file:
+        return subprocess.Popen(command, stderr=file)
 
 
 def parts(out: Path) -> list[Path]:
     return sorted(out.glob("part-*.jsonl"))
 
 
-def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str]) -> Any:
+def wait_for(condition: Callable[[], Any], process: subprocess.Popen[bytes]) -> Any:
     end = time.monotonic() + LONG_S
     while not (found := condition()):
-        assert process.poll() is None and time.monotonic() < end, process.communicate()
+        assert process.poll() is None and time.monotonic() < end
         time.sleep(0.02)
     return found
 
@@ -92,8 +94,9 @@ def descendants(pid: int) -> dict[int, str]:
 
 
 def actors(pid: int) -> list[int]:
-    """Their processes, which Ray names by what they do."""
-    return [child for child in descendants(pid) if "Worker" in title(child)]
+    """Their processes, which Ray names by what they are, the oldest first."""
+    found = [child for child in descendants(pid) if title(child).startswith("ray::Worker")]
+    return sorted(found, key=lambda child: int(fields_of(child)[19]))
 
 
 def title(pid: int) -> str:
@@ -103,9 +106,14 @@ def title(pid: int) -> str:
         return ""
 
 
+def fields_of(pid: int) -> list[str]:
+    """Of its stat file, from the state on: proc_pid_stat(5)."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
 def is_there(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return fields_of(pid)[0] != "Z"
     except OSError:
         return False
 
@@ -113,22 +121,26 @@ def is_there(pid: int) -> bool:
 def test_every_row_is_there_once_when_an_actor_and_then_the_command_are_killed(
     pictures: tuple[Path, dict[str, str]], tmp_path: Path
 ) -> None:
-    (folder, texts), out = pictures, tmp_path / "rows.jsonl"
-    first = start(folder, out)
-    wait_for(lambda: len(parts(out)) >= 2, first)
-    os.kill(wait_for(lambda: actors(first.pid), first)[0], signal.SIGKILL)
-    had = len(parts(out))
-    wait_for(lambda: len(parts(out)) > had + 1, first)
-    started = descendants(first.pid)
-    first.kill()
-    assert "an actor ended, what it had is given to others: " in first.communicate()[1]
+    """The first actor is killed while the second one loads: most is left to do."""
+    (folder, texts), out, told = pictures, tmp_path / "rows.jsonl", tmp_path / "told"
+    first = start(folder, out, told)
+    try:
+        wait_for(lambda: parts(out), first)
+        os.kill(actors(first.pid)[0], signal.SIGKILL)
+        had = len(parts(out))
+        wait_for(lambda: "an actor ended, what it had is given to" in told.read_text(), first)
+        wait_for(lambda: len(parts(out)) > had, first)
+        started = descendants(first.pid)
+    finally:
+        first.kill()
+        first.wait()
     kept = {path.name: path.read_bytes() for path in parts(out)}
-    assert 3 < len(kept) < 10
+    assert 1 < len(kept) < 10
 
-    second = start(folder, out)
-    told = second.communicate(timeout=LONG_S)[1]
-    assert second.returncode == 1, told
-    assert re.search(r"rows\.jsonl: \d+ rows in .* and \d+ from before; 1 failed\n$", told), told
+    second = start(folder, out, told)
+    assert second.wait(LONG_S) == 1, told.read_text()
+    line = told.read_text().splitlines()[-1]
+    assert re.search(r"rows\.jsonl: \d+ rows in .* and \d+ from before; 1 failed$", line)
     rows = [json.loads(line) for path in parts(out) for line in path.read_text().splitlines()]
     assert len(rows) == len({row["id"] for row in rows}) == 37
     assert {row["image"].rpartition("/")[2]: row["text"] for row in rows} == {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
+import tarfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -322,3 +323,34 @@ def test_what_was_being_written_is_swept_away_at_the_end(tmp_path: Path) -> None
     run(batches, Crew(job, random.Random(1), never))
     assert not [name for name in batches.folder.names() if "_writing" in name]
     assert Written(2, 0) == Worker(job).write(batches.plan.unit(0), [*map(row_of, items(2))])
+
+
+def test_a_run_that_wrote_no_row_leaves_nothing(tmp_path: Path) -> None:
+    job = job_in(tmp_path)
+    batches = Batches(job, False)
+    batches.prepare(found(*items(4)), list_shards, 2, 2)
+    batches.leave()
+    assert not Path(job.out).exists()
+    batches = Batches(job, False)
+    batches.prepare(found(*items(4)), list_shards, 2, 2)
+    with pytest.raises(Killed):
+        progress = Progress()
+        batches.run(Crew(job, random.Random(1), never), 1, progress, stop_at(2))
+    batches.leave()
+    assert len(ids_in(job)) == 2
+
+
+def stop_at(rows: int) -> Callable[[Progress], None]:
+    def tell(progress: Progress) -> None:
+        if progress.written >= rows:
+            raise Killed
+
+    return tell
+
+
+def test_shards_without_a_picture(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "s.tar", "w"):
+        pass
+    batches = Batches(job_in(tmp_path), False)
+    with pytest.raises(OptionError, match=r"found no picture in .*s\.tar"):
+        batches.prepare(Found((), (f"{tmp_path}/s.tar",), Counter()), list_shards, 2, 2)
