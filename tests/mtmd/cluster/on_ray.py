@@ -23,7 +23,7 @@ import pytest
 
 COUNT = "How many shapes are there?"
 WORDS = ("Zero.", "One.", "Two.", "Three.", "Four.")
-LONG_S = 60.0
+LONG_S = 120.0
 
 
 @pytest.fixture(scope="module")
