@@ -36,7 +36,7 @@ class RayCrew:
 
     def start(self, host_bytes: int) -> int:
         number = next(self._numbers)
-        asked: dict[str, Any] = {"num_cpus": self._seats.cpus, "max_concurrency": AT_ONCE}
+        asked: dict[str, Any] = {"num_cpus": self._seats.cpus, "max_concurrency": AT_ONCE + 1}
         if self._seats.gpus:
             asked["num_gpus"] = self._seats.gpus
         if host_bytes:  # as the first one has found a place, more than there is can be no need
@@ -63,6 +63,9 @@ class RayCrew:
 
     def wait(self, seconds: float) -> list[Given | Ended]:
         ray, found = self._ray, list[Given | Ended]()
+        late = [actor for actor, until in self._doubts.items() if time.monotonic() > until]
+        if late:
+            return [self._end(actor, None) for actor in late]
         if not ray.wait(list(self._calls), num_returns=1, timeout=seconds)[0]:
             return found
         for call in ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)[0]:
@@ -71,9 +74,8 @@ class RayCrew:
             actor, task = self._calls.pop(call)
             try:
                 result = ray.get(call)
-            except ray.exceptions.ActorUnavailableError as error:
-                if not self._ask_again(actor):
-                    found.append(self._end(actor, error))
+            except ray.exceptions.ActorUnavailableError:
+                self._ask_again(actor)
             except ray.exceptions.RayError as error:
                 found.append(self._end(actor, error))
             else:
@@ -83,17 +85,14 @@ class RayCrew:
                     found.append(Given(actor, task, result))
         return found
 
-    def _ask_again(self, actor: int) -> bool:
-        """Of an actor that does not answer, whether that is soon known: its connection breaks
-        before it is said that its process, or its machine, has ended.
+    def _ask_again(self, actor: int) -> None:
+        """Of an actor that does not answer, whether it lives: its connection breaks before it is
+        said that its process, or its machine, has ended.
         """
-        now = time.monotonic()
-        if now > self._doubts.setdefault(actor, now + DOUBT_S):
-            return False
+        self._doubts.setdefault(actor, time.monotonic() + DOUBT_S)
         time.sleep(ASK_S)
         self._forget_calls(actor)
         self._calls[self._actors[actor].__ray_ready__.remote()] = actor, None
-        return True
 
     def _end(self, actor: int, error: Exception | None) -> Ended:
         """Also where it lives, out of reach: what it still writes is what another one would."""
@@ -101,7 +100,7 @@ class RayCrew:
         self._forget_calls(actor)
         self._doubts.pop(actor, None)
         if error is None:
-            return Ended(actor, "its connection was lost", blame=False)
+            return Ended(actor, "it could not be reached", blame=False)
         return Ended(actor, one_line(reason(error), WHY_CHARS), is_to_blame(error))
 
     def _forget_calls(self, actor: int) -> None:

@@ -102,7 +102,9 @@ def expand(word: str, wanted: tuple[str, ...]) -> Iterator[str]:
         raise OptionError(
             f"{word:.200}: found no file there, expected some ending in {', '.join(wanted)}"
         )
-    yield from (f"{kind}://{p.removeprefix('/') if kind != 'memory' else p}" for p in found)
+    named = word.rstrip("/")
+    before = named.removesuffix(path) if named.endswith(path) else f"{kind}://"  # with a host
+    yield from (f"{before}{p}" for p in found)
 
 
 def _is_file(facts: dict[str, Any]) -> bool:

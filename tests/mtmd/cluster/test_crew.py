@@ -144,11 +144,18 @@ def test_an_actor_that_does_not_answer_is_asked_what_it_has_come_to(
     assert isinstance(ended, Ended) and ended.blame == blame and ray.killed == [actor]
 
 
-def test_it_is_not_asked_for_ever(ray: Ray, crew: RayCrew, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("answers", (True, False))
+def test_it_is_not_asked_for_ever(
+    ray: Ray, crew: RayCrew, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
     monkeypatch.setattr(crews, "DOUBT_S", -1.0)
     actor = crew.start(0)
     ray.results = {0: ActorUnavailableError("Socket closed")}
-    assert crew.wait(0) == [Ended(actor, "Socket closed", blame=False)]
+    assert crew.wait(0) == []
+    if answers:
+        ray.results[1] = ActorUnavailableError("Socket closed")
+    assert crew.wait(0) == [Ended(actor, "it could not be reached", blame=False)]
+    assert ray.killed == [actor]
 
 
 def test_what_an_actor_raised_is_its_own() -> None:

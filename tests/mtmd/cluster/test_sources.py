@@ -67,10 +67,10 @@ def test_folders_patterns_lists_and_addresses(memory: Any, tmp_path: Path) -> No
     assert found(t) == ([f"{t}/a.png", f"{t}/deep/b.JPG"], [f"{t}/deep/c.tar", f"{t}/t.parquet"])
     assert found(f"file://{t}/a.png", tmp_path / "a.png") == ([f"{t}/a.png"], [])
     assert found("memory://bucket/x") == (
-        ["memory:///bucket/x/1.png", "memory:///bucket/x/y/2.jpg"],
-        ["memory:///bucket/x/5.tar"],
+        ["memory://bucket/x/1.png", "memory://bucket/x/y/2.jpg"],
+        ["memory://bucket/x/5.tar"],
     )
-    assert found("memory://bucket/x/*.png")[0] == ["memory:///bucket/x/1.png"]
+    assert found("memory://bucket/x/*.png")[0] == ["memory://bucket/x/1.png"]
     assert found("https://host/p.png?size=1") == (["https://host/p.png?size=1"], [])
     result = find([], [str(listed)], "/out")
     assert [item.id for item in result.files] == [f"{t}/a.png", "memory://bucket/x/9.png"]
@@ -87,6 +87,25 @@ def test_folders_patterns_lists_and_addresses(memory: Any, tmp_path: Path) -> No
     (tmp_path / "shard.tar.gz").write_bytes(b"x")
     with pytest.raises(OptionError, match=r"a compressed tar file, expected \.tar"):
         found(tmp_path / "shard.tar.gz")
+
+
+def test_a_host_stays_in_the_addresses_of_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Far:
+        def exists(self, _: str) -> bool:
+            return True
+
+        isdir = exists
+
+        def find(self, path: str) -> list[str]:
+            return [f"{path}/a.png"]
+
+    for word, path, expected in (
+        ("sftp://host/photos/", "/photos", "sftp://host/photos/a.png"),
+        ("s3://bucket/photos", "bucket/photos", "s3://bucket/photos/a.png"),
+        ("s3://bucket", "bucket", "s3://bucket/a.png"),
+    ):
+        monkeypatch.setattr(places, "file_system", lambda _, path=path: (Far(), path))
+        assert [*places.expand(word, (".png",))] == [expected]
 
 
 def test_names_that_are_no_text(tmp_path: Path) -> None:
