@@ -10,13 +10,17 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 QUICK := tests/test_layering.py tests/clip tests/kernels tests/llm tests/mtmd/prompt tests/mtmd/test_config.py \
     --ignore tests/kernels/gpu --ignore tests/mtmd/prompt/test_bridge.py
 
-.PHONY: demo test check quick lint floors audit hostile clients deployments clean
+.PHONY: demo test ray check quick lint floors audit hostile clients deployments clean
 
 demo: $(VENV)/installed
 	$(BIN)/mtmd describe examples/shapes.png
 
 test: $(VENV)/tested-with
 	$(PYTEST)
+
+# `mtmd batch --ray` on a Ray that is started here: half a minute to install, as long to run.
+ray: $(VENV)/tested-with $(VENV)/with-ray
+	$(BIN)/python -m pytest -q tests/mtmd/cluster/on_ray.py
 
 # What to run before each commit: under a minute on two cores. mypy, one process, runs beside the tests.
 check: $(VENV)/tested-with
@@ -91,6 +95,10 @@ $(VENV)/installed: pyproject.toml constraints.txt
 $(VENV)/tested-with: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	sh tools/browser.sh
+	touch $@
+
+$(VENV)/with-ray: pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
 	touch $@
 
 clean:

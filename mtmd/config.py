@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -229,6 +230,23 @@ def stay_on_this_machine() -> None:
     of it.
     """
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+
+
+def keep_ray_quiet() -> None:
+    """Before Ray is imported: it reports nothing to its makers, and leaves the GPUs that actors
+    without one see as they are, which it will do by itself and warns of.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+
+def guard_own_ray() -> None:
+    """For a Ray that is started for this process alone: who does not know its token has nothing
+    done by it. Without one given, Ray would leave a token of its own in the user's folder, and
+    every later cluster of theirs would ask for it.
+    """
+    if not any(name.startswith("RAY_AUTH_") for name in os.environ):
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
 
 
 def tokenize_in_own_thread() -> None:

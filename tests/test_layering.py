@@ -81,7 +81,7 @@ ORDER = {
         ("chat",),  # a model makes it, and types name the model
         ("batch", "model"),
         ("loading", "terminal"),
-        ("bench", "embedding"),
+        ("bench", "cluster", "embedding"),
         ("inspect",),  # whose predictions take a model's shape from the benchmark
         ("commands", "follower", "__init__"),
         ("cli",),
@@ -104,6 +104,8 @@ ONLY_IN = {  # library -> the files, or folders, that may import it
     "llvmlite": ("kernels/cpu/native/",),
     "av": ("clip/video/container.py",),
     "flask": ("web/",),
+    "ray": ("mtmd/cluster/connect.py",),
+    "fsspec": ("mtmd/cluster/places.py",),
     "PIL": (
         "clip/image/decode.py",
         "clip/image/formats.py",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
+from typing import Any
 
 from mtmd.batch.inputs import Input
 from mtmd.batch.output import Row
@@ -43,37 +44,51 @@ class Batch:
         Leaving the loop gives up those under way. Raises OptionError for what would fail for every
         picture.
         """
-        return self.many.results(inputs, self._answer, ordered)
+        return self.many.results(inputs, self.row, ordered)
 
-    def _answer(self, one: Input) -> Row:
+    def row(self, one: Input) -> Row:
+        """Of a file. For `many` to call."""
+        if is_video(one.path):
+            wanted = vars(self.frames)
+            if one.end is not None:  # the next part begins with the frame at its end
+                wanted = wanted | {"start": one.start, "end": max(one.end - 1e-3, one.start or 0)}
+            with_path = VideoInput(one.path, **wanted)
+            return self._row(one.name, lambda: (one.name, with_path))
+        return self._row(one.name, lambda: (one.name, read_picture(one.path)))
+
+    def row_of_data(self, name: str, read: Callable[[], tuple[str, bytes]]) -> Row:
+        """Of what `read` gives: a name, and the bytes of a picture or a video. `name` is that of
+        the row where it raises MtmdError. For `many` to call.
+        """
+
+        def source() -> tuple[str, bytes | VideoInput]:
+            found, data = read()
+            return found, VideoInput(data, **vars(self.frames)) if is_video(data) else data
+
+        return self._row(name, source)
+
+    def _row(self, name: str, source: Callable[[], tuple[str, bytes | VideoInput]]) -> Row:
         digest = None
         try:
-            if is_video(one.path):
-                return self._answer_video(one)
-            data = read_picture(one.path)
-            digest = hashlib.sha256(data).hexdigest()
-            picture = self.service.load_image(data, unnamed=one.name)
-            messages = messages_of(picture, self.prompt, self.system)
-            ticket = self.service.submit_checked(messages, self.settings)
-            return _answered(one, digest, self.many.finish(ticket))
+            name, found = source()
+            if isinstance(found, bytes):
+                digest = hashlib.sha256(found).hexdigest()
+                shown: Any = self.service.load_image(found, unnamed=name)
+            else:
+                shown = found
+            messages = messages_of(shown, self.prompt, self.system)
+            answer = self.many.finish(self.service.submit_checked(messages, self.settings))
+            return _answered(name, digest or answer.receipt.videos[0].sha256, answer)
         except OptionError:
             raise
         except MtmdError as error:
-            return Row(one.name, digest, error=str(error))
-
-    def _answer_video(self, one: Input) -> Row:
-        wanted = vars(self.frames)
-        if one.end is not None:  # the next part begins with the frame at its end
-            wanted = wanted | {"start": one.start, "end": max(one.end - 1e-3, one.start or 0)}
-        messages = messages_of(VideoInput(one.path, **wanted), self.prompt, self.system)
-        answer = self.many.finish(self.service.submit_checked(messages, self.settings))
-        return _answered(one, answer.receipt.videos[0].sha256, answer)
+            return Row(name, digest, error=str(error))
 
 
-def _answered(one: Input, digest: str, answer: Answer) -> Row:
+def _answered(name: str, digest: str, answer: Answer) -> Row:
     took = answer.receipt
     return Row(
-        one.name,
+        name,
         digest,
         answer.text,
         None,

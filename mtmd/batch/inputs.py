@@ -52,25 +52,32 @@ class Inputs:
     @property
     def told(self) -> str:
         """What was skipped, "" for nothing."""
-        count = sum(self.skipped.values())
-        if not count:
-            return ""
-        by_number = sorted(self.skipped.items(), key=lambda kind: (-kind[1], kind[0]))
-        kinds = ", ".join(f"{n} {kind or 'without an ending'}" for kind, n in by_number[:SHOWN])
-        more = ", and others" if len(by_number) > SHOWN else ""
-        what = f"{count} files that are no pictures" if count > 1 else "a file that is no picture"
-        return f"skipped {what} by the ending: {kinds}{more}"
+        return told_of(self.skipped)
 
 
-def find_inputs(words: Iterable[str], lists: Sequence[str] = ()) -> Inputs:
+def told_of(skipped: Mapping[str, int]) -> str:
+    """Files of folders that were skipped, in words, "" for none."""
+    count = sum(skipped.values())
+    if not count:
+        return ""
+    by_number = sorted(skipped.items(), key=lambda kind: (-kind[1], kind[0]))
+    kinds = ", ".join(f"{n} {kind or 'without an ending'}" for kind, n in by_number[:SHOWN])
+    more = ", and others" if len(by_number) > SHOWN else ""
+    what = f"{count} files that are no pictures" if count > 1 else "a file that is no picture"
+    return f"skipped {what} by the ending: {kinds}{more}"
+
+
+def find_inputs(
+    words: Iterable[str], lists: Sequence[str] = (), endings: tuple[str, ...] = SUFFIXES
+) -> Inputs:
     """What `words` (files, folders, patterns) and `lists` name; the latter are files with a path on
-    each line, "-" for stdin.
+    each line, "-" for stdin. Of folders, files with one of `endings` are taken.
 
     Whether a file that is named exists is found out when it is its turn. Raises OptionError where a
     folder, pattern or list has none.
     """
     skipped: Counter[str] = Counter()
-    named = [path for word in words for path in _expand(word, skipped)]
+    named = [path for word in words for path in _expand(word, skipped, endings)]
     named += [path for file in lists for path in _read_list(file)]
     if not named:
         raise OptionError(
@@ -107,13 +114,13 @@ def in_parts(inputs: Iterable[Input], every: float, isolate: bool = False) -> li
     return result
 
 
-def _expand(word: str, skipped: Counter[str]) -> list[str]:
+def _expand(word: str, skipped: Counter[str], endings: tuple[str, ...]) -> list[str]:
     if Path(word).is_dir():
-        result = sorted(_pictures_in(Path(word), skipped))
+        result = sorted(_pictures_in(Path(word), skipped, endings))
         if not result:
             raise OptionError(
                 f"{word}: found a folder without pictures, expected files ending in "
-                f"{', '.join(SUFFIXES)}"
+                f"{', '.join(endings)}"
             )
         return result
     if glob.has_magic(word) and not Path(word).exists():
@@ -127,14 +134,14 @@ def _expand(word: str, skipped: Counter[str]) -> list[str]:
     return [word]
 
 
-def _pictures_in(folder: Path, skipped: Counter[str]) -> Iterator[str]:
+def _pictures_in(folder: Path, skipped: Counter[str], endings: tuple[str, ...]) -> Iterator[str]:
     """At any depth; what is hidden is left out."""
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in files:
             if name.startswith("."):
                 continue
-            if name.lower().endswith(SUFFIXES):
+            if name.lower().endswith(endings):
                 yield str(Path(place) / name)
             else:
                 skipped[printable(Path(name).suffix.lower())] += 1

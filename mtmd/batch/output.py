@@ -231,7 +231,7 @@ class Parquet:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        schema, made = _schema(pa), self._path.with_name(self._path.name + ".new")
+        schema, made = parquet_schema(pa), self._path.with_name(self._path.name + ".new")
         with pq.ParquetWriter(made, schema) as writer:
             rows = self._rows.rows()
             while group := list(islice(rows, GROUP)):
@@ -240,7 +240,7 @@ class Parquet:
         self._rows_path.unlink()
 
 
-def _schema(pa: Any) -> Any:
+def parquet_schema(pa: Any) -> Any:
     kinds = {"int | None": pa.int64(), "float | None": pa.float64()}
     return pa.schema([(f.name, kinds.get(str(f.type), pa.string())) for f in fields(Row)])
 

@@ -10,12 +10,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from mtmd.cluster import command as cluster
 from mtmd.commands.shared import (
     add_answer_arguments,
     add_model_arguments,
     add_system_argument,
     add_video_arguments,
     answer_options,
+    chosen_load_options,
     frame_request,
     load_from,
     seconds,
@@ -30,7 +32,8 @@ EXAMPLES = """\
 mtmd batch photos/ -p "Describe the image." --out answers.jsonl
 mtmd batch 'photos/**/*.jpg' --out answers.csv --resume
 mtmd batch films/ -p "What happens here?" --every 10s --out scenes.csv
-find . -name '*.png' | mtmd batch --list - --out answers.jsonl"""
+find . -name '*.png' | mtmd batch --list - --out answers.jsonl
+mtmd batch s3://bucket/photos --ray auto --out s3://bucket/answers.parquet --resume"""
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
@@ -56,11 +59,12 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     add_system_argument(sub)
     sub.add_argument(
         "--out",
-        type=Path,
+        type=lambda word: word if "://" in word else Path(word),
         required=True,
         metavar="FILE",
         help="where the rows go: a .jsonl, .csv or .parquet file; in .csv, texts that a "
-        "spreadsheet would take for formulas have an apostrophe before them",
+        "spreadsheet would take for formulas have an apostrophe before them; with --ray, a "
+        ".jsonl or .parquet folder",
     )
     sub.add_argument(
         "--resume",
@@ -86,6 +90,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="a row for each part of so many seconds of a video, its name with #t=FROM,TO behind "
         "(default: a row a video)",
     )
+    cluster.add_arguments(sub)
     add_answer_arguments(sub)
     add_model_arguments(sub, isolate=True)
 
@@ -95,8 +100,15 @@ def run(args: argparse.Namespace) -> int:
     from mtmd.batch.inputs import find_inputs
     from mtmd.batch.output import open_output
     from mtmd.config import AnswerOptions, options
+    from mtmd.kernels.errors import OptionError
     from mtmd.prompt.picture_paths import check_paths
 
+    cluster.check(args)
+    if args.ray is not None:
+        frames = vars(frame_request(args))
+        return cluster.run(args, chosen_load_options(args), answer_options(args), frames)
+    if isinstance(args.out, str):
+        raise OptionError(f"out {args.out}: found an address, expected a file without --ray")
     settings = options(AnswerOptions, answer_options(args))
     found = find_inputs(args.images, args.list)
     inputs = list(found.inputs)

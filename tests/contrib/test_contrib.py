@@ -9,6 +9,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 
 from mtmd.cli import parser
 from mtmd.commands.serve import _settings
@@ -16,6 +17,7 @@ from mtmd.web.settings import ServerSettings
 
 ROOT = Path(__file__).parents[2]
 CONTRIB = ROOT / "contrib"
+IMAGE = "registry.example.org/mtmd-ray"
 LIMITS = ServerSettings()
 
 
@@ -85,3 +87,32 @@ def test_proxies_let_through_what_the_server_takes():
     assert int(re.search(r"client_max_body_size (\d+)m", site)[1]) << 20 >= LIMITS.body_bytes
     named = {re.search(r"--root-path (\S+)", line)[1] for line in of_proxies() if "root" in line}
     assert named == {re.search(r"location (/\w+)/ ", site)[1]} == {"/mtmd"}
+
+
+def test_the_job_of_a_ray_cluster_is_a_command_that_there_is():
+    spec = yaml.safe_load((CONTRIB / "ray" / "rayjob.yaml").read_text())["spec"]
+    command, _, otherwise = spec["entrypoint"].partition(" || ")
+    args = parser().parse_args(shlex.split(command)[1:])
+    workers = spec["rayClusterSpec"]["workerGroupSpecs"]
+    assert args.verb == "batch" and args.ray == "auto" and args.resume
+    assert args.actors == sum(group["replicas"] for group in workers)
+    assert otherwise == "test $? -eq 1"  # of `mtmd batch`: a picture has an error
+    head = spec["rayClusterSpec"]["headGroupSpec"]
+    assert head["rayStartParams"]["num-cpus"] == "0"
+    pods = [group["template"]["spec"]["containers"] for group in (head, *workers)]
+    assert {container["image"] for pod in pods for container in pod} == {IMAGE}
+
+
+def test_the_machines_of_a_ray_cluster_have_what_is_published():
+    text = (CONTRIB / "ray" / "Containerfile").read_text()
+    project = (ROOT / "pyproject.toml").read_text()
+    pins = (ROOT / "constraints.txt").read_text()
+    ray = re.search(r"^ray==(.*)$", pins, re.M)[1]
+    assert (
+        re.search(r"ARG VERSION=(.*)", text)[1] == re.search(r'^version = "(.*)"', project, re.M)[1]
+    )
+    assert set(re.findall(r"rayproject/ray:([\d.]+)", text)) == {ray} and f'"ray=={ray}"' in text
+    assert f'rayVersion: "{ray}"' in (CONTRIB / "ray" / "rayjob.yaml").read_text()
+    extras = re.search(r"mtmd\[([\w,]+)\]", text)[1].split(",")
+    assert "ray" in extras and all(re.search(rf"^{extra} = ", project, re.M) for extra in extras)
+    assert IMAGE in text

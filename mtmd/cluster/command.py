@@ -1,0 +1,154 @@
+"""`mtmd batch --ray`: its options, and a run with them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mtmd.kernels.errors import OptionError
+from mtmd.kernels.text import for_terminal
+
+OWN = ("actors", "unit", "column", "name_column")  # options that only it has
+FILES = ("mmproj", "chat_template")
+
+
+def add_arguments(sub: argparse.ArgumentParser) -> None:
+    group = sub.add_argument_group("on many machines")
+    group.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="by actors of a Ray cluster: local (started for this command), auto (the one this "
+        "machine belongs to) or HOST:PORT of its head. --out is a folder then, of files of that "
+        "form; pictures may lie in .tar and .parquet files, too, and behind addresses like "
+        "s3://bucket/photos",
+    )
+    group.add_argument(
+        "--actors",
+        type=int,
+        metavar="N",
+        help="how many, also more than there is room for now (default: as fit)",
+    )
+    group.add_argument(
+        "--unit",
+        type=int,
+        metavar="N",
+        help="rows of a file, which are answered again where a machine goes away (default: at most "
+        "256)",
+    )
+    group.add_argument(
+        "--column",
+        metavar="NAME",
+        help="of Parquet files, that of the pictures, their paths or addresses (default: image)",
+    )
+    group.add_argument(
+        "--name-column", metavar="NAME", help="of Parquet files, that of the pictures' names"
+    )
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raises OptionError for options that do not go together."""
+    if args.ray is None:
+        for name in OWN:
+            if getattr(args, name) is not None:
+                raise OptionError(
+                    f"--{name.replace('_', '-')}: found without --ray, expected beside it; leave "
+                    "it out, or say where Ray runs"
+                )
+        return
+    for name, default in (("unordered", False), ("every", None)):
+        if getattr(args, name) != default:
+            raise OptionError(
+                f"--{name}: found beside --ray, which has no use for it; leave one of them out"
+            )
+    for name, most in (("actors", 100_000), ("unit", 1_000_000)):
+        value = getattr(args, name)
+        if value is not None and not 1 <= value <= most:
+            raise OptionError(f"{name}: found {value:,}, expected 1 to {most:,}")
+
+
+def run(
+    args: argparse.Namespace,
+    loading: Mapping[str, Any],
+    answering: Mapping[str, Any],
+    frames: Mapping[str, Any],
+) -> int:
+    """`loading`, `answering`, `frames`: what was chosen of `LoadOptions`, `AnswerOptions` and
+    `FrameRequest`. 0 where every picture has its answer, 1 where some failed. Raises MtmdError.
+    """
+    from mtmd.cluster.connect import check_address, connected, import_ray, seats
+
+    check_address(args.ray)
+    import_ray(args.ray)
+    from mtmd.batch.inputs import told_of
+    from mtmd.cluster.crew import RayCrew, listing, nodes
+    from mtmd.cluster.job import Batches, Progress
+    from mtmd.cluster.places import full_name
+    from mtmd.cluster.sources import Columns, find
+    from mtmd.cluster.telling import Teller
+    from mtmd.cluster.worker import Job
+    from mtmd.config import AnswerOptions, LoadOptions, options
+
+    options(LoadOptions, loading)
+    options(AnswerOptions, answering)
+    out = str(args.out)
+    job = Job(
+        full_name(out),
+        Path(out).suffix.lower(),
+        args.prompt,
+        args.system,
+        _found(args.model),
+        {**loading, **{name: _found(loading[name]) for name in FILES if name in loading}},
+        dict(answering),
+        dict(frames),
+        Columns(args.column or "image", args.name_column or ""),
+    )
+    batches = Batches(job, args.resume)
+    found = find(args.images, args.list, job.out)
+    if told := told_of(found.skipped):
+        print(for_terminal(told), file=sys.stderr)
+    progress, start = Progress(), time.perf_counter()
+    try:
+        with connected(args.ray) as ray:
+            there = nodes(ray)
+            chosen = seats(there, loading.get("device", "auto"), args.tp, args.actors, args.threads)
+            asked = replace(job, loading={**job.loading, "device": chosen.device})
+            batches.prepare(
+                found,
+                lambda shards, columns: listing(ray, shards, columns),
+                args.unit,
+                chosen.actors,
+            )
+            batches.count_before(progress)
+            start = time.perf_counter()
+            with Teller() as teller:
+                batches.run(RayCrew(ray, asked, chosen), chosen.actors, progress, teller.tell)
+    finally:
+        batches.leave()
+        if progress.before + progress.written:
+            print(
+                for_terminal(_summary(out, progress, time.perf_counter() - start)), file=sys.stderr
+            )
+    return 1 if progress.failed + progress.failed_before else 0
+
+
+def _found(name: Any) -> Any:
+    """A path as it is from any folder; the name of a model on the hub as it stands."""
+    path = Path(name).expanduser() if isinstance(name, str) else None
+    return str(path.resolve()) if path is not None and path.exists() else name
+
+
+def _summary(out: str, progress: Any, seconds: float) -> str:
+    before = f" and {progress.before} from before" if progress.before else ""
+    speed = f", {progress.rows_s:.1f} images/s" if progress.written else ""
+    left = f"; {progress.left} left" if progress.left else ""
+    ended = f"; {progress.ended} actors ended and were replaced" if progress.ended else ""
+    failed = progress.failed + progress.failed_before
+    return (
+        f"{out}: {progress.written} rows in {seconds:.1f} s{speed}{before}; {failed} failed"
+        f"{left}{ended}"
+    )

@@ -1,0 +1,184 @@
+"""A cluster found, within a time, and what it has."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import ceil
+from threading import Thread
+from typing import Any
+
+from mtmd.config import guard_own_ray, keep_ray_quiet
+from mtmd.kernels.errors import DeviceError, OptionError
+from mtmd.kernels.extras import install_command
+from mtmd.kernels.text import one_line
+
+LOCAL, AUTO = "local", "auto"
+ANSWER_S = 10.0  # for a machine that is there
+JOIN_S = 30.0  # for one at which Ray runs, perhaps busily
+STORE_BYTES = 256 << 20  # of shared memory on this machine: lists of paths, and rows
+CPUS_MOST = 8  # of an actor that computes on a GPU
+
+
+@dataclass(frozen=True)
+class Seats:
+    """How many actors there are to be, and what each takes of a machine; `threads` of each of its
+    ranks.
+    """
+
+    actors: int
+    cpus: int
+    gpus: int
+    threads: int
+
+    @property
+    def device(self) -> str:
+        return "cuda" if self.gpus else "cpu"
+
+
+def check_address(address: str) -> None:
+    """Raises OptionError for what can be none."""
+    if address.startswith("ray://"):
+        raise OptionError(
+            f"ray: found {address:.100}, expected HOST:PORT: Ray's client protocol ends a job "
+            "whose connection is lost for some seconds; run the command on a machine of the "
+            "cluster, as `ray job submit` does, with --ray auto"
+        )
+    if address in (LOCAL, AUTO):
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not re.fullmatch(r"\d{1,5}", port) or not 0 < int(port) < 65536:
+        raise OptionError(
+            f"ray: found {address!r:.100}, expected {LOCAL}, {AUTO}, or HOST:PORT of the head of a "
+            "cluster, as `ray start --head` tells it"
+        )
+
+
+def import_ray(address: str) -> Any:
+    """What it reads of the environment is set before. Raises OptionError where it is missing."""
+    keep_ray_quiet()
+    if address == LOCAL:
+        guard_own_ray()
+    try:
+        import ray
+    except ImportError as error:
+        raise OptionError(
+            f"ray: found no Ray, which is an extra; run `{install_command('ray')}`"
+        ) from error
+    return ray
+
+
+@contextmanager
+def connected(address: str) -> Iterator[Any]:
+    """Ray, started here or joined. What runs there for this process ends with it. Raises
+    OptionError and DeviceError.
+    """
+    check_address(address)
+    ray = import_ray(address)
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    try:
+        if address == LOCAL:  # whose processes end with the thread that started them
+            ray.init(LOCAL, include_dashboard=False, object_store_memory=STORE_BYTES, **quiet)
+        else:
+            _join(ray, address, quiet)
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _join(ray: Any, address: str, quiet: Mapping[str, Any]) -> None:
+    """Ray itself waits without end for a machine that does not answer."""
+    if address != AUTO:
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), ANSWER_S).close()
+        except OSError as error:
+            reason = error.strerror or one_line(error) or type(error).__name__
+            raise DeviceError(
+                f"ray: {address} does not answer ({reason}), expected the head of a cluster; check "
+                "the address, and that Ray runs there"
+            ) from error
+    failed: list[BaseException] = []
+
+    def init() -> None:
+        try:
+            ray.init(address, **quiet)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = Thread(target=init, name="mtmd ray", daemon=True)
+    thread.start()
+    thread.join(JOIN_S)
+    if thread.is_alive() or failed:
+        reason = (
+            f"{one_line(failed[0], 300)}" if failed else f"no answer in Ray's way in {JOIN_S:.0f} s"
+        )
+        if failed and wants_token(failed[0]):
+            raise DeviceError(
+                f"ray: {address} wants a token; set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
+                "RAY_AUTH_TOKEN_PATH, as for Ray's own commands"
+            ) from failed[0]
+        where = "a cluster of this machine" if address == AUTO else address
+        raise DeviceError(
+            f"ray: {where} cannot be joined ({reason}); check the address, and that it runs the "
+            f"same versions of Ray ({ray.__version__}) and Python"
+        ) from (failed[0] if failed else None)
+
+
+def wants_token(error: BaseException | None) -> bool:
+    """Whether that is why a cluster was not joined, which Ray tells among the causes."""
+    while error is not None:
+        if type(error).__name__ == "AuthenticationError" or "InvalidAuthToken" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def seats(
+    nodes: Sequence[Mapping[str, float]],
+    device: str = "auto",
+    tp: int = 1,
+    actors: int | None = None,
+    threads: int | None = None,
+) -> Seats:
+    """`nodes` are the resources of each, as Ray has them. Of `actors`, as many as fit now where
+    none are asked for. Raises OptionError where not one fits.
+    """
+    if device not in ("auto", "cpu", "cuda"):
+        raise OptionError(
+            f"device: found {device!r}, expected auto, cpu or cuda: Ray says which GPU each actor "
+            "has"
+        )
+    with_gpu = [node for node in nodes if node.get("GPU", 0) >= tp]
+    if device == "cuda" or (device == "auto" and with_gpu):
+        each = [int(node["GPU"]) // tp for node in with_gpu]
+        free = [int(node.get("CPU", 0)) // n for node, n in zip(with_gpu, each, strict=True)]
+        cpus = threads or max(1, min([*free, CPUS_MOST]))
+        return _checked(actors or sum(each), cpus, tp, cpus, f"{tp} GPUs", nodes)
+    counts = [int(node.get("CPU", 0)) for node in nodes if node.get("CPU", 0) >= 1]
+    least = min(counts, default=1)
+    together = ceil(actors / max(len(counts), 1)) if actors else 1
+    cpus = threads * tp if threads else max(1, least // together)
+    fit = sum(count // cpus for count in counts)
+    return _checked(actors or fit, cpus, 0, max(1, cpus // tp), f"{cpus} CPUs", nodes)
+
+
+def _checked(
+    actors: int, cpus: int, gpus: int, threads: int, what: str, nodes: Sequence[Mapping[str, float]]
+) -> Seats:
+    if not actors:
+        raise OptionError(
+            f"ray: found {told(nodes)}, expected a machine with {what} for an actor; take fewer "
+            "threads or a smaller tp, or give --actors N to wait for machines that are yet to come"
+        )
+    return Seats(actors, cpus, gpus, threads)
+
+
+def told(nodes: Sequence[Mapping[str, float]]) -> str:
+    """What machines have."""
+    count = len(nodes)
+    cpus, gpus = (sum(int(n.get(kind, 0)) for n in nodes) for kind in ("CPU", "GPU"))
+    return f"{count} machine{'s' * (count != 1)} with {cpus} CPUs and {gpus} GPUs"

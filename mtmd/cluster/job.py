@@ -1,0 +1,327 @@
+"""A job from its start to its end, or on from where another one ended: the folder, what is in it,
+and actors that are given units until all are there.
+
+Every row is there once, because the folder alone says what is done. A unit is a fixed list of
+pictures; its rows are one file, which is there whole or not at all, and which is never written
+twice. Whatever is killed, what has no file is answered again, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from mtmd.batch.output import Row
+from mtmd.cluster.parts import ENDINGS, decode
+from mtmd.cluster.places import WRITING, Folder
+from mtmd.cluster.schedule import ENDS_MOST, Schedule, Task
+from mtmd.cluster.sources import Found, Listing
+from mtmd.cluster.units import PLAN, Plan, Unit, done_in, part_name, unit_size
+from mtmd.cluster.worker import Failed, Job, Loaded, Written, not_written
+from mtmd.kernels.errors import DeviceError, OptionError
+
+JOB = "_job.json"
+VERSION = 1
+READERS = 16  # of rows of an earlier run, at once
+TICK_S = 0.5
+log = logging.getLogger("mtmd.cluster")
+ENDS_WITHOUT_ROWS = 10  # of actors one after another, while nothing is written
+START_S = 900.0  # without an actor that is ready
+LOST = (
+    f"the process that answered it ended, {ENDS_MOST} times; look at the file, and at how much "
+    "memory processes have"
+)
+
+
+@dataclass(frozen=True)
+class Given:
+    """What came of a task, or of loading where there is none."""
+
+    actor: int
+    task: Task | None
+    result: Loaded | Written | Row | Failed
+
+
+@dataclass(frozen=True)
+class Ended:
+    """An actor that is no more. `blame`: it may be because of what it did. `began`: it was ready
+    once.
+    """
+
+    actor: int
+    why: str
+    blame: bool
+
+
+class Crew(Protocol):
+    """Actors, wherever they are."""
+
+    def start(self, host_bytes: int) -> int:
+        """A new one, which loads; its number. `host_bytes`: what it takes of memory, 0 where that
+        is not known yet.
+        """
+
+    def give(self, actor: int, task: Task, unit: Unit, rows: Sequence[Row]) -> None: ...
+
+    def wait(self, seconds: float) -> list[Given | Ended]:
+        """What has happened since, at once where there is something."""
+
+    def lacks(self) -> str:
+        """What actors that have not begun may wait for."""
+
+
+@dataclass
+class Progress:
+    """Counts of rows. `before` were there when the job began."""
+
+    total: int = 0
+    before: int = 0
+    written: int = 0
+    failed: int = 0
+    failed_before: int = 0
+    actors: int = 0
+    ended: int = 0
+    start: float = 0.0
+
+    @property
+    def left(self) -> int:
+        return self.total - self.before - self.written
+
+    @property
+    def rows_s(self) -> float:
+        """Since the first actor was ready."""
+        return self.written / max(time.monotonic() - self.start, 1e-9) if self.start else 0.0
+
+
+class Batches:
+    """A folder of rows. Raises OptionError for one that holds something else, or the rows of
+    another question, or is there without `resume`.
+    """
+
+    def __init__(self, job: Job, resume: bool):
+        self.job, self.folder = job, Folder(job.out)
+        if job.ending not in ENDINGS:
+            raise OptionError(
+                f"out {job.out}: found the ending {job.ending!r}, expected one of "
+                f"{', '.join(ENDINGS)}: with --ray it is a folder of files of that form"
+            )
+        try:
+            names = self.folder.names()
+        except Exception as error:  # each file system has its own
+            raise OptionError(f"out {job.out}: cannot be listed ({error}); check it") from error
+        if names and not resume:
+            raise OptionError(
+                f"out {job.out}: found files there already; --resume goes on with them, or name "
+                "another folder"
+            )
+        if names:
+            self._check(names)
+        self.plan = Plan(self.folder)
+        self.done = set(done_in(names, job.ending))
+
+    def _check(self, names: set[str]) -> None:
+        if JOB not in names:
+            raise OptionError(
+                f"out {self.job.out}: found what `mtmd batch --ray` did not write, expected its "
+                "rows; name another folder"
+            )
+        before, now = json.loads(self.folder.read(JOB)), self._asked()
+        for name, value in now.items():
+            if before.get(name) != value:
+                raise OptionError(
+                    f"out {self.job.out}: found rows with {name} {before.get(name)!r:.80}, now it "
+                    f"is {value!r:.80}; expected the same: name another folder"
+                )
+
+    def _asked(self) -> dict[str, Any]:
+        """What makes rows what they are."""
+        job = self.job
+        kept = ("dtype", "context", "mmproj", "chat_template", "image_min_tokens")
+        loading = {n: job.loading[n] for n in (*kept, "image_max_tokens") if n in job.loading}
+        asked = {
+            "version": VERSION,
+            "model": job.model,
+            "prompt": job.prompt,
+            "system": job.system,
+            "form": job.ending,
+            "model options": loading,
+            "answer options": dict(job.answering),
+            "frames": dict(job.frames),
+            "column": job.columns.picture,
+            "name column": job.columns.name,
+        }
+        found: dict[str, Any] = json.loads(json.dumps(asked))
+        return found
+
+    def prepare(self, found: Found, listing: Listing, size: int | None, actors: int) -> None:
+        """Number what has no number yet. `size`: rows of a unit, None for what suits."""
+        try:
+            self.folder.make()
+            self.folder.write(JOB, json.dumps(self._asked(), indent=1).encode())
+            known, sources = self.plan.ids(), self.plan.sources()
+            items = [item for item in found.files if item.id not in known]
+            shards = [source for source in found.shards if source not in sources]
+            for inside in listing(shards, self.job.columns):
+                items += [item for item in inside if item.id not in known]
+            slots = int(self.job.loading.get("parallel", 1))
+            self.plan.add(items, size or unit_size(len(items), actors, slots))
+            if not self.plan.count:
+                raise OptionError(
+                    f"found no picture in {', '.join(found.shards)[:200]}, expected some: files "
+                    "with endings of pictures, or rows"
+                )
+        except OSError as error:
+            raise DeviceError(not_written(self.job.out, error)) from error
+
+    def leave(self) -> None:
+        """At the end of a run, however it ended: where it wrote no row, it leaves nothing."""
+        if not self.done:
+            for name in self.folder.names():
+                if name == JOB or name.startswith((PLAN, WRITING)):
+                    self.folder.remove(name)
+            self.folder.remove_empty()
+
+    def count_before(self, progress: Progress) -> None:
+        """Rows of earlier runs, read and counted. Raises OptionError where some are missing."""
+
+        def failed(number: int) -> int:
+            name = part_name(number, self.job.ending)
+            try:
+                rows = decode(self.folder.read(name), self.job.ending)
+                ids = [item.id for item in self.plan.unit(number).items]
+                if [row["id"] for row in rows] != ids:
+                    raise ValueError("other rows than planned")
+            except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+                raise OptionError(
+                    f"out {self.job.out}: found in {name} what was not written there ({error}), "
+                    "expected the rows of its pictures; remove it to have them answered again"
+                ) from error
+            return sum(row["error"] is not None for row in rows)
+
+        stray = next((n for n in sorted(self.done) if n >= self.plan.units), None)
+        if stray is not None:
+            raise OptionError(
+                f"out {self.job.out}: found {part_name(stray, self.job.ending)}, expected files of "
+                f"{self.plan.units} units; name another folder"
+            )
+        progress.total = self.plan.count
+        progress.before = sum(self.plan.size(number) for number in self.done)
+        with ThreadPoolExecutor(READERS, "mtmd rows") as pool:
+            progress.failed_before = sum(pool.map(failed, sorted(self.done)))
+
+    def run(
+        self, crew: Crew, actors: int, progress: Progress, tell: Callable[[Progress], None]
+    ) -> None:
+        """Until every row is there. `tell` is called now and then. Raises OptionError for what
+        would fail for every picture, DeviceError where it cannot go on.
+        """
+        left = [(n, self.plan.size(n)) for n in range(self.plan.units) if n not in self.done]
+        _Run(self, crew, Schedule(left), progress).until_done(actors, tell)
+        self.folder.sweep()
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """All there are, in order."""
+        for number in sorted(done_in(self.folder.names(), self.job.ending)):
+            yield from decode(self.folder.read(part_name(number, self.job.ending)), self.job.ending)
+
+
+class _Run:
+    def __init__(self, batches: Batches, crew: Crew, schedule: Schedule, progress: Progress):
+        self._batches, self._crew, self._schedule = batches, crew, schedule
+        self._progress = progress
+        self._loading: set[int] = set()
+        self._ready: set[int] = set()
+        self._host_bytes = self._ends = 0
+        self._slow_rows: dict[int, dict[int, Row]] = {}
+
+    def until_done(self, actors: int, tell: Callable[[Progress], None]) -> None:
+        alone_since = time.monotonic()
+        while not self._schedule.finished:
+            self._staff(actors)
+            for event in self._crew.wait(TICK_S):
+                if isinstance(event, Ended):
+                    self._end(event)
+                else:
+                    self._take(event)
+            for actor in sorted(self._ready):
+                while (task := self._schedule.next_for(actor)) is not None:
+                    self._give(actor, task)
+            now = time.monotonic()
+            if self._ready:
+                alone_since, self._progress.start = now, self._progress.start or now
+            elif now - alone_since > START_S:
+                raise DeviceError(
+                    f"no actor was ready for {START_S:.0f} s: {self._crew.lacks()}; rows that are "
+                    "there stay, --resume goes on"
+                )
+            self._progress.actors = len(self._ready)
+            tell(self._progress)
+
+    def _staff(self, actors: int) -> None:
+        """The first one alone: it says what one takes, or why none can be."""
+        wanted = min(actors, self._schedule.units_left) if self._host_bytes else 1
+        while len(self._loading) + len(self._ready) < wanted:
+            self._loading.add(self._crew.start(self._host_bytes))
+
+    def _give(self, actor: int, task: Task) -> None:
+        unit = self._batches.plan.unit(task.unit)
+        rows = self._slow(unit) if task.write else []
+        self._crew.give(actor, task, unit, rows)
+
+    def _slow(self, unit: Unit) -> list[Row]:
+        """Rows that were answered one by one."""
+        kept = self._slow_rows.get(unit.number, {})
+        return [
+            Row(item.name, error=LOST)
+            if (unit.number, at) in self._schedule.lost_rows
+            else kept[at]
+            for at, item in enumerate(unit.items)
+        ]
+
+    def _take(self, event: Given) -> None:
+        if isinstance(event.result, Failed):
+            raise event.result.error()
+        if isinstance(event.result, Loaded):
+            self._check_version(event.result)
+            self._loading.discard(event.actor)
+            self._ready.add(event.actor)
+            self._host_bytes = max(event.result.host_bytes, self._host_bytes, 1)
+            return
+        assert event.task is not None
+        self._ends = 0
+        self._schedule.done(event.actor, event.task)
+        if isinstance(event.result, Row):
+            assert event.task.row is not None
+            self._slow_rows.setdefault(event.task.unit, {})[event.task.row] = event.result
+            return
+        self._slow_rows.pop(event.task.unit, None)
+        self._batches.done.add(event.task.unit)
+        self._progress.written += event.result.rows
+        self._progress.failed += event.result.failed
+
+    def _check_version(self, found: Loaded) -> None:
+        from mtmd import __version__
+
+        if found.version != __version__:
+            raise OptionError(
+                f"{found.host}: found mtmd {found.version}, expected {__version__} as here; "
+                "install the same on every machine"
+            )
+
+    def _end(self, event: Ended) -> None:
+        self._loading.discard(event.actor)
+        self._ready.discard(event.actor)
+        self._schedule.ended(event.actor, event.blame)
+        self._progress.ended += 1
+        self._ends += 1
+        log.warning("an actor ended, what it had is given to others: %s", event.why)
+        if self._ends >= ENDS_WITHOUT_ROWS:
+            raise DeviceError(
+                f"{self._ends} actors ended one after another, and none wrote a row in between: "
+                f"{event.why}; rows that are there stay, --resume goes on"
+            )

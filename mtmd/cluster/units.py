@@ -1,0 +1,160 @@
+"""What there is to be answered, numbered once: pictures with an id each, cut into units, of which
+each becomes a file of rows. The numbers stay, whoever asks again.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from mtmd.cluster.places import Folder
+from mtmd.kernels.errors import OptionError
+
+ITEMS_MOST = 20_000_000
+UNIT_MOST = 256  # rows that are lost, to be done again, when a machine goes away
+UNITS_EACH = 16  # of one actor, where there are so many pictures: so that all end together
+PLAN = "_plan-"
+GROUP = 65_536
+INSIDE = ("member", "cell")  # kinds of items of which one file has many
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A picture or a video. `id` is its own among all: path or address, and where in that it is.
+    `name` is what people call it. `kind` says how it is read: a "file" whole; a "member" of a tar
+    file, `size` bytes from `position` on; a "cell" of a Parquet file, in row `position`. A "shard"
+    is such a file that could not be listed, which is all that can be said of its pictures.
+    """
+
+    id: str
+    name: str
+    kind: str
+    source: str
+    position: int = 0
+    size: int = 0
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Rows that become one file."""
+
+    number: int
+    items: tuple[Item, ...]
+
+
+def unit_size(count: int, actors: int, slots: int) -> int:
+    """How many pictures of `count` go into a unit: each of the actors gets several, each of which
+    fills the places of its batch.
+    """
+    return max(min(count // max(actors * UNITS_EACH, 1), UNIT_MOST), slots, 1)
+
+
+class Plan:
+    """The units of a folder. What is added later has later numbers."""
+
+    def __init__(self, folder: Folder):
+        self.folder = folder
+        self._tables: list[Any] = []
+        self._starts: list[tuple[int, int]] = []
+        """By unit: the table, and the first row there."""
+        self.count = 0
+        names = sorted(n for n in folder.names() if n.startswith(PLAN) and n.endswith(".parquet"))
+        for name in names:
+            self._take(_parquet_of(folder.read(name)))
+
+    @property
+    def units(self) -> int:
+        return len(self._starts)
+
+    def unit(self, number: int) -> Unit:
+        table, start = self._starts[number]
+        columns = self._tables[table].slice(start, self.size(number)).drop_columns("unit")
+        return Unit(number, tuple(Item(**row) for row in columns.to_pylist()))
+
+    def size(self, number: int) -> int:
+        table, start = self._starts[number]
+        last = number + 1 == self.units or self._starts[number + 1][0] != table
+        end = self._tables[table].num_rows if last else self._starts[number + 1][1]
+        return int(end - start)
+
+    def ids(self) -> set[str]:
+        return {id_ for table in self._tables for id_ in table.column("id").to_pylist()}
+
+    def sources(self) -> set[str]:
+        """Of tar files and tables, which were listed whole."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        found: set[str] = set()
+        for table in self._tables:
+            inside = table.filter(pc.is_in(table.column("kind"), pa.array(INSIDE)))
+            found.update(pc.unique(inside.column("source")).to_pylist())
+        return found
+
+    def add(self, items: Iterable[Item], size: int) -> None:
+        """Number what is new, in order, and keep it. Raises OptionError for too many."""
+        import pyarrow as pa
+
+        first, batches, rows = self.units, list[Any](), list[dict[str, Any]]()
+        number = -1
+        for number, item in enumerate(items):
+            if self.count + number >= ITEMS_MOST:
+                raise OptionError(
+                    f"found more than {ITEMS_MOST:,} pictures, expected at most so many in one "
+                    "--out; share them out among several"
+                )
+            rows.append({"unit": first + number // size} | asdict(item))
+            if len(rows) == GROUP:
+                batches.append(pa.RecordBatch.from_pylist(rows, _schema(pa)))
+                rows.clear()
+        if number < 0:
+            return
+        batches.append(pa.RecordBatch.from_pylist(rows, _schema(pa)))
+        table = pa.Table.from_batches(batches)
+        name = f"{PLAN}{first:06}.parquet"
+        self.folder.write(name, _bytes_of(table))
+        self._take(_parquet_of(self.folder.read(name)))  # what stands there counts
+
+    def _take(self, table: Any) -> None:
+        at = len(self._tables)
+        self._tables.append(table)
+        last = -1
+        for row, number in enumerate(table.column("unit").to_pylist()):
+            if number != last:
+                self._starts.append((at, row))
+                last = number
+        self.count += table.num_rows
+
+
+def _schema(pa: Any) -> Any:
+    numbers = ("position", "size")
+    kinds = [(f.name, pa.int64() if f.name in numbers else pa.string()) for f in fields(Item)]
+    return pa.schema([("unit", pa.int32()), *kinds])
+
+
+def _parquet_of(data: bytes) -> Any:
+    import pyarrow.parquet as pq
+
+    return pq.read_table(io.BytesIO(data))
+
+
+def _bytes_of(table: Any) -> bytes:
+    import pyarrow.parquet as pq
+
+    file = io.BytesIO()
+    pq.write_table(table, file)
+    return file.getvalue()
+
+
+def part_name(number: int, ending: str) -> str:
+    return f"part-{number:06}{ending}"
+
+
+def done_in(names: Iterable[str], ending: str) -> Iterator[int]:
+    """The units whose rows are there."""
+    for name in names:
+        digits = name.removeprefix("part-").removesuffix(ending)
+        if digits.isdecimal() and name == part_name(int(digits), ending):
+            yield int(digits)

@@ -1,0 +1,167 @@
+"""Actors of a Ray cluster, with Ray left out: what calls give, and how actors end."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mtmd.cluster import crew as crews
+from mtmd.cluster.connect import Seats
+from mtmd.cluster.crew import RayCrew, is_to_blame, reason
+from mtmd.cluster.job import Ended, Given
+from mtmd.cluster.schedule import Task
+from mtmd.cluster.units import Item, Unit
+from mtmd.cluster.worker import Job, Written
+
+
+class RayError(Exception):
+    pass
+
+
+class RayTaskError(RayError):
+    cause: Any = None
+
+
+class ActorDiedError(RayError):
+    preempted = False
+
+
+class ActorUnavailableError(RayError):
+    pass
+
+
+class Ray:
+    """Calls are numbers; `results` of those that are over."""
+
+    exceptions = SimpleNamespace(RayError=RayError, ActorUnavailableError=ActorUnavailableError)
+
+    def __init__(self) -> None:
+        self.made: list[tuple[int, str]] = []
+        self.results: dict[int, Any] = {}
+        self.asked: list[dict[str, Any]] = []
+        self.killed: list[int] = []
+
+    def remote(self, _: type) -> Any:
+        return SimpleNamespace(options=self._options)
+
+    def _options(self, **asked: Any) -> Any:
+        self.asked.append(asked)
+        return SimpleNamespace(remote=lambda *_: _Actor(self, len(self.asked) - 1))
+
+    def nodes(self) -> list[Any]:
+        return [{"Alive": True, "Resources": {"CPU": 4.0, "memory": 1000.0}}]
+
+    def wait(self, calls: list[int], num_returns: int, timeout: float) -> tuple[list[int], Any]:
+        assert num_returns <= len(calls) and timeout >= 0
+        return [call for call in calls if call in self.results][:num_returns], []
+
+    def get(self, call: int) -> Any:
+        if isinstance(self.results[call], Exception):
+            raise self.results[call]
+        return self.results[call]
+
+    def kill(self, actor: _Actor) -> None:
+        self.killed.append(actor._number)
+
+    def last(self, method: str) -> int:
+        return max(n for n, (_, name) in enumerate(self.made) if name == method)
+
+
+class _Actor:
+    def __init__(self, ray: Ray, number: int):
+        self._ray, self._number = ray, number
+
+    def __getattr__(self, method: str) -> Any:
+        def remote(*_: Any) -> int:
+            self._ray.made.append((self._number, method))
+            return len(self._ray.made) - 1
+
+        return SimpleNamespace(remote=remote)
+
+
+UNIT = Unit(3, (Item("a", "a", "file", "/a"), Item("b", "b", "file", "/b")))
+DIED = ActorDiedError("The actor died.\n\tactor_id: 77\nIts worker process has died. Node id 5")
+NODE = ActorDiedError("The actor died.\nThe actor died because its node has died. Node Id: 5")
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
+    monkeypatch.setattr(crews, "ASK_S", 0.0)
+    return Ray()
+
+
+@pytest.fixture
+def crew(ray: Ray) -> RayCrew:
+    return RayCrew(ray, Job("/o.jsonl", ".jsonl", "?"), Seats(2, 3, 1, 3))
+
+
+def test_what_an_actor_takes_and_gives(ray: Ray, crew: RayCrew) -> None:
+    assert [crew.start(0), crew.start(500), crew.start(5000)] == [0, 1, 2]
+    assert [asked.get("memory") for asked in ray.asked] == [None, 500, 1000]
+    assert all((asked["num_cpus"], asked["num_gpus"]) == (3, 1) for asked in ray.asked)
+    assert crew.wait(0) == []
+    ray.results[1] = "loaded"
+    assert crew.wait(0) == [Given(1, None, "loaded")]  # type: ignore[arg-type]
+    for task in (Task(3), Task(3, 1), Task(3, write=True)):
+        crew.give(1, task, UNIT, [])
+    assert [name for _, name in ray.made[3:]] == ["run", "answer", "write"]
+    ray.results[3] = ray.results[5] = Written(2, 0)
+    given = [Given(1, Task(3), Written(2, 0)), Given(1, Task(3, write=True), Written(2, 0))]
+    assert crew.wait(0) == given
+
+
+@pytest.mark.parametrize(("error", "blame"), ((DIED, True), (NODE, False)))
+def test_an_actor_that_ends_is_told_of_once(
+    ray: Ray, crew: RayCrew, error: Exception, blame: bool
+) -> None:
+    actor = crew.start(0)
+    crew.give(actor, Task(3), UNIT, [])
+    crew.give(actor, Task(4), UNIT, [])
+    ray.results = {0: "loaded", 1: error, 2: error}
+    told, ended = crew.wait(0)
+    assert told == Given(actor, None, "loaded")  # type: ignore[arg-type]
+    assert isinstance(ended, Ended) and (ended.actor, ended.blame) == (actor, blame)
+    assert ended.why.startswith("The actor died. ") and "actor_id" not in ended.why
+    assert ray.killed == [actor]
+
+
+@pytest.mark.parametrize(("found", "blame"), ((DIED, True), (NODE, False), ("it lives", False)))
+def test_an_actor_that_does_not_answer_is_asked_what_it_has_come_to(
+    ray: Ray, crew: RayCrew, found: Any, blame: bool
+) -> None:
+    actor = crew.start(0)
+    crew.give(actor, Task(3), UNIT, [])
+    ray.results = {0: "loaded", 1: ActorUnavailableError("Socket closed")}
+    assert len(crew.wait(0)) == 1 and ray.killed == []
+    crew.give(actor, Task(4), UNIT, [])
+    assert [name for _, name in ray.made] == ["load", "run", "__ray_ready__"]
+    ray.results[ray.last("__ray_ready__")] = ActorUnavailableError("Socket closed")
+    assert crew.wait(0) == []
+    ray.results[ray.last("__ray_ready__")] = found
+    (ended,) = crew.wait(0)
+    assert isinstance(ended, Ended) and ended.blame == blame and ray.killed == [actor]
+
+
+@pytest.mark.parametrize("answers", (True, False))
+def test_it_is_not_asked_for_ever(
+    ray: Ray, crew: RayCrew, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    monkeypatch.setattr(crews, "DOUBT_S", -1.0)
+    actor = crew.start(0)
+    ray.results = {0: ActorUnavailableError("Socket closed")}
+    assert crew.wait(0) == []
+    if answers:
+        ray.results[1] = ActorUnavailableError("Socket closed")
+    assert crew.wait(0) == [Ended(actor, "it could not be reached", blame=False)]
+    assert ray.killed == [actor]
+
+
+def test_what_an_actor_raised_is_its_own() -> None:
+    raised = RayTaskError("a traceback that names a node: its node has died")
+    raised.cause = ValueError("no such thing")
+    assert is_to_blame(raised) and reason(raised) == "ValueError: no such thing"
+    failed = ActorDiedError("The actor died\n  File x\nModuleNotFoundError: No module named 'mtmd'")
+    failed.actor_init_failed = True  # type: ignore[attr-defined]
+    assert reason(failed) == "ModuleNotFoundError: No module named 'mtmd'"

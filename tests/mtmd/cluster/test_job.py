@@ -1,0 +1,356 @@
+"""A job from its start to its end, without Ray: whatever ends, every row is there once."""
+
+from __future__ import annotations
+
+import errno
+import random
+import tarfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mtmd.batch.output import Row
+from mtmd.cluster import job as jobs
+from mtmd.cluster.job import Batches, Ended, Given, Progress
+from mtmd.cluster.places import Folder
+from mtmd.cluster.schedule import Task
+from mtmd.cluster.sources import Found, list_shards
+from mtmd.cluster.units import Item, Unit
+from mtmd.cluster.worker import Failed, Job, Loaded, Worker, Written
+from mtmd.kernels.errors import DeviceError, MtmdError, OptionError
+
+
+def items(count: int, first: int = 0) -> tuple[Item, ...]:
+    return tuple(Item(f"/p/{n}", f"p/{n}", "file", f"/p/{n}") for n in range(first, first + count))
+
+
+def found(*all_items: Item) -> Found:
+    return Found(all_items, (), Counter())
+
+
+def row_of(item: Item) -> Row:
+    bad = item.id.endswith("7")
+    return Row(item.name, error="bad" if bad else None, text=None if bad else item.id)
+
+
+class Crew:
+    """Actors that answer at once, in any order; `ends` says which call is an actor's last. Some
+    of those write what they had all the same, later: they were out of reach, not dead.
+    """
+
+    def __init__(self, job: Job, chance: random.Random, ends: Callable[[Sequence[Item]], bool]):
+        self.job, self.chance, self.ends = job, chance, ends
+        self.worker, self.count, self.write_late = Worker(job), 0, True
+        self.calls: list[tuple[int, Task | None, Unit | None, Sequence[Row]]] = []
+        self.late: list[Callable[[], object]] = []
+        self.answered: Counter[str] = Counter()
+
+    def start(self, host_bytes: int) -> int:  # noqa: ARG002
+        self.count += 1
+        self.calls.append((self.count, None, None, ()))
+        return self.count
+
+    def give(self, actor: int, task: Task, unit: Unit, rows: Sequence[Row]) -> None:
+        self.calls.append((actor, task, unit, rows))
+
+    def wait(self, seconds: float) -> list[Given | Ended]:  # noqa: ARG002
+        if self.late and self.chance.random() < 0.3:
+            self.late.pop()()
+        if not self.calls:
+            return []
+        actor, task, unit, rows = self.calls.pop(self.chance.randrange(len(self.calls)))
+        if task is None or unit is None:
+            return [Given(actor, None, Loaded(*LOADED))]
+        here = unit.items if task.row is None else unit.items[task.row : task.row + 1]
+        if not task.write and self.ends(here):
+            self.calls = [call for call in self.calls if call[0] != actor]
+            if self.write_late:
+                self.late.append(lambda: self.worker.write(unit, [*map(row_of, unit.items)]))
+            return [Ended(actor, "killed", blame=True)]
+        if task.row is not None:
+            return [Given(actor, task, row_of(unit.items[task.row]))]
+        if not task.write:
+            rows = [*map(row_of, unit.items)]
+            self.answered.update(item.id for item in unit.items)
+        return [Given(actor, task, self.worker.write(unit, rows))]
+
+    def lacks(self) -> str:
+        return "nothing"
+
+
+def version() -> str:
+    from mtmd import __version__
+
+    return __version__
+
+
+LOADED = (version(), "here", 1, 100, 0.1)
+
+
+def never(_: Sequence[Item]) -> bool:
+    return False
+
+
+def job_in(folder: Path, ending: str = ".jsonl", **chosen: Any) -> Job:
+    return Job(str(folder / f"rows{ending}"), ending, "?", **chosen)
+
+
+def ids_in(job: Job) -> list[str]:
+    return [row["id"] for row in Batches(job, True).rows()]
+
+
+def run(batches: Batches, crew: Crew, actors: int = 2) -> Progress:
+    progress = Progress()
+    batches.count_before(progress)
+    batches.run(crew, actors, progress, lambda _: None)
+    return progress
+
+
+@pytest.mark.parametrize("ending", (".jsonl", ".parquet"))
+def test_every_row_is_there_once_and_in_order(ending: str, tmp_path: Path) -> None:
+    job = job_in(tmp_path, ending)
+    batches = Batches(job, False)
+    batches.prepare(found(*items(40)), list_shards, 6, 2)
+    progress = run(batches, Crew(job, random.Random(1), never))
+    rows = [*batches.rows()]
+    assert [row["id"] for row in rows] == [item.id for item in items(40)]
+    assert [row["image"] for row in rows] == [item.name for item in items(40)]
+    assert [row["error"] for row in rows if row["image"].endswith("7")] == ["bad"] * 4
+    assert (progress.total, progress.written, progress.failed, progress.left) == (40, 40, 4, 0)
+    names = sorted(path.name for path in Path(job.out).iterdir())
+    assert names == ["_job.json", "_plan-000000.parquet"] + [
+        f"part-{n:06}{ending}" for n in range(7)
+    ]
+
+
+class Killed(BaseException):
+    """The driver, at any moment."""
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_is_killed_every_row_is_there_once(seed: int, tmp_path: Path) -> None:
+    """Actors end by chance, some write later what another one has written; the driver is killed
+    again and again, and each time pictures have come to the folder.
+    """
+    chance, job, late = random.Random(seed), job_in(tmp_path), list[Callable[[], object]]()
+    known = 20
+    for attempt in range(40):
+        batches = Batches(job, attempt > 0)
+        batches.prepare(found(*items(known)), list_shards, 1 + seed % 5, 3)
+        crew = Crew(job, chance, lambda _: chance.random() < 0.2)
+        crew.late = late
+        until = chance.randrange(1, 12)
+
+        def tell(progress: Progress, until: int = until, crew: Crew = crew) -> None:
+            if progress.written >= until:
+                late.extend(_writer(crew, call) for call in crew.calls if call[2] is not None)
+                raise Killed
+
+        progress = Progress()
+        batches.count_before(progress)
+        try:
+            batches.run(crew, 3, progress, tell)
+        except Killed:
+            known = min(known + chance.randrange(5), 60)
+        else:
+            break
+    for write in late:
+        write()
+    assert sorted(ids_in(job)) == sorted(item.id for item in items(known))
+    assert progress.before + progress.written == known
+
+
+def _writer(crew: Crew, call: Any) -> Callable[[], object]:
+    return lambda: crew.worker.write(call[2], [*map(row_of, call[2].items)])
+
+
+def test_a_picture_that_ends_its_process_is_a_row_with_its_error(tmp_path: Path) -> None:
+    job = job_in(tmp_path)
+    batches = Batches(job, False)
+    batches.prepare(found(*items(30)), list_shards, 10, 2)
+    crew = Crew(job, random.Random(3), lambda here: any(item.id == "/p/13" for item in here))
+    crew.write_late = False
+    progress = run(batches, crew)
+    rows = {row["id"]: row for row in batches.rows()}
+    assert list(rows) == [item.id for item in items(30)]
+    assert rows["/p/13"]["error"] == jobs.LOST and "ended, 2 times" in jobs.LOST
+    assert rows["/p/12"]["text"] == "/p/12" and rows["/p/7"]["error"] == "bad"
+    # twice with its unit, twice alone
+    assert (progress.ended, progress.failed, progress.written) == (4, 4, 30)
+
+
+def test_a_later_run_answers_what_has_no_row_and_nothing_else(tmp_path: Path) -> None:
+    job = job_in(tmp_path)
+    batches = Batches(job, False)
+    batches.prepare(found(*items(20)), list_shards, 5, 2)
+    run(batches, Crew(job, random.Random(1), never))
+    first = {path.name: path.read_bytes() for path in Path(job.out).iterdir()}
+    again = Batches(job, True)
+    again.prepare(found(*items(26, 2)), list_shards, 4, 2)
+    crew = Crew(job, random.Random(2), never)
+    progress = run(again, crew)
+    assert set(crew.answered) == {item.id for item in items(8, 20)}
+    assert (progress.before, progress.written, progress.failed_before) == (20, 8, 2)
+    assert ids_in(job) == [item.id for item in items(28)]
+    now = {path.name: path.read_bytes() for path in Path(job.out).iterdir()}
+    assert first.items() <= now.items()
+    assert set(now) - set(first) == {
+        "_plan-000004.parquet",
+        "part-000004.jsonl",
+        "part-000005.jsonl",
+    }
+
+
+def test_nothing_is_written_over_what_is_there(tmp_path: Path) -> None:
+    job = job_in(tmp_path)
+    with pytest.raises(OptionError, match="files there already; --resume goes on"):
+        (tmp_path / "rows.jsonl").mkdir()
+        (tmp_path / "rows.jsonl" / "other").touch()
+        Batches(job, False)
+    with pytest.raises(OptionError, match="did not write, expected its rows"):
+        Batches(job, True)
+    (tmp_path / "rows.jsonl" / "other").unlink()
+    Batches(job, False).prepare(found(*items(2)), list_shards, 5, 2)
+    for other, told in (
+        ({"prompt": "!"}, r"rows with prompt '\?', now it is '!'"),
+        ({"model": "org/other"}, "rows with model None"),
+        ({"answering": {"seed": 3}}, "rows with answer options"),
+        ({"loading": {"dtype": "bf16"}}, "rows with model options"),
+    ):
+        with pytest.raises(OptionError, match=told):
+            Batches(replace(job, **other), True)
+    Batches(replace(job, loading={"device": "cuda", "parallel": 8, "tp": 2}), True)
+    with pytest.raises(OptionError, match=r"ending '.csv', expected one of .jsonl, .parquet"):
+        Batches(job_in(tmp_path, ".csv"), False)
+
+
+def test_a_file_of_rows_that_is_not_whole_is_told(tmp_path: Path) -> None:
+    job = job_in(tmp_path)
+    batches = Batches(job, False)
+    batches.prepare(found(*items(4)), list_shards, 2, 2)
+    run(batches, Crew(job, random.Random(1), never))
+    part = Path(job.out) / "part-000001.jsonl"
+    for data in (part.read_bytes()[:-30], part.read_bytes().split(b"\n")[0] + b"\n", b"[]\n"):
+        part.write_bytes(data)
+        with pytest.raises(OptionError, match=r"found in part-000001.jsonl what was not written"):
+            Batches(job, True).count_before(Progress())
+    part.rename(part.with_name("part-000009.jsonl"))
+    with pytest.raises(OptionError, match=r"found part-000009.jsonl, expected files of 2 units"):
+        Batches(job, True).count_before(Progress())
+
+
+def test_what_would_fail_for_every_picture_ends_the_job(tmp_path: Path) -> None:
+    class Refusing(Crew):
+        result: Failed | Loaded
+
+        def wait(self, seconds: float) -> list[Given | Ended]:  # noqa: ARG002
+            return [Given(call[0], call[1], self.result) for call in self.calls]
+
+    job = job_in(tmp_path)
+    batches = Batches(job, False)
+    batches.prepare(found(*items(4)), list_shards, 2, 2)
+    for result, told, kind in (
+        (Failed("here: no such model"), "here: no such model", DeviceError),
+        (Failed("top_p: found 2", is_option=True), "top_p: found 2", OptionError),
+        (Loaded("0.0.1", *LOADED[1:]), r"here: found mtmd 0.0.1, expected", OptionError),
+    ):
+        crew = Refusing(job, random.Random(1), never)
+        crew.result = result
+        with pytest.raises(kind, match=told):
+            run(batches, crew)
+    assert ids_in(job) == []
+
+
+def test_actors_that_only_end_are_told_not_tried_for_ever(tmp_path: Path) -> None:
+    class Ending(Crew):
+        def wait(self, seconds: float) -> list[Given | Ended]:  # noqa: ARG002
+            calls, self.calls = self.calls, []
+            return [Ended(call[0], "out of memory", blame=True) for call in calls]
+
+    job = job_in(tmp_path)
+    batches = Batches(job, False)
+    batches.prepare(found(*items(4)), list_shards, 2, 2)
+    crew = Ending(job, random.Random(1), never)
+    with pytest.raises(DeviceError, match=r"10 actors ended one after another.*out of memory"):
+        run(batches, crew)
+    assert crew.count == 10
+
+
+def test_nobody_is_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent(Crew):
+        def wait(self, seconds: float) -> list[Given | Ended]:  # noqa: ARG002
+            return []
+
+        def lacks(self) -> str:
+            return "each takes 64 CPUs"
+
+    monkeypatch.setattr(jobs, "START_S", -1.0)
+    batches = Batches(job_in(tmp_path), False)
+    batches.prepare(found(*items(4)), list_shards, 2, 2)
+    with pytest.raises(DeviceError, match=r"no actor was ready.*each takes 64 CPUs"):
+        run(batches, Silent(batches.job, random.Random(1), never))
+
+
+def test_a_full_disk_ends_the_job_and_leaves_no_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_in(tmp_path)
+    batches = Batches(job, False)
+    batches.prepare(found(*items(4)), list_shards, 2, 2)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("mtmd.cluster.places.os.fsync", full)
+        with pytest.raises(MtmdError, match="found a full disk; make room and run the command"):
+            run(batches, Crew(job, random.Random(1), never))
+        with pytest.raises(MtmdError, match="found a full disk"):
+            Batches(job_in(tmp_path / "b"), False).prepare(found(*items(4)), list_shards, 2, 2)
+    assert sorted(Folder(job.out).names()) == ["_job.json", "_plan-000000.parquet"]
+    assert run(Batches(job, True), Crew(job, random.Random(1), never)).written == 4
+
+
+def test_what_was_being_written_is_swept_away_at_the_end(tmp_path: Path) -> None:
+    job = job_in(tmp_path)
+    batches = Batches(job, False)
+    batches.prepare(found(*items(4)), list_shards, 2, 2)
+    (Path(job.out) / "_writing-1234-part-000000.jsonl").write_bytes(b'{"id"')
+    run(batches, Crew(job, random.Random(1), never))
+    assert not [name for name in batches.folder.names() if "_writing" in name]
+    assert Written(2, 0) == Worker(job).write(batches.plan.unit(0), [*map(row_of, items(2))])
+
+
+def test_a_run_that_wrote_no_row_leaves_nothing(tmp_path: Path) -> None:
+    job = job_in(tmp_path)
+    batches = Batches(job, False)
+    batches.prepare(found(*items(4)), list_shards, 2, 2)
+    batches.leave()
+    assert not Path(job.out).exists()
+    batches = Batches(job, False)
+    batches.prepare(found(*items(4)), list_shards, 2, 2)
+    with pytest.raises(Killed):
+        progress = Progress()
+        batches.run(Crew(job, random.Random(1), never), 1, progress, stop_at(2))
+    batches.leave()
+    assert len(ids_in(job)) == 2
+
+
+def stop_at(rows: int) -> Callable[[Progress], None]:
+    def tell(progress: Progress) -> None:
+        if progress.written >= rows:
+            raise Killed
+
+    return tell
+
+
+def test_shards_without_a_picture(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "s.tar", "w"):
+        pass
+    batches = Batches(job_in(tmp_path), False)
+    with pytest.raises(OptionError, match=r"found no picture in .*s\.tar"):
+        batches.prepare(Found((), (f"{tmp_path}/s.tar",), Counter()), list_shards, 2, 2)
