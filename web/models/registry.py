@@ -31,6 +31,7 @@ from mtmd.web.models.refusals import (
     fetching,
     not_here,
     not_loaded,
+    reason_for,
     reason_of,
     refuse_waiters,
     too_large,
@@ -381,16 +382,15 @@ class Registry:
         waits.
         """
         log.error("models: an internal error\n%s", traceback_text(error))
-        reason = reason_of(error)
         with self._changed:
             if step is not None and not isinstance(step, Wait):
                 entry = self._entries[step.name]
                 entry.opened = entry.served = None
-                self._failed(entry, reason)
+                self._failed(entry, reason_for(entry, error))
                 return
             for entry in self._entries.values():
                 if entry.waiters or entry.wanted_at is not None:
-                    self._failed(entry, reason)
+                    self._failed(entry, reason_for(entry, error))
             self._changed.wait_for(lambda: self._ending, AGAIN_S)
 
     def _do(self, step: Step) -> None:
@@ -522,7 +522,7 @@ class Registry:
             log.error("%s cannot be loaded: %s", entry.name, reason)
         else:
             log.error("%s cannot be loaded\n%s", entry.name, traceback_text(error))
-        return reason.replace(entry.source.model, entry.name)
+        return reason_for(entry, error)
 
     def _may_go_on(self, entry: Entry, opened: Opened) -> bool:
         """What it takes may be known only now, and be more than was thought: then others make room
