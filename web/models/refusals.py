@@ -42,10 +42,14 @@ def busy(entry: Entry) -> ApiError:
 def fetching(entry: Entry) -> ApiError:
     progress = entry.progress
     far, wait_s = (progress.progress, progress.retry_s) if progress else (0.0, SOON_S)
+    how_far = (
+        "waits until another one is fetched from the Hugging Face hub"
+        if progress and progress.waits
+        else f"is being fetched from the Hugging Face hub, {far:.0%} of it is here"
+    )
     return ApiError(
         503,
-        f"the model {entry.name!r} is being fetched from the Hugging Face hub, {far:.0%} of it is "
-        f"here; try again in {wait_s} s",
+        f"the model {entry.name!r} {how_far}; try again in {wait_s} s",
         code="model_loading",
         headers={"Retry-After": str(wait_s)},
     )

@@ -24,7 +24,7 @@ from mtmd.web.intake.places import Places
 from mtmd.web.models.choice import FAILED, FETCHING, LOADED, LOADING, UNLOADED, UNLOADING, Listed
 from mtmd.web.models.entry import Entry, Facts, Loader, Opened, Waiter
 from mtmd.web.models.fetching import Fetches
-from mtmd.web.models.progress import FROM_HUB, Loading
+from mtmd.web.models.progress import WAITS, Loading
 from mtmd.web.models.refusals import (
     busy,
     ending,
@@ -153,6 +153,7 @@ class Registry:
             self._check_failed(entry, now)
             if not entry.source.is_here:
                 self._fetch(entry, client)
+                self._check_failed(entry, now)
                 raise fetching(entry)
             leave = self._places.take(client)
             waiter = Waiter(now, client)
@@ -253,11 +254,13 @@ class Registry:
         self._want(entry, client)
         if entry.state != FETCHING and not self._ending:
             entry.state, entry.reason = FETCHING, ""
-            entry.progress = Loading(self._clock, FROM_HUB)
-            self._fetches.add(entry)
+            entry.progress = Loading(self._clock, WAITS)
+            self._fetches.add(entry, entry.progress)
 
     def _fetched(self, entry: Entry, found: Source | BaseException) -> None:
         with self._changed:
+            if entry.state != FETCHING:  # an internal error came between; it is asked for again
+                return
             if isinstance(found, BaseException):
                 self._failed(entry, self._problem(entry, found))
                 return
@@ -282,12 +285,12 @@ class Registry:
         return True
 
     def loading(self) -> dict[str, Any] | None:
-        """How far the one is that is being loaded, or, where none is, fetched. Without the lock:
-        the loop of connections asks.
+        """How far the one is that is being loaded, or, where none is, fetched. Without the lock,
+        and without a look at the disk: the loop of connections asks.
         """
-        found = [(e.state == FETCHING, p) for e in self._entries.values() if (p := e.progress)]
-        found.sort(key=itemgetter(0))
-        return found[0][1].asdict() if found else None
+        under_way = ((e.state == FETCHING, e.progress) for e in self._entries.values())
+        found = [(fetched, p.waits, p) for fetched, p in under_way if p is not None]
+        return min(found, key=itemgetter(0, 1))[2].asdict() if found else None
 
     @property
     def fetching(self) -> bool:

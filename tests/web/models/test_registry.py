@@ -15,8 +15,8 @@ from fake_service import until
 from mtmd import BusyError, DeviceError, ModelError
 from mtmd.service.turns import work_for
 from mtmd.web.errors import ApiError
+from mtmd.web.models import fetching, schedule
 from mtmd.web.models import registry as module
-from mtmd.web.models import schedule
 from mtmd.web.models.choice import FAILED, LOADED, LOADING, UNLOADED
 from mtmd.web.models.presets import Preset
 
@@ -436,7 +436,8 @@ def test_one_client_that_asks_for_one_model_after_another_does_not_stand_before_
         registry.give_back(waiting[0][0][0])
 
 
-def test_one_that_is_not_here_is_fetched_while_others_are_loaded_and_answer():
+def test_one_that_is_not_here_is_fetched_while_others_are_loaded_and_answer(monkeypatch):
+    monkeypatch.setattr(fetching, "LOOKED_S", 0.01)
     with started({"a": 4, "b": 4, "c": 1}, away=("b", "c")) as (registry, loader):
         loader.hub.clear()
         with pytest.raises(ApiError, match=r"is being fetched .* 0% of it is here") as told:
@@ -445,12 +446,15 @@ def test_one_that_is_not_here_is_fetched_while_others_are_loaded_and_answer():
         assert told.value.headers["Retry-After"]
         assert until(lambda: "fetch b" in loader.log) and registry.fetching
         loader.read = (42, 100)
+        assert until(lambda: registry.find("b").progress == 0.42)
         with pytest.raises(ApiError, match="42% of it is here"):
             registry.take("b")
         listed = registry.find("b")
         assert (listed.state, listed.progress, listed.file_bytes) == (LOADING, 0.42, None)
         assert "fetching" in listed.stage and registry.loading()["progress"] == 0.42
-        registry.load("c")  # after it
+        with pytest.raises(ApiError, match="'c' waits until another one is fetched"):
+            registry.take("c")
+        assert registry.find("c").stage == "waiting until another one is fetched"
         registry.give_back(registry.take("a"))
         assert loader.log == ["fetch b", "load a"]
         loader.hub.set()
@@ -458,6 +462,50 @@ def test_one_that_is_not_here_is_fetched_while_others_are_loaded_and_answer():
         assert registry.find("b").file_bytes == 4 * GIB and registry.loading() is None
         assert until(lambda: not registry.fetching)
         assert loader.log[2:] in (["fetch c", "load b", "load c"], ["load b", "fetch c", "load c"])
+
+
+def test_how_far_a_fetch_is_waits_for_no_disk():
+    """The cache may lie on one that hangs; the loop of connections asks, and all who choose."""
+    looking, answered = threading.Event(), threading.Event()
+
+    def read():
+        looking.set()
+        assert answered.wait(20)
+        return 42, 100
+
+    loader = FakeLoader({"a": 4})
+    loader.hub.clear()
+    fetch = loader.fetch
+    loader.fetch = lambda source, tell: fetch(source, lambda _: tell(read))
+    with started({"a": 4}, loader=loader, away=("a",)) as (registry, _):
+        registry.load("a")
+        assert looking.wait(10)
+        told = []
+        asking = threading.Thread(
+            target=lambda: told.extend([registry.loading(), registry.find("a")]), daemon=True
+        )
+        asking.start()
+        asking.join(10)
+        assert [told[0]["progress"], told[1].progress] == [0.0, 0.0]
+        answered.set()
+        assert until(lambda: registry.loading()["progress"] == 0.42)
+
+
+def test_where_no_thread_can_be_started_a_fetch_fails_and_the_next_one_is_tried(monkeypatch):
+    clock = [1000.0]
+    with started({"a": 4, "b": 4}, away=("a", "b"), clock=lambda: clock[0]) as (registry, _):
+        with monkeypatch.context() as full:
+            full.setattr(threading.Thread, "start", failing(RuntimeError("can't start new thread")))
+            with pytest.raises(
+                ApiError, match=r"fetched now \(can't start new thread\); try again"
+            ):
+                registry.take("a")
+        assert not registry.fetching and state_of(registry, "a") == FAILED
+        registry.load("b")
+        assert until(lambda: state_of(registry, "b") == LOADED)
+        clock[0] += module.TRIED_AGAIN_S
+        registry.load("a")
+        assert until(lambda: state_of(registry, "a") == LOADED)
 
 
 def test_one_that_cannot_be_fetched_says_why_and_is_tried_again():
