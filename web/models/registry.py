@@ -13,13 +13,12 @@ from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from flask import Flask, g, request
+from flask import Flask, g
 
 from mtmd import DeviceError, MtmdError
 from mtmd.checkpoint.collection import Source
-from mtmd.service.turns import aside, for_whom
+from mtmd.service.turns import LeftError, aside, check_wanted, for_whom
 from mtmd.tracebacks import traceback_text
-from mtmd.web.errors import ApiError
 from mtmd.web.intake.places import Places
 from mtmd.web.models.choice import FAILED, FETCHING, LOADED, LOADING, UNLOADED, UNLOADING, Listed
 from mtmd.web.models.entry import Entry, Facts, Loader, Opened, Waiter
@@ -124,21 +123,18 @@ class Registry:
 
     def choose(self, name: str | None) -> ServedModel:
         """For the request that is being answered: it stays in memory until that is done. Raises
-        ApiError, BusyError, DeviceError.
+        ApiError, BusyError, DeviceError, LeftError.
         """
-        is_gone = request.environ.get("waitress.client_disconnected", lambda: False)
-        entry = self.take(name, is_gone, for_whom())
+        entry = self.take(name, for_whom())
         g.setdefault(_CHOSEN, []).append(entry)
         served = entry.served
         if served is None:  # the server has ended meanwhile
             raise ending()
         return served
 
-    def take(
-        self, name: str | None, is_gone: Callable[[], bool] = lambda: False, client: str = ""
-    ) -> Entry:
+    def take(self, name: str | None, client: str = "") -> Entry:
         """A model that is in memory, and stays there until `give_back`. `client`: for whom; places
-        to wait are shared out among clients. Raises ApiError, BusyError, DeviceError.
+        to wait are shared out among clients. Raises ApiError, BusyError, DeviceError, LeftError.
         """
         with self._changed:
             if self.fault is not None:
@@ -161,7 +157,7 @@ class Registry:
             self._changed.notify_all()
         try:
             with aside():
-                self._wait(entry, waiter, is_gone)
+                self._wait(entry, waiter)
         finally:
             leave()
             with self._changed:
@@ -171,16 +167,19 @@ class Registry:
             raise waiter.error
         return entry
 
-    def _wait(self, entry: Entry, waiter: Waiter, is_gone: Callable[[], bool]) -> None:
+    def _wait(self, entry: Entry, waiter: Waiter) -> None:
         end = time.monotonic() + LONGEST_WAIT_S
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: waiter.is_over, GONE_EVERY_S)
                 if waiter.is_over:
                     return
-                if is_gone():
-                    waiter.error = ApiError(499, "the client has left")
-                elif time.monotonic() > end:
+                try:
+                    check_wanted()
+                except LeftError as left:
+                    waiter.error = left
+                    return
+                if time.monotonic() > end:
                     waiter.error = busy(entry)
 
     def give_back(self, entry: Entry) -> None:

@@ -6,14 +6,15 @@ import itertools
 import random
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 from fake_models import GIB, FakeLoader, registry_of
 from fake_service import until
+from flask import Flask
 
 from mtmd import BusyError, DeviceError, ModelError
-from mtmd.service.turns import work_for
+from mtmd.service.turns import LeftError, in_any_case, wanted_unless, work_for
 from mtmd.web.errors import ApiError
 from mtmd.web.models import fetching, schedule
 from mtmd.web.models import registry as module
@@ -524,16 +525,34 @@ def test_one_that_cannot_be_fetched_says_why_and_is_tried_again():
         assert loader.log == ["fetch a", "fetch a", "load a"]
 
 
-def test_who_leaves_while_it_is_loaded_is_not_let_in(monkeypatch):
+def test_who_leaves_while_it_is_loaded_is_not_let_in_but_for_what_is_wanted_in_any_case(
+    monkeypatch,
+):
     monkeypatch.setattr(module, "GONE_EVERY_S", 0.01)
+    app, found = Flask("test"), {}
+    has_left = {"waitress.client_disconnected": lambda: True}
+
+    def choose(registry, name, in_any_case):
+        wanted_unless(lambda: True)
+        with app.test_request_context(environ_overrides=has_left), in_any_case:
+            try:
+                found[name] = registry.choose("a").name
+            except Exception as error:
+                found[name] = type(error)
+
     with started({"a": 4}) as (registry, loader):
+        registry.register(app)
         loader.gate.clear()
-        found, thread = take(registry, "a", is_gone=lambda: True)
-        thread.join(10)
-        assert found[0].status == 499
+        answers = threading.Thread(target=choose, args=(registry, "page", in_any_case()))
+        answers.start()
+        assert until(lambda: registry._entries["a"].waiters)
+        leaves = threading.Thread(target=choose, args=(registry, "api", nullcontext()))
+        leaves.start()
+        leaves.join(10)
+        assert found == {"api": LeftError}, "it has looked meanwhile, too"
         loader.gate.set()
-        assert until(lambda: state_of(registry, "a") == LOADED)
-        assert registry._entries["a"].users == 0
+        answers.join(10)
+        assert found["page"] == "a" and registry._entries["a"].users == 0, "given back, and once"
 
 
 def test_no_more_wait_than_there_are_threads_for_and_no_client_has_all_places(monkeypatch):
