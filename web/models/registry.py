@@ -384,16 +384,27 @@ class Registry:
         waits.
         """
         log.error("models: an internal error\n%s", traceback_text(error))
+        if step is not None and not isinstance(step, Wait):
+            self._give_up(self._entries[step.name], error)
+            return
         with self._changed:
-            if step is not None and not isinstance(step, Wait):
-                entry = self._entries[step.name]
-                entry.opened = entry.served = None
-                self._failed(entry, reason_for(entry, error))
-                return
             for entry in self._entries.values():
                 if entry.waiters or entry.wanted_at is not None:
                     self._failed(entry, reason_for(entry, error))
             self._changed.wait_for(lambda: self._ending, AGAIN_S)
+
+    def _give_up(self, entry: Entry, error: BaseException) -> None:
+        """Its memory is not counted any more, so it has to be given back first, as far as it can
+        be.
+        """
+        with self._changed:
+            opened, entry.served = entry.opened, None
+            entry.state = UNLOADING  # nobody is let in
+        if opened is not None:
+            _try_to_close(opened)
+        with self._changed:
+            entry.opened = None
+            self._failed(entry, reason_for(entry, error))
 
     def _do(self, step: Step) -> None:
         """What has been decided."""
@@ -484,13 +495,14 @@ class Registry:
                 return
             entry.progress.warming(opened.weights_read)
             served = opened.start(entry.preset.aliases, entry.preset)
+            entry.opened = opened  # whatever goes wrong from here on, it is known and closed
         except DeviceError as error:
             problem, fault = self._problem(entry, error), error
         except BaseException as error:
             problem = self._problem(entry, error)
         if served is None:  # after the exception is gone, which holds on to the model
             if opened is not None:
-                opened.close()
+                _try_to_close(opened)
             with self._changed:
                 now = self._clock()
                 self._loads.add(clients, now - began, now)
@@ -502,7 +514,7 @@ class Registry:
         served.service.on_fault(self._on_fault)
         with self._changed:
             now = self._clock()
-            entry.opened, entry.served, entry.progress = opened, served, None
+            entry.served, entry.progress = served, None
             entry.state, entry.wanted_at = LOADED, None
             entry.used_at = now
             entry.begin_turn(now)
@@ -610,3 +622,11 @@ class Registry:
             e.listed(room_for(e.standing(now, {}), beside, room), e is self._default)
             for e in entries
         ]
+
+
+def _try_to_close(opened: Opened) -> None:
+    """After another error, which is the one to be told."""
+    try:
+        opened.close()
+    except BaseException as error:
+        log.error("models: one that has failed could not be closed\n%s", traceback_text(error))

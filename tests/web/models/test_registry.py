@@ -9,7 +9,7 @@ import time
 from contextlib import contextmanager, nullcontext
 
 import pytest
-from fake_models import GIB, FakeLoader, registry_of
+from fake_models import GIB, FakeLoader, FakeOpened, registry_of
 from fake_service import until
 from flask import Flask
 
@@ -163,6 +163,38 @@ def test_whatever_goes_wrong_others_are_loaded_after_it(monkeypatch, error, capl
                 registry.take("a")
         registry.load("a")
         assert until(lambda: registry.find("a").state == LOADED)
+    assert "Traceback" in caplog.text
+
+
+def test_one_that_fails_after_its_start_or_in_closing_gives_its_memory_back(caplog):
+    """It is not counted any more: what it still took would be missing to all others."""
+    loader = FakeLoader({"a": 8, "b": 8})
+    close, raised = FakeOpened.close, []
+
+    class Opened(FakeOpened):
+        def start(self, aliases, preset):
+            served = super().start(aliases, preset)
+            if self.name == "a":
+                served.service.on_fault = failing(KeyError("a"))
+            return served
+
+        def close(self):
+            if hasattr(self, "service") and not raised:
+                raised.append(self.name)
+                raise KeyError("closing")
+            close(self)
+
+    loader.open = lambda source, preset: Opened(loader, source, preset)
+    with started(loader.needs, loader=loader) as (registry, _):
+        raised.append("not yet")
+        with pytest.raises(ApiError, match="internal error"):
+            registry.take("a")
+        assert not loader.taken and registry.room()["cpu"]["taken"] == 0
+        registry.give_back(registry.take("b"))
+        raised.clear()
+        registry.unload("b")
+        assert until(lambda: state_of(registry, "b") == FAILED)
+        assert raised == ["b"] and not loader.taken
     assert "Traceback" in caplog.text
 
 
