@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from flask import Flask, g
 
 from mtmd import DeviceError, MtmdError
 from mtmd.checkpoint.collection import Source
+from mtmd.checkpoint.hub import NotInCacheError
 from mtmd.service.turns import LeftError, aside, check_wanted, for_whom
 from mtmd.tracebacks import traceback_text
 from mtmd.web.intake.places import Places
@@ -531,6 +533,8 @@ class Registry:
         """For those who ask, in one line, without the place where its files lie. The log has all of
         it, and of a mistake of ours the traceback.
         """
+        if isinstance(error, NotInCacheError):  # it was removed; the next time it is fetched
+            entry.source = replace(entry.source, bytes=None)
         reason = reason_of(error)
         if isinstance(error, (MtmdError, OSError, MemoryError)):
             log.error("%s cannot be loaded: %s", entry.name, reason)

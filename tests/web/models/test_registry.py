@@ -14,6 +14,7 @@ from fake_service import until
 from flask import Flask
 
 from mtmd import BusyError, DeviceError, ModelError
+from mtmd.checkpoint.hub import NotInCacheError
 from mtmd.service.turns import LeftError, in_any_case, wanted_unless, work_for
 from mtmd.web.errors import ApiError
 from mtmd.web.models import fetching, schedule
@@ -495,6 +496,22 @@ def test_one_that_is_not_here_is_fetched_while_others_are_loaded_and_answer(monk
         assert registry.find("b").file_bytes == 4 * GIB and registry.loading() is None
         assert until(lambda: not registry.fetching)
         assert loader.log[2:] in (["fetch c", "load b", "load c"], ["load b", "fetch c", "load c"])
+
+
+def test_one_that_was_removed_from_the_cache_is_fetched_again():
+    clock = [1000.0]
+    with started({"a": 4}, clock=lambda: clock[0]) as (registry, loader):
+        assert until(lambda: registry.find("a").context)
+        loader.fails["open a"] = NotInCacheError("model 'a' is not in the local cache")
+        with pytest.raises(ApiError, match="cannot be loaded: model 'a' is not in the local cache"):
+            registry.take("a")
+        assert registry.find("a").file_bytes is None
+        del loader.fails["open a"]
+        clock[0] += module.TRIED_AGAIN_S
+        with pytest.raises(ApiError, match="is being fetched"):
+            registry.take("a")
+        assert until(lambda: state_of(registry, "a") == LOADED)
+        assert loader.log == ["fetch a", "load a"] and registry.find("a").file_bytes
 
 
 def test_how_far_a_fetch_is_waits_for_no_disk():
