@@ -58,19 +58,14 @@ def resolve_model(
     `progress`: show download bars on stderr. `endpoint`, `cache_dir`: another hub, another cache
     than huggingface_hub's own. Without `fetch` the hub is not asked: what is in the cache is taken.
     Raises ModelError, in one line, if there is no such folder or repository, or it cannot be
-    fetched.
+    fetched; NotInCacheError where the hub could not be, or was not to be asked for what is missing.
     """
     text = os.fspath(model)
     if check_name(text):
         return Found(Path(text).expanduser())
     result = parse_name(text)
     if not fetch:
-        try:
-            return _in_cache(text, result, cache_dir)
-        except Exception as error:
-            raise ModelError(
-                f"model {text!r} is not in the local cache; `mtmd pull {text}` fetches it"
-            ) from error
+        return _in_cache(text, result, cache_dir, f"; `mtmd pull {text}` fetches it")
     with progress_bars(progress):
         return _fetch(text, result, endpoint, cache_dir)
 
@@ -120,23 +115,46 @@ def parse_name(text: str) -> HubName:
     return HubName(result["repo"], result["type"], result["revision"])
 
 
-def _in_cache(model: str, name: HubName, cache_dir: Path | None) -> Found:
-    """Raises what huggingface_hub does where it is not there."""
-    from huggingface_hub import snapshot_download
+class NotInCacheError(ModelError):
+    """A model of the hub that is not on this machine, or not whole."""
 
-    wanted = ALLOWED if name.type is None else NOTHING
-    folder = Path(
-        snapshot_download(
-            name.repo,
-            revision=name.revision,
-            cache_dir=cache_dir,
-            allow_patterns=wanted,
-            ignore_patterns=IGNORED if name.type is None else [],
-            local_files_only=True,
+
+def _in_cache(model: str, name: HubName, cache_dir: Path | None, otherwise: str) -> Found:
+    """`otherwise`: why what is not there is not fetched, and what to do. Raises NotInCacheError;
+    ModelError where the cache cannot be read, or another type is to be asked for.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    kind = name.type
+    try:
+        folder = Path(
+            snapshot_download(
+                name.repo,
+                revision=name.revision,
+                cache_dir=cache_dir,
+                allow_patterns=ALLOWED if kind is None else NOTHING,
+                ignore_patterns=IGNORED if kind is None else [],
+                local_files_only=True,
+            )
         )
-    )
-    files = [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()]
-    return _in(folder, model, name.type, files)
+        files = [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()]
+    except HFValidationError:
+        _refuse_name(model)
+    except LocalEntryNotFoundError as error:
+        raise NotInCacheError(f"model {model!r} is not in the local cache{otherwise}") from error
+    except Exception as error:
+        raise ModelError(
+            f"model {model!r} cannot be read in the local cache ({_cause(error)}); check the disk "
+            "and who may read it, or give a local folder"
+        ) from error
+    if kind is not None and not any(_has_type(f, kind) for f in _decoders(files)):
+        there = ", ".join(_decoders(files)[:12]) or "none at all"
+        raise NotInCacheError(
+            f"model {model!r}: expected one GGUF file of type {kind} in the local cache, found "
+            f"{there}{otherwise}"
+        )
+    return _in(folder, model, kind, files)
 
 
 def _fetch(model: str, name: HubName, endpoint: str | None, cache_dir: Path | None) -> Found:
@@ -146,14 +164,11 @@ def _fetch(model: str, name: HubName, endpoint: str | None, cache_dir: Path | No
     try:
         info = ask_hub(model, repo, revision, endpoint)
     except HubUnreachable as error:
-        try:
-            return _in_cache(model, name, cache_dir)
-        except Exception:
-            raise ModelError(
-                f"model {model!r} is not in the local cache and the Hugging Face hub cannot be "
-                f"reached ({error.why}); "
-                "check the network, or give a local folder"
-            ) from error
+        otherwise = (
+            f" and the Hugging Face hub cannot be reached ({error.why}); "
+            "check the network, or give a local folder"
+        )
+        return _in_cache(model, name, cache_dir, otherwise)
     files = [file.rfilename for file in info.siblings or []]
     check_files(model, kind, files)
     wanted = ALLOWED if kind is None else _gguf_files(model, kind, files)
@@ -254,7 +269,7 @@ def _gguf_files(model: str, kind: str, files: list[str]) -> list[str]:
     """The GGUF of a type, all its parts, and a projector if there is one. Raises ModelError naming
     the types there are.
     """
-    decoders = [f for f in sorted(files) if f.lower().endswith(".gguf") and not is_projector(f)]
+    decoders = _decoders(files)
     chosen = [f for f in decoders if _has_type(f, kind)]
     whole = {PART.sub("", f) for f in chosen}
     if len(whole) != 1:
@@ -276,6 +291,10 @@ def _gguf_files(model: str, kind: str, files: list[str]) -> list[str]:
     return [*chosen, *([best] if best else [])]
 
 
+def _decoders(files: list[str]) -> list[str]:
+    return [f for f in sorted(files) if f.lower().endswith(".gguf") and not is_projector(f)]
+
+
 def is_projector(file: str) -> bool:
     return "mmproj" in file.rpartition("/")[2].lower()
 
@@ -288,7 +307,7 @@ def _has_type(file: str, kind: str) -> bool:
 def _check_weights(model: str, files: list[str]) -> None:
     if any(name in files for name in WEIGHTS):
         return
-    decoders = [f for f in sorted(files) if f.lower().endswith(".gguf") and not is_projector(f)]
+    decoders = _decoders(files)
     if decoders:
         raise ModelError(
             f"model {model!r} has GGUF files on the Hugging Face hub; say which, as {model}:TYPE, "

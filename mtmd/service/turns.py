@@ -5,13 +5,14 @@ from __future__ import annotations
 from mtmd.kernels.errors import LeftError
 from mtmd.kernels.resources.priority import ahead, step_back
 from mtmd.kernels.resources.turns import Turns, aside, for_whom, get_up, sit_down, work_for
-from mtmd.kernels.resources.wanted import in_any_case, wanted_unless
+from mtmd.kernels.resources.wanted import check_wanted, in_any_case, wanted_unless
 
 __all__ = [
     "LeftError",
     "Turns",
     "ahead",
     "aside",
+    "check_wanted",
     "for_whom",
     "get_up",
     "in_any_case",

@@ -2,35 +2,54 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 
+from mtmd import MtmdError
 from mtmd.checkpoint.collection import Source
 from mtmd.web.models.entry import Entry, Loader
-from mtmd.web.models.progress import Read
+from mtmd.web.models.progress import Loading, Read
+
+LOOKED_S = 0.5  # between two looks at how far a fetch is
+log = logging.getLogger("mtmd.models")
 
 
 class Fetches:
     """One after another, in the order in which they were asked for. `done` gets each with where it
-    is now, or why it could not be fetched, on the thread that fetches.
+    is now, or why it could not be fetched, on the thread that fetches; where none can be started,
+    on the one that asks.
     """
 
     def __init__(
         self, loader: Loader, done: Callable[[Entry, Source | BaseException], None]
     ) -> None:
         self._loader, self._done = loader, done
-        self._lock, self._waiting = threading.Lock(), deque[Entry]()
+        self._lock, self._waiting = threading.Lock(), deque[tuple[Entry, Loading]]()
         self._thread: threading.Thread | None = None
 
-    def add(self, entry: Entry) -> None:
-        """Its `progress` is told how far it is."""
+    def add(self, entry: Entry, progress: Loading) -> None:
+        """`progress` is told how far it is."""
         with self._lock:
-            self._waiting.append(entry)
+            problem = None
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="mtmd fetching", daemon=True)
-                self._thread.start()
+                problem = self._start()
+                progress.fetching()
+            if problem is None:
+                self._waiting.append((entry, progress))
+        if problem is not None:
+            self._done(entry, problem)
+
+    def _start(self) -> MtmdError | None:
+        """It waits for the lock."""
+        thread = threading.Thread(target=self._run, name="mtmd fetching", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            return MtmdError(f"it cannot be fetched now ({error}); try again a little later")
+        self._thread = thread
+        return None
 
     @property
     def under_way(self) -> bool:
@@ -49,16 +68,36 @@ class Fetches:
                 if not self._waiting:
                     self._thread = None
                     return
-                entry = self._waiting.popleft()
-            found: Source | BaseException
-            try:
-                found = self._loader.fetch(entry.source, partial(_tell, entry))
-            except BaseException as error:
-                found = error
+                entry, progress = self._waiting.popleft()
+            found = self._fetch(entry.source, progress)
             self._done(entry, found)
             del found  # an error holds on to what was under way
 
+    def _fetch(self, source: Source, progress: Loading) -> Source | BaseException:
+        ended = threading.Event()
+        progress.fetching()
 
-def _tell(entry: Entry, read: Read) -> None:
-    if entry.progress is not None:
-        entry.progress.fetching(read)
+        def tell(read: Read) -> None:
+            """Read on a thread of its own: the disk that is looked at may hang, and who asks how
+            far it is must not.
+            """
+            try:
+                threading.Thread(
+                    target=_look, args=(progress, read, ended), name="mtmd fetched", daemon=True
+                ).start()
+            except RuntimeError as error:
+                log.warning("%s: how far its fetch is cannot be told (%s)", source.name, error)
+
+        try:
+            return self._loader.fetch(source, tell)
+        except BaseException as error:
+            return error
+        finally:
+            ended.set()
+
+
+def _look(progress: Loading, read: Read, ended: threading.Event) -> None:
+    while True:
+        progress.come(*read())
+        if ended.wait(LOOKED_S):
+            return

@@ -126,7 +126,7 @@ class OpenedModel:
 
     def close(self) -> None:
         """Its memory is free when this returns, but for what somebody else still holds of it. A
-        second call waits for the first.
+        second call waits for the first, and goes on behind where that has raised.
         """
         with self._closing:
             if self._model is not None:
@@ -134,11 +134,11 @@ class OpenedModel:
 
     def _close(self) -> None:
         service, self._service = self._service, None
+        if service is not None:
+            self._loader.loaded = [m for m in self._loader.loaded if m is not self._model]
+            service.close(ENDING_S)
         model, self._model = self._model, None
         assert model is not None
-        if service is not None:
-            self._loader.loaded.remove(model)
-            service.close(ENDING_S)
         model.loaded.close()
         del model, service
         gc.unfreeze()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+WAITS = "waiting until another one is fetched"
 FROM_HUB = "fetching it from the Hugging Face hub"
 OPENING, WARMING = "opening the checkpoint", "reading weights and warming up"
 Read: TypeAlias = Callable[[], tuple[int, int]]  # bytes that are there, and all
@@ -22,10 +23,22 @@ class Loading:
         self._clock, self._began = clock, clock()
         self._stage = stage
         self._read: Read | None = None
+        self._come = (0, 0)
 
-    def fetching(self, read: Read) -> None:
-        """`read` gives the bytes that have come, and all that were missing."""
-        self._read = read
+    def fetching(self) -> None:
+        """It begins; until then it waited for others."""
+        self._stage, self._began = FROM_HUB, self._clock()
+
+    def come(self, done: int, total: int) -> None:
+        """So many bytes, and all that were missing. Told, as finding out may take long: the disk is
+        looked at.
+        """
+        self._come = done, total
+
+    @property
+    def waits(self) -> bool:
+        """For others to be fetched."""
+        return self._stage == WAITS
 
     def warming(self, read: Read) -> None:
         """`read` gives the bytes of weights that have been read, and of all."""
@@ -34,7 +47,7 @@ class Loading:
     @property
     def progress(self) -> float:
         """From 0 to 1: the part of the weights that has been read, or fetched."""
-        done, total = self._read() if self._read else (0, 0)
+        done, total = self._read() if self._read else self._come
         return min(done / total, 1.0) if total else 0.0
 
     def asdict(self) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from mtmd import MtmdError
 from mtmd.checkpoint.collection import near
@@ -12,6 +14,7 @@ from mtmd.web.models.progress import SOON_S
 from mtmd.web.models.schedule import Refuse
 
 NAMED = 10  # models, in an error
+_PATH = re.compile(r"(?<![\w./~-])(?!(?<=:)//)~?(?:/+[^\s/]+)+/*")  # an address of the web is none
 
 
 def not_here(name: str, called: Iterable[str], names: list[str]) -> ApiError:
@@ -39,10 +42,14 @@ def busy(entry: Entry) -> ApiError:
 def fetching(entry: Entry) -> ApiError:
     progress = entry.progress
     far, wait_s = (progress.progress, progress.retry_s) if progress else (0.0, SOON_S)
+    how_far = (
+        "waits until another one is fetched from the Hugging Face hub"
+        if progress and progress.waits
+        else f"is being fetched from the Hugging Face hub, {far:.0%} of it is here"
+    )
     return ApiError(
         503,
-        f"the model {entry.name!r} is being fetched from the Hugging Face hub, {far:.0%} of it is "
-        f"here; try again in {wait_s} s",
+        f"the model {entry.name!r} {how_far}; try again in {wait_s} s",
         code="model_loading",
         headers={"Retry-After": str(wait_s)},
     )
@@ -72,6 +79,25 @@ def not_loaded(entry: Entry) -> ApiError:
         param="model",
         code="model_not_loaded",
     )
+
+
+def reason_for(entry: Entry, error: BaseException) -> str:
+    """As `reason_of`, for those who ask: of files their names, without where they lie."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    reason = reason_of(error).replace(entry.source.model, entry.name)
+    # Folders that are known may have blanks in their names, at which a path seems to end.
+    files = map(Path, [entry.source.model, HF_HUB_CACHE, *map(str, entry.preset.load.values())])
+    folders = {str(file.parent) for file in files if file.is_absolute()} - {"/"}
+    for folder in sorted(folders, key=len, reverse=True):
+        reason = reason.replace(f"{folder}/", "/")
+    return _PATH.sub(_name_of, reason)
+
+
+def _name_of(path: re.Match[str]) -> str:
+    parts = path[0].split("/")
+    last = max((n for n, part in enumerate(parts) if re.search(r"\w", part)), default=0)
+    return "/".join(parts[last:])
 
 
 def reason_of(error: BaseException) -> str:

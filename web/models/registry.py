@@ -9,28 +9,30 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from flask import Flask, g, request
+from flask import Flask, g
 
 from mtmd import DeviceError, MtmdError
 from mtmd.checkpoint.collection import Source
-from mtmd.service.turns import aside, for_whom
+from mtmd.checkpoint.hub import NotInCacheError
+from mtmd.service.turns import LeftError, aside, check_wanted, for_whom
 from mtmd.tracebacks import traceback_text
-from mtmd.web.errors import ApiError
 from mtmd.web.intake.places import Places
 from mtmd.web.models.choice import FAILED, FETCHING, LOADED, LOADING, UNLOADED, UNLOADING, Listed
 from mtmd.web.models.entry import Entry, Facts, Loader, Opened, Waiter
 from mtmd.web.models.fetching import Fetches
-from mtmd.web.models.progress import FROM_HUB, Loading
+from mtmd.web.models.progress import WAITS, Loading
 from mtmd.web.models.refusals import (
     busy,
     ending,
     fetching,
     not_here,
     not_loaded,
+    reason_for,
     reason_of,
     refuse_waiters,
     too_large,
@@ -123,21 +125,18 @@ class Registry:
 
     def choose(self, name: str | None) -> ServedModel:
         """For the request that is being answered: it stays in memory until that is done. Raises
-        ApiError, BusyError, DeviceError.
+        ApiError, BusyError, DeviceError, LeftError.
         """
-        is_gone = request.environ.get("waitress.client_disconnected", lambda: False)
-        entry = self.take(name, is_gone, for_whom())
+        entry = self.take(name, for_whom())
         g.setdefault(_CHOSEN, []).append(entry)
         served = entry.served
         if served is None:  # the server has ended meanwhile
             raise ending()
         return served
 
-    def take(
-        self, name: str | None, is_gone: Callable[[], bool] = lambda: False, client: str = ""
-    ) -> Entry:
+    def take(self, name: str | None, client: str = "") -> Entry:
         """A model that is in memory, and stays there until `give_back`. `client`: for whom; places
-        to wait are shared out among clients. Raises ApiError, BusyError, DeviceError.
+        to wait are shared out among clients. Raises ApiError, BusyError, DeviceError, LeftError.
         """
         with self._changed:
             if self.fault is not None:
@@ -152,6 +151,7 @@ class Registry:
             self._check_failed(entry, now)
             if not entry.source.is_here:
                 self._fetch(entry, client)
+                self._check_failed(entry, now)
                 raise fetching(entry)
             leave = self._places.take(client)
             waiter = Waiter(now, client)
@@ -159,7 +159,7 @@ class Registry:
             self._changed.notify_all()
         try:
             with aside():
-                self._wait(entry, waiter, is_gone)
+                self._wait(entry, waiter)
         finally:
             leave()
             with self._changed:
@@ -169,16 +169,19 @@ class Registry:
             raise waiter.error
         return entry
 
-    def _wait(self, entry: Entry, waiter: Waiter, is_gone: Callable[[], bool]) -> None:
+    def _wait(self, entry: Entry, waiter: Waiter) -> None:
         end = time.monotonic() + LONGEST_WAIT_S
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: waiter.is_over, GONE_EVERY_S)
                 if waiter.is_over:
                     return
-                if is_gone():
-                    waiter.error = ApiError(499, "the client has left")
-                elif time.monotonic() > end:
+                try:
+                    check_wanted()
+                except LeftError as left:
+                    waiter.error = left
+                    return
+                if time.monotonic() > end:
                     waiter.error = busy(entry)
 
     def give_back(self, entry: Entry) -> None:
@@ -252,11 +255,13 @@ class Registry:
         self._want(entry, client)
         if entry.state != FETCHING and not self._ending:
             entry.state, entry.reason = FETCHING, ""
-            entry.progress = Loading(self._clock, FROM_HUB)
-            self._fetches.add(entry)
+            entry.progress = Loading(self._clock, WAITS)
+            self._fetches.add(entry, entry.progress)
 
     def _fetched(self, entry: Entry, found: Source | BaseException) -> None:
         with self._changed:
+            if entry.state != FETCHING:  # an internal error came between; it is asked for again
+                return
             if isinstance(found, BaseException):
                 self._failed(entry, self._problem(entry, found))
                 return
@@ -281,12 +286,12 @@ class Registry:
         return True
 
     def loading(self) -> dict[str, Any] | None:
-        """How far the one is that is being loaded, or, where none is, fetched. Without the lock:
-        the loop of connections asks.
+        """How far the one is that is being loaded, or, where none is, fetched. Without the lock,
+        and without a look at the disk: the loop of connections asks.
         """
-        found = [(e.state == FETCHING, p) for e in self._entries.values() if (p := e.progress)]
-        found.sort(key=itemgetter(0))
-        return found[0][1].asdict() if found else None
+        under_way = ((e.state == FETCHING, e.progress) for e in self._entries.values())
+        found = [(fetched, p.waits, p) for fetched, p in under_way if p is not None]
+        return min(found, key=itemgetter(0, 1))[2].asdict() if found else None
 
     @property
     def fetching(self) -> bool:
@@ -381,17 +386,27 @@ class Registry:
         waits.
         """
         log.error("models: an internal error\n%s", traceback_text(error))
-        reason = reason_of(error)
+        if step is not None and not isinstance(step, Wait):
+            self._give_up(self._entries[step.name], error)
+            return
         with self._changed:
-            if step is not None and not isinstance(step, Wait):
-                entry = self._entries[step.name]
-                entry.opened = entry.served = None
-                self._failed(entry, reason)
-                return
             for entry in self._entries.values():
                 if entry.waiters or entry.wanted_at is not None:
-                    self._failed(entry, reason)
+                    self._failed(entry, reason_for(entry, error))
             self._changed.wait_for(lambda: self._ending, AGAIN_S)
+
+    def _give_up(self, entry: Entry, error: BaseException) -> None:
+        """Its memory is not counted any more, so it has to be given back first, as far as it can
+        be.
+        """
+        with self._changed:
+            opened, entry.served = entry.opened, None
+            entry.state = UNLOADING  # nobody is let in
+        if opened is not None:
+            _try_to_close(opened)
+        with self._changed:
+            entry.opened = None
+            self._failed(entry, reason_for(entry, error))
 
     def _do(self, step: Step) -> None:
         """What has been decided."""
@@ -482,13 +497,14 @@ class Registry:
                 return
             entry.progress.warming(opened.weights_read)
             served = opened.start(entry.preset.aliases, entry.preset)
+            entry.opened = opened  # whatever goes wrong from here on, it is known and closed
         except DeviceError as error:
             problem, fault = self._problem(entry, error), error
         except BaseException as error:
             problem = self._problem(entry, error)
         if served is None:  # after the exception is gone, which holds on to the model
             if opened is not None:
-                opened.close()
+                _try_to_close(opened)
             with self._changed:
                 now = self._clock()
                 self._loads.add(clients, now - began, now)
@@ -500,7 +516,7 @@ class Registry:
         served.service.on_fault(self._on_fault)
         with self._changed:
             now = self._clock()
-            entry.opened, entry.served, entry.progress = opened, served, None
+            entry.served, entry.progress = served, None
             entry.state, entry.wanted_at = LOADED, None
             entry.used_at = now
             entry.begin_turn(now)
@@ -517,12 +533,14 @@ class Registry:
         """For those who ask, in one line, without the place where its files lie. The log has all of
         it, and of a mistake of ours the traceback.
         """
+        if isinstance(error, NotInCacheError):  # it was removed; the next time it is fetched
+            entry.source = replace(entry.source, bytes=None)
         reason = reason_of(error)
         if isinstance(error, (MtmdError, OSError, MemoryError)):
             log.error("%s cannot be loaded: %s", entry.name, reason)
         else:
             log.error("%s cannot be loaded\n%s", entry.name, traceback_text(error))
-        return reason.replace(entry.source.model, entry.name)
+        return reason_for(entry, error)
 
     def _may_go_on(self, entry: Entry, opened: Opened) -> bool:
         """What it takes may be known only now, and be more than was thought: then others make room
@@ -608,3 +626,11 @@ class Registry:
             e.listed(room_for(e.standing(now, {}), beside, room), e is self._default)
             for e in entries
         ]
+
+
+def _try_to_close(opened: Opened) -> None:
+    """After another error, which is the one to be told."""
+    try:
+        opened.close()
+    except BaseException as error:
+        log.error("models: one that has failed could not be closed\n%s", traceback_text(error))

@@ -268,14 +268,15 @@ def _shortage(
 
 def _may_leave_at(model: Standing, first: Standing) -> float:
     """The others who use it count: for as many as there are for each who waits, up to a point, it
-    stays longer, and for as long as those who wait have had more than they on the average.
+    stays longer, and, while it is in use, for as long as those who wait have had more than they on
+    the average.
     """
     others = model.clients - first.clients
     times = min(max(1.0, len(others) / max(1, len(first.clients))), MOST_CLIENTS)
     turn_s = times * max(TURN_S, TURN_LOADS * first.load_s)
     end = model.loaded_at + max(turn_s, model.rest_s)
     if not model.in_use:
-        end = min(end, model.used_at + times * (QUIET_S + QUIET_LOADS * first.load_s))
+        return min(end, model.used_at + times * (QUIET_S + QUIET_LOADS * first.load_s))
     if not others or not first.clients:
         return end
     theirs = sum(model.later_s.get(client, 0.0) for client in others) / len(others)

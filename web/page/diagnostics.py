@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -21,6 +22,7 @@ from mtmd.web.page import charts
 from mtmd.web.page.verdict import verdict
 from mtmd.web.served_model import ServedModel
 
+log = logging.getLogger("mtmd.web")
 NO_MODEL = {
     "state": "none",
     "title": "No model is in memory",
@@ -62,7 +64,11 @@ class _Ceiling:
             rate = model.service.exclusively(lambda: read_rate_of(device))
         except DeviceError:
             raise
-        except MtmdError:  # it was unloaded meanwhile
+        except MtmdError as error:
+            if self._models.at_hand(model.name) is not model:  # it was unloaded meanwhile
+                return
+            log.warning("how fast the memory of %s is cannot be measured: %s", device, error)
+            self._known[device] = None  # each try takes the device from those who are answered
             return
         if self._work() == before:
             self._known[device] = rate

@@ -13,7 +13,7 @@ import pytest
 from fake_hub import COMMIT, FILES, FakeHub, address, running_hub
 
 from mtmd.checkpoint import hub
-from mtmd.checkpoint.hub import Found, resolve_model
+from mtmd.checkpoint.hub import Found, NotInCacheError, resolve_model
 from mtmd.kernels.errors import ModelError
 
 
@@ -241,6 +241,38 @@ def test_offline_fails_at_once(
     ):
         resolve_model("org/good", endpoint=closed_port, cache_dir=tmp_path)
     assert naps == []  # no rounds of retries
+
+
+def cached(cache: Path, *files: str) -> Path:
+    """A repository org/x in a cache, with these files; the note of what commit its branch is."""
+    folder = cache / "models--org--x" / "snapshots" / COMMIT
+    folder.mkdir(parents=True)
+    for file in files:
+        (folder / file).write_bytes(b"")
+    note = cache / "models--org--x" / "refs" / "main"
+    note.parent.mkdir()
+    note.write_text(COMMIT)
+    return note
+
+
+@pytest.mark.parametrize("fetch", [True, False])
+def test_what_is_in_the_cache_is_told_where_it_is_not_what_was_asked_for(
+    fetch: bool, closed_port: str, tmp_path: Path
+) -> None:
+    cached(tmp_path, "x-Q4_K_M.gguf", "mmproj-x-Q8_0.gguf")
+    otherwise = r" and the .* hub cannot be reached \(.*\); check" if fetch else "; `mtmd pull org"
+    with pytest.raises(
+        NotInCacheError, match=rf"type Q8_0 in the local cache, found x-Q4_K_M\.gguf{otherwise}"
+    ):
+        resolve_model("org/x:Q8_0", endpoint=closed_port, cache_dir=tmp_path, fetch=fetch)
+
+
+def test_a_cache_that_cannot_be_read_is_not_called_empty(closed_port: str, tmp_path: Path) -> None:
+    note = cached(tmp_path, "model.safetensors")
+    note.unlink()
+    note.mkdir()
+    with pytest.raises(ModelError, match=r"read in the local cache \(Is a directory\)"):
+        resolve_model("org/x", endpoint=closed_port, cache_dir=tmp_path)
 
 
 def test_a_download_that_breaks_off(

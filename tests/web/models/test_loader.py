@@ -46,6 +46,22 @@ def test_what_it_takes_is_known_before_a_weight_is_read(source):
     opened.close()  # as a server that ends while it is unloaded
 
 
+def test_a_model_whose_service_could_not_be_closed_is_closed_the_next_time(source, monkeypatch):
+    loader = PackageLoader(OPTIONS, **SERVICE, warm_up=False)
+    opened = loader.open(source, NONE)
+    service, loaded = opened.start((), NONE).service, opened._model.loaded
+    close, ended = service.close, []
+    monkeypatch.setattr(service, "close", lambda _: 1 / 0)
+    monkeypatch.setattr(loaded, "close", lambda: ended.append(True))
+    with pytest.raises(ZeroDivisionError):
+        opened.close()
+    assert not loader.loaded and not ended
+    opened.close()
+    assert ended
+    monkeypatch.undo()
+    close(), loaded.close()
+
+
 def test_memory_is_measured_anew_when_a_model_has_given_its_own_back(source, monkeypatch):
     """A moment ago there was no room for the next one, which would be refused for good."""
     loader = PackageLoader(OPTIONS, **SERVICE)

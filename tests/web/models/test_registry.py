@@ -6,17 +6,19 @@ import itertools
 import random
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
-from fake_models import GIB, FakeLoader, registry_of
+from fake_models import GIB, FakeLoader, FakeOpened, registry_of
 from fake_service import until
+from flask import Flask
 
 from mtmd import BusyError, DeviceError, ModelError
-from mtmd.service.turns import work_for
+from mtmd.checkpoint.hub import NotInCacheError
+from mtmd.service.turns import LeftError, in_any_case, wanted_unless, work_for
 from mtmd.web.errors import ApiError
+from mtmd.web.models import fetching, schedule
 from mtmd.web.models import registry as module
-from mtmd.web.models import schedule
 from mtmd.web.models.choice import FAILED, LOADED, LOADING, UNLOADED
 from mtmd.web.models.presets import Preset
 
@@ -162,6 +164,38 @@ def test_whatever_goes_wrong_others_are_loaded_after_it(monkeypatch, error, capl
                 registry.take("a")
         registry.load("a")
         assert until(lambda: registry.find("a").state == LOADED)
+    assert "Traceback" in caplog.text
+
+
+def test_one_that_fails_after_its_start_or_in_closing_gives_its_memory_back(caplog):
+    """It is not counted any more: what it still took would be missing to all others."""
+    loader = FakeLoader({"a": 8, "b": 8})
+    close, raised = FakeOpened.close, []
+
+    class Opened(FakeOpened):
+        def start(self, aliases, preset):
+            served = super().start(aliases, preset)
+            if self.name == "a":
+                served.service.on_fault = failing(KeyError("a"))
+            return served
+
+        def close(self):
+            if hasattr(self, "service") and not raised:
+                raised.append(self.name)
+                raise KeyError("closing")
+            close(self)
+
+    loader.open = lambda source, preset: Opened(loader, source, preset)
+    with started(loader.needs, loader=loader) as (registry, _):
+        raised.append("not yet")
+        with pytest.raises(ApiError, match="internal error"):
+            registry.take("a")
+        assert not loader.taken and registry.room()["cpu"]["taken"] == 0
+        registry.give_back(registry.take("b"))
+        raised.clear()
+        registry.unload("b")
+        assert until(lambda: state_of(registry, "b") == FAILED)
+        assert raised == ["b"] and not loader.taken
     assert "Traceback" in caplog.text
 
 
@@ -352,12 +386,12 @@ def _failing_to_open(name):
 
 def test_idle_ones_are_unloaded():
     clock = [1000.0]
-    with started({"a": 4}, unload_after_s=60.0, clock=lambda: clock[0]) as (registry, loader):
+    with started({"a": 4}, unload_after_s=60.0, clock=lambda: clock[0]) as (registry, _):
         entry = registry.take("a")
         clock[0] += 100
+        idle = module.Room(None, {}, {}, unload_after_s=60.0)
         with registry._changed:
-            registry._changed.notify_all()
-        assert not until(lambda: "unload a" in loader.log, 0.05), "somebody has it"
+            assert isinstance(registry._next_step(idle), schedule.Wait), "somebody has it"
         registry.give_back(entry)
         clock[0] += 61
         with registry._changed:
@@ -387,7 +421,8 @@ def test_unloading_by_hand_takes_no_model_from_others():
         for _ in range(2):
             registry.give_back(entry)
         registry.unload("a")
-        assert not until(lambda: "unload a" in loader.log, 0.3)
+        with registry._changed:
+            assert registry._next_step(module.Room(None, {}, {})) == schedule.Wait(schedule.LOOK_S)
         clock[0] += 100
         assert until(lambda: state_of(registry, "a") == UNLOADED)
         work_for("lee")
@@ -436,7 +471,8 @@ def test_one_client_that_asks_for_one_model_after_another_does_not_stand_before_
         registry.give_back(waiting[0][0][0])
 
 
-def test_one_that_is_not_here_is_fetched_while_others_are_loaded_and_answer():
+def test_one_that_is_not_here_is_fetched_while_others_are_loaded_and_answer(monkeypatch):
+    monkeypatch.setattr(fetching, "LOOKED_S", 0.01)
     with started({"a": 4, "b": 4, "c": 1}, away=("b", "c")) as (registry, loader):
         loader.hub.clear()
         with pytest.raises(ApiError, match=r"is being fetched .* 0% of it is here") as told:
@@ -445,12 +481,15 @@ def test_one_that_is_not_here_is_fetched_while_others_are_loaded_and_answer():
         assert told.value.headers["Retry-After"]
         assert until(lambda: "fetch b" in loader.log) and registry.fetching
         loader.read = (42, 100)
+        assert until(lambda: registry.find("b").progress == 0.42)
         with pytest.raises(ApiError, match="42% of it is here"):
             registry.take("b")
         listed = registry.find("b")
         assert (listed.state, listed.progress, listed.file_bytes) == (LOADING, 0.42, None)
         assert "fetching" in listed.stage and registry.loading()["progress"] == 0.42
-        registry.load("c")  # after it
+        with pytest.raises(ApiError, match="'c' waits until another one is fetched"):
+            registry.take("c")
+        assert registry.find("c").stage == "waiting until another one is fetched"
         registry.give_back(registry.take("a"))
         assert loader.log == ["fetch b", "load a"]
         loader.hub.set()
@@ -458,6 +497,66 @@ def test_one_that_is_not_here_is_fetched_while_others_are_loaded_and_answer():
         assert registry.find("b").file_bytes == 4 * GIB and registry.loading() is None
         assert until(lambda: not registry.fetching)
         assert loader.log[2:] in (["fetch c", "load b", "load c"], ["load b", "fetch c", "load c"])
+
+
+def test_one_that_was_removed_from_the_cache_is_fetched_again():
+    clock = [1000.0]
+    with started({"a": 4}, clock=lambda: clock[0]) as (registry, loader):
+        assert until(lambda: registry.find("a").context)
+        loader.fails["open a"] = NotInCacheError("model 'a' is not in the local cache")
+        with pytest.raises(ApiError, match="cannot be loaded: model 'a' is not in the local cache"):
+            registry.take("a")
+        assert registry.find("a").file_bytes is None
+        del loader.fails["open a"]
+        clock[0] += module.TRIED_AGAIN_S
+        with pytest.raises(ApiError, match="is being fetched"):
+            registry.take("a")
+        assert until(lambda: state_of(registry, "a") == LOADED)
+        assert loader.log == ["fetch a", "load a"] and registry.find("a").file_bytes
+
+
+def test_how_far_a_fetch_is_waits_for_no_disk():
+    """The cache may lie on one that hangs; the loop of connections asks, and all who choose."""
+    looking, answered = threading.Event(), threading.Event()
+
+    def read():
+        looking.set()
+        assert answered.wait(20)
+        return 42, 100
+
+    loader = FakeLoader({"a": 4})
+    loader.hub.clear()
+    fetch = loader.fetch
+    loader.fetch = lambda source, tell: fetch(source, lambda _: tell(read))
+    with started({"a": 4}, loader=loader, away=("a",)) as (registry, _):
+        registry.load("a")
+        assert looking.wait(10)
+        told = []
+        asking = threading.Thread(
+            target=lambda: told.extend([registry.loading(), registry.find("a")]), daemon=True
+        )
+        asking.start()
+        asking.join(10)
+        assert [told[0]["progress"], told[1].progress] == [0.0, 0.0]
+        answered.set()
+        assert until(lambda: registry.loading()["progress"] == 0.42)
+
+
+def test_where_no_thread_can_be_started_a_fetch_fails_and_the_next_one_is_tried(monkeypatch):
+    clock = [1000.0]
+    with started({"a": 4, "b": 4}, away=("a", "b"), clock=lambda: clock[0]) as (registry, _):
+        with monkeypatch.context() as full:
+            full.setattr(threading.Thread, "start", failing(RuntimeError("can't start new thread")))
+            with pytest.raises(
+                ApiError, match=r"fetched now \(can't start new thread\); try again"
+            ):
+                registry.take("a")
+        assert not registry.fetching and state_of(registry, "a") == FAILED
+        registry.load("b")
+        assert until(lambda: state_of(registry, "b") == LOADED)
+        clock[0] += module.TRIED_AGAIN_S
+        registry.load("a")
+        assert until(lambda: state_of(registry, "a") == LOADED)
 
 
 def test_one_that_cannot_be_fetched_says_why_and_is_tried_again():
@@ -476,16 +575,34 @@ def test_one_that_cannot_be_fetched_says_why_and_is_tried_again():
         assert loader.log == ["fetch a", "fetch a", "load a"]
 
 
-def test_who_leaves_while_it_is_loaded_is_not_let_in(monkeypatch):
+def test_who_leaves_while_it_is_loaded_is_not_let_in_but_for_what_is_wanted_in_any_case(
+    monkeypatch,
+):
     monkeypatch.setattr(module, "GONE_EVERY_S", 0.01)
+    app, found = Flask("test"), {}
+    has_left = {"waitress.client_disconnected": lambda: True}
+
+    def choose(registry, name, in_any_case):
+        wanted_unless(lambda: True)
+        with app.test_request_context(environ_overrides=has_left), in_any_case:
+            try:
+                found[name] = registry.choose("a").name
+            except Exception as error:
+                found[name] = type(error)
+
     with started({"a": 4}) as (registry, loader):
+        registry.register(app)
         loader.gate.clear()
-        found, thread = take(registry, "a", is_gone=lambda: True)
-        thread.join(10)
-        assert found[0].status == 499
+        answers = threading.Thread(target=choose, args=(registry, "page", in_any_case()))
+        answers.start()
+        assert until(lambda: registry._entries["a"].waiters)
+        leaves = threading.Thread(target=choose, args=(registry, "api", nullcontext()))
+        leaves.start()
+        leaves.join(10)
+        assert found == {"api": LeftError}, "it has looked meanwhile, too"
         loader.gate.set()
-        assert until(lambda: state_of(registry, "a") == LOADED)
-        assert registry._entries["a"].users == 0
+        answers.join(10)
+        assert found["page"] == "a" and registry._entries["a"].users == 0, "given back, and once"
 
 
 def test_no_more_wait_than_there_are_threads_for_and_no_client_has_all_places(monkeypatch):

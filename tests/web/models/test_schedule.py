@@ -219,6 +219,14 @@ def test_a_turn_is_longer_beside_one_client_for_whom_much_was_loaded():
     assert next_step([*even], room(), 100.0 + 2 * TURN_S) == Close("a")
 
 
+def test_one_that_nobody_uses_gives_way_as_soon_to_a_client_for_whom_much_was_loaded():
+    later_s = {"kim": 90.0}
+    idle = loaded("a", 8, loaded_at=98.0, used_at=100.0, clients=frozenset({"lee"}))
+    b = model("b", 8, asked_at=101.0, clients=frozenset({"kim"}))
+    models = [replace(idle, later_s=later_s), replace(b, later_s=later_s)]
+    assert next_step(models, room(), 100.0 + QUIET_S + QUIET_LOADS) == Unload("a")
+
+
 def test_a_client_for_whom_much_was_loaded_counts_as_one_who_came_later():
     loads = Loads()
     loads.add({"kim"}, 10.0, 1000.0)

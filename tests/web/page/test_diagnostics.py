@@ -65,15 +65,32 @@ def test_what_another_model_does_meanwhile_is_not_taken_for_a_slow_memory(machin
     assert machine.ask() == 5e9
 
 
-def test_a_model_that_is_unloaded_meanwhile_is_no_error_and_a_fault_of_the_device_is(machine):
-    for error in (MtmdError("the service is closed"), DeviceError("the device hangs")):
+def failing(error):
+    def fail(_):
+        raise error
 
-        def fail(_, error=error):
-            raise error
+    return fail
 
-        machine.a.served.service.exclusively = fail
-        if isinstance(error, DeviceError):
-            with pytest.raises(DeviceError):
-                machine.ask()
-        else:
-            assert machine.ask() is None
+
+def test_a_model_that_is_unloaded_meanwhile_is_measured_another_time(machine):
+    service, measured = machine.a.served.service, machine.a.served.service.exclusively
+    service.exclusively = failing(MtmdError("the service is closed"))
+    machine.a.served, served = None, machine.a.served
+    assert machine.ceiling.of(served, True) is None
+    machine.a.served = served
+    service.exclusively = measured
+    assert machine.ask() == 5e9
+
+
+def test_a_fault_of_the_device_is_raised(machine):
+    machine.a.served.service.exclusively = failing(DeviceError("the device hangs"))
+    with pytest.raises(DeviceError):
+        machine.ask()
+
+
+def test_what_cannot_be_measured_is_told_in_the_log_and_not_tried_again(machine, caplog):
+    machine.a.served.service.exclusively = failing(MtmdError("512 MiB are not free"))
+    assert machine.ask() is None
+    machine.a.served.service.exclusively = pytest.fail
+    assert machine.ask() is None
+    assert caplog.text.count("memory of cpu is cannot be measured: 512 MiB are not free") == 1
