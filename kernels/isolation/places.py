@@ -30,6 +30,7 @@ PATIENCE_S = 0.5
 LONG_JOBS = 8
 STOPPED_JOBS = 8
 SLICE_S = 2.0
+RETRY_S = 10.0  # for who was given up
 
 
 @dataclass(eq=False)
@@ -50,7 +51,7 @@ class Place:
         """Raises BusyError where it was given up."""
         if self.is_given_up:
             raise BusyError(
-                "too much that takes long is being read at the same time; try again later"
+                "too much that takes long is being read at the same time; try again later", RETRY_S
             )
 
 
