@@ -8,8 +8,7 @@ fork server itself touches nothing from outside, so it is safe to fork from, and
 should it be killed. Workers get their input over a channel (`channel.py`), without pickles.
 
 Jobs that take long do not keep short ones waiting: after `PATIENCE_S` a job is run at low priority
-and leaves its place to the next, as long as there are no more than `SLOW_JOBS` of such, half of
-them one owner's. Beyond that an owner's jobs keep his own places: others have one more.
+and beside the others, or stopped while others go first: `places.py` has the rule.
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
+from functools import partial
 from typing import TypeVar
 
 from mtmd.kernels.errors import BusyError, MtmdError
 from mtmd.kernels.isolation import host
 from mtmd.kernels.isolation.channel import LONGEST, Channel, ChannelClosed, ChannelTimeout
 from mtmd.kernels.isolation.limits import Limits
+from mtmd.kernels.isolation.places import LONG_JOBS, PATIENCE_S, STOPPED_JOBS, Place, Places
 from mtmd.kernels.resources.priority import ahead
-from mtmd.kernels.resources.turns import Turns, aside
-from mtmd.kernels.resources.wanted import LOOKED_S, check_wanted, may_be_left
+from mtmd.kernels.resources.turns import aside, for_whom
+from mtmd.kernels.resources.wanted import LOOKED_S, check_wanted, may_be_left, wait
 
 T = TypeVar("T")
-PATIENCE_S = 0.5
 JOBS = 32  # of one worker
 KEPT_BYTES = 512 << 20  # a worker that was allowed more gives its memory back by ending
-SLOW_JOBS = 8
 START_S = 60.0  # for a fork server to be ready: a machine may be very busy
 ENDING_S = 5.0
 # The parent's own path, so that what is found there is found here; nothing else of its environment
@@ -84,8 +83,8 @@ class Worker:
         self._server, self._number, self._channel, self.limits = server, number, channel, limits
         self.jobs = 0
         self._end = weakref.finalize(self, _end_worker, server._orders, number, channel)
-        self.is_slow: Callable[[], None] | None = None
-        """Called once when it has worked for `PATIENCE_S` at a message."""
+        self.look: Callable[[], float] | None = None
+        """Called now and then while it works: seconds for which it stood still meanwhile."""
 
     def begin(self, limits: Limits) -> None:
         """A job within `limits`. Raises WorkerFailed."""
@@ -127,15 +126,13 @@ class Worker:
     def _wait(self) -> None:
         """Until it says something, where somebody looks at the time or may leave meanwhile."""
         began = time.monotonic()
-        while self.is_slow is not None or may_be_left():
+        while self.look is not None or may_be_left():
+            if self.look is not None:
+                began += self.look()
             if self._channel.ready(min(LOOKED_S, PATIENCE_S)):
                 return
             check_wanted()
-            waited = time.monotonic() - began
-            if self.is_slow is not None and waited >= PATIENCE_S:
-                self.is_slow()
-                self.is_slow = None
-            if waited > self.limits.wall_s:
+            if time.monotonic() - began > self.limits.wall_s:
                 raise ChannelTimeout
 
     def ready(self, wait_s: float = 0) -> bool:
@@ -144,12 +141,23 @@ class Worker:
 
     def lower_priority(self) -> None:
         """Soon. Waits for nobody."""
-        self._server._orders.append((host.NICE, self._number))
-        self._server._give_orders()
+        self._order(host.NICE)
+
+    def stop(self) -> None:
+        """Until it is to `go_on`. Soon; waits for nobody."""
+        self._order(host.STOP)
+
+    def go_on(self) -> None:
+        """Soon. Waits for nobody."""
+        self._order(host.GO_ON)
 
     def end(self) -> None:
         """At once, whatever it does. Waits for nobody."""
         self._end()
+        self._server._give_orders()
+
+    def _order(self, what: bytes) -> None:
+        self._server._orders.append((what, self._number))
         self._server._give_orders()
 
     def _failed(self, reason: Reason | None = None) -> WorkerFailed | BusyError:
@@ -175,8 +183,7 @@ class ForkServer:
         jobs: int | None = None,
     ):
         self._module, self._setup, self._jobs = module, setup, jobs
-        self._quick = Turns(at_once + 1, each=at_once)
-        self._slow = Turns(SLOW_JOBS, each=max(1, SLOW_JOBS // 2))
+        self._places = Places(at_once, LONG_JOBS, STOPPED_JOBS, PATIENCE_S)
         self._lock = threading.Lock()
         self._running: _Running | None = None
         self._idle: deque[Worker] = deque()
@@ -200,31 +207,39 @@ class ForkServer:
     @contextmanager
     def job(self, limits: Limits) -> Iterator[Worker]:
         """A worker for one job, once fewer than `at_once` are at work and it is its owner's turn;
-        one that raises is ended. Raises BusyError where no process can be started, LeftError.
+        one that raises is ended. Raises BusyError where no process can be started, or too many
+        that take long are at work; LeftError.
         """
-        quick = self._quick.take()
-        assert quick is not None
-        give_back: list[Callable[[], None]] = [quick]
+        place = self._places.ask(for_whom())
         try:
             with aside():
+                wait(place.goes_on)
                 worker = self._worker(limits)
-
-            def is_slow() -> None:
-                slow = self._slow.take(within_s=0)
-                if slow is not None:
-                    give_back[0]()
-                    give_back[0] = slow
-                worker.lower_priority()
-
-            worker.is_slow = is_slow
+            self._places.begin(place)
+            worker.look = partial(self._look, place, worker)
             try:
                 yield worker
             except BaseException:
                 worker.end()
                 raise
-            self._keep(worker)
+            finally:
+                worker.look = None  # which holds the worker
+            self._keep(worker, place.is_long)
         finally:
-            give_back[0]()
+            self._places.leave(place)
+
+    def _look(self, place: Place, worker: Worker) -> float:
+        was_long, began = place.is_long, time.monotonic()
+        goes_on = self._places.look(place)
+        if place.is_long and not was_long:
+            worker.lower_priority()
+        if goes_on:
+            return 0.0
+        worker.stop()
+        wait(place.goes_on)
+        place.check()
+        worker.go_on()
+        return time.monotonic() - began
 
     def _worker(self, limits: Limits) -> Worker:
         """One that waits for work, or a new one."""
@@ -236,11 +251,9 @@ class ForkServer:
             return worker
         return self.open(limits)
 
-    def _keep(self, worker: Worker) -> None:
-        was_slow = worker.is_slow is None
-        worker.is_slow = None  # which holds the worker
+    def _keep(self, worker: Worker, was_long: bool) -> None:
         if (
-            was_slow
+            was_long
             or worker.jobs >= (self._jobs or JOBS)
             or worker.limits.memory_bytes > KEPT_BYTES
         ):

@@ -2,8 +2,8 @@
 work, and ends when the process that started it does, however that ends.
 
 What it is told comes as records of one size over a socket: fork a worker (its end of a channel
-comes beside the record), end one, say how one ended, lower its priority. Only the question is
-answered.
+comes beside the record), end one, say how one ended, lower its priority, stop it, let it go on.
+Only the question is answered.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mtmd.kernels.isolation.limits import Limits, allow, enclose, lower_priority
 RECORD = struct.Struct("<cQ")
 """What to do, to which worker."""
 STATUS = struct.Struct("<i")
-FORK, END, ASK, NICE = b"f", b"e", b"a", b"n"
+FORK, END, ASK, NICE, STOP, GO_ON = b"f", b"e", b"a", b"n", b"s", b"g"
 READY = b"ready"
 NO_WORKER = 1 << 30  # in place of the status of one that could not be forked
 LAST_S = 0.2  # for a worker to end
@@ -89,6 +89,8 @@ class _Host:
             self._fork(worker, fds[0])
         elif what == NICE and worker in self._pids:
             lower_priority(self._pids[worker])
+        elif what in (STOP, GO_ON) and worker in self._pids:
+            os.kill(self._pids[worker], signal.SIGSTOP if what == STOP else signal.SIGCONT)
         elif what == END:
             if worker in self._pids:
                 os.kill(self._pids[worker], signal.SIGKILL)

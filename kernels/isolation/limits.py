@@ -5,7 +5,7 @@
 | processor time (`RLIMIT_CPU`, whole seconds) | yes | yes |
 | memory (`RLIMIT_AS`, beyond what the worker has at first) | yes | not kept by the system |
 | open files (`RLIMIT_NOFILE`), core dumps (none) | yes | yes |
-| ends with the process that it was forked from | yes | when it next waits for a message |
+| ends with the process that it was forked from | yes | at its next message, unless stopped |
 | is the first to go when the machine runs out of memory | yes | – |
 
 Windows has neither `fork` nor `resource`: there nothing can be isolated, and `available` says so.

@@ -78,12 +78,12 @@ class _Waiter:
 
 
 class Turns:
-    """Lets `count` threads at a time do something; of one owner in the order in which they came,
-    of several by `Shares`. `most`: of their weights together; what weighs more goes alone. `each`:
-    of one owner at a time. Thread-safe.
+    """Lets `count` threads at a time do something, or any number; of one owner in the order in
+    which they came, of several by `Shares`. `most`: of their weights together; what weighs more
+    goes alone. `each`: of one owner at a time. Thread-safe.
     """
 
-    def __init__(self, count: int, most: int | None = None, each: int | None = None) -> None:
+    def __init__(self, count: int | None, most: int | None = None, each: int | None = None) -> None:
         self._count, self._most, self._each = count, most, each
         self._lock = threading.Lock()
         self._at_work: list[_Waiter] = []
@@ -167,7 +167,7 @@ class Turns:
             return True
         held = sum(each.weight for each in self._at_work)
         fits = self._most is None or held + weight <= self._most
-        return fits and len(self._at_work) < self._count
+        return fits and (self._count is None or len(self._at_work) < self._count)
 
 
 def sit_down(desk: Turns) -> None:

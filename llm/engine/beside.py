@@ -13,8 +13,9 @@ rarely, `FORGOTTEN` batches apart in the end.
 What a step takes without prompts has to be known for that. Where prompts come all the time, one in
 `PLAIN` batches reads none.
 
-Promised is that no batch takes longer than that, but for those by which it is found out, one in
-`FORGOTTEN` once all is known; and that of what could be read within it nine tenths are.
+Promised is that no batch takes longer than that, which by `ALIKE` from size to size is at most
+twice the smallest, but for those by which it is found out, one in `FORGOTTEN` once all is known;
+and that of what could be read within it nine tenths are.
 """
 
 from __future__ import annotations

@@ -19,8 +19,9 @@ from collections import OrderedDict
 from torch import Tensor
 
 from mtmd.kernels.errors import BusyError, MtmdError, OptionError
-from mtmd.kernels.isolation.fork_server import PATIENCE_S, ForkServer, Worker, WorkerFailed
+from mtmd.kernels.isolation.fork_server import ForkServer, Worker, WorkerFailed
 from mtmd.kernels.isolation.limits import Limits
+from mtmd.kernels.isolation.places import PATIENCE_S
 from mtmd.llm.sampling.constraint import check_end, masked
 from mtmd.llm.sampling.grammar_worker import ANSWER, GOES_ON, MAY_END, TOKEN, TRIAL, WRONG, pack
 from mtmd.llm.sampling.json_schema import CheckedSchema, schema_text

@@ -41,12 +41,13 @@ class Known:
     @property
     def noted_bytes(self) -> int:
         """About what it takes without tiles."""
-        orders = (one.plan.order for one in self.prepared)
+        plans = [one.plan for one in self.prepared]
+        mixtures = (array for plan in plans for array in (plan.order, plan.weights))
         text = len(self.video.text) if self.video else 0
         return (
             _GROUP_BYTES * (len(self.prepared) + 1)
             + _FRAME_BYTES * len(self.indices)
-            + sum(order.nbytes for order in orders if order is not None)
+            + sum(array.nbytes for array in mixtures if array is not None)
             + 4 * text
         )
 
@@ -99,8 +100,9 @@ def _without_embeddings(known: Known) -> Known:
 
 
 def _without_tiles(known: Known) -> Known:
-    """And without the order of their tokens, which only they are read in."""
+    """And without the order of their tokens, and what these are mixed by: only they are read so."""
     prepared = (
-        replace(one, plan=replace(one.plan, tiles=(), order=None)) for one in known.prepared
+        replace(one, plan=replace(one.plan, tiles=(), order=None, weights=None))
+        for one in known.prepared
     )
     return replace(known, prepared=tuple(prepared))

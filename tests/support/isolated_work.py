@@ -23,6 +23,8 @@ def serve(channel: Channel, prepared: Any) -> None:
     elif asked == b"burn":
         while True:
             pass
+    elif asked == b"sleep":
+        time.sleep(60)
     elif asked == b"take":
         channel.send(bytes(len([bytearray(1 << 20) for _ in range(200)])))
     elif asked == b"abort":

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mtmd.kernels.isolation import places
 from mtmd.web import server
 from mtmd.web.api import embedding_requests as vectors
 from mtmd.web.connections.parser import SHORT_BODY
@@ -59,6 +60,7 @@ MIB, KIB = 1 << 20, 1 << 10
         ("requests a minute", [S.rate_limit or "any number"]),
         ("pixels of all", [f"{M.server_pixels // 10**6} million"]),
         ("pictures being", [f"{M.decoding_pixels // 10**6} million"]),
+        ("pictures, videos and", [f"{places.LONG_JOBS} and {places.STOPPED_JOBS}"]),
         ("readers of", [S.followers, chat.READERS_EACH]),
         ("downloads", [S.downloads]),
         ("uploaded files", [f"{S.upload_bytes // MIB} MiB", f"{RECORD_BYTES // KIB} KiB"]),

@@ -21,7 +21,8 @@ from mtmd.service.turns import Turns, aside, for_whom
 from mtmd.web.intake.places import Askers
 from mtmd.web.settings import MediaBudget
 
-# Of one client, at work or put aside for taking long: `mtmd.kernels.isolation.fork_server`.
+# Of one client, so that few of his wait for a worker with their pixels counted; which of several
+# clients' run is the workers' own rule: `mtmd.kernels.isolation.places`.
 DECODE_AT_ONCE = max(2, os.cpu_count() or 1) + 8
 
 
@@ -42,7 +43,7 @@ class PictureBudget:
         self._pixels_held, self._lock = Counter[str](), threading.Lock()
         self._askers = Askers()
         self._turnover = Turnover()
-        self._decoding = Turns(DECODE_AT_ONCE + 1, limits.decoding_pixels, each=DECODE_AT_ONCE)
+        self._decoding = Turns(None, limits.decoding_pixels, each=DECODE_AT_ONCE)
 
     def excess(
         self, *, pictures: int = 0, bytes_: int = 0, pixels: int = 0, videos: int = 0

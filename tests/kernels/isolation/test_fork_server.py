@@ -60,6 +60,12 @@ def ended(number: int) -> bool:
     return False
 
 
+def is_stopped(number: int) -> bool:
+    with suppress(FileNotFoundError):
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return False
+
+
 def files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
@@ -151,34 +157,32 @@ def test_who_takes_long_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) ->
     server.close()
 
 
-def test_who_has_only_long_jobs_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More of them than there are places, for long jobs too."""
+def test_two_who_have_only_long_jobs_keep_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them than there are places, for long jobs too; what is stopped goes on."""
     monkeypatch.setattr(module, "PATIENCE_S", 0.05)
-    monkeypatch.setattr(module, "SLOW_JOBS", 2)
-    server, found = ForkServer("isolated_work", at_once=1), list[Reason]()
+    monkeypatch.setattr(module, "LONG_JOBS", 2)
+    server = ForkServer("isolated_work", at_once=1)
 
-    def burn() -> None:
-        work_for("who burns")
-        try:
-            ask(server, b"burn", Limits(30, 64 << 20))
-        except WorkerFailed as error:
-            found.append(error.reason)
+    def sleep(owner: str) -> None:
+        work_for(owner)
+        with suppress(WorkerFailed, MtmdError):
+            ask(server, b"sleep", Limits(30, 64 << 20))
 
     assert ask(server, b"warm") == b"warm"
-    burners = [threading.Thread(target=burn) for _ in range(4)]
-    for thread in burners:
+    sleepers = [threading.Thread(target=sleep, args=("ab"[n % 2],)) for n in range(4)]
+    for thread in sleepers:
         thread.start()
-    until(lambda: server._quick.waiting == 2 and server._slow.at_work == 1)
-    assert [ask(server, b"%d" % n) for n in range(5)] == [b"%d" % n for n in range(5)]
-    assert found == []
-    while any(thread.is_alive() for thread in burners):
-        for worker in children(server.pid or 0):
-            with suppress(ProcessLookupError):  # it has ended meanwhile
-                os.kill(worker, signal.SIGKILL)
-        burners[0].join(0.02)
-    for thread in burners:
-        thread.join()
+    until(lambda: len(children(server.pid or 0)) == 4)
+    assert [ask(server, b"%d" % n) for n in range(3)] == [b"%d" % n for n in range(3)]
+    workers = children(server.pid or 0)
+    assert any(map(is_stopped, workers)) and len(workers) >= 4
+    for worker in workers:
+        if not is_stopped(worker):
+            os.kill(worker, signal.SIGKILL)
+    until(lambda: not any(map(is_stopped, children(server.pid or 0))))
     server.close()
+    for thread in sleepers:
+        thread.join()
 
 
 def test_workers_let_those_go_first_who_are_being_answered(server: ForkServer) -> None:

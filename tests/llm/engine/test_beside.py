@@ -7,12 +7,14 @@ a machine on which some answers pause is told more.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import log2
 from random import Random
 
 import pytest
 
 from mtmd.llm.engine.batcher import Batcher
 from mtmd.llm.engine.beside import (
+    ALIKE,
     EARLY,
     FEW,
     FORGOTTEN,
@@ -39,6 +41,12 @@ MACHINES: dict[str, Machine] = {
         0.010 + (rows > USED) * 0.015 + 2e-5 * rows
     ),
     "even more, and all others": lambda rows: 0.010 + (rows > USED) * 0.015 + 1e-4 * rows,
+    "each size nearly a quarter longer": lambda rows: (
+        0.010 if rows == USED else 0.030 * 1.24 ** log2(max(rows, 16) / 16)
+    ),
+    "each size more than a quarter longer": lambda rows: (
+        0.010 if rows == USED else 0.030 * 1.3 ** log2(max(rows, 16) / 16)
+    ),
 }
 LARGEST = {
     "small model": 16,
@@ -47,6 +55,8 @@ LARGEST = {
     "a GPU": 128,
     "the first row of a prompt costs most": 128,
     "even more, and all others": 128,
+    "each size nearly a quarter longer": 128,
+    "each size more than a quarter longer": 16,
 }
 """The size that is right for each."""
 
@@ -77,6 +87,10 @@ def test_a_batch_with_prompts_takes_at_most_twice_as_long(name: str) -> None:
     assert len([n for n in over if n < FORGOTTEN]) <= 6
     assert len([n for n in over if n >= FORGOTTEN]) <= 3, "one in so many"
     assert all(machine(taken[n]) <= 2 * max(limit, machine(SIZES[0])) + 0.005 for n in over)
+
+
+def test_sizes_alike_one_after_the_other_are_together_no_longer_than_that() -> None:
+    assert ALIKE ** (len(SIZES) - 1) <= LONGER
 
 
 @pytest.mark.parametrize("name", MACHINES)

@@ -19,8 +19,10 @@ FACTS, PART = VideoFacts(9000, 30.0, 300.0, 96, 64), Part(0, 0.0, 9000, 30.0, 30
 ALL = None, None
 
 
-def known(frames: int, seed: int = 0, side: int = 0, order: int = 0) -> Known:
-    """One of frames that are each different; `side`: of their tiles, `order`: of their tokens."""
+def known(frames: int, seed: int = 0, side: int = 0, order: int = 0, pooled: bool = False) -> Known:
+    """One of frames that are each different; `side`: of their tiles, `order`: of their tokens,
+    `pooled` each from four.
+    """
     prepared = []
     for number in range(frames):
         sha256 = f"{seed * 10_000 + number:064x}"
@@ -30,7 +32,8 @@ def known(frames: int, seed: int = 0, side: int = 0, order: int = 0) -> Known:
             ((96 + number, 64 + number),),
             256 + number,
             grids=((16 + number, 16 + number),),
-            order=np.arange(order) if order else None,
+            order=np.zeros((order, 4) if pooled else order, np.int64) if order else None,
+            weights=np.zeros((order, 4), np.float32) if pooled else None,
         )
         receipt = ImageReceipt(
             (960 + number, 640 + number), (960, 640 + number), 1, 256, sha256, False, ()
@@ -44,10 +47,10 @@ def put(videos: KnownVideos, name: str, one: Known) -> None:
     videos.put(("", name), ALL, (FACTS, PART), name, one)
 
 
-@pytest.mark.parametrize("order", [0, 256])
-def test_what_is_noted_of_a_video_is_about_what_it_takes(order):
+@pytest.mark.parametrize("order, pooled", [(0, False), (256, False), (256, True)])
+def test_what_is_noted_of_a_video_is_about_what_it_takes(order, pooled):
     tracemalloc.start()
-    one = known(256, order=order)
+    one = known(256, order=order, pooled=pooled)
     taken = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert 0.5 * one.noted_bytes < taken <= one.noted_bytes
@@ -78,8 +81,9 @@ def test_what_files_say_is_kept_while_it_is_used(monkeypatch):
 def test_the_latest_tiles_are_kept(monkeypatch):
     monkeypatch.setattr(known_videos, "KEPT_TILE_BYTES", known(4, side=8).tile_bytes)
     videos = KnownVideos()
-    put(videos, "a", known(4, side=8, order=16))
+    put(videos, "a", known(4, side=8, order=16, pooled=True))
     assert videos.get("a").prepared[0].plan.tiles
-    put(videos, "b", known(4, side=8, order=16))
+    put(videos, "b", known(4, side=8, order=16, pooled=True))
     before, latest = videos.get("a").prepared[0].plan, videos.get("b").prepared[0].plan
-    assert (before.tiles, before.order) == ((), None) and latest.tiles and len(latest.order) == 16
+    assert before.tiles == () and before.order is None and before.weights is None
+    assert latest.tiles and len(latest.order) == len(latest.weights) == 16
