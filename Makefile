@@ -18,7 +18,7 @@ demo: $(VENV)/installed
 test: $(VENV)/tested-with
 	$(PYTEST)
 
-# `mtmd batch --ray` on a Ray that is started here: half a minute to install, as long to run.
+# `mtmd batch --ray` on a Ray that is started here, which takes longer to install and to start than other tests to run.
 ray: $(VENV)/tested-with $(VENV)/with-ray
 	$(BIN)/python -m pytest -q tests/mtmd/cluster/on_ray.py
 
