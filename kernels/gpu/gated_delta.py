@@ -51,7 +51,7 @@ from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.gpu.jit import tl, triton
 from mtmd.kernels.gpu.launch import Call, power_of_two, run_call
-from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel
+from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel, fresh
 from mtmd.kernels.graph import Type
 
 TOKENS = 16  # of a chunk: the fewest that a matrix instruction takes
@@ -369,7 +369,8 @@ def program(
 ) -> Program:
     """What a run on these types launches."""
     types = {"q": q, "k": k, "v": v, "decay": decay, "beta": beta, "state": state}
-    types |= {"starts": starts, "slots": slots, "out": state}
+    types |= {"starts": starts, "slots": slots}
+    types |= {"out": Type.contiguous((1,), torch.float32)}
     call = plan_call(q, k, v, decay, beta, state, starts, slots, scale=scale)
     return Program(gated_delta_kernel, call, types, ("TOKENS", "COLUMNS"), head=v.shape[2])
 
