@@ -55,7 +55,8 @@ class LoadOptions:
     answers are the same. `tp`: so many processes share every layer out among themselves (tensor
     parallelism), each with a device of its own where there are several; `tensor_split` are their
     shares, such as (3, 1), equal ones where there are none. `no_kv_offload`: keys and values lie in
-    the host's memory, and attention of the decoder runs there.
+    the host's memory, and attention of the decoder runs there. `kernels` is a folder of programs
+    that `mtmd warmup --save` compiled for the GPU, None for that which MTMD_KERNELS names, if any.
     """
 
     device: str = "auto"
@@ -76,9 +77,10 @@ class LoadOptions:
     tp: int = 1
     tensor_split: tuple[float, ...] = ()
     no_kv_offload: bool = False
+    kernels: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("mmproj", "chat_template"):
+        for name in ("mmproj", "chat_template", "kernels"):
             object.__setattr__(self, name, _path_or_none(name, getattr(self, name)))
         for name in ("image_min_tokens", "image_max_tokens"):
             object.__setattr__(self, name, integer_or_none(name, getattr(self, name), 1, 1 << 20))
@@ -185,6 +187,11 @@ def api_keys_from_environment() -> list[str]:
     NAME:KEY.
     """
     return os.environ.get("MTMD_API_KEYS", "").replace(",", " ").split()
+
+
+def kernels_from_environment() -> str | None:
+    """The folder of compiled GPU programs that MTMD_KERNELS names."""
+    return os.environ.get("MTMD_KERNELS") or None
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ class LoadKeywords(TypedDict, total=False):
     tp: int
     tensor_split: str | Sequence[float]
     no_kv_offload: bool
+    kernels: str | PathLike[str] | None
 
 
 class AnswerKeywords(TypedDict, total=False):

@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 from collections.abc import Hashable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +149,7 @@ def _has(name: str) -> bool:
     return hasattr(knobs.compilation, name)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _binder(target: str, kernel: Any) -> tuple[Any, Any]:
     backend = make_backend(parse_target(target))
     return backend, create_function_from_signature(kernel.signature, kernel.params, backend)

@@ -51,7 +51,7 @@ from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.gpu.jit import tl, triton
 from mtmd.kernels.gpu.launch import Call, power_of_two, run_call
-from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel, fresh
+from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel
 from mtmd.kernels.graph import Type
 
 TOKENS = 16  # of a chunk: the fewest that a matrix instruction takes

@@ -256,7 +256,10 @@ def program(
     call = plan_call(x, w, state, starts, slots, bias, activation=activation)
     operands = {"x": x, "w": w, "state": state, "starts": starts, "slots": slots}
     return Program(
-        short_conv_kernel, call, operands | {"bias": bias or x, "out": fresh(x)}, ("ROWS", "CHANNELS")
+        short_conv_kernel,
+        call,
+        operands | {"bias": bias or x, "out": fresh(x)},
+        ("ROWS", "CHANNELS"),
     )
 
 

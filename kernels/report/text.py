@@ -27,7 +27,17 @@ HANG = 4  # blanks before what goes on from the line above
 def render(report: WarmupFacts, columns: int | None = None) -> str:
     """In lines of `columns` characters at most, None for as long as they are."""
     wide = columns is None or columns >= NARROW
-    parts = (_head, _result, _flash, _speculation, _warnings, _ranks, _dequantized, _graphs)
+    parts = (
+        _head,
+        _result,
+        _flash,
+        _speculation,
+        _warnings,
+        _ranks,
+        _programs,
+        _dequantized,
+        _graphs,
+    )
     lines = [line.rstrip() for part in parts for line in part(report)]
     lines += [line.rstrip() for line in _checks(report, wide)]
     while not lines[-1]:
@@ -137,6 +147,17 @@ def _warnings(report: WarmupFacts) -> Iterator[str]:
         yield f"  {r.count:4d} x {r.op:<12} {shape:<30} {r.name}"
         yield f"         {r.reason}; runs on {r.runs_on}"
     yield RULE
+    yield ""
+
+
+def _programs(report: WarmupFacts) -> Iterator[str]:
+    facts = report.programs
+    if facts is None:
+        return
+    yield (
+        f"GPU programs for {facts.target}: {facts.needed} foreseen, {facts.compiled} compiled now"
+        + (f" ({facts.compile_ms / 1e3:.1f} s of compiling)" if facts.compiled else "")
+    )
     yield ""
 
 

@@ -18,7 +18,7 @@ from mtmd.clip.family import VisionFamily
 from mtmd.clip.image.isolated import start as start_picture_workers
 from mtmd.clip.token_budget import Budget
 from mtmd.clip.warmup import encoder_placement
-from mtmd.config import AnswerOptions, LoadOptions, launcher, options
+from mtmd.config import AnswerOptions, LoadOptions, kernels_from_environment, launcher, options
 from mtmd.kernels.backends import Backend, backends_for
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import ModelError, OptionError
@@ -38,6 +38,7 @@ from mtmd.llm.warmup import decoder_placement
 from mtmd.loaded.device_and_dtype import choose_dtype, own_threads
 from mtmd.loaded.device_thread import DeviceThread
 from mtmd.loaded.memory_admission import CACHE_BYTES, Admission
+from mtmd.loaded.programs import use_saved
 
 if TYPE_CHECKING:  # torch.distributed takes its time to load
     from mtmd.kernels.parallel.distributed import DistributedGroup
@@ -74,6 +75,8 @@ class LoadedModel:
         if group is not None and device.startswith("cuda"):
             device = f"cuda:{group.rank}"
         self.backends = list(backends) if backends else backends_for(device, chosen.refuse)
+        if not backends and (kernels := chosen.kernels or kernels_from_environment()):
+            use_saved(kernels, self.backends[0])
         if not self.backends[0].blocks:
             self.checkpoint = checkpoint = checkpoint.without_blocks()
         self.dtype = choose_dtype(chosen.dtype, self.backends[0], checkpoint.weight_bytes)

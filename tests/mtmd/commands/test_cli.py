@@ -245,6 +245,7 @@ def test_every_option_of_describe_is_tried_here() -> None:
         "--memory-limit",  # tests/mtmd/loaded/test_memory_admission.py
         "--isolate",  # tests/mtmd/test_isolate.py
         *RANKS,
+        "--kernels",  # tests/mtmd/inspect/test_save_kernels.py
         *VIDEOS,
         "--each",  # tests/mtmd/commands/test_new_user.py
     }

@@ -399,6 +399,7 @@ def test_every_option(mtmd: Any) -> None:
         "--tp",
         "--tensor-split",
         "--no-kv-offload",
+        "--kernels",
         *sides,
     }
 

@@ -334,6 +334,7 @@ def test_every_option(mtmd: Any) -> None:
         "--tp",
         "--tensor-split",
         "--no-kv-offload",
+        "--kernels",
     }
     off = told(mtmd, "--flash-attn", "off")
     assert off["graphs"] != told(mtmd)["graphs"], "explicit attention takes more"
