@@ -118,7 +118,7 @@ class _Pointer:
 
 
 def specialised(target: str, program: Program) -> tuple[ASTSource, Any]:
-    """Source and options as `kernel[grid](...)` makes them of its arguments on such a device: types,
+    """Source and options as `kernel[grid](...)` makes them of its arguments on a device: types,
     what is a constant, an integer of 1 among them, and what is known of other arguments, such as
     multiples of 16. By Triton's own functions.
     """

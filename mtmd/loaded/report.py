@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from mtmd.clip.warmup import check_encoder, encoder_graphs
 from mtmd.kernels.dtype import name_of
+from mtmd.kernels.gpu.ahead.compilations import ahead
 from mtmd.kernels.report.facts import (
     Check,
     DequantizedTensor,
@@ -37,7 +38,7 @@ def warmup_report(
     programs = None
     if check:
         programs = make_programs(encoder, runner, loaded.limits, progress)
-        with loaded.checked_together():
+        with loaded.checked_together(), ahead():
             checks = run_checks(loaded)
     placements = loaded.placements  # after the checks, which may bring shapes of their own
     return WarmupReport(

@@ -10,7 +10,7 @@ from typing import Any
 from triton.runtime.driver import driver
 
 from mtmd.kernels.gpu.ahead.compilations import ahead
-from mtmd.kernels.gpu.compile import compiled_for, parse_target
+from mtmd.kernels.gpu.compile import cache_key, compiled_for, parse_target
 from mtmd.kernels.gpu.triton_kernel import Program
 
 Progress = Callable[[int, int], None]
@@ -27,8 +27,12 @@ def compile_all(
     """
     found: dict[int, Any] = {}
     here = _is_here(target)
-    with ahead(), ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
-        jobs = {pool.submit(_ready, target, p, here): number for number, p in enumerate(programs)}
+    with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
+        different = {cache_key(target, program): program for program in programs}
+        jobs = {
+            pool.submit(_ready, target, program, here): number
+            for number, program in enumerate(different.values())
+        }
         try:
             for done, job in enumerate(as_completed(jobs), 1):
                 found[jobs[job]] = job.result()
@@ -37,11 +41,12 @@ def compile_all(
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    return list({found[number].hash: found[number] for number in sorted(found)}.values())
+    return [found[number] for number in sorted(found)]
 
 
 def _ready(target: str, program: Program, here: bool) -> Any:
-    compiled = compiled_for(target, program)
+    with ahead():
+        compiled = compiled_for(target, program)
     if here:
         # Older versions of Triton have the system's C compiler make it, at a first launch.
         driver.active.launcher_cls(compiled.src, compiled.metadata)
