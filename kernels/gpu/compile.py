@@ -23,6 +23,7 @@ from triton.compiler.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
 
 from mtmd.kernels.errors import PlacementError
+from mtmd.kernels.gpu.ahead.compilations import ahead
 from mtmd.kernels.gpu.architectures import ARCHITECTURES, architecture
 from mtmd.kernels.gpu.triton_kernel import Placed, Program
 from mtmd.kernels.graph import Type
@@ -75,7 +76,8 @@ def compiled_for(target: str, program: Program) -> Any:
     gpu_target = parse_target(target)
     source, options = specialised(target, program)
     try:
-        return triton.compile(source, target=gpu_target, options=options.__dict__)
+        with ahead():
+            return triton.compile(source, target=gpu_target, options=options.__dict__)
     except Exception as error:  # the compiler's own errors share no base class
         raise PlacementError(f"ahead-of-time compilation for {target} failed: {error}") from error
 

@@ -29,7 +29,7 @@ def test_batches_that_come_launch_no_other_programs(model: Model) -> None:
     runner, chance = model.runner, random.Random(0)
     foreseen = Programs().add_all(runner.new_plan(b) for b in foreseen_batches(runner)).found
     assert len(foreseen) > 8
-    for _ in range(40):
+    for _ in range(20):
         count = chance.randint(1, runner.sequences)
         tokens = max(count, chance.choice((1, 4, 17, 64, 200, 512)) - chance.randint(0, 3))
         verified = chance.random() < 0.2

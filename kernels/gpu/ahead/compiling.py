@@ -9,7 +9,6 @@ from typing import Any
 
 from triton.runtime.driver import driver
 
-from mtmd.kernels.gpu.ahead.compilations import ahead
 from mtmd.kernels.gpu.compile import cache_key, compiled_for, parse_target
 from mtmd.kernels.gpu.triton_kernel import Program
 
@@ -45,8 +44,7 @@ def compile_all(
 
 
 def _ready(target: str, program: Program, here: bool) -> Any:
-    with ahead():
-        compiled = compiled_for(target, program)
+    compiled = compiled_for(target, program)
     if here:
         # Older versions of Triton have the system's C compiler make it, at a first launch.
         driver.active.launcher_cls(compiled.src, compiled.metadata)

@@ -100,5 +100,3 @@ def test_interpreted_kernel_cannot_be_compiled():
 def test_unknown_target(target):
     with pytest.raises(OptionError, match="one of cuda:75"):
         resources(VISION, 72, target)
-
-
