@@ -327,6 +327,8 @@ def test_every_option_of_warmup(mtmd: Any, tmp_path: Path) -> None:
         "--weights",
         "--parallel",
         "--no-compile",
+        "--save",  # these in tests/mtmd/inspect/test_save_kernels.py
+        "--kernels",
         "--memory-limit",
         "--speculate",
         *RANKS,
