@@ -29,7 +29,7 @@ def _batches(runner: Runner) -> Iterator[BatchShape]:
     lengths = _lengths(runner.sizes()["prefill"].tokens + slots)
     for count in range(1, slots + 1):
         yield BatchShape(count, wanted=count, sequences=count)
-    for count in sorted({1, min(2, slots), slots}):
+    for count in _together(slots):
         few = _few(lengths, 4)
         for tokens in few if count > 1 else _few(lengths, 2):
             if count < tokens:
@@ -37,8 +37,15 @@ def _batches(runner: Runner) -> Iterator[BatchShape]:
                 if tokens in few and tokens <= MOST_VERIFIED:
                     yield BatchShape(tokens, wanted=tokens, sequences=count)
     if runner.image_tokens:
-        for tokens in _few(lengths, 4):
+        for tokens in lengths[:1] + lengths[-1:]:
             yield BatchShape(tokens, images=min(tokens, runner.image_tokens))
+
+
+def _together(slots: int) -> list[int]:
+    """Prompts of a batch: one, the most, and between them where the most are many, for then each
+    is short, and who reads a token is looked for in more steps.
+    """
+    return sorted({1, slots} | ({2, min(16, slots)} if slots > 4 else set()))
 
 
 def _with_pages(batch: BatchShape, runner: Runner) -> Iterator[BatchShape]:
