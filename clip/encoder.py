@@ -76,6 +76,10 @@ class TowerEncoder:
         """
         return self._plan(batch, tile, overwrite)
 
+    def new_plan(self, batch: int, tile: Shape) -> Plan:
+        """The same, not kept: for looking at many shapes."""
+        return self._make_plan(batch, tile, True)
+
     def _make_plan(self, batch: int, tile: Shape, overwrite: bool) -> Plan:
         return make_plan([self.graph(batch, tile)], self.backends, self.overrides, overwrite)
 

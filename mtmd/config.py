@@ -60,7 +60,9 @@ class LoadOptions:
     `device` may then name between commas; `tensor_split` are the ranks' or the devices' shares,
     such as (3, 1), where there are none equal ones for ranks, for devices what their free memory
     allows. `no_kv_offload`: keys and values lie in the host's memory, and attention of the decoder
-    runs there. `fit`: which of all that is done is chosen, by predicted memory.
+    runs there. `fit`: which of all that is done is chosen, by predicted memory. `kernels` is a
+    folder of programs that `mtmd warmup --save` compiled for the GPU, None for that which
+    MTMD_KERNELS names, if any.
     """
 
     device: str = "auto"
@@ -83,9 +85,10 @@ class LoadOptions:
     no_kv_offload: bool = False
     split: str = "none"
     fit: bool = False
+    kernels: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("mmproj", "chat_template"):
+        for name in ("mmproj", "chat_template", "kernels"):
             object.__setattr__(self, name, _path_or_none(name, getattr(self, name)))
         for name in ("image_min_tokens", "image_max_tokens"):
             object.__setattr__(self, name, integer_or_none(name, getattr(self, name), 1, 1 << 20))
@@ -195,6 +198,11 @@ def api_keys_from_environment() -> list[str]:
     NAME:KEY.
     """
     return os.environ.get("MTMD_API_KEYS", "").replace(",", " ").split()
+
+
+def kernels_from_environment() -> str | None:
+    """The folder of compiled GPU programs that MTMD_KERNELS names."""
+    return os.environ.get("MTMD_KERNELS") or None
 
 
 @dataclass(frozen=True)

@@ -123,11 +123,12 @@ class Model:
         """Where everything runs and what it will take. Nothing is run for it: `warm_up` does."""
         return warmup_report(self.loaded, check=False)
 
-    def warm_up(self) -> WarmupReport:
+    def warm_up(self, progress: Callable[[int, int], None] | None = None) -> WarmupReport:
         """The report with a real encode and a real step of decode: times, and every op against its
-        reference.
+        reference. On a GPU the programs that answers will need are compiled first, those that are
+        not in Triton's cache, several at once; `progress(done, all)` is called after each.
         """
-        return self.exclusively(lambda: warmup_report(self.loaded, check=True))
+        return self.exclusively(lambda: warmup_report(self.loaded, check=True, progress=progress))
 
     def __enter__(self) -> Self:
         return self

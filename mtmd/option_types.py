@@ -36,6 +36,7 @@ class LoadKeywords(TypedDict, total=False):
     no_kv_offload: bool
     split: Literal["none", "layer"]
     fit: bool
+    kernels: str | PathLike[str] | None
 
 
 class AnswerKeywords(TypedDict, total=False):

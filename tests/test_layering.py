@@ -59,7 +59,7 @@ ORDER = {
         ("video",),  # which frames of a file, and how they become tiles
         ("family", "families"),  # the table loads a family's file by its name
         ("encoder", "dual"),
-        ("warmup",),
+        ("foreseen", "warmup"),
     ),
     "llm": (
         ("experts", "parameters", "state", "tokenizer"),
@@ -67,7 +67,7 @@ ORDER = {
         ("inputs",),
         ("blocks", "family"),
         ("engine", "families"),  # neither knows the other: a family builds, the engine runs
-        ("warmup",),
+        ("foreseen", "warmup"),
     ),
     "mtmd": (
         ("chat_template", "openmp", "receipt", "tools", "tracebacks"),

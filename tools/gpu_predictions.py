@@ -32,6 +32,25 @@ Written by `python tools/gpu_predictions.py > docs/gpu.md`. Do not edit by hand.
 Which op runs by which kernel is asked of the same table that a GPU uses; registers, shared memory and spills are the compiler's (they
 need Triton, `pip install 'mtmd[gpu]'`, all else does not). Times are estimates, each with a range.
 
+## Compiled ahead: `--save`, `--kernels`
+
+    mtmd warmup -m MODEL --target cuda:90 --save kernels      # here, without a GPU, with Triton
+    mtmd serve -m MODEL --kernels kernels                     # there; or MTMD_KERNELS=kernels
+
+`--save` writes what the model launches on that architecture: a manifest (versions of mtmd and Triton, target, model, size and SHA-256 of each file) and two
+files for each program, 10 to 100 programs of a model. `--kernels` (`load(kernels=...)` in Python) compares them and puts them into Triton's cache on that
+machine (`TRITON_CACHE_DIR`, `~/.triton/cache`), where a launch looks. Another target, another Triton or build of it, kernels of another mtmd, and files that are
+not as they were saved are refused with a line that says which. A digest is no signature: take kernels from whom you would take a program.
+
+Programs are compiled for what a launch looks at: types, sizes that are constants, whether numbers are multiples of 16, where tensors begin, how much memory they span.
+Both ways ask Triton's own code for that, and a test compares the keys of every launch of every kernel's cases. What is foreseen: every number of answers at once,
+prompts of one token to the most that are read at once, with and without pictures and proposals; every batch of tiles at the sizes of the
+warm-up, of the largest picture and of usual ones. A family that takes pictures of any size may meet another. Where a program is compiled while an answer waits, the receipt and a line in
+the log say so, and `mtmd_programs_compiled_total` in `/metrics` counts it.
+
+On a GPU that is here `mtmd warmup`, and `mtmd serve` before it answers, compile what the cache lacks, as many at once as there are processors; `--no-run` and
+`--no-warmup` compile nothing. **Not run on a GPU**: tested with a driver in its place, to where Triton would load the program.
+
 ## Memory
 
     needed = weights + cache of all answers + kept

@@ -35,10 +35,10 @@ class Gpu:
                 "torch finds no CUDA device; install a CUDA or ROCm build of torch with its "
                 "driver, or use --device cpu"
             )
-        return self._choose(node).reason
+        return self.choose(node).reason
 
     def lower(self, node: Node, in_place: bool = False) -> Run:
-        choice = self._choose(node)
+        choice = self.choose(node)
         if choice.reason is not None:
             raise PlacementError(f"{node.name} on {self.name}: {choice.reason}")
         if choice.kernel is None:
@@ -46,12 +46,27 @@ class Gpu:
         return functools.partial(choice.kernel.run, **node.attrs)
 
     def workspace(self, node: Node, exact: bool = True) -> int:
-        return chosen_workspace(self._choose(node), node, exact)
+        return chosen_workspace(self.choose(node), node, exact)
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)
 
-    def _choose(self, node: Node) -> Choice:
+    @property
+    def compiles(self) -> bool:
+        """Whether kernels are compiled for it: there is Triton, and a device."""
+        return find_spec("triton") is not None and torch.cuda.is_available()
+
+    @property
+    def target(self) -> str:
+        """Its architecture, as the compiler has it: cuda:90, hip:gfx942."""
+        if torch.version.hip is not None:
+            name = torch.cuda.get_device_properties(self.device).gcnArchName
+            return f"hip:{name.partition(':')[0]}"
+        major, minor = torch.cuda.get_device_capability(self.device)
+        return f"cuda:{major}{minor}"
+
+    def choose(self, node: Node) -> Choice:
+        """The Triton kernel that runs a node."""
         return choose(node, self._lacks)
 
     def _lacks(self, kernel: str) -> str | None:

@@ -22,7 +22,7 @@ from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.gpu.jit import tl, triton
 from mtmd.kernels.gpu.launch import Call, power_of_two, run_call
-from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel
+from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel, fresh
 from mtmd.kernels.graph import Type
 
 # Largest mean square error against the reference in fp32, relative to the result's: a rounding of
@@ -133,7 +133,7 @@ def add_norm(
 def program(x: Type, y: Type, w: Type, y_norm: Type | None = None, **options: Any) -> Program:
     """What a run on these types launches."""
     call = plan_call(x, y, w, y_norm, **options)
-    operands = {"x": x, "y": y, "w": w, "y_norm": y_norm or w, "out": x}
+    operands = {"x": x, "y": y, "w": w, "y_norm": y_norm or w, "out": fresh(x)}
     return Program(add_norm_kernel, call, operands, ("ROWS", "COLUMNS"))
 
 

@@ -10,31 +10,30 @@ import subprocess
 import tempfile
 from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.compiler.compiler import make_backend
+from triton.runtime.jit import create_function_from_signature
 
 from mtmd.kernels.errors import PlacementError
+from mtmd.kernels.gpu.ahead.compilations import ahead
 from mtmd.kernels.gpu.architectures import ARCHITECTURES, architecture
-from mtmd.kernels.gpu.triton_kernel import Program
+from mtmd.kernels.gpu.triton_kernel import Placed, Program
+from mtmd.kernels.graph import Type
 
 # Of those that docs/kernels.md has a column for.
 SHARED_LIMIT = {
     target: ARCHITECTURES[target].shared_per_program
     for target in ("cuda:80", "cuda:90", "hip:gfx942")
 }
-POINTER = {
-    torch.bfloat16: "*bf16",
-    torch.float16: "*fp16",
-    torch.float32: "*fp32",
-    torch.int32: "*i32",
-    torch.int64: "*i64",
-    torch.uint8: "*u8",
-}
+ADDED = ("instrumentation_mode", "fpsan_homomorphic_casts")  # by a launch, as its version knows
 
 
 @dataclass(frozen=True)
@@ -63,75 +62,123 @@ def compile_program(target: str, program: Program) -> Resources:
     Raises OptionError for a target that cannot be meant, PlacementError where the compiler refuses.
     """
     gpu_target = parse_target(target)
-    if not isinstance(program.function, triton.runtime.JITFunction):
-        raise PlacementError(
-            "ahead-of-time compilation: the kernel is being interpreted; unset TRITON_INTERPRET"
-        )
-    signature, constants, attributes = _specialised(program)
-    source = ASTSource(
-        program.function, signature=signature, constexprs=constants, attrs=attributes
-    )
-    options = {
-        "num_warps": program.call.warps,
-        "num_stages": program.call.stages,
-        "enable_fp_fusion": True,
-    }
-    try:
-        compiled = triton.compile(source, target=gpu_target, options=options)
-    except Exception as error:  # the compiler's own errors share no base class
-        raise PlacementError(f"ahead-of-time compilation for {target} failed: {error}") from error
+    compiled = compiled_for(target, program)
     read = _read_cuda if gpu_target.backend == "cuda" else _read_hip
     return read(target, compiled)
 
 
+def compiled_for(target: str, program: Program) -> Any:
+    """Triton's compiled kernel, from its cache on disk where it is there. A launch of the program
+    on such a device finds it: what is asked for is made by the code that a launch runs.
+
+    Raises as `compile_program`.
+    """
+    gpu_target = parse_target(target)
+    source, options = specialised(target, program)
+    try:
+        with ahead():
+            return triton.compile(source, target=gpu_target, options=options.__dict__)
+    except Exception as error:  # the compiler's own errors share no base class
+        raise PlacementError(f"ahead-of-time compilation for {target} failed: {error}") from error
+
+
+def cache_key(target: str, program: Program) -> tuple[str, str]:
+    """Of source and of options: what a compiled program is found by on disk, beside the versions of
+    compiler, target and its tools.
+    """
+    source, options = specialised(target, program)
+    return source.hash(), options.hash()
+
+
+@dataclass(frozen=True)
+class _Pointer:
+    """What a launch looks at of a tensor."""
+
+    dtype: torch.dtype
+    address: int
+    range: int
+
+    @staticmethod
+    def of(kind: Type) -> _Pointer:
+        steps = zip(kind.shape, kind.strides, strict=True)
+        extent = sum((size - 1) * step for size, step in steps) + 1 if kind.count else 0
+        aligned, storage = True, extent * kind.dtype.itemsize
+        if isinstance(kind, Placed):
+            aligned, storage = kind.aligned, kind.storage
+        return _Pointer(kind.dtype, 0 if aligned else 1, storage)
+
+    @property
+    def told_apart(self) -> Hashable:
+        return self.dtype, self.address, self.range < 2**31
+
+    def data_ptr(self) -> int:
+        return self.address
+
+    def ptr_range(self) -> int:
+        """What AMD's compiler tells pointers apart by: whether 32 bits reach all that is there."""
+        return self.range
+
+
+def specialised(target: str, program: Program) -> tuple[ASTSource, Any]:
+    """Source and options as `kernel[grid](...)` makes them of its arguments on a device: types,
+    what is a constant, an integer of 1 among them, and what is known of other arguments, such as
+    multiples of 16. By Triton's own functions.
+    """
+    kernel, call = program.function, program.call
+    if not isinstance(kernel, triton.runtime.JITFunction):
+        raise PlacementError(
+            "ahead-of-time compilation: the kernel is being interpreted; unset TRITON_INTERPRET"
+        )
+    backend, bind = _binder(target, kernel)
+    given = {name: _Pointer.of(kind) for name, kind in program.operands.items()}
+    options = {
+        **call.scalars,
+        **call.constants,
+        "num_warps": call.warps,
+        "num_stages": call.stages,
+        "enable_fp_fusion": True,  # as launches do (launch.py)
+        "debug": kernel.debug or knobs.runtime.debug,
+        **{name: getattr(knobs.compilation, name) for name in ADDED if _has(name)},
+    }
+    bound, known, rest = bind(**given, **options)
+    options, signature, constants, attributes = kernel._pack_args(
+        backend, options, bound, known, rest
+    )
+    return ASTSource(kernel, signature, constants, attributes), options
+
+
+def _has(name: str) -> bool:
+    return hasattr(knobs.compilation, name)
+
+
+@cache
+def _binder(target: str, kernel: Any) -> tuple[Any, Any]:
+    backend = make_backend(parse_target(target))
+    return backend, create_function_from_signature(kernel.signature, kernel.params, backend)
+
+
 def specialisation(program: Program) -> Hashable:
-    """What tells one compiled program from another: nodes with equal ones share it."""
-    signature, constants, attributes = _specialised(program)
+    """What tells one compiled program from another, as far as can be seen without a target: nodes
+    with equal ones share it.
+    """
+    kernel, call = program.function, program.call
+    # A kernel in the interpreter has no parameters to look at: it can be compared, not compiled.
+    fixed = {p.name for p in getattr(kernel, "params", ()) if p.do_not_specialize}
     return (
-        program.function,
-        tuple(signature.items()),
-        tuple(sorted(constants.items())),
-        tuple(at for at, known in attributes.items() if known),
-        program.call.warps,
-        program.call.stages,
+        kernel,
+        tuple((name, _Pointer.of(t).told_apart) for name, t in program.operands.items()),
+        tuple((name, _told_apart(value, name in fixed)) for name, value in call.scalars.items()),
+        tuple(sorted(call.constants.items())),
+        call.warps,
+        call.stages,
     )
 
 
-def _specialised(
-    program: Program,
-) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int, ...], Any]]:
-    """Types of arguments, values of constants, and what is known of other arguments, as the
-    just-in-time compiler would have them: an integer of 1 is a constant, multiples of 16 and
-    pointers are marked as such, and of other integers and constants it is noted that nothing is
-    known, which is part of what it tells programs apart by.
-    """
-    kernel, call, pointers = program.function, program.call, program.operands
-    signature: dict[str, str] = {}
-    constants: dict[str, Any] = dict(call.constants)
-    attributes: dict[tuple[int, ...], Any] = {}
-    # A kernel in the interpreter has no parameters to look at: it can be compared, not compiled.
-    fixed = {p.name for p in getattr(kernel, "params", ()) if p.do_not_specialize}
-    for index, name in enumerate(kernel.arg_names):
-        value = call.scalars.get(name)
-        is_one = value == 1 and isinstance(value, int) and name not in fixed
-        if name in call.constants or is_one:
-            signature[name] = "constexpr"
-            constants.setdefault(name, value)
-            attributes[(index,)] = []
-            continue
-        signature[name] = POINTER[pointers[name].dtype] if name in pointers else _scalar(value)
-        if name in pointers:
-            attributes[(index,)] = [["tt.divisibility", 16]]
-        elif isinstance(value, int) and name not in fixed:
-            attributes[(index,)] = [["tt.divisibility", 16]] if value % 16 == 0 else []
-    return signature, constants, attributes
-
-
-def _scalar(value: int | float | None) -> str:
-    assert value is not None
-    if isinstance(value, float):
-        return "fp32"
-    return "i32" if -(2**31) <= value < 2**31 else "i64"
+def _told_apart(value: float, fixed: bool) -> Hashable:
+    if not isinstance(value, int):
+        return "fp"
+    wide = not -(2**31) <= value < 2**31
+    return wide if fixed else (wide, value == 1, value % 16 == 0)
 
 
 def _read_cuda(target: str, compiled: Any) -> Resources:

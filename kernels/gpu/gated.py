@@ -23,7 +23,7 @@ from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.gpu.jit import tl, triton
 from mtmd.kernels.gpu.launch import Call, power_of_two, run_call
-from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel
+from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel, fresh
 from mtmd.kernels.graph import Type
 
 # Largest mean square error against the reference in fp32, relative to the result's: one rounding of
@@ -125,7 +125,7 @@ def gated(gate: Tensor, up: Tensor, *, approximate: str | None = None) -> Tensor
 
 def program(gate: Type, up: Type, **options: Any) -> Program:
     """What a run on these types launches."""
-    operands = {"gate": gate, "up": up, "out": gate}
+    operands = {"gate": gate, "up": up, "out": fresh(gate)}
     return Program(gated_kernel, plan_call(gate, up, **options), operands, ("COLUMNS",))
 
 

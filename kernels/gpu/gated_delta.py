@@ -369,7 +369,8 @@ def program(
 ) -> Program:
     """What a run on these types launches."""
     types = {"q": q, "k": k, "v": v, "decay": decay, "beta": beta, "state": state}
-    types |= {"starts": starts, "slots": slots, "out": state}
+    types |= {"starts": starts, "slots": slots}
+    types |= {"out": Type.contiguous((1,), torch.float32)}
     call = plan_call(q, k, v, decay, beta, state, starts, slots, scale=scale)
     return Program(gated_delta_kernel, call, types, ("TOKENS", "COLUMNS"), head=v.shape[2])
 

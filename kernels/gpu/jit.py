@@ -13,6 +13,7 @@ from typing import Any
 
 from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.extras import install_command
+from mtmd.kernels.gpu.ahead.compilations import listen
 
 INSTALL = install_command("gpu")
 
@@ -40,6 +41,8 @@ def _jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:  # 
 
 
 triton: Any = import_module("triton") if has_triton() else SimpleNamespace(jit=_jit)
+if has_triton():
+    listen(triton)
 tl: Any = (
     import_module("triton.language")
     if has_triton()

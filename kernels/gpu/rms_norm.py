@@ -28,7 +28,7 @@ from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.gpu.jit import tl, triton
 from mtmd.kernels.gpu.launch import Call, power_of_two, run_call
-from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel
+from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel, fresh
 from mtmd.kernels.graph import Node, Type
 
 # Largest mean square error against the reference in fp32, relative to the result's: the square
@@ -206,7 +206,7 @@ def rms_norm(x: Tensor, w: Tensor | None = None, *, eps: float) -> Tensor:
 
 def program(x: Type, w: Type | None = None, *, eps: float) -> Program:
     """What a run on these types launches."""
-    operands = {"x": x, "w": w or x, "out": x}
+    operands = {"x": x, "w": w or x, "out": fresh(x)}
     return Program(rms_norm_kernel, plan_call(x, w, eps=eps), operands, ("ROWS", "COLUMNS"))
 
 

@@ -27,7 +27,7 @@ from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.gpu.jit import tl, triton
 from mtmd.kernels.gpu.launch import Call, power_of_two, run_call
-from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel
+from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel, fresh
 from mtmd.kernels.graph import Type
 
 # Largest mean square error against the reference in fp32, relative to the result's: one rounding of
@@ -256,7 +256,10 @@ def program(
     call = plan_call(x, w, state, starts, slots, bias, activation=activation)
     operands = {"x": x, "w": w, "state": state, "starts": starts, "slots": slots}
     return Program(
-        short_conv_kernel, call, operands | {"bias": bias or x, "out": x}, ("ROWS", "CHANNELS")
+        short_conv_kernel,
+        call,
+        operands | {"bias": bias or x, "out": fresh(x)},
+        ("ROWS", "CHANNELS"),
     )
 
 

@@ -18,6 +18,25 @@ from mtmd.kernels.ops import OPS
 
 
 @dataclass(frozen=True)
+class Placed(Type):
+    """The type of a tensor that is a part of a larger one. aligned: it begins at a multiple of 16
+    bytes; storage: bytes of all that lies there.
+    """
+
+    aligned: bool = True
+    storage: int = 0
+
+    @property
+    def is_contiguous(self) -> bool:
+        return fresh(self).is_contiguous
+
+
+def fresh(kind: Type) -> Type:
+    """Of a tensor with memory of its own."""
+    return Type(kind.shape, kind.dtype, kind.strides)
+
+
+@dataclass(frozen=True)
 class Program:
     """What is compiled for a node: a `@triton.jit` function, how it is called, and the type of what
     each of its pointers points at, by the name of the argument (of absent ones, of whatever the
@@ -69,6 +88,7 @@ class TritonKernel(Kernel):
 
     program: what a run on these types launches, for compiling it ahead of time; from the same
         `Call` as the launcher's, so that what is compiled is what runs.
+    programs: all that it launches, in order, where that is more.
     cases: small problems, each run in Triton's interpreter (a block and a bit of everything: sizes
         of 1, primes, just over a block, every layout that `rejects` lets through).
     uses: problems of real sizes by what they are, compiled for docs/kernels.md and timed by
@@ -82,10 +102,20 @@ class TritonKernel(Kernel):
     cases: Sequence[Case] = field(kw_only=True)
     limits: Mapping[torch.dtype, float] = field(kw_only=True)
     uses: Mapping[str, Case] = field(kw_only=True)
+    programs: Callable[..., Sequence[Program]] | None = None
     launches: Callable[..., int] = lambda *types, **attrs: 1  # noqa: ARG005
     error: Callable[[str, Tensor, Sequence[Tensor | None], Mapping[str, Any]], float] = (
         relative_error
     )
+
+    def launched(self, *types: Type | None, **attrs: Any) -> list[Program]:
+        """What a run on these types launches: nothing where there is nothing to compute."""
+        found = (
+            [self.program(*types, **attrs)]
+            if self.programs is None
+            else self.programs(*types, **attrs)
+        )
+        return [program for program in found if program.call.programs]
 
 
 def node_of(op: str, case: Case) -> Node:

@@ -7,9 +7,9 @@ from collections.abc import Hashable
 from mtmd.kernels.backends.target import Target
 from mtmd.kernels.gpu.triton_kernel import Program
 from mtmd.kernels.graph import Node
-from mtmd.kernels.kernel import types_of
 from mtmd.kernels.plan.scheduler import Plan
 from mtmd.kernels.report.facts import CompiledKernel
+from mtmd.kernels.report.programs import launches_of
 
 
 def compiled_kernels(graph: str, plan: Plan, target: Target) -> list[CompiledKernel]:
@@ -22,13 +22,9 @@ def compiled_kernels(graph: str, plan: Plan, target: Target) -> list[CompiledKer
     limits = target.architecture
 
     alike: dict[Hashable, list[tuple[Node, str, Program]]] = {}
-    for step in plan.steps:
-        if step.node.op == "copy" or step.backend is not target:
-            continue
-        choice = target.choose(step.node)
-        if choice.kernel is not None:
-            program = choice.kernel.program(*types_of(step.node), **step.node.attrs)
-            row = step.node, program.title or choice.name, program
+    for node, choice, programs in launches_of(plan):
+        for program in programs[:1]:
+            row = node, program.title or choice.name, program
             alike.setdefault(specialisation(program), []).append(row)
     kernels = []
     for rows in alike.values():

@@ -318,6 +318,18 @@ class SpeculationFacts:
 
 
 @dataclass(frozen=True)
+class ProgramFacts:
+    """GPU programs made ready for `target`: so many that batches and pictures of foreseen sizes
+    need, of which so many were compiled now. `compile_ms` of all of them, one after another.
+    """
+
+    target: str
+    needed: int
+    compiled: int
+    compile_ms: float
+
+
+@dataclass(frozen=True)
 class WarmupFacts:
     """All that `mtmd warmup` reports. `checks` is empty where nothing was run."""
 
@@ -334,6 +346,7 @@ class WarmupFacts:
     ranks: RanksFacts | None = None
     layers: tuple[LayersFacts, ...] = ()
     fit: FitFacts | None = None
+    programs: ProgramFacts | None = None
 
     @property
     def devices(self) -> tuple[str, ...]:

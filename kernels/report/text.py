@@ -29,7 +29,7 @@ def render(report: WarmupFacts, columns: int | None = None) -> str:
     wide = columns is None or columns >= NARROW
     parts = (
         *(_head, _result, _fit, _layers, _flash),
-        *(_speculation, _warnings, _ranks, _dequantized, _graphs),
+        *(_speculation, _warnings, _ranks, _programs, _dequantized, _graphs),
     )
     lines = [line.rstrip() for part in parts for line in part(report)]
     lines += [line.rstrip() for line in _checks(report, wide)]
@@ -171,6 +171,17 @@ def _layers(report: WarmupFacts) -> Iterator[str]:
         return
     yield "layers over devices"
     yield from (f"  {part}" for part in report.layers)
+    yield ""
+
+
+def _programs(report: WarmupFacts) -> Iterator[str]:
+    facts = report.programs
+    if facts is None:
+        return
+    yield (
+        f"GPU programs for {facts.target}: {facts.needed} foreseen, {facts.compiled} compiled now"
+        + (f" ({facts.compile_ms / 1e3:.1f} s of compiling)" if facts.compiled else "")
+    )
     yield ""
 
 

@@ -142,6 +142,10 @@ class Runner:
         """
         return self._plan(batch, overwrite)
 
+    def new_plan(self, batch: BatchShape) -> Plan:
+        """The same, not kept: for looking at many shapes."""
+        return self._make_plan(batch, True)
+
     def _make_plan(self, batch: BatchShape, overwrite: bool) -> Plan:
         return make_plan(self.graph(batch), self.backends, self.overrides, overwrite, self.split)
 
@@ -182,10 +186,11 @@ class Runner:
                 lambda name: where[name].device,
                 in_place=all(backend.native for backend in where.values()),
                 mirror=self.lead.new_cache() if self.lead else None,
-                paged=self._reads_pages(),
+                paged=self.reads_pages,
             )
 
-    def _reads_pages(self) -> bool:
+    @property
+    def reads_pages(self) -> bool:
         """Whether attention reads the cache's pages where they lie, in batches of any size."""
         ops = {s.node.op for batch in self.sizes().values() for s in self.plan(batch).steps}
         return "paged_attention" in ops and "gather_pages" not in ops

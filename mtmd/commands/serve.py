@@ -17,7 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from mtmd.commands.completion import offers_models
-from mtmd.commands.shared import add_model_arguments, chosen_load_options, load_dual_from, load_from
+from mtmd.commands.shared import (
+    add_model_arguments,
+    chosen_load_options,
+    load_dual_from,
+    load_from,
+    warmed_up,
+)
 from mtmd.kernels.text import for_terminal
 
 ENDING_S = 20.0  # for the step that the device is in
@@ -301,7 +307,7 @@ def _serve(
             model = _load(args)
             _write_log(args)
             loading.warming(model.weights_read)
-            report = model.warmup_report if args.no_warmup else model.warm_up()
+            report = model.warmup_report if args.no_warmup else warmed_up(model)
             serve = _serve_vectors if _is_dual(model) else _serve_answers
             service, app, notices = serve(model, report, settings, folder, stack)
             if not args.isolate:

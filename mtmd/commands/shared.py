@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -138,6 +138,12 @@ def add_model_arguments(
         "--no-kv-offload",
         action="store_true",
         help="keep keys and values in the host's memory, and run the decoder's attention there",
+    )
+    group.add_argument(
+        "--kernels",
+        metavar="DIR",
+        help="GPU programs compiled elsewhere, by 'mtmd warmup --target GPU --save DIR' (default: "
+        "what MTMD_KERNELS names)",
     )
     group.add_argument(
         "--speculate",
@@ -418,6 +424,28 @@ def loading(what: str) -> Iterator[Status]:
     status.say(f"loading {what} ...")
     try:
         yield status
+    finally:
+        status.clear()
+
+
+def warmed_up(model: Any) -> Any:
+    """The report of `model.warm_up()`. While programs are compiled for a GPU, a line on stderr says
+    how far, and goes away.
+    """
+    from mtmd.model import Model
+
+    if not isinstance(model, Model):
+        return model.warm_up()
+    with compiling() as progress:
+        return model.warm_up(progress)
+
+
+@contextmanager
+def compiling() -> Iterator[Callable[[int, int], None]]:
+    """Told of programs done, and of all, it shows them on a line that goes away."""
+    status = Status()
+    try:
+        yield lambda done, total: status.say(f"GPU programs made ready: {done} of {total}")
     finally:
         status.clear()
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import shutil
 import sys
 from typing import Any
 
-from mtmd.commands.shared import add_model_arguments, load_from, settle_threads
+from mtmd.commands.shared import add_model_arguments, load_from, settle_threads, warmed_up
 from mtmd.kernels.errors import OptionError
 from mtmd.kernels.text import for_terminal
 
@@ -16,9 +17,12 @@ HELP = "Ask the device about every op, run one encode and one step of decode, an
 EXAMPLES = """\
 mtmd warmup                                 # the demo model on this machine
 mtmd warmup -m org/name --strict            # exits with 3 unless everything is as intended
-mtmd warmup -m org/name --target rtx4090    # a GPU that is not here"""
+mtmd warmup -m org/name --target rtx4090    # a GPU that is not here
+mtmd warmup -m org/name --target cuda:90 --save kernels     # its programs, compiled here
+mtmd serve -m org/name --kernels kernels    # and used there"""
 
 MOST_TARGETS = 32
+DEVICE = ("device", "refuse", "threads", "memory_limit", "kernels")
 PREDICTED = (  # what of the options of loading is taken into account where nothing is loaded
     "mmproj",
     "chat_template",
@@ -68,6 +72,12 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="answers computed at once, each with a cache of its own (default: 4)",
     )
     group.add_argument(
+        "--save",
+        metavar="DIR",
+        help="compile what the model needs on the GPU into DIR, for --kernels there, and predict "
+        "nothing",
+    )
+    group.add_argument(
         "--no-compile",
         action="store_true",
         help="leave out compiling the kernels, which takes seconds",
@@ -84,13 +94,13 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.target:
         return _predict(args)
-    for name in ("memory", "random_weights", "weights", "parallel", "no_compile"):
+    for name in ("memory", "random_weights", "weights", "parallel", "save", "no_compile"):
         if getattr(args, name):
             option = "--" + name.replace("_", "-")
             raise OptionError(f"{option} is for a GPU that is not here; give it with --target")
     del args.parallel  # `load` keeps its own default
     model = _dual_encoder(args) or load_from(args)
-    report = model.warmup_report if args.no_run else model.warm_up()
+    report = model.warmup_report if args.no_run else warmed_up(model)
     if args.json:
         print(json.dumps(report.asdict()))
     else:
@@ -113,9 +123,16 @@ def _predict(args: argparse.Namespace) -> int:
             "target: found beside tp, split or fit, and is one device; `mtmd fit` predicts several"
         )
     given = {name: getattr(args, name) for name in PREDICTED}
+    if args.save and (len(names) > 1 or args.no_compile or args.memory or args.strict):
+        raise OptionError(
+            "--save: expected one --target, and none of --memory, --strict and --no-compile, which "
+            "are for predictions"
+        )
     # Of a device that is here; `predict` refuses them.
-    given |= {n: getattr(args, n) for n in ("device", "refuse", "threads", "memory_limit")}
+    given |= {n: getattr(args, n) for n in DEVICE}
     chosen = {name: value for name, value in given.items() if value not in (None, "auto", [])}
+    if args.save:
+        return _save(args, names[0], chosen)
     reports = [
         predict(
             name,
@@ -140,6 +157,27 @@ def _predict(args: argparse.Namespace) -> int:
         print(for_terminal(render_comparison(reports)))
     sound = all(r.fully_accelerated and r.fits(r.needed_bytes) is not False for r in reports)
     return 3 if args.strict and not sound else 0
+
+
+def _save(args: argparse.Namespace, target: str, chosen: dict[str, Any]) -> int:
+    from mtmd.commands.shared import compiling
+    from mtmd.inspect.save_kernels import save_kernels
+
+    with compiling() as progress:
+        saved = save_kernels(
+            target,
+            args.save,
+            args.model,
+            random_weights=args.random_weights,
+            weights=args.weights,
+            progress=progress,
+            **chosen,
+        )
+    if args.json:
+        print(json.dumps(dataclasses.asdict(saved)))
+    else:
+        print(for_terminal(str(saved)))
+    return 0
 
 
 def _list_cards() -> int:

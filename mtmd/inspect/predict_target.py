@@ -51,27 +51,10 @@ def predict(
     leaves out what takes seconds, compiling the kernels ahead of time. `chosen` are the fields of
     `LoadOptions` less those of a device that is here. Raises MtmdError.
     """
-    if useless := [
-        name for name in ("device", "refuse", "threads", "memory_limit") if name in chosen
-    ]:
-        hint = "give memory" if useless[0] == "memory_limit" else "leave it out"
-        raise OptionError(
-            f"{useless[0]}: has no meaning for the target {target!r:.60}, a GPU that is not here; "
-            f"{hint}"
-        )
     card = find_card(target, size_or_none("memory", memory))
-    if random_weights is not None and model is not None:
-        raise OptionError(
-            f"found both the model {str(model)!r:.60} and random_weights; expected one of them"
-        )
-    if weights is not None and random_weights is None:
-        raise OptionError("weights is the type of random weights; give it with random_weights")
-    if _is_old(card.target) and chosen.get("dtype", "auto") == "auto":
-        chosen = {**chosen, "dtype": "fp32"}
-    settings = options(LoadOptions, chosen)
-    checkpoint, name = _checkpoint(model, random_weights, weights, settings)
-    device = Target(card.target)
-    subject = Model(checkpoint, settings, [device, Cpu(), Reference()], name=name)
+    subject = subject_of(target, model, random_weights, weights, **chosen)
+    device = subject.backends[0]
+    assert isinstance(device, Target)
     report, needs = subject.warmup_report, Needs(subject, device, card)
     plans = list(_plans(subject))
     not_compiled = _why_not(compile)
@@ -85,7 +68,7 @@ def predict(
         card=card_facts(card),
         sequences=subject.runner.sequences,
         context=subject.runner.context,
-        context_most=checkpoint.text.context,
+        context_most=subject.checkpoint.text.context,
         usable_bytes=usable_bytes(card.memory_bytes),
         weight_bytes=needs.weight_bytes(),
         longest_context=needs.longest_context(),
@@ -96,6 +79,40 @@ def predict(
         compiled=tuple(kernels),
         not_compiled=not_compiled,
     )
+
+
+def subject_of(
+    target: str,
+    model: str | PathLike[str] | None,
+    random_weights: str | None,
+    weights: str | None,
+    **chosen: Any,
+) -> Model:
+    """The model as it would be placed on the target, whose weights are not read. Raises MtmdError,
+    OptionError for options of a device that is here.
+    """
+    if useless := [
+        name
+        for name in ("device", "refuse", "threads", "memory_limit", "kernels")
+        if name in chosen
+    ]:
+        hint = "give memory" if useless[0] == "memory_limit" else "leave it out"
+        raise OptionError(
+            f"{useless[0]}: has no meaning for the target {target!r:.60}, a GPU that is not here; "
+            f"{hint}"
+        )
+    card = find_card(target)
+    if random_weights is not None and model is not None:
+        raise OptionError(
+            f"found both the model {str(model)!r:.60} and random_weights; expected one of them"
+        )
+    if weights is not None and random_weights is None:
+        raise OptionError("weights is the type of random weights; give it with random_weights")
+    if _is_old(card.target) and chosen.get("dtype", "auto") == "auto":
+        chosen = {**chosen, "dtype": "fp32"}
+    settings = options(LoadOptions, chosen)
+    checkpoint, name = _checkpoint(model, random_weights, weights, settings)
+    return Model(checkpoint, settings, [Target(card.target), Cpu(), Reference()], name=name)
 
 
 def _checkpoint(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from mtmd.clip.warmup import check_encoder, encoder_graphs
 from mtmd.kernels.dtype import mib, name_of
+from mtmd.kernels.gpu.ahead.compilations import ahead
 from mtmd.kernels.report.facts import (
     Check,
     DequantizedTensor,
@@ -20,18 +21,24 @@ from mtmd.llm.engine.speculation import refusal
 from mtmd.llm.warmup import check_decoder, decoder_graphs, measure_rows
 from mtmd.loaded.device_and_dtype import device_name
 from mtmd.loaded.loaded_model import LoadedModel
+from mtmd.loaded.programs import Progress, make_programs
 from mtmd.loaded.ranks_report import ranks_facts
 
 
-def warmup_report(loaded: LoadedModel, check: bool) -> WarmupReport:
+def warmup_report(
+    loaded: LoadedModel, check: bool, progress: Progress | None = None
+) -> WarmupReport:
     """Where everything runs and what it will take. With `check`, which needs the device, an encode
-    and a step of decode are run: times, and every op against its reference.
+    and a step of decode are run: times, and every op against its reference; and on a GPU the
+    programs that answers will need are compiled before, `progress(done, all)` told of each.
     """
     encoder, runner = loaded.encoder, loaded.runner
     graphs = [*(encoder_graphs(encoder) if encoder else []), *decoder_graphs(runner)]
     checks: list[Check] = []
+    programs = None
     if check:
-        with loaded.checked_together():
+        programs = make_programs(encoder, runner, loaded.limits, progress)
+        with loaded.checked_together(), ahead():
             checks = run_checks(loaded)
     placements = loaded.placements  # after the checks, which may bring shapes of their own
     return WarmupReport(
@@ -48,6 +55,7 @@ def warmup_report(loaded: LoadedModel, check: bool) -> WarmupReport:
         ranks=ranks_facts(loaded),
         layers=loaded.layers,
         fit=loaded.fit,
+        programs=programs,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mtmd.kernels.dtype import name_of
+from mtmd.kernels.gpu.ahead.compilations import Compilations, compilations
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.loaded.ranks_report import ranks_warnings
 from mtmd.loaded.report import attention_kernels, layout_text, refusal_warnings
@@ -41,9 +42,23 @@ def make_receipt(loaded: LoadedModel, request: Request, finish: str, speculation
             *ranks_warnings(loaded),
             *request.prompt.notes,
             *request.warnings,
+            *_compiled_meanwhile(request.compiled_before),
         ),
         threads=loaded.runner.threads,
         ranks=loaded.options.tp,
         layout=layout_text(loaded),
         videos=prompt.videos,
+    )
+
+
+def _compiled_meanwhile(before: Compilations) -> tuple[str, ...]:
+    """What was compiled for a GPU while the request was under way, by whichever request."""
+    now = compilations()
+    count = now.late - before.late
+    if not count:
+        return ()
+    return (
+        f"{count} GPU program{'s' if count > 1 else ''} had to be compiled meanwhile "
+        f"({(now.late_ms - before.late_ms) / 1e3:.1f} s); 'mtmd warmup' compiles what it foresees "
+        "ahead, and Triton's cache keeps them",
     )

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from mtmd.config import AnswerOptions
+from mtmd.kernels.gpu.ahead.compilations import Compilations, compilations
 from mtmd.llm.engine.engine import Constraint
 from mtmd.llm.engine.sequence import Sequence
 from mtmd.llm.sampling.sampler import Sampler
@@ -38,6 +39,7 @@ class Request:
     owner: str = ""
     """Among whom the device is shared out."""
 
+    compiled_before: Compilations = field(default_factory=compilations)
     began: float = field(default_factory=time.perf_counter)
     """When it was ready to be taken, after `preprocess_ms`."""
     told: float | None = None

@@ -30,6 +30,7 @@ from mtmd.kernels.errors import (
     OptionError,
     PromptError,
 )
+from mtmd.kernels.gpu.ahead.compilations import compilations
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.kernels.resources.turns import for_whom, goes_first
 from mtmd.llm.engine.engine import Constraint, Engine, Prompt
@@ -93,6 +94,7 @@ class Service:
             loaded.runner, may_run=loaded.admission.may_decode, speculate=loaded.options.speculate
         )
         self.encoding = EncodeQueue(self._prompts.bridge) if loaded.encoder else None
+        self._compiled_before = compilations().late
         self._stats = ServiceStats(slots=loaded.runner.sequences, pages=self.engine.cache.pages - 1)
         self._most = queue + loaded.runner.sequences
         self._places = threading.Semaphore(self._most)
@@ -359,6 +361,7 @@ class Service:
             engine.steps,
             engine.rows,
         )
+        stats.programs_compiled = compilations().late - self._compiled_before
         if self.encoding:
             stats.encoding, stats.encode_batches, stats.encode_tiles = (
                 len(self.encoding.jobs),

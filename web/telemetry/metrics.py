@@ -58,6 +58,7 @@ SINCE_START = {
     "encode_tiles": "Tiles encoded",
     "preemptions": "Sequences that had to make room",
     "made_way": "Sequences that gave their place to another client's",
+    "programs_compiled": "GPU programs that were compiled while answers waited for them",
 }
 HISTOGRAMS = {  # field of Latencies -> (name, what it is)
     "first_token": ("time_to_first_token", "From a request to the first token of its answer"),

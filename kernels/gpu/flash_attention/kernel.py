@@ -57,7 +57,7 @@ from mtmd.kernels.gpu.flash_attention.tiles import (
 )
 from mtmd.kernels.gpu.jit import tl, triton
 from mtmd.kernels.gpu.launch import on_device_of
-from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel
+from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel, fresh
 from mtmd.kernels.graph import Type
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -570,7 +570,7 @@ def program(
     shared-out keys are added by a second program, `combine_program`.
     """
     launch = plan_launch(q, k, v, mask, bounds, **options)
-    out = v if launch.splits == 1 else Type.contiguous((1,), torch.float32)
+    out = fresh(v) if launch.splits == 1 else Type.contiguous((1,), torch.float32)
     operands = {"q": q, "k": k, "v": v, "mask": mask or q, "bounds": bounds or q}
     return Program(
         attention_kernel,
@@ -594,8 +594,15 @@ def combine_program(
     """What adds the parts of a launch over shared-out keys."""
     part = Type.contiguous((1,), torch.float32)
     call = plan_combine(plan_launch(q, k, v, mask, bounds, **options))
-    operands = {"parts": part, "sums": part, "out": v}
+    operands = {"parts": part, "sums": part, "out": fresh(v)}
     return Program(combine_kernel, call, operands, ("SPLITS", "COLUMNS"), head=v.shape[3])
+
+
+def programs(*types: Type | None, **options: Any) -> list[Program]:
+    """All that a run launches."""
+    first = program(*types, **options)  # type: ignore[arg-type]
+    split = first.call.constants["SPLITS"] != 1 and first.call.programs
+    return [first, combine_program(*types, **options)] if split else [first]  # type: ignore[arg-type]
 
 
 KERNEL = TritonKernel(
@@ -603,6 +610,7 @@ KERNEL = TritonKernel(
     rejects=rejects,
     workspace=workspace,
     program=program,
+    programs=programs,
     launches=launches,
     cases=CASES,
     uses=USES,

@@ -31,7 +31,7 @@ from mtmd.kernels.gpu.jit import tl, triton
 from mtmd.kernels.gpu.launch import Call, power_of_two, run_call
 from mtmd.kernels.gpu.moe.cases import CASES, NMSE, USES
 from mtmd.kernels.gpu.quant_matmul.blocks import decode
-from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel
+from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel, fresh
 from mtmd.kernels.graph import Type
 from mtmd.kernels.quantization.blocks import NATIVE
 
@@ -468,7 +468,7 @@ def program(
     """The products with gate and up; `down_program` are those that follow."""
     call = plan_calls(x, router, gate, up, down, *others, **options).gated
     number = Type.contiguous((1,), torch.int32)
-    operands = {"x": x, "gate": gate, "up": up, "out": x}
+    operands = {"x": x, "gate": gate, "up": up, "out": fresh(x)}
     operands |= dict.fromkeys(("chosen", "order", "starts"), number)
     return Program(gated_kernel, call, operands, ("ROWS", "COLUMNS", "COUNT"))
 
@@ -478,9 +478,33 @@ def down_program(
 ) -> Program:
     call = plan_calls(x, router, gate, up, down, *others, **options).down
     number, exact = (Type.contiguous((1,), t) for t in (torch.int32, torch.float32))
-    operands = {"gated": x, "down": down, "weights": exact, "out": exact}
+    operands = {"gated": fresh(x), "down": down, "weights": exact, "out": exact}
     operands |= dict.fromkeys(("chosen", "order", "starts"), number)
     return Program(down_kernel, call, operands, ("ROWS", "COLUMNS", "COUNT"))
+
+
+def programs(
+    x: Type,
+    router: Type,
+    gate: Type,
+    up: Type,
+    down: Type,
+    shares: Type | None = None,
+    **options: Any,
+) -> list[Program]:
+    """All that a run launches."""
+    if not x.count:
+        return []
+    given = (x, router, gate, up, down, shares)
+    calls = plan_calls(*given, **options)
+    number, exact = (Type.contiguous((1,), t) for t in (torch.int32, torch.float32))
+    route = {"router": router, "shares": shares or exact, "weights": exact, "chosen": number}
+    found = [Program(route_kernel, calls.route, route)]
+    if calls.order is not None:
+        order = dict.fromkeys(("chosen", "order", "starts"), number)
+        found.append(Program(order_kernel, calls.order, order))
+    found += [program(*given, **options), down_program(*given, **options)]
+    return [*found, Program(sum_kernel, calls.sum, {"parts": exact, "out": fresh(x)})]
 
 
 KERNEL = TritonKernel(
@@ -488,6 +512,7 @@ KERNEL = TritonKernel(
     rejects=rejects,
     workspace=workspace,
     program=program,
+    programs=programs,
     launches=launches,
     cases=CASES,
     uses=USES,

@@ -44,7 +44,7 @@ from mtmd.kernels.gpu.jit import tl, triton
 from mtmd.kernels.gpu.launch import Call, power_of_two, run_call
 from mtmd.kernels.gpu.paged_attention.cases import CASES, NMSE, USES
 from mtmd.kernels.gpu.rotary.turn import squares, turn
-from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel
+from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel, fresh
 from mtmd.kernels.graph import Type
 
 # Programs wanted, about two for each processor of an A100, H100 or MI300, the most that share out
@@ -530,14 +530,14 @@ def launches(*types: Type | None, **options: Any) -> int:
 def program(q: Type, cache: Type, *others: Type | None, **options: Any) -> Program:
     """What a run on these types launches. Parts are added by a second, `reduce_program`."""
     call = plan_call(q, cache, *others, **options)  # type: ignore[arg-type]
-    out = Type.contiguous((1,), torch.float32) if call.constants["SPLIT"] else q
+    out = Type.contiguous((1,), torch.float32) if call.constants["SPLIT"] else fresh(q)
     names = "pages", "bounds", "starts", "table", "q_norm"
     given = zip(names, (*others, None, None), strict=False)
     operands = {"q": q, "cache": cache, **{name: t or q for name, t in given}}
     return Program(
         paged_attention_kernel,
         call,
-        operands | {"out": out, "sums": Type.contiguous((1,), torch.float32)},
+        operands | {"out": out, "sums": out},
         ("ROWS", "KEYS"),
         head=q.shape[3],
     )
@@ -547,8 +547,15 @@ def reduce_program(q: Type, *others: Type | None, **options: Any) -> Program:
     """What adds the parts of a launch."""
     part = Type.contiguous((1,), torch.float32)
     call = plan_reduce(q, plan_call(q, *others, **options))  # type: ignore[arg-type]
-    operands = {"partial": part, "sums": part, "out": q}
+    operands = {"partial": part, "sums": part, "out": fresh(q)}
     return Program(reduce_kernel, call, operands, ("PARTS", "COLUMNS"), head=q.shape[3])
+
+
+def programs(*types: Type | None, **options: Any) -> list[Program]:
+    """All that a run launches."""
+    first = program(*types, **options)  # type: ignore[arg-type]
+    second = [reduce_program(*types, **options)] if first.call.constants["SPLIT"] else []  # type: ignore[arg-type]
+    return [first, *second] if first.call.programs else []
 
 
 KERNEL = TritonKernel(
@@ -556,6 +563,7 @@ KERNEL = TritonKernel(
     rejects=rejects,
     workspace=workspace,
     program=program,
+    programs=programs,
     launches=launches,
     cases=CASES,
     uses=USES,

@@ -25,7 +25,7 @@ from mtmd.kernels.gpu.jit import tl, triton
 from mtmd.kernels.gpu.launch import Call, run_call
 from mtmd.kernels.gpu.quant_matmul.blocks import decode
 from mtmd.kernels.gpu.quant_matmul.cases import CASES, NMSE, USES, product_error
-from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel
+from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel, fresh
 from mtmd.kernels.graph import Type
 from mtmd.kernels.quantization.blocks import NATIVE
 
@@ -193,7 +193,7 @@ def program(x: Type, w: Type, bias: Type | None = None, *, quant: str) -> Progra
     """What a run on these types launches."""
     call = plan_call(x, w, bias, quant=quant)
     tile = ("ROWS", "COLUMNS", "COUNT") if "ROWS" in call.constants else ("COLUMNS", "COUNT")
-    operands = {"x": x, "w": w, "bias": bias or x, "out": x}
+    operands = {"x": x, "w": w, "bias": bias or x, "out": fresh(x)}
     return Program(kernel_of(call), call, operands, tile, title=f"{quant} matmul")
 
 

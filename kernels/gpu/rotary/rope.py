@@ -24,7 +24,7 @@ from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.gpu.jit import tl, triton
 from mtmd.kernels.gpu.launch import Call, power_of_two, run_call
 from mtmd.kernels.gpu.rotary.turn import turn
-from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel
+from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel, fresh
 from mtmd.kernels.graph import Type
 
 # Largest mean square error against the reference in fp32, relative to the result's: one rounding of
@@ -130,7 +130,7 @@ def rope(x: Tensor, table: Tensor, *, pairs: str = "half", parts: int = 1) -> Te
 
 def program(x: Type, table: Type, **options: Any) -> Program:
     """What a run on these types launches."""
-    operands = {"x": x, "table": table, "out": x}
+    operands = {"x": x, "table": table, "out": fresh(x)}
     return Program(rope_kernel, plan_call(x, table, **options), operands, ("ROWS", "COLUMNS"))
 
 

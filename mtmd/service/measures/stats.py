@@ -20,6 +20,7 @@ class ServiceStats:
     """Plain numbers since the service began; those of running, waiting, clients_waiting, encoding
     and pages_used are of this moment. Pictures, which frames of videos are not among, are shrunk
     and refused for want of memory. Of tokens that were proposed for answers, some were accepted.
+    `programs_compiled`, for a GPU, while answers waited for them.
     `preemptions`: of those finished; `made_way` for another client, of all.
     """
 
@@ -53,6 +54,7 @@ class ServiceStats:
     encode_tiles: int = 0
     preemptions: int = 0
     made_way: int = 0
+    programs_compiled: int = 0
     queued_ms: float = 0.0
     preprocess_ms: float = 0.0
     encode_ms: float = 0.0

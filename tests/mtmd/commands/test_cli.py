@@ -247,6 +247,7 @@ def test_every_option_of_describe_is_tried_here() -> None:
         "--memory-limit",  # tests/mtmd/loaded/test_memory_admission.py
         "--isolate",  # tests/mtmd/test_isolate.py
         *RANKS,
+        "--kernels",  # tests/mtmd/inspect/test_save_kernels.py
         *VIDEOS,
         "--each",  # tests/mtmd/commands/test_new_user.py
     }
@@ -328,6 +329,8 @@ def test_every_option_of_warmup(mtmd: Any, tmp_path: Path) -> None:
         "--weights",
         "--parallel",
         "--no-compile",
+        "--save",  # these in tests/mtmd/inspect/test_save_kernels.py
+        "--kernels",
         "--memory-limit",
         "--speculate",
         *RANKS,

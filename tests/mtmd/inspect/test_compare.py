@@ -401,6 +401,7 @@ def test_every_option(mtmd: Any) -> None:
         "--no-kv-offload",
         "--split",  # tests/mtmd/loaded/fitting
         "--fit",
+        "--kernels",
         *sides,
     }
 

@@ -336,6 +336,7 @@ def test_every_option(mtmd: Any) -> None:
         "--no-kv-offload",
         "--split",  # tests/mtmd/loaded/fitting
         "--fit",
+        "--kernels",
     }
     off = told(mtmd, "--flash-attn", "off")
     assert off["graphs"] != told(mtmd)["graphs"], "explicit attention takes more"

@@ -1,0 +1,257 @@
+"""Compiled programs in a folder, to be taken to a machine that has the card: a manifest, and for
+each program a folder by the name that Triton's cache gives it.
+
+    manifest.json                         what made it, for what, and each file's size and digest
+    3f9c.../attention_kernel.json         what Triton notes of a program
+    3f9c.../attention_kernel.cubin        or .hsaco: its machine code
+
+Files are checked against the manifest, then put into Triton's cache, where launches look. Digests
+find what was damaged or exchanged by mistake, and are no signature: machine code runs on the GPU as
+its writer meant it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.runtime.cache import get_cache_manager, triton_key
+
+from mtmd.kernels.errors import OptionError
+from mtmd.kernels.files import open_regular
+
+MANIFEST, FORMAT = "manifest.json", 1
+BINARIES = (".cubin", ".hsaco")
+MANIFEST_BYTES_MAX, FILE_BYTES_MAX, PROGRAMS_MAX = 32 << 20, 64 << 20, 20_000
+KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
+NAME = re.compile(r"[A-Za-z0-9_]{1,150}\.(json|cubin|hsaco)", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a folder holds, checked: files by their name, by program."""
+
+    model: str
+    programs: dict[str, dict[str, bytes]]
+
+
+def made_with() -> dict[str, str]:
+    """What compiled programs depend on beside their target."""
+    build = hashlib.sha256(triton_key().encode()).hexdigest()
+    return {"triton": triton.__version__, "triton_build": build, "sources": _sources()}
+
+
+@functools.lru_cache(maxsize=1)
+def _sources() -> str:
+    """A digest of the kernels' own text."""
+    root, digest = Path(__file__).parents[1], hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        name = file.relative_to(root).as_posix().encode()
+        digest.update(name + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def check_folder(folder: Path) -> None:
+    """Whether programs can be saved there. Raises OptionError for what is neither empty nor of an
+    earlier time.
+    """
+    try:
+        there = list(folder.iterdir()) if folder.exists() else []
+    except OSError as error:
+        raise OptionError(f"save {folder}: cannot be read ({error.strerror})") from error
+    if there and not (folder / MANIFEST).is_file():
+        raise OptionError(
+            f"save {folder}: found {there[0].name} and no {MANIFEST}, expected an empty folder or "
+            "one that kernels were saved to before"
+        )
+
+
+def save(
+    folder: Path, target: str, model: str, version: str, compiled: Sequence[Any]
+) -> dict[str, int]:
+    """Write programs (Triton's compiled kernels) to a folder; those of an earlier time go. `model`
+    and `version`, of mtmd, are noted. -> how many `programs` and `bytes`.
+
+    Raises OptionError where it cannot be written.
+    """
+    check_folder(folder)
+    entries, total = {}, 0
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / MANIFEST).unlink(missing_ok=True)
+        for old in folder.iterdir():
+            if KEY.fullmatch(old.name):
+                shutil.rmtree(old)
+        for one in compiled:
+            files = {}
+            for name, path in one.metadata_group.items():
+                if NAME.fullmatch(name):
+                    content = Path(path).read_bytes()
+                    (folder / one.hash).mkdir(exist_ok=True)
+                    (folder / one.hash / name).write_bytes(content)
+                    files[name] = {"bytes": len(content), "sha256": _digest(content)}
+                    total += len(content)
+            entries[one.hash] = {"kernel": one.name, "files": files}
+        head = {"format": FORMAT, "target": target, "model": model, "mtmd": version}
+        text = json.dumps({**head, **made_with(), "programs": entries}, indent=1)
+        aside = folder / f"{MANIFEST}.part"
+        aside.write_text(text + "\n")
+        aside.replace(folder / MANIFEST)
+    except OSError as error:
+        raise OptionError(f"save {folder}: cannot be written ({error.strerror})") from error
+    return {"programs": len(entries), "bytes": total}
+
+
+def read_saved(folder: Path, target: str) -> Saved:
+    """What was saved for such a device, every file compared with the manifest.
+
+    Raises OptionError for what is missing, damaged, or made for another target, by another version
+    of Triton, or from other kernels.
+    """
+    manifest = _manifest(folder)
+    if manifest["target"] != target:
+        raise OptionError(
+            f"kernels {folder}: made for {manifest['target']!r:.40}, found the device {target}; "
+            f"make them by 'mtmd warmup --target {target} --save DIR'"
+        )
+    here = made_with()
+    if manifest["triton"] != here["triton"]:
+        raise OptionError(
+            f"kernels {folder}: made by Triton {manifest['triton']!r:.40}, found "
+            f"{here['triton']} here; make them with the version that runs them"
+        )
+    if manifest["triton_build"] != here["triton_build"]:
+        raise OptionError(
+            f"kernels {folder}: made by another build of Triton {here['triton']} (processor or "
+            "Python differ); make them with the one that runs them"
+        )
+    if manifest["sources"] != here["sources"]:
+        raise OptionError(
+            f"kernels {folder}: made from the kernels of another mtmd, {manifest['mtmd']!r:.40}; "
+            "make them anew"
+        )
+    programs = {
+        key: {name: _file(folder, key, name, facts) for name, facts in files.items()}
+        for key, files in manifest["programs"].items()
+    }
+    for key, contents in programs.items():
+        _check_program(folder, key, contents)
+    return Saved(manifest["model"], programs)
+
+
+def install(saved: Saved) -> int:
+    """Put programs into Triton's cache, as far as they are not there. -> how many were not.
+
+    Raises OptionError where the cache cannot be written.
+    """
+    new = 0
+    for key, files in saved.programs.items():
+        manager = get_cache_manager(key)
+        metadata = next(name for name in files if name.endswith(".json"))
+        if _is_there(manager.get_group(metadata), files):
+            continue
+        try:
+            paths = {name: manager.put(content, name) for name, content in files.items()}
+            manager.put_group(metadata, paths)
+        except OSError as error:
+            raise OptionError(
+                f"kernels: Triton's cache {triton.knobs.cache.dir} cannot be written "
+                f"({error.strerror}); set TRITON_CACHE_DIR to a folder that can"
+            ) from error
+        new += 1
+    return new
+
+
+def _is_there(group: dict[str, str] | None, files: dict[str, bytes]) -> bool:
+    if group is None:
+        return False
+    try:
+        return all(Path(group[name]).read_bytes() == files[name] for name in files)
+    except (KeyError, OSError):
+        return False
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    """Its fields, each of the type and form that it has to have; `programs` are files by key."""
+    content = _read(folder / MANIFEST, MANIFEST_BYTES_MAX, folder)
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise OptionError(f"kernels {folder}: {MANIFEST} is not JSON") from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise OptionError(
+            f"kernels {folder}: {MANIFEST} is not of format {FORMAT}, which this mtmd reads; make "
+            "them anew by 'mtmd warmup --target GPU --save DIR'"
+        )
+    texts = ("target", "model", "mtmd", "triton", "triton_build", "sources")
+    programs = found.get("programs")
+    if not all(isinstance(found.get(name), str) for name in texts) or not (
+        isinstance(programs, dict) and len(programs) <= PROGRAMS_MAX
+    ):
+        raise OptionError(f"kernels {folder}: {MANIFEST} lacks what it has to say")
+    checked = {}
+    for key, entry in programs.items():
+        files = entry.get("files") if isinstance(entry, dict) else None
+        if not KEY.fullmatch(key) or not isinstance(files, dict):
+            raise OptionError(f"kernels {folder}: {MANIFEST} has no program {key!r:.80}")
+        kinds = sorted(Path(name).suffix for name in files if NAME.fullmatch(name))
+        if len(files) != 2 or kinds not in ([b, ".json"] for b in BINARIES):
+            raise OptionError(
+                f"kernels {folder}: program {key:.16} has the files {sorted(files)!r:.120}, "
+                "expected one of machine code and one .json"
+            )
+        checked[key] = files
+    return {**{name: found[name] for name in texts}, "programs": checked}
+
+
+def _file(folder: Path, key: str, name: str, facts: Any) -> bytes:
+    size, digest = (facts.get(f) if isinstance(facts, dict) else None for f in ("bytes", "sha256"))
+    if type(size) is not int or not 0 < size <= FILE_BYTES_MAX:
+        raise OptionError(f"kernels {folder}: {name} of {size!r:.20} bytes, which no program has")
+    content = _read(folder / key / name, size, folder)
+    if len(content) != size or _digest(content) != digest:
+        raise OptionError(
+            f"kernels {folder}: {key:.16}/{name} is not what was saved (size or digest differ); "
+            "copy the folder again"
+        )
+    return content
+
+
+def _read(path: Path, most: int, folder: Path) -> bytes:
+    try:
+        with open_regular(path) as file:
+            content = file.read(most + 1)
+    except OSError as error:
+        raise OptionError(
+            f"kernels {folder}: {path.relative_to(folder)} cannot be read ({error.strerror}); "
+            "expected a folder written by 'mtmd warmup --target GPU --save DIR'"
+        ) from error
+    if len(content) > most:
+        raise OptionError(
+            f"kernels {folder}: {path.relative_to(folder)} has more than {most} bytes"
+        )
+    return content
+
+
+def _check_program(folder: Path, key: str, files: dict[str, bytes]) -> None:
+    """Whether what Triton would read of a program is of this one."""
+    text = next(content for name, content in files.items() if name.endswith(".json"))
+    try:
+        noted = json.loads(text)
+        same = noted["hash"] == key and noted["triton_version"] == triton.__version__
+    except (ValueError, KeyError, TypeError, RecursionError):
+        same = False
+    if not same:
+        raise OptionError(f"kernels {folder}: {key:.16} is noted as another program")

@@ -1,0 +1,100 @@
+"""`mtmd warmup --save` and `--kernels`: what is refused, and what a GPU's warm-up makes ready, with
+torch's device and the compiler in their place. Programs are compiled, saved and found again in
+tests/kernels/gpu/ahead.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mtmd import OptionError, load
+from mtmd.config import LoadOptions
+from mtmd.inspect.predict_target import subject_of
+from mtmd.kernels.backends import Cpu, Reference
+from mtmd.kernels.backends.gpu import Gpu
+from mtmd.kernels.gpu.ahead import compiling, saved
+from mtmd.kernels.gpu.ahead.compilations import Compilations
+from mtmd.kernels.gpu.compile import specialisation
+from mtmd.kernels.report.text import render
+from mtmd.kernels.report.warmup_report import WarmupReport
+from mtmd.loaded import programs
+from mtmd.loaded.programs import foreseen_programs, make_programs, use_saved
+from mtmd.service import receipts
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+
+
+def test_calls_that_contradict_themselves(mtmd: Any, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").touch()
+    for words, arguments in {
+        "--save is for a GPU that is not here": ("--save", tmp_path),
+        "expected one --target": ("--target", "h100,a10", "--save", tmp_path),
+        "none of --memory": ("--target", "h100", "--memory", "8GiB", "--save", tmp_path),
+        "found thesis.txt and no manifest.json": ("--target", "h100", "--save", tmp_path),
+        "kernels: has no meaning for the target": ("--target", "h100", "--kernels", tmp_path),
+    }.items():
+        assert words in mtmd("warmup", *arguments).refused()
+
+
+def test_a_device_without_compiled_kernels_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OptionError, match="found the device cpu, expected a GPU with Triton"):
+        load(device="cpu", kernels="there")
+    monkeypatch.setenv("MTMD_KERNELS", "elsewhere")
+    with pytest.raises(OptionError, match="kernels elsewhere: found the device cpu"):
+        load(device="cpu")
+    monkeypatch.setenv("MTMD_KERNELS", "")
+    assert load(device="cpu").warmup_report.programs is None
+
+
+@pytest.mark.usefixtures("hopper")
+def test_a_gpu_is_given_what_was_saved_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(saved, "read_saved", lambda *given: asked.append(given) or "what is there")
+    monkeypatch.setattr(saved, "install", asked.append)
+    use_saved("kernels", Gpu("cuda:1"))
+    assert asked == [(Path("kernels"), "cuda:90"), "what is there"]
+
+
+@pytest.mark.usefixtures("hopper")
+def test_a_warm_up_makes_what_is_foreseen_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same programs as for a card of that architecture that is not here."""
+    subject = subject_of("cuda:90", None, None, None, parallel=1, context=256)
+    given = subject.encoder, subject.runner, subject.loaded.limits
+    predicted = foreseen_programs(*given)
+    compiled: list[Any] = []
+    counts = iter((Compilations(2, 0, 10.0), Compilations(5, 1, 2010.0)))
+    monkeypatch.setattr(programs, "compilations", lambda: next(counts))
+    monkeypatch.setattr(compiling, "compile_all", lambda *all: compiled.append(all))
+    monkeypatch.setattr(subject.runner, "backends", [Gpu(), Cpu(), Reference()])
+    monkeypatch.setattr(subject.encoder, "backends", subject.runner.backends)
+    facts = make_programs(*given)
+    ((target, made, _),) = compiled
+    assert target == "cuda:90" and facts is not None
+    assert {specialisation(p) for p in made} == {specialisation(p) for p in predicted}
+    assert (facts.needed, facts.compiled, facts.compile_ms) == (len(predicted), 3, 2000.0)
+    report = WarmupReport("m", "cuda:0", "a card", "bf16", (), (), (), programs=facts)
+    assert "GPU programs for cuda:90:" in render(report)
+    assert "3 compiled now (2.0 s of compiling)" in render(report)
+
+
+def test_an_answer_that_waited_for_the_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = Compilations(4, 0, 9.0, 1, 3.0)
+    for late, words in ((1, ()), (3, ("2 GPU programs had to be compiled meanwhile (1.5 s)",))):
+        now = Compilations(9, 0, 9.0, late, 3.0 + 750 * (late - 1))
+        monkeypatch.setattr(receipts, "compilations", lambda now=now: now)
+        told = receipts._compiled_meanwhile(before)
+        assert len(told) == len(words) and all(w in t for w, t in zip(words, told, strict=True))
+
+
+def test_the_option_is_a_path() -> None:
+    assert LoadOptions(kernels=Path("a") / "b").kernels == "a/b"  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="kernels"):
+        LoadOptions(kernels="a\0b")
