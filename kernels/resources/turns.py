@@ -26,6 +26,7 @@ _mine = threading.local()
 _nobody_first = threading.Event()
 _nobody_first.set()
 STANDS_S = 1.0  # for a seat
+LEFT = 1024  # owners whose share is known after they have left
 STANDS_BACK_S = (
     0.03  # at most, for one who goes first: work that takes longer is not hurt by others
 )
@@ -43,30 +44,45 @@ def for_whom() -> str:
 
 class Shares:
     """How much each of those who want something has had of it: who has had least goes first. One
-    who comes anew begins where the least of the others stands, as nobody saves up by not asking.
+    who comes anew begins where the least of the others stands, as nobody saves up by not asking;
+    and no earlier than where he left, as nobody gains by asking for one thing after another.
 
     Source: start-time fair queueing (Goyal, Vin, Cheng 1996), all weights equal.
     """
 
     def __init__(self) -> None:
         self._had: dict[str, float] = {}
+        self._wanting: set[str] = set()
+        self._fresh: set[str] = set()
+        """Who came anew and has had nothing since."""
+        self._now = 0.0
+        """Where one begins of whom nothing is known."""
 
     def order(self, owners: Iterable[str]) -> list[str]:
         """Those who want some now, each once, who has had least first, in the given order where
-        that is equal. Others are forgotten.
+        that is equal. Others are forgotten once all have had as much.
         """
         wanting = dict.fromkeys(owners)
-        self._had = {owner: had for owner, had in self._had.items() if owner in wanting}
-        least = min(self._had.values(), default=0.0)
-        # One who comes anew goes before those who stand where he begins.
-        new = [owner for owner in wanting if owner not in self._had]
-        self._had |= dict.fromkeys(new, least)
-        places = {owner: (self._had[owner], owner not in new) for owner in wanting}
+        if not wanting:
+            self._had, self._now = {}, 0.0
+        stayed = [self._had[owner] for owner in wanting if owner in self._wanting]
+        self._now = max(self._now, min(stayed, default=0.0))
+        left = [o for o, had in self._had.items() if o not in wanting and had > self._now]
+        kept = dict.fromkeys([*wanting, *left[-LEFT:]])
+        self._had = {o: had for o, had in self._had.items() if o in kept}
+        new = {o for o in wanting if self._had.get(o, self._now) <= self._now} - self._wanting
+        self._had |= dict.fromkeys(new, self._now)
+        self._wanting = set(wanting)
+        # One who came anew goes before those who stand where he begins and have had something.
+        self._fresh = (self._fresh & self._wanting) | new
+        places = {owner: (self._had[owner], owner not in self._fresh) for owner in wanting}
         return sorted(wanting, key=places.__getitem__)
 
     def add(self, owner: str, amount: float) -> None:
-        """It has had so much more, if it still wants some."""
+        """It has had so much more, if it is known."""
         if owner in self._had:
+            self._fresh.discard(owner)
+            self._now = max(self._now, self._had[owner])
             self._had[owner] += amount
 
 

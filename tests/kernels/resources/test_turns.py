@@ -53,6 +53,49 @@ def test_those_who_always_want_some_have_equal_parts(seed: int) -> None:
     assert abs((had["a"] - before["a"]) - had["c"]) <= 18
 
 
+def test_who_asks_for_one_thing_after_another_has_no_more_than_who_waits() -> None:
+    """One owner has a long line, the others ask for the next when they have had one."""
+    shares, had = Shares(), Counter[str]()
+    asking = set("abcd")
+    for _ in range(400):
+        first = shares.order(sorted(asking))[0]
+        shares.add(first, 1)
+        had[first] += 1
+        if first != "a":
+            shares.order(sorted(asking - {first}))  # it has left, and comes back
+    assert had == dict.fromkeys("abcd", 100)
+
+
+def test_who_was_alone_for_long_does_not_wait_for_one_who_comes() -> None:
+    """Nor the other way round."""
+    shares, had = Shares(), Counter[str]()
+    for _ in range(1000):
+        assert shares.order("a") == ["a"]
+        shares.add("a", 1)
+    for _ in range(100):
+        first = shares.order("ab")[0]
+        shares.add(first, 1)
+        had[first] += 1
+    assert abs(had["a"] - had["b"]) <= 1
+
+
+def test_ever_new_ones_do_not_keep_one_who_has_had_nothing_from_his_turn() -> None:
+    shares = Shares()
+    shares.order(["waits"])
+    for number in range(3):
+        assert shares.order(["waits", str(number)])[0] == "waits", "in the order in which they came"
+
+
+def test_no_more_is_known_of_those_who_left_than_has_to_be() -> None:
+    shares = Shares()
+    for number in range(5000):
+        owner = str(number)
+        shares.order(["waits", owner])
+        shares.add(owner, 1)
+    assert len(shares._had) <= turns_module.LEFT + 2
+    assert shares.order([]) == [] and not shares._had
+
+
 def play(turns: Turns, asked: list[tuple[str, int]], at_once: int) -> list[str]:
     """Owners in the order in which they had their turns; all wait before the first is let in."""
     order, lock, now, go = list[str](), threading.Lock(), Counter[str](), threading.Event()
