@@ -104,6 +104,15 @@ def test_answers_do_not_depend_on_the_form_of_attention(
         assert other.describe(image, question.text) == model.describe(image, question.text)
 
 
+def test_the_order_of_text_and_picture_does_not_matter(model: Model) -> None:
+    """Nor a system prompt, nor what was asked before: a quick look, as above."""
+    ask = evaluate.Answerer(model)
+    for group in ("text first", "system prompt", "later turn"):
+        asked = list(evaluate.cases(group, 781_000, 25))
+        right = sum(ask.answer(case) == case.expected for case in asked)
+        assert right >= 22, f"{group}: {right} of {len(asked)}"
+
+
 def test_transformers_gives_the_same_answers(model: Model) -> None:
     """In every group: pictures before and after the text, several, boxes, frames of a video."""
     from transformers import Gemma3ForConditionalGeneration

@@ -28,7 +28,7 @@ SAMPLES = (
         "Three shapes on white",
         256,
         256,
-        ("Describe the image.", "What is at the center?"),
+        ("Describe the image.", "Where is the cross? Give its box."),
         ("Describe the image.", "Which shapes are here, and where?"),
     ),
     Sample(

@@ -14,6 +14,7 @@ from PIL import Image
 from serving import png, running
 from wire import wire
 
+from mtmd.display.grounding import find_regions
 from mtmd.web.app import create_app
 from mtmd.web.page.samples import SAMPLES
 from mtmd.web.settings import ServerSettings
@@ -38,7 +39,8 @@ def test_samples_are_the_examples_at_their_size():
 def test_the_demo_model_is_right_about_every_sample_as_it_is_offered(model):
     said = {(s.file, q): model.describe(EXAMPLES / s.file, q) for s in SAMPLES for q in s.asks}
     assert "black cross" in said["shapes.png", "Describe the image."]
-    assert "black cross" in said["shapes.png", "What is at the center?"]
+    boxed = find_regions(said["shapes.png", "Where is the cross? Give its box."])
+    assert boxed is not None and [r.label for r in boxed.regions] == ["black cross"]
     assert said["four.png", "How many shapes are there?"] == "Four."
     assert "red" in said["four.png", "What color is the triangle?"].lower()
     assert "fish" in said["word.png", "What does the text say?"]

@@ -41,6 +41,6 @@ async function once(button, run) {
 }
 
 function demoNote() {
-  return [el("p", {}, "This is the small demo model. It knows drawn shapes, short words and numbers on a plain ground, and nothing of photos; show the picture first, then ask."),
+  return [el("p", {}, "This is the small demo model. It knows drawn shapes, short words and numbers on a plain ground, in pictures and little videos, and nothing of photos."),
     el("p", {}, "For a real model: ", commandBox("mtmd serve -m org/name"))];
 }
