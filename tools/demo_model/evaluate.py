@@ -54,7 +54,12 @@ class Case:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        return messages(self.turns, self.system)
+        """With pictures by their number; a video as what mtmd writes for it, in one text."""
+        if not self.seconds:
+            return messages(self.turns, self.system)
+        shown = whole(self.seconds, str(self.turns[0].parts[0]))
+        words = [part if isinstance(part, str) else "<start_of_image>" for part in shown]
+        return [{"role": "user", "content": [{"type": "text", "text": "".join(words)}]}]
 
 
 class Peer:
@@ -81,12 +86,9 @@ class Peer:
         )
 
     def answer(self, case: Case) -> str:
-        shown = case.messages
-        if case.seconds:  # it has no videos: what mtmd writes in their place
-            one_text = whole(case.seconds, str(case.turns[0].parts[0]))
-            words = [p if isinstance(p, str) else "<start_of_image>" for p in one_text]
-            shown = [{"role": "user", "content": [{"type": "text", "text": "".join(words)}]}]
-        text = self.processor.apply_chat_template(shown, add_generation_prompt=True, tokenize=False)
+        text = self.processor.apply_chat_template(
+            case.messages, add_generation_prompt=True, tokenize=False
+        )
         inputs = self.processor(
             text=text, images=[list(case.images)], return_tensors="pt", add_special_tokens=False
         )
