@@ -104,6 +104,20 @@ def test_answers_do_not_depend_on_the_form_of_attention(
         assert other.describe(image, question.text) == model.describe(image, question.text)
 
 
+@pytest.mark.parametrize("group", [g for g in evaluate.GROUPS if g != "picture first"])
+def test_most_answers_of_every_group_are_right(model: Model, group: str) -> None:
+    """Text before the picture, system prompts, later turns, several pictures, boxes, videos."""
+    ask = evaluate.Answerer(model)
+    asked = list(evaluate.cases(group, 781_000, 12))
+    right = sum(
+        evaluate.overlap(ask.answer(case), case.expected) >= evaluate.GOOD_OVERLAP
+        if case.expected.startswith("{")
+        else ask.answer(case) == case.expected
+        for case in asked
+    )
+    assert right >= 11, f"{right} of {len(asked)}"
+
+
 def test_transformers_gives_the_same_answers(model: Model) -> None:
     """In every group: pictures before and after the text, several, boxes, frames of a video."""
     from transformers import Gemma3ForConditionalGeneration

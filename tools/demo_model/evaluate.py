@@ -20,28 +20,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from conversations import SYSTEMS, UNSEEN_SYSTEMS, Turn, messages
-from films import ask_clip, film, parts
+from films import ask_clip, film, whole
 from PIL import Image
 from several import ask_boxes, ask_several, draw_several
 from world import Question, ask, draw
 
-from mtmd import Model, load
+from mtmd import Model, VideoInput, load
 from mtmd.display.grounding import find_regions
 from mtmd.events import Answer, Finished
 
 DEMO_MODEL = Path(__file__).parents[2] / "mtmd" / "demo_model"
 GOOD_OVERLAP = 0.5
+EVERY_FRAME = 240.0  # a second: all that there are
 
 
 @dataclass(frozen=True)
 class Case:
-    """A conversation with its pictures, the last turn to be answered."""
+    """A conversation with its pictures, the last turn to be answered; or the frames of a video, of
+    these `seconds`, and a question about it.
+    """
 
     kind: str
     turns: Sequence[Turn]
     images: Sequence[Image.Image]
     system: str | None = None
+    seconds: tuple[float, ...] = ()
 
     @property
     def expected(self) -> str:
@@ -49,7 +54,12 @@ class Case:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        return messages(self.turns, self.system)
+        """With pictures by their number; a video as what mtmd writes for it, in one text."""
+        if not self.seconds:
+            return messages(self.turns, self.system)
+        shown = whole(self.seconds, str(self.turns[0].parts[0]))
+        words = [part if isinstance(part, str) else "<start_of_image>" for part in shown]
+        return [{"role": "user", "content": [{"type": "text", "text": "".join(words)}]}]
 
 
 class Peer:
@@ -174,7 +184,8 @@ def videos(rng: random.Random) -> Case:
     questions = ask_clip(clip, rng)
     kind = rng.choice(sorted({q.kind for q in questions}))
     question = rng.choice([q for q in questions if q.kind == kind])
-    return Case(kind, [Turn(parts(clip.seconds, question.text), question.answer)], frames)
+    turns = [Turn((question.text,), question.answer)]
+    return Case(kind, turns, frames, seconds=clip.seconds)
 
 
 GROUPS: dict[str, Callable[[random.Random], Case]] = {
@@ -225,8 +236,13 @@ class Answerer:
         self.model = model
 
     def finished(self, case: Case, max_tokens: int = 256) -> Answer:
-        shown = []
-        for message in case.messages:
+        shown: list[dict[str, Any]] = []
+        if case.seconds:
+            frames = np.stack([np.asarray(image.convert("RGB")) for image in case.images])
+            video = VideoInput(frames, fps=EVERY_FRAME, times=case.seconds)
+            asked = {"type": "text", "text": str(case.turns[0].parts[0])}
+            shown = [{"role": "user", "content": [{"type": "video", "video": video}, asked]}]
+        for message in [] if case.seconds else case.messages:
             content = message["content"]
             if not isinstance(content, str):
                 content = [

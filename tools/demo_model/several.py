@@ -24,7 +24,7 @@ from world import (
 )
 
 ORDINALS = ("first", "second", "third")
-STEP = 5  # thousandths: half a pixel of what the model sees
+STEP = 10  # thousandths: a pixel of what the model sees
 BOX_KINDS = ("box", "no box")
 SEVERAL_KINDS = (
     "one of several",

@@ -23,7 +23,7 @@ FOLDER = Path(__file__).parents[1] / "static"
 FOREVER = "public, max-age=31536000, immutable"
 DIGEST_CHARS = 12
 COMPRESSED = ("text/", "application/json", "image/svg+xml")
-TYPES = {".js": "text/javascript", ".woff2": "font/woff2", "": "text/plain"}
+TYPES = {".js": "text/javascript", ".woff2": "font/woff2", ".mp4": "video/mp4", "": "text/plain"}
 _IMPORT = re.compile(r'^import [^";]*"([^"]+)";$', re.M)
 
 
@@ -113,7 +113,9 @@ def blueprint(assets: Assets) -> Blueprint:
         if smaller:
             response.headers["Content-Encoding"] = "gzip"
         response.set_etag(f"{assets.digest}{'-gzip' if smaller else ''}")
-        response.make_conditional(request)
+        # Safari plays no video of which it cannot have a part.
+        parts = len(asset.data) if asset.kind.startswith("video/") else None
+        response.make_conditional(request, accept_ranges=parts is not None, complete_length=parts)
         return response
 
     return routes

@@ -98,7 +98,7 @@ def _page_routes(routes: Blueprint, chat: Chat) -> None:
             "many": models.many,
             "preset": dict(model.preset),
             "demo": demo,
-            "samples": offered(demo) if sees else [],
+            "samples": offered(demo, can_read_videos()) if sees else [],
             "fault": str(fault) if fault else None,
             "key": caller.name if (caller := g.get("caller")) else None,
             "context": model.context,

@@ -1,5 +1,5 @@
-"""The pictures that an empty chat offers, with what to ask about them. Their files are in
-`static/samples/`, the same as in the repository's `examples/`.
+"""The pictures, and a video, that an empty chat offers, with what to ask about them. Their files
+are in `static/samples/`, the same as in the repository's `examples/`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 @dataclass(frozen=True)
 class Sample:
     """`asks` are questions that the demo model was trained for, `asks_any` those for a model that
-    knows more.
+    knows more; `poster` is the picture that stands for a video.
     """
 
     file: str
@@ -20,6 +20,7 @@ class Sample:
     height: int
     asks: tuple[str, ...]
     asks_any: tuple[str, ...]
+    poster: str | None = None
 
 
 SAMPLES = (
@@ -28,7 +29,7 @@ SAMPLES = (
         "Three shapes on white",
         256,
         256,
-        ("Describe the image.", "What is at the center?"),
+        ("Describe the image.", "Where is the cross? Give its box."),
         ("Describe the image.", "Which shapes are here, and where?"),
     ),
     Sample(
@@ -47,13 +48,22 @@ SAMPLES = (
         ("What does the text say?", "What color is the text?"),
         ("What does the text say?", "Describe the picture in one sentence."),
     ),
+    Sample(
+        "moves.mp4",
+        "Five seconds, in which something moves",
+        256,
+        256,
+        ("What happens in the video?", "Which way does the circle move?"),
+        ("What happens in the video?", "Which shape moves, and where to?"),
+        poster="moves.png",
+    ),
 )
 
 
-def offered(demo: bool) -> list[dict[str, Any]]:
-    """As the page draws them."""
+def offered(demo: bool, videos: bool) -> list[dict[str, Any]]:
+    """As the page draws them; with what moves where `videos` can be read."""
     offers = []
-    for sample in SAMPLES:
+    for sample in (s for s in SAMPLES if videos or s.poster is None):
         fields = asdict(sample)
         general, own = fields.pop("asks_any"), fields.pop("asks")
         offers.append(fields | {"asks": own if demo else general})

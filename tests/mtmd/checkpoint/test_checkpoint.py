@@ -261,7 +261,7 @@ SPOILED: dict[str, tuple[Change, str]] = {
     ),
     "a hole in the tokenizer": (
         high_id,
-        "the tokenizer has a token with id 100000, the configuration a vocabulary of 512",
+        "the tokenizer has a token with id 100000, the configuration a vocabulary of 640",
     ),
     "millions of layers": (
         edit("config.json", "vision_config", num_hidden_layers=10_000_000),

@@ -5,8 +5,10 @@ away, answers that are cut, a deletion that was a mistake.
 from __future__ import annotations
 
 import io
+from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 from answer_kills import run as kill_servers
 from browsing import DESK, PHONE, Visitor
@@ -14,6 +16,8 @@ from PIL import Image
 from serving import png, running
 from wire import wire
 
+from mtmd.clip.video.decode import open_video
+from mtmd.display.grounding import find_regions
 from mtmd.web.app import create_app
 from mtmd.web.page.samples import SAMPLES
 from mtmd.web.settings import ServerSettings
@@ -32,17 +36,29 @@ def test_samples_are_the_examples_at_their_size():
     for sample in SAMPLES:
         data = (STATIC / sample.file).read_bytes()
         assert data == (EXAMPLES / sample.file).read_bytes()
-        assert Image.open(io.BytesIO(data)).size == (sample.width, sample.height)
+        size = sample.width, sample.height
+        if sample.poster is None:
+            assert Image.open(io.BytesIO(data)).size == size
+            continue
+        with closing(open_video(io.BytesIO(data))) as reader:
+            assert (reader.facts.width, reader.facts.height) == size
+            frames = [pixels for _, _, pixels in reader.take(range(50), size)]
+        poster = np.asarray(Image.open(STATIC / sample.poster).convert("RGB")).astype(int)
+        assert min(np.abs(poster - frame).mean() for frame in frames) < 2
 
 
 def test_the_demo_model_is_right_about_every_sample_as_it_is_offered(model):
     said = {(s.file, q): model.describe(EXAMPLES / s.file, q) for s in SAMPLES for q in s.asks}
     assert "black cross" in said["shapes.png", "Describe the image."]
-    assert "black cross" in said["shapes.png", "What is at the center?"]
+    boxed = find_regions(said["shapes.png", "Where is the cross? Give its box."])
+    assert boxed is not None and [r.label for r in boxed.regions] == ["black cross"]
     assert said["four.png", "How many shapes are there?"] == "Four."
     assert "red" in said["four.png", "What color is the triangle?"].lower()
     assert "fish" in said["word.png", "What does the text say?"]
     assert "green" in said["word.png", "What color is the text?"].lower()
+    happens = "A blue circle moves to the right on a white background."
+    assert said["moves.mp4", "What happens in the video?"] == happens
+    assert said["moves.mp4", "Which way does the circle move?"] == "To the right."
 
 
 def test_an_empty_chat_offers_pictures_to_ask_about(browser, served_demo):
@@ -50,6 +66,7 @@ def test_an_empty_chat_offers_pictures_to_ask_about(browser, served_demo):
     page = person.page
     person.until(
         "[...document.querySelectorAll('.sample img')].filter((i) => i.naturalWidth === 256).length === 3"
+        " && document.querySelector('.sample video').poster.includes('moves')"
     )
     words = page.inner_text("#welcome")
     assert "demo model" in words and "mtmd serve -m org/name" in words
@@ -61,6 +78,11 @@ def test_an_empty_chat_offers_pictures_to_ask_about(browser, served_demo):
     assert page.input_value("#prompt") == "half a thought"
     page.click("#new-chat")
     page.wait_for_selector(".sample .picture")
+    page.click(".sample .video")
+    person.until("document.querySelector('.sample video').currentTime > 0.2")
+    assert page.get_attribute(".sample .video", "aria-pressed") == "true"
+    page.click(".sample .video")
+    assert page.evaluate("document.querySelector('.sample video').paused")
     page.click(".sample .picture >> nth=0")
     person.until("document.querySelector('#viewer-image').naturalWidth === 256")
     person.close()
@@ -68,7 +90,7 @@ def test_an_empty_chat_offers_pictures_to_ask_about(browser, served_demo):
 
 def test_another_model_is_offered_general_questions_and_no_word_of_the_demo(person, fake):
     page = person.page
-    assert page.locator(".sample").count() == 3 and "demo" not in page.inner_text("#welcome")
+    assert page.locator(".sample").count() == 4 and "demo" not in page.inner_text("#welcome")
     page.click(".ask:has-text('Which colors')")
     person.answered("Which colors do you see?")
     assert [p.size for p in fake.tickets[-1].pictures] == [(256, 256)]
@@ -387,7 +409,7 @@ def test_a_receipt_that_opens_is_not_behind_the_message_box(visit, fake):
 
 def test_the_first_screen_fits_every_window(visit):
     person = visit()
-    person.until("document.querySelectorAll('.sample').length === 3")
+    person.until("document.querySelectorAll('.sample').length === 4")
     for width in (360, 768, 1280, 1920):
         person.page.set_viewport_size({"width": width, "height": 720})
         assert person.overflow() == 0
