@@ -82,7 +82,11 @@ def run(
     """
     from mtmd.cluster.connect import check_address, connected, import_ray, seats
 
+    from mtmd.config import AnswerOptions, LoadOptions, options
+
     check_address(args.ray)
+    options(LoadOptions, loading)
+    options(AnswerOptions, answering)
     import_ray(args.ray)
     from mtmd.batch.inputs import told_of
     from mtmd.cluster.crew import RayCrew, listing, nodes
@@ -91,10 +95,7 @@ def run(
     from mtmd.cluster.sources import Columns, find
     from mtmd.cluster.telling import Teller
     from mtmd.cluster.worker import Job
-    from mtmd.config import AnswerOptions, LoadOptions, options
 
-    options(LoadOptions, loading)
-    options(AnswerOptions, answering)
     out = str(args.out)
     job = Job(
         full_name(out),

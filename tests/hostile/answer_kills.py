@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,11 @@ def serve(port):
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 for line in sys.stdin:
     if not os.fork():
-        serve(int(line))
-        os._exit(0)
+        try:
+            serve(int(line))
+        finally:
+            print(0, "ended", flush=True)  # for who waits for the line of one that could not start
+            os._exit(0)
 """
 SHOWN = """() => {
   const answer = [...document.querySelectorAll(".message.answer .text")].at(-1);
@@ -78,10 +82,15 @@ class Servers:
         self._parent.stdin.write(f"{self._port}\n")
         self._parent.stdin.flush()
         pid, self.url = self._parent.stdout.readline().split()
+        assert self.url != "ended", "the server could not start"
         self._pid, self._port = int(pid), int(self.url.rsplit(":", 1)[1])
 
     def kill(self) -> None:
-        os.kill(self._pid, signal.SIGKILL)
+        """And wait until it is gone: its port is its own until then."""
+        with suppress(ProcessLookupError):
+            while True:
+                os.kill(self._pid, signal.SIGKILL)
+                time.sleep(0.005)
 
     def close(self) -> None:
         self.kill()

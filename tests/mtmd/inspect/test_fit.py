@@ -62,7 +62,7 @@ def test_every_way_is_there_and_the_first_that_fits_is_chosen(two: FitReport) ->
     alone = named(two, "on gpu0 alone").memories[0]
     assert shared.ranks == 2 and [(p.first, p.last) for p in split.layers] == [(0, 1), (2, 3)]
     assert sum(m.cache for m in split.memories) == alone.cache
-    tied = 512 * 192 * 2
+    tied = 640 * 256 * 2
     for layout in (shared, split):
         whole = sum(m.weights for m in layout.memories)
         assert alone.weights <= whole <= alone.weights + tied + 100_000, layout.name
