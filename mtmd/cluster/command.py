@@ -81,7 +81,6 @@ def run(
     `FrameRequest`. 0 where every picture has its answer, 1 where some failed. Raises MtmdError.
     """
     from mtmd.cluster.connect import check_address, connected, import_ray, seats
-
     from mtmd.config import AnswerOptions, LoadOptions, options
 
     check_address(args.ray)
