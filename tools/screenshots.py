@@ -35,7 +35,7 @@ CHROMIUMS = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-
 CHATS = (
     ("word.png", "What does the text say?"),
     ("four.png", "How many shapes are there?"),
-    ("shapes.png", "Describe the image."),
+    ("shapes.png", "Where is the cross? Give its box."),
 )
 
 
