@@ -37,7 +37,7 @@ def test_boxes_hold_what_is_drawn() -> None:
         assert found is not None and found.scale == "", "the notation says what the numbers mean"
         (region,) = found.regions
         assert (region.label, region.scale) == (f"red {shape}", "1000")
-        assert np.allclose(np.array(region.values) * 0.256, image.getbbox(), atol=2)
+        assert np.allclose(np.array(region.values) * 0.256, image.getbbox(), atol=3)
 
 
 def test_questions_about_several_pictures_are_true() -> None:

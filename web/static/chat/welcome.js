@@ -39,7 +39,7 @@ function moving(sample) {
   [video.muted, video.loop, video.playsInline] = [true, true, true];
   const badge = el("span", { class: "video-part" }, icon("right"), "video");
   const toggle = () => (video.paused ? video.play().catch(() => {}) : video.pause()); // a browser without this codec shows the poster
-  const button = el("button", { class: "picture video", type: "button", "aria-label": `Play: ${sample.shows}`, "aria-pressed": "false", on: { click: toggle } }, video, badge);
+  const button = el("button", { class: "picture video", type: "button", "aria-label": `Play video: ${sample.shows}`, "aria-pressed": "false", on: { click: toggle } }, video, badge);
   for (const event of ["play", "pause"]) video.addEventListener(event, () => { badge.hidden = !video.paused; button.setAttribute("aria-pressed", String(!video.paused)); });
   return button;
 }
