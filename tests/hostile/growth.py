@@ -61,7 +61,7 @@ def page_events(count: int) -> None:
     """Read from the beginning, as by a page that was loaded again."""
     answer = Answer("a", "c", None)  # type: ignore[arg-type]
     for _ in range(count):
-        answer.add({"type": "text", "text": "word "})
+        answer.add({"type": "text", "text": "word ", "tokens": 1})
     _, events = answer.after(0, 0)
     assert len(events) == 1
 
