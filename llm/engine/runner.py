@@ -317,7 +317,14 @@ class Runner:
         ModelError for a token of its text without an embedding.
         """
         total = length + sum(len(part.tokens) for part in prompt)
-        if not length < total < self.context:
+        if total <= length:
+            raise ContextError(
+                "the prompt takes no tokens: nothing is written for the model to read; say what "
+                "you want to know, or use another chat template",
+                total,
+                self.context,
+            )
+        if total >= self.context:
             raise ContextError(
                 f"the prompt takes {total} tokens, images included, and the context holds "
                 f"{self.context}, answer included; "

@@ -22,6 +22,7 @@ GOOD = (
     "ModelError",
     "OptionError",
     "PromptError",
+    "ContextError",
     "PlacementError",
 )
 PEAK_BYTES = 1 << 30  # of the whole process, Python and torch included

@@ -116,7 +116,7 @@ def test_a_token_without_an_embedding() -> None:
 
 
 def test_an_empty_prompt() -> None:
-    with pytest.raises(PromptError, match="takes 0 tokens"):
+    with pytest.raises(PromptError, match="takes no tokens"):
         answer(runner(), [])
 
 
