@@ -424,6 +424,7 @@ def test_the_tables_name_every_family_and_nothing_else():
             for path in paths
         }
         assert {entry.module for entry in table} <= modules
+        assert len({entry.module for entry in table}) == len(table)
         assert {entry.module.split(".")[3] for entry in table} == set(families(folder))
 
 

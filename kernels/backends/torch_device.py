@@ -29,6 +29,7 @@ from mtmd.kernels.ops.attention import visible
 
 KINDS = ("mps", "xpu")
 ASKED_BYTES = 64 << 20  # of an op's operands; with larger ones, such as experts, it is not tried
+MOST_KNOWN = 4096
 LIMITS = {torch.float32: 1e-6, torch.bfloat16: 1e-3, torch.float16: 1e-4}  # NMSE, see `_distance`
 
 
@@ -48,6 +49,8 @@ class TorchDevice:
             return None
         key = node.op, types_of(node), tuple(node.attrs.items())
         if key not in self._known:
+            if len(self._known) >= MOST_KNOWN:  # pictures of ever new sizes
+                self._known.clear()
             with suppress(_NoRoomError):
                 self._known[key] = self._ask(*key)
         return self._known.get(key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tracemalloc
 
 import numpy as np
@@ -49,12 +50,12 @@ def put(videos: KnownVideos, name: str, one: Known) -> None:
 
 @pytest.mark.parametrize("order, pooled", [(0, False), (256, False), (256, True)])
 def test_what_is_noted_of_a_video_is_about_what_it_takes(order, pooled):
+    gc.collect()  # what the interpreter has at hand from before would not be counted
     tracemalloc.start()
     one = known(256, order=order, pooled=pooled)
     taken = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    # Objects that the interpreter has at hand from before are not counted as taken.
-    assert 0.4 * one.noted_bytes < taken <= one.noted_bytes
+    assert 0.5 * one.noted_bytes < taken <= one.noted_bytes
 
 
 def test_what_is_noted_is_bounded_and_the_least_recently_used_goes(monkeypatch):

@@ -4,7 +4,6 @@ cannot be followed; clips in groups of two.
 
 from __future__ import annotations
 
-import os
 import random
 from importlib import import_module
 from typing import Any
@@ -19,7 +18,7 @@ from mtmd.clip.video.video import Video, VideoFacts
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ImageError, ModelError
 
-SIZES = int(os.environ.get("SIZES", 250))  # of each way; 1,000 say more, and take longer
+SIZES = 1000
 
 
 def theirs(
