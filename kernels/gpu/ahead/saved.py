@@ -31,6 +31,9 @@ from mtmd.kernels.files import open_regular
 MANIFEST, FORMAT = "manifest.json", 1
 BINARIES = (".cubin", ".hsaco")
 MANIFEST_BYTES_MAX, FILE_BYTES_MAX, PROGRAMS_MAX = 32 << 20, 64 << 20, 20_000
+BYTES_MAX = (
+    1 << 30
+)  # of all programs, which are held while they are checked; a model's are a few MiB
 KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 NAME = re.compile(r"[A-Za-z0-9_]{1,150}\.(json|cubin|hsaco)", re.ASCII)
 
@@ -138,6 +141,14 @@ def read_saved(folder: Path, target: str) -> Saved:
             f"kernels {folder}: made from the kernels of another mtmd, {manifest['mtmd']!r:.40}; "
             "make them anew"
         )
+    left = BYTES_MAX
+    for files in manifest["programs"].values():
+        left -= sum(_size(folder, name, facts) for name, facts in files.items())
+    if left < 0:
+        raise OptionError(
+            f"kernels {folder}: {(BYTES_MAX - left) >> 20} MiB of programs, expected at most "
+            f"{BYTES_MAX >> 20}; save fewer models' to one folder"
+        )
     programs = {
         key: {name: _file(folder, key, name, facts) for name, facts in files.items()}
         for key, files in manifest["programs"].items()
@@ -216,10 +227,15 @@ def _manifest(folder: Path) -> dict[str, Any]:
     return {**{name: found[name] for name in texts}, "programs": checked}
 
 
-def _file(folder: Path, key: str, name: str, facts: Any) -> bytes:
-    size, digest = (facts.get(f) if isinstance(facts, dict) else None for f in ("bytes", "sha256"))
+def _size(folder: Path, name: str, facts: Any) -> int:
+    size = facts.get("bytes") if isinstance(facts, dict) else None
     if type(size) is not int or not 0 < size <= FILE_BYTES_MAX:
         raise OptionError(f"kernels {folder}: {name} of {size!r:.20} bytes, which no program has")
+    return size
+
+
+def _file(folder: Path, key: str, name: str, facts: Any) -> bytes:
+    size, digest = _size(folder, name, facts), facts.get("sha256")
     content = _read(folder / key / name, size, folder)
     if len(content) != size or _digest(content) != digest:
         raise OptionError(

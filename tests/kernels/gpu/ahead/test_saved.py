@@ -99,3 +99,10 @@ def test_programs_replace_those_of_before_and_nothing_else(folder: Path, tmp_pat
     (tmp_path / "full" / "thesis.txt").touch()
     with pytest.raises(OptionError, match=r"found thesis.txt and no manifest.json"):
         saved.save(tmp_path / "full", "cuda:90", "a model", "0", [])
+
+
+def test_all_programs_together_have_a_limit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved.read_saved(folder, "cuda:90")
+    monkeypatch.setattr(saved, "BYTES_MAX", 5)
+    with pytest.raises(OptionError, match="0 MiB of programs, expected at most 0"):
+        saved.read_saved(folder, "cuda:90")
