@@ -119,7 +119,9 @@ def _cases() -> list[Case]:
             Case(kind, 1, 9, 11 if small else 2, bias=True),
             Case(kind, 3, 33, 2),
             Case(kind, 17, 35, 3, bias=True),
-            Case(kind, 3, 17, 5 if small else 1, torch.bfloat16),
+            Case(kind, 2, 5, 40 if small else 5, torch.bfloat16),
+            Case(kind, 4, 9, 33 if small else 6, torch.float16, bias=True),
+            Case(kind, 5, 17, 5 if small else 1, torch.bfloat16),
             Case(kind, 17, 65, 3 if small else 1, torch.float16),
         ]
     return [
@@ -138,5 +140,5 @@ USES = {
         kind, rows, 4096, 4096 // BLOCKS[kind].values, torch.bfloat16
     )
     for kind in KINDS
-    for rows in (1, 8, 512)
+    for rows in (1, 4, 8, 512)
 }

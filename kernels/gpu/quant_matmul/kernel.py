@@ -1,14 +1,15 @@
 """Products with block-quantized weights on NVIDIA and AMD GPUs: the `matmul` op, x [M, K] times the
 values of w [N, row bytes].
 
-Weights stay as they are in memory; each program decodes the blocks it needs in registers
-(`quant_blocks`), rounds their values to x's type and multiplies, with fp32 sums. Two forms:
+Weights stay as they are in memory; each program decodes the blocks it needs in registers, with
+fp32 sums. Three forms:
 
 * **Tiles** (`tile_kernel`): ROWS rows of x by COLUMNS rows of w, COUNT groups of 32 values at a
-  time, by matrix instructions.
-* **One row** (`row_kernel`), for decoding one sequence: the time goes to reading weights, so
-  nothing is rounded and no matrix instruction
-  is fed; every program multiplies a few rows of w in fp32 as it decodes them.
+  time (`blocks`), rounded to x's type and multiplied by matrix instructions.
+* **Few rows** (`word_kernel`), for decoding two sequences, of some types four: the time goes to
+  reading weights, so nothing is rounded and no matrix instruction is fed; packed codes are
+  multiplied four at a time (`words`), of the types that models mostly have.
+* **One row** of the other types (`row_kernel`), value by value.
 """
 
 # Triton's language is not Python's: its functions carry no types.
@@ -16,18 +17,21 @@ Weights stay as they are in memory; each program decodes the blocks it needs in 
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.gpu.jit import tl, triton
-from mtmd.kernels.gpu.launch import Call, run_call
+from mtmd.kernels.gpu.launch import Call, power_of_two, run_call
 from mtmd.kernels.gpu.quant_matmul.blocks import decode
 from mtmd.kernels.gpu.quant_matmul.cases import CASES, NMSE, USES, product_error
+from mtmd.kernels.gpu.quant_matmul.words import MOST_ROWS, UNIT_VALUES, UNROLLED, dot
 from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel, fresh
 from mtmd.kernels.graph import Type
-from mtmd.kernels.quantization.blocks import NATIVE
+from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE
 
 GROUP = 32  # values that are decoded together: no block is smaller
 
@@ -96,7 +100,7 @@ def row_kernel(
     COLUMNS: tl.constexpr,
     COUNT: tl.constexpr,
 ):
-    """M = 1. The sums of a row's 32 COUNT lanes are added at the end."""
+    """M = 1, value by value. The sums of a row's 32 COUNT lanes are added at the end."""
     n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.minimum(n, N - 1).to(tl.int64) * row_bytes
     # A sum for each lane: lanes are added up, which takes shuffles, once and not in every step.
@@ -115,6 +119,45 @@ def row_kernel(
     if BIAS:
         result += tl.load(bias + n, mask=n < N, other=0).to(tl.float32)
     tl.store(out + n, result.to(out.dtype.element_ty), mask=n < N)
+
+
+@triton.jit
+def word_kernel(
+    x,
+    w,
+    bias,
+    out,
+    M,
+    N,
+    K,
+    row_bytes,
+    units,
+    QUANT: tl.constexpr,
+    BIAS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    FEW: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    COUNT: tl.constexpr,
+    LANES: tl.constexpr,
+    STEPS: tl.constexpr,
+):
+    """At most FEW rows of x, four codes at a time, by rows of w of so many units (`words`)."""
+    m, n = tl.arange(0, FEW), tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    row = tl.minimum(n, N - 1).to(tl.int64) * row_bytes  # surplus rows repeat the last one
+    x_row = x + tl.minimum(m, M - 1).to(tl.int64) * K
+    total = tl.zeros([FEW, COLUMNS, COUNT, LANES], tl.float32)
+    # Loads of the next units are under way while these are multiplied, where registers are left.
+    for start in tl.range(0, units, COUNT, loop_unroll_factor=STEPS):
+        unit = start + tl.arange(0, COUNT)
+        real = (unit < units)[:, None]
+        if not WHOLE:
+            unit = tl.where(unit < units, unit, 0)  # which is there, times zeros
+        total += dot(x_row, w, row, unit, real, QUANT, WHOLE)
+    result = tl.sum(tl.sum(total, 3), 2)
+    if BIAS:
+        result += tl.load(bias + n, mask=n < N, other=0).to(tl.float32)[None, :]
+    at = m.to(tl.int64)[:, None] * N + n[None, :]
+    tl.store(out + at, result.to(out.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
 
 
 def rejects(x: Type, w: Type, bias: Type | None = None, *, quant: str) -> str | None:
@@ -143,6 +186,14 @@ def plan_call(x: Type, w: Type, bias: Type | None = None, *, quant: str) -> Call
     rows, groups = x.count // width, width // GROUP
     scalars: dict[str, int | float] = {"N": outer, "K": width, "row_bytes": w.shape[1]}
     constants: dict[str, int | bool | str] = {"QUANT": quant, "BIAS": bias is not None}
+    if rows <= MOST_ROWS.get(quant, 0):
+        few = power_of_two(rows)
+        units, (columns, count, lanes, warps) = _word_tile(width, quant)
+        constants |= {"WHOLE": units % count == 0, "FEW": few}
+        constants |= {"COLUMNS": columns, "COUNT": count}
+        constants |= {"LANES": lanes, "STEPS": UNROLLED // lanes}
+        scalars |= {"M": rows, "units": units}
+        return Call(scalars, constants, -(-outer // columns), warps, 1)
     if rows == 1:
         columns, count = 4, 8  # a block of 256 values from each of 4 rows
         constants |= {"WHOLE": groups % count == 0, "COLUMNS": columns, "COUNT": count}
@@ -152,6 +203,20 @@ def plan_call(x: Type, w: Type, bias: Type | None = None, *, quant: str) -> Call
     return Call(
         {"M": rows, **scalars}, constants, -(-rows // block) * -(-outer // columns), warps, 2
     )
+
+
+def _word_tile(width: int, quant: str) -> tuple[int, tuple[int, int, int, int]]:
+    """Units of a row; and rows of w, units at a time, lanes of a unit, warps: the units that four
+    warps take, or fewer where more than a quarter of all would be past the end.
+    """
+    values = UNIT_VALUES[quant]
+    units = width // values
+    # threads of a unit: of those of 64 values, two with 16 bytes each, for two halves of the rows
+    columns, lanes, threads = {32: (4, 4, 4), 64: (8, 8, 4), 128: (4, 8, 8)}[values]
+    warps = 4
+    while warps > 1 and -units % (warps * 32 // threads) * 4 > units:
+        warps //= 2
+    return units, (columns, warps * 32 // threads, lanes, warps)
 
 
 def _tile(rows: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
@@ -166,6 +231,8 @@ def _tile(rows: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
 
 def kernel_of(call: Call) -> object:
     """The kernel that a call is for."""
+    if "LANES" in call.constants:
+        return word_kernel
     return tile_kernel if "ROWS" in call.constants else row_kernel
 
 
@@ -178,8 +245,9 @@ def quant_matmul(x: Tensor, w: Tensor, bias: Tensor | None = None, *, quant: str
     """
     types = [None if t is None else Type.of(t) for t in (x, w, bias)]
     reason = rejects(*types, quant=quant)  # type: ignore[arg-type]
-    if reason is None and w.data_ptr() % 2:
-        reason = "w begins at an odd address; the kernel needs it aligned to 2 bytes"
+    size = math.gcd(BLOCKS[quant].bytes, 4) if quant in BLOCKS else 1
+    if reason is None and w.data_ptr() % size:
+        reason = f"w begins at {w.data_ptr():#x}; the kernel needs it aligned to {size} bytes"
     if reason:
         raise PlacementError(f"quantized matmul on the GPU: {reason}")
     out = torch.empty((*x.shape[:-1], len(w)), dtype=x.dtype, device=x.device)
@@ -192,7 +260,7 @@ def quant_matmul(x: Tensor, w: Tensor, bias: Tensor | None = None, *, quant: str
 def program(x: Type, w: Type, bias: Type | None = None, *, quant: str) -> Program:
     """What a run on these types launches."""
     call = plan_call(x, w, bias, quant=quant)
-    tile = ("ROWS", "COLUMNS", "COUNT") if "ROWS" in call.constants else ("COLUMNS", "COUNT")
+    tile = [name for name in ("ROWS", "FEW", "COLUMNS", "COUNT") if name in call.constants]
     operands = {"x": x, "w": w, "bias": bias or x, "out": fresh(x)}
     return Program(kernel_of(call), call, operands, tile, title=f"{quant} matmul")
 
