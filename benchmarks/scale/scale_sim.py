@@ -1,14 +1,16 @@
 """Many pictures a day, simulated: how many machines they take, what breaks first, how long answers
-take, what a million costs. Costs of a picture are measured or estimated (`measure_costs.py`); nothing
-here runs a model.
+take, what a million costs. Costs of a picture are measured or estimated (`measure_costs.py`);
+nothing here runs a model.
 
-    python benchmarks/scale/scale_sim.py --costs cpu-demo --pictures 2000 --unit 33 --nodes 2 --share 2 --kill 1@50
-    python benchmarks/scale/scale_sim.py --costs l4-smolvlm-256m --pattern wave --peak 1.6 --per-day 1e8 --part 0.1
-    python benchmarks/scale/scale_sim.py --costs cpu-demo --pattern bursts --peak 5 --rate 40 --nodes 2 --json
+    python benchmarks/scale/scale_sim.py --costs cpu-demo --pictures 2000 --nodes 2 --share 2
+    python benchmarks/scale/scale_sim.py --costs h100-smolvlm-256m --workers 8 --cores 96 \\
+        --pattern wave --peak 1.6 --per-day 1e8 --period 600 --seconds 600
+    python benchmarks/scale/scale_sim.py --costs cpu-demo --pattern bursts --peak 5 --rate 40 --json
 
-Without --nodes there are as many as keep the rate at --load of what they could do, the peak of
-a wave included. --part simulates a part of pictures and nodes: chance then evens out less than
-among all, so that waits are told rather too long.
+Without --nodes there are as many as keep the rate at --load of what they could do, the peak of a
+wave included. --part simulates a part of pictures and nodes: chance then evens out less than among
+all, so that waits are told rather too long. A wave may have a shorter --period than a day, for
+a run that takes less long: what lasts seconds sees the rate stand still in either.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from mtmd.kernels.errors import MtmdError, OptionError
 COSTS = Path(__file__).parent / "costs"
 HOUR_S = 3600.0
 QUANTILES = (50, 90, 99, 99.9)
+FULL = 0.85
 PROBE = 3000  # pictures of a backlog by which it is found what one node can do
 WHAT = {
     "cores": "the machines' cores",
@@ -147,6 +150,7 @@ def scenario_of(args: argparse.Namespace) -> tuple[Scenario, float]:
     if args.price is not None and not 0 < args.price < 1e6:
         raise OptionError(f"price: found {args.price:g}, expected more than 0")
     fleet = Fleet(
+        nodes=1 if args.share is None else args.share,
         **_given(
             args,
             "cores",
@@ -156,20 +160,19 @@ def scenario_of(args: argparse.Namespace) -> tuple[Scenario, float]:
             "link_gbit",
             "queue",
             fetch_wait="fetch_wait_s",
-        )
+        ),
     )
     traffic = _traffic(args)
     kills = tuple(Kill.parse(text) for text in args.kill)
     mtbf = None if args.mtbf_hours is None else args.mtbf_hours * HOUR_S
     failures = Failures(mtbf, kills=kills, **_given(args, restart="restart_s", notice="notice_s"))
     if args.nodes is not None:
-        nodes = args.nodes
-        Fleet(nodes=max(nodes, 1) * fleet.share)
+        nodes = replace(fleet, nodes=args.nodes).nodes
     elif traffic.pattern == "backlog":
         nodes = fleet.share
     else:
         peak = traffic.rate * (traffic.peak if traffic.pattern == "wave" else 1.0)
-        nodes = math.ceil(peak / (args.load * node_rate(costs, fleet, traffic)))
+        nodes = math.ceil(peak / (args.load * saturated(costs, fleet, traffic)[0]))
     simulated = max(fleet.share, round(nodes * args.part / fleet.share) * fleet.share)
     part = simulated / nodes
     if traffic.pattern != "backlog":
@@ -222,21 +225,32 @@ def _traffic(args: argparse.Namespace) -> Traffic:
     )
 
 
-def node_rate(costs: Costs, fleet: Fleet, traffic: Traffic) -> float:
-    """Pictures a second that one node can do, by simulating it with a backlog."""
-    count = max(PROBE, 100 * fleet.slots * fleet.workers)
-    unit = max(1, min(count // (fleet.workers * 16), 256))
-    backlog = replace(traffic, pattern="backlog", pictures=count, unit=unit)
+def saturated(costs: Costs, fleet: Fleet, traffic: Traffic) -> tuple[float, str]:
+    """Pictures a second that one node can do, and what keeps it from doing more: by simulating one
+    machine with a backlog.
+    """
+    workers = fleet.workers * fleet.share
+    count = max(PROBE, 100 * fleet.slots * workers)
+    backlog = replace(
+        traffic, pattern="backlog", pictures=count, unit=max(1, min(count // (workers * 16), 256))
+    )
     costs = replace(costs, load_cpu_s=0, load_wait_s=0)
     found = simulate(Scenario(costs, replace(fleet, nodes=fleet.share), backlog))
-    return found.rate / fleet.share
+    return found.rate / fleet.share, fullest(found)
+
+
+def fullest(result: Result) -> str:
+    """What is used most; places, where nothing else is why they are full."""
+    rest = {name: part for name, part in result.utilization.items() if name != "places"}
+    first = max(rest, key=lambda name: rest[name])
+    return "places" if rest[first] < FULL < result.utilization["places"] else first
 
 
 def facts(scenario: Scenario, result: Result, times: float, price: float | None) -> dict[str, Any]:
     """What is told of a run: rates and nodes of all that is meant, `times` what was simulated."""
     nodes = scenario.fleet.nodes * times
     node_hours = nodes * result.seconds / HOUR_S / max(result.finished * times, 1) * 1e6
-    first = max(result.utilization, key=lambda name: result.utilization[name] * (name != "places"))
+    most, first = saturated(scenario.costs, scenario.fleet, scenario.traffic)
     told: dict[str, Any] = {
         "costs": scenario.costs.name,
         "kind": scenario.costs.kind,
@@ -252,7 +266,7 @@ def facts(scenario: Scenario, result: Result, times: float, price: float | None)
         "pictures_day": result.rate * times * DAY_S,
         "utilization": result.utilization,
         "breaks_first": first,
-        "breaks_at_pictures_s": result.rate * times / max(result.utilization[first], 1e-9),
+        "breaks_at_pictures_s": most * nodes,
         "most_waiting": result.most_waiting,
         "present": result.present,
         "node_hours_a_million": node_hours,
@@ -270,7 +284,8 @@ def facts(scenario: Scenario, result: Result, times: float, price: float | None)
 def text(told: dict[str, Any]) -> str:
     lines = [
         f"{told['costs']} ({told['kind']}); simulated",
-        f"{told['nodes']:,} nodes, {told['simulated_nodes']:,} simulated for {told['seconds']:,.1f} s: "
+        f"{told['nodes']:,} nodes, {told['simulated_nodes']:,} simulated for "
+        f"{told['seconds']:,.1f} s: "
         f"{told['finished']:,} pictures answered, {told['rejected']:,} told to come later, "
         f"{told['lost_nodes']:,} nodes lost, {told['again']:,} pictures begun again",
         f"{told['pictures_s']:,.1f} pictures/s, {told['pictures_day']:,.0f} a day",
@@ -284,7 +299,8 @@ def text(told: dict[str, Any]) -> str:
             lines.append(f"seconds {what}: {shown}")
     lines += [f"{part:5.0%} of {WHAT[name]}" for name, part in told["utilization"].items()]
     lines.append(
-        f"breaks first: {WHAT[told['breaks_first']]}, at {told['breaks_at_pictures_s']:,.1f} pictures/s"
+        f"breaks first: {WHAT[told['breaks_first']]}, at "
+        f"{told['breaks_at_pictures_s']:,.1f} pictures/s"
     )
     lines.append(f"a million pictures: {told['node_hours_a_million']:,.2f} node hours")
     if told["cost_a_million"] is not None:
@@ -297,10 +313,10 @@ def main(words: list[str] | None = None) -> int:
     args = arguments.parse_args(words)
     try:
         scenario, times = scenario_of(args)
+        result = simulate(scenario)
+        told = facts(scenario, result, times, args.price)
     except MtmdError as error:
         arguments.error(str(error))
-    result = simulate(scenario)
-    told = facts(scenario, result, times, args.price)
     print(json.dumps(told | {"scenario": asdict(scenario)}, indent=1) if args.json else text(told))
     return 0
 

@@ -1,5 +1,5 @@
-"""What is simulated: costs of a picture, machines, how pictures come, what fails. Checked when it is
-made.
+"""What is simulated: costs of a picture, machines, how pictures come, what fails. Checked when it
+is made.
 """
 
 from __future__ import annotations

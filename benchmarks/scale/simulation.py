@@ -16,9 +16,11 @@ from scenario import Scenario
 from shared_cores import Shared
 
 from mtmd.cluster.schedule import Schedule, Task
+from mtmd.kernels.errors import OptionError
 
 SLICE_S = 0.01  # of encoding between two steps of the decoder, as in mtmd/service/service.py
 STEPS_AT_ONCE = 8  # of the decoder, where nothing else waits: one event in place of so many
+VAIN_MOST = 1000  # nodes lost, while no picture is answered
 Process = Generator[Any, Any, None]
 
 
@@ -111,6 +113,7 @@ class Node:
     def lose(self) -> None:
         self.is_up = False
         self.run.result.lost_nodes += 1
+        self.run.look_whether_vain()
         workers, self.workers = self.workers, []
         for worker in workers:
             worker.end()
@@ -183,16 +186,24 @@ class Worker:
         self.go(self._prepare(picture))
 
     def _load(self) -> Process:
-        costs, env, first = self.run.scenario.costs, self.run.env, self.run.first_ready
-        if self.run.scenario.traffic.pattern == "backlog" and self.number > 1:
-            yield first  # which says how much memory one takes, before others are started
-        if costs.load_wait_s:
-            yield env.timeout(costs.load_wait_s)
-        yield from self.node.machine.cores.hold(costs.load_cpu_s)
-        self.is_ready, self.since = True, self.run.env.now
+        run = self.run
+        if run.scenario.traffic.pattern == "backlog" and not run.first_ready.triggered:
+            # one alone says how much memory a worker takes, before others are started
+            with run.alone.request() as turn:
+                yield turn | run.first_ready
+                yield from self._open()
+        else:
+            yield from self._open()
+        self.is_ready, self.since = True, run.env.now
         self.go(self._engine())
-        self.run.worker_ready(self)
+        run.worker_ready(self)
         self.pull()
+
+    def _open(self) -> Process:
+        costs = self.run.scenario.costs
+        if costs.load_wait_s:
+            yield self.run.env.timeout(costs.load_wait_s)
+        yield from self.node.machine.cores.hold(costs.load_cpu_s)
 
     def _prepare(self, picture: Picture) -> Process:
         run, costs, machine = self.run, self.run.scenario.costs, self.node.machine
@@ -295,7 +306,7 @@ class Worker:
         yield from self._compute("decoding", steps * each)
         if read:
             yield from self._compute("prefill", read * costs.prompt_token_s)
-        for picture in answered:
+        for _ in answered:
             self.reading.popleft()
         for picture in list(self.writing):
             self.writing[picture] -= steps
@@ -396,7 +407,7 @@ class Arrivals:
         else:
             run.result.rejected += 1
 
-    def next_for(self, worker: Worker) -> Picture | None:
+    def next_for(self, worker: Worker) -> Picture | None:  # noqa: ARG002
         return self.line.popleft() if self.line else None
 
     def finished(self, worker: Worker, picture: Picture) -> None:
@@ -407,7 +418,7 @@ class Arrivals:
         run.change_present(-1)
         run.finish(picture)
 
-    def lost(self, worker: Worker, pictures: list[Picture]) -> None:
+    def lost(self, worker: Worker, pictures: list[Picture]) -> None:  # noqa: ARG002
         self.line.extendleft(reversed(pictures))
         for one in self.run.ready:
             one.pull()
@@ -475,7 +486,7 @@ class Backlog:
         run.look_whether_over()
         worker.pull()
 
-    def lost(self, worker: Worker, pictures: list[Picture]) -> None:
+    def lost(self, worker: Worker, pictures: list[Picture]) -> None:  # noqa: ARG002
         self.held.pop(worker, None)
         self.schedule.ended(worker.number, blame=False)
         for one in self.run.ready:
@@ -501,11 +512,13 @@ class Simulation:
         """`watch_s`: how often the result's `series` is continued."""
         self.scenario, self.env, self.result = scenario, simpy.Environment(), Result()
         self.over, self.first_ready = self.env.event(), self.env.event()
+        self.alone = simpy.Resource(self.env)
+        """The worker that loads before all others."""
         self.ready: list[Worker] = []
         self.present = 0
         self.assigned_s = self.engine_s = self.engines_s = self.held_s = self.places_s = 0.0
         self._present_s = self._present_since = 0.0
-        self._workers = 0
+        self._workers = self._lost_at_finish = 0
         self._kills = list(scenario.failures.kills)
         self.chance_of_tiles = self.chance("tiles")
         fleet, traffic = scenario.fleet, scenario.traffic
@@ -522,7 +535,9 @@ class Simulation:
             self.env.process(self._watch(watch_s))
 
     def run(self) -> Result:
-        """Until every picture that was taken has its answer."""
+        """Until every picture that was taken has its answer. Raises OptionError where that never
+        comes.
+        """
         self.env.run(until=self.over)
         result, seconds = self.result, self.env.now
         result.seconds = seconds
@@ -600,6 +615,7 @@ class Simulation:
 
     def finish(self, picture: Picture) -> None:
         self.result.times[picture.number] += 1
+        self._lost_at_finish = self.result.lost_nodes
         self.result.finished += 1
         for kill in list(self._kills):
             if self.result.finished >= kill.after * self.scenario.traffic.pictures:
@@ -615,6 +631,19 @@ class Simulation:
     def look_whether_over(self) -> None:
         if not self.over.triggered and self.source.is_over:
             self.over.succeed()
+
+    def look_whether_vain(self) -> None:
+        """Raises OptionError, in `run`, where nodes are lost before they have done anything."""
+        vain = self.result.lost_nodes - self._lost_at_finish
+        if vain >= VAIN_MOST and not self.over.triggered:
+            mtbf = self.scenario.failures.mtbf_s
+            self.over.fail(
+                OptionError(
+                    f"mtbf_s: found {mtbf:g}, with which {vain} nodes were lost one after another "
+                    "and no picture was answered, expected longer than it takes to load and to "
+                    "answer some; or take a smaller unit"
+                )
+            )
 
     def _watch(self, every_s: float) -> Process:
         result = self.result
