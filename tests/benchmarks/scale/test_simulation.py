@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 from statistics import fmean, stdev
 
 import pytest
@@ -175,7 +176,7 @@ def test_as_many_come_as_were_asked_for(pattern: str, peak: float) -> None:
     if pattern == "wave":  # from the trough: most come in the middle of a period
         middle = sum(1.5 <= at % 4 < 2.5 for at in came)
         assert middle / came[-1] * 4 == pytest.approx(50 * (1 + 0.8 * 0.9), rel=0.05)
-    gaps = [after - before for before, after in zip(came, came[1:], strict=False)]
+    gaps = [after - before for before, after in pairwise(came)]
     varied = stdev(gaps) / fmean(gaps)  # 1 for a Poisson process
     assert varied == pytest.approx(1, abs=0.05) if pattern == "steady" else varied > 1.1
 
