@@ -33,7 +33,7 @@ COSTS = Path(__file__).parent / "costs"
 HOUR_S = 3600.0
 QUANTILES = (50, 90, 99, 99.9)
 FULL = 0.85
-PROBE = 3000  # pictures of a backlog by which it is found what one node can do
+PROBE, FLOOD = 3000, 1e6  # pictures, and a second, by which it is found what one node can do
 WHAT = {
     "cores": "the machines' cores",
     "engine": "the engines: encoding, prompts and tokens",
@@ -100,6 +100,9 @@ def parser() -> argparse.ArgumentParser:
     fleet.add_argument("--workers", type=int, help="of a node: GPUs, or processes (default: 1)")
     fleet.add_argument("--share", type=int, help="nodes on one machine (default: 1)")
     fleet.add_argument("--slots", type=int, help="answers at once, of a worker (default: 4)")
+    fleet.add_argument(
+        "--ahead", type=int, help="pictures that a worker prepares beside those (default: 2)"
+    )
     fleet.add_argument("--link-gbit", type=float, help="of a machine (default: 10)")
     fleet.add_argument(
         "--fetch-wait",
@@ -153,6 +156,7 @@ def scenario_of(args: argparse.Namespace) -> tuple[Scenario, float]:
         nodes=1 if args.share is None else args.share,
         **_given(
             args,
+            "ahead",
             "cores",
             "workers",
             "share",
@@ -227,15 +231,11 @@ def _traffic(args: argparse.Namespace) -> Traffic:
 
 def saturated(costs: Costs, fleet: Fleet, traffic: Traffic) -> tuple[float, str]:
     """Pictures a second that one node can do, and what keeps it from doing more: by simulating one
-    machine with a backlog.
+    machine for which many pictures wait.
     """
-    workers = fleet.workers * fleet.share
-    count = max(PROBE, 100 * fleet.slots * workers)
-    backlog = replace(
-        traffic, pattern="backlog", pictures=count, unit=max(1, min(count // (workers * 16), 256))
-    )
-    costs = replace(costs, load_cpu_s=0, load_wait_s=0)
-    found = simulate(Scenario(costs, replace(fleet, nodes=fleet.share), backlog))
+    count = max(PROBE, 100 * fleet.slots * fleet.workers * fleet.share)
+    flood = replace(traffic, pattern="steady", pictures=count, rate=FLOOD)
+    found = simulate(Scenario(costs, replace(fleet, nodes=fleet.share, queue=None), flood))
     return found.rate / fleet.share, fullest(found)
 
 
@@ -250,7 +250,10 @@ def facts(scenario: Scenario, result: Result, times: float, price: float | None)
     """What is told of a run: rates and nodes of all that is meant, `times` what was simulated."""
     nodes = scenario.fleet.nodes * times
     node_hours = nodes * result.seconds / HOUR_S / max(result.finished * times, 1) * 1e6
-    most, first = saturated(scenario.costs, scenario.fleet, scenario.traffic)
+    if scenario.traffic.pattern == "backlog":
+        most, first = result.rate / scenario.fleet.nodes, fullest(result)
+    else:
+        most, first = saturated(scenario.costs, scenario.fleet, scenario.traffic)
     told: dict[str, Any] = {
         "costs": scenario.costs.name,
         "kind": scenario.costs.kind,

@@ -104,11 +104,13 @@ class Node:
         self.run, self.number, self.machine = run, number, machine
         self.workers: list[Worker] = []
         self.is_up = False
-        self.begin()
+        # pictures that come by themselves come to machines that are there already
+        self.begin(loads=run.scenario.traffic.pattern == "backlog")
 
-    def begin(self) -> None:
+    def begin(self, loads: bool) -> None:
         self.is_up = True
-        self.workers = [Worker(self.run, self) for _ in range(self.run.scenario.fleet.workers)]
+        number = self.run.scenario.fleet.workers
+        self.workers = [Worker(self.run, self, loads) for _ in range(number)]
 
     def lose(self) -> None:
         self.is_up = False
@@ -126,13 +128,13 @@ class Node:
             yield self.run.env.timeout(chance.expovariate(1 / failures.mtbf_s))
             self.lose()
             yield self.run.env.timeout(failures.restart_s)
-            self.begin()
+            self.begin(loads=True)
 
 
 class Worker:
     """A model in memory: threads that prepare pictures, and an engine."""
 
-    def __init__(self, run: Simulation, node: Node):
+    def __init__(self, run: Simulation, node: Node, loads: bool):
         self.run, self.node = run, node
         self.number = run.next_worker()
         fleet = run.scenario.fleet
@@ -150,7 +152,7 @@ class Worker:
         self._asleep: simpy.Event | None = None
         self._batch: tuple[int, float] = (0, 0.0)  # tiles being encoded, seconds left
         self._processes: set[simpy.Process] = set()
-        self.go(self._load())
+        self.go(self._load(loads))
 
     def go(self, work: Process) -> None:
         """As a process that ends with the worker."""
@@ -185,9 +187,11 @@ class Worker:
         self.run.result.waits.append(self.run.env.now - picture.came)
         self.go(self._prepare(picture))
 
-    def _load(self) -> Process:
+    def _load(self, loads: bool) -> Process:
         run = self.run
-        if run.scenario.traffic.pattern == "backlog" and not run.first_ready.triggered:
+        if not loads:
+            yield run.env.timeout(0)
+        elif run.scenario.traffic.pattern == "backlog" and not run.first_ready.triggered:
             # one alone says how much memory a worker takes, before others are started
             with run.alone.request() as turn:
                 yield turn | run.first_ready

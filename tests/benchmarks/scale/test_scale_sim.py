@@ -37,7 +37,7 @@ def test_a_job_is_told(costs: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert scale_sim.main([*words, "--kill", "1@50", "--price", "2"]) == 0
     told = capsys.readouterr().out
     assert "(measured); simulated" in told and "1 nodes lost" in told
-    assert "breaks first: the machines' cores" in told
+    assert "breaks first: the engines" in told
     assert "node hours" in told and "at the price that was assumed" in told
 
 
@@ -52,11 +52,13 @@ def test_as_many_nodes_as_it_takes(costs: str, capsys: pytest.CaptureFixture[str
     assert half["latency_s"]["p50"] < full["latency_s"]["p50"]  # type: ignore[index]
 
 
-def test_a_slow_link_breaks_first(costs: str, capsys: pytest.CaptureFixture[str]) -> None:
-    found = facts(capsys, "--costs", costs, "--pictures", "300", "--link-gbit", "0.0005")
-    assert found["breaks_first"] == "link"
-    waits = facts(capsys, "--costs", costs, "--pictures", "300", "--fetch-wait", "2")
-    assert waits["breaks_first"] == "places"
+def test_what_is_scarce_breaks_first(costs: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--costs", costs, "--pattern", "steady", "--rate", "1", "--pictures", "9"]
+    found = {
+        facts(capsys, *words, "--nodes", "1", *more)["breaks_first"]
+        for more in (["--link-gbit", "0.0005"], ["--fetch-wait", "2"], ["--cores", "0.5"])
+    }
+    assert found == {"link", "places", "cores"}
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_number_present_and_work_done() -> None:
     assert found.present == pytest.approx(sum(found.latencies) / found.seconds)
     host = sum(found.stages[s] for s in ("fetch", "decode", "preprocess", "request"))
     engine = sum(found.stages[s] for s in ("encode", "prefill", "decoding", "answer"))
-    cores = host + DEMO.engine_cores * engine + 2000 * DEMO.write_s / 256 + 2 * DEMO.load_cpu_s
+    cores = host + DEMO.engine_cores * engine + 2000 * DEMO.write_s / 256
     capacity = 2 * (1.3 - DEMO.background_cores)
     assert found.utilization["cores"] * capacity * found.seconds == pytest.approx(cores, rel=0.01)
 
