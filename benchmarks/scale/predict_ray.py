@@ -71,10 +71,10 @@ def measured(pictures: int, kill: bool, port: int) -> tuple[float, str]:
         for process in reversed(started):
             end(process)
         shutil.rmtree(folder, ignore_errors=True)
-    found = re.search(r"([\d.]+) images/s", told[-1] if told else "")
+    found = re.search(r"\d+ rows in .*? ([\d.]+) images/s.*", " ".join(told))
     if found is None or rows != pictures:
         raise SystemExit(f"{rows} rows of {pictures}: {' '.join(told)[-300:]}")
-    return float(found[1]), told[-1].rpartition("/")[2].partition(": ")[2]
+    return float(found[1]), found[0]
 
 
 def main() -> None:
