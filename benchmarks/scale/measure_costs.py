@@ -380,16 +380,18 @@ def measured_shape(args: argparse.Namespace) -> Costs:
     stages = {(s["name"], s["point"]["batch"]): s for s in found["stages"]}
     one, four = (stages["decode", n]["median_ms"] / 1e3 for n in (1, 4))
     prefill, data = stages["prefill", 1], jpeg(args.side)
-    each = max((four - one) / 3, 0.0)
+    each, preprocess_s = max((four - one) / 3, 0.0), stages["preprocess", 1]["median_ms"] / 1e3
+    decoding_s = decode_s(data)
+    on_host = host.fetch_s + host.request_s + decoding_s + preprocess_s
     return replace(
         host,
         name=f"{args.shape}, CPU, {args.threads} threads",
         how=f"measure_costs.py shape {args.shape}: mtmd {' '.join(words)}",
         engine_cores=float(args.threads),
         picture_bytes=float(len(data)),
-        decode_s=decode_s(data),
-        preprocess_s=stages["preprocess", 1]["median_ms"] / 1e3,
-        locked=0.0,
+        decode_s=decoding_s,
+        preprocess_s=preprocess_s,
+        locked=min(host.locked * host.host_s / on_host, 1.0),  # as many seconds
         tiles=1.0,
         tiles_at_once=1,
         encode_batch_s=0.0,
