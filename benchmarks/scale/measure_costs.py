@@ -299,17 +299,26 @@ def ray_beside(count: int) -> tuple[dict[str, float], dict[str, Any]]:
 
 
 def _used(pid: int, command: int, role: str, before: float) -> tuple[str, float]:
-    """What a process is, and the seconds of the processor that it has taken: proc_pid_stat(5),
-    utime and stime; as they were `before` where it has ended.
+    """What a process is, and the seconds of the processor that it has taken; as they were `before`
+    where it has ended.
     """
     try:
         title = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-        numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return role or "ray", before
     actor = "actor" if title.startswith("ray::Worker") else "ray"
-    seconds = (int(numbers[11]) + int(numbers[12])) / CLOCK
-    return "command" if pid == command else actor, max(seconds, before)
+    return "command" if pid == command else actor, max(cpu_s(pid), before)
+
+
+def cpu_s(pid: int) -> float:
+    """Seconds of the processor that a process has taken, 0 where it has ended: proc_pid_stat(5),
+    utime and stime.
+    """
+    try:
+        numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(numbers[11]) + int(numbers[12])) / CLOCK
 
 
 def measured_cpu(args: argparse.Namespace) -> Costs:

@@ -31,7 +31,7 @@ BLUE, RED, GREY = "#3b82d0", "#d0553f", "#808080"  # seen on both themes
 INK = {"light": "#24292f", "dark": "#e6edf3"}
 INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 LOADS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
-GPU_NODE = Fleet(1, cores=96, workers=8, slots=16)
+GPU_NODE = Fleet(1, cores=96, workers=8, slots=16, ahead=32)
 CPU_NODES = Fleet(4, cores=2)
 PERIOD_S = 300.0
 simulated, most_of = cache(simulate), cache(saturated)  # both themes show the same runs
