@@ -25,6 +25,7 @@ from mtmd.web.settings import ServerSettings
 
 REPLICAS = "Replica"
 BATCHES = 2  # of answers that one replica has at once: one that is computed, and the next
+SLACK = 4  # the part of a batch by which one replica may be busier than another for its caches
 SPARE = 16  # requests to a replica beside those: metrics, and what only it can answer
 OF_ONE_FRONT = 8  # replicas
 FRONT_REQUESTS = 100_000  # Ray's limit for a front, which has its own
@@ -112,7 +113,7 @@ def application(
         logging_config=quiet,
         request_router_config=RequestRouterConfig(
             request_router_class=AffinityRouter,
-            request_router_kwargs={"most": each},
+            request_router_kwargs={"slack": max(1, wanted.parallel // SLACK), "most": each},
             max_backoff_s=0.1,
         ),
         **count,
