@@ -9,7 +9,9 @@ from mtmd.kernels.errors import OptionError
 
 MOST_REPLICAS = 1000
 OWN = ("replicas", "no_affinity")  # options that only --ray has
-OF_ONE_SERVER = {  # those that mean something for one server alone: what is usual, and why
+OF_ONE_SERVER: dict[
+    str, tuple[object, str]
+] = {  # those that mean something for one server alone: what is usual, and why
     "models": ([], "serve one model, by -m"),
     "models_max": (None, "serve one model, by -m"),
     "unload_after": (None, "serve one model, by -m"),
@@ -75,7 +77,7 @@ def replicas(text: str | None) -> tuple[int, int] | None:
     """The least and the most of MIN[:MAX], None where nothing is asked for. Raises OptionError."""
     if text is None:
         return None
-    found = re.fullmatch(r"(\d{1,6})(?::(\d{1,6}))?", text)
+    found = re.fullmatch(r"([0-9]{1,6})(?::([0-9]{1,6}))?", text)
     least = int(found[1]) if found else 0
     most = int(found[2] or least) if found else 0
     if not 1 <= least <= most <= MOST_REPLICAS:

@@ -17,9 +17,9 @@ from ray.serve.schema import LoggingConfig
 from mtmd.cluster.connect import Seats
 from mtmd.web.replicas import ready
 from mtmd.web.replicas.choice import Route
-from mtmd.web.replicas.forwarded import Forwarded, Full, Head, Lost
+from mtmd.web.replicas.forwarded import Forwarded, Full, Head, Lost, Serving, SettingsOf
 from mtmd.web.replicas.front import Front
-from mtmd.web.replicas.replica import Replica, Serving, SettingsOf
+from mtmd.web.replicas.replica import Replica
 from mtmd.web.replicas.router import AffinityRouter
 from mtmd.web.settings import ServerSettings
 
@@ -68,12 +68,22 @@ class Handles:
             response.cancel()
 
 
-@serve.ingress()  # type: ignore[misc]  # Ray has no types
+@serve.ingress()
 class Fronts:
     def __init__(
-        self, replicas: Any, options: Mapping[str, Any], settings_of: SettingsOf, affinity: bool
+        self,
+        replicas: Any,
+        options: Mapping[str, Any],
+        settings_of: SettingsOf,
+        affinity: bool,
+        command: str,
     ) -> None:
         self._front = Front(Handles(replicas), settings_of(Namespace(**options)), affinity)
+        self._command = command
+
+    async def command(self) -> str:
+        """Who has deployed this."""
+        return self._command
 
     def __serve_build_asgi_app__(self) -> Any:
         return self._front
@@ -85,8 +95,11 @@ def application(
     settings: ServerSettings,
     settings_of: SettingsOf,
     serving: Serving,
+    command: str = "",
 ) -> Any:
-    """`options`: of the command, as every machine understands them; see `Replica`."""
+    """`options`: of the command, as every machine understands them; see `Replica`. `command`: its
+    own name among those that may deploy this.
+    """
     each = BATCHES * wanted.parallel
     seats = wanted.seats
     count: dict[str, Any] = {"num_replicas": wanted.least}
@@ -128,7 +141,7 @@ def application(
         logging_config=quiet,
     )
     bound = replicas.bind(options, settings_of, serving, settings.needs_key, replica_name)
-    return fronts.bind(bound, options, settings_of, wanted.affinity)
+    return fronts.bind(bound, options, settings_of, wanted.affinity, command)
 
 
 def replica_name() -> str:

@@ -5,27 +5,27 @@ from __future__ import annotations
 import argparse
 import logging
 import re
+import secrets
 import signal
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mtmd.cluster.connect import LOCAL, check_address, connected, import_ray, seats
+from mtmd import DeviceError, OptionError
+from mtmd.cluster.connect import LOCAL, check_address, connected, import_ray, import_serve, seats
 from mtmd.cluster.crew import nodes
 from mtmd.commands.ray_options import replicas
 from mtmd.commands.shared import chosen_load_options
 from mtmd.config import LoadOptions, options
-from mtmd.kernels.errors import DeviceError, OptionError
-from mtmd.kernels.extras import install_command
-from mtmd.web.replicas.replica import NOT_STARTED, Serving, SettingsOf
+from mtmd.web.replicas.forwarded import NOT_STARTED, Serving, SettingsOf
 from mtmd.web.server import bind
 from mtmd.web.settings import ServerSettings
 
 APP = "mtmd"
 LOOK_S = 1.0  # between two looks at how it goes
+ANSWER_S = 10.0
 FILES = ("model", "mmproj", "chat_template", "kernels", "api_key_file", "media_path")
 EXITED = "the application has ended: it was deleted, or Ray Serve was shut down"
 
@@ -37,8 +37,7 @@ def run(args: argparse.Namespace, settings_of: SettingsOf, serving: Serving) -> 
     check_address(args.ray)
     settings = settings_of(args)
     _check_loading(args)
-    import_ray(args.ray)
-    serve = _import_serve()
+    serve = import_serve(args.ray)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     if args.ray == LOCAL:
         with bind(settings) as sock:  # whether the port can be had, and which one 0 takes
@@ -47,7 +46,8 @@ def run(args: argparse.Namespace, settings_of: SettingsOf, serving: Serving) -> 
         raise OptionError("port: found 0 beside a cluster, expected a port, the same everywhere")
     print("loading", flush=True)
     with connected(args.ray) as ray:
-        asked = _application(args, nodes(ray), settings, settings_of, serving)
+        mine = secrets.token_hex(8)
+        asked = _application(args, nodes(ray), settings, settings_of, serving, mine)
         serve.start(
             proxy_location="HeadOnly" if args.ray == LOCAL else "EveryNode",
             http_options={"host": settings.host, "port": settings.port},
@@ -56,9 +56,10 @@ def run(args: argparse.Namespace, settings_of: SettingsOf, serving: Serving) -> 
         with _Stopping() as stopping:
             try:
                 _deploy(serve, asked, settings)
-                return _watch(serve, settings, stopping)
+                return _watch(serve, settings, mine, args.ray == LOCAL, stopping)
             except KeyboardInterrupt:
-                _take_away(serve, at_once=args.ray == LOCAL)
+                if args.ray != LOCAL:  # where Ray itself ends with this command
+                    _take_away(serve, mine)
                 print("stopped", flush=True)
                 return 0
 
@@ -77,6 +78,7 @@ def _application(
     settings: ServerSettings,
     settings_of: SettingsOf,
     serving: Serving,
+    command: str = "",
 ) -> Any:
     from mtmd.web.replicas.application import Wanted, application
 
@@ -88,7 +90,7 @@ def _application(
     }
     everywhere |= {"device": chosen.device, "threads": chosen.threads}
     wanted = Wanted(least, most, chosen, args.parallel, not args.no_affinity)
-    return application(wanted, everywhere, settings, settings_of, serving)
+    return application(wanted, everywhere, settings, settings_of, serving, command)
 
 
 def _check_loading(args: argparse.Namespace) -> None:
@@ -100,16 +102,6 @@ def _full(name: Any) -> Any:
     """A path as it is from any folder; the name of a model on the hub as it stands."""
     path = Path(name).expanduser() if isinstance(name, str) else None
     return str(path.resolve()) if path is not None and path.exists() else name
-
-
-def _import_serve() -> Any:
-    try:
-        from ray import serve
-    except ImportError as error:
-        raise OptionError(
-            f"ray: found Ray without Ray Serve, which is an extra; run `{install_command('ray')}`"
-        ) from error
-    return serve
 
 
 def _deploy(serve: Any, asked: Any, settings: ServerSettings) -> None:
@@ -126,8 +118,7 @@ def _deploy(serve: Any, asked: Any, settings: ServerSettings) -> None:
         serve.run(asked, name=APP, route_prefix="/")
     except RuntimeError as error:
         told = _reason(serve) or " ".join(str(error).split())[:300]
-        with suppress(Exception):
-            serve.delete(APP)
+        serve.delete(APP)
         raise OptionError(told) from error
 
 
@@ -147,33 +138,41 @@ def _reason(serve: Any) -> str:
     return found[1].strip() if found else ""
 
 
-def _watch(serve: Any, settings: ServerSettings, stopping: _Stopping) -> int:
-    """Tells how many replicas there are as it changes."""
+def _watch(
+    serve: Any, settings: ServerSettings, mine: str, alone: bool, stopping: _Stopping
+) -> int:
+    """Tells how many replicas there are as it changes. `mine`: what this command calls itself."""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"http://{host}:{settings.port}"
     print(f"serving at {url}, OpenAI's interface at {url}/v1; Ctrl-C stops", flush=True)
-    mine, before = _deployed(serve), -1
+    before = -1
     while True:
         if (ready := _ready(serve)) != before:
             before = ready
             print(f"{ready} replica{'s' * (ready != 1)} ready", flush=True)
         if stopping.drain:
             print("asked to end: what is under way is answered first", flush=True)
-            _take_away(serve, at_once=False)
+            _take_away(serve, mine)
             print("stopped", flush=True)
             return 0
-        deployed = _deployed(serve)
-        if deployed is None:
+        if not alone and APP not in serve.status().applications:
             raise DeviceError(f"ray: {EXITED}")
-        if deployed != mine:
-            print("another command has taken the application over; it goes on", flush=True)
+        if not alone and not _is_mine(serve, mine):
+            print("another command has taken the application over, which goes on", flush=True)
             return 0
         time.sleep(LOOK_S)
 
 
-def _deployed(serve: Any) -> float | None:
-    application = serve.status().applications.get(APP)
-    return None if application is None else float(application.last_deployed_time_s)
+def _is_mine(serve: Any, mine: str) -> bool:
+    """Whether no other command has deployed the application since."""
+    from ray.exceptions import RayError
+    from ray.serve.exceptions import RayServeException
+
+    try:
+        found = serve.get_app_handle(APP).command.remote().result(timeout_s=ANSWER_S)
+    except (RayError, RayServeException, TimeoutError):  # no front is there just now
+        return True
+    return bool(found == mine)
 
 
 def _ready(serve: Any) -> int:
@@ -186,13 +185,10 @@ def _ready(serve: Any) -> int:
     return next((n for state, n in states.items() if str(state).endswith("RUNNING")), 0)
 
 
-def _take_away(serve: Any, at_once: bool) -> None:
-    """Answers under way are written first, but where Ray itself ends with this command."""
-    if at_once:
-        return
-    serve.delete(APP)
-    if not serve.status().applications:
-        serve.shutdown()
+def _take_away(serve: Any, mine: str) -> None:
+    """Answers under way are written first."""
+    if APP in serve.status().applications and _is_mine(serve, mine):
+        serve.delete(APP)
 
 
 class _Stopping:

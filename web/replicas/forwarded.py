@@ -1,16 +1,23 @@
-"""A request as it goes from the front to a replica, and the head of what comes back."""
+"""What passes between the command, the fronts and the replicas."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Sequence
+import socket
+from argparse import Namespace
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 from mtmd.web.intake.proxies import is_trusted
 from mtmd.web.replicas.choice import Route
-from mtmd.web.settings import Network
+from mtmd.web.settings import Network, ServerSettings
 
-Headers = Sequence[tuple[str, str]]
+Headers: TypeAlias = Sequence[tuple[str, str]]
+SettingsOf: TypeAlias = Callable[[Namespace], ServerSettings]
+Serving: TypeAlias = Callable[
+    [Namespace, ServerSettings, socket.socket, Callable[[Any, Any], None]], None
+]
+NOT_STARTED = "a replica cannot start: "  # begins what Ray tells of it
 OF_A_CONNECTION = {
     "connection", "content-length", "expect", "keep-alive", "proxy-authenticate",
     "proxy-authorization", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",

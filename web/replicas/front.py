@@ -162,7 +162,7 @@ class Front:
 
     async def _route(self, request: Forwarded, path: str, owner: str) -> Route:
         """What is kept by one replica is asked for there."""
-        if named := named_in(path.rpartition("/")[2]) or named_in(path.rpartition("/content")[0]):
+        if named := named_in(path):
             return Route(only=named)
         if path == FILES:  # what one client uploads is asked about together
             return Route(key=owner, firmly=True)

@@ -13,18 +13,15 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
-from mtmd.kernels.errors import MtmdError
+from mtmd import MtmdError
 from mtmd.web.replicas.choice import Route
-from mtmd.web.replicas.forwarded import Forwarded, Head, Lost
+from mtmd.web.replicas.forwarded import NOT_STARTED, Forwarded, Head, Lost, Serving, SettingsOf
 from mtmd.web.server import Server, bind
 from mtmd.web.settings import ServerSettings
 
 HERE = "127.0.0.1"
 ALIVE_S = 10.0  # for the server to say that it is well, which it does without the device
 ENDING_S = 30.0
-NOT_STARTED = "a replica cannot start: "  # begins what Ray tells of it
-Serving = Callable[[Namespace, ServerSettings, Any, Callable[[Server, Any], None]], Any]
-SettingsOf = Callable[[Namespace], ServerSettings]
 
 
 class NotStarted(Exception):
@@ -49,7 +46,7 @@ class Replica:
         self._server: Server | None = None
         self._service: Any = None
         self._session: aiohttp.ClientSession | None = None
-        self._failed: BaseException | None = None
+        self._failed: list[BaseException] = []
         begun = threading.Event()
 
         def begin(server: Server, service: Any) -> None:
@@ -65,19 +62,18 @@ class Replica:
                         "found no MTMD_API_KEYS on its machine, expected the keys there too, or "
                         "--api-key-file with a path that every machine has"
                     )
-                with bind(settings) as sock:
+                with bind(replace(settings, host=HERE, port=0)) as sock:
                     serving(args, settings, sock, begin)
             except BaseException as error:
-                self._failed = error
+                self._failed.append(error)
             finally:
                 begun.set()
 
         self._thread = threading.Thread(target=run, name="mtmd serve", daemon=True)
         self._thread.start()
         begun.wait()
-        if self._failed is not None:
-            known = isinstance(self._failed, (MtmdError, NotStarted))
-            told = str(self._failed) if known else repr(self._failed)
+        for failed in self._failed:
+            told = str(failed) if isinstance(failed, (MtmdError, NotStarted)) else repr(failed)
             raise NotStarted(NOT_STARTED + " ".join(told.split())) from None
 
     async def answer(self, request: Forwarded, _: Route) -> AsyncGenerator[Head | bytes, None]:

@@ -13,8 +13,10 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -53,12 +55,12 @@ class Said:
 class Running:
     """The command. Its output goes to `told`."""
 
-    def __init__(self, told: Path, *words: str) -> None:
-        command = [sys.executable, "-m", "mtmd.cli", "serve", "--ray", "local", "--port", "0"]
+    def __init__(self, told: Path, *words: str, ray: str = "local", port: int = 0) -> None:
+        command = [sys.executable, "-m", "mtmd.cli", "serve", "--ray", ray, "--port", str(port)]
         self.told = told
         with told.open("wb") as file:
             self.process = subprocess.Popen(
-                [*command, "--threads", "1", *words], stdout=file, stderr=file
+                [*command, "--replicas", "2", "--threads", "1", *words], stdout=file, stderr=file
             )
         found = self.wait_for(lambda: re.search(r"serving at http://127\S+?:(\d+),", self.text))
         self.port = int(found[1])
@@ -75,11 +77,14 @@ class Running:
             time.sleep(0.05)
         return found
 
-    def ask(self, method: str, path: str, body: Any = None, began: Any = None) -> Said:
+    def ask(
+        self, method: str, path: str, body: Any = None, began: Any = None, key: str = ""
+    ) -> Said:
         """`began` is set once a part of the body has come."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LONG_S)
         try:
             headers = {"Content-Type": "application/json"} if body is not None else {}
+            headers |= {"Authorization": f"Bearer {key}"} if key else {}
             connection.request(
                 method, path, json.dumps(body) if body is not None else None, headers
             )
@@ -114,25 +119,30 @@ class Running:
 
 @contextmanager
 def running(told: Path, *words: str) -> Iterator[Running]:
-    server = Running(told, "--replicas", "2", *words)
+    server = Running(told, *words)
     started = descendants(server.process.pid)
     try:
         yield server
     finally:
         started |= descendants(server.process.pid)
-        server.process.terminate()
-        try:
-            server.process.wait(60)
-        except subprocess.TimeoutExpired:
-            server.process.kill()
-            server.process.wait()
-        end = time.monotonic() + 60
-        while left := [pid for pid in started if is_there(pid)]:
-            if time.monotonic() > end:
-                for pid in left:
-                    os.kill(pid, signal.SIGKILL)
-                raise AssertionError(f"left behind: {[title_of(pid) for pid in left]}")
-            time.sleep(0.1)
+        end_all(server.process, started)
+
+
+def end_all(process: subprocess.Popen[bytes], started: set[int]) -> None:
+    """The process, and those below it, which end with it."""
+    process.terminate()
+    try:
+        process.wait(60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    end = time.monotonic() + 60
+    while left := [pid for pid in started if is_there(pid)]:
+        if time.monotonic() > end:
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+            raise AssertionError(f"left behind: {[title_of(pid) for pid in left]}")
+        time.sleep(0.1)
 
 
 def descendants(pid: int) -> set[int]:
@@ -282,6 +292,81 @@ def ends_what_it_has_begun(server: Running, url: str) -> None:
     assert said.whole and said.body.endswith(b"data: [DONE]\n\n")
     assert server.process.wait(LONG_S) == 0
     assert server.text.endswith("stopped\n")
+
+
+@contextmanager
+def cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A cluster of this machine, to which `auto` leads."""
+    port = free_port()
+    for name, value in {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": "0123456789abcdef" * 2,
+        "RAY_ADDRESS": f"127.0.0.1:{port}",
+    }.items():
+        monkeypatch.setenv(name, value)
+    words = ["--head", "--block", "--num-cpus", "2", "--include-dashboard", "false"]
+    words += ["--node-ip-address", "127.0.0.1", "--port", str(port)]
+    words += ["--object-store-memory", str(100 << 20), "--temp-dir", str(folder)]
+    ray = Path(sys.executable).with_name("ray")
+    with (folder / "told").open("wb") as file:
+        process = subprocess.Popen([str(ray), "start", *words], stdout=file, stderr=file)
+    try:
+        end = time.monotonic() + LONG_S
+        while "runtime started" not in (folder / "told").read_text():
+            assert process.poll() is None and time.monotonic() < end
+            time.sleep(0.1)
+        yield
+    finally:
+        end_all(process, descendants(process.pid))
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+def test_another_command_takes_over_and_no_answer_ends_early(
+    pictures: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rolling update: clients ask all the while, and a stream is read that began before."""
+    url, word = pictures[0]
+    with (
+        tempfile.TemporaryDirectory(prefix="ray") as folder,  # sockets have short names only
+        cluster(Path(folder), monkeypatch),
+    ):
+        port = free_port()
+        first = Running(Path(folder) / "first", ray="auto", port=port)
+        done, said = threading.Event(), list[Said]()
+
+        def ask() -> None:
+            while not done.is_set():
+                said.append(first.ask("POST", "/v1/chat/completions", asking(url)))
+
+        began = threading.Event()
+        body = asking(url, stream=True, max_tokens=1500, ignore_eos=True)
+        with ThreadPoolExecutor(3) as pool:
+            clients = [pool.submit(ask) for _ in range(2)]
+            stream = pool.submit(first.ask, "POST", "/v1/chat/completions", body, began)
+            assert began.wait(LONG_S)
+            before = set(first.metric("mtmd_replica_up"))
+            words = ("--alias", "second", "--drain", "120")
+            second = Running(Path(folder) / "second", *words, ray="auto", port=port)
+            second.wait_for(lambda: first.process.poll() is not None)
+            second.wait_for(lambda: before.isdisjoint(second.metric("mtmd_replica_up")))
+            done.set()
+            for client in clients:
+                client.result()
+        assert first.process.returncode == 0 and "another command" in first.text
+        assert stream.result().whole and stream.result().body.endswith(b"data: [DONE]\n\n")
+        assert len(said) > 10
+        for one in said:
+            assert one.status == 200 and one.json["choices"][0]["message"]["content"] == word
+        assert {one.replica for one in said} > before, "old and new ones"
+        named = asking(url, model="second")
+        assert second.ask("POST", "/v1/chat/completions", named).json["model"] == "second"
+        second.process.terminate()
+        assert second.process.wait(LONG_S) == 0
 
 
 def test_without_affinity_fewer_pictures_are_known(
