@@ -29,7 +29,7 @@ SLACK = 4  # the part of a batch by which one replica may be busier than another
 SPARE = 16  # requests to a replica beside those: metrics, and what only it can answer
 OF_ONE_FRONT = 8  # replicas
 FRONT_REQUESTS = 100_000  # Ray's limit for a front, which has its own
-STARTS = 3
+STARTS = 3  # of the first replicas, where nobody waits to hear of it
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 5.0, 30.0
 LEAVING_S = 5.0  # beside the time for answers
 
@@ -122,7 +122,7 @@ def application(
         health_check_timeout_s=HEALTH_TIMEOUT_S,
         graceful_shutdown_timeout_s=settings.drain_s + LEAVING_S,
         graceful_shutdown_wait_loop_s=0.5,
-        max_constructor_retry_count=STARTS,
+        max_constructor_retry_count=1 if command else STARTS,
         logging_config=quiet,
         request_router_config=RequestRouterConfig(
             request_router_class=AffinityRouter,

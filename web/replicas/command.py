@@ -7,14 +7,24 @@ import logging
 import re
 import secrets
 import signal
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mtmd import DeviceError, OptionError
-from mtmd.cluster.connect import LOCAL, check_address, connected, import_ray, import_serve, seats
+from mtmd.cluster.connect import (
+    LOCAL,
+    Seats,
+    check_address,
+    connected,
+    import_ray,
+    import_serve,
+    seats,
+    told,
+)
 from mtmd.cluster.crew import nodes
 from mtmd.commands.ray_options import replicas
 from mtmd.commands.shared import chosen_load_options
@@ -89,8 +99,26 @@ def _application(
         name: _full(value) if name in FILES else value for name, value in vars(args).items()
     }
     everywhere |= {"device": chosen.device, "threads": chosen.threads}
+    if (now := room(there, chosen)) < least:
+        needs = f"{chosen.cpus} CPUs" + (f" and {chosen.gpus} GPUs" if chosen.gpus else "")
+        print(
+            f"room for {now} of {least} replicas: each takes {needs}, and there are {told(there)}; "
+            "the others start as machines come",
+            flush=True,
+        )
     wanted = Wanted(least, most, chosen, args.parallel, not args.no_affinity)
     return application(wanted, everywhere, settings, settings_of, serving, command)
+
+
+def room(there: Sequence[Mapping[str, float]], seats: Seats) -> int:
+    """How many replicas machines have room for."""
+    return sum(
+        min(
+            int(node.get("CPU", 0)) // seats.cpus,
+            int(node.get("GPU", 0)) // seats.gpus if seats.gpus else sys.maxsize,
+        )
+        for node in there
+    )
 
 
 def _check_loading(args: argparse.Namespace) -> None:
@@ -106,8 +134,10 @@ def _full(name: Any) -> Any:
 
 def _deploy(serve: Any, asked: Any, settings: ServerSettings) -> None:
     """Returns when every replica of the least number can answer. Raises OptionError with what a
-    replica says of why it cannot start, and DeviceError.
+    replica says of why it cannot start. What another command has deployed stays as far as it can
+    still answer.
     """
+    was_there = APP in serve.status().applications
     there = _http_options()
     if there != (settings.host, settings.port):
         raise OptionError(
@@ -117,9 +147,10 @@ def _deploy(serve: Any, asked: Any, settings: ServerSettings) -> None:
     try:
         serve.run(asked, name=APP, route_prefix="/")
     except RuntimeError as error:
-        told = _reason(serve) or " ".join(str(error).split())[:300]
-        serve.delete(APP)
-        raise OptionError(told) from error
+        reason = _reason(serve) or " ".join(str(error).split())[:300]
+        if not was_there:
+            serve.delete(APP)
+        raise OptionError(reason) from error
 
 
 def _http_options() -> tuple[str, int]:
@@ -145,7 +176,7 @@ def _watch(
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"http://{host}:{settings.port}"
     print(f"serving at {url}, OpenAI's interface at {url}/v1; Ctrl-C stops", flush=True)
-    before = -1
+    stopping.serving, before = True, -1
     while True:
         if (ready := _ready(serve)) != before:
             before = ready
@@ -193,10 +224,11 @@ def _take_away(serve: Any, mine: str) -> None:
 
 class _Stopping:
     """Ctrl-C raises KeyboardInterrupt; a request to terminate, or the end of the terminal, sets
-    `drain`, and a second one raises it too.
+    `drain` where answers may be under way (`serving`), and elsewhere, or the second time, raises
+    it too.
     """
 
-    drain = False
+    serving = drain = False
 
     def __enter__(self) -> _Stopping:
         signal.signal(signal.SIGTERM, self._ask)
@@ -209,6 +241,6 @@ class _Stopping:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _ask(self, *_: object) -> None:
-        if self.drain:
+        if self.drain or not self.serving:
             raise KeyboardInterrupt
         self.drain = True

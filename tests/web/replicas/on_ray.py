@@ -5,6 +5,7 @@ to start than the other tests.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import http.client
 import io
@@ -30,6 +31,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 LONG_S = 180.0
+KEY = "k" * 20
 QUESTION = "How many shapes are there?"
 WORDS = ("Zero.", "One.", "Two.", "Three.", "Four.")
 
@@ -53,7 +55,9 @@ class Said:
 
 
 class Running:
-    """The command. Its output goes to `told`."""
+    """The command. Its output goes to `told`; `key` is sent with every request."""
+
+    key = ""
 
     def __init__(self, told: Path, *words: str, ray: str = "local", port: int = 0) -> None:
         command = [sys.executable, "-m", "mtmd.cli", "serve", "--ray", ray, "--port", str(port)]
@@ -66,9 +70,22 @@ class Running:
         self.port = int(found[1])
         self.wait_for(lambda: "2 replicas ready" in self.text)
 
+    @classmethod
+    def there(cls, process: subprocess.Popen[bytes], told: Path, port: int) -> Running:
+        """What another command has started."""
+        server = cls.__new__(cls)
+        server.process, server.told, server.port = process, told, port
+        return server
+
     @property
     def text(self) -> str:
         return self.told.read_text()
+
+    def is_ready(self) -> bool:
+        try:
+            return self.ask("GET", "/ready").status == 200
+        except OSError:
+            return False
 
     def wait_for(self, condition: Callable[[], Any]) -> Any:
         end = time.monotonic() + LONG_S
@@ -77,14 +94,12 @@ class Running:
             time.sleep(0.05)
         return found
 
-    def ask(
-        self, method: str, path: str, body: Any = None, began: Any = None, key: str = ""
-    ) -> Said:
+    def ask(self, method: str, path: str, body: Any = None, began: Any = None) -> Said:
         """`began` is set once a part of the body has come."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LONG_S)
         try:
             headers = {"Content-Type": "application/json"} if body is not None else {}
-            headers |= {"Authorization": f"Bearer {key}"} if key else {}
+            headers |= {"Authorization": f"Bearer {self.key}"} if self.key else {}
             connection.request(
                 method, path, json.dumps(body) if body is not None else None, headers
             )
@@ -280,6 +295,20 @@ def state(server: Running) -> None:
     assert server.ask("GET", "/api/conversations").status == 404
 
 
+def left(server: Running, url: str) -> None:
+    """A client that leaves ends its answer, on the replica too."""
+    body = json.dumps(asking(url, stream=True, max_tokens=1500, ignore_eos=True))
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=LONG_S)
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {server.key}"}
+    connection.request("POST", "/v1/chat/completions", body, headers)
+    response = connection.getresponse()
+    assert response.status == 200 and response.read1(1 << 16)
+    assert response.fp is not None
+    response.fp.close()
+    connection.close()
+    server.wait_for(lambda: sum(server.metric("mtmd_cancelled_total").values()) == 1)
+
+
 def ends_what_it_has_begun(server: Running, url: str) -> None:
     """Asked to end, it writes answers first."""
     began = threading.Event()
@@ -369,10 +398,95 @@ def test_another_command_takes_over_and_no_answer_ends_early(
         assert second.process.wait(LONG_S) == 0
 
 
-def test_without_affinity_fewer_pictures_are_known(
-    pictures: list[tuple[str, str]], tmp_path: Path
+def test_ray_serve_deploys_it_from_a_file_of_its_own(
+    pictures: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with running(tmp_path / "told", "--no-affinity") as server:
+    url, word = pictures[0]
+    with tempfile.TemporaryDirectory(prefix="ray") as folder, cluster(Path(folder), monkeypatch):
+        port, config = free_port(), Path(folder) / "config.yaml"
+        import_path = "mtmd.commands.serve:ray_application"
+        command = "--replicas 1 --threads 1 --alias of-a-file"
+        application = {"name": "mtmd", "route_prefix": "/", "import_path": import_path}
+        application["args"] = {"command": command}  # type: ignore[assignment]
+        http_options = {"host": "127.0.0.1", "port": port}
+        config.write_text(json.dumps({"http_options": http_options, "applications": [application]}))
+        serve = Path(sys.executable).with_name("serve")
+        told = Path(folder) / "serving"
+        with told.open("wb") as file:
+            process = subprocess.Popen([str(serve), "run", str(config)], stdout=file, stderr=file)
+        try:
+            server = Running.there(process, told, port)
+            server.wait_for(server.is_ready)
+            said = server.ask("POST", "/v1/chat/completions", asking(url, model="of-a-file"))
+            assert said.json["choices"][0]["message"]["content"] == word
+        finally:
+            end_all(process, set())
+
+
+def test_a_client_that_leaves_and_a_device_that_fails() -> None:
+    """What an actor hands on, without Ray."""
+    from fake_service import FakeService
+    from serving import running as serving_here
+
+    from mtmd import DeviceError
+    from mtmd.web.replicas.choice import Route
+    from mtmd.web.replicas.forwarded import Forwarded, Head, Lost
+    from mtmd.web.replicas.replica import Replica
+    from mtmd.web.settings import ServerSettings
+
+    service, end = FakeService(pace_s=0.05), threading.Event()
+
+    def serving(_: Any, settings: ServerSettings, sock: Any, begin: Any) -> None:
+        assert settings.tag == "name" and settings.rate_limit == 0
+        sock.close()
+        with serving_here(service) as server:
+            begin(server, service)
+            end.wait(LONG_S)
+
+    async def walk() -> None:
+        def settings_of(_: Any) -> ServerSettings:
+            return ServerSettings(rate_limit=5)
+
+        replica = Replica({}, settings_of, serving, False, lambda: "name")
+        await replica.check_health()
+        headers = [("Content-Type", "application/json"), ("Host", "127.0.0.1")]
+        body = json.dumps({"messages": [{"role": "user", "content": "a b " * 200}], "stream": True})
+        request = Forwarded("POST", "/v1/chat/completions", headers, body.encode())
+        answer = replica.answer(request, Route())
+        head = await anext(answer)
+        assert isinstance(head, Head) and (head.status, head.replica) == (200, "name")
+        assert await anext(answer)
+        await answer.aclose()
+        while not service.tickets[0].cancelled.is_set():
+            await asyncio.sleep(0.01)
+        service.fault = service.refuses = DeviceError("gone")
+        with pytest.raises(RuntimeError, match="found 503 at /health"):
+            await replica.check_health()
+        with pytest.raises(Lost):
+            await anext(replica.answer(request, Route()))
+        end.set()
+        replica._thread.join(LONG_S)
+        with pytest.raises(Lost) as lost:
+            await anext(replica.answer(request, Route()))
+        assert lost.value.replica == "name"
+        assert replica._session is not None
+        await replica._session.close()
+
+    asyncio.run(walk())
+
+
+def test_with_keys_and_without_affinity(pictures: list[tuple[str, str]], tmp_path: Path) -> None:
+    keys = tmp_path / "keys.txt"
+    keys.write_text("anna:" + KEY)
+    keys.chmod(0o600)
+    words = ("--no-affinity", "--api-key-file", str(keys))
+    with running(tmp_path / "told", *words) as server:
+        for path in ("/v1/models", "/metrics", "/v1/files"):
+            refused = server.ask("GET", path)
+            assert refused.status == 401 and refused.json["error"]["code"] == "invalid_api_key"
+        assert server.ask("GET", "/health").status == 200
+        server.key = KEY
+        left(server, pictures[0][0])
         hits, replicas = cache_hits(server, pictures, 5)
         print(f"without affinity: {hits:.0%}")
         assert replicas == 2 and hits < 0.9
