@@ -405,8 +405,12 @@ def test_ray_serve_deploys_it_from_a_file_of_its_own(
         port, config = free_port(), Path(folder) / "config.yaml"
         import_path = "mtmd.commands.serve:ray_application"
         command = "--replicas 1 --threads 1 --alias of-a-file"
-        application = {"name": "mtmd", "route_prefix": "/", "import_path": import_path}
-        application["args"] = {"command": command}  # type: ignore[assignment]
+        application = {
+            "name": "mtmd",
+            "route_prefix": "/",
+            "import_path": import_path,
+            "args": {"command": command},
+        }
         http_options = {"host": "127.0.0.1", "port": port}
         config.write_text(json.dumps({"http_options": http_options, "applications": [application]}))
         serve = Path(sys.executable).with_name("serve")
