@@ -96,6 +96,7 @@ ORDER = {
         ("api", "page", "server", "status"),  # two products that do not know each other
         ("adapters",),  # other interfaces, over what OpenAI's is made of
         ("app", "small_apps"),
+        ("replicas",),  # several servers as one
     ),
 }
 MOST_FILES = 12  # flat in a folder: a list that can be read at a glance
@@ -104,7 +105,8 @@ ONLY_IN = {  # library -> the files, or folders, that may import it
     "llvmlite": ("kernels/cpu/native/",),
     "av": ("clip/video/container.py",),
     "flask": ("web/",),
-    "ray": ("mtmd/cluster/connect.py",),
+    "ray": ("mtmd/cluster/connect.py", "web/replicas/"),
+    "aiohttp": ("web/replicas/replica.py",),
     "fsspec": ("mtmd/cluster/places.py",),
     "PIL": (
         "clip/image/decode.py",

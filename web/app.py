@@ -97,7 +97,7 @@ def _create(models: Models, settings: ServerSettings, store: Store | None) -> Ga
     errors.register(app)
     budget = gate.budget
     keys = auth.keys_of(app)
-    uploads = Uploads(settings.upload_bytes, owners=lambda: keys.owners)
+    uploads = Uploads(settings.upload_bytes, owners=lambda: keys.owners, tag=settings.tag)
     fetcher = Fetcher() if settings.allow_remote_media else None
     api = openai.Api(
         models, Media(budget, uploads, fetcher, settings.media_path), settings.unknown_fields

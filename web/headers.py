@@ -32,9 +32,11 @@ _ALWAYS = {
 
 
 def register(app: Flask, settings: ServerSettings) -> None:
+    tag = f"{settings.tag}-" if settings.tag else ""
+
     @app.before_request
     def _begin() -> None:
-        g.own_id = f"req-{secrets.token_hex(12)}"
+        g.own_id = f"req-{tag}{secrets.token_hex(12)}"
         given = request.headers.get("X-Request-Id", "")
         g.request_id = given if _ID.fullmatch(given) else g.own_id
 

@@ -99,8 +99,8 @@ class ServerSettings:
     answers to its own names only, others to all. `root_path`: where a proxy has the server.
     `trusted_proxy`: addresses or networks whose X-Forwarded headers are believed.
     `unknown_fields` of requests: "ignore", which the receipt says, or "refuse". `aliases`: other
-    names by which requests may call the model; `any_model`: they may call it by any. Raises
-    OptionError.
+    names by which requests may call the model; `any_model`: they may call it by any. `tag` stands
+    in the ids of what the server keeps, by which it is found among several. Raises OptionError.
     """
 
     host: str = "127.0.0.1"
@@ -130,6 +130,7 @@ class ServerSettings:
     connections: ConnectionLimits = ConnectionLimits()
     json: JsonLimits = JsonLimits()
     unknown_fields: str = "ignore"
+    tag: str = ""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 1 << 16:

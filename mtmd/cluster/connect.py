@@ -71,6 +71,18 @@ def import_ray(address: str) -> Any:
     return ray
 
 
+def import_serve(address: str) -> Any:
+    """Ray Serve, as `import_ray`."""
+    import_ray(address)
+    try:
+        from ray import serve
+    except ImportError as error:
+        raise OptionError(
+            f"ray: found Ray without Ray Serve, which is an extra; run `{install_command('ray')}`"
+        ) from error
+    return serve
+
+
 @contextmanager
 def connected(address: str) -> Iterator[Any]:
     """Ray, started here or joined. What runs there for this process ends with it. Raises

@@ -8,6 +8,7 @@ import argparse
 import faulthandler
 import logging
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mtmd.commands.completion import offers_models
+from mtmd.commands.ray_options import add_ray_arguments, check_ray_options
 from mtmd.commands.shared import (
     add_model_arguments,
     chosen_load_options,
@@ -39,7 +41,8 @@ EXAMPLES = """\
 mtmd serve                                  # http://127.0.0.1:8080, for this machine alone
 mtmd serve -m org/name --parallel 4 --port 9000
 mtmd serve --models ~/models --unload-after 600
-mtmd serve --host 0.0.0.0 --api-key-file keys.txt"""
+mtmd serve --host 0.0.0.0 --api-key-file keys.txt
+mtmd serve --ray auto --replicas 2:8 -m org/name"""
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
@@ -254,9 +257,14 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "be repeated (default: nobody's)",
     )
     add_model_arguments(sub)
+    add_ray_arguments(sub)
 
 
 def run(args: argparse.Namespace) -> int:
+    if check_ray_options(args):
+        from mtmd.web.replicas.command import run as run_on_ray
+
+        return run_on_ray(args, _settings, _serve_in_replica)
     settings, folder = (
         _settings(args),
         _folder(args),
@@ -285,9 +293,15 @@ def _write_log(args: argparse.Namespace) -> None:
 
 
 def _serve(
-    args: argparse.Namespace, settings: Any, folder: Path | None, sock: socket.socket
+    args: argparse.Namespace,
+    settings: Any,
+    folder: Path | None,
+    sock: socket.socket,
+    begin: Callable[[Any, Any], None] | None = None,
 ) -> Any:
-    """Until it is stopped. The fault of the device, if that is why."""
+    """Until it is stopped. The fault of the device, if that is why. `begin` is called with server
+    and service when it can answer, in place of what a command does about signals.
+    """
     from mtmd.config import tokenize_in_own_thread
     from mtmd.kernels.isolation.limits import available as can_isolate
     from mtmd.loaded.allocator import return_freed_memory
@@ -313,8 +327,11 @@ def _serve(
             if not args.isolate:
                 notices.append(NOT_ISOLATED)
             server.use(app)
-        _stop_on_signals(server, settings.drain_s)
         service.on_fault(lambda _: server.stop())
+        if begin is None:
+            _stop_on_signals(server, settings.drain_s)
+        else:
+            begin(server, service)
         stack.enter_context(shared_out_promptly())
         warn = _warn if args.log_format == "text" else log.warning
         _say(server.url, model.name, report, settings, folder, notices, warn)
@@ -324,6 +341,26 @@ def _serve(
         if service.fault is None:
             print("stopped", flush=True)
         return service.fault
+
+
+def _serve_in_replica(
+    args: argparse.Namespace, settings: Any, sock: socket.socket, begin: Callable[[Any, Any], None]
+) -> None:
+    """One of several servers of one model, which keeps no conversations."""
+    _serve(args, settings, None, sock, begin)
+
+
+def ray_application(options: dict[str, str]) -> Any:
+    """For `import_path` of Ray Serve's own files: the application of `mtmd serve --ray` with the
+    options in `options["command"]`, as they would be written there. Raises OptionError.
+    """
+    from mtmd.web.replicas.command import application_of
+
+    parser = argparse.ArgumentParser(prog="mtmd serve", add_help=False)
+    add_arguments(parser)
+    args = parser.parse_args(["--ray", "auto", *shlex.split(options.get("command", ""))])
+    check_ray_options(args)
+    return application_of(args, _settings, _serve_in_replica)
 
 
 def _check_options_of_many(args: argparse.Namespace) -> None:

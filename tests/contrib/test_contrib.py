@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import importlib
 import json
 import re
 import shlex
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 from mtmd.cli import parser
+from mtmd.commands.ray_options import check_ray_options, replicas
 from mtmd.commands.serve import _settings
 from mtmd.web.settings import ServerSettings
 
@@ -103,6 +105,27 @@ def test_the_job_of_a_ray_cluster_is_a_command_that_there_is():
     assert {container["image"] for pod in pods for container in pod} == {IMAGE}
 
 
+def test_the_service_of_a_ray_cluster_is_a_command_that_there_is():
+    spec = yaml.safe_load((CONTRIB / "ray" / "rayservice.yaml").read_text())["spec"]
+    config = yaml.safe_load(spec["serveConfigV2"])
+    (application,) = config["applications"]
+    module, _, name = application["import_path"].partition(":")
+    assert callable(getattr(importlib.import_module(module), name))
+    args = parser().parse_args(
+        ["serve", "--ray", "auto", *shlex.split(application["args"]["command"])]
+    )
+    (workers,) = spec["rayClusterConfig"]["workerGroupSpecs"]
+    assert check_ray_options(args)
+    assert replicas(args.replicas) == (workers["minReplicas"], workers["maxReplicas"])
+    assert args.host == config["http_options"]["host"] and args.threads <= 8
+    pod = workers["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] > args.drain
+    head = spec["rayClusterConfig"]["headGroupSpec"]
+    assert head["rayStartParams"]["num-cpus"] == "0"
+    pods = [pod, head["template"]["spec"]]
+    assert {container["image"] for one in pods for container in one["containers"]} == {IMAGE}
+
+
 def test_the_machines_of_a_ray_cluster_have_what_is_published():
     text = (CONTRIB / "ray" / "Containerfile").read_text()
     project = (ROOT / "pyproject.toml").read_text()
@@ -112,7 +135,8 @@ def test_the_machines_of_a_ray_cluster_have_what_is_published():
         re.search(r"ARG VERSION=(.*)", text)[1] == re.search(r'^version = "(.*)"', project, re.M)[1]
     )
     assert set(re.findall(r"rayproject/ray:([\d.]+)", text)) == {ray} and f'"ray=={ray}"' in text
-    assert f'rayVersion: "{ray}"' in (CONTRIB / "ray" / "rayjob.yaml").read_text()
+    for file in ("rayjob.yaml", "rayservice.yaml"):
+        assert f'rayVersion: "{ray}"' in (CONTRIB / "ray" / file).read_text()
     extras = re.search(r"mtmd\[([\w,]+)\]", text)[1].split(",")
     assert "ray" in extras and all(re.search(rf"^{extra} = ", project, re.M) for extra in extras)
     assert IMAGE in text

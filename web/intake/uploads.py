@@ -31,8 +31,8 @@ class Upload:
 
 
 class Uploads:
-    """In memory, `room` bytes, of which each of the `owners` has an equal part. Ids are random, and
-    good for their owner alone. Thread-safe.
+    """In memory, `room` bytes, of which each of the `owners` has an equal part. Ids are random,
+    with `tag` in them, and good for their owner alone. Thread-safe.
     """
 
     def __init__(
@@ -40,8 +40,10 @@ class Uploads:
         room: int,
         clock: Callable[[], float] = time.time,
         owners: Callable[[], int] = lambda: 1,
+        tag: str = "",
     ) -> None:
         self._room, self._clock, self._owners = room, clock, owners
+        self._prefix = f"{PREFIX}{tag}-" if tag else PREFIX
         self._lock = threading.Lock()
         self._files: dict[str, Upload] = {}
 
@@ -61,7 +63,13 @@ class Uploads:
                     code="storage_full",
                 )
             upload = Upload(
-                PREFIX + secrets.token_hex(16), owner, name, purpose, data, now, now + LIFETIME_S
+                self._prefix + secrets.token_hex(16),
+                owner,
+                name,
+                purpose,
+                data,
+                now,
+                now + LIFETIME_S,
             )
             self._files[upload.id] = upload
             return upload

@@ -1,0 +1,307 @@
+"""What clients meet before replicas, without Ray: replicas here are functions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from mtmd.web.keys import NamedKey
+from mtmd.web.replicas.forwarded import Full, Head, Lost
+from mtmd.web.replicas.front import Front
+from mtmd.web.settings import ConnectionLimits, MediaBudget, ServerSettings
+
+KEY = "k" * 20
+PLAIN = ServerSettings()
+KEYED = ServerSettings(named_keys=(NamedKey("anna", KEY),))
+CHAT = "/v1/chat/completions"
+FILE = "file-b-0123456789abcdef0123456789abcdef"
+WHOLE = [Head(200, [("Content-Type", "text/plain"), ("Connection", "close")], "a"), b"one", b" two"]
+
+
+class Crew:
+    """Each call does what is next in `plays`: yields what it holds, raises errors in it, and waits
+    for ever at None.
+    """
+
+    def __init__(self, *plays, names=("a", "b")):
+        self.plays, self.names, self.calls, self.closed = list(plays), names, [], 0
+
+    async def answer(self, request, route):
+        self.calls.append((request, route))
+        try:
+            for part in self.plays.pop(0):
+                if part is None:
+                    await asyncio.Event().wait()
+                if isinstance(part, Exception):
+                    raise part
+                yield part
+        finally:
+            self.closed += 1
+
+
+class Told:
+    def __init__(self, sent):
+        start, *bodies = sent
+        self.status = start["status"]
+        self.headers = {n.decode().lower(): v.decode() for n, v in start["headers"]}
+        self.body = b"".join(message["body"] for message in bodies)
+        self.ended = bool(bodies) and not bodies[-1].get("more_body")
+
+    @property
+    def code(self):
+        return json.loads(self.body)["error"]["code"]
+
+
+def ask(
+    crew, settings=PLAIN, path=CHAT, method="POST", body=b"{}", headers=(), *,
+    affinity=True, messages=None, leaves=False,
+):  # fmt: skip
+    """What a client is told, and, where the connection broke, by what."""
+    sent, broke = [], None
+
+    async def run():
+        nonlocal broke
+        coming = list(messages or [{"type": "http.request", "body": body}])
+
+        async def receive():
+            if coming:
+                return coming.pop(0)
+            while not leaves or not sent:
+                await asyncio.sleep(0)
+            return {"type": "http.disconnect"}
+
+        async def send(message):
+            sent.append(message)
+
+        scope = {
+            "type": "http", "method": method, "path": path, "raw_path": path.encode(),
+            "query_string": b"x=1", "scheme": "http", "client": ("10.1.2.3", 5000),
+            "headers": [(n.lower().encode(), v.encode()) for n, v in headers],
+        }  # fmt: skip
+        try:
+            await Front(crew, settings, affinity)(scope, receive, send)
+        except Exception as error:
+            broke = error
+
+    asyncio.run(run())
+    return (Told(sent) if sent else None), broke
+
+
+def with_key(key=KEY):
+    return [("Authorization", f"Bearer {key}")]
+
+
+def test_a_request_goes_to_a_replica_and_its_answer_comes_back():
+    crew = Crew(WHOLE)
+    headers = [("X-Request-Id", "mine"), ("X-Forwarded-For", "1.2.3.4"), ("Expect", "100-continue")]
+    told, _ = ask(crew, body=b'{"prompt": "x"}', headers=headers)
+    assert (told.status, told.body, told.ended) == (200, b"one two", True)
+    assert told.headers == {"content-type": "text/plain", "x-mtmd-replica": "a"}
+    [(request, route)] = crew.calls
+    assert (request.method, request.target) == ("POST", f"{CHAT}?x=1")
+    assert request.body == b'{"prompt": "x"}'
+    assert dict(request.headers) == {
+        "x-request-id": "mine", "X-Forwarded-Proto": "http", "X-Forwarded-For": "10.1.2.3",
+    }  # fmt: skip
+    assert route.key and not route.only and not route.firmly
+
+
+def test_what_a_trusted_proxy_says_goes_on():
+    crew = Crew(WHOLE)
+    headers = [("X-Forwarded-For", "1.2.3.4"), ("X-Forwarded-Proto", "https")]
+    ask(crew, ServerSettings(trusted_proxy=("10.0.0.0/8",)), headers=headers)
+    said = dict(crew.calls[0][0].headers)
+    assert said == {"x-forwarded-proto": "https", "X-Forwarded-For": "1.2.3.4, 10.1.2.3"}
+
+
+@pytest.mark.parametrize("lost", [[Lost("a")], [WHOLE[0], Lost("a")]], ids=["at once", "after the head"])  # fmt: skip
+def test_another_replica_answers_where_one_was_lost_and_nothing_was_sent(lost):
+    crew = Crew(lost, WHOLE)
+    told, broke = ask(crew)
+    assert (told.status, told.body, told.ended, broke) == (200, b"one two", True, None)
+    assert crew.calls[1][1].avoid == ("a",) and crew.calls[0][0] == crew.calls[1][0]
+    assert crew.closed == 2
+
+
+def test_an_answer_of_which_something_was_sent_is_not_begun_again():
+    crew = Crew([*WHOLE, Lost("a")], WHOLE)
+    told, broke = ask(crew)
+    assert told.body == b"one two" and not told.ended
+    assert isinstance(broke, Lost) and len(crew.calls) == 1
+
+
+def test_a_request_that_two_replicas_were_lost_with_is_given_up():
+    crew = Crew([Lost("a")], [Lost("b")], WHOLE)
+    told, _ = ask(crew, path="/v1/messages")
+    assert told.status == 503 and told.headers["retry-after"] == "1"
+    assert json.loads(told.body)["error"]["type"] == "overloaded_error", (
+        "as Anthropic's clients read"
+    )
+    assert len(crew.calls) == 2
+
+
+def test_where_too_many_wait_it_is_said():
+    told, _ = ask(Crew([Full()]))
+    assert (told.status, told.code, told.headers["retry-after"]) == (429, "server_busy", "1")
+
+
+def test_a_client_that_leaves_ends_its_answer():
+    crew = Crew([*WHOLE, None])
+    told, broke = ask(crew, leaves=True)
+    assert not told.ended and broke is None and crew.closed == 1
+
+
+def test_without_a_key_no_body_is_read_and_a_replica_refuses():
+    crew = Crew([Head(401, [], "a"), b"no"])
+    told, _ = ask(crew, KEYED, body=b"x" * 100, headers=with_key("wrong" * 5))
+    assert told.status == 401 and crew.calls[0][0].body == b""
+    crew = Crew(WHOLE)
+    told, _ = ask(crew, KEYED, body=b"x" * 100, headers=with_key())
+    assert told.status == 200 and crew.calls[0][0].body == b"x" * 100
+
+
+def test_the_rate_of_a_key_is_counted_before_replicas():
+    front = Front(Crew(*[WHOLE] * 20), replace(KEYED, rate_limit=60))
+    scope = {
+        "type": "http", "method": "POST", "path": CHAT, "scheme": "http",
+        "headers": [(b"x-api-key", KEY.encode())], "client": ("10.1.2.3", 1),
+    }  # fmt: skip
+
+    async def status():
+        sent = []
+
+        async def receive():
+            if sent:
+                await asyncio.Event().wait()
+            return {"type": "http.request", "body": b"{}"}
+
+        async def send(message):
+            sent.append(message)
+
+        await front(scope, receive, send)
+        return sent[0]["status"]
+
+    async def run():
+        return [await status() for _ in range(12)]
+
+    assert asyncio.run(run()) == [200] * 10 + [429] * 2
+
+
+SMALL = ServerSettings(
+    media=MediaBudget(bytes=3000),
+    json=replace(ServerSettings().json, bytes=96),
+    connections=ConnectionLimits(body_s=0.0, body_bytes=4000),
+)
+
+
+def pieces(*bodies):
+    return [
+        {"type": "http.request", "body": body, "more_body": n < len(bodies) - 1}
+        for n, body in enumerate(bodies)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "code"),
+    [
+        (pieces(b"x" * 5000), [("Content-Length", "5000")], 413, "body_too_large"),
+        (pieces(b"x" * 3000, b"x" * 3000), [], 413, "body_too_large"),
+        ([{"type": "http.request", "body": b"x", "more_body": True}], [], 408, "too_slow"),
+    ],
+    ids=["as it says", "as it comes", "too slow"],
+)
+def test_limits_hold_for_bodies(body, headers, status, code):
+    crew = Crew(WHOLE)
+    settings = SMALL if status == 408 else replace(SMALL, connections=ConnectionLimits())
+    told, _ = ask(crew, settings, headers=headers, messages=body)
+    assert (told.status, told.code, crew.calls) == (status, code, [])
+
+
+def test_bodies_of_all_clients_have_a_limit_together():
+    settings = replace(SMALL, connections=ConnectionLimits(body_bytes=1000))
+    told, _ = ask(Crew(WHOLE), settings, body=b"x" * 2000)
+    assert (told.status, told.code) == (503, "server_busy")
+
+
+def test_probes_say_whether_any_replica_is_ready():
+    assert ask(Crew(), KEYED, "/health", "GET")[0].status == 200
+    told, _ = ask(Crew(names=()), KEYED, "/ready", "GET")
+    assert told.status == 503 and json.loads(told.body) == {"status": "loading"}
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/c/1", "/api/conversations", "/api/images/1", "/diagnostics"]
+)
+def test_what_one_server_keeps_for_its_page_is_refused_by_name(path):
+    crew = Crew()
+    told, _ = ask(crew, path=path, method="GET")
+    assert told.status == 404 and b"without --ray" in told.body and crew.calls == []
+
+
+def test_an_id_says_which_replica_is_asked():
+    for path, body in [
+        (f"/v1/files/{FILE}", b""),
+        (f"/files/{FILE}/content", b""),
+        (CHAT, json.dumps({"messages": [{"content": [{"image_url": {"url": FILE}}]}]}).encode()),
+    ]:
+        crew = Crew(WHOLE)
+        ask(crew, path=path, body=body, affinity=False)
+        assert crew.calls[0][1].only == "b"
+
+
+def test_uploads_of_a_client_lie_together():
+    crew = Crew(WHOLE, WHOLE)
+    for body in (b"one", b"two"):
+        ask(crew, KEYED, "/v1/files", body=body, headers=with_key())
+    first, second = (route for _, route in crew.calls)
+    assert first == second and first.firmly and first.key == "anna"
+
+
+def test_caches_of_others_are_no_reason_to_go_anywhere():
+    keys = []
+    for settings, headers in [(KEYED, with_key()), (replace(KEYED, share_cache=True), with_key())]:
+        crew = Crew(WHOLE)
+        ask(crew, settings, body=b'{"prompt": "x"}', headers=headers)
+        keys.append(crew.calls[0][1].key)
+    assert keys[0] != keys[1]
+    crew = Crew(WHOLE)
+    ask(crew, body=b'{"prompt": "x"}', affinity=False)
+    assert crew.calls[0][1].key == ""
+
+
+def test_the_metrics_of_all_replicas_are_one_text():
+    text = b"# HELP n_total Things.\n# TYPE n_total counter\nn_total %d.0\n"
+    crew = Crew(
+        [Head(200, [("Content-Type", "text/plain")], "a"), text % 3],
+        [Head(200, [("Content-Type", "text/plain")], "b"), text % 4],
+        [Lost("c")],
+        names=("a", "b", "c"),
+    )
+    told, _ = ask(crew, path="/metrics", method="GET", body=b"")
+    found = {
+        (sample.name, sample.labels["replica"]): sample.value
+        for family in text_string_to_metric_families(told.body.decode())
+        for sample in family.samples
+    }
+    assert found == {
+        ("n_total", "a"): 3, ("n_total", "b"): 4,
+        ("mtmd_replica_up", "a"): 1, ("mtmd_replica_up", "b"): 1, ("mtmd_replica_up", "c"): 0,
+    }  # fmt: skip
+    assert [route.only for _, route in crew.calls] == ["a", "b", "c"]
+
+
+def test_uploads_are_listed_from_everywhere_or_not_at_all():
+    def listed(name):
+        return [Head(200, [], name), json.dumps({"object": "list", "data": [name]}).encode()]
+
+    told, _ = ask(Crew(listed("a"), listed("b")), path="/v1/files", method="GET", body=b"")
+    assert json.loads(told.body) == {"object": "list", "data": ["a", "b"]}
+    told, _ = ask(Crew(listed("a"), [Lost("b")]), path="/v1/files", method="GET", body=b"")
+    assert told.status == 503
+    refused = [Head(403, [], "b"), b"no"]
+    told, _ = ask(Crew(listed("a"), refused), path="/v1/files", method="GET", body=b"")
+    assert (told.status, told.body) == (403, b"no")

@@ -1,0 +1,149 @@
+"""The application that Ray Serve runs: fronts that clients reach, and replicas of the server."""
+
+from __future__ import annotations
+
+import math
+from argparse import Namespace
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayActorError
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.exceptions import BackPressureError
+from ray.serve.schema import LoggingConfig
+
+from mtmd.cluster.connect import Seats
+from mtmd.web.replicas import ready
+from mtmd.web.replicas.choice import Route
+from mtmd.web.replicas.forwarded import Forwarded, Full, Head, Lost, Serving, SettingsOf
+from mtmd.web.replicas.front import Front
+from mtmd.web.replicas.replica import Replica
+from mtmd.web.replicas.router import AffinityRouter
+from mtmd.web.settings import ServerSettings
+
+REPLICAS = "Replica"
+BATCHES = 2  # of answers that one replica has at once: one that is computed, and the next
+SLACK = 4  # the part of a batch by which one replica may be busier than another for its caches
+SPARE = 16  # requests to a replica beside those: metrics, and what only it can answer
+OF_ONE_FRONT = 8  # replicas
+FRONT_REQUESTS = 100_000  # Ray's limit for a front, which has its own
+STARTS = 3  # of the first replicas, where nobody waits to hear of it
+HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 5.0, 30.0
+LEAVING_S = 5.0  # beside the time for answers
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """`least` to `most` replicas, of which each computes `parallel` answers at once."""
+
+    least: int
+    most: int
+    seats: Seats
+    parallel: int
+    affinity: bool = True
+
+
+class Handles:
+    """A `Crew`, by a handle of Ray's."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle.options(stream=True)
+
+    @property
+    def names(self) -> Sequence[str]:
+        return ready.names
+
+    async def answer(self, request: Forwarded, route: Route) -> AsyncGenerator[Head | bytes, None]:
+        response = self._handle.answer.remote(request, route)
+        try:
+            async for part in response:
+                yield part
+        except BackPressureError as error:
+            raise Full from error
+        except RayActorError as error:
+            raise Lost from error
+        finally:
+            response.cancel()
+
+
+@serve.ingress()
+class Fronts:
+    def __init__(
+        self,
+        replicas: Any,
+        options: Mapping[str, Any],
+        settings_of: SettingsOf,
+        affinity: bool,
+        command: str,
+    ) -> None:
+        self._front = Front(Handles(replicas), settings_of(Namespace(**options)), affinity)
+        self._command = command
+
+    async def command(self) -> str:
+        """Who has deployed this."""
+        return self._command
+
+    def __serve_build_asgi_app__(self) -> Any:
+        return self._front
+
+
+def application(
+    wanted: Wanted,
+    options: Mapping[str, Any],
+    settings: ServerSettings,
+    settings_of: SettingsOf,
+    serving: Serving,
+    command: str = "",
+) -> Any:
+    """`options`: of the command, as every machine understands them; see `Replica`. `command`: its
+    own name among those that may deploy this.
+    """
+    each = BATCHES * wanted.parallel
+    seats = wanted.seats
+    count: dict[str, Any] = {"num_replicas": wanted.least}
+    if wanted.most > wanted.least:
+        count = {
+            "autoscaling_config": AutoscalingConfig(
+                min_replicas=wanted.least,
+                max_replicas=wanted.most,
+                target_ongoing_requests=wanted.parallel,
+            )
+        }
+    quiet = LoggingConfig(enable_access_log=False, log_level="WARNING")
+    actor = {"num_cpus": seats.cpus, **({"num_gpus": seats.gpus} if seats.gpus else {})}
+    replicas = serve.deployment(Replica).options(
+        name=REPLICAS,
+        max_ongoing_requests=each + SPARE,
+        max_queued_requests=settings.queue,
+        ray_actor_options=actor,
+        health_check_period_s=HEALTH_PERIOD_S,
+        health_check_timeout_s=HEALTH_TIMEOUT_S,
+        graceful_shutdown_timeout_s=settings.drain_s + LEAVING_S,
+        graceful_shutdown_wait_loop_s=0.5,
+        max_constructor_retry_count=1 if command else STARTS,
+        logging_config=quiet,
+        request_router_config=RequestRouterConfig(
+            request_router_class=AffinityRouter,
+            request_router_kwargs={"slack": max(1, wanted.parallel // SLACK), "most": each},
+            max_backoff_s=0.1,
+        ),
+        **count,
+    )
+    fronts = serve.deployment(Fronts).options(
+        name="Front",
+        num_replicas=1 if settings.rate_limit else math.ceil(wanted.most / OF_ONE_FRONT),
+        max_ongoing_requests=FRONT_REQUESTS,
+        ray_actor_options={"num_cpus": 0},
+        graceful_shutdown_timeout_s=settings.drain_s + LEAVING_S,
+        graceful_shutdown_wait_loop_s=0.5,
+        logging_config=quiet,
+    )
+    bound = replicas.bind(options, settings_of, serving, settings.needs_key, replica_name)
+    return fronts.bind(bound, options, settings_of, wanted.affinity, command)
+
+
+def replica_name() -> str:
+    """Of the replica in whose process this is called."""
+    return str(serve.get_replica_context().replica_id.unique_id)

@@ -1,0 +1,246 @@
+"""`mtmd serve --ray`: the application is deployed, watched, and taken away at the end."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mtmd import DeviceError, OptionError
+from mtmd.cluster.connect import (
+    LOCAL,
+    Seats,
+    check_address,
+    connected,
+    import_ray,
+    import_serve,
+    seats,
+    told,
+)
+from mtmd.cluster.crew import nodes
+from mtmd.commands.ray_options import replicas
+from mtmd.commands.shared import chosen_load_options
+from mtmd.config import LoadOptions, options
+from mtmd.web.replicas.forwarded import NOT_STARTED, Serving, SettingsOf
+from mtmd.web.server import bind
+from mtmd.web.settings import ServerSettings
+
+APP = "mtmd"
+LOOK_S = 1.0  # between two looks at how it goes
+ANSWER_S = 10.0
+FILES = ("model", "mmproj", "chat_template", "kernels", "api_key_file", "media_path")
+EXITED = "the application has ended: it was deleted, or Ray Serve was shut down"
+
+
+def run(args: argparse.Namespace, settings_of: SettingsOf, serving: Serving) -> int:
+    """Until it is interrupted, or another command has taken the application over. Raises
+    OptionError and DeviceError.
+    """
+    check_address(args.ray)
+    settings = settings_of(args)
+    _check_loading(args)
+    serve = import_serve(args.ray)
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    if args.ray == LOCAL:
+        with bind(settings) as sock:  # whether the port can be had, and which one 0 takes
+            settings = replace(settings, port=sock.getsockname()[1])
+    elif not settings.port:
+        raise OptionError("port: found 0 beside a cluster, expected a port, the same everywhere")
+    print("loading", flush=True)
+    with connected(args.ray) as ray:
+        mine = secrets.token_hex(8)
+        asked = _application(args, nodes(ray), settings, settings_of, serving, mine)
+        serve.start(
+            proxy_location="HeadOnly" if args.ray == LOCAL else "EveryNode",
+            http_options={"host": settings.host, "port": settings.port},
+            logging_config={"enable_access_log": False, "log_level": "WARNING"},
+        )
+        with _Stopping() as stopping:
+            try:
+                _deploy(serve, asked, settings)
+                return _watch(serve, settings, mine, args.ray == LOCAL, stopping)
+            except KeyboardInterrupt:
+                if args.ray != LOCAL:  # where Ray itself ends with this command
+                    _take_away(serve, mine)
+                print("stopped", flush=True)
+                return 0
+
+
+def application_of(args: argparse.Namespace, settings_of: SettingsOf, serving: Serving) -> Any:
+    """For a cluster that deploys it by itself, in a process that belongs to it."""
+    settings = settings_of(args)
+    _check_loading(args)
+    ray = import_ray(args.ray)
+    return _application(args, nodes(ray), settings, settings_of, serving)
+
+
+def _application(
+    args: argparse.Namespace,
+    there: list[dict[str, float]],
+    settings: ServerSettings,
+    settings_of: SettingsOf,
+    serving: Serving,
+    command: str = "",
+) -> Any:
+    from mtmd.web.replicas.application import Wanted, application
+
+    asked = replicas(args.replicas)
+    chosen = seats(there, args.device, args.tp, asked[1] if asked else None, args.threads)
+    least, most = asked or (chosen.actors, chosen.actors)
+    everywhere = {
+        name: _full(value) if name in FILES else value for name, value in vars(args).items()
+    }
+    everywhere |= {"device": chosen.device, "threads": chosen.threads}
+    if (now := room(there, chosen)) < least:
+        needs = f"{chosen.cpus} CPUs" + (f" and {chosen.gpus} GPUs" if chosen.gpus else "")
+        print(
+            f"room for {now} of {least} replicas: each takes {needs}, and there are {told(there)}; "
+            "the others start as machines come",
+            flush=True,
+        )
+    wanted = Wanted(least, most, chosen, args.parallel, not args.no_affinity)
+    return application(wanted, everywhere, settings, settings_of, serving, command)
+
+
+def room(there: Sequence[Mapping[str, float]], seats: Seats) -> int:
+    """How many replicas machines have room for."""
+    return sum(
+        min(
+            int(node.get("CPU", 0)) // seats.cpus,
+            int(node.get("GPU", 0)) // seats.gpus if seats.gpus else sys.maxsize,
+        )
+        for node in there
+    )
+
+
+def _check_loading(args: argparse.Namespace) -> None:
+    """What is wrong with the options is told before a cluster is asked for anything."""
+    options(LoadOptions, chosen_load_options(args))
+
+
+def _full(name: Any) -> Any:
+    """A path as it is from any folder; the name of a model on the hub as it stands."""
+    path = Path(name).expanduser() if isinstance(name, str) else None
+    return str(path.resolve()) if path is not None and path.exists() else name
+
+
+def _deploy(serve: Any, asked: Any, settings: ServerSettings) -> None:
+    """Returns when every replica of the least number can answer. Raises OptionError with what a
+    replica says of why it cannot start. What another command has deployed stays as far as it can
+    still answer.
+    """
+    was_there = APP in serve.status().applications
+    there = _http_options()
+    if there != (settings.host, settings.port):
+        raise OptionError(
+            f"port: Ray Serve runs on this cluster already, at {there[0]}:{there[1]}; give that "
+            "with --host and --port, or run `serve shutdown` there first"
+        )
+    try:
+        serve.run(asked, name=APP, route_prefix="/")
+    except RuntimeError as error:
+        reason = _reason(serve) or " ".join(str(error).split())[:300]
+        if not was_there:
+            serve.delete(APP)
+        raise OptionError(reason) from error
+
+
+def _http_options() -> tuple[str, int]:
+    """Where Ray Serve listens: not what was asked for where it ran before."""
+    from ray.serve.context import _get_global_client
+
+    found = _get_global_client().http_config
+    return str(found.host), int(found.port)
+
+
+def _reason(serve: Any) -> str:
+    """What the replica that could not start has said; "" where none has."""
+    application = serve.status().applications.get(APP)
+    messages = [] if application is None else [d.message for d in application.deployments.values()]
+    found = re.search(rf"{re.escape(NOT_STARTED)}([^\n]+)", "\n".join(messages))
+    return found[1].strip() if found else ""
+
+
+def _watch(
+    serve: Any, settings: ServerSettings, mine: str, alone: bool, stopping: _Stopping
+) -> int:
+    """Tells how many replicas there are as it changes. `mine`: what this command calls itself."""
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    url = f"http://{host}:{settings.port}"
+    print(f"serving at {url}, OpenAI's interface at {url}/v1; Ctrl-C stops", flush=True)
+    stopping.serving, before = True, -1
+    while True:
+        if (ready := _ready(serve)) != before:
+            before = ready
+            print(f"{ready} replica{'s' * (ready != 1)} ready", flush=True)
+        if stopping.drain:
+            print("asked to end: what is under way is answered first", flush=True)
+            _take_away(serve, mine)
+            print("stopped", flush=True)
+            return 0
+        if not alone and APP not in serve.status().applications:
+            raise DeviceError(f"ray: {EXITED}")
+        if not alone and not _is_mine(serve, mine):
+            print("another command has taken the application over, which goes on", flush=True)
+            return 0
+        time.sleep(LOOK_S)
+
+
+def _is_mine(serve: Any, mine: str) -> bool:
+    """Whether no other command has deployed the application since."""
+    from ray.exceptions import RayError
+    from ray.serve.exceptions import RayServeException
+
+    try:
+        found = serve.get_app_handle(APP).command.remote().result(timeout_s=ANSWER_S)
+    except (RayError, RayServeException, TimeoutError):  # no front is there just now
+        return True
+    return bool(found == mine)
+
+
+def _ready(serve: Any) -> int:
+    from mtmd.web.replicas.application import REPLICAS
+
+    application = serve.status().applications.get(APP)
+    if application is None or REPLICAS not in application.deployments:
+        return 0
+    states: Mapping[Any, int] = application.deployments[REPLICAS].replica_states
+    return next((n for state, n in states.items() if str(state).endswith("RUNNING")), 0)
+
+
+def _take_away(serve: Any, mine: str) -> None:
+    """Answers under way are written first."""
+    if APP in serve.status().applications and _is_mine(serve, mine):
+        serve.delete(APP)
+
+
+class _Stopping:
+    """Ctrl-C raises KeyboardInterrupt; a request to terminate, or the end of the terminal, sets
+    `drain` where answers may be under way (`serving`), and elsewhere, or the second time, raises
+    it too.
+    """
+
+    serving = drain = False
+
+    def __enter__(self) -> _Stopping:
+        signal.signal(signal.SIGTERM, self._ask)
+        hang_up = getattr(signal, "SIGHUP", None)
+        if hang_up is not None and signal.getsignal(hang_up) is not signal.SIG_IGN:
+            signal.signal(hang_up, self._ask)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _ask(self, *_: object) -> None:
+        if self.drain or not self.serving:
+            raise KeyboardInterrupt
+        self.drain = True

@@ -1,0 +1,98 @@
+"""What passes between the command, the fronts and the replicas."""
+
+from __future__ import annotations
+
+import socket
+from argparse import Namespace
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from mtmd.web.intake.proxies import is_trusted
+from mtmd.web.replicas.choice import Route
+from mtmd.web.settings import Network, ServerSettings
+
+Headers: TypeAlias = Sequence[tuple[str, str]]
+SettingsOf: TypeAlias = Callable[[Namespace], ServerSettings]
+Serving: TypeAlias = Callable[
+    [Namespace, ServerSettings, socket.socket, Callable[[Any, Any], None]], None
+]
+NOT_STARTED = "a replica cannot start: "  # begins what Ray tells of it
+OF_A_CONNECTION = {
+    "connection", "content-length", "expect", "keep-alive", "proxy-authenticate",
+    "proxy-authorization", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
+}  # fmt: skip
+BY_SERVE = {"date", "server", "x-request-id"}  # it adds its own, the id that was passed on
+REPLICA = "X-Mtmd-Replica"
+
+
+@dataclass(frozen=True)
+class Forwarded:
+    """`target`: path and query as they came, in Latin-1."""
+
+    method: str
+    target: str
+    headers: Headers
+    body: bytes = b""
+
+
+@dataclass(frozen=True)
+class Head:
+    """`replica`: the name of the one that answers."""
+
+    status: int
+    headers: Headers
+    replica: str
+
+
+class Lost(Exception):
+    """A replica has ended, or cannot answer any more: its name, "" where it is not known."""
+
+    def __init__(self, replica: str = "") -> None:
+        super().__init__(replica)
+        self.replica = replica
+
+
+class Full(Exception):
+    """As many requests wait as may."""
+
+
+class Crew(Protocol):
+    """The replicas, as the front sees them."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of those that are ready."""
+
+    def answer(self, request: Forwarded, route: Route) -> AsyncGenerator[Head | bytes, None]:
+        """The head of the answer, then its body. Raises Lost and Full. Closed, the replica is told
+        that nobody waits any more.
+        """
+
+
+def onward(
+    headers: Iterable[tuple[str, str]], peer: str, scheme: str, trusted: Sequence[Network]
+) -> list[tuple[str, str]]:
+    """What a replica is told: all that concerns the request, and who has sent it. What `peer` says
+    of others goes on where it is a proxy that is `trusted`.
+    """
+    headers = [(n, v) for n, v in headers if n.lower() not in OF_A_CONNECTION]
+    forwarded = [v for n, v in headers if n.lower() == "x-forwarded-for"]
+    believed = is_trusted(peer, trusted)
+    if not believed:
+        headers = [(n, v) for n, v in headers if n.lower() != "forwarded" and not is_forwarding(n)]
+        forwarded = []
+    kept = [(n, v) for n, v in headers if n.lower() != "x-forwarded-for"]
+    if not any(n.lower() == "x-forwarded-proto" for n, _ in kept):
+        kept.append(("X-Forwarded-Proto", scheme))
+    return [*kept, ("X-Forwarded-For", ", ".join([*forwarded, peer]))]
+
+
+def is_forwarding(name: str) -> bool:
+    return name.lower().startswith("x-forwarded-")
+
+
+def backward(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """What a client is told of a replica's headers. The length stays: it is the body's."""
+    dropped = (OF_A_CONNECTION | BY_SERVE) - {"content-length"}
+    return [(n, v) for n, v in headers if n.lower() not in dropped]

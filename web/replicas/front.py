@@ -1,0 +1,326 @@
+"""What clients reach: requests are read within limits, sent to a replica, and answers handed on as
+they come. An ASGI application that knows nothing of Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
+from contextvars import Context
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from mtmd.web.auth import RateLimit
+from mtmd.web.connections.body_budget import BodyBudget
+from mtmd.web.errors import ApiError, in_form_of
+from mtmd.web.keys import ANYBODY, Caller, authorization
+from mtmd.web.replicas.affinity import common, named_in
+from mtmd.web.replicas.choice import Route
+from mtmd.web.replicas.forwarded import REPLICA, Crew, Forwarded, Full, Head, Lost, backward, onward
+from mtmd.web.replicas.together import files_of, metrics_of
+from mtmd.web.settings import ServerSettings
+
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+
+TRIED_ON = 2  # replicas at most: a request that ends one may end the next
+IN_A_THREAD = 64 << 10  # bytes of a body that takes a while to read
+GATHERED_S = 10.0  # for a replica to say what all are asked
+PROBES = ("/health", "/ready")
+FILES = "/files"
+OLLAMA = {"chat", "generate", "ps", "show", "tags", "version"}
+LOST = "the replica that was answering has ended, and the one that was asked next too; try again"
+
+
+class Front:
+    """`settings` as of one server. Without `affinity` requests go to the replica that is least
+    busy, whatever others know already.
+    """
+
+    def __init__(self, crew: Crew, settings: ServerSettings, affinity: bool = True) -> None:
+        self._crew, self._settings, self._affinity = crew, settings, affinity
+        self._keys = settings.make_keys()
+        self._rate = RateLimit(settings.rate_limit)
+        self._bodies = BodyBudget(settings.connections.body_bytes)
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _live(receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1003})
+            return
+        path = self._path(scope["path"])
+        try:
+            await self._respond(scope, path, receive, send)
+        except ApiError as error:
+            await self._refuse(scope, path, error, send)
+
+    async def _respond(self, scope: Message, path: str, receive: Receive, send: Send) -> None:
+        """Raises ApiError where nothing has been sent."""
+        if path in PROBES and scope["method"] in ("GET", "HEAD"):
+            await _send(send, *_probe(path, bool(self._crew.names)))
+            return
+        if _is_page(path):
+            raise ApiError(
+                404,
+                "the page and its conversations are kept by one server, and here are several; "
+                "`mtmd serve` without --ray has them",
+                code="not_with_ray",
+            )
+        given = [(n.decode("latin-1"), v.decode("latin-1")) for n, v in scope["headers"]]
+        caller = self._caller(given)
+        let_in = caller is not None or not self._settings.needs_key
+        if caller is not None and (wait := self._rate.take(caller.owner)):
+            raise ApiError(
+                429,
+                f"more than {self._settings.rate_limit} requests a minute with this key; wait",
+                code="rate_limit_exceeded",
+                headers={"Retry-After": str(math.ceil(wait))},
+            )
+        query = scope.get("query_string", b"")
+        raw = scope.get("raw_path") or scope["path"].encode()
+        if not raw.startswith(b"/"):
+            raise ApiError(404, "there is nothing at this address")
+        headers = onward(
+            given,
+            (scope.get("client") or ("",))[0],
+            scope["scheme"],
+            self._settings.trusted_proxies,
+        )
+        target = (raw + (b"?" + query if query else b"")).decode("latin-1")
+        request = Forwarded(scope["method"], target, headers)
+        if not let_in:  # a replica says so in the form of the interface, or answers what is open
+            await self._forward(request, Route(), receive, send)
+            return
+        body = await self._body(given, receive)
+        try:
+            request = replace(request, body=body)
+            owner = caller.owner if caller else ANYBODY
+            if request.method == "GET" and path in ("/metrics", FILES):
+                await self._gather(request, path, send)
+                return
+            route = await self._route(request, path, owner)
+            await self._forward(request, route, receive, send)
+        finally:
+            self._bodies.give_back(len(body))
+
+    def _path(self, path: str) -> str:
+        """Without what a proxy has put before it, and without /v1."""
+        root = self._settings.root_path
+        path = path.removeprefix(root) if path.startswith(f"{root}/") else path
+        return path.removeprefix("/v1") if path.startswith("/v1/") else path
+
+    def _caller(self, headers: list[tuple[str, str]]) -> Caller | None:
+        found = {n.lower(): v for n, v in headers}
+        return self._keys.find(
+            authorization(found.get("authorization", ""), found.get("x-api-key", ""))
+        )
+
+    async def _body(self, headers: list[tuple[str, str]], receive: Receive) -> bytes:
+        """Raises ApiError for one that is too long or too slow."""
+        most, limits = self._settings.body_bytes, self._settings.connections
+        length = next((v for n, v in headers if n.lower() == "content-length"), "0")
+        if length.isdecimal() and int(length) > most:
+            raise _too_long(most)
+        loop = asyncio.get_running_loop()
+        pieces, held, began = list[bytes](), 0, loop.time()
+        try:
+            while True:
+                left = began + limits.body_s + held / limits.body_rate
+                try:
+                    message = await asyncio.wait_for(receive(), left - loop.time())
+                except asyncio.TimeoutError:
+                    raise ApiError(
+                        408,
+                        f"a body may take {limits.body_s:g} s, and one more for every "
+                        f"{limits.body_rate:,} bytes that have come",
+                        code="too_slow",
+                    ) from None
+                if message["type"] == "http.disconnect":
+                    raise asyncio.CancelledError
+                piece = message.get("body", b"")
+                if held + len(piece) > most:
+                    raise _too_long(most)
+                if not self._bodies.take(len(piece)):
+                    raise ApiError(
+                        503,
+                        "room was needed for other requests; try again later",
+                        code="server_busy",
+                        headers={"Retry-After": "1"},
+                    )
+                held += len(piece)
+                pieces.append(piece)
+                if not message.get("more_body"):
+                    return b"".join(pieces)
+        except BaseException:
+            self._bodies.give_back(held)
+            raise
+
+    async def _route(self, request: Forwarded, path: str, owner: str) -> Route:
+        """What is kept by one replica is asked for there."""
+        if named := named_in(path):
+            return Route(only=named)
+        if path == FILES:  # what one client uploads is asked about together
+            return Route(key=owner, firmly=True)
+        tenant = "" if self._settings.share_cache else owner
+        if len(request.body) > IN_A_THREAD:
+            found = await asyncio.to_thread(common, request.body, tenant, self._settings.json)
+        else:
+            found = common(request.body, tenant, self._settings.json)
+        return Route(found.key if self._affinity else "", only=found.named)
+
+    async def _forward(
+        self, request: Forwarded, route: Route, receive: Receive, send: Send
+    ) -> None:
+        """Until the answer is sent, or its client has left. Raises ApiError where nothing has been
+        sent. Where something has, an error of the replica ends the connection, which tells the
+        client that this is not all.
+        """
+        sending = asyncio.create_task(self._hand_on(request, route, send))
+        leaving = asyncio.create_task(_left(receive))
+        try:
+            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                await sending
+        finally:
+            for task in (sending, leaving):
+                task.cancel()
+            await asyncio.gather(sending, leaving, return_exceptions=True)
+
+    async def _hand_on(self, request: Forwarded, route: Route, send: Send) -> None:
+        answer, head, first = await self._begin(request, route)
+        try:
+            headers = [*backward(head.headers), (REPLICA, head.replica)]
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": head.status,
+                    "headers": [(n.encode("latin-1"), v.encode("latin-1")) for n, v in headers],
+                }
+            )
+            await send({"type": "http.response.body", "body": first, "more_body": True})
+            async for piece in answer:
+                assert isinstance(piece, bytes)
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            await answer.aclose()
+
+    async def _begin(
+        self, request: Forwarded, route: Route
+    ) -> tuple[AsyncGenerator[Head | bytes, None], Head, bytes]:
+        """An answer of which something is there. Where a replica is lost before, another one is
+        asked: no client knows of it.
+        """
+        for _ in range(TRIED_ON):
+            answer = self._crew.answer(request, route)
+            try:
+                head = await anext(answer)
+                assert isinstance(head, Head)
+                first = await anext(answer, b"")
+                assert isinstance(first, bytes)
+                return answer, head, first
+            except Lost as lost:
+                await answer.aclose()
+                route = replace(route, avoid=(*route.avoid, lost.replica))
+            except Full:
+                await answer.aclose()
+                raise ApiError(
+                    429,
+                    "every replica is busy, and as many requests wait as may; try again later",
+                    code="server_busy",
+                    headers={"Retry-After": "1"},
+                ) from None
+            except BaseException:
+                await answer.aclose()
+                raise
+        raise ApiError(503, LOST, code="replica_lost", headers={"Retry-After": "1"})
+
+    async def _gather(self, request: Forwarded, path: str, send: Send) -> None:
+        """What all replicas say, as one answer; the first refusal, if any refuses."""
+
+        async def ask(name: str) -> tuple[str, Head | None, bytes]:
+            answer = self._crew.answer(request, Route(only=name))
+            try:
+                head, *pieces = await asyncio.wait_for(_all_of(answer), GATHERED_S)
+                assert isinstance(head, Head)
+                return name, head, b"".join(piece for piece in pieces if isinstance(piece, bytes))
+            except (Lost, Full, asyncio.TimeoutError):
+                return name, None, b""
+            finally:
+                await answer.aclose()
+
+        # Ray tells calls apart by what HTTP request they are made for: these are for themselves.
+        asked = [Context().run(asyncio.ensure_future, ask(name)) for name in self._crew.names]
+        said = await asyncio.gather(*asked)
+        for _, head, body in said:
+            if head is not None and head.status != 200:
+                await _send(send, head.status, backward(head.headers), body)
+                return
+        answered = {name: body for name, head, body in said if head is not None}
+        silent = [name for name, head, _ in said if head is None]
+        if not answered or (silent and path == FILES):
+            raise ApiError(503, LOST, code="replica_lost", headers={"Retry-After": "1"})
+        put_together = metrics_of(answered, silent) if path == "/metrics" else files_of(answered)
+        kept = next(backward(head.headers) for _, head, _ in said if head is not None)
+        headers = [(n, v) for n, v in kept if n.lower() != "content-length"]
+        await _send(send, 200, headers, put_together)
+
+    async def _refuse(self, scope: Message, path: str, error: ApiError, send: Send) -> None:
+        headers = [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
+        origin = dict(scope["headers"]).get(b"origin", b"").decode("latin-1") or None
+        if self._settings.allows_origin(origin):
+            allowed = "*" if self._settings.allows_any_origin else str(origin)
+            headers += [("Access-Control-Allow-Origin", allowed), ("Vary", "Origin")]
+        body = json.dumps(in_form_of(path, error, "")).encode()
+        await _send(send, error.status, [*headers, *error.headers.items()], body)
+
+
+def _probe(path: str, is_ready: bool) -> tuple[int, list[tuple[str, str]], bytes]:
+    """Of all replicas together: each is asked by Ray, and left out where it does not answer."""
+    word = ("ready" if path == "/ready" else "ok") if is_ready else "loading"
+    body = json.dumps({"status": word}).encode()
+    headers = [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
+    return (200, headers, body) if is_ready else (503, [*headers, ("Retry-After", "5")], body)
+
+
+def _is_page(path: str) -> bool:
+    """The page's own addresses; /api/ is Ollama's too."""
+    if path.startswith("/api/"):
+        return path.split("/")[2] not in OLLAMA
+    return path in ("/", "/favicon.ico", "/diagnostics") or path.startswith(("/c/", "/static/"))
+
+
+def _too_long(most: int) -> ApiError:
+    return ApiError(
+        413, f"the body has more than {most:,} bytes, the most there may be", code="body_too_large"
+    )
+
+
+async def _send(send: Send, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
+    headers = [(n, v) for n, v in headers if n.lower() != "content-length"]
+    lines = [(n.encode("latin-1"), v.encode("latin-1")) for n, v in headers]
+    lines.append((b"Content-Length", str(len(body)).encode()))
+    await send({"type": "http.response.start", "status": status, "headers": lines})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _all_of(answer: AsyncGenerator[Head | bytes, None]) -> list[Head | bytes]:
+    return [part async for part in answer]
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    while True:
+        kind = (await receive())["type"]
+        await send({"type": f"{kind}.complete"})
+        if kind == "lifespan.shutdown":
+            return
