@@ -90,6 +90,10 @@ class TowerEncoder:
             [self.graph(batch, tile.shape, form)] for tile in tiles for batch in range(1, BATCH + 1)
         ]
 
+    def forget_runs(self) -> None:
+        """Kernels are asked for anew, as a device may choose others now."""
+        self._executor.cache_clear()
+
     def _make_executor(self, batch: int, tile: Shape, intact: bool = False) -> Executor:
         plan = self.plan(batch, tile, not intact)
         if any(r.backend == self.backends[0].name for r in plan.refusals):

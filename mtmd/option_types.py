@@ -37,6 +37,7 @@ class LoadKeywords(TypedDict, total=False):
     split: Literal["none", "layer"]
     fit: bool
     kernels: str | PathLike[str] | None
+    vision_attention: Literal["auto", "triton", "torch"]
 
 
 class AnswerKeywords(TypedDict, total=False):

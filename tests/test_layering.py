@@ -137,7 +137,7 @@ ENVIRONMENT = (
     "mtmd/config.py",
     "mtmd/openmp.py",  # set, before torch reads it
     "mtmd/commands/completion.py",  # what a shell sets on TAB
-    "kernels/cpu/native/compile.py",  # where the user's cache is
+    "kernels/files.py",  # where the user's cache is
 )
 # Ollama and llama.cpp are programs.
 FAMILY_WORDS = re.compile(

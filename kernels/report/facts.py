@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mtmd.kernels.backends.vision_attention.choice import Learned
 from mtmd.kernels.cpu.table import choose
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.graph import Node
@@ -330,6 +331,18 @@ class ProgramFacts:
 
 
 @dataclass(frozen=True)
+class VisionAttentionFacts:
+    """By which kernel attention of the encoder runs: `setting` as asked for, `machine` what the
+    measurements hold for, and the file, where they are kept, None where they are not.
+    """
+
+    setting: str
+    machine: dict[str, str]
+    file: str | None
+    found: Learned
+
+
+@dataclass(frozen=True)
 class WarmupFacts:
     """All that `mtmd warmup` reports. `checks` is empty where nothing was run."""
 
@@ -347,6 +360,7 @@ class WarmupFacts:
     layers: tuple[LayersFacts, ...] = ()
     fit: FitFacts | None = None
     programs: ProgramFacts | None = None
+    vision_attention: VisionAttentionFacts | None = None
 
     @property
     def devices(self) -> tuple[str, ...]:

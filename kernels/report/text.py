@@ -28,7 +28,7 @@ def render(report: WarmupFacts, columns: int | None = None) -> str:
     """In lines of `columns` characters at most, None for as long as they are."""
     wide = columns is None or columns >= NARROW
     parts = (
-        *(_head, _result, _fit, _layers, _flash),
+        *(_head, _result, _fit, _layers, _flash, _vision_attention),
         *(_speculation, _warnings, _ranks, _programs, _dequantized, _graphs),
     )
     lines = [line.rstrip() for part in parts for line in part(report)]
@@ -62,6 +62,29 @@ def _head(report: WarmupFacts) -> Iterator[str]:
 def _flash(report: WarmupFacts) -> Iterator[str]:
     for flash in report.flash:
         yield f"flash attention, {flash.graph}: {flash.state.upper()} ({_flash_reason(flash)})"
+    yield ""
+
+
+def _vision_attention(report: WarmupFacts) -> Iterator[str]:
+    """The kernel of each class of shapes, and the times and reasons that speak for it."""
+    facts = report.vision_attention
+    if facts is None:
+        return
+    machine = ", ".join(f"{name} {value}" for name, value in facts.machine.items())
+    yield f"attention of the encoder: asked for {facts.setting} ({machine})"
+    for one in facts.found.classes:
+        when = "measured before" if one.kept else "measured now"
+        yield f"  {one.shape}: {one.chosen} ({when}, {one.measured.node})"
+        timed = [t for t in one.measured.trials if t.ms is not None]
+        for trial in sorted(timed, key=lambda t: t.ms or 0.0):
+            yield f"    {trial.name:<16} {trial.ms:9.3f} ms"
+        for trial in one.measured.trials:
+            if trial.refused is not None:
+                yield f"    {trial.name:<16} refused: {trial.refused}"
+    for reason, count in facts.found.unasked:
+        yield f"  {count} node{'s' if count > 1 else ''} by triton, not measured: {reason}"
+    if facts.found.classes:
+        yield f"  kept in {facts.file}" if facts.file else "  not kept: no folder can be written"
     yield ""
 
 

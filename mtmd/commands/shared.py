@@ -145,6 +145,14 @@ def add_model_arguments(
         help="GPU programs compiled elsewhere, by 'mtmd warmup --target GPU --save DIR' (default: "
         "what MTMD_KERNELS names)",
     )
+    vision = group.add_argument(
+        "--vision-attention",
+        metavar="KERNEL",
+        default="auto",
+        help="attention of the encoder on a GPU: triton (ours), torch (its own, where they take a "
+        "node) or auto, what the warm-up has measured to be faster (default: auto)",
+    )
+    offers(vision, ("auto", "triton", "torch"))
     group.add_argument(
         "--speculate",
         metavar="HOW",

@@ -40,6 +40,7 @@ from mtmd.loaded.fitting.needed_memory import CACHE_BYTES, HOST
 from mtmd.loaded.fitting.needed_memory import limits as memory_limits
 from mtmd.loaded.memory_admission import Admission
 from mtmd.loaded.programs import use_saved
+from mtmd.loaded.vision_attention import ask_for
 
 if TYPE_CHECKING:  # torch.distributed takes its time to load
     from mtmd.kernels.parallel.distributed import DistributedGroup
@@ -78,6 +79,7 @@ class LoadedModel:
         self.backends = list(backends) if backends else find(device, chosen.refuse)
         if not backends and (kernels := chosen.kernels or kernels_from_environment()):
             use_saved(kernels, self.backends[0])
+        ask_for(chosen.vision_attention, self.backends)
         if not self.backends[0].blocks:
             self.checkpoint = checkpoint = checkpoint.without_blocks()
         self.dtype = choose_dtype(chosen.dtype, self.backends[0], checkpoint.weight_bytes)
