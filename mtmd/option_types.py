@@ -38,6 +38,7 @@ class LoadKeywords(TypedDict, total=False):
     fit: bool
     kernels: str | PathLike[str] | None
     vision_attention: Literal["auto", "triton", "torch"]
+    preprocess: Literal["auto", "host"]
 
 
 class AnswerKeywords(TypedDict, total=False):

@@ -58,6 +58,7 @@ ORDER = {
         ("resolution",),  # from pixels to tiles
         ("video",),  # which frames of a file, and how they become tiles
         ("family", "families"),  # the table loads a family's file by its name
+        ("preprocessing",),
         ("encoder", "dual"),
         ("foreseen", "warmup"),
     ),

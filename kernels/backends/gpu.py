@@ -12,6 +12,7 @@ import torch
 from mtmd.kernels.backends.backend import Run
 from mtmd.kernels.backends.recording import CudaGraphs
 from mtmd.kernels.backends.reference import lower_reference, reference_workspace
+from mtmd.kernels.backends.side_stream import CudaSideStream, SideStream
 from mtmd.kernels.backends.vision_attention.choice import AttentionChoice
 from mtmd.kernels.backends.vision_attention.kept import Kept, machine
 from mtmd.kernels.errors import PlacementError
@@ -32,6 +33,7 @@ class Gpu:
         self.name = self.space = name
         self.device = torch.device(name)
         self.recorder = CudaGraphs(self.device)
+        self._sides: dict[str, CudaSideStream] = {}
         self.attention = AttentionChoice(Kept(functools.partial(machine, self.device)))
 
     def rejects(self, node: Node) -> str | None:
@@ -57,6 +59,13 @@ class Gpu:
         if node.op == "attention" and choice.kernel is not None:
             return self.attention.workspace(node, found)
         return found
+
+    def side_stream(self, use: str) -> SideStream | None:
+        if not torch.cuda.is_available():
+            return None
+        if use not in self._sides:
+            self._sides[use] = CudaSideStream(self.device)
+        return self._sides[use]
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)

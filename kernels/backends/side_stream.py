@@ -35,6 +35,11 @@ class SideStream(Protocol):
     def entered(self) -> Iterator[None]:
         yield
 
+    def let_first(self) -> None:
+        """What this thread asks of the device from now on, outside of it, goes first where there
+        is work for both.
+        """
+
     def follow(self) -> None:
         """What is asked of it from now on comes after what the caller's own queue has. Called
         before it is entered.
@@ -74,11 +79,18 @@ class CudaSideStream:
     def __init__(self, device: torch.device, priority: int = 0):
         self.device = device
         self._stream = torch.cuda.Stream(device, priority=priority)
+        self._first = torch.cuda.Stream(device, priority=priority - 1)
 
     @contextmanager
     def entered(self) -> Iterator[None]:
         with torch.cuda.stream(self._stream):
             yield
+
+    def let_first(self) -> None:
+        here = torch.cuda.current_device()
+        self._first.wait_stream(torch.cuda.current_stream(self.device))
+        torch.cuda.set_stream(self._first)  # which makes its device the current one
+        torch.cuda.set_device(here)
 
     def follow(self) -> None:
         self._stream.wait_stream(torch.cuda.current_stream(self.device))

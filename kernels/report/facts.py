@@ -343,6 +343,23 @@ class VisionAttentionFacts:
 
 
 @dataclass(frozen=True)
+class PreprocessingFacts:
+    """Where pictures become tiles, where there is a choice: on the `device`, or on the host, which
+    `why_host` says. Of a picture of `size` pixels that was tried: milliseconds on both, how many
+    times it was resized on the device, whether the tiles were the same to the bit, and `notes`.
+    """
+
+    device: str
+    setting: str
+    why_host: str | None
+    size: tuple[int, int] | None = None
+    host_ms: float = 0.0
+    device_ms: float = 0.0
+    resized_there: int = 0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class WarmupFacts:
     """All that `mtmd warmup` reports. `checks` is empty where nothing was run."""
 
@@ -361,6 +378,7 @@ class WarmupFacts:
     fit: FitFacts | None = None
     programs: ProgramFacts | None = None
     vision_attention: VisionAttentionFacts | None = None
+    preprocessing: PreprocessingFacts | None = None
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ def render(report: WarmupFacts, columns: int | None = None) -> str:
     """In lines of `columns` characters at most, None for as long as they are."""
     wide = columns is None or columns >= NARROW
     parts = (
-        *(_head, _result, _fit, _layers, _flash, _vision_attention),
+        *(_head, _result, _fit, _layers, _flash, _vision_attention, _preprocessing),
         *(_speculation, _warnings, _ranks, _programs, _dequantized, _graphs),
     )
     lines = [line.rstrip() for part in parts for line in part(report)]
@@ -85,6 +85,28 @@ def _vision_attention(report: WarmupFacts) -> Iterator[str]:
         yield f"  {count} node{'s' if count > 1 else ''} by triton, not measured: {reason}"
     if facts.found.classes:
         yield f"  kept in {facts.file}" if facts.file else "  not kept: no folder can be written"
+    yield ""
+
+
+def _preprocessing(report: WarmupFacts) -> Iterator[str]:
+    facts = report.preprocessing
+    if facts is None:
+        return
+    if facts.why_host is None:
+        yield f"preprocessing: on {facts.device} (asked for {facts.setting})"
+    else:
+        yield f"preprocessing: on the HOST (asked for {facts.setting}; {facts.why_host})"
+    if facts.size is not None:
+        resized = (
+            f"resized there {facts.resized_there} times"
+            if facts.resized_there
+            else "resized on the host, normalised there"
+        )
+        yield (
+            f"  {facts.size[0]} x {facts.size[1]} pixels: {facts.device_ms:.1f} ms, {resized}, on "
+            f"the host alone {facts.host_ms:.1f} ms; the same to the bit"
+        )
+    yield from (f"  WARNING: {note}" for note in facts.notes)
     yield ""
 
 

@@ -153,6 +153,14 @@ def add_model_arguments(
         "node) or auto, what the warm-up has measured to be faster (default: auto)",
     )
     offers(vision, ("auto", "triton", "torch"))
+    where = group.add_argument(
+        "--preprocess",
+        metavar="WHERE",
+        default="auto",
+        help="resize and normalise pictures on the host, or auto: on a GPU where that gives the "
+        "same to the bit (default: auto)",
+    )
+    offers(where, ("auto", "host"))
     group.add_argument(
         "--speculate",
         metavar="HOW",

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mtmd.clip.warmup import check_encoder, encoder_graphs
+from mtmd.clip.warmup import check_encoder, encoder_graphs, preprocessing_facts
 from mtmd.kernels.dtype import mib, name_of
 from mtmd.kernels.gpu.ahead.compilations import ahead
 from mtmd.kernels.report.facts import (
@@ -40,6 +40,7 @@ def warmup_report(
     programs = None
     if check:
         programs = make_programs(encoder, runner, loaded.limits, progress)
+    preprocessing = preprocessing_facts(encoder, check) if encoder else None
     with ahead():
         attention = vision_attention(encoder, loaded.limits, check)
     if check:
@@ -62,6 +63,7 @@ def warmup_report(
         fit=loaded.fit,
         programs=programs,
         vision_attention=attention,
+        preprocessing=preprocessing,
     )
 
 
@@ -135,6 +137,16 @@ def _attention(flash: FlashFacts) -> str:
         if flash.on_fallback
         else kernel
     )
+
+
+def preprocessed_where(loaded: LoadedModel, pictures: Sequence[object]) -> str:
+    """Of pictures that are encoded, "" for the host."""
+    encoder = loaded.encoder
+    if encoder is None or encoder.side is None or not pictures:
+        return ""
+    name = encoder.backends[0].name
+    why = encoder.preprocessing.why_host
+    return f"on {name}" if why is None else f"on the host: {why}"
 
 
 def _dequantized(loaded: LoadedModel) -> tuple[DequantizedTensor, ...]:

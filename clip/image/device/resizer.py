@@ -24,12 +24,12 @@ from mtmd.clip.image.device.pillow import (
     weights,
 )
 from mtmd.clip.image.pixels import Pixels
-from mtmd.clip.image.resize import resize
+from mtmd.clip.image.resize import by_pillow
 from mtmd.kernels.backends.side_stream import SideStream
 from mtmd.kernels.errors import DeviceError
 from mtmd.kernels.text import one_line
 
-MOST_BYTES = 96 << 20  # of a picture before and after: so much memory is taken beside the model's
+MOST_BYTES = 48 << 20  # of a picture before and after: so much memory is taken beside the model's
 KEPT = 32  # weights of so many pairs of sides
 # (width, height) before and after: of odd sides, smaller, larger and both, in both orders of passes
 CHECKED = (
@@ -61,8 +61,8 @@ class DeviceResizer:
             return self._checked[resample]
 
     def resize(self, pixels: Pixels, width: int, height: int, resample: str) -> Pixels | str:
-        """As `mtmd.clip.image.resize.resize`, or why not. Raises DeviceError where the device has
-        failed.
+        """As `by_pillow` of clip/image/resize.py, or why not. Raises DeviceError where the device
+        has failed.
         """
         size = max(pixels.nbytes, 3 * width * height, 3 * width * len(pixels))
         if size > MOST_BYTES:
@@ -131,7 +131,7 @@ class DeviceResizer:
                 raise  # which says nothing of the arithmetic
             except RuntimeError as error:  # whatever the device does not have
                 return one_line(error, 200)
-            if not np.array_equal(found, resize(pixels, *wanted, resample)):
+            if not np.array_equal(found, by_pillow(pixels, *wanted, resample)):
                 return (
                     f"its result is not Pillow's from {width} x {height} to {wanted[0]} x "
                     f"{wanted[1]} pixels ({resample})"

@@ -249,6 +249,7 @@ def test_every_option_of_describe_is_tried_here() -> None:
         *RANKS,
         "--kernels",  # tests/mtmd/inspect/test_save_kernels.py
         "--vision-attention",  # tests/mtmd/loaded/test_vision_attention.py
+        "--preprocess",  # tests/mtmd/loaded/test_preprocessing.py
         *VIDEOS,
         "--each",  # tests/mtmd/commands/test_new_user.py
     }
@@ -333,6 +334,7 @@ def test_every_option_of_warmup(mtmd: Any, tmp_path: Path) -> None:
         "--save",  # these in tests/mtmd/inspect/test_save_kernels.py
         "--kernels",
         "--vision-attention",
+        "--preprocess",
         "--memory-limit",
         "--speculate",
         *RANKS,

@@ -403,6 +403,7 @@ def test_every_option(mtmd: Any) -> None:
         "--fit",
         "--kernels",
         "--vision-attention",
+        "--preprocess",
         *sides,
     }
 

@@ -338,6 +338,7 @@ def test_every_option(mtmd: Any) -> None:
         "--fit",
         "--kernels",
         "--vision-attention",
+        "--preprocess",
     }
     off = told(mtmd, "--flash-attn", "off")
     assert off["graphs"] != told(mtmd)["graphs"], "explicit attention takes more"
