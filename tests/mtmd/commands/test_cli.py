@@ -79,6 +79,7 @@ def test_json(one: Path, mtmd: Any, demo: Model) -> None:
         "ranks",
         "layout",
         "preprocess_ms",
+        "preprocessed",
         "encode_ms",
         "prefill_ms",
         "decode_ms",
