@@ -6,8 +6,8 @@ Each part has a process of its own: a kernel that takes the device down takes it
 1. Every case of a part's kernels (`kernels/gpu/table.py`) and every timed shape is compared with
 the reference on the GPU. If one differs, nothing of that part is timed; the others go on.
 2. Attention, decoding from a paged cache and products with quantized weights are timed against
-torch's own way (`gpu_kernels/`: a file each), every other kernel against its op's reference; pictures on their way
-to the encoder against Pillow, and steps of a decoder beside an encode.
+torch's own way (`gpu_kernels/`: a file each), every other kernel against its op's reference;
+pictures on their way to the encoder against Pillow, and steps of a decoder beside an encode.
 
 Times are medians of runs replayed from a CUDA graph, with the L2 cache flushed before each
 (triton.testing.do_bench). Results go to the terminal and, with --out, to a folder as they come, a
