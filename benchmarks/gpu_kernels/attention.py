@@ -181,18 +181,18 @@ def measured(shape: Shape, device: str) -> list[str]:
 
 
 def own() -> list[str]:
-    """torch's kernels, of which its scaled_dot_product_attention takes one."""
-    from mtmd.kernels.backends.vision_attention.candidates import TORCHS
+    """What the warm-up measures beside our kernel: torch's, and ours with other tiles."""
+    from mtmd.kernels.backends.vision_attention.candidates import CANDIDATES
 
-    return list(TORCHS)
+    return list(CANDIDATES)
 
 
 def apart(name: str, types: Sequence[Any], given: tuple[Any, ...], options: dict[str, Any]) -> str:
     """Milliseconds of one of them and its error, or why it is not timed."""
-    from mtmd.kernels.backends.vision_attention.candidates import TORCHS
+    from mtmd.kernels.backends.vision_attention.candidates import CANDIDATES
     from mtmd.kernels.gpu.flash_attention.cases import largest_error
 
-    kernel = TORCHS[name]
+    kernel = CANDIDATES[name]
     if kernel.rejects(*types, **options) is not None:
         return "-"
     try:

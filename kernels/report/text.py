@@ -82,7 +82,8 @@ def _vision_attention(report: WarmupFacts) -> Iterator[str]:
             if trial.refused is not None:
                 yield f"    {trial.name:<16} refused: {trial.refused}"
     for reason, count in facts.found.unasked:
-        yield f"  {count} node{'s' if count > 1 else ''} by triton, not measured: {reason}"
+        nodes = f"{count} node{'s' if count > 1 else ''}"
+        yield f"  {nodes} by triton as it comes, not measured: {reason}"
     if facts.found.classes:
         yield f"  kept in {facts.file}" if facts.file else "  not kept: no folder can be written"
     yield ""

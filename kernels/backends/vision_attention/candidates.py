@@ -1,8 +1,9 @@
-"""torch's own attention kernels for CUDA and ROCm, each called by itself: what it takes of the
+"""What may run attention nodes of encoders in place of our kernel as it comes: torch's own kernels
+for CUDA and ROCm, each called by itself, and ours with other tiles; what each takes of the
 `attention` op, and why not the rest.
 
-They are called as torch's dispatcher has them and not through scaled_dot_product_attention: which
-of them that picks is a setting of the whole process.
+torch's are called as its dispatcher has them and not through scaled_dot_product_attention: which of
+them that picks is a setting of the whole process.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import torch
 from torch import Tensor
 
 from mtmd.kernels.dtype import name_of
+from mtmd.kernels.gpu.flash_attention.tiles import Tile, plan_launch
 from mtmd.kernels.graph import Type
 from mtmd.kernels.kernel import Kernel
 
 SHORT = (torch.bfloat16, torch.float16)
 LOADED = 8  # values of 16 bits that are loaded at once: heads, and what lies between them
 SLACK = 1 << 20  # bytes of a library's own, such as lengths and states of random numbers
+LEAST_ROWS, MOST_TILED = 128, 80  # rows, and the head size, of our kernel with other tiles
 LOG_ROWS = 128  # rows to which logarithms of sums may be rounded up
 
 
@@ -126,6 +129,23 @@ def _kernel(call: Callable[..., Tensor], dtypes: tuple[torch.dtype, ...], most: 
     )
 
 
+def _other_tile(rows: int, keys: int, warps: int, stages: int) -> Kernel:
+    def run(q: Tensor, k: Tensor, v: Tensor, *absent: None, **options: Any) -> Tensor:
+        from mtmd.kernels.gpu.flash_attention.kernel import run_launch
+
+        assert not any(x is not None for x in absent)  # it was asked
+        types = [Type.of(x) for x in (q, k, v)]
+        launch = plan_launch(*types, **options, tile=Tile(rows, keys, warps, stages))
+        return run_launch(launch, q, k, v, None, None)
+
+    def rejects(q: Type, *types: Type | None, **options: Any) -> str | None:
+        if q.shape[1] < LEAST_ROWS:
+            return f"{q.shape[1]} rows; it takes {LEAST_ROWS} and more"
+        return _rejects(q, *types, **options, dtypes=SHORT, most=MOST_TILED)  # type: ignore[arg-type]
+
+    return Kernel(run=run, rejects=rejects)
+
+
 # By the name that reports have. A candidate that is not there (cuDNN on AMD's cards, flash on old
 # ones) says so when it is tried.
 TORCHS: Mapping[str, Kernel] = {
@@ -133,3 +153,12 @@ TORCHS: Mapping[str, Kernel] = {
     "torch flash": _kernel(_flash, SHORT, 256),
     "torch efficient": _kernel(_efficient, (*SHORT, torch.float32), 512),
 }
+# The tile that ours has (tiles.py) is the largest without spills, and one program at a time on a
+# multiprocessor of cuda:90; of 64 x 64 there are three (160 registers at head 72), and 128 x 128
+# has half the steps. Without spills under Triton 3.9 at heads 64 and 72 for cuda:80, cuda:90 and
+# gfx942.
+TILES: Mapping[str, Kernel] = {
+    "triton 64 x 64": _other_tile(64, 64, 4, 2),
+    "triton 128 x 128": _other_tile(128, 128, 8, 2),
+}
+CANDIDATES: Mapping[str, Kernel] = {**TORCHS, **TILES}

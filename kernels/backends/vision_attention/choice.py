@@ -1,5 +1,5 @@
-"""Which kernel runs an attention node of an encoder: ours, or one of torch's own, by what was
-measured on this card.
+"""Which kernel runs an attention node of an encoder: ours, as it comes or with another tile, or one
+of torch's own, by what was measured on this card.
 
 A measurement stands for a class of shapes (`ShapeClass`), is made by the warm-up and kept on disk;
 without one ours runs. A kernel that was chosen and refuses all the same, when it is launched, is
@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mtmd.kernels.backends.backend import Run
-from mtmd.kernels.backends.vision_attention.candidates import TORCHS
+from mtmd.kernels.backends.vision_attention.candidates import CANDIDATES
 from mtmd.kernels.backends.vision_attention.kept import Kept
 from mtmd.kernels.backends.vision_attention.measure import Error, Measured, Probe, measure
 from mtmd.kernels.dtype import name_of
@@ -105,7 +105,7 @@ class AttentionChoice:
     """Of one device. `kept`: what earlier processes have measured there."""
 
     kept: Kept | None = None
-    candidates: Mapping[str, Kernel] = field(default_factory=lambda: TORCHS)
+    candidates: Mapping[str, Kernel] = field(default_factory=lambda: CANDIDATES)
     setting: str = "auto"
     failed: dict[tuple[ShapeClass, str], str] = field(default_factory=dict)
     """Kernels that were chosen and refused when they were launched, with their words."""
@@ -119,33 +119,31 @@ class AttentionChoice:
 
     def way(self, node: Node) -> Way:
         """How an attention node runs that ours takes."""
-        if self.setting == "triton":
-            return Way(OURS, None, "asked for")
-        if self.setting == "auto" and (reason := _too_small(node)):
+        if self.setting != "torch" and (reason := _too_small(node)):
             return Way(OURS, None, reason)
         shape, takers = class_of(node), self._takers(node)
         refused = {n: r for n, r in takers.items() if isinstance(r, str)}
         able = [name for name in takers if name not in refused]
         if not able:
             told = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
-            return Way(OURS, None, f"torch's do not take it ({told})")
+            return Way(OURS, None, f"no other takes it ({told})")
         measured = self._measured(shape)
         if measured is None:
-            if self.setting == "auto":
+            if self.setting != "torch":
                 return Way(OURS, None, "not measured")
             return Way(able[0], self.candidates[able[0]], "asked for, not measured")
         times = {t.name: t.ms for t in measured.trials if t.ms is not None}
         best = min((n for n in able if n in times), key=times.__getitem__, default=None)
         if best is None:
-            return Way(OURS, None, "torch's were refused when they were measured")
-        if self.setting == "auto" and not times[best] < WORTH * times.get(OURS, float("inf")):
+            return Way(OURS, None, "the others were refused when they were measured")
+        if self.setting != "torch" and not times[best] < WORTH * times.get(OURS, float("inf")):
             return Way(OURS, None, "measured")
-        why = "measured" if self.setting == "auto" else "asked for, the fastest of torch's"
+        why = "asked for, the fastest of torch's" if self.setting == "torch" else "measured"
         return Way(best, self.candidates[best], why)
 
     def workspace(self, node: Node, ours: int) -> int:
         """The most that any kernel takes which may run the node, now or once it is measured."""
-        if self.setting == "triton" or (self.setting == "auto" and _too_small(node)):
+        if self.setting != "torch" and _too_small(node):
             return ours
         types = types_of(node)
         able = [n for n, reason in self._takers(node).items() if reason is None]
@@ -183,8 +181,9 @@ class AttentionChoice:
             measured = self._measured(shape)
             kept = measured is not None
             if measured is None:
-                kernels = {OURS: ours, **self.candidates}
+                kernels = {OURS: ours, **self._asked()}
                 measured = measure(node, kernels, probe, error, limits[node.dtype])
+                measured = _beside(measured, self._found(shape))
                 self._known[shape] = measured
                 if self.kept and measured.lasting:
                     self.kept.add(str(shape), measured)
@@ -205,24 +204,36 @@ class AttentionChoice:
         )
 
     def _not_measured(self, node: Node) -> str | None:
-        if self.setting == "triton":
-            return "Triton's was asked for"
         if reason := _too_small(node):
             return reason
         refused = self._takers(node)
         if all(refused.values()):
-            return "; ".join(sorted({f"torch's take no such node: {r}" for r in refused.values()}))
+            return "; ".join(sorted({f"no other takes such a node: {r}" for r in refused.values()}))
         return None
 
+    def _asked(self) -> dict[str, Kernel]:
+        """The candidates that the setting leaves."""
+        return {
+            name: kernel
+            for name, kernel in self.candidates.items()
+            if self.setting == "auto" or name.startswith(self.setting)
+        }
+
     def _takers(self, node: Node) -> dict[str, str | None]:
-        """Of each of torch's, None or why it does not take the node."""
+        """Of each candidate, None or why it does not take the node."""
         types, shape = types_of(node), class_of(node)
         return {
             name: self.failed.get((shape, name)) or kernel.rejects(*types, **node.attrs)
-            for name, kernel in self.candidates.items()
+            for name, kernel in self._asked().items()
         }
 
     def _measured(self, shape: ShapeClass) -> Measured | None:
+        """None unless every candidate was tried, which those that were not asked for were not."""
+        found = self._found(shape)
+        tried = {trial.name for trial in found.trials} if found else set()
+        return found if tried >= self._asked().keys() else None
+
+    def _found(self, shape: ShapeClass) -> Measured | None:
         found = self._known.get(shape)
         if found is None and self.kept is not None:
             found = self.kept.get(str(shape))
@@ -249,6 +260,13 @@ class _Watched:
             self._choice.give_up(self._node, self._name, error)
             self._kernel = None
             return self._ours(*inputs)
+
+
+def _beside(new: Measured, old: Measured | None) -> Measured:
+    """With the trials of before that were not made again."""
+    made = {trial.name for trial in new.trials}
+    kept = tuple(t for t in (old.trials if old else ()) if t.name not in made)
+    return replace(new, trials=new.trials + kept)
 
 
 def _flops(node: Node) -> int:

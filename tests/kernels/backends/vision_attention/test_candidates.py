@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mtmd.kernels.backends.vision_attention.candidates import TORCHS, _heads_first
+from mtmd.kernels.backends.vision_attention.candidates import TILES, TORCHS, _heads_first
+from mtmd.kernels.gpu.flash_attention.cases import TOLERANCE, Case, largest_error
 from mtmd.kernels.graph import Type
 from mtmd.kernels.ops import attention
 
@@ -77,3 +78,32 @@ def test_heads_are_put_first_and_back():
         expected = attention.reference(q, k, v, scale=0.3, causal=causal)
         torch.testing.assert_close(found, expected)
         assert found.is_contiguous()
+
+
+@pytest.mark.usefixtures("exact_bf16")
+@pytest.mark.parametrize("name", TILES)
+def test_our_kernel_with_other_tiles(name):
+    """In Triton's interpreter: blocks and a bit, whole blocks, causal rows, strides."""
+    kernel = TILES[name]
+    for case in (
+        Case(72, rows=130, keys=130, heads=2, groups=2, dtype=BF16, layout="heads first"),
+        Case(64, rows=128, keys=256, heads=1, dtype=BF16),
+        Case(80, rows=129, keys=129, heads=1, dtype=BF16, causal=True),
+    ):
+        inputs = case.inputs()[:3]
+        types = [Type.of(x) for x in inputs]
+        assert kernel.rejects(*types, **case.options) is None
+        found = kernel.run(*inputs, **case.options)
+        assert largest_error("attention", found, inputs, case.options) <= TOLERANCE[BF16]
+
+
+def test_what_other_tiles_are_not_for():
+    for kernel in TILES.values():
+        assert "9 rows; it takes 128" in str(kernel.rejects(*kinds(), scale=1.0))
+        large = kinds(88, rows=200, keys=200)
+        assert "head size 88; it takes multiples of 8 up to 80" in str(
+            kernel.rejects(*large, scale=1.0)
+        )
+        bounds = Type.contiguous((200, 2), torch.int32)
+        taken = kinds(72, rows=200, keys=200)
+        assert "bounds of its own" in str(kernel.rejects(*taken, None, bounds, scale=1.0))

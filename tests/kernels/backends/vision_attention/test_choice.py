@@ -109,15 +109,21 @@ def test_the_fastest_runs(ms, chosen):
 
 @pytest.mark.usefixtures("every_size")
 def test_forced():
-    clock = Clock(triton=1.0, a=5.0, b=2.0)
-    choice = AttentionChoice(candidates=clock.kernels(a=right, b=right), setting="torch")
-    assert choice.way(node())[::2] == ("a", "asked for, not measured")
+    clock = Clock(triton=1.0, torch_a=5.0, torch_b=2.0, triton_c=0.5)
+    candidates = clock.kernels(torch_a=right, torch_b=right, triton_c=right)
+    choice = AttentionChoice(candidates=candidates, setting="torch")
+    assert choice.way(node())[::2] == ("torch a", "asked for, not measured")
     learn(choice, clock, [node()])
-    assert choice.way(node()).name == "b"
-    assert choice.way(node(bounds=True)).name == "b"  # these kernels refuse nothing
+    assert choice.way(node()).name == "torch b" and clock.asked == ["triton", "torch a", "torch b"]
+    assert choice.way(node(bounds=True)).name == "torch b"  # these kernels refuse nothing
     choice.setting = "triton"
-    assert choice.way(node())[::2] == (OURS, "asked for")
-    assert learn(choice, clock, [node()]).unasked == (("Triton's was asked for", 1),)
+    assert choice.way(node())[::2] == (OURS, "not measured")
+    clock.asked.clear()
+    learn(choice, clock, [node()])
+    assert choice.way(node()).name == "triton c" and clock.asked == ["triton", "triton c"]
+    choice.setting = "auto"  # all that was tried is known together
+    assert choice.way(node()).name == "triton c"
+    assert learn(choice, clock, [node()]).classes[0].kept and len(clock.asked) == 2
 
 
 def fails(*inputs, **options):  # noqa: ARG001
