@@ -173,9 +173,8 @@ class TowerEncoder:
             for place, tile in zip(host, tiles, strict=True):
                 place.numpy()[:] = tile
 
-        with torch.inference_mode():
-            pixels = side.upload((len(tiles), *tiles[0].shape), fill)
-            return normalized(pixels, tables(known, self.dtype).to(side.device))
+        pixels = side.upload((len(tiles), *tiles[0].shape), fill)
+        return normalized(pixels, tables(known, self.dtype).to(side.device))
 
     def numbers(self, plan: ImagePlan) -> list[np.ndarray]:
         """A picture's tiles as the tower would be given them, in fp32, normalised where that is
