@@ -11,8 +11,12 @@ import torch
 from torch import Tensor
 
 from mtmd.clip.family import Tower, VisionFamily
+from mtmd.clip.image.device.normalize import normalized, tables
+from mtmd.clip.image.pixels import Normalize
+from mtmd.clip.preprocessing import Preprocessing
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.kernels.backends.backend import Backend
+from mtmd.kernels.backends.side_stream import Mark, SideStream
 from mtmd.kernels.graph import Node, Shape, Type, WeightSource, graph_input, weight
 from mtmd.kernels.parallel.shard import Sharding
 from mtmd.kernels.plan.executor import Executor, Observer, Residency, finish
@@ -38,11 +42,19 @@ class TowerEncoder:
         overrides: Sequence[Override] = (),
         residency: Residency | None = None,
         sharding: Sharding | None = None,
+        preprocess: str = "auto",
     ):
-        """`sharding`: this is one rank of several, which has a part of the tower."""
+        """`sharding`: this is one rank of several, which has a part of the tower. `preprocess`:
+        "host" has pictures resized and normalised there, whatever the device can do.
+        """
         self.sharding = sharding
         self.lead: Callable[[Tensor], AbstractContextManager[None]] | None = None
         """Has the other ranks encode the same pixels."""
+        # ranks keep to one order
+        self.side, resizing = (
+            None if sharding else backends[0].side_stream(use) for use in ("encode", "resize")
+        )
+        self.preprocessing = Preprocessing(family.resolution, resizing, preprocess)
         self.family: Tower = family
         self.weights, self.backends, self.overrides = weights, backends, tuple(overrides)
         self.dtype = dtype
@@ -90,6 +102,10 @@ class TowerEncoder:
             [self.graph(batch, tile.shape, form)] for tile in tiles for batch in range(1, BATCH + 1)
         ]
 
+    def forget_runs(self) -> None:
+        """Kernels are asked for anew, as a device may choose others now."""
+        self._executor.cache_clear()
+
     def _make_executor(self, batch: int, tile: Shape, intact: bool = False) -> Executor:
         plan = self.plan(batch, tile, not intact)
         if any(r.backend == self.backends[0].name for r in plan.refusals):
@@ -97,22 +113,89 @@ class TowerEncoder:
         return Executor(plan, self.residency)
 
     def steps(
-        self, tiles: Sequence[np.ndarray], observe: Observer | None = None
-    ) -> Generator[None, None, list[Tensor]]:
+        self,
+        tiles: Sequence[np.ndarray],
+        observe: Observer | None = None,
+        ways: Sequence[Normalize | None] | None = None,
+    ) -> Generator[Mark | None, None, list[Tensor]]:
         """Encode at most `BATCH` tiles [3, Y, X] of equal shape, or groups of frames [3 N, Y, X],
-        a node at a time
+        a node at a time; `ways` by which tiles that are bytes become numbers. It yields what is
+        left to wait for, where all else is done.
 
         -> embeddings [T, D] of each, or [D], in the compute type
         """
-        pixels = torch.empty(len(tiles), *tiles[0].shape, dtype=self.dtype)
-        for line, tile in zip(pixels, tiles, strict=True):
-            line.copy_(torch.from_numpy(self.pixels(tile)))
-        embeddings = yield from self._run(pixels, observe)
+        ways = ways or [None] * len(tiles)
+        if self.side is not None:
+            return (yield from self._beside(self.side, tiles, observe, ways))
+        embeddings = yield from self._run(self._on_host(tiles, ways), observe)
         self.backends[0].synchronize()  # so that whoever measures, measures the encoding
         return list(embeddings.unbind(0))
 
+    def _beside(
+        self,
+        side: SideStream,
+        tiles: Sequence[np.ndarray],
+        observe: Observer | None,
+        ways: Sequence[Normalize | None],
+    ) -> Generator[Mark | None, None, list[Tensor]]:
+        """On the side stream: between two nodes the caller's own is the current one."""
+        side.follow()
+        with side.entered():
+            pixels = self._uploaded(side, tiles, ways)
+        steps = self._run(pixels, observe)
+        try:
+            while True:
+                try:
+                    with side.entered():
+                        next(steps)
+                except StopIteration as done:
+                    embeddings: Tensor = done.value
+                    break
+                yield None
+        finally:
+            steps.close()
+        with side.entered():
+            mark = side.mark()
+        while not mark.is_reached():
+            yield mark
+        side.hand_over(embeddings)
+        return list(embeddings.unbind(0))
+
+    def _uploaded(
+        self, side: SideStream, tiles: Sequence[np.ndarray], ways: Sequence[Normalize | None]
+    ) -> Tensor:
+        """Bytes are normalised there."""
+        known = [way for way in ways if way is not None]
+        if len(known) < len(tiles) or any(tile.dtype != np.uint8 for tile in tiles):
+            return self._on_host(tiles, ways)
+
+        def fill(host: Tensor) -> None:
+            for place, tile in zip(host, tiles, strict=True):
+                place.numpy()[:] = tile
+
+        pixels = side.upload((len(tiles), *tiles[0].shape), fill)
+        return normalized(pixels, tables(known, self.dtype).to(side.device))
+
+    def numbers(self, plan: ImagePlan) -> list[np.ndarray]:
+        """A picture's tiles as the tower would be given them, in fp32, normalised where that is
+        done.
+        """
+        if self.side is None or plan.normalize is None:
+            return plan.numbers()
+        with self.side.entered(), torch.inference_mode():
+            by = tables([plan.normalize], torch.float32).to(self.side.device)
+            made = (torch.from_numpy(t)[None].to(self.side.device) for t in plan.tiles)
+            return [normalized(tile, by)[0].cpu().numpy() for tile in made]
+
+    def _on_host(self, tiles: Sequence[np.ndarray], ways: Sequence[Normalize | None]) -> Tensor:
+        pixels = torch.empty(len(tiles), *tiles[0].shape, dtype=self.dtype)
+        for line, tile, way in zip(pixels, tiles, ways, strict=True):
+            numbers = way.planes(tile) if way and tile.dtype == np.uint8 else self.pixels(tile)
+            line.copy_(torch.from_numpy(numbers))
+        return pixels
+
     def pixels(self, tile: np.ndarray) -> np.ndarray:
-        """A tile as the tower reads it, fp32."""
+        """A tile that came without a way to normalise it as the tower reads it, fp32."""
         return tile
 
     def prepare(self, pixels: Tensor) -> None:
@@ -136,9 +219,14 @@ class TowerEncoder:
                 (embeddings,) = finish(steps)
         return embeddings
 
-    def encode(self, tiles: Sequence[np.ndarray], observe: Observer | None = None) -> list[Tensor]:
-        """Embeddings [T, D], or [D], of each tile, in order; tiles fp32 [3, Y, X], those of equal
-        shape together, at most `BATCH` at once.
+    def encode(
+        self,
+        tiles: Sequence[np.ndarray],
+        observe: Observer | None = None,
+        way: Normalize | None = None,
+    ) -> list[Tensor]:
+        """Embeddings [T, D], or [D], of each tile, in order; tiles fp32 [3, Y, X], or bytes that
+        become numbers by `way`; those of equal shape together, at most `BATCH` at once.
         """
         waiting: dict[Shape, list[int]] = {}
         for index, tile in enumerate(tiles):
@@ -147,9 +235,8 @@ class TowerEncoder:
         for indices in waiting.values():
             for start in range(0, len(indices), BATCH):
                 part = indices[start : start + BATCH]
-                done.update(
-                    zip(part, finish(self.steps([tiles[i] for i in part], observe)), strict=True)
-                )
+                steps = self.steps([tiles[i] for i in part], observe, [way] * len(part))
+                done.update(zip(part, finish(steps), strict=True))
         return [done[i] for i in range(len(tiles))]
 
 

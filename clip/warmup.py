@@ -7,15 +7,27 @@ reports it, and checks it by running.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
 from mtmd.clip.encoder import TowerEncoder
+from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.kernels.graph import Type
 from mtmd.kernels.report.check import run_check
-from mtmd.kernels.report.facts import Check, GraphFacts, Placement, graph_facts, placement
+from mtmd.kernels.report.facts import (
+    Check,
+    GraphFacts,
+    Placement,
+    PreprocessingFacts,
+    graph_facts,
+    placement,
+)
+
+PICTURE = (1920, 1080)  # pixels, that is made tiles of in two ways
 
 
 def encoder_placement(encoder: TowerEncoder) -> Placement:
@@ -49,6 +61,41 @@ def check_encoder(encoder: TowerEncoder) -> Check:
         encoder.residency,
         encoder.dtype,
         pixels,
+    )
+
+
+def preprocessing_facts(encoder: TowerEncoder, check: bool) -> PreprocessingFacts | None:
+    """Where pictures become tiles; None where there is no choice. With `check`, which needs the
+    device, one is made tiles of on both, and where they differ everything is done on the host from
+    now on.
+    """
+    if encoder.side is None:
+        return None
+    ways, where = encoder.preprocessing, encoder.backends[0].name
+    if not check or ways.why_host is not None:
+        return PreprocessingFacts(where, ways.setting, ways.why_host)
+    width, height = PICTURE
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+    def timed(make: Callable[[], ImagePlan]) -> tuple[ImagePlan, float]:
+        start = time.perf_counter()
+        return make(), (time.perf_counter() - start) * 1e3
+
+    def on_host() -> ImagePlan:
+        return encoder.family.resolution.prepare(pixels)
+
+    ways.prepare(on_host)  # which finds out whether the device does as Pillow, and warms up
+    before = ways.resized_there
+    (plan, device_ms), (expected, host_ms) = timed(lambda: ways.prepare(on_host)), timed(on_host)
+    resized = ways.resized_there - before
+    same = expected.tokens == plan.tokens and all(
+        np.array_equal(a, b) for a, b in zip(encoder.numbers(plan), expected.tiles, strict=True)
+    )
+    if not same:
+        ways.why_host = "the device's tiles are not the host's"
+        return PreprocessingFacts(where, ways.setting, ways.why_host, notes=plan.notes)
+    return PreprocessingFacts(
+        where, ways.setting, None, PICTURE, host_ms, device_ms, resized, plan.notes
     )
 
 

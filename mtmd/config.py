@@ -24,6 +24,8 @@ from mtmd.tools.tool import Tool, Toolbox, read_toolbox
 
 DTYPES = ("auto", "bf16", "fp32")
 FLASH = ("auto", "on", "off")
+VISION_ATTENTION = ("auto", "triton", "torch")
+PREPROCESS = ("auto", "host")
 SPECULATE = ("auto", "off")
 SPLITS = ("none", "layer")
 MOST_PROPOSED = 32
@@ -62,7 +64,10 @@ class LoadOptions:
     allows. `no_kv_offload`: keys and values lie in the host's memory, and attention of the decoder
     runs there. `fit`: which of all that is done is chosen, by predicted memory. `kernels` is a
     folder of programs that `mtmd warmup --save` compiled for the GPU, None for that which
-    MTMD_KERNELS names, if any.
+    MTMD_KERNELS names, if any. `vision_attention`: the kernel of the encoder's attention on a GPU,
+    "triton" for ours, "torch" for the fastest of torch's own where they take a node, "auto" for
+    what the warm-up has measured to be faster. `preprocess`: "host" has pictures resized and
+    normalised by the CPU, "auto" on a GPU where that gives the same to the bit.
     """
 
     device: str = "auto"
@@ -86,6 +91,8 @@ class LoadOptions:
     split: str = "none"
     fit: bool = False
     kernels: str | None = None
+    vision_attention: str = "auto"
+    preprocess: str = "auto"
 
     def __post_init__(self) -> None:
         for name in ("mmproj", "chat_template", "kernels"):
@@ -103,6 +110,8 @@ class LoadOptions:
         _among("dtype", self.dtype, DTYPES)
         _among("flash_attn", self.flash_attn, FLASH)
         _among("split", self.split, SPLITS)
+        _among("vision_attention", self.vision_attention, VISION_ATTENTION)
+        _among("preprocess", self.preprocess, PREPROCESS)
         for name in ("isolate", "no_kv_offload", "fit"):
             if type(getattr(self, name)) is not bool:
                 refuse(name, getattr(self, name), "true or false")

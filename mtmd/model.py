@@ -126,7 +126,8 @@ class Model:
     def warm_up(self, progress: Callable[[int, int], None] | None = None) -> WarmupReport:
         """The report with a real encode and a real step of decode: times, and every op against its
         reference. On a GPU the programs that answers will need are compiled first, those that are
-        not in Triton's cache, several at once; `progress(done, all)` is called after each.
+        not in Triton's cache, several at once; `progress(done, all)` is called after each. Then the
+        kernels that the encoder's attention could run by are measured, where they have not been.
         """
         return self.exclusively(lambda: warmup_report(self.loaded, check=True, progress=progress))
 

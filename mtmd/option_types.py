@@ -37,6 +37,8 @@ class LoadKeywords(TypedDict, total=False):
     split: Literal["none", "layer"]
     fit: bool
     kernels: str | PathLike[str] | None
+    vision_attention: Literal["auto", "triton", "torch"]
+    preprocess: Literal["auto", "host"]
 
 
 class AnswerKeywords(TypedDict, total=False):

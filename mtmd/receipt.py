@@ -81,7 +81,8 @@ class Receipt:
     `threads` of the CPU decoded last, where machine code decodes, else None. `attention` tells by
     which kernel it runs, for each graph; `warnings` what was refused. `ranks` processes shared the
     model; `layout` says which layers each of several devices has, and what `fit` chose, "" where
-    there was nothing to choose. Frames of `videos` are not among the `images`, their tokens among
+    there was nothing to choose. `preprocessed` says where pictures were resized and normalised, ""
+    where that was the host. Frames of `videos` are not among the `images`, their tokens among
     the `image_tokens`."""
 
     model: str
@@ -108,6 +109,7 @@ class Receipt:
     ranks: int = 1
     layout: str = ""
     videos: tuple[VideoReceipt, ...] = ()
+    preprocessed: str = ""
 
     def asdict(self) -> dict[str, Any]:
         return asdict(self)
@@ -131,12 +133,13 @@ class Receipt:
             if self.proposed_tokens
             else ""
         )
+        place = f" ({self.preprocessed})" if self.preprocessed else ""
         waited = f"waited {self.queued_ms:.0f} ms, " if self.queued_ms >= 1 else ""
         lines.append(
             f"{self.prompt_tokens} prompt tokens{reused}, {self.output_tokens} output tokens "
             f"({self.finish}); "
-            f"{waited}preprocess {self.preprocess_ms:.0f} ms, encode {self.encode_ms:.0f} ms, "
-            f"prefill {self.prefill_ms:.0f} ms, decode {self.decode_ms:.0f} ms{per_second}"
+            f"{waited}preprocess {self.preprocess_ms:.0f} ms{place}, encode {self.encode_ms:.0f} "
+            f"ms, prefill {self.prefill_ms:.0f} ms, decode {self.decode_ms:.0f} ms{per_second}"
             f"{proposed}"
         )
         where = "; ".join(f"{part}: {kernel} attention" for part, kernel in self.attention.items())

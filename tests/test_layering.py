@@ -58,6 +58,7 @@ ORDER = {
         ("resolution",),  # from pixels to tiles
         ("video",),  # which frames of a file, and how they become tiles
         ("family", "families"),  # the table loads a family's file by its name
+        ("preprocessing",),
         ("encoder", "dual"),
         ("foreseen", "warmup"),
     ),
@@ -139,7 +140,7 @@ ENVIRONMENT = (
     "mtmd/config.py",
     "mtmd/openmp.py",  # set, before torch reads it
     "mtmd/commands/completion.py",  # what a shell sets on TAB
-    "kernels/cpu/native/compile.py",  # where the user's cache is
+    "kernels/files.py",  # where the user's cache is
 )
 # Ollama and llama.cpp are programs.
 FAMILY_WORDS = re.compile(

@@ -4,7 +4,7 @@ or the keys not shared out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from gpu_kernels.measure import judged, milliseconds, table
@@ -106,6 +106,7 @@ def report(device: str, tune: bool) -> list[str]:
         "ratio",
         "without the split ms",
         "ratio",
+        *own(),
     )
     lines = table(
         "Attention, against torch's scaled_dot_product_attention",
@@ -175,7 +176,30 @@ def measured(shape: Shape, device: str) -> list[str]:
         f"{torchs:.4f}",
         f"{torchs / ours:.2f}",
         *without,
+        *(apart(name, types, given, options) for name in own()),
     ]
+
+
+def own() -> list[str]:
+    """What the warm-up measures beside our kernel: torch's, and ours with other tiles."""
+    from mtmd.kernels.backends.vision_attention.candidates import CANDIDATES
+
+    return list(CANDIDATES)
+
+
+def apart(name: str, types: Sequence[Any], given: tuple[Any, ...], options: dict[str, Any]) -> str:
+    """Milliseconds of one of them and its error, or why it is not timed."""
+    from mtmd.kernels.backends.vision_attention.candidates import CANDIDATES
+    from mtmd.kernels.gpu.flash_attention.cases import largest_error
+
+    kernel = CANDIDATES[name]
+    if kernel.rejects(*types, **options) is not None:
+        return "-"
+    try:
+        error = largest_error("attention", kernel.run(*given, **options), given, options)
+        return f"{milliseconds(lambda: kernel.run(*given, **options)):.4f} (error {error:.1e})"
+    except Exception as refusal:  # what a card or a build of torch does not have; the table says so
+        return type(refusal).__name__
 
 
 def tuned(shape: Shape, device: str) -> list[str]:

@@ -4,6 +4,9 @@ reads.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -19,6 +22,19 @@ CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
+_left: ContextVar[bool] = ContextVar("left", default=False)
+
+
+@contextmanager
+def left_as_bytes() -> Iterator[None]:
+    """Pictures are not normalised on this thread meanwhile: a device does it later."""
+    token = _left.set(True)
+    try:
+        yield
+    finally:
+        _left.reset(token)
+
+
 @dataclass(frozen=True)
 class Normalize:
     """Bytes to numbers: (value * scale - mean) / std per channel, in fp32 after the product, as the
@@ -30,8 +46,9 @@ class Normalize:
     scale: float
 
     def __call__(self, pixels: np.ndarray) -> np.ndarray:
-        """uint8 [Y, X, 3] -> fp32 [3, Y, X]"""
-        return self.planes(pixels.transpose(2, 0, 1))
+        """uint8 [Y, X, 3] -> fp32 [3, Y, X], uint8 where they are `left_as_bytes`"""
+        planes = pixels.transpose(2, 0, 1)
+        return np.ascontiguousarray(planes) if _left.get() else self.planes(planes)
 
     def planes(self, planes: np.ndarray) -> np.ndarray:
         """uint8 [3 N, Y, X] of N frames -> fp32"""

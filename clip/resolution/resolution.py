@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from mtmd.clip.image.pixels import Pixels
+from mtmd.clip.image.pixels import Normalize, Pixels
 from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
 from mtmd.kernels.graph import Type
 
@@ -32,6 +32,7 @@ class ImagePlan:
     `weights`, fp32 [T, N]: each image token is a mixture of N such tokens, `order` [T, N].
     `notes` say for the receipt what was done to the picture that its owner may not expect.
     `shrunk_from`: the tokens it would take if there were more memory, None where there is enough.
+    `normalize`: how tiles that are bytes become numbers; they are what was cut, not normalised yet.
     """
 
     tiles: tuple[np.ndarray, ...]
@@ -43,10 +44,21 @@ class ImagePlan:
     weights: np.ndarray | None = None
     notes: tuple[str, ...] = field(default=())
     shrunk_from: int | None = None
+    normalize: Normalize | None = None
+
+    def numbers(self) -> list[np.ndarray]:
+        """The tiles as an encoder reads them, fp32."""
+        way = self.normalize
+        return [way.planes(t) if way and t.dtype == np.uint8 else t for t in self.tiles]
 
 
 class Resolution(Protocol):
-    """A way from a picture of any size to tiles, bit for bit the reference processor's."""
+    """A way from a picture of any size to tiles, bit for bit the reference processor's. The last
+    that it does to a tile is to `normalize` it.
+    """
+
+    @property
+    def normalize(self) -> Normalize: ...
 
     def prepare(self, pixels: Pixels, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
         """From uint8 [Y, X, 3]. Raises OptionError for a budget that cannot be kept, with the

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from mtmd.kernels.backends.recording import Recorder
+from mtmd.kernels.backends.side_stream import SideStream
 from mtmd.kernels.graph import Node
 
 Run = Callable[..., torch.Tensor]
@@ -42,6 +43,11 @@ class Backend(Protocol):
     def workspace(self, node: Node, exact: bool = True) -> int:
         """Bytes held at the peak beyond the node's inputs and its result. Not `exact`: no less than
         that, and known at once.
+        """
+
+    def side_stream(self, use: str) -> SideStream | None:
+        """Beside what it runs otherwise, the same for the same use; None where there is one queue
+        for all.
         """
 
     def synchronize(self) -> None:

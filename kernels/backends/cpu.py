@@ -8,6 +8,7 @@ import torch
 
 from mtmd.kernels.backends.backend import Run
 from mtmd.kernels.backends.reference import lower_reference, reference_workspace
+from mtmd.kernels.backends.side_stream import SideStream
 from mtmd.kernels.cpu.table import choose
 from mtmd.kernels.graph import Node
 from mtmd.kernels.kernel import types_of
@@ -40,6 +41,9 @@ class Cpu:
         if kernel is None:
             return reference_workspace(node, exact)
         return kernel.workspace(*types_of(node), **node.attrs)
+
+    def side_stream(self, use: str) -> SideStream | None:  # noqa: ARG002
+        return None
 
     def synchronize(self) -> None:
         """Nothing is pending: torch's CPU operators return when they are done."""

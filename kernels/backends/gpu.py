@@ -1,4 +1,6 @@
-"""A GPU: the Triton kernels of `kernels/gpu/table.py`, and torch's own for every other op."""
+"""A GPU: the Triton kernels of `kernels/gpu/table.py`, and torch's own for every other op; for
+attention of encoders, whichever of the two is faster (`vision_attention/`).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,9 @@ import torch
 from mtmd.kernels.backends.backend import Run
 from mtmd.kernels.backends.recording import CudaGraphs
 from mtmd.kernels.backends.reference import lower_reference, reference_workspace
+from mtmd.kernels.backends.side_stream import CudaSideStream, SideStream
+from mtmd.kernels.backends.vision_attention.choice import AttentionChoice
+from mtmd.kernels.backends.vision_attention.kept import Kept, machine
 from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.extras import install_command
 from mtmd.kernels.gpu.table import Choice, choose
@@ -28,6 +33,8 @@ class Gpu:
         self.name = self.space = name
         self.device = torch.device(name)
         self.recorder = CudaGraphs(self.device)
+        self._sides: dict[str, CudaSideStream] = {}
+        self.attention = AttentionChoice(Kept(functools.partial(machine, self.device)))
 
     def rejects(self, node: Node) -> str | None:
         if not torch.cuda.is_available():
@@ -43,10 +50,22 @@ class Gpu:
             raise PlacementError(f"{node.name} on {self.name}: {choice.reason}")
         if choice.kernel is None:
             return lower_reference(node, in_place)
-        return functools.partial(choice.kernel.run, **node.attrs)
+        run = functools.partial(choice.kernel.run, **node.attrs)
+        return self.attention.lower(node, run) if node.op == "attention" else run
 
     def workspace(self, node: Node, exact: bool = True) -> int:
-        return chosen_workspace(self.choose(node), node, exact)
+        choice = self.choose(node)
+        found = chosen_workspace(choice, node, exact)
+        if node.op == "attention" and choice.kernel is not None:
+            return self.attention.workspace(node, found)
+        return found
+
+    def side_stream(self, use: str) -> SideStream | None:
+        if not torch.cuda.is_available():
+            return None
+        if use not in self._sides:
+            self._sides[use] = CudaSideStream(self.device)
+        return self._sides[use]
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)
@@ -66,7 +85,7 @@ class Gpu:
         return f"cuda:{major}{minor}"
 
     def choose(self, node: Node) -> Choice:
-        """The Triton kernel that runs a node."""
+        """The Triton kernel that runs a node; one of attention, also where torch's is chosen."""
         return choose(node, self._lacks)
 
     def _lacks(self, kernel: str) -> str | None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from mtmd.kernels.backends.backend import Backend, Run
+from mtmd.kernels.backends.side_stream import SideStream
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import OptionError
 from mtmd.kernels.graph import Node
@@ -146,6 +147,9 @@ class Limited:
 
     def workspace(self, node: Node, exact: bool = True) -> int:
         return self.inner.workspace(node, exact)
+
+    def side_stream(self, use: str) -> SideStream | None:
+        return self.inner.side_stream(use)
 
     def synchronize(self) -> None:
         self.inner.synchronize()

@@ -18,7 +18,7 @@ from torch import Tensor
 @dataclass(frozen=True)
 class Recording:
     """`replay` runs what was recorded, on what its inputs hold now, and `outputs` hold the results
-    until the next replay of any recording of the same recorder.
+    until the next replay of any recording of the same recorder in the same queue.
     """
 
     outputs: list[Tensor]
@@ -39,7 +39,7 @@ class Staging(Protocol):
 
 
 class Recorder(Protocol):
-    """All its recordings share memory: no two of them run at once."""
+    """All its recordings of one queue share memory: no two of them run at once."""
 
     def staging(self, size: int) -> Staging: ...
 
@@ -67,26 +67,32 @@ class PinnedStaging:
 
 
 class CudaGraphs:
-    """CUDA's graphs, and HIP's. Values on the way lie in one pool of memory, which is as large as
-    the largest of the runs needs.
+    """CUDA's graphs, and HIP's. Values on the way lie in one pool of memory for each stream, which
+    is as large as the largest of its runs needs.
     """
 
     def __init__(self, device: torch.device):
         self._device = device
-        self._pool: Any = None  # torch's name of it
+        self._pools: dict[int, Any] = {}  # torch's names of them, by stream
 
     def staging(self, size: int) -> Staging:
         return PinnedStaging(size, self._device)
 
     def record(self, run: Callable[[], list[Tensor]]) -> Recording:
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self._device):
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
+            own = torch.cuda.current_stream()
+            if own.cuda_stream not in self._pools:
+                self._pools[own.cuda_stream] = torch.cuda.graph_pool_handle()
+            # What is recorded keeps the priority of the stream on which it was
+            stream = torch.cuda.Stream(priority=own.priority)
+            stream.wait_stream(own)
             # Other threads go on with what they do, allocations included.
             with torch.cuda.graph(
-                graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"
+                graph,
+                pool=self._pools[own.cuda_stream],
+                stream=stream,
+                capture_error_mode="thread_local",
             ):
                 outputs = run()
 

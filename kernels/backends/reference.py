@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mtmd.kernels.backends.backend import Run
+from mtmd.kernels.backends.side_stream import SideStream
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
 
@@ -38,6 +39,9 @@ class Reference:
 
     def workspace(self, node: Node, exact: bool = True) -> int:
         return reference_workspace(node, exact)
+
+    def side_stream(self, use: str) -> SideStream | None:  # noqa: ARG002
+        return None
 
     def synchronize(self) -> None:
         if self.device.type == "cuda":

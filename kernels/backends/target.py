@@ -10,6 +10,7 @@ import torch
 
 from mtmd.kernels.backends.backend import Run
 from mtmd.kernels.backends.gpu import chosen_workspace
+from mtmd.kernels.backends.side_stream import SideStream
 from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.gpu.architectures import architecture
 from mtmd.kernels.gpu.table import Choice, choose
@@ -43,6 +44,9 @@ class Target:
 
     def workspace(self, node: Node, exact: bool = True) -> int:
         return chosen_workspace(self.choose(node), node, exact)
+
+    def side_stream(self, use: str) -> SideStream | None:  # noqa: ARG002
+        return None
 
     def synchronize(self) -> None:
         """Nothing runs."""

@@ -21,6 +21,7 @@ from torch import Tensor
 from mtmd.kernels.backends.backend import Run
 from mtmd.kernels.backends.operands import operands, smaller
 from mtmd.kernels.backends.reference import lower_reference, reference_workspace
+from mtmd.kernels.backends.side_stream import SideStream
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.kernel import types_of
@@ -62,6 +63,9 @@ class TorchDevice:
 
     def workspace(self, node: Node, exact: bool = True) -> int:
         return reference_workspace(node, exact)
+
+    def side_stream(self, use: str) -> SideStream | None:  # noqa: ARG002
+        return None
 
     def synchronize(self) -> None:
         if self.device.type == "mps":

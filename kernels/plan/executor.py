@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mtmd.kernels.backends.backend import Backend, Run
+from mtmd.kernels.backends.side_stream import Mark
 from mtmd.kernels.dtype import mib
 from mtmd.kernels.errors import DeviceMemoryError, PlacementError
 from mtmd.kernels.graph import Node, Type
@@ -338,11 +339,13 @@ class _ChainRun:
             values[slot] = None
 
 
-def finish(steps: Generator[None, None, T]) -> T:
+def finish(steps: Generator[Mark | None, None, T]) -> T:
     """Drive steps to their end."""
     while True:
         try:
-            next(steps)
+            waits = next(steps)
+            if waits is not None:
+                waits.wait()
             beat()
         except StopIteration as done:
             value: T = done.value

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mtmd.kernels.backends.vision_attention.choice import Learned
 from mtmd.kernels.cpu.table import choose
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.graph import Node
@@ -330,6 +331,35 @@ class ProgramFacts:
 
 
 @dataclass(frozen=True)
+class VisionAttentionFacts:
+    """By which kernel attention of the encoder runs: `setting` as asked for, `machine` what the
+    measurements hold for, and the file, where they are kept, None where they are not.
+    """
+
+    setting: str
+    machine: dict[str, str]
+    file: str | None
+    found: Learned
+
+
+@dataclass(frozen=True)
+class PreprocessingFacts:
+    """Where pictures become tiles, where there is a choice: on the `device`, or on the host, which
+    `why_host` says. Of a picture of `size` pixels that was tried: milliseconds on both, how many
+    times it was resized on the device, whether the tiles were the same to the bit, and `notes`.
+    """
+
+    device: str
+    setting: str
+    why_host: str | None
+    size: tuple[int, int] | None = None
+    host_ms: float = 0.0
+    device_ms: float = 0.0
+    resized_there: int = 0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class WarmupFacts:
     """All that `mtmd warmup` reports. `checks` is empty where nothing was run."""
 
@@ -347,6 +377,8 @@ class WarmupFacts:
     layers: tuple[LayersFacts, ...] = ()
     fit: FitFacts | None = None
     programs: ProgramFacts | None = None
+    vision_attention: VisionAttentionFacts | None = None
+    preprocessing: PreprocessingFacts | None = None
 
     @property
     def devices(self) -> tuple[str, ...]:

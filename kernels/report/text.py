@@ -28,7 +28,7 @@ def render(report: WarmupFacts, columns: int | None = None) -> str:
     """In lines of `columns` characters at most, None for as long as they are."""
     wide = columns is None or columns >= NARROW
     parts = (
-        *(_head, _result, _fit, _layers, _flash),
+        *(_head, _result, _fit, _layers, _flash, _vision_attention, _preprocessing),
         *(_speculation, _warnings, _ranks, _programs, _dequantized, _graphs),
     )
     lines = [line.rstrip() for part in parts for line in part(report)]
@@ -62,6 +62,52 @@ def _head(report: WarmupFacts) -> Iterator[str]:
 def _flash(report: WarmupFacts) -> Iterator[str]:
     for flash in report.flash:
         yield f"flash attention, {flash.graph}: {flash.state.upper()} ({_flash_reason(flash)})"
+    yield ""
+
+
+def _vision_attention(report: WarmupFacts) -> Iterator[str]:
+    """The kernel of each class of shapes, and the times and reasons that speak for it."""
+    facts = report.vision_attention
+    if facts is None:
+        return
+    machine = ", ".join(f"{name} {value}" for name, value in facts.machine.items())
+    yield f"attention of the encoder: asked for {facts.setting} ({machine})"
+    for one in facts.found.classes:
+        when = "measured before" if one.kept else "measured now"
+        yield f"  {one.shape}: {one.chosen} ({when}, {one.measured.node})"
+        timed = [t for t in one.measured.trials if t.ms is not None]
+        for trial in sorted(timed, key=lambda t: t.ms or 0.0):
+            yield f"    {trial.name:<16} {trial.ms:9.3f} ms"
+        for trial in one.measured.trials:
+            if trial.refused is not None:
+                yield f"    {trial.name:<16} refused: {trial.refused}"
+    for reason, count in facts.found.unasked:
+        nodes = f"{count} node{'s' if count > 1 else ''}"
+        yield f"  {nodes} by triton as it comes, not measured: {reason}"
+    if facts.found.classes:
+        yield f"  kept in {facts.file}" if facts.file else "  not kept: no folder can be written"
+    yield ""
+
+
+def _preprocessing(report: WarmupFacts) -> Iterator[str]:
+    facts = report.preprocessing
+    if facts is None:
+        return
+    if facts.why_host is None:
+        yield f"preprocessing: on {facts.device} (asked for {facts.setting})"
+    else:
+        yield f"preprocessing: on the HOST (asked for {facts.setting}; {facts.why_host})"
+    if facts.size is not None:
+        resized = (
+            f"resized there {facts.resized_there} times"
+            if facts.resized_there
+            else "resized on the host, normalised there"
+        )
+        yield (
+            f"  {facts.size[0]} x {facts.size[1]} pixels: {facts.device_ms:.1f} ms, {resized}, on "
+            f"the host alone {facts.host_ms:.1f} ms; the same to the bit"
+        )
+    yield from (f"  WARNING: {note}" for note in facts.notes)
     yield ""
 
 

@@ -160,8 +160,12 @@ class Subject:
 
     def prepare(self, resolution: int, images: int) -> list[ImagePlan]:
         assert self.encoder is not None
-        ways, pixels = self.encoder.family.resolution, picture(resolution)
-        return [ways.prepare(pixels, self.budget) for _ in range(images)]
+        ways, pixels = self.encoder.preprocessing, picture(resolution)
+
+        def make() -> ImagePlan:
+            return ways.resolution.prepare(pixels, self.budget)
+
+        return [ways.prepare(make) for _ in range(images)]
 
     def encode(self, plans: Sequence[ImagePlan]) -> list[Tensor]:
         """Embeddings [T, D] of each picture, the tiles of all encoded together."""
@@ -169,7 +173,9 @@ class Subject:
         assert encoder is not None
 
         def work() -> list[Tensor]:
-            tiles = iter(encoder.encode([tile for plan in plans for tile in plan.tiles]))
+            way = plans[0].normalize if plans else None
+            every = [tile for plan in plans for tile in plan.tiles]
+            tiles = iter(encoder.encode(every, way=way))
             return [encoder.join(plan, [next(tiles) for _ in plan.tiles]) for plan in plans]
 
         return self.model.exclusively(work)

@@ -145,6 +145,22 @@ def add_model_arguments(
         help="GPU programs compiled elsewhere, by 'mtmd warmup --target GPU --save DIR' (default: "
         "what MTMD_KERNELS names)",
     )
+    vision = group.add_argument(
+        "--vision-attention",
+        metavar="KERNEL",
+        default="auto",
+        help="attention of the encoder on a GPU: triton (ours), torch (its own, where they take a "
+        "node) or auto, what the warm-up has measured to be faster (default: auto)",
+    )
+    offers(vision, ("auto", "triton", "torch"))
+    where = group.add_argument(
+        "--preprocess",
+        metavar="WHERE",
+        default="auto",
+        help="resize and normalise pictures on the host, or auto: on a GPU where that gives the "
+        "same to the bit (default: auto)",
+    )
+    offers(where, ("auto", "host"))
     group.add_argument(
         "--speculate",
         metavar="HOW",

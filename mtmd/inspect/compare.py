@@ -262,7 +262,10 @@ def _image(a: tuple[ImagePlan, Tensor], b: tuple[ImagePlan, Tensor]) -> ImageDif
     same_tiles = [t.shape for t in plan_a.tiles] == [t.shape for t in plan_b.tiles]
     pixels = (
         nmse(
-            *(torch.cat([torch.from_numpy(t).flatten() for t in p.tiles]) for p in (plan_b, plan_a))
+            *(
+                torch.cat([torch.from_numpy(t).flatten() for t in p.numbers()])
+                for p in (plan_b, plan_a)
+            )
         )
         if same_tiles
         else None

@@ -93,7 +93,7 @@ def subject_of(
     """
     if useless := [
         name
-        for name in ("device", "refuse", "threads", "memory_limit", "kernels")
+        for name in ("device", "refuse", "threads", "memory_limit", "kernels", "vision_attention")
         if name in chosen
     ]:
         hint = "give memory" if useless[0] == "memory_limit" else "leave it out"

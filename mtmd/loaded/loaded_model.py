@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -19,6 +20,7 @@ from mtmd.clip.token_budget import Budget
 from mtmd.clip.warmup import encoder_placement
 from mtmd.config import AnswerOptions, LoadOptions, kernels_from_environment, launcher, options
 from mtmd.kernels.backends import Backend, backends_for, several_backends
+from mtmd.kernels.backends.side_stream import SideStream
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import ModelError, OptionError
 from mtmd.kernels.isolation.limits import available as can_isolate
@@ -40,6 +42,7 @@ from mtmd.loaded.fitting.needed_memory import CACHE_BYTES, HOST
 from mtmd.loaded.fitting.needed_memory import limits as memory_limits
 from mtmd.loaded.memory_admission import Admission
 from mtmd.loaded.programs import use_saved
+from mtmd.loaded.vision_attention import ask_for
 
 if TYPE_CHECKING:  # torch.distributed takes its time to load
     from mtmd.kernels.parallel.distributed import DistributedGroup
@@ -78,6 +81,7 @@ class LoadedModel:
         self.backends = list(backends) if backends else find(device, chosen.refuse)
         if not backends and (kernels := chosen.kernels or kernels_from_environment()):
             use_saved(kernels, self.backends[0])
+        ask_for(chosen.vision_attention, self.backends)
         if not self.backends[0].blocks:
             self.checkpoint = checkpoint = checkpoint.without_blocks()
         self.dtype = choose_dtype(chosen.dtype, self.backends[0], checkpoint.weight_bytes)
@@ -103,7 +107,8 @@ class LoadedModel:
         self.admission = Admission(self.encoder, self.runner, chosen.memory_limit, CACHE_BYTES)
         self.grammars = (IsolatedGrammars if chosen.isolate else Grammars)(checkpoint.tokenizer)
         threads = torch.get_num_threads()
-        self.device_thread = DeviceThread(lambda: own_threads(threads))
+        side = self.encoder.side if self.encoder else None
+        self.device_thread = DeviceThread(partial(_begin, threads, side))
         if self.ranks:
             self._lead(self.ranks)
             self.ranks.on_loss.append(self.device_thread.fail)
@@ -251,6 +256,13 @@ class LoadedModel:
                     f"override {override.pattern.pattern!r} matches no node or weight; `mtmd dump` "
                     "lists the names"
                 )
+
+
+def _begin(threads: int, side: SideStream | None) -> None:
+    """On the thread that owns the device, each time it begins."""
+    own_threads(threads)
+    if side is not None:
+        side.let_first()
 
 
 def _check_fit(encoder: Encoder, checkpoint: Checkpoint) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mtmd.clip.warmup import check_encoder, encoder_graphs
+from mtmd.clip.warmup import check_encoder, encoder_graphs, preprocessing_facts
 from mtmd.kernels.dtype import mib, name_of
 from mtmd.kernels.gpu.ahead.compilations import ahead
 from mtmd.kernels.report.facts import (
@@ -23,6 +23,7 @@ from mtmd.loaded.device_and_dtype import device_name
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.loaded.programs import Progress, make_programs
 from mtmd.loaded.ranks_report import ranks_facts
+from mtmd.loaded.vision_attention import told, vision_attention
 
 
 def warmup_report(
@@ -30,7 +31,8 @@ def warmup_report(
 ) -> WarmupReport:
     """Where everything runs and what it will take. With `check`, which needs the device, an encode
     and a step of decode are run: times, and every op against its reference; and on a GPU the
-    programs that answers will need are compiled before, `progress(done, all)` told of each.
+    programs that answers will need are compiled before, `progress(done, all)` told of each, and
+    kernels of the encoder's attention are measured.
     """
     encoder, runner = loaded.encoder, loaded.runner
     graphs = [*(encoder_graphs(encoder) if encoder else []), *decoder_graphs(runner)]
@@ -38,6 +40,10 @@ def warmup_report(
     programs = None
     if check:
         programs = make_programs(encoder, runner, loaded.limits, progress)
+    preprocessing = preprocessing_facts(encoder, check) if encoder else None
+    with ahead():
+        attention = vision_attention(encoder, loaded.limits, check)
+    if check:
         with loaded.checked_together(), ahead():
             checks = run_checks(loaded)
     placements = loaded.placements  # after the checks, which may bring shapes of their own
@@ -56,6 +62,8 @@ def warmup_report(
         layers=loaded.layers,
         fit=loaded.fit,
         programs=programs,
+        vision_attention=attention,
+        preprocessing=preprocessing,
     )
 
 
@@ -80,6 +88,12 @@ def attention_kernels(placements: Sequence[Placement]) -> dict[str, str]:
     device.
     """
     return {p.flash.graph: _attention(p.flash) for p in placements}
+
+
+def attention_told(loaded: LoadedModel) -> dict[str, str]:
+    """The same, with which of several kernels the encoder's is."""
+    found, by = attention_kernels(loaded.placements), told(loaded.encoder)
+    return {**found, "encoder": f"{found['encoder']}, by {by}"} if by else found
 
 
 def layout_text(loaded: LoadedModel) -> str:
@@ -123,6 +137,16 @@ def _attention(flash: FlashFacts) -> str:
         if flash.on_fallback
         else kernel
     )
+
+
+def preprocessed_where(loaded: LoadedModel, pictures: Sequence[object]) -> str:
+    """Of pictures that are encoded, "" for the host."""
+    encoder = loaded.encoder
+    if encoder is None or encoder.side is None or not pictures:
+        return ""
+    name = encoder.backends[0].name
+    why = encoder.preprocessing.why_host
+    return f"on {name}" if why is None else f"on the host: {why}"
 
 
 def _dequantized(loaded: LoadedModel) -> tuple[DequantizedTensor, ...]:

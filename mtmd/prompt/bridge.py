@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from typing import TypeAlias
 
@@ -190,7 +191,7 @@ class Bridge:
         small it is shown.
         """
         assert self.encoder is not None
-        resolution = self.encoder.family.resolution
+        resolution, preprocessing = self.encoder.family.resolution, self.encoder.preprocessing
         prepare = self.admission.fit if self.admission else resolution.prepare
         if len(pictures) > 1 and isinstance(resolution, AmongSeveral):
             budget = replace(budget, several=True)
@@ -206,7 +207,8 @@ class Bridge:
                     made[key] = entry
                 else:
                     with aside():  # mostly in numpy, beside the interpreter
-                        made[key] = prepare(picture.pixels, budget), None
+                        plan = preprocessing.prepare(partial(prepare, picture.pixels, budget))
+                        made[key] = plan, None
             plan, embeddings = made[key]
             receipt = ImageReceipt(
                 picture.size,

@@ -261,7 +261,8 @@ class Prompts:
             return picture.embeddings
         encoder = self._loaded.encoder
         assert encoder is not None
-        embeddings = encoder.join(picture.plan, encoder.encode(picture.plan.tiles, observe))
+        plan = picture.plan
+        embeddings = encoder.join(plan, encoder.encode(plan.tiles, observe, plan.normalize))
         self.bridge.cache.put(picture.key, picture.plan, embeddings)
         return embeddings
 

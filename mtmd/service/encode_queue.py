@@ -18,6 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from mtmd.clip.encoder import BATCH
+from mtmd.kernels.backends.side_stream import Mark
 from mtmd.kernels.errors import DeviceError, MtmdError
 from mtmd.kernels.graph import Shape
 from mtmd.kernels.plan.heartbeat import beat
@@ -66,8 +67,8 @@ class EncodeQueue:
         self.batches = self.tiles = 0
         """Batches run so far, and tiles in them."""
         self._parts: list[Part] = []
-        self._running: Generator[None, None, list[Tensor]] | None = None
-        self._spent = 0.0
+        self._running: Generator[Mark | None, None, list[Tensor]] | None = None
+        self._spent = self._began = 0.0
         self._shares = Shares()  # in tiles
 
     def add(self, prepared: Prepared, owner: str = "") -> Job:
@@ -106,9 +107,9 @@ class EncodeQueue:
             and all(job.short_since is not None for job in self.jobs.values())
         )
 
-    def step(self, seconds: float | None) -> list[Job]:
-        """Work for so long, or to the end of a batch. Returns the pictures of which more is
-        done.
+    def step(self, seconds: float | None, alone: bool = True) -> list[Job]:
+        """Work for so long, or to the end of a batch; unless it is `alone`, no longer than there is
+        something to do but wait for the device. Returns the pictures of which more is done.
         """
         if self._running is None:
             self._parts = self._next_parts()
@@ -117,29 +118,37 @@ class EncodeQueue:
             if not self._parts:
                 return over
             self._running, self._spent = self._start(), 0.0
+            self._began = time.perf_counter()
         start = time.perf_counter()
         try:
             while seconds is None or time.perf_counter() - start < seconds:
-                next(self._running)
+                waits = next(self._running)
                 beat()
+                if waits is not None:
+                    if not alone:
+                        break
+                    waits.wait()
         except StopIteration as done:
-            self._spent += time.perf_counter() - start
+            beside = self.encoder.side is not None  # of others' work, which it did not wait for
+            self._spent += time.perf_counter() - (self._began if beside else start)
             return self._finish(done.value)
         except DeviceError:
             raise  # it is no picture's fault
         except MtmdError as error:
             return self._fail(error)
-        self._spent += time.perf_counter() - start
+        if self.encoder.side is None:
+            self._spent += time.perf_counter() - start
         return []
 
-    def _start(self) -> Generator[None, None, list[Tensor]]:
+    def _start(self) -> Generator[Mark | None, None, list[Tensor]]:
         if self.admission:
             self.admission.encoding = self.encoder.plan(
                 len(self._parts), _tile(self._parts[0]).shape
             )
         return (
             yield from self.encoder.steps(
-                [job.prepared.plan.tiles[index] for job, index in self._parts]
+                [job.prepared.plan.tiles[index] for job, index in self._parts],
+                ways=[job.prepared.plan.normalize for job, _ in self._parts],
             )
         )
 

@@ -6,7 +6,7 @@ from mtmd.kernels.dtype import name_of
 from mtmd.kernels.gpu.ahead.compilations import Compilations, compilations
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.loaded.ranks_report import ranks_warnings
-from mtmd.loaded.report import attention_kernels, layout_text, refusal_warnings
+from mtmd.loaded.report import attention_told, layout_text, preprocessed_where, refusal_warnings
 from mtmd.receipt import Receipt
 from mtmd.service.request import Request
 
@@ -34,7 +34,7 @@ def make_receipt(loaded: LoadedModel, request: Request, finish: str, speculation
         decode_ms=sequence.decode_ms if sequence else 0.0,
         device=loaded.backends[0].name,
         dtype=name_of(loaded.dtype),
-        attention=attention_kernels(loaded.placements),
+        attention=attention_told(loaded),
         speculation=speculation,
         seed=request.sampler.seed if request.settings.temperature else None,
         warnings=(
@@ -48,6 +48,7 @@ def make_receipt(loaded: LoadedModel, request: Request, finish: str, speculation
         ranks=loaded.options.tp,
         layout=layout_text(loaded),
         videos=prompt.videos,
+        preprocessed=preprocessed_where(loaded, prompt.pictures),
     )
 
 

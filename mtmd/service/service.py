@@ -94,6 +94,9 @@ class Service:
             loaded.runner, may_run=loaded.admission.may_decode, speculate=loaded.options.speculate
         )
         self.encoding = EncodeQueue(self._prompts.bridge) if loaded.encoder else None
+        if loaded.encoder and loaded.encoder.side:
+            # The cache was cleared in this thread's queue, and is written in another
+            loaded.runner.backends[0].synchronize()
         self._compiled_before = compilations().late
         self._stats = ServiceStats(slots=loaded.runner.sequences, pages=self.engine.cache.pages - 1)
         self._most = queue + loaded.runner.sequences
@@ -480,7 +483,7 @@ class Service:
         """
         if self.encoding and self.encoding.busy:
             with goes_first():
-                encoded = self.encoding.step(max(SLICE_S, self._batch_s))
+                encoded = self.encoding.step(max(SLICE_S, self._batch_s), not self.engine.busy)
             for job in encoded:
                 self._encoded(job)
         start, self._batch_s = time.perf_counter(), 0.0

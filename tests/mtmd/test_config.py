@@ -102,6 +102,8 @@ BAD: list[tuple[str, Any, str]] = [
     ("dtype", ["bf16"], "auto"),
     ("dtype", np.zeros(3), "auto"),
     ("flash_attn", "maybe", "auto, on, off"),
+    ("vision_attention", "cudnn", "auto, triton, torch"),
+    ("preprocess", "device", "auto, host"),
     ("speculate", "on", "auto, off, or a number from 1 to 32"),
     ("speculate", 0, "auto, off, or a number from 1 to 32"),
     ("speculate", "33", "auto, off, or a number from 1 to 32"),

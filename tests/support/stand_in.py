@@ -8,7 +8,8 @@ are refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -182,16 +183,82 @@ class StandInRecorder:
         return Recording(outputs, replay)
 
 
-class StandIn(Reference):
-    """`records` False: each run is launched, as before there were recordings. `fuses`: graphs are
-    rewritten for it.
+class StandInMark:
+    """Reached when it has been asked about often enough, or was waited for."""
+
+    def __init__(self, stream: StandInStream):
+        self._stream, self._left = stream, stream.polls
+
+    def is_reached(self) -> bool:
+        self._left -= 1
+        self._stream.events.append("asked")
+        return self._left < 0
+
+    def wait(self) -> None:
+        self._left = 0
+        self._stream.events.append("waited")
+
+
+class StandInStream:
+    """A queue that keeps to the rules of a GPU's: inputs come, and marks are set, while it is
+    entered; the caller's own queue is followed, and let first, while it is not. `polls`: how often
+    a mark is asked about before it is reached.
     """
 
-    def __init__(self, records: bool = True, fuses: bool = True):
+    device = torch.device("cpu")
+
+    def __init__(self, polls: int = 3):
+        self.polls, self.inside = polls, False
+        self.events: list[str] = []
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        assert not self.inside
+        self.inside = True
+        try:
+            yield
+        finally:
+            self.inside = False
+
+    def let_first(self) -> None:
+        self._note("let first", inside=False)
+
+    def follow(self) -> None:
+        self._note("followed", inside=False)
+
+    def upload(self, shape: tuple[int, ...], fill: Callable[[Tensor], None]) -> Tensor:
+        self._note("uploaded", inside=True)
+        host = torch.full(shape, 255, dtype=torch.uint8)
+        fill(host)
+        return host
+
+    def mark(self) -> StandInMark:
+        self._note("marked", inside=True)
+        return StandInMark(self)
+
+    def hand_over(self, value: Tensor) -> None:  # noqa: ARG002
+        self._note("handed over", inside=False)
+
+    def _note(self, event: str, inside: bool) -> None:
+        assert self.inside == inside, event
+        self.events.append(event)
+
+
+class StandIn(Reference):
+    """`records` False: each run is launched, as before there were recordings. `fuses`: graphs are
+    rewritten for it. `side`: a queue of its own for what is encoded, another for each
+    other use; None for one queue for all.
+    """
+
+    def __init__(self, records: bool = True, fuses: bool = True, side: StandInStream | None = None):
         super().__init__("cpu")
         self.name = self.space = "stand-in"
         self.fuses = fuses
         self.recorder = StandInRecorder() if records else None  # type: ignore[assignment]
+        self.sides = {"encode": side} if side else {}
+
+    def side_stream(self, use: str) -> StandInStream | None:  # type: ignore[override]
+        return self.sides.setdefault(use, StandInStream()) if self.sides else None
 
     def lower(self, node: Node, in_place: bool = False) -> Run:
         kernel = super().lower(node, in_place)

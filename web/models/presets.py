@@ -29,6 +29,7 @@ ANSWER = (
 LOAD = (
     *("dtype", "flash_attn", "override_tensor", "refuse", "context", "mmproj", "chat_template"),
     *("image_min_tokens", "image_max_tokens", "parallel", "speculate", "no_kv_offload"),
+    *("vision_attention", "preprocess"),
 )  # of LoadOptions
 _PATHS = ("mmproj", "chat_template")  # from the file's folder on
 

@@ -138,7 +138,9 @@ class PairedFrames:
     def group(self, frames: Sequence[Pixels], shape: ClipShape) -> ImagePlan:
         tile = tile_of_frames(frames, shape)
         grid = shape.size[1] // self.factor, shape.size[0] // self.factor
-        return ImagePlan((tile,), (shape.size,), shape.tokens, grids=(grid,))
+        return ImagePlan(
+            (tile,), (shape.size,), shape.tokens, grids=(grid,), normalize=self.normalize
+        )
 
     def pixels(self, tile: np.ndarray) -> np.ndarray:
         return self.normalize.planes(tile)

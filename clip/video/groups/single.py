@@ -77,7 +77,8 @@ class SingleFrames:
         return frame
 
     def group(self, frames: Sequence[Pixels], shape: ClipShape) -> ImagePlan:
-        return ImagePlan((tile_of_frames(frames, shape),), (shape.size,), shape.tokens)
+        tile = tile_of_frames(frames, shape)
+        return ImagePlan((tile,), (shape.size,), shape.tokens, normalize=self.normalize)
 
     def pixels(self, tile: np.ndarray) -> np.ndarray:
         return self.normalize.planes(tile)

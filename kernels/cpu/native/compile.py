@@ -9,12 +9,10 @@ start together cannot read halves; one that is damaged is compiled anew.
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -26,6 +24,7 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 from mtmd.kernels.cpu.native.emit import I64, PTR, Emitter
+from mtmd.kernels.files import cache_folder, write_aside
 
 KERNEL = (PTR, I64, I64, PTR)
 SOURCES = ("cpu/native", "cpu/tiled", "quantization")  # whose text decides what a kernel is
@@ -71,7 +70,7 @@ class Compiler:
         llvm.initialize_native_asmprinter()
         self.cpu = cpu or host()
         self.stats = Compiled()
-        self._folder = folder or _cache_folder()
+        self._folder = folder or cache_folder("kernels")
         self.stats.folder = str(self._folder) if self._folder else None
         self._lock = threading.Lock()
         self._known: dict[tuple[Any, ...], int] = {}
@@ -110,7 +109,7 @@ class Compiler:
             code = self._compile(emit, params, signature, name)
             self.stats.compile_ms += (time.perf_counter() - start) * 1e3
             if file:
-                _write(file, code)
+                write_aside(file, code + hashlib.sha256(code).digest())
         else:
             self.stats.from_cache += 1
         start = time.perf_counter()
@@ -209,32 +208,6 @@ def _sources() -> bytes:
     return digest.digest()
 
 
-def _cache_folder() -> Path | None:
-    """Where code can be kept: the user's cache, else a folder of the user's own under the system's
-    for temporary files; None where neither can be written.
-    """
-    home = os.environ.get("XDG_CACHE_HOME")
-    candidates = []
-    with suppress(RuntimeError):  # no home at all
-        candidates.append((Path(home) if home else Path.home() / ".cache") / "mtmd" / "kernels")
-    user = getattr(os, "getuid", lambda: "user")()
-    candidates.append(Path(tempfile.gettempdir()) / f"mtmd-kernels-{user}")
-    for folder in candidates:
-        with suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if _is_own(folder) and os.access(folder, os.W_OK):
-                return folder
-    return None
-
-
-def _is_own(folder: Path) -> bool:
-    """Nobody else may put code there that this process would run."""
-    if not hasattr(os, "getuid"):
-        return True
-    about = folder.stat()
-    return about.st_uid == os.getuid() and not about.st_mode & 0o022
-
-
 def _read(file: Path) -> bytes | None:
     """The code of a file that is whole: it ends with its own digest."""
     try:
@@ -243,16 +216,3 @@ def _read(file: Path) -> bytes | None:
         return None
     code, digest = data[:-32], data[-32:]
     return code if code and hashlib.sha256(code).digest() == digest else None
-
-
-def _write(file: Path, code: bytes) -> None:
-    with suppress(OSError):  # a full disk costs the next start some time and nothing else
-        handle, name = tempfile.mkstemp(dir=file.parent, prefix=f"{file.stem}.")
-        try:
-            with os.fdopen(handle, "wb") as out:
-                out.write(code + hashlib.sha256(code).digest())
-            Path(name).replace(file)
-        except OSError:
-            with suppress(OSError):
-                Path(name).unlink()
-            raise

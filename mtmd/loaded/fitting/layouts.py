@@ -92,6 +92,7 @@ def make_graphs(
         overrides=overrides,
         residency=residency,
         sharding=Sharding(group, shares) if group else None,
+        preprocess=chosen.preprocess,
     )
     return encoder, runner
 

@@ -15,14 +15,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from mtmd.clip.image.device.normalize import normalized
+from mtmd.clip.image.device.pillow import resize_rows
 from mtmd.kernels.gpu.flash_attention.cases import Case
 from mtmd.kernels.gpu.table import KERNELS, Entry
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.ops.attention import attention
 
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "gpu.py"
-SPECIAL = ("attention", "paged_attention", "matmul")
-FILES = ("attention", "paged", "matmul")
+SPECIAL = ("attention", "paged_attention", "matmul", "pictures")
+FILES = ("attention", "paged", "matmul", "pictures")
 OTHERS = tuple(op for op in KERNELS if op not in SPECIAL)
 SECTIONS = (*SPECIAL, *OTHERS)
 pytestmark = pytest.mark.usefixtures("exact_bf16")
@@ -156,7 +158,8 @@ def small(part, monkeypatch):
     modules = {name: part(f"gpu_kernels.{name}") for name in (*FILES, "reference")}
     ran = []
     for module in modules.values():
-        monkeypatch.setattr(module, "milliseconds", lambda run, **_: ran.append(run()) or 0.5)
+        clock = "timed" if module is modules["pictures"] else "milliseconds"
+        monkeypatch.setattr(module, clock, lambda run, **_: ran.append(run()) or 0.5)
     shape = modules["attention"].Shape
     monkeypatch.setattr(
         modules["attention"],
@@ -168,6 +171,9 @@ def small(part, monkeypatch):
     monkeypatch.setattr(
         modules["paged"], "BATCHES", (batch(1, 64, 4, 2, 16), batch(3, 544, 4, 2, 16))
     )
+    monkeypatch.setattr(modules["pictures"], "SIZES", modules["pictures"].SIZES[:2])
+    monkeypatch.setattr(modules["pictures"], "PHOTOS", (("a", (20, 30), (9, 8)),))
+    monkeypatch.setattr(modules["pictures"], "beside", lambda _: [["none", "1", "-"]])
     monkeypatch.setattr(modules["matmul"], "WEIGHTS", ((33, 256),))
     monkeypatch.setattr(modules["matmul"], "ROWS", (1, 3, 65))
     load = Entry.load
@@ -185,7 +191,12 @@ def test_every_check_passes_and_notices_a_wrong_kernel(gpu_benchmark, monkeypatc
     results = {name: list(gpu_benchmark.checks("cpu", [name])) for name in SECTIONS}
     assert not any(any(failures) for failures in results.values()), results
     counts = {name: len(failures) for name, failures in results.items()}
-    timed = {"attention": 2 + 3, "paged_attention": 2 + 2, "matmul": 2 + 4 * 3}
+    timed = {
+        "attention": 2 + 3,
+        "paged_attention": 2 + 2,
+        "matmul": 2 + 4 * 3,
+        "pictures": 5 * 2 + 2,
+    }
     assert counts == {op: 2 * len(KERNELS[op]) for op in OTHERS} | timed
     load = Entry.load
 
@@ -201,6 +212,10 @@ def test_every_check_passes_and_notices_a_wrong_kernel(gpu_benchmark, monkeypatc
     ):
         monkeypatch.setattr(
             f"mtmd.kernels.gpu.{name}", lambda *a, right=reference, **k: right(*a, **k) * 1.05
+        )
+    for name, right in (("resizer.resize_rows", resize_rows), ("normalize.normalized", normalized)):
+        monkeypatch.setattr(
+            f"mtmd.clip.image.device.{name}", lambda *a, right=right: right(*a).add_(1)
         )
     assert all(all(gpu_benchmark.checks("cpu", [name])) for name in SECTIONS)
 
@@ -223,11 +238,13 @@ def test_reports_are_whole_tables(small):
         3,
         2,
         4 * 3,
+        1,
+        1,
         *(len(KERNELS[op]) for op in OTHERS),
     ]
     assert all(len({row.count("|") for row in table}) == 1 for table in tables)
     assert ran and all(
-        torch.isfinite(x).all()
+        torch.isfinite(torch.as_tensor(x)).all()
         for result in ran
         for x in (result if isinstance(result, tuple) else (result,))
     )

@@ -79,6 +79,7 @@ def test_json(one: Path, mtmd: Any, demo: Model) -> None:
         "ranks",
         "layout",
         "preprocess_ms",
+        "preprocessed",
         "encode_ms",
         "prefill_ms",
         "decode_ms",
@@ -248,6 +249,8 @@ def test_every_option_of_describe_is_tried_here() -> None:
         "--isolate",  # tests/mtmd/test_isolate.py
         *RANKS,
         "--kernels",  # tests/mtmd/inspect/test_save_kernels.py
+        "--vision-attention",  # tests/mtmd/loaded/test_vision_attention.py
+        "--preprocess",  # tests/mtmd/loaded/test_preprocessing.py
         *VIDEOS,
         "--each",  # tests/mtmd/commands/test_new_user.py
     }
@@ -331,6 +334,8 @@ def test_every_option_of_warmup(mtmd: Any, tmp_path: Path) -> None:
         "--no-compile",
         "--save",  # these in tests/mtmd/inspect/test_save_kernels.py
         "--kernels",
+        "--vision-attention",
+        "--preprocess",
         "--memory-limit",
         "--speculate",
         *RANKS,

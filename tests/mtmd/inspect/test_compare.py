@@ -402,6 +402,8 @@ def test_every_option(mtmd: Any) -> None:
         "--split",  # tests/mtmd/loaded/fitting
         "--fit",
         "--kernels",
+        "--vision-attention",
+        "--preprocess",
         *sides,
     }
 

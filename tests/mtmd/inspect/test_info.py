@@ -337,6 +337,8 @@ def test_every_option(mtmd: Any) -> None:
         "--split",  # tests/mtmd/loaded/fitting
         "--fit",
         "--kernels",
+        "--vision-attention",
+        "--preprocess",
     }
     off = told(mtmd, "--flash-attn", "off")
     assert off["graphs"] != told(mtmd)["graphs"], "explicit attention takes more"

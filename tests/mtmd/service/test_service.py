@@ -256,10 +256,10 @@ def test_an_encoder_that_fails_on_one_picture(
     assert encoder
     steps = encoder.steps
 
-    def failing(tiles: Any, observe: Any = None) -> Any:
+    def failing(tiles: Any, observe: Any = None, **ways: Any) -> Any:
         if any(np.array_equal(t, bad) for t in tiles):
             raise DeviceMemoryError("no memory for this picture")
-        return (yield from steps(tiles, observe))
+        return (yield from steps(tiles, observe, **ways))
 
     monkeypatch.setattr(encoder, "steps", failing)
     tickets = [service.submit(asked(p)) for p in (world[1], noise(1), world[2], noise(1))]
@@ -416,12 +416,12 @@ def test_a_large_picture_keeps_nobody_waiting(
     assert encoder
     steps, batches = encoder.steps, []
 
-    def slow(tiles: Any, observe: Any = None) -> Any:
+    def slow(tiles: Any, observe: Any = None, **ways: Any) -> Any:
         for _ in range(100):
             time.sleep(0.025)  # longer than a slice
             batches.append(service.engine.steps)
             yield
-        return (yield from steps(tiles, observe))
+        return (yield from steps(tiles, observe, **ways))
 
     running = service.submit(asked(world[1], "Describe the image."), max_tokens=60, ignore_eos=True)
     first = iter(running)

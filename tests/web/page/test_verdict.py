@@ -7,11 +7,21 @@ from dataclasses import replace
 import pytest
 from browsing import PHONE
 from fake_service import FakeService
-from serving import running
+from serving import client_for, running
 
 from mtmd import DeviceError
 from mtmd.cli import main
-from mtmd.kernels.report.facts import Check, DequantizedTensor, FlashFacts, OpTime, RefusedOp
+from mtmd.kernels.backends.vision_attention.choice import ClassFacts, Learned
+from mtmd.kernels.backends.vision_attention.measure import Measured, Trial
+from mtmd.kernels.report.facts import (
+    Check,
+    DequantizedTensor,
+    FlashFacts,
+    OpTime,
+    PreprocessingFacts,
+    RefusedOp,
+    VisionAttentionFacts,
+)
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.service.measures.decode_speed import DecodeSpeed
 from mtmd.web.app import create_app
@@ -102,6 +112,24 @@ def test_every_command_of_a_verdict_is_one_that_there_is(capsys):
             main([verb, "--help"])
         known = capsys.readouterr().out
         assert all(option in known for option in rest if option.startswith("--")), finding.command
+
+
+def test_the_report_tells_what_was_measured_and_where_pictures_go():
+    trials = Trial("triton", 1.02), Trial("torch cuDNN", 0.8), Trial("torch flash", None, "no <b>")
+    shape = ClassFacts("bf16, 16 heads of 72", "torch cuDNN", True, Measured("q, k", trials))
+    service = FakeService()
+    service.warmup_report = replace(
+        GOOD,
+        vision_attention=VisionAttentionFacts("auto", {}, None, Learned((shape,), ())),
+        preprocessing=PreprocessingFacts("cuda:0", "auto", None, notes=("resized on the host",)),
+    )
+    text = client_for(service).get("/api/report").get_data(as_text=True)
+    assert "Attention of the encoder, bf16, 16 heads of 72" in text
+    assert (
+        "torch cuDNN; triton 1.020 ms; torch cuDNN 0.800 ms; torch flash refused: no &lt;b&gt;"
+        in text
+    )
+    assert "prepared on cuda:0; resized on the host" in text
 
 
 def test_the_diagnostics_begin_with_the_verdict(visit, fake):

@@ -45,6 +45,7 @@ function body(receipt, options, pictures) {
     ["Model", receipt.model],
     ["Device", `${receipt.device}${receipt.threads ? `, ${plural(receipt.threads, "thread")}` : ""}, ${receipt.dtype}`],
     ["Layout", receipt.layout || null],
+    ["Pictures", receipt.preprocessed ? `prepared ${receipt.preprocessed}` : null],
     ["Attention", Object.entries(receipt.attention).map(([part, kernel]) => `${part}: ${kernel}`).join("; ")],
     ["Sampling", sampling(receipt, options)],
     ...receipt.warnings.map((warning) => ["Warning", warning, "warning"]),

@@ -1,0 +1,56 @@
+"""Where a picture becomes tiles: on the host, or, with a device that has a side stream, resized
+there as Pillow would and left as bytes, to be normalised there when it is encoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from mtmd.clip.image.device.resizer import DeviceResizer
+from mtmd.clip.image.pixels import Pixels, left_as_bytes
+from mtmd.clip.image.resize import by_pillow, resized_by
+from mtmd.clip.resolution.resolution import AmongSeveral, ImagePlan, Resolution
+from mtmd.kernels.backends.side_stream import SideStream
+
+SETTINGS = ("auto", "host")
+
+
+class Preprocessing:
+    """Of one encoder. `why_host` says why everything is done on the host, None where it is not."""
+
+    def __init__(self, resolution: Resolution, side: SideStream | None, setting: str = "auto"):
+        self.resolution, self.setting = resolution, setting
+        self.why_host: str | None = None
+        if setting == "host":
+            self.why_host = "asked for"
+        elif side is None:
+            self.why_host = "the device has no queue beside that of the decoder"
+        elif isinstance(resolution, AmongSeveral) and (
+            resolution.among.normalize != resolution.normalize
+        ):
+            self.why_host = "pictures among several are normalised in another way"
+        self._resizer = DeviceResizer(side) if side is not None else None
+        self.resized_there = 0
+
+    def prepare(self, make: Callable[[], ImagePlan]) -> ImagePlan:
+        """What `make`, which calls the resolution's `prepare`, makes of a picture: the same tiles,
+        as bytes where the device is to normalise them. What had to be resized on the host has a
+        note. Raises DeviceError where the device has failed, and what `make` raises.
+        """
+        if self.why_host is not None or self._resizer is None:
+            return make()
+        resizer, reasons = self._resizer, dict[str, None]()
+
+        def resize(pixels: Pixels, width: int, height: int, resample: str) -> Pixels:
+            found = resizer.resize(pixels, width, height, resample)
+            if isinstance(found, str):
+                reasons[found] = None
+                return by_pillow(pixels, width, height, resample)
+            self.resized_there += 1
+            return found
+
+        with left_as_bytes(), resized_by(resize):
+            plan = make()
+        notes = tuple(f"resized on the host: {reason}" for reason in reasons)
+        return replace(plan, normalize=self.resolution.normalize, notes=(*plan.notes, *notes))

@@ -1,0 +1,109 @@
+"""A queue of work on a device, beside the one in which its other work goes on: what is asked there
+keeps nobody waiting, and memory that the host and the device share brings it its inputs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+POLL_S = 0.0002
+
+
+class Mark(Protocol):
+    """A place in the queue."""
+
+    def is_reached(self) -> bool: ...
+
+    def wait(self) -> None:
+        """Until it is reached, from any thread."""
+
+
+class SideStream(Protocol):
+    """What is launched while it is `entered`, by the thread that has, is asked of it. Inputs are
+    uploaded, and results handed over, from there.
+    """
+
+    device: torch.device
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        yield
+
+    def let_first(self) -> None:
+        """What this thread asks of the device from now on, outside of it, goes first where there
+        is work for both.
+        """
+
+    def follow(self) -> None:
+        """What is asked of it from now on comes after what the caller's own queue has. Called
+        before it is entered.
+        """
+
+    def upload(self, shape: tuple[int, ...], fill: Callable[[Tensor], None]) -> Tensor:
+        """uint8 of a shape, which `fill` writes to memory of the host, on the device. Entered."""
+
+    def mark(self) -> Mark:
+        """Behind all that has been asked of it. Entered."""
+
+    def hand_over(self, value: Tensor) -> None:
+        """It was made there, and is used by the caller's queue from now on, once a mark behind it
+        is reached.
+        """
+
+
+class CudaMark:
+    def __init__(self) -> None:
+        self._event = torch.cuda.Event()
+        self._event.record()
+
+    def is_reached(self) -> bool:
+        return bool(self._event.query())
+
+    def wait(self) -> None:
+        # torch's own waiting keeps a core busy
+        while not self._event.query():
+            time.sleep(POLL_S)
+
+
+class CudaSideStream:
+    """A stream of CUDA or HIP. Of two streams with work, the device begins blocks of that with the
+    higher priority first, which a lower number means; 0 is the lowest.
+    """
+
+    def __init__(self, device: torch.device, priority: int = 0):
+        self.device = device
+        self._stream = torch.cuda.Stream(device, priority=priority)
+        self._first = torch.cuda.Stream(device, priority=priority - 1)
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def let_first(self) -> None:
+        here = torch.cuda.current_device()
+        self._first.wait_stream(torch.cuda.current_stream(self.device))
+        torch.cuda.set_stream(self._first)  # which makes its device the current one
+        torch.cuda.set_device(here)
+
+    def follow(self) -> None:
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+
+    def upload(self, shape: tuple[int, ...], fill: Callable[[Tensor], None]) -> Tensor:
+        # torch keeps such memory, and gives it out again once it has been copied from
+        host = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
+        fill(host)
+        return host.to(self.device, non_blocking=True)
+
+    def mark(self) -> Mark:
+        return CudaMark()
+
+    def hand_over(self, value: Tensor) -> None:
+        # Its memory is not given to others before what uses it now has been done
+        value.record_stream(torch.cuda.current_stream(self.device))

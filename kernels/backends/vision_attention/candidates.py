@@ -1,0 +1,164 @@
+"""What may run attention nodes of encoders in place of our kernel as it comes: torch's own kernels
+for CUDA and ROCm, each called by itself, and ours with other tiles; what each takes of the
+`attention` op, and why not the rest.
+
+torch's are called as its dispatcher has them and not through scaled_dot_product_attention: which of
+them that picks is a setting of the whole process.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mtmd.kernels.dtype import name_of
+from mtmd.kernels.gpu.flash_attention.tiles import Tile, plan_launch
+from mtmd.kernels.graph import Type
+from mtmd.kernels.kernel import Kernel
+
+SHORT = (torch.bfloat16, torch.float16)
+LOADED = 8  # values of 16 bits that are loaded at once: heads, and what lies between them
+SLACK = 1 << 20  # bytes of a library's own, such as lengths and states of random numbers
+LEAST_ROWS, MOST_TILED = 128, 80  # rows, and the head size, of our kernel with other tiles
+LOG_ROWS = 128  # rows to which logarithms of sums may be rounded up
+
+
+def _rejects(
+    q: Type,
+    k: Type,
+    v: Type,
+    mask: Type | None = None,
+    bounds: Type | None = None,
+    *,
+    scale: float,  # noqa: ARG001 - any
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+    dtypes: tuple[torch.dtype, ...],
+    most: int,
+) -> str | None:
+    limits = {"a mask": mask, "bounds of its own for each row": bounds, "a window": window}
+    for words, given in (limits | {"a soft cap": softcap}).items():
+        if given is not None:
+            return f"the node has {words}, which it does not take"
+    if causal and q.shape[1] != k.shape[1]:
+        return (
+            f"{q.shape[1]} causal rows over {k.shape[1]} keys; it takes the first row for the "
+            "first key's"
+        )
+    if q.dtype not in dtypes:
+        names = ", ".join(map(name_of, dtypes))
+        return f"the node is in {name_of(q.dtype)}; it takes {names}"
+    if len({t.dtype for t in (q, k, v)}) > 1 or len({t.shape[3] for t in (q, k, v)}) > 1:
+        return "queries, keys and values differ in type or head size"
+    if q.shape[2] != k.shape[2]:
+        return f"{q.shape[2]} heads share keys of {k.shape[2]}"
+    head, step = q.shape[3], LOADED * 2 // q.dtype.itemsize
+    if head % step or head > most:
+        return f"head size {head}; it takes multiples of {step} up to {most}"
+    for name, kind in (("q", q), ("k", k), ("v", v)):
+        if kind.strides[3] != 1 or any(s % step or s < 0 for s in kind.strides[:3]):
+            return f"{name} has strides {list(kind.strides)}; it takes multiples of {step}"
+    if not q.count or not k.count:
+        return "there is nothing to attend to"
+    return None
+
+
+def _workspace(q: Type, *types: Type | None, **attrs: Any) -> int:  # noqa: ARG001
+    """The logarithm of each row's sum in fp32, kept for a backward pass that never comes, and a
+    library's own. One that takes more when it is tried is refused.
+    """
+    batch, rows, heads, _ = q.shape
+    return 4 * batch * heads * -(-rows // LOG_ROWS) * LOG_ROWS + SLACK
+
+
+def _heads_first(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """As the op is called, of a function of q, k, v [B, H, T, K]."""
+
+    def run(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: None = None,
+        bounds: None = None,
+        *,
+        scale: float,
+        causal: bool = False,
+        **limits: None,
+    ) -> Tensor:
+        assert mask is None and bounds is None and not any(limits.values())  # it was asked
+        result = call(*(x.transpose(1, 2) for x in (q, k, v)), causal, scale)
+        return result.transpose(1, 2).contiguous()
+
+    return run
+
+
+def _cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
+    found = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        q, k, v, None, False, 0.0, causal, False, scale=scale
+    )
+    result: Tensor = found[0]
+    return result
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
+    found = torch.ops.aten._scaled_dot_product_flash_attention(
+        q, k, v, 0.0, causal, False, scale=scale
+    )
+    result: Tensor = found[0]
+    return result
+
+
+def _efficient(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
+    found = torch.ops.aten._scaled_dot_product_efficient_attention(
+        q, k, v, None, False, 0.0, causal, scale=scale
+    )
+    result: Tensor = found[0]
+    return result
+
+
+def _kernel(call: Callable[..., Tensor], dtypes: tuple[torch.dtype, ...], most: int) -> Kernel:
+    return Kernel(
+        run=_heads_first(call),
+        rejects=functools.partial(_rejects, dtypes=dtypes, most=most),
+        workspace=_workspace,
+    )
+
+
+def _other_tile(rows: int, keys: int, warps: int, stages: int) -> Kernel:
+    def run(q: Tensor, k: Tensor, v: Tensor, *absent: None, **options: Any) -> Tensor:
+        from mtmd.kernels.gpu.flash_attention.kernel import run_launch
+
+        assert not any(x is not None for x in absent)  # it was asked
+        types = [Type.of(x) for x in (q, k, v)]
+        launch = plan_launch(*types, **options, tile=Tile(rows, keys, warps, stages))
+        return run_launch(launch, q, k, v, None, None)
+
+    def rejects(q: Type, *types: Type | None, **options: Any) -> str | None:
+        if q.shape[1] < LEAST_ROWS:
+            return f"{q.shape[1]} rows; it takes {LEAST_ROWS} and more"
+        return _rejects(q, *types, **options, dtypes=SHORT, most=MOST_TILED)  # type: ignore[arg-type]
+
+    return Kernel(run=run, rejects=rejects)
+
+
+# By the name that reports have. A candidate that is not there (cuDNN on AMD's cards, flash on old
+# ones) says so when it is tried.
+TORCHS: Mapping[str, Kernel] = {
+    "torch cuDNN": _kernel(_cudnn, SHORT, 256),
+    "torch flash": _kernel(_flash, SHORT, 256),
+    "torch efficient": _kernel(_efficient, (*SHORT, torch.float32), 512),
+}
+# The tile that ours has (tiles.py) is the largest without spills, and one program at a time on a
+# multiprocessor of cuda:90; of 64 x 64 there are three (160 registers at head 72), and 128 x 128
+# has half the steps. Without spills under Triton 3.9 at heads 64 and 72 for cuda:80, cuda:90 and
+# gfx942.
+TILES: Mapping[str, Kernel] = {
+    "triton 64 x 64": _other_tile(64, 64, 4, 2),
+    "triton 128 x 128": _other_tile(128, 128, 8, 2),
+}
+CANDIDATES: Mapping[str, Kernel] = {**TORCHS, **TILES}

@@ -1,0 +1,279 @@
+"""Which kernel runs an attention node of an encoder: ours, as it comes or with another tile, or one
+of torch's own, by what was measured on this card.
+
+A measurement stands for a class of shapes (`ShapeClass`), is made by the warm-up and kept on disk;
+without one ours runs. A kernel that was chosen and refuses all the same, when it is launched, is
+not asked again, which the log, the report and receipts tell.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mtmd.kernels.backends.backend import Run
+from mtmd.kernels.backends.vision_attention.candidates import CANDIDATES
+from mtmd.kernels.backends.vision_attention.kept import Kept
+from mtmd.kernels.backends.vision_attention.measure import Error, Measured, Probe, measure
+from mtmd.kernels.dtype import name_of
+from mtmd.kernels.gpu.launch import power_of_two
+from mtmd.kernels.graph import Node
+from mtmd.kernels.kernel import Kernel, types_of
+from mtmd.kernels.ops import OPS
+from mtmd.kernels.text import one_line, printable
+
+SETTINGS = ("auto", "triton", "torch")
+OURS = "triton"
+LEAST_FLOPS = 1e9  # of a node, for which a choice is made: smaller ones take microseconds
+WORTH = 0.97  # of our time, at most, for another kernel to run: clocks differ by as much
+log = logging.getLogger("mtmd.kernels")
+
+
+@dataclass(frozen=True)
+class ShapeClass:
+    """Nodes for which one measurement stands: batch, rows and keys are the next powers of two.
+    `apart`: queries, keys and values have memory of their own.
+    """
+
+    dtype: str
+    heads: int
+    head: int
+    batch: int
+    rows: int
+    keys: int
+    causal: bool
+    apart: bool
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.dtype}, {self.heads} heads of {self.head}, up to {self.batch} x {self.rows} "
+            f"rows over {self.keys} keys"
+        )
+        text += ", causal" if self.causal else ""
+        return text if self.apart else f"{text}, parts of one tensor"
+
+
+def class_of(node: Node) -> ShapeClass:
+    q, k, v = (i.type for i in tuple(node.operands)[:3])
+    return ShapeClass(
+        name_of(q.dtype),
+        q.shape[2],
+        q.shape[3],
+        power_of_two(q.shape[0]),
+        power_of_two(q.shape[1]),
+        power_of_two(k.shape[1]),
+        bool(node.attrs.get("causal")),
+        all(kind.is_contiguous for kind in (q, k, v)),
+    )
+
+
+class Way(NamedTuple):
+    """How a node runs: by the kernel of a name, None for ours, and why so."""
+
+    name: str
+    kernel: Kernel | None
+    why: str
+
+
+@dataclass(frozen=True)
+class ClassFacts:
+    """What is known of one class of shapes. `kept`: from before, not measured now."""
+
+    shape: str
+    chosen: str
+    kept: bool
+    measured: Measured
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a warm-up found out, and why nothing was to be found out about other nodes, each reason
+    with their number.
+    """
+
+    classes: tuple[ClassFacts, ...]
+    unasked: tuple[tuple[str, int], ...]
+
+
+@dataclass(eq=False)
+class AttentionChoice:
+    """Of one device. `kept`: what earlier processes have measured there."""
+
+    kept: Kept | None = None
+    candidates: Mapping[str, Kernel] = field(default_factory=lambda: CANDIDATES)
+    setting: str = "auto"
+    failed: dict[tuple[ShapeClass, str], str] = field(default_factory=dict)
+    """Kernels that were chosen and refused when they were launched, with their words."""
+    used: dict[ShapeClass, str] = field(default_factory=dict)
+    """By which kernel shapes run for which there is a choice."""
+    learned: Learned = field(default_factory=lambda: Learned((), ()))
+    """What the last warm-up found out."""
+
+    def __post_init__(self) -> None:
+        self._known: dict[ShapeClass, Measured] = {}
+
+    def way(self, node: Node) -> Way:
+        """How an attention node runs that ours takes."""
+        if self.setting != "torch" and (reason := _too_small(node)):
+            return Way(OURS, None, reason)
+        shape, takers = class_of(node), self._takers(node)
+        refused = {n: r for n, r in takers.items() if isinstance(r, str)}
+        able = [name for name in takers if name not in refused]
+        if not able:
+            told = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+            return Way(OURS, None, f"no other takes it ({told})")
+        measured = self._measured(shape)
+        if measured is None:
+            if self.setting != "torch":
+                return Way(OURS, None, "not measured")
+            return Way(able[0], self.candidates[able[0]], "asked for, not measured")
+        times = {t.name: t.ms for t in measured.trials if t.ms is not None}
+        best = min((n for n in able if n in times), key=times.__getitem__, default=None)
+        if best is None:
+            return Way(OURS, None, "the others were refused when they were measured")
+        if self.setting != "torch" and not times[best] < WORTH * times.get(OURS, float("inf")):
+            return Way(OURS, None, "measured")
+        why = "asked for, the fastest of torch's" if self.setting == "torch" else "measured"
+        return Way(best, self.candidates[best], why)
+
+    def workspace(self, node: Node, ours: int) -> int:
+        """The most that any kernel takes which may run the node, now or once it is measured."""
+        if self.setting != "torch" and _too_small(node):
+            return ours
+        types = types_of(node)
+        able = [n for n, reason in self._takers(node).items() if reason is None]
+        return max(ours, *(self.candidates[n].workspace(*types, **node.attrs) for n in able), 0)
+
+    def lower(self, node: Node, ours: Run) -> Run:
+        way = self.way(node)
+        if self._not_measured(node) is None:
+            self.used[class_of(node)] = way.name
+        else:
+            self.used.pop(class_of(node), None)
+        return ours if way.kernel is None else _Watched(self, node, way, ours)
+
+    def learn(
+        self,
+        nodes: Iterable[Node],
+        probe: Probe,
+        ours: Kernel,
+        error: Error,
+        limits: Mapping[torch.dtype, float],
+    ) -> Learned:
+        """Measure each class of the nodes that is not known, by its largest. Raises DeviceError."""
+        largest: dict[ShapeClass, Node] = {}
+        unasked: dict[str, int] = {}
+        for node in nodes:
+            reason = self._not_measured(node)
+            if reason is not None:
+                unasked[reason] = unasked.get(reason, 0) + 1
+                continue
+            shape = class_of(node)
+            if shape not in largest or _flops(node) > _flops(largest[shape]):
+                largest[shape] = node
+        found = []
+        for shape, node in largest.items():
+            measured = self._measured(shape)
+            kept = measured is not None
+            if measured is None:
+                kernels = {OURS: ours, **self._asked()}
+                measured = measure(node, kernels, probe, error, limits[node.dtype])
+                measured = _beside(measured, self._found(shape))
+                self._known[shape] = measured
+                if self.kept and measured.lasting:
+                    self.kept.add(str(shape), measured)
+            found.append(ClassFacts(str(shape), self.way(node).name, kept, measured))
+        self.learned = Learned(tuple(found), tuple(unasked.items()))
+        return self.learned
+
+    def give_up(self, node: Node, name: str, error: Exception) -> None:
+        """A kernel was chosen for a node, and refused it."""
+        words = printable(one_line(error, 200))
+        self.failed[class_of(node), name] = words
+        self.used[class_of(node)] = OURS
+        log.warning(
+            "%s attention refused %s, for which it was chosen (%s); ours runs it from now on",
+            name,
+            class_of(node),
+            words,
+        )
+
+    def _not_measured(self, node: Node) -> str | None:
+        if reason := _too_small(node):
+            return reason
+        refused = self._takers(node)
+        if all(refused.values()):
+            return "; ".join(sorted({f"no other takes such a node: {r}" for r in refused.values()}))
+        return None
+
+    def _asked(self) -> dict[str, Kernel]:
+        """The candidates that the setting leaves."""
+        return {
+            name: kernel
+            for name, kernel in self.candidates.items()
+            if self.setting == "auto" or name.startswith(self.setting)
+        }
+
+    def _takers(self, node: Node) -> dict[str, str | None]:
+        """Of each candidate, None or why it does not take the node."""
+        types, shape = types_of(node), class_of(node)
+        return {
+            name: self.failed.get((shape, name)) or kernel.rejects(*types, **node.attrs)
+            for name, kernel in self._asked().items()
+        }
+
+    def _measured(self, shape: ShapeClass) -> Measured | None:
+        """None unless every candidate was tried, which those that were not asked for were not."""
+        found = self._found(shape)
+        tried = {trial.name for trial in found.trials} if found else set()
+        return found if tried >= self._asked().keys() else None
+
+    def _found(self, shape: ShapeClass) -> Measured | None:
+        found = self._known.get(shape)
+        if found is None and self.kept is not None:
+            found = self.kept.get(str(shape))
+            if found is not None:
+                self._known[shape] = found
+        return found
+
+
+class _Watched:
+    """A run by another kernel than ours, and by ours where that refuses."""
+
+    def __init__(self, choice: AttentionChoice, node: Node, way: Way, ours: Run):
+        self._choice, self._node, self._ours = choice, node, ours
+        self._name, self._kernel = way.name, way.kernel
+
+    def __call__(self, *inputs: Tensor | None) -> Tensor:
+        if self._kernel is None:
+            return self._ours(*inputs)
+        try:
+            return self._kernel.run(*inputs, **self._node.attrs)
+        except (torch.OutOfMemoryError, torch.AcceleratorError):
+            raise  # of the device, not of what the kernel takes
+        except RuntimeError as error:
+            self._choice.give_up(self._node, self._name, error)
+            self._kernel = None
+            return self._ours(*inputs)
+
+
+def _beside(new: Measured, old: Measured | None) -> Measured:
+    """With the trials of before that were not made again."""
+    made = {trial.name for trial in new.trials}
+    kept = tuple(t for t in (old.trials if old else ()) if t.name not in made)
+    return replace(new, trials=new.trials + kept)
+
+
+def _flops(node: Node) -> int:
+    return OPS[node.op].flops(node)
+
+
+def _too_small(node: Node) -> str | None:
+    if _flops(node) < LEAST_FLOPS:
+        return f"below {LEAST_FLOPS / 1e9:.0f} GFLOP"
+    return None

@@ -1,0 +1,173 @@
+"""One attention node run by each kernel that takes it: whether the result is right, how long it
+takes, and what memory. No clock is read here: a `Probe` does that.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from mtmd.kernels.dtype import mib
+from mtmd.kernels.errors import DeviceError
+from mtmd.kernels.graph import Node, Type
+from mtmd.kernels.kernel import Kernel, types_of
+from mtmd.kernels.text import one_line, printable
+
+ROWS = 256  # that are compared with the reference, whose scores are rows x keys
+BEFORE, RUNS, MOST_S = 3, 20, 0.2  # runs without a clock, with it at most, and for so long
+ROUNDED_BYTES = 4 << 20  # by which torch may give more memory than was asked for
+FLUSHED_BYTES = 256 << 20  # more than the caches of any card
+Error = Callable[[Tensor, tuple[Tensor, ...], Mapping[str, Any]], float]
+
+
+class Probe(Protocol):
+    """A device with a clock."""
+
+    device: torch.device
+
+    def seconds(self, run: Callable[[], Tensor]) -> float:
+        """Of one run, of which several may be made."""
+
+    def extra_bytes(self, run: Callable[[], Tensor]) -> int:
+        """Of the device's memory, at the peak of one run, beyond the result."""
+
+
+class CudaProbe:
+    """A card, by its events: medians, with what lies in its caches overwritten before each run."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+
+    def seconds(self, run: Callable[[], Tensor]) -> float:
+        with torch.cuda.device(self.device):
+            flushed = torch.empty(FLUSHED_BYTES, dtype=torch.int8, device=self.device)
+            for _ in range(BEFORE):
+                run()
+            found: list[float] = []
+            while len(found) < RUNS and sum(found) < MOST_S:
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                flushed.zero_()  # which takes long enough for the run to be launched meanwhile
+                start.record()
+                run()
+                end.record()
+                end.synchronize()
+                found.append(start.elapsed_time(end) / 1e3)
+        return statistics.median(found)
+
+    def extra_bytes(self, run: Callable[[], Tensor]) -> int:
+        torch.cuda.synchronize(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+        result = run()
+        torch.cuda.synchronize(self.device)
+        return torch.cuda.max_memory_allocated(self.device) - before - result.nbytes
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came of one kernel: its time, or why it is not to run such nodes."""
+
+    name: str
+    ms: float | None
+    refused: str | None = None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Every kernel's trial on `node`, the shapes of one. `lasting`: the outcome would be the same
+    another time; a shortage of memory may not last.
+    """
+
+    node: str
+    trials: tuple[Trial, ...]
+    lasting: bool = True
+
+
+def measure(
+    node: Node, kernels: Mapping[str, Kernel], probe: Probe, error: Error, limit: float
+) -> Measured:
+    """`error` and `limit`: how far a result is from the reference's, and the most that is right.
+
+    Raises DeviceError where a kernel takes the device down.
+    """
+    types = types_of(node)
+    trials, lasting = [], True
+    inputs: tuple[Tensor, ...] | None = None
+    for name, kernel in kernels.items():
+        reason, ms = kernel.rejects(*types, **node.attrs), None
+        try:
+            if reason is None:
+                inputs = inputs or operands(node, probe.device)
+                reason, ms = _tried(node, kernel, inputs, probe, error, limit)
+        except torch.OutOfMemoryError:
+            reason, lasting = "there is no memory to try it with", False
+        except torch.AcceleratorError as fault:
+            raise DeviceError(
+                f"the device has failed while {name} attention was tried ({_words(fault)}); start "
+                "the process again with --vision-attention triton"
+            ) from fault
+        except Exception as fault:  # whatever a library says of what it does not take
+            reason = f"{type(fault).__name__}: {_words(fault)}"
+        trials.append(Trial(name, ms, reason))
+    return Measured(shapes_of(node), tuple(trials), lasting)
+
+
+def _tried(
+    node: Node, kernel: Kernel, inputs: tuple[Tensor, ...], probe: Probe, error: Error, limit: float
+) -> tuple[str | None, float | None]:
+    """Why not, or how many milliseconds it takes."""
+
+    def run() -> Tensor:
+        return kernel.run(*inputs, **node.attrs)
+
+    found = run()
+    if Type.of(found) != node.type:
+        return f"it gives {Type.of(found)}, expected {node.type}", None
+    apart = error(*some_rows(found, inputs, node.attrs))
+    if not apart <= limit:  # NaN, too
+        return f"its result is wrong: error {apart:.1e}, expected at most {limit:.1e}", None
+    del found
+    extra, allowed = probe.extra_bytes(run), kernel.workspace(*types_of(node), **node.attrs)
+    if extra > allowed + ROUNDED_BYTES:
+        return f"it takes {mib(extra)} beside its result, expected at most {mib(allowed)}", None
+    return None, probe.seconds(run) * 1e3
+
+
+def operands(node: Node, device: torch.device) -> tuple[Tensor, ...]:
+    """Random queries, keys and values, laid out as the node's are."""
+    generator = torch.Generator(device).manual_seed(0)
+    found = []
+    for kind in (i.type for i in node.operands):
+        size = 1 + sum((n - 1) * s for n, s in zip(kind.shape, kind.strides, strict=True))
+        values = torch.randn(size, generator=generator, device=device).to(kind.dtype)
+        found.append(values.as_strided(kind.shape, kind.strides))
+    return tuple(found)
+
+
+def some_rows(
+    result: Tensor, inputs: tuple[Tensor, ...], options: Mapping[str, Any]
+) -> tuple[Tensor, tuple[Tensor, ...], Mapping[str, Any]]:
+    """A result, the inputs and the attributes it is of, for fewer rows, spread over all."""
+    q, k, v = inputs
+    step = -(-q.shape[1] // ROWS)
+    if not options.get("causal"):
+        return result[:, ::step], (q[:, ::step], k, v), options
+    last = torch.arange(0, q.shape[1], step, dtype=torch.int32, device=q.device)
+    bounds = torch.stack((torch.zeros_like(last), last + (k.shape[1] - q.shape[1])), 1)
+    mask = torch.zeros(len(last), k.shape[1], device=q.device)
+    return result[:, ::step], (q[:, ::step], k, v, mask, bounds), {**options, "causal": False}
+
+
+def shapes_of(node: Node) -> str:
+    """Of a node's queries and keys, for people."""
+    q, k = tuple(node.operands)[:2]
+    return f"q {q.type}, k {k.type}"
+
+
+def _words(error: Exception) -> str:
+    return printable(one_line(error, 200))
