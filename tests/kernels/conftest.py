@@ -5,15 +5,25 @@ allocator hands out, and exact bf16 in Triton's interpreter.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from quick_interpreter import quicken
 from torch.profiler import ProfilerActivity, profile
 
 from mtmd.kernels.resources import result_memory
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_interpreter() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        if find_spec("triton"):
+            quicken(monkeypatch)
+        yield
 
 
 @pytest.fixture
