@@ -1,5 +1,5 @@
 """The page's files, below an address that changes with any of them: a browser keeps them for good
-and asks for none of them again. Compressed where that helps; read once, when the first server starts.
+and asks for none of them again. Compressed where that helps; read once, by the first server.
 """
 
 from __future__ import annotations
