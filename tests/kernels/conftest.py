@@ -5,6 +5,7 @@ allocator hands out, and exact bf16 in Triton's interpreter.
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
@@ -58,11 +59,14 @@ def peak_bytes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]],
 
     def measure(run: Callable[[], Any]) -> int:
         run()  # what is made once, and kept, is not counted
+        gc.collect()  # nor is what was taken before, where it is freed in the midst of the run
+        gc.disable()
         with (
             torch.inference_mode(),
             profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen,
         ):
             run()
+        gc.enable()
         events = sorted(
             (e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"),
             key=lambda e: e.start_ns(),
