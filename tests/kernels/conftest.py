@@ -61,12 +61,14 @@ def peak_bytes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]],
         run()  # what is made once, and kept, is not counted
         gc.collect()  # nor is what was taken before, where it is freed in the midst of the run
         gc.disable()
-        with (
-            torch.inference_mode(),
-            profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen,
-        ):
-            run()
-        gc.enable()
+        try:
+            with (
+                torch.inference_mode(),
+                profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen,
+            ):
+                run()
+        finally:
+            gc.enable()
         events = sorted(
             (e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"),
             key=lambda e: e.start_ns(),
