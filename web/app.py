@@ -112,7 +112,7 @@ def _create(models: Models, settings: ServerSettings, store: Store | None) -> Ga
     kept = KeptResponses(lambda: keys.owners)
     app.register_blueprint(responses.blueprint(door, kept))
     app.register_blueprint(status.blueprint(models, settings, counters))
-    app.register_blueprint(assets.blueprint(assets.Assets()))
+    app.register_blueprint(assets.blueprint(assets.shipped()))
     chat = Chat(models, store or Store(None), settings, budget)
     app.register_blueprint(page.blueprint(chat))
     app.register_blueprint(diagnostics.blueprint(models))

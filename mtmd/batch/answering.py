@@ -10,7 +10,7 @@ from mtmd.batch.inputs import Input
 from mtmd.batch.output import Row
 from mtmd.config import AnswerOptions
 from mtmd.events import Answer
-from mtmd.kernels.errors import MtmdError, OptionError
+from mtmd.kernels.errors import DeviceError, MtmdError, OptionError
 from mtmd.prompt.conversation import messages_of
 from mtmd.prompt.load_image import read_picture
 from mtmd.prompt.video_input import FrameRequest, VideoInput, is_video
@@ -42,7 +42,7 @@ class Batch:
         is a row with its error.
 
         Leaving the loop gives up those under way. Raises OptionError for what would fail for every
-        picture.
+        picture, DeviceError where the device has failed, which can answer none of those left.
         """
         return self.many.results(inputs, self.row, ordered)
 
@@ -79,7 +79,7 @@ class Batch:
             messages = messages_of(shown, self.prompt, self.system)
             answer = self.many.finish(self.service.submit_checked(messages, self.settings))
             return _answered(name, digest or answer.receipt.videos[0].sha256, answer)
-        except OptionError:
+        except (OptionError, DeviceError):
             raise
         except MtmdError as error:
             return Row(name, digest, error=str(error))

@@ -6,8 +6,8 @@ a length and takes no room, so that it is opened as any other and must not be re
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from mtmd.kernels.errors import ModelError
 
 FIRST_BYTES = 4 << 20  # of a GGUF, whose header's length is not told; most have more
 MOST_BYTES = 128 << 20  # of one header
+PIECE_BYTES = 1 << 16  # of a response, read at once
 LENGTH = 8  # bytes that say how long the header of a safetensors file is
 
 
@@ -84,23 +85,47 @@ def _reader(
 ) -> Callable[[int, int], bytes]:
     """Reads the bytes of a file from one place to another. Raises ModelError."""
     from huggingface_hub import hf_hub_url
-    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff  # type: ignore[attr-defined]
+    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 
     url = hf_hub_url(repo, file, revision=commit, endpoint=endpoint)
 
     def read(start: int, stop: int) -> bytes:
-        headers: dict[str, Any] = {**build_hf_headers(), "Range": f"bytes={start}-{stop - 1}"}
-        response = http_backoff("GET", url, headers=headers, timeout=TIMEOUT_S)
-        hf_raise_for_status(response)
-        data: bytes = response.content
+        headers: dict[str, Any] = {
+            **build_hf_headers(),
+            "Range": f"bytes={start}-{stop - 1}",
+            "Accept-Encoding": "identity",
+        }
+        data = bytearray()
+        with _streamed(url, headers) as (response, pieces):
+            hf_raise_for_status(response)
+            for piece in pieces:
+                data += piece
+                if len(data) > stop - start:  # a mirror that gives no parts, and sends it whole
+                    break
         if len(data) != stop - start:
+            more = "more" if len(data) > stop - start else f"{len(data)}"
             raise ModelError(
-                f"model {model!r}: asked for {stop - start} bytes of {file}, found {len(data)}; "
+                f"model {model!r}: asked for {stop - start} bytes of {file}, found {more}; "
                 "fetch it whole with 'mtmd pull'"
             )
-        return data
+        return bytes(data)
 
     return read
+
+
+@contextmanager
+def _streamed(url: str, headers: dict[str, Any]) -> Iterator[tuple[Any, Iterator[bytes]]]:
+    """A response whose body is not read, and the pieces of that, as they come."""
+    from huggingface_hub import utils
+
+    stream: Any = getattr(utils, "http_stream_backoff", None)
+    if stream is not None:  # from 1.0 on, by httpx
+        with stream("GET", url, headers=headers, timeout=TIMEOUT_S) as response:
+            yield response, response.iter_bytes(PIECE_BYTES)
+        return
+    get: Any = utils.http_backoff  # type: ignore[attr-defined]
+    with get("GET", url, headers=headers, timeout=TIMEOUT_S, stream=True) as response:
+        yield response, response.iter_content(PIECE_BYTES)
 
 
 def _write_safetensors(path: Path, size: int, read: Callable[[int, int], bytes]) -> None:

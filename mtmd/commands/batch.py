@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     from mtmd.batch.inputs import find_inputs
     from mtmd.batch.output import open_output
     from mtmd.config import AnswerOptions, options
-    from mtmd.kernels.errors import OptionError
+    from mtmd.kernels.errors import DeviceError, OptionError
     from mtmd.prompt.picture_paths import check_paths
 
     cluster.check(args)
@@ -151,6 +151,11 @@ def run(args: argparse.Namespace) -> int:
             text.count(row)
             bar.set_postfix(failed=text.failed, refresh=False)
             bar.update()
+    except DeviceError as error:
+        raise DeviceError(
+            f"{error}; {args.out} keeps the rows written until then, and the same command with "
+            "--resume goes on"
+        ) from error
     finally:
         bar.close()
         rows.close()

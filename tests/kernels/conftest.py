@@ -5,15 +5,26 @@ allocator hands out, and exact bf16 in Triton's interpreter.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from quick_interpreter import quicken
 from torch.profiler import ProfilerActivity, profile
 
 from mtmd.kernels.resources import result_memory
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_interpreter() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        if find_spec("triton"):
+            quicken(monkeypatch)
+        yield
 
 
 @pytest.fixture
@@ -48,11 +59,16 @@ def peak_bytes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]],
 
     def measure(run: Callable[[], Any]) -> int:
         run()  # what is made once, and kept, is not counted
-        with (
-            torch.inference_mode(),
-            profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen,
-        ):
-            run()
+        gc.collect()  # nor is what was taken before, where it is freed in the midst of the run
+        gc.disable()
+        try:
+            with (
+                torch.inference_mode(),
+                profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen,
+            ):
+                run()
+        finally:
+            gc.enable()
         events = sorted(
             (e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"),
             key=lambda e: e.start_ns(),

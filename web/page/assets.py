@@ -1,5 +1,5 @@
 """The page's files, below an address that changes with any of them: a browser keeps them for good
-and asks for none of them again. Compressed where that helps; read once, when the server starts.
+and asks for none of them again. Compressed where that helps; read once, by the first server.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import mimetypes
 import re
 import threading
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path, PurePosixPath
 from posixpath import join, normpath
 
@@ -77,6 +78,14 @@ class Assets:
                     found[module] = None
                     left.append(module)
         return list(found)
+
+
+@cache
+def shipped() -> Assets:
+    """The page's own, read and compressed once for all applications of the process: the one that
+    answers while a model is loaded, and the one that follows it.
+    """
+    return Assets()
 
 
 def blueprint(assets: Assets) -> Blueprint:

@@ -39,7 +39,7 @@ def new_app(
     auth.register(app, settings)
     Gate(app, settings, slots, auth.owner)
     errors.register(app)
-    app.register_blueprint(assets.blueprint(assets.Assets()))
+    app.register_blueprint(assets.blueprint(assets.shipped()))
     app.wsgi_app = Proxies(app.wsgi_app, settings)  # type: ignore[method-assign]
     return app
 

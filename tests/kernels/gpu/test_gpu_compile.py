@@ -4,10 +4,6 @@ interprets kernels.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +14,6 @@ from mtmd.kernels.gpu import compile as aot
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = """
-import json
 from dataclasses import asdict
 from kernel_table import DECODE, PREFILL, PRODUCTS, VISION, product_row, resources, row
 from mtmd.kernels.gpu.compile import SHARED_LIMIT, compile_program
@@ -31,23 +26,13 @@ combine = combine_program(**DECODE.types(512), scale=1.0)
 out |= {f"{t} combine": asdict(compile_program(t, combine)) for t in SHARED_LIMIT}
 product = next(case for case in PRODUCTS.values() if (case.quant, case.rows) == ("Q4_K", 512))
 rows = [row(VISION, 72), row(PREFILL, 512), row(DECODE, 512), f"| {' | '.join(product_row(product))} |"]
-print(json.dumps({"resources": out, "rows": rows}))
+out = {"resources": out, "rows": rows}
 """
 
 
 @pytest.fixture(scope="module")
-def compiled():
-    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    env["PYTHONPATH"] = str(ROOT / "tools")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", SCRIPT],
-        capture_output=True,
-        text=True,
-        env=env,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+def compiled(compiler):
+    return compiler(SCRIPT)
 
 
 @pytest.mark.parametrize("target", aot.SHARED_LIMIT)

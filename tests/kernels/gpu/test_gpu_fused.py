@@ -104,7 +104,7 @@ def test_options_that_are_refused():
     ("kernel", "op", "case"),
     [
         (paged.KERNEL, "paged_attention", MIXED),
-        (paged.KERNEL, "paged_attention", Paged(64, ((0, 200),), 4, 1)),
+        (paged.KERNEL, "paged_attention", Paged(64, ((0, 70),), 4, 1)),
         (moe.KERNEL, "moe", Experts(9, 4, 2, 64, 40)),
         (moe.KERNEL, "moe", Experts(1, 16, 2, 64, 40)),
     ],

@@ -173,7 +173,6 @@ def test_a_target_says_the_same_and_compiles_each_kernel_once(monkeypatch):
 
 
 SCRIPT = """
-import json
 from dataclasses import asdict
 import torch
 from mtmd.kernels.gpu.compile import compile_program
@@ -190,22 +189,12 @@ for target, kind, rows in dict.fromkeys(forms):
     x = Type.contiguous((rows, 2048), torch.bfloat16)
     w = Type.contiguous((2048, row_bytes(kind, 2048)), torch.uint8)
     out[f"{target} {kind} {rows}"] = asdict(compile_program(target, program(x, w, quant=kind)))
-print(json.dumps(out))
 """
 
 
 @pytest.fixture(scope="module")
-def compiled():
-    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", SCRIPT],
-        capture_output=True,
-        text=True,
-        env=env,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+def compiled(compiler):
+    return compiler(SCRIPT)
 
 
 def test_every_type_compiles_and_fits(compiled):

@@ -6,8 +6,6 @@ op's reference, the backend that looks it up, and its uses compiled for GPUs tha
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -147,31 +145,24 @@ def test_triton_is_not_imported_before_a_node_asks_for_it():
 
 FEW_REGISTERS = 16  # bytes a thread that may spill: four registers cost next to nothing
 SCRIPT = """
-import json, sys
 from dataclasses import asdict
 from mtmd.kernels.gpu.compile import SHARED_LIMIT, compile_program
 from mtmd.kernels.gpu.table import KERNELS
 from mtmd.kernels.gpu.triton_kernel import node_of
 from mtmd.kernels.kernel import types_of
 out = {}
-for op in sys.argv[1:]:
-    for kernel in (entry.load() for entry in KERNELS[op]):
-        for title, case in kernel.uses.items():
-            node = node_of(op, case)
-            program = kernel.program(*types_of(node), **node.attrs)
-            out[title] = [asdict(compile_program(target, program)) for target in SHARED_LIMIT]
-print(json.dumps(out))
+for kernel in (entry.load() for entry in KERNELS[op]):
+    for title, case in kernel.uses.items():
+        node = node_of(op, case)
+        program = kernel.program(*types_of(node), **node.attrs)
+        out[title] = [asdict(compile_program(target, program)) for target in SHARED_LIMIT]
 """
 
 
 # The products' many block types are compiled in test_gpu_quant_matmul.py, at fewer sizes.
 @pytest.fixture(scope="module", params=[op for op in KERNELS if op != "matmul"])
-def compiled(request):
-    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    command = [sys.executable, "-W", "error", "-c", SCRIPT, request.param]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return request.param, json.loads(done.stdout)
+def compiled(request, compiler):
+    return request.param, compiler(SCRIPT, op=request.param)
 
 
 def test_every_use_compiles_fits_and_hardly_spills(compiled):
@@ -184,7 +175,6 @@ def test_every_use_compiles_fits_and_hardly_spills(compiled):
 
 
 SECOND = """
-import json
 from dataclasses import asdict
 from mtmd.kernels.gpu.compile import SHARED_LIMIT, compile_program
 from mtmd.kernels.gpu.moe import kernel as moe
@@ -199,18 +189,12 @@ for op, module, second in (
         node = node_of(op, case)
         program = second(*types_of(node), **node.attrs)
         out[title] = [asdict(compile_program(target, program)) for target in SHARED_LIMIT]
-print(json.dumps(out))
 """
 
 
-def test_second_programs_of_a_run_compile_and_hardly_spill():
+def test_second_programs_of_a_run_compile_and_hardly_spill(compiler):
     """What follows the first launch: products with down, and the sum of parts."""
-    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", SECOND], capture_output=True, text=True, env=env
-    )
-    assert done.returncode == 0, done.stderr
-    for title, rows in json.loads(done.stdout).items():
+    for title, rows in compiler(SECOND).items():
         for used in rows:
             assert used["shared_bytes"] <= SHARED_LIMIT[used["target"]], title
             assert used["spill_bytes"] <= FEW_REGISTERS, f"{title}: {used}"

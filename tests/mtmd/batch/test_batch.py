@@ -17,6 +17,7 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,8 +30,10 @@ from mtmd.batch.answering import Batch
 from mtmd.batch.inputs import find_inputs
 from mtmd.batch.output import COLUMNS, GROUP, KINDS, CsvForm, Row, open_output
 from mtmd.config import AnswerOptions
-from mtmd.kernels.errors import MtmdError, OptionError
+from mtmd.kernels.errors import DeviceError, MtmdError, OptionError
 from mtmd.model import Model
+from mtmd.prompt.load_image import read_picture
+from mtmd.service.service import Service
 
 COUNT = "How many shapes are there?"
 WORDS = ("Zero.", "One.", "Two.", "Three.", "Four.")
@@ -485,6 +488,40 @@ def test_errors_of_the_service_are_rows(
     assert sorted(str(r.error) for r in rows) == ["None"] * 3 + ["no more of that"] and all(
         r.sha256 for r in rows
     )
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_device_that_fails_ends_it_with_the_cause_and_it_goes_on_later(
+    ending: str,
+    pictures: dict[Path, str],
+    mtmd: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """None of those left could be answered: they are no rows, which a later run would skip."""
+    out, submit = tmp_path / f"out{ending}", Service.submit_checked
+    first, load = threading.local(), read_picture
+
+    def reading(path: str) -> Any:
+        first.come = path in map(str, list(pictures)[:2])
+        return load(path)
+
+    def failing(service: Service, messages: Any, settings: AnswerOptions) -> Any:
+        if not first.come:
+            raise DeviceError("the device cpu has failed; start the process again")
+        return submit(service, messages, settings)
+
+    asked = ("batch", *list(pictures)[:5], "-p", COUNT, "--out", out, "--parallel", 1)
+    with monkeypatch.context() as during:
+        during.setattr(Service, "submit_checked", failing)
+        during.setattr("mtmd.batch.answering.read_picture", reading)
+        ran = mtmd(*asked)
+    assert ran.code == 2 and "the device cpu has failed" in ran.err and "--resume" in ran.err
+    assert "Traceback" not in ran.err
+    rows = rows_of(out)
+    assert len(rows) == 2 and not any(row["error"] for row in rows)
+    assert mtmd(*asked, "--resume").code == 0
+    assert [row["text"] for row in rows_of(out)] == list(pictures.values())[:5]
 
 
 TEXTS = [

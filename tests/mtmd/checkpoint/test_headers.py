@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from functools import partial
 from http.server import ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
 
 import gguf
 import numpy as np
@@ -83,10 +85,52 @@ def test_of_a_gguf_as_much_is_read_as_its_header_takes(
     assert sizes == [1000, 1000, 2000, 4000][: len(sizes)] and sum(sizes) < len(data) / 50
 
 
-def test_a_hub_that_gives_no_parts(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
+def test_a_hub_that_gives_no_parts_is_not_read_to_the_end(
+    hub: ThreadingHTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub.ignores_ranges = True  # type: ignore[attr-defined]
-    with pytest.raises(ModelError, match="fetch it whole with 'mtmd pull'"):
-        fetch_headers("org/demo", tmp_path, endpoint=address(hub))
+    large = REPOS["org/demo"] | {"model.safetensors": bytes(64 << 20)}
+    monkeypatch.setitem(REPOS, "org/large", large)
+    with pytest.raises(ModelError, match="found more; fetch it whole with 'mtmd pull'"):
+        fetch_headers("org/large", tmp_path, endpoint=address(hub))
+    assert hub.sent < 32 << 20, "what both ends of a connection hold"  # type: ignore[attr-defined]
+
+
+def test_before_huggingface_hub_1(
+    hub: ThreadingHTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which streams by the options of requests, whose responses are closed by whoever asked."""
+    from huggingface_hub import utils
+
+    closed = []
+
+    class Response:
+        def __init__(self, url: str, headers: dict[str, str]):
+            self.inner = urlopen(Request(url, headers=headers))
+            self.status_code, self.headers, self.url = self.inner.status, self.inner.headers, url
+
+        def raise_for_status(self) -> None:
+            assert self.status_code in (200, 206)
+
+        def iter_content(self, size: int) -> Iterator[bytes]:
+            return iter(partial(self.inner.read, size), b"")
+
+        def __enter__(self) -> Response:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.inner.close()
+            closed.append(self.url)
+
+    def backoff(_: str, url: str, *, headers: dict[str, str], timeout: float, stream: bool) -> Any:
+        assert stream and timeout
+        return Response(url, headers)
+
+    monkeypatch.setattr(utils, "http_stream_backoff", None)
+    monkeypatch.setattr(utils, "http_backoff", backoff)
+    found = fetch_headers("org/demo", tmp_path, endpoint=address(hub))
+    assert open_checkpoint(found.path).text == open_checkpoint(DEMO_MODEL).text
+    assert len(closed) == 2
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import base64
+import importlib
 import json
 
-import anthropic
 import pytest
 from fake_service import FakeService
 from serving import client_for, png, running
@@ -11,6 +11,14 @@ from serving import client_for, png, running
 from mtmd import BusyError, DeviceMemoryError, ToolCall
 
 KEY = "a-long-enough-key"
+
+
+@pytest.fixture(scope="module")
+def anthropic():
+    """Which takes three seconds to import: the process that has none of these tests does not."""
+    return importlib.import_module("anthropic")
+
+
 TOOLS = [
     {
         "name": "look",
@@ -40,7 +48,7 @@ def service():
 
 
 @pytest.fixture
-def sdk(service):
+def sdk(service, anthropic):
     """The official client, which sends its key as X-Api-Key, on a real server that asks for one."""
     with (
         running(service, api_keys=(KEY,)) as server,
@@ -124,7 +132,7 @@ def test_answers_in_a_schema(sdk, service):
     assert service.tickets[0].chosen["json_schema"] == schema
 
 
-def test_the_official_client_raises_its_own_errors(sdk, service):
+def test_the_official_client_raises_its_own_errors(sdk, service, anthropic):
     def ask(**more):
         return sdk.messages.create(**{"model": "fake", "max_tokens": 9, "messages": hi()} | more)
 
@@ -174,7 +182,7 @@ def test_a_wrong_key_is_refused_in_its_own_form(service):
     assert found.status_code == 400 and found.get_json()["type"] == "error"
 
 
-def test_a_long_body_with_the_key_in_x_api_key_is_read(service):
+def test_a_long_body_with_the_key_in_x_api_key_is_read(service, anthropic):
     text = "x" * 20_000
     with (
         running(service, api_keys=(KEY,)) as server,

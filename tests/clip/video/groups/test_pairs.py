@@ -5,7 +5,10 @@ cannot be followed; clips in groups of two.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,10 +24,11 @@ from mtmd.kernels.errors import ImageError, ModelError
 SIZES = 1000
 
 
-def theirs(
-    module: str, size: tuple[int, int], frames: int, limits: tuple[int, int], **options: Any
-) -> tuple[int, int] | None:
-    """What a reference scales (height, width) to; None where it refuses."""
+@contextmanager
+def reference(module: str) -> Iterator[Callable[..., tuple[int, int] | None]]:
+    """What a reference scales (height, width) to, as a function; it gives None where the reference
+    refuses. Its processor is made once: making one takes longer than a hundred sizes.
+    """
     from transformers.image_utils import SizeDict
 
     with torchvision_here():
@@ -34,31 +38,37 @@ def theirs(
         "qwen3_vl": "Qwen3VLVideoProcessor",
         "glm4v": "Glm4vVideoProcessor",
     }
-    share = options.pop("max_video_tokens", None)
     kind = getattr(found, names[module])
-    processor = kind() if share is None else kind(max_video_tokens=share)
+    processor = kind()
+    usual = processor.max_video_tokens if hasattr(processor, "max_video_tokens") else None
     seen: list[tuple[int, int]] = []
 
-    class Shape:
-        shape = (1, frames, 3, *size)
+    def theirs(
+        size: tuple[int, int], frames: int, limits: tuple[int, int], **options: Any
+    ) -> tuple[int, int] | None:
+        share = options.pop("max_video_tokens", None)
+        processor.max_video_tokens = usual if share is None else share
+        seen.clear()
+        try:
+            processor.resize(
+                SimpleNamespace(shape=(1, frames, 3, *size)),
+                size=SizeDict(shortest_edge=limits[0], longest_edge=limits[1]),
+                resample=3,
+                factor=28,
+                temporal_factor=2,
+                **options,
+            )
+        except ValueError:
+            return None
+        return seen[0]
 
     base = kind.__mro__[1]
     resize = base.resize
     base.resize = lambda self, image, size, resample: seen.append((size.height, size.width))  # noqa: ARG005
     try:
-        processor.resize(
-            Shape(),
-            size=SizeDict(shortest_edge=limits[0], longest_edge=limits[1]),
-            resample=3,
-            factor=28,
-            temporal_factor=2,
-            **options,
-        )
-    except ValueError:
-        return None
+        yield theirs
     finally:
         base.resize = resize
-    return seen[0]
 
 
 WAYS = {
@@ -79,23 +89,24 @@ WAYS = {
 def test_sizes_are_the_references(way: str) -> None:
     module, make, shared, even = WAYS[way]
     rng, refused = random.Random(5), 0
-    for _ in range(SIZES):
-        size = int(rng.lognormvariate(5.5, 1.2)) + 1, int(rng.lognormvariate(5.5, 1.2)) + 1
-        frames = rng.randint(2, 60)
-        low = rng.choice([28 * 28 * 2, 128 * 28 * 28, 112 * 112])
-        high = low * rng.randint(2, 400)
-        share = rng.randint(9, 3000)
-        options = {"cap_pixels_per_frame": True, "max_video_tokens": share} if shared else {}
-        # this reference samples an even number
-        expected = theirs(module, size, frames + frames % 2 * even, (low, high), **options)
-        limits: Limits = make(low, high, share)
-        try:
-            found = limits.size(*size, frames, 28)
-        except ImageError:
-            refused += 1
-            assert expected is None
-            continue
-        assert found == expected, (size, frames, low, high, share)
+    with reference(module) as theirs:
+        for _ in range(SIZES):
+            size = int(rng.lognormvariate(5.5, 1.2)) + 1, int(rng.lognormvariate(5.5, 1.2)) + 1
+            frames = rng.randint(2, 60)
+            low = rng.choice([28 * 28 * 2, 128 * 28 * 28, 112 * 112])
+            high = low * rng.randint(2, 400)
+            share = rng.randint(9, 3000)
+            options = {"cap_pixels_per_frame": True, "max_video_tokens": share} if shared else {}
+            # this reference samples an even number
+            expected = theirs(size, frames + frames % 2 * even, (low, high), **options)
+            limits: Limits = make(low, high, share)
+            try:
+                found = limits.size(*size, frames, 28)
+            except ImageError:
+                refused += 1
+                assert expected is None
+                continue
+            assert found == expected, (size, frames, low, high, share)
     assert refused < SIZES // 10
 
 
