@@ -4,7 +4,7 @@ AMD cards.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -56,10 +56,7 @@ class DistributedGroup:
 
     def sum(self, x: Tensor) -> Tensor:
         self.bytes += x.nbytes
-        try:
-            dist.all_reduce(x, group=self._now)
-        except RuntimeError as error:
-            raise self._lost(error) from error
+        self._together(lambda group: dist.all_reduce(x, group=group))
         return x
 
     def gather(self, x: Tensor, axis: int, sizes: tuple[int, ...]) -> Tensor:
@@ -71,15 +68,21 @@ class DistributedGroup:
             shape[axis] = most - x.shape[axis]
             x = torch.cat((x, x.new_zeros(shape)), axis)
         parts = [torch.empty_like(x) for _ in sizes]
-        try:
-            dist.all_gather(parts, x, group=self._now)
-        except RuntimeError as error:
-            raise self._lost(error) from error
+        self._together(lambda group: dist.all_gather(parts, x, group=group))
         return torch.cat(
             [p.narrow(axis, 0, size) for p, size in zip(parts, sizes, strict=True)], axis
         )
 
-    def _lost(self, error: RuntimeError) -> DeviceError:
+    def _together(self, collective: Callable[[Any], object]) -> None:
+        """Whoever holds the error does not hold the group: no frame that it keeps refers to it."""
+        if self._now is None:
+            raise DeviceError(f"{self} has left the others; load the model again")
+        try:
+            collective(self._now)
+        except (RuntimeError, ValueError) as error:  # ValueError: left meanwhile
+            raise self._lost(error) from error.with_traceback(None)
+
+    def _lost(self, error: Exception) -> DeviceError:
         if any(word in str(error).lower() for word in ("timeout", "timed out")):
             wait = FIRST_WAIT_S if self._now is self._patient else WAIT_S
             return DeviceError(
@@ -88,11 +91,16 @@ class DistributedGroup:
         return DeviceError(f"{self} has lost the others: {_reason(error)}; start the process again")
 
     def leave(self) -> None:
+        """When this returns, the threads of the group have ended. They live as long as anything
+        refers to it, and let go of tensors: those that do so while the interpreter is torn down
+        end the process by SIGABRT (github.com/pytorch/pytorch/pull/179291).
+        """
+        self._patient = self._strict = self._now = None
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
-def _reason(error: RuntimeError) -> str:
+def _reason(error: Exception) -> str:
     """torch's messages have the source line first and the callers last."""
     text = str(error).split("\n")[0]
     return text.rpartition("] ")[2][:200] or type(error).__name__

@@ -22,13 +22,15 @@ import pytest
 from processes import children
 from random_graphs import device
 
-from mtmd import DeviceError, OptionError, load
+from mtmd import DeviceError, OptionError, follower, load
+from mtmd.cli import main
 from mtmd.config import LoadOptions
 from mtmd.kernels.backends import Cpu
 from mtmd.kernels.parallel import distributed
 from mtmd.kernels.resources.threads import ask_threads
 from mtmd.model import Model
 from mtmd.ranks import leader
+from mtmd.ranks.meeting import KEY
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SHAPES = EXAMPLES / "shapes.png"
@@ -148,6 +150,30 @@ def test_started_by_torchrun(tmp_path: Path) -> None:
     )
     assert run.returncode == 0, run.stderr[-2000:]
     assert run.stdout.split() == ["Three."]
+
+
+def test_a_rank_of_a_launcher_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the end of the interpreter, in which threads of gloo that are left abort it."""
+    ended: list[int] = []
+
+    def end(code: int) -> None:
+        ended.append(code)
+        raise SystemExit(code)
+
+    class Store:
+        def get(self, key: str) -> bytes:
+            assert key == KEY
+            return b"{}"
+
+    monkeypatch.setattr(follower, "launcher_store", lambda *_: Store())
+    monkeypatch.setattr(follower, "follow", lambda _, rank, *__: 0 if rank == 1 else 1)
+    monkeypatch.setattr(os, "_exit", end)
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "x"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_PORT", "1")
+    with pytest.raises(SystemExit):
+        main(["describe", "x.png", "--tp", "2"])
+    assert ended == [0]
 
 
 @pytest.mark.parametrize("chosen", [{"tp": 0}, {"tp": 65}, {"tp": 2, "tensor_split": (1,)}])
