@@ -58,9 +58,13 @@ def greedy(runner: Runner, spans: list[Span], count: int) -> tuple[list[int], to
     return tokens, first
 
 
+def opened(oracle: Oracle) -> Checkpoint:
+    return open_checkpoint(oracle.folder)
+
+
 class Subject:
-    def __init__(self, oracle: Oracle, vision: bool):
-        self.model = Model(open_checkpoint(oracle.folder), LoadOptions(device="cpu", dtype="fp32"))
+    def __init__(self, checkpoint: Checkpoint, vision: bool):
+        self.model = Model(checkpoint, LoadOptions(device="cpu", dtype="fp32"))
         parts: list[dict[str, Any]] = [{"type": "text", "text": "Describe a red circle"}]
         if vision:
             parts.append({"type": "image", "image": PICTURE})
@@ -117,7 +121,7 @@ class Subject:
     ("row", "variant"), CASES, ids=[f"{row}: {variant}" for row, variant in CASES]
 )
 def test_every_family_answers_as_one_process_does(build: Build, row: str, variant: str) -> None:
-    subject, size = Subject(build(row, variant), ROWS[row].vision), SIZES[row, variant]
+    subject, size = Subject(opened(build(row, variant)), ROWS[row].vision), SIZES[row, variant]
     flash = ("on", "off")[size % 2]
     subject.check(size, flash_attn=flash)
     if ROWS[row].vision:
@@ -132,7 +136,7 @@ def test_keys_and_values_off_the_device_keep_their_split(build: Build) -> None:
     """llama.cpp PR 21717: tensor parallelism with the cache on the host (-nkvo) ends in a crash
     there. A Gemma whose cache, and attention with it, lies beside the device.
     """
-    subject = Subject(build(*first_of("gemma3")), vision=True)
+    subject = Subject(opened(build(*first_of("gemma3"))), vision=True)
     runners = subject.check(
         2,
         backends=lambda: [device("card"), Cpu(native=False)],
@@ -152,7 +156,7 @@ def test_keys_and_values_off_the_device_keep_their_split(build: Build) -> None:
     [r"blk\.1\.=cpu", r"blk\.0\.ffn_moe=cpu", r"attn_k=cpu", r"all_reduce=cpu", r"ffn_down=cpu"],
 )
 def test_parts_on_another_device(build: Build, override: str) -> None:
-    subject = Subject(build("qwen3_vl", "experts"), vision=True)
+    subject = Subject(opened(build("qwen3_vl", "experts")), vision=True)
     (first, _) = subject.check(
         2,
         4,
@@ -164,7 +168,7 @@ def test_parts_on_another_device(build: Build, override: str) -> None:
 
 def test_shares_that_are_not_equal(build: Build) -> None:
     subject = Subject(
-        build("qwen3_vl", "dense, tied, 6 heads on 2, bias, head of 36, as published"), True
+        opened(build("qwen3_vl", "dense, tied, 6 heads on 2, bias, head of 36, as published")), True
     )
     runners = subject.check(2, shares=(3, 1))
     sizes = [r.residency.bytes["cpu"] for r in runners]
@@ -172,7 +176,7 @@ def test_shares_that_are_not_equal(build: Build) -> None:
 
 
 def test_what_a_rank_takes_is_predicted(build: Build) -> None:
-    subject = Subject(build("pixtral", CASES_OF["pixtral"][1]), vision=True)
+    subject = Subject(opened(build("pixtral", CASES_OF["pixtral"][1])), vision=True)
     for runner in subject.check(2, 2):
         plan = runner.plan(runner.sizes()["decode"])
         assert runner.residency.bytes["cpu"] == plan.weight_bytes["cpu"]
