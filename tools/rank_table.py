@@ -12,7 +12,6 @@ largest rank holds of the weights; the exit code is 1 where anything differs.
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -74,10 +73,20 @@ def widened(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
+def image_settings(folder: Path) -> dict[str, Any]:
+    """How pictures and videos are prepared, of however many files, as one."""
+    files = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
+    both, own, video = (
+        read_json(folder, name) if (folder / name).exists() else {} for name in files
+    )
+    image = both.get("image_processor") or own
+    video = both.get("video_processor") or video
+    return image | ({"video_processor": video} if video else {})
+
+
 def quantized(folder: Path, to: Path, kind: str) -> Checkpoint:
     to.mkdir()
-    for file in folder.glob("*processor*.json"):
-        shutil.copy(file, to)
+    (to / "preprocessor_config.json").write_text(json.dumps(image_settings(folder)))
     (to / "config.json").write_text(json.dumps(widened(read_json(folder, "config.json"))))
     return random_checkpoint(str(to), kind)
 
