@@ -19,6 +19,16 @@ WAIT_S = 8.0  # for the other ranks at a sum; all have the same work
 FIRST_WAIT_S = 600.0  # in the first run of a plan, which reads weights and compiles
 
 
+def check_unused() -> None:
+    """Raises DeviceError where this process is one of several already."""
+    if dist.is_initialized():
+        raise DeviceError(
+            "this process is one of several ranks already, of which torch.distributed has one set "
+            "at a time: close the model that has them (model.loaded.close()), or start another "
+            "process"
+        )
+
+
 class DistributedGroup:
     """All ranks that meet at `store`. Raises DeviceError, also from every collective, where one
     does not come.

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from mtmd.config import Launched, LoadOptions
 from mtmd.kernels.errors import DeviceError
-from mtmd.kernels.parallel.distributed import DistributedGroup
+from mtmd.kernels.parallel.distributed import DistributedGroup, check_unused
 from mtmd.llm.batch import Batch
 from mtmd.llm.engine.runner import PLANS
 from mtmd.llm.state import Snapshot
@@ -60,6 +60,7 @@ class Ranks:
 
     def __init__(self, chosen: LoadOptions, opened_from: Sequence[Any], launched: Launched | None):
         """`launched`: somebody else has started the processes; else they are started here."""
+        check_unused()
         self.size, self._lock = chosen.tp, threading.RLock()
         self.on_loss: list[Callable[[DeviceError], None]] = []
         self.fault: DeviceError | None = None
