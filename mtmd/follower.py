@@ -109,7 +109,9 @@ def follow(place: dict[str, Any], rank: int, store: Any = None) -> int:
         chosen = LoadOptions(**head["options"])
         host, port = place["store"] or ("", 0)
         store = store or join_store(host, port, place["size"])
-        group = DistributedGroup(store, rank, place["size"], transport(chosen.device))
+        group = DistributedGroup(
+            store, rank, place["size"], transport(chosen.device), place["memory"]
+        )
         checkpoint = _open_again(*head["opened_from"])
         follower = Follower(LoadedModel(checkpoint, chosen, group=group), group, wire)
         wire.send("ready")

@@ -32,6 +32,9 @@ class PatientGroup(ThreadGroup):
     def first_run(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def give_up(self) -> None:
+        self._meeting.barrier.abort()
+
 
 def runner_of(name: str, group: ThreadGroup, pages: int) -> Runner:
     family = FAMILIES[name]
