@@ -3,8 +3,8 @@ thread against one process of N threads, which have the same arithmetic to do.
 
     python benchmarks/ranks/overhead.py [--shape qwen3-1.7b] [--weights Q8_0] [--ranks 2]
 
-Both take turns (one, ranks, one, ranks); the least of the medians is told. Beside: what the first
-rank spends in collectives, and one alone of the same size.
+Both take turns (one, ranks, one, ranks); the least of the medians is told, and what the first rank
+spends in collectives, waiting for the others included.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 
@@ -25,17 +26,17 @@ from mtmd.kernels.resources.threads import ask_threads
 from mtmd.llm.engine.spans import Span
 from mtmd.model import Model
 
-PROMPT, STEPS, CONTEXT, ALONE = 128, 24, 512, 200
+PROMPT, STEPS, CONTEXT = 128, 24, 512
+T = TypeVar("T")
 
 
 @dataclass
 class Times:
-    """Milliseconds: of a prefill, of a step, of a step's collectives; microseconds of one alone."""
+    """Milliseconds: of a prefill, of a step, and of its collectives, which are `count`."""
 
     prefill: list[float] = field(default_factory=list)
     step: list[float] = field(default_factory=list)
     collectives: list[float] = field(default_factory=list)
-    alone: float = 0.0
     count: int = 0
 
 
@@ -44,10 +45,11 @@ def watched(group: DistributedGroup, seconds: list[float]) -> Iterator[None]:
     """Seconds of each sum and gather."""
     own = group._together
 
-    def timed(collective: object) -> None:
+    def timed(collective: Callable[[Any], T]) -> T:
         start = time.perf_counter()
-        own(collective)  # type: ignore[arg-type]
+        result = own(collective)
         seconds.append(time.perf_counter() - start)
+        return result
 
     group._together = timed  # type: ignore[method-assign]
     try:
