@@ -116,7 +116,7 @@ def _run(args: argparse.Namespace) -> int:
         if launched is not None and launched.rank:
             from mtmd.follower import join
 
-            return join(launched)
+            join(launched)
     code: int = VERBS[args.verb].run(args)
     return code
 

@@ -10,9 +10,10 @@ import json
 import os
 import signal
 import sys
+from contextlib import suppress
 from multiprocessing.connection import Client
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -108,7 +109,9 @@ def follow(place: dict[str, Any], rank: int, store: Any = None) -> int:
         chosen = LoadOptions(**head["options"])
         host, port = place["store"] or ("", 0)
         store = store or join_store(host, port, place["size"])
-        group = DistributedGroup(store, rank, place["size"], transport(chosen.device))
+        group = DistributedGroup(
+            store, rank, place["size"], transport(chosen.device), place["memory"]
+        )
         checkpoint = _open_again(*head["opened_from"])
         follower = Follower(LoadedModel(checkpoint, chosen, group=group), group, wire)
         wire.send("ready")
@@ -129,17 +132,25 @@ def follow(place: dict[str, Any], rank: int, store: Any = None) -> int:
         return 1
 
 
-def join(launched: Launched) -> int:
-    """Be one of the ranks that a launcher has started, not the first."""
+def join(launched: Launched) -> NoReturn:
+    """Be one of the ranks that a launcher has started, not the first, and end."""
     store = launcher_store(launched)
-    return follow(json.loads(bytes(store.get(KEY))), launched.rank, store)
+    _end(follow(json.loads(bytes(store.get(KEY))), launched.rank, store))
 
 
-def main() -> None:
+def main() -> NoReturn:
     place = json.loads(sys.stdin.readline())
-    code = follow(place, place["rank"])
-    sys.stdout.flush()
-    os._exit(code)  # threads of gloo that wait for ranks that are gone are not waited for
+    _end(follow(place, place["rank"]))
+
+
+def _end(code: int) -> NoReturn:
+    """At once: threads of gloo that wait for ranks that are gone are not waited for, and are not
+    met by an interpreter that is torn down.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from mtmd.inspect.predict_target import predict
 from mtmd.inspect.prediction import DRIVER_BYTES, Prediction
 from mtmd.inspect.prediction_text import render_comparison
 from mtmd.kernels.estimate.cards import CARDS
+from mtmd.kernels.estimate.links import ANY, LINKS, OF_CARD, REACHED
 from mtmd.kernels.estimate.roofline import AMD, FAST, MIDDLE, NVIDIA, SLOW
 
 MODELS = ("smolvlm-256m", "gemma-3-4b", "qwen3-vl-8b", "pixtral-12b")
@@ -99,6 +100,25 @@ As published: dense rates (no sparsity) with sums in fp32.
 
 {cards}
 
+## Several cards: `--tp N`
+
+    mtmd warmup --target h100 --tp 2 --random-weights qwen3-8b
+
+Beside what one card does, each of N such cards: its memory, its collectives, and a step over each link that may tie them together, by the rank with
+most to do. A collective takes the device, after the model by which NCCL chooses its protocols (`src/graph/tuning.cc`: rings in one machine):
+
+    steps  = 2 (N - 1) of an all_reduce, N - 1 of an all_gather
+    handed = bytes x steps / N                                   bytes of the whole value; each card sends and receives as many
+    simple = (8.4 us + steps x wait) x late + handed / (rate x el)
+    low    = (3.6 us + steps x low wait) x late + handed / (rate x el x part)
+    time   = min(simple, low)
+
+`part` is 1/4 of an all_reduce, 1/3 of an all_gather, as the low-latency protocol sends a flag with every word. By torch.distributed a collective costs the
+host {host} us (slow, middle, fast), `el` is {el}, `late` {late}: assumptions, as above. A plan with collectives is not recorded as a CUDA graph, so on fast cards the host's
+launches are the bound. **Not run on several GPUs.**
+
+{links}
+
 ## Four models on five cards
 
     mtmd warmup --target {compared} --random-weights MODEL
@@ -149,6 +169,22 @@ def card_rows() -> Iterator[str]:
         )
 
 
+def link_rows() -> Iterator[str]:
+    yield "| link | GB/s each way | wait, low wait, us | cards at most | between | source |"
+    yield "|---|---|---|---|---|---|"
+    for link in LINKS.values():
+        cards = ", ".join(f"`{name}`" for name, links in OF_CARD.items() if link.name in links)
+        most = "any" if link.most == ANY else str(link.most)
+        yield (
+            f"| {link.title} | {link.bandwidth / 1e9:,.4g} | {link.wait * 1e6:g}, "
+            f"{link.low_wait * 1e6:g} | {most} | {cards} | {link.source} |"
+        )
+
+
+def reached(name: str, unit: float = 1.0) -> str:
+    return ", ".join(f"{getattr(REACHED[way], name) * unit:g}" for way in (SLOW, MIDDLE, FAST))
+
+
 def compared(model: str) -> str:
     """As the command prints it."""
     return render_comparison([predict(c, random_weights=model, compile=False) for c in COMPARED])
@@ -172,6 +208,10 @@ def main() -> None:
         driver=DRIVER_BYTES >> 20,
         factors="\n".join(factor_rows()),
         cards="\n".join(card_rows()),
+        links="\n".join(link_rows()),
+        host=reached("host", 1e6),
+        el=reached("part"),
+        late=reached("late"),
         compared=",".join(COMPARED),
         tables="\n\n".join(f"```\n{compared(model)}\n```" for model in MODELS),
         launches="\n".join(map(launch_row, COUNTED)),

@@ -1,52 +1,173 @@
-"""Every variant of every family on 2, 3 and 4 ranks against one process, on random tiny
-checkpoints: 48 greedy tokens, logits, tower; what a rank holds, and what could not be shared.
+"""Every variant of every family on 2, 3 and 4 ranks against one process: 48 greedy tokens, logits,
+tower; what a rank holds, and what could not be shared.
 
     python tools/rank_table.py [WORD IN ROW OR VARIANT]
+
+Forms: `safetensors`, a random tiny checkpoint; `GGUF`, the same as llama.cpp's converter writes it,
+where the tests have a writer for the family; `Q8_0` and `Q4_K`, the same model widened to some
+blocks a rank, of random blocks under GGUF's names. A line says for each number of ranks what the
+largest rank holds of the weights; the exit code is 1 where anything differs.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
+from itertools import cycle
+from math import lcm
 from pathlib import Path
+from typing import Any
+
+import torch
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests" / part) for part in ("support", "families")]
 
+import test_gemma4_gguf  # noqa: E402
+import test_gguf_files  # noqa: E402
+from checkpoints import nmse  # noqa: E402
+from gguf_files import decoder, read_json  # noqa: E402
 from table import CASES, ROWS  # noqa: E402
 from test_ranks import Subject  # noqa: E402
 
+from mtmd.bench.shapes import random_checkpoint  # noqa: E402
+from mtmd.checkpoint.checkpoint import Checkpoint  # noqa: E402
+from mtmd.checkpoint.open import open_checkpoint  # noqa: E402
+
 TOKENS = 48
 SIZES = (2, 3, 4)
+CLOSE = 1e-9  # of logits and embeddings: |found - expected|^2 / |expected|^2
+WIDE, BLOCK, VOCABULARY = 1024, 256, 640
+FLASH = cycle(("on", "off"))
 
 
-def main(word: str = "") -> None:
-    print(f"{'row: variant':<70} {'ranks':>5} {'largest rank':>13}   kept whole as asked otherwise")
+def widened(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with rows of several blocks of 256, heads as large as they were."""
+    text, vision = config.get("text_config", config), config.get("vision_config", {})
+    head = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
+    rows = 4 * lcm(head, BLOCK) if "head_dim" in text else lcm(head, BLOCK)
+    hidden = BLOCK if "head_dim" in text else rows
+    wide = dict.fromkeys(
+        ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"), WIDE
+    )
+    wide |= {
+        "hidden_size": hidden,
+        "vocab_size": VOCABULARY,
+        "vocab_size_per_layer_input": VOCABULARY,
+        "num_attention_heads": rows // head,
+        "num_key_value_heads": 4,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+    }
+    if text.get("hidden_size_per_layer_input"):
+        wide["hidden_size_per_layer_input"] = 32
+    if "linear_num_key_heads" in text:
+        each = text["linear_num_value_heads"] // text["linear_num_key_heads"]
+        wide |= {"linear_num_key_heads": 8, "linear_num_value_heads": 8 * each}
+    text.update({name: size for name, size in wide.items() if name in text})
+    for name in ("out_hidden_size", *(["hidden_size"] * (config["model_type"] == "qwen2_vl"))):
+        if name in vision:
+            vision[name] = hidden
+    return config
+
+
+def image_settings(folder: Path) -> dict[str, Any]:
+    """How pictures and videos are prepared, of however many files, as one."""
+    files = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
+    both, own, video = (
+        read_json(folder, name) if (folder / name).exists() else {} for name in files
+    )
+    image = both.get("image_processor") or own
+    video = both.get("video_processor") or video
+    return image | ({"video_processor": video} if video else {})
+
+
+def quantized(folder: Path, to: Path, kind: str) -> Checkpoint:
+    to.mkdir()
+    (to / "preprocessor_config.json").write_text(json.dumps(image_settings(folder)))
+    (to / "config.json").write_text(json.dumps(widened(read_json(folder, "config.json"))))
+    return random_checkpoint(str(to), kind)
+
+
+def gguf_writer(row: str) -> Callable[[Path, Path], None] | None:
+    """Writes text.gguf and its projector; None where the tests have no writer."""
+    if row == "gemma4":
+
+        def write(folder: Path, to: Path) -> None:
+            test_gemma4_gguf.write_decoder(folder, to / "text.gguf")
+            test_gemma4_gguf.write_projector(folder, to / "mmproj.gguf")
+
+        return write
+    if row not in test_gguf_files.PROJECTORS:
+        return None
+
+    def convert(folder: Path, to: Path) -> None:
+        config, names = read_json(folder, "config.json"), test_gguf_files.ARCHITECTURES
+        kind = config["text_config"]["model_type"]
+        architecture = names.get(config["model_type"], names.get(kind, kind))
+        decoder(folder, to / "text.gguf", architecture)
+        test_gguf_files.PROJECTORS[row][0](folder, to / "mmproj.gguf")
+
+    return convert
+
+
+def forms(row: str, folder: Path, room: Path) -> Iterator[tuple[str, Checkpoint]]:
+    yield "safetensors", open_checkpoint(folder)
+    if (write := gguf_writer(row)) is not None:
+        (room / "gguf").mkdir()
+        write(folder, room / "gguf")
+        yield "GGUF", open_checkpoint(room / "gguf" / "text.gguf")
+    for kind in ("Q8_0", "Q4_K"):
+        yield kind, quantized(folder, room / kind, kind)
+
+
+def differences(subject: Subject, sees: bool) -> Iterator[tuple[int, float, str | None, set[str]]]:
+    """By number of ranks: the largest rank's share of the weights, what differs, what is whole."""
+    tokens, logits = subject.whole(TOKENS)
+    total = subject.model.runner.plan(subject.model.runner.sizes()["decode"]).weight_bytes["cpu"]
+    for size in SIZES:
+        flash, wrong = next(FLASH), None
+        results = subject.on_ranks(size, TOKENS, flash_attn=flash)
+        if any(r[0] != tokens for r in results):
+            at = next(i for i in range(TOKENS) if any(r[0][i] != tokens[i] for r in results))
+            wrong = f"token {at} of {TOKENS}"
+        elif (far := max(nmse(r[1], logits) for r in results)) > CLOSE:
+            wrong = f"logits by {far:.1g}"
+        elif sees:
+            try:
+                subject.check_tower(size, flash)
+            except AssertionError:
+                wrong = "the tower's embeddings"
+        runners = [r[2] for r in results]
+        kept = {k.reason for r in runners for k in r.sharding.kept_whole if k.refused}
+        most = max(r.residency.bytes["cpu"] for r in runners)
+        yield size, most / total, wrong, kept
+
+
+def main(word: str = "") -> int:
+    torch.set_num_threads(1)
+    print(f"{'form':<12}{'2 ranks':>8}{'3':>6}{'4':>6}  row: variant; whole on every rank")
+    count = failed = 0
     for row, variant in CASES:
         if word not in f"{row}: {variant}":
             continue
-        with tempfile.TemporaryDirectory() as folder:
-            subject = Subject(ROWS[row].variants[variant](Path(folder)), ROWS[row].vision)
-            total = subject.model.runner.plan(subject.model.runner.sizes()["decode"])
-            for size in SIZES:
-                for flash in ("on", "off"):
-                    runners = subject.check(size, TOKENS, flash_attn=flash)
-                    if ROWS[row].vision:
-                        subject.check_tower(size, flash)
-                most = max(r.residency.bytes["cpu"] for r in runners)
-                kept = {
-                    k.reason
-                    for r in runners
-                    if r.sharding
-                    for k in r.sharding.kept_whole
-                    if k.refused
-                }
-                share = most / total.weight_bytes["cpu"]
-                print(
-                    f"{row + ': ' + variant:<70.70} {size:>5} {share:>12.0%}   {'; '.join(kept)}",
-                    flush=True,
-                )
+        with tempfile.TemporaryDirectory() as name:
+            (folder := Path(name) / "oracle").mkdir()
+            oracle = ROWS[row].variants[variant](folder)
+            for form, checkpoint in forms(row, oracle.folder, Path(name)):
+                found = list(differences(Subject(checkpoint, ROWS[row].vision), ROWS[row].vision))
+                wrong = [f"{size} ranks: {w}" for size, _, w, _ in found if w]
+                kept = sorted({reason for *_, reasons in found for reason in reasons})
+                shares = "".join(f"{share:>6.0%}" for _, share, _, _ in found)
+                told = f"{row}: {variant}" + "".join(f"; {k}" for k in kept)
+                told += "".join(f"; DIFFERS, {w}" for w in wrong)
+                print(f"{form:<12}  {shares}  {told}", flush=True)
+                count, failed = count + len(SIZES), failed + len(wrong)
+    print(f"{count - failed} of {count} give the {TOKENS} tokens of one process")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(main(*sys.argv[1:]))

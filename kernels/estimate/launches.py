@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mtmd.kernels.backends.target import Target
+from mtmd.kernels.estimate.links import PARTS
 from mtmd.kernels.graph import Type
 from mtmd.kernels.kernel import types_of
 from mtmd.kernels.ops import OPS
@@ -39,6 +40,8 @@ def cost(step: Step, target: Target) -> Cost:
         return Cost(1, 0, 2 * node.type.bytes)
     if step.backend is not target:
         return Cost(0, 0, 0)
+    if node.op in PARTS:  # a collective is one launch, of the library that moves the values
+        return Cost(1, 0, node.type.bytes)
     choice = target.choose(node)
     if choice.kernel is not None:
         count = choice.kernel.launches(*types_of(node), **node.attrs)

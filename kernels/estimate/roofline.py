@@ -4,6 +4,7 @@
     host   = torch launches x t + Triton launches x u + nodes x STEP, or REPLAY
     time   = max(host, device)
 
+A collective of several ranks takes the device as long as `links.py` says, and the host `host`.
 Kernels are launched one after another by the host while the device works, so the slower of the two
 is what one waits for. A plan that can be recorded (`kernels/plan/replay.py`) is replayed from its
 third run on, which costs the host the same whatever is in it. Bytes, FLOPs and launches are counted
@@ -19,12 +20,13 @@ from dataclasses import dataclass
 from mtmd.kernels.backends.target import Target
 from mtmd.kernels.estimate.cards import Card
 from mtmd.kernels.estimate.launches import Cost, cost
+from mtmd.kernels.estimate.links import PARTS, REACHED, Link, exchange_s
 from mtmd.kernels.graph import Node
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.replay import why_not
 from mtmd.kernels.plan.scheduler import Plan
 
-BANDWIDTH, FLOPS, LAUNCHES = "bandwidth", "FLOPs", "launches"
+BANDWIDTH, FLOPS, LAUNCHES, EXCHANGE = "bandwidth", "FLOPs", "launches", "exchange"
 PRODUCTS = ("attention", "paged_attention", "attn_scores", "attn_mix", "gated_delta")
 
 
@@ -88,7 +90,8 @@ class OpShare:
 @dataclass(frozen=True)
 class Estimate:
     """Of one run of a plan. `ms` lies between `fast_ms` and `slow_ms`; `host_ms` and `device_ms`
-    are the two that it is the larger of. `bound`: bandwidth, FLOPs or launches.
+    are the two that it is the larger of. `bound`: bandwidth, FLOPs, launches or exchange.
+    `exchange_ms` of `device_ms` are collectives'.
     """
 
     ms: float
@@ -100,6 +103,7 @@ class Estimate:
     launches: int
     gflop: float
     gib: float
+    exchange_ms: float = 0.0
 
     def plus(self, other: Estimate, times: int = 1) -> Estimate:
         """This run and then `times` that one."""
@@ -114,19 +118,23 @@ class Estimate:
             self.launches + times * other.launches,
             self.gflop + times * other.gflop,
             self.gib + times * other.gib,
+            self.exchange_ms + times * other.exchange_ms,
         )
 
 
-def estimate(plan: Plan, target: Target, card: Card) -> Estimate | None:
-    """How long one run of `plan` takes on `card`; None where its rates are not known, or where some
-    of the plan runs elsewhere, which this says nothing of.
+def estimate(plan: Plan, target: Target, card: Card, link: Link | None = None) -> Estimate | None:
+    """How long one run of `plan` takes on `card`, where it is one rank's of several over `link`;
+    None where the card's rates are not known, or where some of the plan runs elsewhere, which this
+    says nothing of.
     """
     if not card.is_known or any(step.backend is not target for step in plan.steps):
+        return None
+    if link is None and any(step.node.op in PARTS for step in plan.steps):
         return None
     costs = [(step.node, cost(step, target)) for step in plan.steps]
     factors = factors_of(card)
     replayed = why_not(plan, lambda node: target.choose(node).kernel is None) is None
-    times = {name: _times(costs, card, f, replayed) for name, f in factors.items()}
+    times = {name: _times(costs, card, f, replayed, link, name) for name, f in factors.items()}
     host, device, causes = times[MIDDLE]
     return Estimate(
         max(host, device) * 1e3,
@@ -138,6 +146,7 @@ def estimate(plan: Plan, target: Target, card: Card) -> Estimate | None:
         sum(c.torch + c.triton for _, c in costs),
         plan.flops / 1e9,
         sum(c.bytes for _, c in costs) / 2**30,
+        causes[EXCHANGE] * 1e3,
     )
 
 
@@ -181,19 +190,28 @@ def _kernel(node: Node, backend: object, target: Target) -> str:
 
 
 def _times(
-    costs: list[tuple[Node, Cost]], card: Card, factors: Factors, replayed: bool = False
+    costs: list[tuple[Node, Cost]],
+    card: Card,
+    factors: Factors,
+    replayed: bool = False,
+    link: Link | None = None,
+    range_: str = MIDDLE,
 ) -> tuple[float, float, dict[str, float]]:
     """Seconds of the host, of the device, and of the device by what holds it up."""
-    causes: dict[str, float] = dict.fromkeys((BANDWIDTH, FLOPS, LAUNCHES), 0.0)
+    causes: dict[str, float] = dict.fromkeys((BANDWIDTH, FLOPS, LAUNCHES, EXCHANGE), 0.0)
+    launched = 0.0
     for node, used in costs:
-        if node.op == "copy":
+        if node.op in PARTS and link is not None:
+            reached, ranks = REACHED[range_], node.attrs["group"].size
+            causes[EXCHANGE] += exchange_s(node.op, node.type.bytes, ranks, link, reached)
+            launched += reached.host + factors.step
             continue
-        seconds, cause = node_time(node, used, card, factors)
-        causes[cause] += seconds
-    launched = sum(
-        used.torch * factors.torch_launch + used.triton * factors.triton_launch + factors.step
-        for _, used in costs
-    )
+        launched += (
+            used.torch * factors.torch_launch + used.triton * factors.triton_launch + factors.step
+        )
+        if node.op != "copy":
+            seconds, cause = node_time(node, used, card, factors)
+            causes[cause] += seconds
     host = min(launched, factors.replay) if replayed else launched  # of few nodes it is less
     return host, sum(causes.values()), causes
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from mtmd.kernels.parallel.dims import Conflict, Dim, Dims, Segments
 
 EVEN = (256, 64, 32, 16, 8, 4, 2)  # neurons to a part where that leaves enough of them
+ALIGNED = 16  # neurons to a part, at least, that exact shares are looked for with
+NEAR = 0.02  # the fullest rank's excess over its share, for which smaller parts are not tried
 MOST_UNITS = 1024  # heads, of which every way to cut them is looked at
 
 
@@ -57,14 +59,27 @@ class Cuts:
         units = dim.units
         if units < self._ranks:
             raise self._few([dim], units, "part" + "s" * (units > 1))
-        step = next((n for n in EVEN if units % n == 0 and units // n >= 4 * self._ranks), 1)
-        units //= step
+        steps = [n for n in EVEN if units % n == 0 and units // n >= 4 * self._ranks]
+        ways = {n: self._edges_by(units // n) for n in (*steps, 1)}
+        for most, least in ((0.0, ALIGNED), (NEAR, 1)):
+            for step, way in ways.items():
+                if step >= least and self._excess(way) <= most:
+                    return way
+        return min(ways.values(), key=self._excess)
+
+    def _edges_by(self, units: int) -> tuple[Fraction, ...]:
         edges = [0]
         for rank, end in enumerate(self._ends, 1):
             left = self._ranks - rank  # each of those behind gets a unit at least
             edges.append(min(max(round(end * units), edges[-1] + 1), units - left))
         edges[-1] = units
         return tuple(Fraction(e, units) for e in edges)
+
+    def _excess(self, edges: Sequence[Fraction]) -> float:
+        """By how much the fullest rank has more than its share, as a part of that."""
+        wanted = [end - start for start, end in pairwise((Fraction(0), *self._ends))]
+        parts = [stop - start for start, stop in pairwise(edges)]
+        return float(max(part / share for part, share in zip(parts, wanted, strict=True)) - 1)
 
     def _heads(self, units: int, groups: Dim, heads: Sequence[Dim]) -> tuple[Fraction, ...]:
         """A rank's heads are whole groups or lie in one: then its heads and groups fit together as

@@ -52,7 +52,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         metavar="GPU",
         help="predict memory, times and kernels for a card (rtx4090, h100, mi300x) or an "
         "architecture (cuda:90, hip:gfx942); several between commas for one table; list shows "
-        "all cards",
+        "all cards; with --tp N as many of it, over each link that may tie them together",
     )
     group.add_argument(
         "--memory", metavar="SIZE", help="the GPU's memory, like 24GiB (default: the card's)"
@@ -118,19 +118,24 @@ def _predict(args: argparse.Namespace) -> int:
         raise OptionError(f"target {args.target!r:.60}: expected a card, or several between commas")
     if len(names) > MOST_TARGETS:
         raise OptionError(f"target: found {len(names)}, expected at most {MOST_TARGETS}")
-    if args.tp > 1 or args.split != "none" or args.fit:
+    if args.split != "none" or args.fit:
         raise OptionError(
-            "target: found beside tp, split or fit, and is one device; `mtmd fit` predicts several"
+            "target: found beside split or fit, and is one device; `mtmd fit` predicts several"
         )
+    shared = args.tp != 1 or args.tensor_split
+    if shared and len(names) > 1:
+        raise OptionError(f"tp: found {len(names)} targets, expected one, of which there are N")
     given = {name: getattr(args, name) for name in PREDICTED}
-    if args.save and (len(names) > 1 or args.no_compile or args.memory or args.strict):
+    if args.save and (len(names) > 1 or args.no_compile or args.memory or args.strict or shared):
         raise OptionError(
-            "--save: expected one --target, and none of --memory, --strict and --no-compile, which "
-            "are for predictions"
+            "--save: expected one --target, and none of --memory, --strict, --no-compile and --tp, "
+            "which are for predictions"
         )
     # Of a device that is here; `predict` refuses them.
     given |= {n: getattr(args, n) for n in DEVICE}
     chosen = {name: value for name, value in given.items() if value not in (None, "auto", [])}
+    if shared:
+        chosen |= {"tp": args.tp, "tensor_split": args.tensor_split}
     if args.save:
         return _save(args, names[0], chosen)
     reports = [

@@ -12,6 +12,8 @@ from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.config import LoadOptions, options
 from mtmd.inspect.prediction import GraphOps, Needs, Prediction, card_facts, facts_of, usable_bytes
 from mtmd.inspect.prediction_text import render_prediction
+from mtmd.inspect.ranks.facts import LinkFacts
+from mtmd.inspect.ranks.predict import shared_out
 from mtmd.kernels.backends import Cpu, Reference
 from mtmd.kernels.backends.target import MIN_CAPABILITY, Target
 from mtmd.kernels.errors import OptionError
@@ -49,9 +51,11 @@ def predict(
     Nothing is run and no weight is read; with `random_weights`, a config.json or a name such as
     gemma-3-4b, there need be none, and `weights` is their type (BF16, Q4_K_M). `compile=False`
     leaves out what takes seconds, compiling the kernels ahead of time. `chosen` are the fields of
-    `LoadOptions` less those of a device that is here. Raises MtmdError.
+    `LoadOptions` less those of a device that is here; with `tp` of them, as many such cards share
+    the model beside. Raises MtmdError.
     """
     card = find_card(target, size_or_none("memory", memory))
+    shares = _shares(chosen)
     subject = subject_of(target, model, random_weights, weights, **chosen)
     device = subject.backends[0]
     assert isinstance(device, Target)
@@ -63,6 +67,9 @@ def predict(
     )
     facts = facts_of(report)
     facts["device_name"] = "not here: predicted"
+    links: tuple[LinkFacts, ...] = ()
+    if shares:
+        facts["ranks"], links = shared_out(subject, device, card, shares)
     return PredictionReport(
         **facts,
         card=card_facts(card),
@@ -76,9 +83,17 @@ def predict(
         lengths=needs.lengths,
         pictures=needs.pictures,
         work=tuple(_work(g, plan, device, needs) for g, plan in plans),
+        links=links,
         compiled=tuple(kernels),
         not_compiled=not_compiled,
     )
+
+
+def _shares(chosen: dict[str, Any]) -> tuple[float, ...]:
+    """Of the ranks that `tp` asks for, which is taken out of `chosen`; empty without."""
+    names = ("tp", "tensor_split")
+    asked = options(LoadOptions, {name: chosen.pop(name) for name in names if name in chosen})
+    return asked.tensor_split or (1.0,) * asked.tp if asked.tp > 1 else ()
 
 
 def subject_of(

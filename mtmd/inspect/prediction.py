@@ -12,6 +12,7 @@ import numpy as np
 from mtmd.clip.encoder import BATCH
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.token_budget import Budget
+from mtmd.inspect.ranks.facts import LinkFacts
 from mtmd.kernels.backends.target import Target
 from mtmd.kernels.errors import ImageError, OptionError
 from mtmd.kernels.estimate.cards import Card
@@ -100,7 +101,8 @@ class Prediction(WarmupFacts):
     usable_bytes: of the card's memory, less what the driver takes and what is left to others; None
     where the memory is not known. sequences: answers computed at once. longest_context: tokens of
     each with which all fits, beside the largest picture; 0 where none does, None without a card's
-    memory. not_compiled: why kernels were not.
+    memory. links: what may tie the cards together where several ranks share the model (`ranks`);
+    all else is of one card. not_compiled: why kernels were not.
     """
 
     card: CardFacts | None = None
@@ -114,6 +116,7 @@ class Prediction(WarmupFacts):
     lengths: tuple[Length, ...] = ()
     pictures: tuple[Picture, ...] = ()
     work: tuple[GraphOps, ...] = ()
+    links: tuple[LinkFacts, ...] = ()
     compiled: tuple[CompiledKernel, ...] = ()
     not_compiled: str | None = None
 

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from mtmd.inspect.prediction import GraphOps, Length, Picture, Prediction
+from mtmd.inspect.ranks.text import render_ranks
 from mtmd.kernels.estimate.roofline import Estimate
 from mtmd.kernels.report.facts import CompiledKernel
 from mtmd.loaded.fitting.needed_memory import MOST_ANSWERS
@@ -19,8 +20,9 @@ SHOWN = 6  # ops of one graph, those that take most
 
 
 def render_prediction(report: Prediction) -> str:
-    parts = (_head, _fit, _speed, _memory, _acceleration, _ops, _kernels, _notes)
-    lines = [line.rstrip() for part in parts for line in (*part(report), "")]
+    parts = (_head, _fit, _speed, _ranks, _memory, _acceleration, _ops, _kernels, _notes)
+    told = ([*part(report)] for part in parts)
+    lines = [line.rstrip() for part in told if part for line in (*part, "")]
     return "\n".join(lines).rstrip("\n")
 
 
@@ -112,6 +114,11 @@ def _speed(report: Prediction) -> Iterator[str]:
         f"  'at': when a sequence is so long; prefill by {report.asked.prefill_tokens} tokens; "
         f"'x': of {_count(report.sequences, 'answer')} together"
     )
+
+
+def _ranks(report: Prediction) -> Iterator[str]:
+    if report.ranks is not None:
+        yield from render_ranks(report.ranks, report.links, _row)
 
 
 def _alike(pictures: Sequence[Picture]) -> list[list[Picture]]:

@@ -15,9 +15,12 @@ from mtmd.loaded.loaded_model import LoadedModel
 def ranks_facts(loaded: LoadedModel) -> RanksFacts | None:
     """None where a model has one rank. Every rank's plans are made here; nothing is run."""
     sharding = loaded.runner.sharding
-    if sharding is None:
-        return None
-    facts = [_rank(loaded, rank, sharding.shares) for rank in range(len(sharding.shares))]
+    return None if sharding is None else planned_ranks(loaded, sharding.shares)
+
+
+def planned_ranks(loaded: LoadedModel, shares: Sequence[float]) -> RanksFacts:
+    """What ranks with these `shares` would take, whether there are such or not."""
+    facts = [_rank(loaded, rank, shares) for rank in range(len(shares))]
     _, own, kept = facts[0]
     told = [
         CollectiveFacts(graph, label, op, count, size)
@@ -39,25 +42,43 @@ def ranks_warnings(loaded: LoadedModel) -> tuple[str, ...]:
     )
 
 
-def _rank(
+Plans = dict[tuple[str, str], Plan]
+"""By graph and by the name of its size."""
+
+
+def rank_plans(
     loaded: LoadedModel, rank: int, shares: Sequence[float]
-) -> tuple[RankFacts, dict[tuple[str, str], Plan], list[KeptWholeFacts]]:
+) -> tuple[Plans, dict[str, Sharding]]:
+    """One rank's plans at the sizes of a warm-up, and how each graph was shared out."""
     runner, encoder, seat = loaded.runner, loaded.encoder, Seat(rank, len(shares))
-    text = Sharding(seat, shares)
+    shardings = {"decoder": Sharding(seat, shares)}
 
     def planned(outputs: Sequence[Node], sharding: Sharding) -> Plan:
         return make_plan(sharding.rewrite(outputs), loaded.backends, runner.overrides)
 
     plans = {
-        ("decoder", label): planned(runner.whole_graph(batch), text)
+        ("decoder", label): planned(runner.whole_graph(batch), shardings["decoder"])
         for label, batch in runner.sizes().items()
     }
-    kept = _kept("decoder", text.kept_whole)
     if encoder:
-        vision = Sharding(seat, shares)
+        shardings["encoder"] = Sharding(seat, shares)
         for label, (batch, tile) in encoder.sizes().items():
-            plans["encoder", label] = planned([encoder.whole_graph(batch, tile.shape)], vision)
-        kept = [*_kept("encoder", vision.kept_whole), *kept]
+            graph = [encoder.whole_graph(batch, tile.shape)]
+            plans["encoder", label] = planned(graph, shardings["encoder"])
+    return plans, shardings
+
+
+def _rank(
+    loaded: LoadedModel, rank: int, shares: Sequence[float]
+) -> tuple[RankFacts, Plans, list[KeptWholeFacts]]:
+    plans, shardings = rank_plans(loaded, rank, shares)
+    text = shardings["decoder"]
+    kept = [
+        one
+        for graph in ("encoder", "decoder")
+        if graph in shardings
+        for one in _kept(graph, shardings[graph].kept_whole)
+    ]
     weights: dict[object, int] = {}
     for plan in plans.values():
         for node, space in plan.leaves:

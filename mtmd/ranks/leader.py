@@ -26,7 +26,8 @@ from torch import Tensor
 
 from mtmd.config import Launched, LoadOptions
 from mtmd.kernels.errors import DeviceError
-from mtmd.kernels.parallel.distributed import DistributedGroup
+from mtmd.kernels.parallel.distributed import DistributedGroup, check_unused
+from mtmd.kernels.parallel.shared_memory import new_memory
 from mtmd.llm.batch import Batch
 from mtmd.llm.engine.runner import PLANS
 from mtmd.llm.state import Snapshot
@@ -60,6 +61,7 @@ class Ranks:
 
     def __init__(self, chosen: LoadOptions, opened_from: Sequence[Any], launched: Launched | None):
         """`launched`: somebody else has started the processes; else they are started here."""
+        check_unused()
         self.size, self._lock = chosen.tp, threading.RLock()
         self.on_loss: list[Callable[[DeviceError], None]] = []
         self.fault: DeviceError | None = None
@@ -72,11 +74,14 @@ class Ranks:
         address = (launched.address if launched else LOCALHOST, 0)
         with Listener(address, backlog=self.size, authkey=key) as listener:
             store = launcher_store(launched) if launched else new_store(self.size)
+            gloo = transport(chosen.device) == "gloo"
+            memory = new_memory(self.size) if gloo and launched is None else None
             place = {
                 "address": list(listener.address),
                 "key": key.hex(),
                 "store": [LOCALHOST, store.port] if launched is None else None,
                 "size": self.size,
+                "memory": memory,
             }
             processes = {} if launched else self._start(place)
             if launched:
@@ -86,9 +91,11 @@ class Ranks:
             except BaseException:
                 for process in processes.values():
                     process.kill()
+                if memory is not None:
+                    os.close(memory)
                 raise
         self._tell("load", options=dataclasses.asdict(chosen), opened_from=opened_from)
-        self.group = DistributedGroup(store, 0, self.size, transport(chosen.device))
+        self.group = DistributedGroup(store, 0, self.size, transport(chosen.device), memory)
         atexit.register(self.close)
         for follower in self.followers:
             threading.Thread(
@@ -103,7 +110,9 @@ class Ranks:
         processes = {}
         for rank in range(1, self.size):
             process = subprocess.Popen(
-                [sys.executable, "-m", "mtmd.follower"], stdin=subprocess.PIPE
+                [sys.executable, "-m", "mtmd.follower"],
+                stdin=subprocess.PIPE,
+                pass_fds=() if place["memory"] is None else (place["memory"],),
             )
             assert process.stdin is not None
             process.stdin.write(json.dumps(place | {"rank": rank}).encode() + b"\n")
@@ -174,6 +183,7 @@ class Ranks:
             f"rank {follower.rank} of {self.size} {why}; start the process again"
         )
         log.error("%s", self.fault)
+        self.group.give_up()
         for tell in self.on_loss:
             tell(self.fault)
 

@@ -4,7 +4,7 @@ attention, the tower too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import cycle
 from typing import Any
 
@@ -17,15 +17,17 @@ from random_graphs import device
 from ranks import ThreadGroup, run_ranks
 from table import CASES, ROWS
 
+from mtmd.bench.shapes import random_checkpoint
 from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.clip.encoder import Encoder
 from mtmd.config import LoadOptions
-from mtmd.kernels.backends import Cpu
-from mtmd.kernels.parallel.shard import Sharding
+from mtmd.kernels.backends import Backend, Cpu
+from mtmd.kernels.parallel.shard import Sharding, collectives
 from mtmd.kernels.plan.scheduler import Override
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.spans import Span
+from mtmd.loaded.ranks_report import rank_plans
 from mtmd.model import Model
 
 Build = Callable[[str, str], Oracle]
@@ -58,9 +60,27 @@ def greedy(runner: Runner, spans: list[Span], count: int) -> tuple[list[int], to
     return tokens, first
 
 
+def counted(runner: Runner, group: ThreadGroup) -> None:
+    """What a rank holds, and has handed to collectives in its last step, is what its plan says."""
+    plan = runner.plan(runner.sizes()["decode"])
+    foreseen = [
+        s.node.type.bytes
+        * s.node.attrs.get("sizes", (1,) * group.size)[group.rank]
+        // sum(s.node.attrs.get("sizes", (1,)))
+        for s in plan.steps
+        if s.node.op in ("all_reduce", "all_gather")
+    ]
+    assert foreseen and group.handed[-len(foreseen) :] == foreseen
+    assert sum(runner.residency.bytes.values()) == sum(plan.weight_bytes.values())
+
+
+def opened(oracle: Oracle) -> Checkpoint:
+    return open_checkpoint(oracle.folder)
+
+
 class Subject:
-    def __init__(self, oracle: Oracle, vision: bool):
-        self.model = Model(open_checkpoint(oracle.folder), LoadOptions(device="cpu", dtype="fp32"))
+    def __init__(self, checkpoint: Checkpoint, vision: bool):
+        self.model = Model(checkpoint, LoadOptions(device="cpu", dtype="fp32"))
         parts: list[dict[str, Any]] = [{"type": "text", "text": "Describe a red circle"}]
         if vision:
             parts.append({"type": "image", "image": PICTURE})
@@ -80,7 +100,9 @@ class Subject:
                 sharding=Sharding(group, shares),
                 **{k: v() if callable(v) else v for k, v in options.items()},
             )
-            return (*greedy(runner, self.spans, count), runner)
+            found = greedy(runner, self.spans, count)
+            counted(runner, group)
+            return (*found, runner)
 
         return run_ranks(size, rank)
 
@@ -91,33 +113,42 @@ class Subject:
         assert max(nmse(r[1], logits) for r in results) <= 1e-9
         return [r[2] for r in results]
 
-    def check_tower(self, size: int, flash: str = "auto") -> None:
+    def check_tower(
+        self,
+        size: int,
+        flash: str = "auto",
+        backends: Callable[[], list[Backend]] = lambda: [Cpu()],
+        overrides: Sequence[Override] = (),
+    ) -> list[Encoder]:
         encoder = self.model.encoder
         assert encoder is not None
         tiles: list[np.ndarray] = list(encoder.family.resolution.prepare(PICTURE).tiles)
         expected = encoder.encode(tiles)
 
-        def rank(group: ThreadGroup) -> list[torch.Tensor]:
+        def rank(group: ThreadGroup) -> tuple[list[torch.Tensor], Encoder]:
             part = Encoder(
                 encoder.family,
                 encoder.weights,
-                [Cpu()],
+                backends(),
                 dtype=torch.float32,
                 flash_attn=flash,
+                overrides=overrides,
                 sharding=Sharding(group),
             )
-            return part.encode(tiles)
+            return part.encode(tiles), part
 
-        for result in run_ranks(size, rank):
+        results = run_ranks(size, rank)
+        for result, _ in results:
             for ours, whole in zip(result, expected, strict=True):
                 assert nmse(ours, whole) <= 1e-9
+        return [part for _, part in results]
 
 
 @pytest.mark.parametrize(
     ("row", "variant"), CASES, ids=[f"{row}: {variant}" for row, variant in CASES]
 )
 def test_every_family_answers_as_one_process_does(build: Build, row: str, variant: str) -> None:
-    subject, size = Subject(build(row, variant), ROWS[row].vision), SIZES[row, variant]
+    subject, size = Subject(opened(build(row, variant)), ROWS[row].vision), SIZES[row, variant]
     flash = ("on", "off")[size % 2]
     subject.check(size, flash_attn=flash)
     if ROWS[row].vision:
@@ -128,31 +159,12 @@ def first_of(row: str) -> tuple[str, str]:
     return row, next(variant for name, variant in CASES if name == row)
 
 
-def test_keys_and_values_off_the_device_keep_their_split(build: Build) -> None:
-    """llama.cpp PR 21717: tensor parallelism with the cache on the host (-nkvo) ends in a crash
-    there. A Gemma whose cache, and attention with it, lies beside the device.
-    """
-    subject = Subject(build(*first_of("gemma3")), vision=True)
-    runners = subject.check(
-        2,
-        backends=lambda: [device("card"), Cpu(native=False)],
-        overrides=[Override.parse(r"kv_store|keys$|values$=cpu")],
-    )
-    for runner in runners:
-        plan = runner.plan(runner.sizes()["decode"])
-        assert {c.attrs["source"] for c in plan.copies} == {"card", "cpu"}
-        stores = [s for s in plan.steps if s.node.op == "kv_store"]
-        assert stores and all(s.backend.space == "cpu" for s in stores)
-        whole = subject.model.checkpoint.text.layers[0][0].shape(1, 1)[2]
-        assert all(s.node.shape[2] < whole or whole == 1 for s in stores)
-
-
 @pytest.mark.parametrize(
     "override",
     [r"blk\.1\.=cpu", r"blk\.0\.ffn_moe=cpu", r"attn_k=cpu", r"all_reduce=cpu", r"ffn_down=cpu"],
 )
 def test_parts_on_another_device(build: Build, override: str) -> None:
-    subject = Subject(build("qwen3_vl", "experts"), vision=True)
+    subject = Subject(opened(build("qwen3_vl", "experts")), vision=True)
     (first, _) = subject.check(
         2,
         4,
@@ -164,7 +176,7 @@ def test_parts_on_another_device(build: Build, override: str) -> None:
 
 def test_shares_that_are_not_equal(build: Build) -> None:
     subject = Subject(
-        build("qwen3_vl", "dense, tied, 6 heads on 2, bias, head of 36, as published"), True
+        opened(build("qwen3_vl", "dense, tied, 6 heads on 2, bias, head of 36, as published")), True
     )
     runners = subject.check(2, shares=(3, 1))
     sizes = [r.residency.bytes["cpu"] for r in runners]
@@ -172,10 +184,9 @@ def test_shares_that_are_not_equal(build: Build) -> None:
 
 
 def test_what_a_rank_takes_is_predicted(build: Build) -> None:
-    subject = Subject(build("pixtral", CASES_OF["pixtral"][1]), vision=True)
+    subject = Subject(opened(build("pixtral", CASES_OF["pixtral"][1])), vision=True)
     for runner in subject.check(2, 2):
         plan = runner.plan(runner.sizes()["decode"])
-        assert runner.residency.bytes["cpu"] == plan.weight_bytes["cpu"]
     whole = runner_of(subject.model.checkpoint, subject.image_tokens)
     total = whole.plan(whole.sizes()["decode"]).weight_bytes["cpu"]
     mirrored = sum(
@@ -184,6 +195,34 @@ def test_what_a_rank_takes_is_predicted(build: Build) -> None:
         if node.op == "weight" and node.attrs["source"] is subject.model.checkpoint.text_weights
     )
     assert plan.weight_bytes["cpu"] <= mirrored + (total - mirrored) * 0.52
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("qwen3-8b", 2), ("qwen3-8b", 4), ("gemma-3-4b", 4), ("lfm2-vl-450m", 2), ("lfm2-vl-450m", 4)],
+)
+def test_memory_and_exchange_by_formula(name: str, size: int) -> None:
+    """Of published shapes, in bf16, where sizes divide: at most an even part of what is split and
+    all of what is not; two sums a layer, one for the token table, and the logits.
+    """
+    model = Model(random_checkpoint(name, "BF16"), LoadOptions(dtype="bf16", context=512))
+    text = model.checkpoint.text
+    whole = model.runner.plan(model.runner.sizes()["decode"]).weight_bytes["cpu"]
+    for rank in range(size):
+        plans, shardings = rank_plans(model.loaded, rank, (1.0,) * size)
+        plan = plans["decoder", "decode"]
+        found = collectives(s.node for s in plan.steps)
+        sums = 2 * len(text.layers) + 1
+        assert found == {
+            "all_reduce": (sums, sums * text.width * 2),
+            "all_gather": (1, text.vocabulary * 2),
+        }
+        weights = [n for n, _ in plan.leaves if n.op == "weight"]
+        mirrored = sum(
+            n.type.bytes for n in weights if n.attrs["source"] is model.checkpoint.text_weights
+        )
+        assert plan.weight_bytes["cpu"] <= mirrored + (whole - mirrored) / size
+        assert mirrored < 0.01 * whole and not shardings["decoder"].kept_whole
 
 
 CASES_OF: dict[str, list[str]] = {}

@@ -30,10 +30,10 @@ class Meeting:
 class ThreadGroup:
     def __init__(self, meeting: Meeting, rank: int):
         self._meeting, self.rank, self.size = meeting, rank, meeting.size
-        self.calls = 0
+        self.handed: list[int] = []
+        """Bytes, by collective."""
 
     def _all(self, x: Tensor) -> list[Tensor]:
-        self.calls += 1
         meeting = self._meeting
         meeting.values[self.rank] = x
         meeting.barrier.wait()
@@ -42,11 +42,14 @@ class ThreadGroup:
         return found
 
     def sum(self, x: Tensor) -> Tensor:
-        result = sum(self._all(x.clone())[1:], self._all(x.clone())[0])
+        self.handed.append(x.nbytes)
+        first, *others = self._all(x.clone())
+        result = sum(others, first)
         assert isinstance(result, Tensor)
         return result
 
     def gather(self, x: Tensor, axis: int, sizes: tuple[int, ...]) -> Tensor:
+        self.handed.append(x.nbytes)
         parts = self._all(x.clone())
         assert tuple(p.shape[axis] for p in parts) == sizes
         return torch.cat(parts, axis)

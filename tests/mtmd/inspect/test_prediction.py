@@ -146,10 +146,11 @@ FIELDS = {
     "graphs", "checks", "dequantized", "speculation", "ranks", "layers", "fit", "programs",
     "fully_accelerated", "card", "sequences",
     "context", "context_most", "usable_bytes", "weight_bytes", "longest_context", "most_answers",
-    "lengths", "pictures", "work", "compiled", "not_compiled", "needed_bytes", "fits",
+    "lengths", "pictures", "work", "links", "compiled", "not_compiled", "needed_bytes", "fits",
 }  # fmt: skip
 ESTIMATE = {
     "ms", "fast_ms", "slow_ms", "bound", "host_ms", "device_ms", "launches", "gflop", "gib",
+    "exchange_ms",
 }  # fmt: skip
 
 
@@ -204,7 +205,10 @@ def test_cards_and_shapes_are_listed(mtmd: Any) -> None:
         (("--target", "h100", "--parallel", "0"), "parallel"),
         (("--target", "h100", "--context", "999999"), "context"),
         (("--target", "h100", "--split", "layer"), "`mtmd fit` predicts several"),
-        (("--target", "h100", "--tp", "2"), "`mtmd fit` predicts several"),
+        (("--target", "h100,l4", "--tp", "2"), "found 2 targets, expected one"),
+        (("--target", "h100", "--tp", "0"), "tp"),
+        (("--target", "h100", "--tp", "2", "--tensor-split", "1,2,3"), "one for each of tp's"),
+        (("--target", "h100", "--tp", "2", "--save", "x"), "none of --memory"),
         (("--memory", "24GiB"), "--memory is for a GPU that is not here"),
         (("--random-weights", "gemma-3-4b"), "--random-weights is for a GPU"),
         (("--parallel", "2"), "--parallel is for a GPU"),

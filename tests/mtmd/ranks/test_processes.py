@@ -16,19 +16,24 @@ from contextlib import suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from processes import children
 from random_graphs import device
 
-from mtmd import DeviceError, OptionError, load
+from mtmd import DeviceError, OptionError, follower, load
+from mtmd.cli import main
 from mtmd.config import LoadOptions
 from mtmd.kernels.backends import Cpu
 from mtmd.kernels.parallel import distributed
 from mtmd.kernels.resources.threads import ask_threads
+from mtmd.llm.engine.engine import Engine, Prompt
+from mtmd.llm.sampling.sampler import Sampler, Sampling
 from mtmd.model import Model
 from mtmd.ranks import leader
+from mtmd.ranks.meeting import KEY
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SHAPES = EXAMPLES / "shapes.png"
@@ -59,6 +64,9 @@ def test_answers_are_those_of_one_process(shared: Model, demo: Model) -> None:
         ours, one = (m.answer(SHAPES, question) for m in (shared, demo))
         assert ours.output_token_ids == one.output_token_ids
         assert "on each of 2 ranks" in str(ours.receipt) and ours.receipt.ranks == 2
+    eight_at_random(shared, demo)
+    with pytest.raises(DeviceError, match="one of several ranks already"):
+        load(tp=2)
     report = shared.warm_up()
     assert report.ranks and len(report.ranks.ranks) == 2
     assert not any(check.failed for check in report.checks)
@@ -69,6 +77,39 @@ def test_answers_are_those_of_one_process(shared: Model, demo: Model) -> None:
     shared.close()
     shared.loaded.ranks.close()
     assert pids and gone(pids)
+
+
+def eight_at_random(shared: Model, demo: Model) -> None:
+    """Requests that come, are given up and make way for each other, over processes."""
+    rng, subject = Random(3), Engine(shared.runner)
+    spans = [
+        demo.spans([{"role": "user", "content": [{"type": "image", "image": picture}]}])
+        for picture in (SHAPES, EXAMPLES / "four.png")
+    ]
+
+    def prompt(number: int, count: int, owner: str = "a") -> Prompt:
+        return Prompt(spans[number], Sampler(Sampling()), max_tokens=count, owner=owner)
+
+    asked = []
+    for at in range(8):  # the sixth is another client's, for whom one of four makes way
+        number, count = at % 2, 40 if at < 5 else rng.choice((5, 20))
+        sequence = subject.submit(prompt(number, count, "b" if at == 5 else "a"))
+        asked.append((number, count, sequence))
+        for _ in range(rng.choice((0, 1, 4))):
+            subject.step()
+        if at in (3, 6):
+            subject.cancel(asked[at - 1][2])
+    while subject.busy:
+        subject.step()
+    assert sum(s.preemptions for *_, s in asked) > 0
+    alone = Engine(demo.runner)
+    for number, count, sequence in asked:
+        expected = alone.submit(prompt(number, count))
+        while alone.busy:
+            alone.step()
+        cut = len(sequence.tokens) if sequence.finish == "cancelled" else None
+        assert sequence.tokens == expected.tokens[:cut]
+        assert sequence.finish in ("length", "cancelled")
 
 
 def test_a_rank_that_is_killed_ends_what_waits(shared: Model) -> None:
@@ -94,12 +135,17 @@ def test_a_rank_that_is_killed_between_requests_is_a_fault(shared: Model) -> Non
     assert told and "rank 1 of 2" in str(told[0])
 
 
-def test_a_rank_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_is_slow_is_waited_for_and_one_that_hangs_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(distributed, "WAIT_S", 3.0)  # of this rank
     model = load(tp=2, speculate="off")
     try:
-        model.describe(SHAPES)
+        answer = model.describe(SHAPES)
         (pid,) = processes(model)
+        os.kill(pid, signal.SIGSTOP)  # slow: it goes on before it is given up
+        threading.Timer(0.5, os.kill, (pid, signal.SIGCONT)).start()
+        assert model.describe(SHAPES) == answer
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(DeviceError, match="waited 3 s for the others in vain"):
             model.describe(SHAPES)
@@ -148,6 +194,30 @@ def test_started_by_torchrun(tmp_path: Path) -> None:
     )
     assert run.returncode == 0, run.stderr[-2000:]
     assert run.stdout.split() == ["Three."]
+
+
+def test_a_rank_of_a_launcher_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the end of the interpreter, in which threads of gloo that are left abort it."""
+    ended: list[int] = []
+
+    def end(code: int) -> None:
+        ended.append(code)
+        raise SystemExit(code)
+
+    class Store:
+        def get(self, key: str) -> bytes:
+            assert key == KEY
+            return b"{}"
+
+    monkeypatch.setattr(follower, "launcher_store", lambda *_: Store())
+    monkeypatch.setattr(follower, "follow", lambda _, rank, *__: 0 if rank == 1 else 1)
+    monkeypatch.setattr(os, "_exit", end)
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "x"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_PORT", "1")
+    with pytest.raises(SystemExit):
+        main(["describe", "x.png", "--tp", "2"])
+    assert ended == [0]
 
 
 @pytest.mark.parametrize("chosen", [{"tp": 0}, {"tp": 65}, {"tp": 2, "tensor_split": (1,)}])
