@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,6 +61,7 @@ def test_a_head_that_does_not_answer(
 ) -> None:
     class Ray:
         __version__ = "2"
+        exceptions = SimpleNamespace(RayError=RuntimeError)
 
         @staticmethod
         def shutdown() -> None:

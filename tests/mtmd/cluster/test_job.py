@@ -16,9 +16,10 @@ import pytest
 from mtmd.batch.output import Row
 from mtmd.cluster import job as jobs
 from mtmd.cluster.job import Batches, Ended, Given, Progress
-from mtmd.cluster.places import Folder
+from mtmd.cluster.folder import Folder
 from mtmd.cluster.schedule import Task
-from mtmd.cluster.sources import Found, list_shards
+from mtmd.cluster.sources.find import Found
+from mtmd.cluster.sources.listing import list_shards
 from mtmd.cluster.units import Item, Unit
 from mtmd.cluster.worker import Failed, Job, Loaded, Worker, Written
 from mtmd.kernels.errors import DeviceError, MtmdError, OptionError
@@ -291,7 +292,7 @@ def test_nobody_is_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(jobs, "START_S", -1.0)
     batches = Batches(job_in(tmp_path), False)
     batches.prepare(found(*items(4)), list_shards, 2, 2)
-    with pytest.raises(DeviceError, match=r"no actor was ready.*each takes 64 CPUs"):
+    with pytest.raises(DeviceError, match=r"no actor had a machine.*each takes 64 CPUs"):
         run(batches, Silent(batches.job, random.Random(1), never))
 
 
@@ -306,7 +307,7 @@ def test_a_full_disk_ends_the_job_and_leaves_no_part(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("mtmd.cluster.places.os.fsync", full)
+        patched.setattr("mtmd.cluster.folder.os.fsync", full)
         with pytest.raises(MtmdError, match="found a full disk; make room and run the command"):
             run(batches, Crew(job, random.Random(1), never))
         with pytest.raises(MtmdError, match="found a full disk"):
