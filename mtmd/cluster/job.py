@@ -358,7 +358,7 @@ class _Run:
             return
         assert event.task is not None
         self._ends.forward()
-        self._has_answered = True
+        self._has_answered |= not event.task.write
         self._schedule.done(event.actor, event.task)
         if isinstance(event.result, Row):
             assert event.task.row is not None

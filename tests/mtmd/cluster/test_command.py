@@ -28,6 +28,8 @@ def test_mistakes(one: Path, mtmd: Any, tmp_path: Path) -> None:
         (["--out", "s3://bucket/rows.jsonl"], "found an address, expected a file without --ray"),
         ([*ray, "--unordered"], "--unordered: found beside --ray"),
         ([*ray, "--every", "2s"], "--every: found beside --ray"),
+        (["--out", out, "--trust-tables"], "--trust-tables: found without --ray"),
+        ([*ray, "--split", "layer"], "--split layer: found beside --ray"),
         ([*ray, "--actors", "0"], "actors: found 0"),
         ([*ray, "--unit", "0"], "unit: found 0"),
         ([*ray, "--top-p", "2"], "top_p"),
@@ -88,12 +90,15 @@ def test_how_many_actors_fit() -> None:
     assert seats([gpu, cpu]) == Seats(4, 8, 1, 8)
     assert seats([gpu, gpu], tp=2) == Seats(4, 8, 2, 8)
     assert seats([gpu, gpu], tp=8, actors=1, device="cuda") == Seats(1, 8, 8, 8)
+    assert seats([{"CPU": 4.0, "GPU": 8.0}]) == Seats(4, 1, 1, 1)
     assert seats([gpu], device="cpu") == Seats(1, 32, 0, 32)
     assert seats([], actors=5, device="cuda").gpus == 1  # machines come when they are asked for
     assert (seats([gpu]).device, seats([cpu]).device) == ("cuda", "cpu")
     for nodes, options, told in (
         ([cpu], {"device": "cuda"}, "1 machine with 8 CPUs and 0 GPUs, expected a machine with 1"),
         ([gpu], {"tp": 8, "device": "cuda"}, "expected a machine with 8 GPUs"),
+        ([{"CPU": 8.0, "GPU": 8.0}], {"threads": 64}, "a machine with 1 GPUs and 64 CPUs"),
+        ([{"GPU": 8.0}], {}, "a machine with 1 GPUs and 1 CPUs"),
         ([cpu, cpu], {"threads": 16}, "2 machines with 16 CPUs and 0 GPUs"),
         ([cpu], {"device": "cuda:1"}, "Ray says which GPU"),
     ):

@@ -9,11 +9,13 @@ import pytest
 
 from mtmd.cluster import crew as crews
 from mtmd.cluster.connect import Seats
-from mtmd.cluster.crew import RayCrew, is_to_blame, reason
+from mtmd.cluster.crew import RayCrew, is_to_blame, listing, reason
 from mtmd.cluster.job import Ended, Given
 from mtmd.cluster.schedule import Task
+from mtmd.cluster.sources.find import Columns
 from mtmd.cluster.units import Item, Unit
 from mtmd.cluster.worker import Job, Placed, Written
+from mtmd.kernels.errors import DeviceError
 
 
 class RayError(Exception):
@@ -159,6 +161,16 @@ def test_it_is_not_asked_for_ever(
         ray.results[2] = ActorUnavailableError("Socket closed")
     assert crew.wait(0) == [Ended(actor, "it could not be reached", blame=False)]
     assert ray.killed == [actor]
+
+
+def test_a_listing_whose_process_ends_is_told(ray: Ray) -> None:
+    ray.remote = lambda _: SimpleNamespace(remote=lambda *_: 0)  # type: ignore[assignment]
+    ray.results = {0: RayError("Task was killed due to the node running low on memory.")}
+    shards = [("https://host/a.tar?sig=5ec2e7", "")]
+    with pytest.raises(
+        DeviceError, match=r"^https://host/a.tar: cannot be listed, .*low on memory"
+    ):
+        next(listing(ray, shards, Columns()))
 
 
 def test_what_an_actor_raised_is_its_own() -> None:
