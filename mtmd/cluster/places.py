@@ -81,10 +81,7 @@ def told_reason(error: BaseException, source: str = "") -> str:
     if source:
         text = text.replace(source, without_secrets(source))
 
-    def cleaned(match: re.Match[str]) -> str:
-        return _without_secrets(match[0])
-
-    text = IN_TEXT.sub(cleaned, text)
+    text = IN_TEXT.sub(lambda match: _without_secrets(match[0]), text)
     return text[:REASON_CHARS] or type(error).__name__
 
 
@@ -109,7 +106,8 @@ def named_by(table: str, value: str, anywhere: bool) -> str:
     below the table's folder, or behind an address of its kind, and host, where it has one: what a
     table names is read with the rights and keys of whoever runs the command. Raises ImageError.
     """
-    folder = path_in(table).rpartition("/")[0]
+    is_web = table.partition("://")[0].lower() in STREAMED
+    folder = (table.partition("?")[0] if is_web else table).rpartition("/")[0]
     is_whole = is_address(value) or value.startswith(("/", "file://"))
     source = value if is_whole else f"{folder}/{value}"
     if anywhere or _may_name(table, folder, value, source):
@@ -123,7 +121,8 @@ def named_by(table: str, value: str, anywhere: bool) -> str:
 
 def _may_name(table: str, folder: str, value: str, source: str) -> bool:
     if not is_address(table):
-        return not is_address(source) and full_name(source).startswith(f"{full_name(folder)}/")
+        below = f"{full_name(folder or '/').rstrip('/')}/"
+        return not is_address(source) and full_name(source).startswith(below)
     if not is_address(source) or "::" in source:
         return False
     if source != value:

@@ -33,9 +33,9 @@ class Listed:
 
     def __iter__(self) -> Iterator[Item]:
         yield from self.items
-        name = identity(self.source)
+        id_, name = identity(self.source), shown(self.source)
         for row in range(self.rows):
-            yield Item(f"{name}#{row}", f"{shown(self.source)}#{row}", "cell", self.source, row)
+            yield Item(f"{id_}#{row}", f"{name}#{row}", "cell", self.source, row)
 
 
 Shard = tuple[str, str]  # a tar file or table, and its stamp when it was listed, "" for never

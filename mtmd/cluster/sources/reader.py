@@ -13,6 +13,7 @@ from mtmd.cluster.places import without_secrets as shown
 from mtmd.cluster.sources.find import Columns
 from mtmd.cluster.sources.listing import check_shard
 from mtmd.cluster.sources.tables import Rows
+from mtmd.cluster.sources.tar import read_member
 from mtmd.cluster.units import Item
 from mtmd.kernels.errors import ImageError
 
@@ -47,7 +48,7 @@ class Reader:
                 head = read_range(item.source, item.position, HEAD_BYTES)
                 _check_size(item.name, item.size, head)
                 take(item.size)
-            return item.name, read_range(item.source, item.position, item.size)
+            return item.name, read_member(item)
         if item.kind == "cell":
             return self._cell(item, take)
         if item.kind == "rest":

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from mtmd.batch.inputs import SUFFIXES
-from mtmd.cluster.places import LOOKED_AT, identity, without_secrets
+from mtmd.cluster.places import LOOKED_AT, identity, read_range, without_secrets
 from mtmd.cluster.units import ITEMS_MOST, Item
+from mtmd.kernels.errors import ImageError
 from mtmd.kernels.text import printable
 
 HEADERS_MOST = 1 << 20  # bytes before a member: its name, as long as systems allow, and attributes
+HEADER = tarfile.BLOCKSIZE
 PADDING_MOST = 64 << 20  # of zeros at the end
 
 
@@ -60,6 +62,22 @@ def members(source: str, file: Any) -> Iterator[Item]:
         is_whole = False
     if not is_whole:
         yield Item(f"{name}#byte-{at}", without_secrets(source), "rest", source, at)
+
+
+def read_member(item: Item) -> bytes:
+    """Raises ImageError, also where another file stands now where it was."""
+    whole = read_range(item.source, item.position - HEADER, HEADER + item.size)
+    try:
+        found = tarfile.TarInfo.frombuf(whole[:HEADER], "utf-8", "surrogateescape").size
+    except tarfile.HeaderError:
+        found = None
+    if found != item.size:
+        raise ImageError(
+            f"{item.name}: found no header of {item.size:,} bytes before it in "
+            f"{without_secrets(item.source)}, expected the file as it was when it was listed; it "
+            "has been written anew since"
+        )
+    return whole[HEADER:]
 
 
 def _is_wanted(name: str) -> bool:

@@ -62,6 +62,8 @@ S3, WEB, HERE = (
         (HERE, "/sets/a.png", "/sets/a.png"),
         (HERE, "deep/../../a.png", None),
         (HERE, "/setsb/a.png", None),
+        ("/t.parquet", "a.png", "/a.png"),
+        ("https://me:pass@host/t.parquet", "a.png", "https://me:pass@host/a.png"),
         (HERE, "s3://bucket/a.png", None),
         (HERE, "http://169.254.169.254/latest", None),
         (HERE, "FILE:///etc/passwd", None),

@@ -107,3 +107,11 @@ def test_headers_without_end_are_not_read(tmp_path: Path, monkeypatch: pytest.Mo
     one = header(b"%011o\0" % 10, kind=tarfile.XHDTYPE) + b"10 path=a\n".ljust(512, b"\0")
     assert [item.kind for item in listed(tmp_path, one * 100 + bytes(tar_of()))] == ["shard"]
     assert len(listed(tmp_path, bytes(tar_of(40)))) == 40  # each member has as much
+
+
+def test_another_picture_in_its_place_is_not_taken_for_it(tmp_path: Path) -> None:
+    *_, last = listed(tmp_path, tar_of(3))
+    for other in (tar_of(1) + bytes(4096), bytes(10_240), bytes(512) + tar_of(3)):
+        (tmp_path / "s.tar").write_bytes(other)
+        with pytest.raises(ImageError, match=r"002\.png: found no header of 1,000 bytes .* anew"):
+            Reader(Columns()).read(last)
