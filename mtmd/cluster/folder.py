@@ -108,7 +108,11 @@ class Folder:
 
 
 def _create(fs: Any, place: str, data: bytes) -> bool:
-    """In one request that says that nothing may be there: S3's If-None-Match, for one."""
+    """In one request that says that nothing may be there: S3's If-None-Match, for one, which some
+    stores of its kind pass over: of these, one who looks before writes over nothing that is old.
+    """
+    if fs.exists(place):
+        return False
     try:
         fs.pipe_file(place, data, mode="create")
     except FileExistsError:
