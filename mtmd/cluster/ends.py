@@ -18,7 +18,7 @@ class Ends:
         self._began: dict[int, int] = {}
         """Of actors that are there, the step at which each was started."""
         self._step = self._most_at_once = 0
-        self.count = self._gone = 0
+        self._in_vain = self._gone = 0
 
     def started(self, actor: int) -> None:
         self._began[actor] = self._step
@@ -30,14 +30,18 @@ class Ends:
         if not blame:
             self._gone += 1
         elif began == self._step:
-            self.count += 1
+            self._in_vain += 1
 
     def forward(self) -> None:
         """There was a step."""
         self._step += 1
-        self.count = self._gone = 0
+        self._in_vain = self._gone = 0
+
+    @property
+    def count(self) -> int:
+        return self._in_vain + self._gone
 
     @property
     def are_too_many(self) -> bool:
         twice = 2 * self._most_at_once
-        return self.count >= max(ENDS_MOST, twice) or self._gone >= max(GONE_MOST, 10 * twice)
+        return self._in_vain >= max(ENDS_MOST, twice) or self._gone >= max(GONE_MOST, 10 * twice)

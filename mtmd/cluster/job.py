@@ -115,7 +115,7 @@ class Batches:
             )
         self._wrote_job = False
         try:
-            names = self.folder.names()
+            names = {n for n in self.folder.names() if not n.startswith(WRITING)}
             if names and not resume:
                 raise OptionError(
                     f"out {job.out}: found files there already; --resume goes on with them, or "
@@ -138,7 +138,7 @@ class Batches:
         data, now = self.folder.read(JOB), self._asked()
         try:
             before = dict(json.loads(data))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise OptionError(
                 f"out {self.job.out}: found in {JOB} what was not written there ({error}), "
                 "expected what was asked; bring it back as it was, or name another folder"
@@ -388,7 +388,7 @@ class _Run:
         log.warning("an actor ended, what it had is given to others: %s", event.why)
         if self._ends.are_too_many:
             raise DeviceError(
-                f"{self._progress.ended} actors ended one after another, and none got any further: "
+                f"{self._ends.count} actors ended one after another, and none got any further: "
                 f"{event.why}; rows that are there stay, --resume goes on"
             )
         if self._schedule.steps > steps:

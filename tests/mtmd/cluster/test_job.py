@@ -328,6 +328,15 @@ def test_what_was_being_written_is_swept_away_at_the_end(tmp_path: Path) -> None
     assert Written(2, 0) == Worker(job).write(batches.plan.unit(0), [*map(row_of, items(2))])
 
 
+def test_one_that_was_killed_with_its_first_write_is_gone_on_with(tmp_path: Path) -> None:
+    job = job_in(tmp_path)
+    Path(job.out).mkdir()
+    (Path(job.out) / "_writing-1234-_job.json").write_bytes(b'{"id"')
+    batches = Batches(job, True)
+    batches.prepare(found(*items(4)), list_shards, 2, 2)
+    assert run(batches, Crew(job, random.Random(1), never)).written == 4
+
+
 def test_a_run_that_wrote_no_row_leaves_nothing(tmp_path: Path) -> None:
     job = job_in(tmp_path)
     batches = Batches(job, False)
@@ -396,11 +405,11 @@ class Losing(Crew):
 def test_a_machine_with_many_actors_may_go_away(blame: bool, tmp_path: Path) -> None:
     job = job_in(tmp_path)
     batches = Batches(job, False)
-    batches.prepare(found(*items(400)), list_shards, 4, 16)
+    batches.prepare(found(*items(160)), list_shards, 2, 16)
     crew = Losing(job, random.Random(1), never)
     crew.times, crew.blame = (1, True) if blame else (2, False)
     progress = run(batches, crew, 16)
-    assert progress.written == 400 and progress.ended == (12 if blame else 24)
+    assert progress.written == 160 and progress.ended == (12 if blame else 24)
 
 
 def test_a_second_command_takes_nothing_of_the_first(tmp_path: Path) -> None:
@@ -495,8 +504,19 @@ def test_damaged_files_are_named(name: str, ending: str, tmp_path: Path) -> None
     job, chance = finished(tmp_path, ending), random.Random(4)
     place = Path(job.out, name if "." in name else name + ending)
     data = place.read_bytes()
-    damaged = [b"", b"[1]", b"1", b"null", b"\xff", b"PAR1xxxxPAR1", b'{"id"', data[:-9], data[9:]]
-    for _ in range(60):
+    damaged = [
+        b"",
+        b"[1]",
+        b"1",
+        b"null",
+        b"[" * 99_999,
+        b"\xff",
+        b"PAR1xxxxPAR1",
+        b'{"id"',
+        data[:-9],
+        data[9:],
+    ]
+    for _ in range(25):
         at = chance.randrange(len(data))
         damaged.append(data[:at] + bytes([data[at] ^ chance.randrange(1, 256)]) + data[at + 1 :])
     told = 0
