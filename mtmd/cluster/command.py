@@ -151,6 +151,11 @@ def run(
             print(
                 for_terminal(_summary(out, progress, time.perf_counter() - start)), file=sys.stderr
             )
+    return exit_code(progress)
+
+
+def exit_code(progress: Any) -> int:
+    """Of a job that is done."""
     return SOME_FAILED if progress.failed + progress.failed_before else 0
 
 

@@ -28,7 +28,8 @@ STREAMED = ("http", "https")  # which need not say how long a file is
 LOOKED_AT = 256 << 10  # bytes read at once where little of a file is wanted
 REASON_CHARS = 200
 DIGEST_CHARS = 16
-STAMPS = ("size", "ETag", "etag", "md5Hash", "content_md5", "mtime", "LastModified", "updated")
+DIGESTS = ("ETag", "etag", "md5Hash", "content_md5")
+TIMES = ("mtime", "LastModified", "last_modified", "updated")
 IN_TEXT = re.compile(r"(https?)?://[^\s'\"<>]+")
 T = TypeVar("T")
 
@@ -135,8 +136,8 @@ def _may_name(table: str, folder: str, value: str, source: str) -> bool:
 
 
 def stamp_of(source: str) -> str:
-    """What changes when a file does: its size, and its time or digest. Raises OSError, or what its
-    file system raises.
+    """What changes when a file does: its size, and its time or digest; "" where nothing is known.
+    Raises OSError, or what its file system raises.
     """
     if not is_address(source):
         facts = Path(full_name(source)).stat()
@@ -145,7 +146,9 @@ def stamp_of(source: str) -> str:
     with suppress(Exception):  # some keep no lists
         fs.invalidate_cache(path)
     found = fs.info(path)
-    return json.dumps({name: str(found[name]) for name in STAMPS if found.get(name) is not None})
+    names = ("size", *DIGESTS, *TIMES)
+    known = {name: str(found[name]) for name in names if found.get(name) is not None}
+    return json.dumps(known) if known else ""
 
 
 def renames(fs: Any) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from mtmd.cluster.command import SOME_FAILED, exit_code
 from mtmd.cluster.connect import Seats, seats, wants_token
 from mtmd.cluster.job import Progress
 from mtmd.cluster.telling import Teller, duration, line
@@ -120,6 +121,12 @@ def test_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
         "2:02:02",
         "2.3 days",
     ]
+
+
+def test_rows_with_errors_have_a_code_of_their_own() -> None:
+    codes = [exit_code(Progress(failed=a, failed_before=b)) for a, b in ((0, 0), (1, 0), (0, 1))]
+    assert codes == [0, SOME_FAILED, SOME_FAILED]
+    assert SOME_FAILED not in (1, 2, 3, 70, 130)  # Python's for an exception, and others of ours
 
 
 def test_a_cluster_that_wants_a_token_is_told_apart() -> None:

@@ -199,3 +199,15 @@ def test_what_is_shown_of_an_address(address: str, shown: str) -> None:
         address == shown
     )
     assert told_reason(ValueError(f"no {address}"), address) == f"no {shown}"
+
+
+def test_files_of_which_nothing_is_known_are_listed_again(
+    memory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.pipe_file("/bucket/t.parquet", b"x")
+    before = places.stamp_of("memory://bucket/t.parquet")
+    assert before and before == places.stamp_of("memory://bucket/t.parquet")
+    memory.pipe_file("/bucket/t.parquet", b"xy")
+    assert before != places.stamp_of("memory://bucket/t.parquet")
+    monkeypatch.setattr(type(memory), "info", lambda *_, **__: {"size": None, "type": "file"})
+    assert places.stamp_of("memory://bucket/t.parquet") == ""
