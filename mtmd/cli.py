@@ -69,7 +69,8 @@ def parser() -> Parser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 1 `compare` or `history check` found something, or a picture of several
     failed, 2 a mistake in the call or its files, 3 `warmup --strict` found something or `fit` no
-    way, 70 the device of `serve` has failed, 130 interrupted.
+    way, 4 `batch --ray` is done and some rows have an error, 70 the device of `serve` has failed,
+    130 interrupted.
     """
     if isinstance(
         sys.stdout, io.TextIOWrapper

@@ -10,11 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mtmd.kernels.errors import OptionError
-from mtmd.kernels.text import for_terminal
+from mtmd.kernels.errors import DeviceError, OptionError
+from mtmd.kernels.text import for_terminal, one_line
 
-OWN = ("actors", "unit", "column", "name_column")  # options that only it has
-FILES = ("mmproj", "chat_template")
+OWN = ("actors", "unit", "column", "name_column", "trust_tables")  # options that only it has
+FILES = ("mmproj", "chat_template", "kernels")
+SOME_FAILED = 4  # not 1, which is also the code of a program that breaks
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
@@ -48,6 +49,13 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--name-column", metavar="NAME", help="of Parquet files, that of the pictures' names"
     )
+    group.add_argument(
+        "--trust-tables",
+        action="store_true",
+        default=None,
+        help="read any file and address that Parquet files name (default: below the folder of the "
+        "Parquet file, and addresses of its own kind)",
+    )
 
 
 def check(args: argparse.Namespace) -> None:
@@ -65,6 +73,11 @@ def check(args: argparse.Namespace) -> None:
             raise OptionError(
                 f"--{name}: found beside --ray, which has no use for it; leave one of them out"
             )
+    if args.split == "layer":
+        raise OptionError(
+            "--split layer: found beside --ray, whose actors have a GPU each, expected none; "
+            "--tp N gives each N GPUs"
+        )
     for name, most in (("actors", 100_000), ("unit", 1_000_000)):
         value = getattr(args, name)
         if value is not None and not 1 <= value <= most:
@@ -78,7 +91,7 @@ def run(
     frames: Mapping[str, Any],
 ) -> int:
     """`loading`, `answering`, `frames`: what was chosen of `LoadOptions`, `AnswerOptions` and
-    `FrameRequest`. 0 where every picture has its answer, 1 where some failed. Raises MtmdError.
+    `FrameRequest`. 0 where every picture has its answer, `SOME_FAILED` where not. Raises MtmdError.
     """
     from mtmd.cluster.connect import check_address, connected, import_ray, seats
     from mtmd.config import AnswerOptions, LoadOptions, options
@@ -86,12 +99,12 @@ def run(
     check_address(args.ray)
     options(LoadOptions, loading)
     options(AnswerOptions, answering)
-    import_ray(args.ray)
+    ray_errors = import_ray(args.ray).exceptions
     from mtmd.batch.inputs import told_of
     from mtmd.cluster.crew import RayCrew, listing, nodes
     from mtmd.cluster.job import Batches, Progress
     from mtmd.cluster.places import full_name
-    from mtmd.cluster.sources import Columns, find
+    from mtmd.cluster.sources.find import Columns, find
     from mtmd.cluster.telling import Teller
     from mtmd.cluster.worker import Job
 
@@ -105,7 +118,7 @@ def run(
         {**loading, **{name: _found(loading[name]) for name in FILES if name in loading}},
         dict(answering),
         dict(frames),
-        Columns(args.column or "image", args.name_column or ""),
+        Columns(args.column or "image", args.name_column or "", bool(args.trust_tables)),
     )
     batches = Batches(job, args.resume)
     found = find(args.images, args.list, job.out)
@@ -127,13 +140,23 @@ def run(
             start = time.perf_counter()
             with Teller() as teller:
                 batches.run(RayCrew(ray, asked, chosen), chosen.actors, progress, teller.tell)
+    except ray_errors.RayError as error:
+        raise DeviceError(
+            f"ray: the cluster has failed ({one_line(error, 300)}); rows that are there stay, "
+            "--resume goes on"
+        ) from error
     finally:
         batches.leave()
         if progress.before + progress.written:
             print(
                 for_terminal(_summary(out, progress, time.perf_counter() - start)), file=sys.stderr
             )
-    return 1 if progress.failed + progress.failed_before else 0
+    return exit_code(progress)
+
+
+def exit_code(progress: Any) -> int:
+    """Of a job that is done."""
+    return SOME_FAILED if progress.failed + progress.failed_before else 0
 
 
 def _found(name: Any) -> Any:

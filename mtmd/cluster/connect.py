@@ -169,7 +169,10 @@ def seats(
         each = [int(node["GPU"]) // tp for node in with_gpu]
         free = [int(node.get("CPU", 0)) // n for node, n in zip(with_gpu, each, strict=True)]
         cpus = threads or max(1, min([*free, CPUS_MOST]))
-        return _checked(actors or sum(each), cpus, tp, cpus, f"{tp} GPUs", nodes)
+        fit = sum(
+            min(n, int(node.get("CPU", 0)) // cpus) for node, n in zip(with_gpu, each, strict=True)
+        )
+        return _checked(actors or fit, cpus, tp, cpus, f"{tp} GPUs and {cpus} CPUs", nodes)
     counts = [int(node.get("CPU", 0)) for node in nodes if node.get("CPU", 0) >= 1]
     least = min(counts, default=1)
     together = ceil(actors / max(len(counts), 1)) if actors else 1

@@ -10,11 +10,13 @@ from typing import Any
 
 from mtmd.cluster.connect import Seats, told
 from mtmd.cluster.job import Ended, Given
+from mtmd.cluster.places import without_secrets
 from mtmd.cluster.schedule import AT_ONCE, Task
-from mtmd.cluster.sources import Columns, list_shard
-from mtmd.cluster.units import Item, Unit
+from mtmd.cluster.sources.find import Columns
+from mtmd.cluster.sources.listing import Listed, Shard, list_shard
+from mtmd.cluster.units import Unit
 from mtmd.cluster.worker import Failed, Job, Worker
-from mtmd.kernels.errors import MtmdError, OptionError
+from mtmd.kernels.errors import DeviceError, MtmdError, OptionError
 from mtmd.kernels.text import one_line
 
 LISTED_AT_ONCE = 64
@@ -46,6 +48,7 @@ class RayCrew:
             self._job, self._seats.threads
         )
         self._actors[number] = actor
+        self._calls[actor.begin.remote()] = number, None
         self._calls[actor.load.remote()] = number, None
         return number
 
@@ -139,25 +142,32 @@ def nodes(ray: Any) -> list[dict[str, float]]:
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
-def listing(ray: Any, sources: Sequence[str], columns: Columns) -> Iterator[list[Item]]:
+def listing(ray: Any, shards: Sequence[Shard], columns: Columns) -> Iterator[Listed]:
     """The pictures of each tar or Parquet file, in order, listed by many machines. Raises
-    OptionError.
+    OptionError and DeviceError.
     """
     listed = ray.remote(_listed)
-    waiting, calls = iter(sources), deque[Any]()
+    waiting, calls = iter(shards), deque[tuple[str, Any]]()
     while True:
-        while len(calls) < LISTED_AT_ONCE and (source := next(waiting, None)) is not None:
-            calls.append(listed.remote(source, columns))
+        while len(calls) < LISTED_AT_ONCE and (shard := next(waiting, None)) is not None:
+            calls.append((shard[0], listed.remote(shard, columns)))
         if not calls:
             return
-        found = ray.get(calls.popleft())
+        source, call = calls.popleft()
+        try:
+            found = ray.get(call)
+        except ray.exceptions.RayError as error:
+            raise DeviceError(
+                f"{without_secrets(source)}: cannot be listed, its process ended "
+                f"({one_line(reason(error), WHY_CHARS)}); --resume goes on"
+            ) from error
         if isinstance(found, Failed):
             raise found.error()
         yield found
 
 
-def _listed(source: str, columns: Columns) -> list[Item] | Failed:
+def _listed(shard: Shard, columns: Columns) -> Listed | Failed:
     try:
-        return list_shard(source, columns)
+        return list_shard(shard, columns)
     except MtmdError as error:
         return Failed(str(error), isinstance(error, OptionError))

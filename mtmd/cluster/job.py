@@ -11,18 +11,22 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mtmd.batch.output import Row
+from mtmd.cluster.ends import Ends
+from mtmd.cluster.folder import WRITING, Folder
 from mtmd.cluster.parts import ENDINGS, decode
-from mtmd.cluster.places import WRITING, Folder
+from mtmd.cluster.places import told_reason, without_secrets
 from mtmd.cluster.schedule import ENDS_MOST, Schedule, Task
-from mtmd.cluster.sources import Found, Listing
-from mtmd.cluster.units import PLAN, Plan, Unit, done_in, part_name, unit_size
-from mtmd.cluster.worker import Failed, Job, Loaded, Written, not_written
+from mtmd.cluster.sources.find import Found
+from mtmd.cluster.sources.listing import Listed, Listing
+from mtmd.cluster.units import Item, Plan, Unit, check_count, done_in, part_name, unit_size
+from mtmd.cluster.worker import Failed, Job, Loaded, Placed, Written, not_written
 from mtmd.kernels.errors import DeviceError, OptionError
 
 JOB = "_job.json"
@@ -30,8 +34,9 @@ VERSION = 1
 READERS = 16  # of rows of an earlier run, at once
 TICK_S = 0.5
 log = logging.getLogger("mtmd.cluster")
-ENDS_WITHOUT_ROWS = 10  # of actors one after another, while nothing is written
-START_S = 900.0  # without an actor that is ready
+LOST_MOST = 20  # rows given up while none was answered: it is not the pictures then
+START_S = 900.0  # without an actor that has a machine
+LOAD_S = 4 * 3600.0  # of one that has: 140 GB of weights at 100 Mbit/s take three hours
 LOST = (
     f"the process that answered it ended, {ENDS_MOST} times; look at the file, and at how much "
     "memory processes have"
@@ -40,18 +45,16 @@ LOST = (
 
 @dataclass(frozen=True)
 class Given:
-    """What came of a task, or of loading where there is none."""
+    """What came of a task, or of a start where there is none."""
 
     actor: int
     task: Task | None
-    result: Loaded | Written | Row | Failed
+    result: Placed | Loaded | Written | Row | Failed
 
 
 @dataclass(frozen=True)
 class Ended:
-    """An actor that is no more. `blame`: it may be because of what it did. `began`: it was ready
-    once.
-    """
+    """An actor that is no more. `blame`: it may be because of what it did."""
 
     actor: int
     why: str
@@ -110,27 +113,36 @@ class Batches:
                 f"out {job.out}: found the ending {job.ending!r}, expected one of "
                 f"{', '.join(ENDINGS)}: with --ray it is a folder of files of that form"
             )
+        self._wrote_job = False
         try:
-            names = self.folder.names()
-        except Exception as error:  # each file system has its own
-            raise OptionError(f"out {job.out}: cannot be listed ({error}); check it") from error
-        if names and not resume:
-            raise OptionError(
-                f"out {job.out}: found files there already; --resume goes on with them, or name "
-                "another folder"
-            )
-        if names:
-            self._check(names)
-        self.plan = Plan(self.folder)
+            names = {n for n in self.folder.names() if not n.startswith(WRITING)}
+            if names and not resume:
+                raise OptionError(
+                    f"out {job.out}: found files there already; --resume goes on with them, or "
+                    "name another folder"
+                )
+            if names and JOB not in names:
+                raise OptionError(
+                    f"out {self.job.out}: found what `mtmd batch --ray` did not write, expected "
+                    "its rows; name another folder"
+                )
+            if names:
+                self._check()
+            self.plan = Plan(self.folder)
+        except OSError as error:
+            raise DeviceError(f"out {job.out}: cannot be read ({told_reason(error)})") from error
         self.done = set(done_in(names, job.ending))
 
-    def _check(self, names: set[str]) -> None:
-        if JOB not in names:
+    def _check(self) -> None:
+        """Raises OSError."""
+        data, now = self.folder.read(JOB), self._asked()
+        try:
+            before = dict(json.loads(data))
+        except (ValueError, TypeError, RecursionError) as error:
             raise OptionError(
-                f"out {self.job.out}: found what `mtmd batch --ray` did not write, expected its "
-                "rows; name another folder"
-            )
-        before, now = json.loads(self.folder.read(JOB)), self._asked()
+                f"out {self.job.out}: found in {JOB} what was not written there ({error}), "
+                "expected what was asked; bring it back as it was, or name another folder"
+            ) from error
         for name, value in now.items():
             if before.get(name) != value:
                 raise OptionError(
@@ -160,43 +172,69 @@ class Batches:
 
     def prepare(self, found: Found, listing: Listing, size: int | None, actors: int) -> None:
         """Number what has no number yet. `size`: rows of a unit, None for what suits."""
+        slots = int(self.job.loading.get("parallel", 1))
         try:
             self.folder.make()
-            self.folder.write(JOB, json.dumps(self._asked(), indent=1).encode())
-            known, sources = self.plan.ids(), self.plan.sources()
-            items = [item for item in found.files if item.id not in known]
-            shards = [source for source in found.shards if source not in sources]
+            self._wrote_job = self.folder.write(JOB, json.dumps(self._asked(), indent=1).encode())
+            self._check()
+            listed, count = list[Listed](), len(found.files)
+            shards = [(source, self.plan.stamps.get(source, "")) for source in found.shards]
             for inside in listing(shards, self.job.columns):
-                items += [item for item in inside if item.id not in known]
-            slots = int(self.job.loading.get("parallel", 1))
-            self.plan.add(items, size or unit_size(len(items), actors, slots))
-            if not self.plan.count:
-                raise OptionError(
-                    f"found no picture in {', '.join(found.shards)[:200]}, expected some: files "
-                    "with endings of pictures, or rows"
+                listed.append(inside)
+                count += len(inside)
+                check_count(count)
+            stamps = {one.source: one.stamp for one in listed if one.stamp}
+            is_added = False
+            while not is_added:  # nor another command has
+                known = self.plan.ids()
+                new = sum(1 for _ in _new(found, listed, known))
+                is_added = self.plan.add(
+                    _new(found, listed, known), size or unit_size(new, actors, slots), stamps
                 )
         except OSError as error:
             raise DeviceError(not_written(self.job.out, error)) from error
+        if not self.plan.count:
+            named = ", ".join(map(without_secrets, found.shards))
+            raise OptionError(
+                f"found no picture in {named[:200]}, expected some: files with endings of "
+                "pictures, or rows"
+            )
 
     def leave(self) -> None:
-        """At the end of a run, however it ended: where it wrote no row, it leaves nothing."""
-        if not self.done:
-            for name in self.folder.names():
-                if name == JOB or name.startswith((PLAN, WRITING)):
-                    self.folder.remove(name)
-            self.folder.remove_empty()
+        """At the end of a run, however it ended: where it began a folder, and nobody wrote a row
+        there, nothing is left of it.
+        """
+        if not self._wrote_job:
+            return
+        with suppress(OSError):
+            names = self.folder.names()
+            if next(done_in(names, self.job.ending), None) is None:
+                mine = {JOB, *self.plan.written}
+                for name in names:
+                    if name in mine or name.startswith(WRITING):
+                        self.folder.remove(name)
+                self.folder.remove_empty()
 
     def count_before(self, progress: Progress) -> None:
-        """Rows of earlier runs, read and counted. Raises OptionError where some are missing."""
+        """Rows of earlier runs, read and counted. Raises OptionError where some are missing, and
+        DeviceError where they cannot be read now.
+        """
 
         def failed(number: int) -> int:
             name = part_name(number, self.job.ending)
             try:
-                rows = decode(self.folder.read(name), self.job.ending)
+                data = self.folder.read(name)
+            except OSError as error:
+                raise DeviceError(
+                    f"out {self.job.out}: {name} cannot be read ({told_reason(error)}); rows that "
+                    "are there stay, --resume goes on"
+                ) from error
+            try:
+                rows = decode(data, self.job.ending)
                 ids = [item.id for item in self.plan.unit(number).items]
                 if [row["id"] for row in rows] != ids:
                     raise ValueError("other rows than planned")
-            except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+            except ValueError as error:
                 raise OptionError(
                     f"out {self.job.out}: found in {name} what was not written there ({error}), "
                     "expected the rows of its pictures; remove it to have them answered again"
@@ -222,7 +260,8 @@ class Batches:
         """
         left = [(n, self.plan.size(n)) for n in range(self.plan.units) if n not in self.done]
         _Run(self, crew, Schedule(left), progress).until_done(actors, tell)
-        self.folder.sweep()
+        with suppress(OSError):  # the rows are there
+            self.folder.sweep()
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """All there are, in order."""
@@ -230,17 +269,24 @@ class Batches:
             yield from decode(self.folder.read(part_name(number, self.job.ending)), self.job.ending)
 
 
+def _new(found: Found, listed: Sequence[Listed], known: set[str]) -> Iterator[Item]:
+    groups: Sequence[Iterable[Item]] = (found.files, *listed)
+    for items in groups:
+        yield from (item for item in items if item.id not in known)
+
+
 class _Run:
     def __init__(self, batches: Batches, crew: Crew, schedule: Schedule, progress: Progress):
         self._batches, self._crew, self._schedule = batches, crew, schedule
         self._progress = progress
-        self._loading: set[int] = set()
+        self._loading: dict[int, float | None] = {}
+        """Since when each has a machine, None where it waits for one."""
         self._ready: set[int] = set()
-        self._host_bytes = self._ends = 0
+        self._ends, self._host_bytes, self._has_answered = Ends(), 0, False
         self._slow_rows: dict[int, dict[int, Row]] = {}
 
     def until_done(self, actors: int, tell: Callable[[Progress], None]) -> None:
-        alone_since = time.monotonic()
+        waits_since = time.monotonic()
         while not self._schedule.finished:
             self._staff(actors)
             for event in self._crew.wait(TICK_S):
@@ -253,20 +299,34 @@ class _Run:
                     self._give(actor, task)
             now = time.monotonic()
             if self._ready:
-                alone_since, self._progress.start = now, self._progress.start or now
-            elif now - alone_since > START_S:
-                raise DeviceError(
-                    f"no actor was ready for {START_S:.0f} s: {self._crew.lacks()}; rows that are "
-                    "there stay, --resume goes on"
-                )
+                self._progress.start = self._progress.start or now
+            placed = [since for since in self._loading.values() if since is not None]
+            if self._ready or placed:
+                waits_since = now
+            if not self._ready:
+                self._check_start(now - waits_since, now - min(placed, default=now))
             self._progress.actors = len(self._ready)
             tell(self._progress)
+
+    def _check_start(self, waits_s: float, loads_s: float) -> None:
+        if waits_s > START_S:
+            raise DeviceError(
+                f"no actor had a machine for {START_S:.0f} s: {self._crew.lacks()}; rows that are "
+                "there stay, --resume goes on"
+            )
+        if loads_s > LOAD_S:
+            raise DeviceError(
+                f"no actor was ready after {LOAD_S / 3600:.0f} hours of loading; fetch the model "
+                "beforehand, with `mtmd pull` on every machine; --resume goes on"
+            )
 
     def _staff(self, actors: int) -> None:
         """The first one alone: it says what one takes, or why none can be."""
         wanted = min(actors, self._schedule.units_left) if self._host_bytes else 1
         while len(self._loading) + len(self._ready) < wanted:
-            self._loading.add(self._crew.start(self._host_bytes))
+            actor = self._crew.start(self._host_bytes)
+            self._loading[actor] = None
+            self._ends.started(actor)
 
     def _give(self, actor: int, task: Task) -> None:
         unit = self._batches.plan.unit(task.unit)
@@ -286,14 +346,19 @@ class _Run:
     def _take(self, event: Given) -> None:
         if isinstance(event.result, Failed):
             raise event.result.error()
+        if isinstance(event.result, Placed):
+            if event.actor in self._loading:
+                self._loading[event.actor] = time.monotonic()
+            return
         if isinstance(event.result, Loaded):
             self._check_version(event.result)
-            self._loading.discard(event.actor)
+            self._loading.pop(event.actor, None)
             self._ready.add(event.actor)
             self._host_bytes = max(event.result.host_bytes, self._host_bytes, 1)
             return
         assert event.task is not None
-        self._ends = 0
+        self._ends.forward()
+        self._has_answered |= not event.task.write
         self._schedule.done(event.actor, event.task)
         if isinstance(event.result, Row):
             assert event.task.row is not None
@@ -314,14 +379,24 @@ class _Run:
             )
 
     def _end(self, event: Ended) -> None:
-        self._loading.discard(event.actor)
+        self._loading.pop(event.actor, None)
         self._ready.discard(event.actor)
+        self._ends.ended(event.actor, event.blame)
+        steps = self._schedule.steps
         self._schedule.ended(event.actor, event.blame)
         self._progress.ended += 1
-        self._ends += 1
         log.warning("an actor ended, what it had is given to others: %s", event.why)
-        if self._ends >= ENDS_WITHOUT_ROWS:
+        if self._ends.are_too_many:
             raise DeviceError(
-                f"{self._ends} actors ended one after another, and none wrote a row in between: "
+                f"{self._ends.count} actors ended one after another, and none got any further: "
                 f"{event.why}; rows that are there stay, --resume goes on"
+            )
+        if self._schedule.steps > steps:
+            self._ends.forward()
+        lost = len(self._schedule.lost_rows)
+        if lost >= LOST_MOST and not self._has_answered:
+            raise DeviceError(
+                f"{lost} pictures were given up, with each of which {ENDS_MOST} actors ended, and "
+                f"none was answered: {event.why}; look at what the actors have, or at the first "
+                "pictures; --resume goes on"
             )

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mtmd.batch.output import COLUMNS, Row, parquet_schema
+from mtmd.kernels.text import one_line
 
 ENDINGS = (".jsonl", ".parquet")
 Named = tuple[str, Row]  # with the id that it has in the plan
@@ -23,18 +24,26 @@ def encode(rows: Sequence[Named], ending: str) -> bytes:
 
     schema = pa.schema([pa.field("id", pa.string()), *parquet_schema(pa)])
     file = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(values, schema), file)
+    pq.write_table(pa.Table.from_pylist(values, schema), file, write_page_checksum=True)
     return file.getvalue()
 
 
 def decode(data: bytes, ending: str) -> list[dict[str, Any]]:
     """Raises ValueError for what `encode` did not write."""
-    if ending == ".jsonl":
-        rows = [json.loads(line) for line in data.decode().split("\n") if line]
-    else:
-        import pyarrow.parquet as pq
+    try:
+        rows = _decoded(data, ending)
+        if any(tuple(row) != ("id", *COLUMNS) for row in rows):
+            raise ValueError("other columns")
+        return rows
+    except Exception as error:  # pyarrow has many, for what is damaged
+        raise ValueError(one_line(error, 200) or type(error).__name__) from error
 
-        rows = pq.read_table(io.BytesIO(data)).to_pylist()
-    if any(tuple(row) != ("id", *COLUMNS) for row in rows):
-        raise ValueError("other columns")
+
+def _decoded(data: bytes, ending: str) -> list[dict[str, Any]]:
+    if ending == ".jsonl":
+        return [json.loads(line) for line in data.decode().split("\n") if line]
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(io.BytesIO(data), page_checksum_verification=True)
+    rows: list[dict[str, Any]] = table.to_pylist()
     return rows

@@ -4,11 +4,12 @@ as s3://bucket/folder, which fsspec reads and writes.
 
 from __future__ import annotations
 
-import errno
 import glob
+import hashlib
+import json
 import os
+import posixpath
 import re
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,16 +17,20 @@ from typing import Any, BinaryIO, TypeVar, cast
 from urllib.parse import quote, unquote_to_bytes
 
 from mtmd.kernels.errors import ImageError, OptionError
+from mtmd.kernels.files import open_regular
 from mtmd.kernels.text import one_line
 
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 # Stores in which an object is there whole or not at all: what is sent in pieces is put together at
-# the end. Elsewhere a file is written under another name first.
+# the end.
 WHOLE_OBJECTS = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss", "r2")
 STREAMED = ("http", "https")  # which need not say how long a file is
-WRITING = "_writing-"
 LOOKED_AT = 256 << 10  # bytes read at once where little of a file is wanted
 REASON_CHARS = 200
+DIGEST_CHARS = 16
+DIGESTS = ("ETag", "etag", "md5Hash", "content_md5")
+TIMES = ("mtime", "LastModified", "last_modified", "updated")
+IN_TEXT = re.compile(r"(https?)?://[^\s'\"<>]+")
 T = TypeVar("T")
 
 
@@ -52,6 +57,107 @@ def as_text(path: str) -> str:
     return path
 
 
+def without_secrets(address: str) -> str:
+    """An address that may be shown: without a user and a password before its host, and, of the web,
+    without what stands behind its "?", as signatures do. Paths as they are.
+    """
+    return "::".join(map(_without_secrets, address.split("::"))) if is_address(address) else address
+
+
+def _without_secrets(address: str) -> str:
+    kind, mark, rest = address.partition("://")
+    is_web = kind.lower() in STREAMED
+    if is_web:
+        rest = rest.partition("#")[0].partition("?")[0]
+    host, slash, path = rest.partition("/")
+    user, _, own = host.rpartition("@")
+    if is_web or ":" in user:  # abfs://container@account has neither
+        host = own
+    return f"{kind}{mark}{host}{slash}{path}"
+
+
+def told_reason(error: BaseException, source: str = "") -> str:
+    """What libraries say of a failure, which may name addresses: these without secrets."""
+    text = one_line(error)
+    if source:
+        text = text.replace(source, without_secrets(source))
+
+    text = IN_TEXT.sub(lambda match: _without_secrets(match[0]), text)
+    return text[:REASON_CHARS] or type(error).__name__
+
+
+def identity(source: str) -> str:
+    """A name of its own for a path or an address, in which nothing is secret: where something was
+    left out, the first digits of the SHA-256 of the whole stand behind it.
+    """
+    open_ = without_secrets(source)
+    if open_ == source:
+        return source
+    return f"{open_}?{hashlib.sha256(source.encode()).hexdigest()[:DIGEST_CHARS]}"
+
+
+def path_in(source: str) -> str:
+    """What says by its ending what `source` is: of an address of the web, without its query."""
+    kind = source.partition("://")[0].lower()
+    return without_secrets(source) if kind in STREAMED and "://" in source else source
+
+
+def named_by(table: str, value: str, anywhere: bool) -> str:
+    """The file that `table`, a path or an address, calls `value`. Unless `anywhere`, it has to lie
+    below the table's folder, or behind an address of its kind, and host, where it has one: what a
+    table names is read with the rights and keys of whoever runs the command. Raises ImageError.
+    """
+    is_web = table.partition("://")[0].lower() in STREAMED
+    folder = (table.partition("?")[0] if is_web else table).rpartition("/")[0]
+    is_whole = is_address(value) or value.startswith(("/", "file://"))
+    source = value if is_whole else f"{folder}/{value}"
+    if anywhere or _may_name(table, folder, value, source):
+        return source
+    raise ImageError(
+        f"{without_secrets(value):.200}: found in a table, outside of its folder; expected a path "
+        "below that, or an address of its kind; --trust-tables reads any file and address that "
+        "tables name"
+    )
+
+
+def _may_name(table: str, folder: str, value: str, source: str) -> bool:
+    if not is_address(table):
+        below = f"{full_name(folder or '/').rstrip('/')}/"
+        return not is_address(source) and full_name(source).startswith(below)
+    if not is_address(source) or "::" in source:
+        return False
+    if source != value:
+        return posixpath.normpath(value).split("/")[0] != ".."
+    (own, own_host), (kind, host) = (
+        (address.partition("://")[0].lower(), address.partition("://")[2].partition("/")[0])
+        for address in (table, value)
+    )
+    return kind == own and (kind in WHOLE_OBJECTS or host == own_host)
+
+
+def stamp_of(source: str) -> str:
+    """What changes when a file does: its size, and its time or digest; "" where nothing is known.
+    Raises OSError, or what its file system raises.
+    """
+    if not is_address(source):
+        facts = Path(full_name(source)).stat()
+        return f"{facts.st_size} {facts.st_mtime_ns}"
+    fs, path = file_system(source)
+    with suppress(Exception):  # some keep no lists
+        fs.invalidate_cache(path)
+    found = fs.info(path)
+    names = ("size", *DIGESTS, *TIMES)
+    known = {name: str(found[name]) for name in names if found.get(name) is not None}
+    return json.dumps(known) if known else ""
+
+
+def renames(fs: Any) -> bool:
+    """Whether a file there gets another name in one step: else it is copied."""
+    import fsspec
+
+    return type(fs).mv is not fsspec.AbstractFileSystem.mv
+
+
 def file_system(address: str) -> tuple[Any, str]:
     """What reads and writes there, and the path in it. Raises OptionError where the library for
     this kind of address is not there, or it is of no kind that is known.
@@ -60,19 +166,20 @@ def file_system(address: str) -> tuple[Any, str]:
         import fsspec
     except ImportError as error:
         raise OptionError(
-            f"{address:.100}: addresses need fsspec; run `pip install 'mtmd[ray]'`"
+            f"{without_secrets(address):.100}: addresses need fsspec; run `pip install 'mtmd[ray]'`"
         ) from error
     try:
         found = fsspec.core.url_to_fs(address)
     except ImportError as error:
         kind = address.partition("://")[0]
         raise OptionError(
-            f"{address:.100}: {kind}:// needs another library ({one_line(error, REASON_CHARS)})"
+            f"{without_secrets(address):.100}: {kind}:// needs another library "
+            f"({told_reason(error, address)})"
         ) from error
     except ValueError as error:
         raise OptionError(
-            f"{address:.100}: found an address that fsspec does not know "
-            f"({one_line(error, REASON_CHARS)}), expected one such as s3://bucket/folder"
+            f"{without_secrets(address):.100}: found an address that fsspec does not know "
+            f"({told_reason(error, address)}), expected one such as s3://bucket/folder"
         ) from error
     return cast("tuple[Any, str]", found)
 
@@ -95,12 +202,13 @@ def expand(word: str, wanted: tuple[str, ...]) -> Iterator[str]:
             found = [path]
     except Exception as error:  # each file system has its own
         raise OptionError(
-            f"{word:.200}: cannot be listed ({one_line(error, REASON_CHARS)}), expected a file, a "
-            "folder or a pattern; check the address and who may read it"
+            f"{without_secrets(word):.200}: cannot be listed ({told_reason(error, word)}), "
+            "expected a file, a folder or a pattern; check the address and who may read it"
         ) from error
     if not found:
         raise OptionError(
-            f"{word:.200}: found no file there, expected some ending in {', '.join(wanted)}"
+            f"{without_secrets(word):.200}: found no file there, expected some ending in "
+            f"{', '.join(wanted)}"
         )
     named = word.rstrip("/")
     before = named.removesuffix(path) if named.endswith(path) else f"{kind}://"  # with a host
@@ -119,7 +227,7 @@ def _is_shown(path: str, folder: str, wanted: tuple[str, ...]) -> bool:
 def open_seekable(source: str) -> BinaryIO:
     """For libraries that look where they want. Raises OSError, or what its file system raises."""
     if not is_address(source):
-        return Path(full_name(source)).open("rb")
+        return open_regular(Path(full_name(source)))
     fs, path = file_system(source)
     return cast(BinaryIO, fs.open(path, "rb", block_size=LOOKED_AT))
 
@@ -134,8 +242,8 @@ def read_range(source: str, start: int, count: int) -> bytes:
     data = _read(source, lambda fs, path: fs.cat_file(path, start, start + count))
     if len(data) != count:
         raise ImageError(
-            f"{source}: found {len(data):,} of {count:,} bytes at {start:,}, expected the file as "
-            "it was when it was listed; it has been cut since"
+            f"{without_secrets(source)}: found {len(data):,} of {count:,} bytes at {start:,}, "
+            "expected the file as it was when it was listed; it has been cut since"
         )
     return data
 
@@ -156,7 +264,7 @@ class _Here:
 
     @staticmethod
     def cat_file(path: str, start: int, end: int) -> bytes:
-        with Path(path).open("rb") as file:
+        with open_regular(Path(path)) as file:
             file.seek(start)
             return file.read(end - start)
 
@@ -173,123 +281,11 @@ def _read(source: str, work: Callable[[Any, str], bytes]) -> bytes:
         raise ImageError(str(error)) from error
     except FileNotFoundError:
         raise ImageError(
-            f"{source}: found no such file, expected a picture; it was there when it was listed, "
-            "or a table names it"
+            f"{without_secrets(source)}: found no such file, expected a picture; it was there when "
+            "it was listed, or a table names it"
         ) from None
     except Exception as error:  # each file system has its own
-        reason = one_line(error, REASON_CHARS) or type(error).__name__
-        raise ImageError(f"{source}: cannot be read ({reason}), expected a picture") from error
-
-
-class Folder:
-    """Where rows are put together, for every machine to reach. What is written is there whole or
-    not at all, and stays as it was written first.
-    """
-
-    def __init__(self, name: str):
-        self.name = full_name(name)
-        self._remote = file_system(self.name) if is_address(self.name) else None
-
-    def names(self) -> set[str]:
-        """Of the files right in it."""
-        if self._remote is None:
-            here = Path(self.name)
-            return {p.name for p in here.iterdir() if p.is_file()} if here.is_dir() else set()
-        fs, path = self._remote
-        with suppress(FileNotFoundError):
-            fs.invalidate_cache()
-            found = fs.ls(path, detail=True)
-            return {e["name"].rstrip("/").rpartition("/")[2] for e in found if _is_file(e)}
-        return set()
-
-    def read(self, name: str) -> bytes:
-        """Raises FileNotFoundError, or what its file system raises."""
-        if self._remote is None:
-            return (Path(self.name) / name).read_bytes()
-        fs, path = self._remote
-        return bytes(fs.cat_file(f"{path.rstrip('/')}/{name}"))
-
-    def make(self) -> None:
-        """Raises OSError."""
-        if self._remote is None:
-            Path(self.name).mkdir(parents=True, exist_ok=True)
-        else:
-            fs, path = self._remote
-            fs.makedirs(path, exist_ok=True)
-
-    def write(self, name: str, data: bytes) -> None:
-        """Whole, or not at all; nothing where the name is taken. Raises OSError."""
-        if self._remote is None:
-            self._write_here(Path(self.name) / name, data)
-            return
-        fs, path = self._remote
-        place = f"{path.rstrip('/')}/{name}"
-        if fs.exists(place):
-            return
-        if self.name.partition("://")[0] in WHOLE_OBJECTS:
-            fs.pipe_file(place, data)
-            return
-        made = f"{path.rstrip('/')}/{_new_name(name)}"
-        try:
-            fs.pipe_file(made, data)
-            fs.mv(made, place)
-        except BaseException:
-            with suppress(Exception):
-                fs.rm(made)
-            raise
-
-    def _write_here(self, place: Path, data: bytes) -> None:
-        made = place.with_name(_new_name(place.name))
-        try:
-            with made.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            try:
-                os.link(made, place)  # fails where the name is taken, unlike a renaming
-            except FileExistsError:
-                return
-            except OSError as error:
-                if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EOPNOTSUPP):
-                    raise
-                if not place.exists():  # a file system without links
-                    made.replace(place)
-            _sync(place.parent)
-        finally:
-            with suppress(OSError):
-                made.unlink()
-
-    def remove(self, name: str) -> None:
-        """Raises nothing where it is gone, or stays."""
-        with suppress(Exception):  # each file system has its own
-            if self._remote is None:
-                (Path(self.name) / name).unlink()
-            else:
-                fs, path = self._remote
-                fs.rm(f"{path.rstrip('/')}/{name}")
-
-    def remove_empty(self) -> None:
-        """Itself, where nothing is in it. Object stores have no folders."""
-        with suppress(OSError):
-            if self._remote is None:
-                Path(self.name).rmdir()
-
-    def sweep(self) -> None:
-        """Take away what processes left that were killed while they wrote. Nobody writes now."""
-        for name in self.names():
-            if name.startswith(WRITING):
-                self.remove(name)
-
-
-def _new_name(name: str) -> str:
-    return f"{WRITING}{uuid.uuid4().hex}-{name}"
-
-
-def _sync(folder: Path) -> None:
-    """A name outlives a loss of power only once its folder is written."""
-    with suppress(OSError):  # where folders cannot be opened
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        raise ImageError(
+            f"{without_secrets(source)}: cannot be read ({told_reason(error, source)}), expected a "
+            "picture"
+        ) from error

@@ -55,6 +55,8 @@ class Schedule:
         self._slow_waiting: deque[int] = deque()
         self.lost_rows: set[tuple[int, int]] = set()
         """(unit, row) of those with which actors end."""
+        self.steps = 0
+        """Tasks that are done, units to be answered row by row, and rows given up."""
 
     @property
     def finished(self) -> bool:
@@ -80,6 +82,7 @@ class Schedule:
 
     def done(self, actor: int, task: Task) -> None:
         self._held[actor].tasks.discard(task)
+        self.steps += 1
         if task.row is None:
             self._sizes.pop(task.unit, None)
             self._slow.pop(task.unit, None)
@@ -96,6 +99,7 @@ class Schedule:
                 slow.ends += blame
                 if task.row is not None and slow.ends >= ENDS_MOST:
                     self.lost_rows.add((task.unit, task.row))
+                    self.steps += 1
                     slow.next, slow.ends = slow.next + 1, 0
                 self._slow_waiting.append(task.unit)
                 continue
@@ -103,6 +107,7 @@ class Schedule:
             if self._ends[task.unit] < ENDS_MOST:
                 self._waiting.appendleft(task.unit)
             else:
+                self.steps += 1
                 self._slow[task.unit] = Slow(self._sizes[task.unit])
                 self._slow_waiting.append(task.unit)
 

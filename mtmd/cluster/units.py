@@ -5,19 +5,21 @@ each becomes a file of rows. The numbers stay, whoever asks again.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from mtmd.cluster.places import Folder
+from mtmd.cluster.folder import Folder
 from mtmd.kernels.errors import OptionError
+from mtmd.kernels.text import one_line
 
 ITEMS_MOST = 20_000_000
 UNIT_MOST = 256  # rows that are lost, to be done again, when a machine goes away
 UNITS_EACH = 16  # of one actor, where there are so many pictures: so that all end together
 PLAN = "_plan-"
 GROUP = 65_536
-INSIDE = ("member", "cell")  # kinds of items of which one file has many
+STAMPS = b"mtmd.stamps"  # in a plan's schema: of files whose items are all in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,8 @@ class Item:
     """A picture or a video. `id` is its own among all: path or address, and where in that it is.
     `name` is what people call it. `kind` says how it is read: a "file" whole; a "member" of a tar
     file, `size` bytes from `position` on; a "cell" of a Parquet file, in row `position`. A "shard"
-    is such a file that could not be listed, which is all that can be said of its pictures.
+    is such a file that could not be listed, which is all that can be said of its pictures; a "rest"
+    is what could not, of a tar file from byte `position` on.
     """
 
     id: str
@@ -60,9 +63,13 @@ class Plan:
         self._starts: list[tuple[int, int]] = []
         """By unit: the table, and the first row there."""
         self.count = 0
+        self.stamps: dict[str, str] = {}
+        """Of tar files and tables, as they were when their items were numbered."""
+        self.written: list[str] = []
+        """Names of the files that this one has added."""
         names = sorted(n for n in folder.names() if n.startswith(PLAN) and n.endswith(".parquet"))
         for name in names:
-            self._take(_parquet_of(folder.read(name)))
+            self._take(name)
 
     @property
     def units(self) -> int:
@@ -82,50 +89,68 @@ class Plan:
     def ids(self) -> set[str]:
         return {id_ for table in self._tables for id_ in table.column("id").to_pylist()}
 
-    def sources(self) -> set[str]:
-        """Of tar files and tables, which were listed whole."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        found: set[str] = set()
-        for table in self._tables:
-            inside = table.filter(pc.is_in(table.column("kind"), pa.array(INSIDE)))
-            found.update(pc.unique(inside.column("source")).to_pylist())
-        return found
-
-    def add(self, items: Iterable[Item], size: int) -> None:
-        """Number what is new, in order, and keep it. Raises OptionError for too many."""
+    def add(self, items: Iterable[Item], size: int, stamps: Mapping[str, str]) -> bool:
+        """Number what is new, in order, and keep it. `stamps` are of the tar files and tables that
+        it is from. Whether that is done: not where another command has numbered something in the
+        meantime, which is taken in. Raises OSError, and OptionError for too many.
+        """
         import pyarrow as pa
 
         first, batches, rows = self.units, list[Any](), list[dict[str, Any]]()
         number = -1
         for number, item in enumerate(items):
-            if self.count + number >= ITEMS_MOST:
-                raise OptionError(
-                    f"found more than {ITEMS_MOST:,} pictures, expected at most so many in one "
-                    "--out; share them out among several"
-                )
+            check_count(self.count + number + 1)
             rows.append({"unit": first + number // size} | asdict(item))
             if len(rows) == GROUP:
                 batches.append(pa.RecordBatch.from_pylist(rows, _schema(pa)))
                 rows.clear()
         if number < 0:
-            return
+            return True
         batches.append(pa.RecordBatch.from_pylist(rows, _schema(pa)))
-        table = pa.Table.from_batches(batches)
+        noted = {STAMPS: json.dumps(dict(stamps)).encode()}
+        table = pa.Table.from_batches(batches).replace_schema_metadata(noted)
         name = f"{PLAN}{first:06}.parquet"
-        self.folder.write(name, _bytes_of(table))
-        self._take(_parquet_of(self.folder.read(name)))  # what stands there counts
+        is_ours = self.folder.write(name, _bytes_of(table))
+        self._take(name)  # what stands there counts
+        if is_ours:
+            self.written.append(name)
+        return is_ours
 
-    def _take(self, table: Any) -> None:
-        at = len(self._tables)
+    def _take(self, name: str) -> None:
+        import pyarrow as pa
+
+        data, at, last = self.folder.read(name), len(self._tables), self.units - 1
+        try:
+            table = _parquet_of(data)
+            stamps = json.loads((table.schema.metadata or {}).get(STAMPS, b"{}"))
+            if table.schema.remove_metadata() != _schema(pa):
+                raise ValueError("other columns")
+            starts = []
+            for row, number in enumerate(table.column("unit").to_pylist()):
+                if number == last + 1:
+                    starts.append((at, row))
+                    last = number
+                elif number != last or not starts:
+                    raise ValueError("other numbers than those that are next")
+            self.stamps.update(stamps)
+        except Exception as error:  # pyarrow has many, for what is damaged
+            raise OptionError(
+                f"out {self.folder.name}: found in {name} what was not written there "
+                f"({one_line(error, 200)}), expected what units there are; bring it back as it "
+                "was, or name another folder"
+            ) from error
         self._tables.append(table)
-        last = -1
-        for row, number in enumerate(table.column("unit").to_pylist()):
-            if number != last:
-                self._starts.append((at, row))
-                last = number
+        self._starts += starts
         self.count += table.num_rows
+
+
+def check_count(count: int) -> None:
+    """Raises OptionError for too many pictures."""
+    if count > ITEMS_MOST:
+        raise OptionError(
+            f"found more than {ITEMS_MOST:,} pictures, expected at most so many in one --out; "
+            "share them out among several"
+        )
 
 
 def _schema(pa: Any) -> Any:
@@ -137,14 +162,14 @@ def _schema(pa: Any) -> Any:
 def _parquet_of(data: bytes) -> Any:
     import pyarrow.parquet as pq
 
-    return pq.read_table(io.BytesIO(data))
+    return pq.read_table(io.BytesIO(data), page_checksum_verification=True)
 
 
 def _bytes_of(table: Any) -> bytes:
     import pyarrow.parquet as pq
 
     file = io.BytesIO()
-    pq.write_table(table, file)
+    pq.write_table(table, file, write_page_checksum=True)
     return file.getvalue()
 
 

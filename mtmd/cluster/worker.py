@@ -15,13 +15,14 @@ from typing import Any
 from mtmd.batch.answering import Batch
 from mtmd.batch.inputs import Input
 from mtmd.batch.output import Row
+from mtmd.cluster.folder import Folder
 from mtmd.cluster.parts import encode
-from mtmd.cluster.places import Folder
-from mtmd.cluster.sources import Columns, Reader, path_of
+from mtmd.cluster.places import told_reason
+from mtmd.cluster.sources.find import Columns
+from mtmd.cluster.sources.reader import Reader, path_of
 from mtmd.cluster.units import Item, Unit, part_name
 from mtmd.config import AnswerOptions, options
 from mtmd.kernels.errors import DeviceError, MtmdError, OptionError
-from mtmd.kernels.text import one_line
 from mtmd.loaded.predicted_memory import predicted_bytes
 from mtmd.loading import load
 from mtmd.prompt.video_input import FrameRequest
@@ -45,6 +46,13 @@ class Job:
     answering: Mapping[str, Any] = field(default_factory=dict)
     frames: Mapping[str, Any] = field(default_factory=dict)
     columns: Columns = field(default_factory=Columns)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An actor that has a machine, and loads."""
+
+    host: str
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,10 @@ class Worker:
         self._threads = threads
         self._model: Any = None
         self._reader = Reader(job.columns)
+
+    def begin(self) -> Placed:
+        """Called beside `load`, which may fetch a model first."""
+        return Placed(socket.gethostname())
 
     def load(self) -> Loaded | Failed:
         from mtmd import __version__
@@ -151,7 +163,8 @@ class Worker:
             path = path_of(item)
             if path is not None:
                 return replace(batch.row(Input(str(path))), image=item.name)
-            return batch.row_of_data(item.name, lambda: self._reader.read(item))
+            with self._reader.holding() as read:
+                return batch.row_of_data(item.name, lambda: read(item))
 
         rows = list(batch.many.results(items, row))
         if service.fault is not None:
@@ -166,5 +179,5 @@ def not_written(out: str, error: OSError) -> str:
             f"out {out}: found a full disk; make room and run the command again with --resume: "
             "rows that are there stay"
         )
-    reason = error.strerror or one_line(error, 200) or type(error).__name__
+    reason = error.strerror or told_reason(error, out)
     return f"out {out}: cannot be written ({reason}); rows that are there stay, --resume goes on"

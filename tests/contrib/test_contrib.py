@@ -7,12 +7,14 @@ import importlib
 import json
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
 from mtmd.cli import parser
+from mtmd.cluster.command import SOME_FAILED
 from mtmd.commands.ray_options import check_ray_options, replicas
 from mtmd.commands.serve import _settings
 from mtmd.web.settings import ServerSettings
@@ -98,7 +100,7 @@ def test_the_job_of_a_ray_cluster_is_a_command_that_there_is():
     workers = spec["rayClusterSpec"]["workerGroupSpecs"]
     assert args.verb == "batch" and args.ray == "auto" and args.resume
     assert args.actors == sum(group["replicas"] for group in workers)
-    assert otherwise == "test $? -eq 1"  # of `mtmd batch`: a picture has an error
+    assert otherwise == f"test $? -eq {SOME_FAILED}"
     head = spec["rayClusterSpec"]["headGroupSpec"]
     assert head["rayStartParams"]["num-cpus"] == "0"
     pods = [group["template"]["spec"]["containers"] for group in (head, *workers)]
@@ -124,6 +126,16 @@ def test_the_service_of_a_ray_cluster_is_a_command_that_there_is():
     assert head["rayStartParams"]["num-cpus"] == "0"
     pods = [pod, head["template"]["spec"]]
     assert {container["image"] for one in pods for container in one["containers"]} == {IMAGE}
+
+
+@pytest.mark.parametrize("code", (0, 1, 2, SOME_FAILED, 130, 137))
+def test_the_job_of_a_ray_cluster_is_tried_again_unless_every_row_is_there(code, tmp_path):
+    """1 is what Python gives for a program that breaks."""
+    spec = yaml.safe_load((CONTRIB / "ray" / "rayjob.yaml").read_text())["spec"]
+    (tmp_path / "mtmd").write_text(f"#!/bin/sh\nexit {code}\n")
+    (tmp_path / "mtmd").chmod(0o700)
+    done = subprocess.run(["/bin/sh", "-c", spec["entrypoint"]], env={"PATH": str(tmp_path)})
+    assert (done.returncode == 0) == (code in (0, SOME_FAILED))
 
 
 def test_the_machines_of_a_ray_cluster_have_what_is_published():

@@ -7,10 +7,12 @@ import os
 import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from mtmd.cluster.command import SOME_FAILED, exit_code
 from mtmd.cluster.connect import Seats, seats, wants_token
 from mtmd.cluster.job import Progress
 from mtmd.cluster.telling import Teller, duration, line
@@ -27,6 +29,8 @@ def test_mistakes(one: Path, mtmd: Any, tmp_path: Path) -> None:
         (["--out", "s3://bucket/rows.jsonl"], "found an address, expected a file without --ray"),
         ([*ray, "--unordered"], "--unordered: found beside --ray"),
         ([*ray, "--every", "2s"], "--every: found beside --ray"),
+        (["--out", out, "--trust-tables"], "--trust-tables: found without --ray"),
+        ([*ray, "--split", "layer"], "--split layer: found beside --ray"),
         ([*ray, "--actors", "0"], "actors: found 0"),
         ([*ray, "--unit", "0"], "unit: found 0"),
         ([*ray, "--top-p", "2"], "top_p"),
@@ -60,6 +64,7 @@ def test_a_head_that_does_not_answer(
 ) -> None:
     class Ray:
         __version__ = "2"
+        exceptions = SimpleNamespace(RayError=RuntimeError)
 
         @staticmethod
         def shutdown() -> None:
@@ -86,12 +91,15 @@ def test_how_many_actors_fit() -> None:
     assert seats([gpu, cpu]) == Seats(4, 8, 1, 8)
     assert seats([gpu, gpu], tp=2) == Seats(4, 8, 2, 8)
     assert seats([gpu, gpu], tp=8, actors=1, device="cuda") == Seats(1, 8, 8, 8)
+    assert seats([{"CPU": 4.0, "GPU": 8.0}]) == Seats(4, 1, 1, 1)
     assert seats([gpu], device="cpu") == Seats(1, 32, 0, 32)
     assert seats([], actors=5, device="cuda").gpus == 1  # machines come when they are asked for
     assert (seats([gpu]).device, seats([cpu]).device) == ("cuda", "cpu")
     for nodes, options, told in (
         ([cpu], {"device": "cuda"}, "1 machine with 8 CPUs and 0 GPUs, expected a machine with 1"),
         ([gpu], {"tp": 8, "device": "cuda"}, "expected a machine with 8 GPUs"),
+        ([{"CPU": 8.0, "GPU": 8.0}], {"threads": 64}, "a machine with 1 GPUs and 64 CPUs"),
+        ([{"GPU": 8.0}], {}, "a machine with 1 GPUs and 1 CPUs"),
         ([cpu, cpu], {"threads": 16}, "2 machines with 16 CPUs and 0 GPUs"),
         ([cpu], {"device": "cuda:1"}, "Ray says which GPU"),
     ):
@@ -113,6 +121,12 @@ def test_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
         "2:02:02",
         "2.3 days",
     ]
+
+
+def test_rows_with_errors_have_a_code_of_their_own() -> None:
+    codes = [exit_code(Progress(failed=a, failed_before=b)) for a, b in ((0, 0), (1, 0), (0, 1))]
+    assert codes == [0, SOME_FAILED, SOME_FAILED]
+    assert SOME_FAILED not in (1, 2, 3, 70, 130)  # Python's for an exception, and others of ours
 
 
 def test_a_cluster_that_wants_a_token_is_told_apart() -> None:

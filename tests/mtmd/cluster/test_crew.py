@@ -9,11 +9,13 @@ import pytest
 
 from mtmd.cluster import crew as crews
 from mtmd.cluster.connect import Seats
-from mtmd.cluster.crew import RayCrew, is_to_blame, reason
+from mtmd.cluster.crew import RayCrew, is_to_blame, listing, reason
 from mtmd.cluster.job import Ended, Given
 from mtmd.cluster.schedule import Task
+from mtmd.cluster.sources.find import Columns
 from mtmd.cluster.units import Item, Unit
-from mtmd.cluster.worker import Job, Written
+from mtmd.cluster.worker import Job, Placed, Written
+from mtmd.kernels.errors import DeviceError
 
 
 class RayError(Exception):
@@ -102,12 +104,15 @@ def test_what_an_actor_takes_and_gives(ray: Ray, crew: RayCrew) -> None:
     assert [asked.get("memory") for asked in ray.asked] == [None, 500, 1000]
     assert all((asked["num_cpus"], asked["num_gpus"]) == (3, 1) for asked in ray.asked)
     assert crew.wait(0) == []
-    ray.results[1] = "loaded"
-    assert crew.wait(0) == [Given(1, None, "loaded")]  # type: ignore[arg-type]
+    ray.results |= {2: Placed("host"), 3: "loaded"}
+    assert crew.wait(0) == [
+        Given(1, None, Placed("host")),
+        Given(1, None, "loaded"),  # type: ignore[arg-type]
+    ]
     for task in (Task(3), Task(3, 1), Task(3, write=True)):
         crew.give(1, task, UNIT, [])
-    assert [name for _, name in ray.made[3:]] == ["run", "answer", "write"]
-    ray.results[3] = ray.results[5] = Written(2, 0)
+    assert [name for _, name in ray.made[6:]] == ["run", "answer", "write"]
+    ray.results[6] = ray.results[8] = Written(2, 0)
     given = [Given(1, Task(3), Written(2, 0)), Given(1, Task(3, write=True), Written(2, 0))]
     assert crew.wait(0) == given
 
@@ -119,7 +124,7 @@ def test_an_actor_that_ends_is_told_of_once(
     actor = crew.start(0)
     crew.give(actor, Task(3), UNIT, [])
     crew.give(actor, Task(4), UNIT, [])
-    ray.results = {0: "loaded", 1: error, 2: error}
+    ray.results = {1: "loaded", 2: error, 3: error}
     told, ended = crew.wait(0)
     assert told == Given(actor, None, "loaded")  # type: ignore[arg-type]
     assert isinstance(ended, Ended) and (ended.actor, ended.blame) == (actor, blame)
@@ -133,10 +138,10 @@ def test_an_actor_that_does_not_answer_is_asked_what_it_has_come_to(
 ) -> None:
     actor = crew.start(0)
     crew.give(actor, Task(3), UNIT, [])
-    ray.results = {0: "loaded", 1: ActorUnavailableError("Socket closed")}
+    ray.results = {1: "loaded", 2: ActorUnavailableError("Socket closed")}
     assert len(crew.wait(0)) == 1 and ray.killed == []
     crew.give(actor, Task(4), UNIT, [])
-    assert [name for _, name in ray.made] == ["load", "run", "__ray_ready__"]
+    assert [name for _, name in ray.made] == ["begin", "load", "run", "__ray_ready__"]
     ray.results[ray.last("__ray_ready__")] = ActorUnavailableError("Socket closed")
     assert crew.wait(0) == []
     ray.results[ray.last("__ray_ready__")] = found
@@ -150,12 +155,22 @@ def test_it_is_not_asked_for_ever(
 ) -> None:
     monkeypatch.setattr(crews, "DOUBT_S", -1.0)
     actor = crew.start(0)
-    ray.results = {0: ActorUnavailableError("Socket closed")}
+    ray.results = {1: ActorUnavailableError("Socket closed")}
     assert crew.wait(0) == []
     if answers:
-        ray.results[1] = ActorUnavailableError("Socket closed")
+        ray.results[2] = ActorUnavailableError("Socket closed")
     assert crew.wait(0) == [Ended(actor, "it could not be reached", blame=False)]
     assert ray.killed == [actor]
+
+
+def test_a_listing_whose_process_ends_is_told(ray: Ray) -> None:
+    ray.remote = lambda _: SimpleNamespace(remote=lambda *_: 0)  # type: ignore[assignment]
+    ray.results = {0: RayError("Task was killed due to the node running low on memory.")}
+    shards = [("https://host/a.tar?sig=5ec2e7", "")]
+    with pytest.raises(
+        DeviceError, match=r"^https://host/a.tar: cannot be listed, .*low on memory"
+    ):
+        next(listing(ray, shards, Columns()))
 
 
 def test_what_an_actor_raised_is_its_own() -> None:

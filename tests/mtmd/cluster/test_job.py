@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import errno
+import io
 import random
 import tarfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mtmd.batch.output import Row
 from mtmd.cluster import job as jobs
+from mtmd.cluster.folder import Folder
 from mtmd.cluster.job import Batches, Ended, Given, Progress
-from mtmd.cluster.places import Folder
 from mtmd.cluster.schedule import Task
-from mtmd.cluster.sources import Found, list_shards
+from mtmd.cluster.sources.find import Columns, Found
+from mtmd.cluster.sources.listing import Listed, Shard, list_shard, list_shards
 from mtmd.cluster.units import Item, Unit
-from mtmd.cluster.worker import Failed, Job, Loaded, Worker, Written
+from mtmd.cluster.worker import Failed, Job, Loaded, Placed, Worker, Written
 from mtmd.kernels.errors import DeviceError, MtmdError, OptionError
 
 
@@ -291,7 +294,7 @@ def test_nobody_is_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(jobs, "START_S", -1.0)
     batches = Batches(job_in(tmp_path), False)
     batches.prepare(found(*items(4)), list_shards, 2, 2)
-    with pytest.raises(DeviceError, match=r"no actor was ready.*each takes 64 CPUs"):
+    with pytest.raises(DeviceError, match=r"no actor had a machine.*each takes 64 CPUs"):
         run(batches, Silent(batches.job, random.Random(1), never))
 
 
@@ -306,7 +309,7 @@ def test_a_full_disk_ends_the_job_and_leaves_no_part(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("mtmd.cluster.places.os.fsync", full)
+        patched.setattr("mtmd.cluster.folder.os.fsync", full)
         with pytest.raises(MtmdError, match="found a full disk; make room and run the command"):
             run(batches, Crew(job, random.Random(1), never))
         with pytest.raises(MtmdError, match="found a full disk"):
@@ -325,6 +328,15 @@ def test_what_was_being_written_is_swept_away_at_the_end(tmp_path: Path) -> None
     assert Written(2, 0) == Worker(job).write(batches.plan.unit(0), [*map(row_of, items(2))])
 
 
+def test_one_that_was_killed_with_its_first_write_is_gone_on_with(tmp_path: Path) -> None:
+    job = job_in(tmp_path)
+    Path(job.out).mkdir()
+    (Path(job.out) / "_writing-1234-_job.json").write_bytes(b'{"id"')
+    batches = Batches(job, True)
+    batches.prepare(found(*items(4)), list_shards, 2, 2)
+    assert run(batches, Crew(job, random.Random(1), never)).written == 4
+
+
 def test_a_run_that_wrote_no_row_leaves_nothing(tmp_path: Path) -> None:
     job = job_in(tmp_path)
     batches = Batches(job, False)
@@ -338,6 +350,287 @@ def test_a_run_that_wrote_no_row_leaves_nothing(tmp_path: Path) -> None:
         batches.run(Crew(job, random.Random(1), never), 1, progress, stop_at(2))
     batches.leave()
     assert len(ids_in(job)) == 2
+
+
+@pytest.mark.parametrize(
+    ("bad", "count", "actors"),
+    (
+        (range(8), 30, 1),
+        (range(8), 10, 1),  # before anything is answered
+        (range(20, 28), 30, 2),  # in the last unit
+        (range(0, 30, 3), 30, 2),  # in every unit
+    ),
+)
+def test_many_bad_pictures_keep_no_other_from_being_answered(
+    bad: range, count: int, actors: int, tmp_path: Path
+) -> None:
+    job, named = job_in(tmp_path), {f"/p/{n}" for n in bad}
+    batches = Batches(job, False)
+    batches.prepare(found(*items(count)), list_shards, 10, actors)
+    crew = Crew(job, random.Random(1), lambda here: any(item.id in named for item in here))
+    crew.write_late = False
+    progress = run(batches, crew, actors)
+    errors = {row["id"]: row["error"] for row in batches.rows()}
+    assert {id_ for id_, error in errors.items() if error == jobs.LOST} == named
+    assert len(errors) == progress.written == count
+
+
+def test_where_no_picture_at_all_is_answered_the_job_ends(tmp_path: Path) -> None:
+    job = job_in(tmp_path)
+    batches = Batches(job, False)
+    batches.prepare(found(*items(100)), list_shards, 10, 2)
+    crew = Crew(job, random.Random(1), lambda _: True)
+    crew.write_late = False
+    with pytest.raises(DeviceError, match=r"20 pictures were given up, .* none was answered"):
+        run(batches, crew)
+    assert {row["error"] for row in batches.rows()} <= {jobs.LOST}
+
+
+class Losing(Crew):
+    """A machine with many actors goes away, whenever they have something to do."""
+
+    times, gone, blame = 1, 12, False
+
+    def wait(self, seconds: float) -> list[Given | Ended]:
+        with_tasks = sorted({call[0] for call in self.calls if call[1] is not None})
+        if self.times and len(with_tasks) >= self.gone:
+            self.times -= 1
+            lost = with_tasks[: self.gone]
+            self.calls = [call for call in self.calls if call[0] not in lost]
+            return [Ended(actor, "its node has died", self.blame) for actor in lost]
+        return super().wait(seconds)
+
+
+@pytest.mark.parametrize("blame", (False, True))
+def test_a_machine_with_many_actors_may_go_away(blame: bool, tmp_path: Path) -> None:
+    job = job_in(tmp_path)
+    batches = Batches(job, False)
+    batches.prepare(found(*items(160)), list_shards, 2, 16)
+    crew = Losing(job, random.Random(1), never)
+    crew.times, crew.blame = (1, True) if blame else (2, False)
+    progress = run(batches, crew, 16)
+    assert progress.written == 160 and progress.ended == (12 if blame else 24)
+
+
+def test_a_second_command_takes_nothing_of_the_first(tmp_path: Path) -> None:
+    job = job_in(tmp_path)
+    first = Batches(job, False)
+    first.prepare(found(*items(8)), list_shards, 2, 2)
+    (Path(job.out) / "_writing-1234-part-000000.jsonl").touch()
+    there = first.folder.names()
+    Batches(job, True).leave()  # whose cluster cannot be joined, for one
+    second = Batches(job, True)
+    second.prepare(found(*items(8)), list_shards, 2, 2)
+    second.leave()
+    assert first.folder.names() == there
+    assert first.plan.unit(0) == second.plan.unit(0)
+    second.folder.write("part-000000.jsonl", b"")
+    first.leave()  # began it, but somebody else goes on
+    assert first.folder.names() == there | {"part-000000.jsonl"}
+
+
+class Late(Folder):
+    """Another command writes just before this one does."""
+
+    def write(self, name: str, data: bytes) -> bool:
+        other, LATE.other = LATE.other, None
+        if other is not None and other[0] in name:
+            other[1]()
+        elif other is not None:
+            LATE.other = other
+        return super().write(name, data)
+
+
+class LATE:
+    other: tuple[str, Callable[[], object]] | None = None
+
+
+@pytest.fixture
+def beside(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], object]], None]:
+    monkeypatch.setattr(jobs, "Folder", Late)
+
+    def set_other(name: str, work: Callable[[], object]) -> None:
+        monkeypatch.setattr(LATE, "other", (name, work))
+
+    return set_other
+
+
+def test_two_that_begin_at_once_have_one_plan(beside: Any, tmp_path: Path) -> None:
+    job = job_in(tmp_path)
+
+    def other() -> None:
+        batches = Batches(job, True)
+        batches.prepare(found(*items(6, 4)), list_shards, 3, 2)
+
+    mine = Batches(job, False)
+    beside("_plan", other)
+    mine.prepare(found(*items(8)), list_shards, 2, 2)
+    assert mine.plan.count == 10 and len(mine.plan.ids()) == 10
+    assert [mine.plan.size(n) for n in range(mine.plan.units)] == [3, 3, 2, 2]
+    assert run(mine, Crew(job, random.Random(1), never)).written == 10
+    assert len(ids_in(job)) == 10
+
+
+def test_one_that_begins_while_another_asks_something_else_is_told(
+    beside: Any, tmp_path: Path
+) -> None:
+    job = job_in(tmp_path)
+
+    def other() -> None:
+        Batches(replace(job, prompt="!"), False).prepare(found(*items(2)), list_shards, 2, 2)
+
+    mine = Batches(job, False)
+    beside("_job", other)
+    with pytest.raises(OptionError, match=r"rows with prompt '!', now it is '\?'"):
+        mine.prepare(found(*items(2)), list_shards, 2, 2)
+    mine.leave()
+    assert len(ids_in(replace(job, prompt="!"))) == 0  # what the other one began is there
+
+
+def finished(folder: Path, ending: str) -> Job:
+    job = job_in(folder, ending)
+    batches = Batches(job, False)
+    batches.prepare(found(*items(20)), list_shards, 20, 1)
+    run(batches, Crew(job, random.Random(1), never), 1)
+    return job
+
+
+@pytest.mark.parametrize("ending", (".jsonl", ".parquet"))
+@pytest.mark.parametrize("name", ("_job.json", "_plan-000000.parquet", "part-000000"))
+def test_damaged_files_are_named(name: str, ending: str, tmp_path: Path) -> None:
+    """Bytes changed, cut off, taken for another's; nothing but an OptionError that names the file,
+    or rows as they were in number.
+    """
+    job, chance = finished(tmp_path, ending), random.Random(4)
+    place = Path(job.out, name if "." in name else name + ending)
+    data = place.read_bytes()
+    damaged = [
+        b"",
+        b"[1]",
+        b"1",
+        b"null",
+        b"[" * 99_999,
+        b"\xff",
+        b"PAR1xxxxPAR1",
+        b'{"id"',
+        data[:-9],
+        data[9:],
+    ]
+    for _ in range(25):
+        at = chance.randrange(len(data))
+        damaged.append(data[:at] + bytes([data[at] ^ chance.randrange(1, 256)]) + data[at + 1 :])
+    told = 0
+    for one in damaged:
+        place.write_bytes(one)
+        try:
+            Batches(job, True).count_before(progress := Progress())
+        except OptionError as error:
+            told += 1
+            assert place.name in str(error) or "rows with" in str(error)
+        else:
+            assert progress.before == 20
+    assert told >= 9
+
+
+def test_what_cannot_be_read_now_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = finished(tmp_path, ".jsonl")
+
+    def refused(folder: Folder, name: str) -> bytes:
+        if name.startswith(wanted):
+            raise ConnectionError(f"403 for {folder.name}")
+        return real(folder, name)
+
+    real = Folder.read
+    monkeypatch.setattr(Folder, "read", refused)
+    for name in ("_job", "_plan", "part"):
+        wanted = name
+        with pytest.raises(DeviceError, match=r"cannot be read \(403 for"):
+            Batches(job, True).count_before(Progress())
+
+
+def tar_at(place: Path, count: int, cut: int | None = None) -> None:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for n in range(count):
+            info = tarfile.TarInfo(f"{n}.png")
+            info.size = 1000
+            tar.addfile(info, io.BytesIO(bytes(1000)))
+    place.write_bytes(file.getvalue()[:cut])
+
+
+def test_a_tar_file_that_was_cut_is_listed_again_when_it_is_whole(tmp_path: Path) -> None:
+    place, job = tmp_path / "s.tar", job_in(tmp_path)
+    shards = Found((), (str(place),), Counter())
+
+    def numbered() -> list[str]:
+        batches = Batches(job, (tmp_path / "rows.jsonl").exists())
+        batches.prepare(shards, list_shards, 4, 1)
+        units = map(batches.plan.unit, range(batches.plan.units))
+        return [item.id.rpartition("#")[2] for unit in units for item in unit.items]
+
+    tar_at(place, 10, 1536 * 5)
+    assert numbered() == ["0", "1", "2", "3", "4", "byte-7680"]
+    assert len(numbered()) == 6
+    tar_at(place, 10)
+    assert numbered()[6:] == ["5", "6", "7", "8", "9"]
+    tar_at(place, 12)  # and when it has grown
+    assert numbered()[11:] == ["10", "11"]
+
+
+def test_shards_that_have_not_changed_are_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tar_at(tmp_path / "s.tar", 3)
+    shards, job = Found((), (f"{tmp_path}/s.tar",), Counter()), job_in(tmp_path)
+    Batches(job, False).prepare(shards, list_shards, 4, 1)
+    monkeypatch.setattr("mtmd.cluster.sources.listing.open_seekable", None)
+    again = Batches(job, True)
+    again.prepare(shards, list_shards, 4, 1)
+    assert again.plan.count == 3
+
+
+def test_too_many_pictures_are_told_while_they_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mtmd.cluster.units.ITEMS_MOST", 5)
+    for name in ("a.tar", "b.tar"):
+        tar_at(tmp_path / name, 3)
+
+    def listing(shards: Sequence[Shard], columns: Columns) -> Iterator[Listed]:
+        for shard in shards:
+            assert "c.tar" not in shard[0]
+            yield list_shard(shard, columns)
+
+    shards = tuple(f"{tmp_path}/{name}.tar" for name in "abc")
+    with pytest.raises(OptionError, match="found more than 5 pictures"):
+        Batches(job_in(tmp_path), False).prepare(Found((), shards, Counter()), listing, 4, 1)
+
+
+def test_a_model_may_take_long_to_fetch_and_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time runs by an hour with each look."""
+
+    class Fetching(Crew):
+        looks = 0
+
+        def wait(self, seconds: float) -> list[Given | Ended]:
+            self.looks += 1
+            if self.looks == 1:
+                return [Given(1, None, Placed("here"))]
+            return super().wait(seconds) if self.looks > most else []
+
+    now = iter(range(0, 10**9, 3600))
+    monkeypatch.setattr(jobs, "time", SimpleNamespace(monotonic=lambda: float(next(now))))
+    batches = Batches(job_in(tmp_path), False)
+    batches.prepare(found(*items(4)), list_shards, 4, 1)
+    most = 10
+    with pytest.raises(DeviceError, match=r"no actor was ready after 4 hours .*`mtmd pull`"):
+        run(batches, Fetching(batches.job, random.Random(1), never))
+    most = 3
+    assert run(batches, Fetching(batches.job, random.Random(1), never)).written == 4
 
 
 def stop_at(rows: int) -> Callable[[Progress], None]:

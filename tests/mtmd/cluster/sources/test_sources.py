@@ -14,9 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mtmd.cluster import places, sources
-from mtmd.cluster.places import Folder, as_text, full_name, is_address
-from mtmd.cluster.sources import Columns, Reader, find, list_shard
+from mtmd.cluster import places
+from mtmd.cluster.places import as_text, full_name, identity, is_address
+from mtmd.cluster.sources import reader as readers
+from mtmd.cluster.sources.find import Columns, find
+from mtmd.cluster.sources.listing import list_shard
+from mtmd.cluster.sources.reader import Reader
 from mtmd.cluster.units import Item
 from mtmd.kernels.errors import ImageError, OptionError
 
@@ -71,7 +74,8 @@ def test_folders_patterns_lists_and_addresses(memory: Any, tmp_path: Path) -> No
         ["memory://bucket/x/5.tar"],
     )
     assert found("memory://bucket/x/*.png")[0] == ["memory://bucket/x/1.png"]
-    assert found("https://host/p.png?size=1") == (["https://host/p.png?size=1"], [])
+    assert found("https://host/p.png?size=1") == ([identity("https://host/p.png?size=1")], [])
+    assert found("https://host/s.tar?size=1") == ([], ["https://host/s.tar?size=1"])
     result = find([], [str(listed)], "/out")
     assert [item.id for item in result.files] == [f"{t}/a.png", "memory://bucket/x/9.png"]
     assert find([t], (), "/out").skipped == {".txt": 1, "": 1}
@@ -123,7 +127,7 @@ def test_pictures_of_a_tar_file(place: str, memory: Any, tmp_path: Path) -> None
     memory.pipe_file("/bucket/s.tar", data)
     (tmp_path / "s.tar").write_bytes(data)
     source = f"{place}/s.tar" if "://" in place else f"{tmp_path}/s.tar"
-    items = list_shard(source, Columns())
+    items = [*list_shard((source, ""), Columns())]
     assert [(item.id, item.name, item.size) for item in items] == [
         (f"{source}#0", "folder.png", 0),
         (f"{source}#2", "1.jpg", 3),
@@ -132,14 +136,14 @@ def test_pictures_of_a_tar_file(place: str, memory: Any, tmp_path: Path) -> None
     assert names_and_data(items)[1:] == [("1.jpg", b"one"), ("d/2.PNG", b"two" * 999)]
     (tmp_path / "s.tar").write_bytes(data[:2100])
     memory.pipe_file("/bucket/s.tar", data[:2100])
-    with pytest.raises(ImageError, match=r"of 2,997 bytes at .*it has been cut since"):
+    with pytest.raises(ImageError, match=r"of 3,509 bytes at .*it has been cut since"):
         Reader(Columns()).read(items[2])
 
 
 def test_a_tar_file_that_is_none_is_a_row(tmp_path: Path) -> None:
     (tmp_path / "s.tar").write_bytes(b"no tar file")
     for name in ("s.tar", "none.tar", "none.parquet"):
-        (item,) = list_shard(f"{tmp_path}/{name}", Columns())
+        (item,) = list_shard((f"{tmp_path}/{name}", ""), Columns())
         assert (item.kind, item.id) == ("shard", f"{tmp_path}/{name}")
         with pytest.raises(ImageError, match=f"{name}: cannot be read"):
             Reader(Columns()).read(item)
@@ -163,7 +167,7 @@ def test_rows_of_a_parquet_file(memory: Any, tmp_path: Path) -> None:
         path=["near.png", "memory://bucket/far.png", f"{tmp_path}/near.png"] + [None] * 7,
         hf=[{"bytes": b"in", "path": "in.png"}, {"bytes": None, "path": "near.png"}] + [None] * 8,
     )
-    items = list_shard(table, Columns())
+    items = [*list_shard((table, ""), Columns())]
     assert [(item.id, item.position) for item in items] == [(f"{table}#{n}", n) for n in range(10)]
     assert names_and_data(items) == [(f"{table}#{n}", bytes([n])) for n in range(10)]
     # in any order, as several threads ask
@@ -171,7 +175,7 @@ def test_rows_of_a_parquet_file(memory: Any, tmp_path: Path) -> None:
     named = [reader.read(items[n]) for n in order]
     assert named == [(f"k{n}" if n != 4 else f"{table}#4", bytes([n])) for n in order]
     near, far = ("near.png", b"near"), ("memory://bucket/far.png", b"far")
-    assert names_and_data(items[:3], Columns("path")) == [
+    assert names_and_data(items[:3], Columns("path", anywhere=True)) == [
         near,
         far,
         (f"{tmp_path}/near.png", b"near"),
@@ -179,13 +183,13 @@ def test_rows_of_a_parquet_file(memory: Any, tmp_path: Path) -> None:
     assert names_and_data(items[:2], Columns("hf")) == [("in.png", b"in"), near]
     write_table(tmp_path / "u.parquet", path=["foo://bucket/x.png"])
     with pytest.raises(ImageError, match="an address that fsspec does not know"):
-        Reader(Columns("path")).read(Item("a", "a", "cell", f"{tmp_path}/u.parquet"))
+        Reader(Columns("path", anywhere=True)).read(Item("a", "a", "cell", f"{tmp_path}/u.parquet"))
     with pytest.raises(ImageError, match=r"#5: found NoneType in the column 'path'"):
         Reader(Columns("path")).read(items[5])
     with pytest.raises(OptionError, match=r"columns image, key, path, hf, expected 'photo'"):
-        list_shard(table, Columns("photo"))
+        list_shard((table, ""), Columns("photo"))
     with pytest.raises(OptionError, match=r"expected 'id'; name one with --name-column"):
-        list_shard(table, Columns("image", "id"))
+        list_shard((table, ""), Columns("image", "id"))
     write_table(tmp_path / "t.parquet", image=[b"x"])
     with pytest.raises(ImageError, match="found 1 rows, expected row 9"):
         Reader(Columns()).read(items[9])
@@ -194,53 +198,16 @@ def test_rows_of_a_parquet_file(memory: Any, tmp_path: Path) -> None:
 def test_what_is_too_large_is_not_read(
     memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "PICTURE_MOST", 10)
+    monkeypatch.setattr(readers, "PICTURE_MOST", 10)
     (tmp_path / "a.png").write_bytes(b"x" * 11)
+    (tmp_path / "long.png").write_bytes(b"x" * 64)
     memory.pipe_file("/bucket/a.png", b"x" * 11)
     table = write_table(tmp_path / "t.parquet", image=[b"x" * 11])
     for item in (
         Item("a", "a.png", "file", f"{tmp_path}/a.png"),
         Item("a", "a.png", "file", "memory://bucket/a.png"),
-        Item("a", "a.png", "member", "never read", 0, 11),
+        Item("a", "a.mp4", "member", f"{tmp_path}/long.png", 0, 64),
         Item("a", "a.png", "cell", table),
     ):
         with pytest.raises(ImageError, match="found more than 10 bytes"):
             Reader(Columns()).read(item)
-    monkeypatch.setattr(sources, "GROUP_MOST", 1)
-    with pytest.raises(ImageError, match="in a row group, expected at most 1"):
-        Reader(Columns()).read(Item("a", "a.png", "cell", table))
-
-
-@pytest.mark.parametrize("place", ("memory://bucket/out.jsonl", "tmp"))
-def test_a_file_is_there_whole_and_stays_as_it_was_first(
-    place: str, memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    memory.pipe_file("/bucket/x", b"")
-    folder = Folder(place if "://" in place else str(tmp_path / "out.jsonl"))
-    assert folder.names() == set()
-    folder.make()
-    folder.write("part-000000.jsonl", b"one")
-    folder.write("part-000000.jsonl", b"two")
-    assert (folder.names(), folder.read("part-000000.jsonl")) == ({"part-000000.jsonl"}, b"one")
-    (tmp_path / "out.jsonl").mkdir(exist_ok=True)
-
-    def broken(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(places.os, "link", broken)
-        patched.setattr(type(memory), "mv", broken)
-        with pytest.raises(OSError, match="No space"):
-            folder.write("part-000001.jsonl", b"three")
-    assert folder.names() == {"part-000000.jsonl"}
-
-
-def test_file_systems_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(*_: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(places.os, "link", none)
-    folder = Folder(str(tmp_path))
-    folder.write("a", b"one")
-    folder.write("a", b"two")
-    assert (folder.names(), folder.read("a")) == ({"a"}, b"one")

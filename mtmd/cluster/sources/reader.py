@@ -1,0 +1,145 @@
+"""Pictures and videos out of files, tar files and tables, read one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Condition, Lock
+
+from mtmd.clip.video.signatures import HEAD_BYTES, is_container, video_format
+from mtmd.cluster.places import full_name, is_address, named_by, read_most, read_range
+from mtmd.cluster.places import without_secrets as shown
+from mtmd.cluster.sources.find import Columns
+from mtmd.cluster.sources.listing import check_shard
+from mtmd.cluster.sources.tables import Rows
+from mtmd.cluster.sources.tar import read_member
+from mtmd.cluster.units import Item
+from mtmd.kernels.errors import ImageError
+
+PICTURE_MOST = 64 << 20  # bytes, as of a picture's file
+VIDEO_MOST = 1 << 30  # of one that is held in memory, and of all that are at a time
+Read = Callable[[Item], tuple[str, bytes]]
+
+
+class Reader:
+    """Items as bytes. Any thread may ask."""
+
+    def __init__(self, columns: Columns):
+        self._columns, self._rows, self._lock = columns, Rows(columns), Lock()
+        self._room = _Room()
+
+    @contextmanager
+    def holding(self) -> Iterator[Read]:
+        """What gives the name of an item, and what is in it, which is held until the end. Raises
+        MtmdError.
+        """
+        with self._room.part() as take:
+            yield lambda item: self._read(item, take)
+
+    def read(self, item: Item) -> tuple[str, bytes]:
+        """For one who holds nothing else. Raises MtmdError."""
+        with self.holding() as read:
+            return read(item)
+
+    def _read(self, item: Item, take: Callable[[int], None]) -> tuple[str, bytes]:
+        if item.kind == "member":
+            if item.size > PICTURE_MOST:
+                head = read_range(item.source, item.position, HEAD_BYTES)
+                _check_size(item.name, item.size, head)
+                take(item.size)
+            return item.name, read_member(item)
+        if item.kind == "cell":
+            return self._cell(item, take)
+        if item.kind == "rest":
+            raise ImageError(
+                f"{shown(item.source)}: found damage at byte {item.position:,} when it was listed, "
+                "expected a whole tar file; pictures behind that have no row: make it whole, and "
+                "run the command again with --resume"
+            )
+        if item.kind == "shard":
+            check_shard(item.source, self._columns)
+            raise ImageError(
+                f"{shown(item.source)}: could not be read when pictures were listed, and can now; "
+                "run the command again with --resume"
+            )
+        return item.name, _file(item.source, item.name, take)
+
+    def _cell(self, item: Item, take: Callable[[int], None]) -> tuple[str, bytes]:
+        with self._lock:
+            row = self._rows.read(item.source, item.position)
+        value, name = row[self._columns.picture], item.name
+        if isinstance(value, dict):  # as Hugging Face's datasets keep pictures
+            path = value.get("path")
+            name = path if isinstance(path, str) and path else name
+            value = value.get("bytes") or path
+        if isinstance(value, str) and value:
+            name = value
+        if self._columns.name and row[self._columns.name] is not None:
+            name = str(row[self._columns.name])
+        name = shown(name)
+        if isinstance(value, bytes):
+            if len(value) > PICTURE_MOST:
+                _check_size(name, len(value), value[:HEAD_BYTES])
+                take(len(value))
+            return name, value
+        if isinstance(value, str) and value:
+            return name, _file(named_by(item.source, value, self._columns.anywhere), name, take)
+        raise ImageError(
+            f"{item.id}: found {type(value).__name__} in the column {self._columns.picture!r}, "
+            "expected the bytes of a picture, or where it is; choose another with --column"
+        )
+
+
+def _file(source: str, name: str, take: Callable[[int], None]) -> bytes:
+    data = read_most(source, PICTURE_MOST)
+    if len(data) <= PICTURE_MOST:
+        return data
+    head = data[:HEAD_BYTES]
+    _check_size(name, len(data), head)
+    del data
+    take(VIDEO_MOST)  # how long it is, not every store says
+    data = read_most(source, VIDEO_MOST)
+    _check_size(name, len(data), head)
+    return data
+
+
+def _check_size(name: str, count: int, head: bytes) -> None:
+    """`head`: the first bytes, which say whether it is a video: its name is anybody's."""
+    most = VIDEO_MOST if is_container(video_format(head)) else PICTURE_MOST
+    if count > most:
+        raise ImageError(
+            f"{name}: found more than {most:,} bytes, expected at most so many; scale the picture "
+            "down, or cut the video"
+        )
+
+
+class _Room:
+    """For what is larger than a picture: at most `VIDEO_MOST` bytes of it at a time."""
+
+    def __init__(self) -> None:
+        self._taken, self._changed = 0, Condition()
+
+    @contextmanager
+    def part(self) -> Iterator[Callable[[int], None]]:
+        """What waits until there is room for so many bytes, to be called once."""
+        mine = 0
+
+        def take(count: int) -> None:
+            nonlocal mine
+            with self._changed:
+                self._changed.wait_for(lambda: self._taken + count <= max(VIDEO_MOST, count))
+                self._taken += count
+                mine = count
+
+        try:
+            yield take
+        finally:
+            with self._changed:
+                self._taken -= mine
+                self._changed.notify_all()
+
+
+def path_of(item: Item) -> Path | None:
+    """Of a file that can be opened by a path."""
+    return None if item.kind != "file" or is_address(item.source) else Path(full_name(item.source))
