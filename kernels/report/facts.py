@@ -212,6 +212,11 @@ class LayoutFacts:
         return self.reason is None and all(m.fits for m in self.memories)
 
     @property
+    def unknown(self) -> list[MemoryFacts]:
+        """Memories that are needed, and of which nobody knows how large they are."""
+        return [m for m in self.memories if m.available is None]
+
+    @property
     def shortest(self) -> MemoryFacts | None:
         """The memory that lacks most."""
         lacking = [m for m in self.memories if not m.fits]

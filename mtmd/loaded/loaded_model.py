@@ -36,7 +36,7 @@ from mtmd.loaded.device_and_dtype import choose_dtype, own_threads
 from mtmd.loaded.device_thread import DeviceThread
 from mtmd.loaded.fitting.choose import Ways, choose, chosen_by, layers_facts
 from mtmd.loaded.fitting.layouts import Layout, are_ranks, devices_of, make_graphs
-from mtmd.loaded.fitting.needed_memory import CACHE_BYTES, HOST
+from mtmd.loaded.fitting.needed_memory import CACHE_BYTES, lazy_memories
 from mtmd.loaded.fitting.needed_memory import limits as memory_limits
 from mtmd.loaded.memory_admission import Admission
 from mtmd.loaded.programs import use_saved
@@ -135,7 +135,7 @@ class LoadedModel:
             backends,
             memory_limits(backends, backends, limit),
             may_share=are_ranks(backends),
-            lazy=() if limit else (HOST,),
+            lazy=lazy_memories(limit),
         )
         if chosen.split == "layer":
             devices = devices_of(backends, chosen.device)
