@@ -336,7 +336,10 @@ class ProgramFacts:
 
 @dataclass(frozen=True)
 class WarmupFacts:
-    """All that `mtmd warmup` reports. `checks` is empty where nothing was run."""
+    """All that `mtmd warmup` reports. `checks` is empty where nothing was run. `untried` are ops
+    that a device of which only torch knows what it can do takes without having been tried, with
+    the bytes of their largest operands.
+    """
 
     model: str
     device: str
@@ -352,6 +355,7 @@ class WarmupFacts:
     layers: tuple[LayersFacts, ...] = ()
     fit: FitFacts | None = None
     programs: ProgramFacts | None = None
+    untried: tuple[tuple[str, int], ...] = ()
 
     @property
     def devices(self) -> tuple[str, ...]:

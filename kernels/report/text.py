@@ -29,7 +29,7 @@ def render(report: WarmupFacts, columns: int | None = None) -> str:
     wide = columns is None or columns >= NARROW
     parts = (
         *(_head, _result, _fit, _layers, _flash),
-        *(_speculation, _warnings, _ranks, _programs, _dequantized, _graphs),
+        *(_speculation, _warnings, _untried, _ranks, _programs, _dequantized, _graphs),
     )
     lines = [line.rstrip() for part in parts for line in part(report)]
     lines += [line.rstrip() for line in _checks(report, wide)]
@@ -141,6 +141,13 @@ def _warnings(report: WarmupFacts) -> Iterator[str]:
         yield f"         {r.reason}; runs on {r.runs_on}"
     yield RULE
     yield ""
+
+
+def _untried(report: WarmupFacts) -> Iterator[str]:
+    if report.untried:
+        ops = ", ".join(f"{op} ({mib(size)})" for op, size in report.untried)
+        yield f"not tried on {report.device}, as operands are too large for that: {ops}"
+        yield ""
 
 
 def _fit(report: WarmupFacts) -> Iterator[str]:

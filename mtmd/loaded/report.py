@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mtmd.clip.warmup import check_encoder, encoder_graphs
+from mtmd.kernels.backends import Limited
+from mtmd.kernels.backends.torch_device import TorchDevice
 from mtmd.kernels.dtype import mib, name_of
 from mtmd.kernels.gpu.ahead.compilations import ahead
 from mtmd.kernels.report.facts import (
@@ -56,6 +58,7 @@ def warmup_report(
         layers=loaded.layers,
         fit=loaded.fit,
         programs=programs,
+        untried=_untried(loaded),
     )
 
 
@@ -66,6 +69,12 @@ def run_checks(loaded: LoadedModel) -> list[Check]:
     if loaded.options.speculate == "auto":
         measure_rows(runner)
     return checks
+
+
+def _untried(loaded: LoadedModel) -> tuple[tuple[str, int], ...]:
+    device = loaded.backends[0]
+    device = device.inner if isinstance(device, Limited) else device
+    return tuple(device.untried.items()) if isinstance(device, TorchDevice) else ()
 
 
 def _speculation(loaded: LoadedModel) -> SpeculationFacts:
