@@ -16,9 +16,10 @@ MOST_ROWS, MOST_KEYS, MOST_OUTPUTS = 64, 256, 256  # of attention, and of a weig
 MOST_PAGES = 16
 SPARE_STATES, SPARE_PAGES = 2, 3  # that no sequence of the batch has
 # What each row of the result takes of its own rows of operands alone.
-BY_ROWS = frozenset(
-    "add mul scale clamp cast gelu silu relu sigmoid softplus gelu_mul silu_mul softcap rms_norm "
-    "layer_norm l2_norm add_norm matmul matmul_gelu".split()
+BY_ROWS = (
+    *("add", "mul", "scale", "clamp", "cast", "gelu", "silu", "relu", "sigmoid", "softplus"),
+    *("gelu_mul", "silu_mul", "softcap", "rms_norm", "layer_norm", "l2_norm", "add_norm"),
+    *("matmul", "matmul_gelu"),
 )
 Named = Mapping[str, "Type | None"]
 Sizes = Sequence[int]

@@ -189,7 +189,8 @@ def _checkpoint(
     if weights is not None and shape is None:
         raise OptionError("weights is the type of random weights; give it with random_weights")
     if shape is None:
-        if model is not None and not is_demo(model) and not check_name(model):
+        given = isinstance(model, (str, PathLike)) and not is_demo(model)
+        if given and not check_name(str(model)):
             return _from_hub(str(model), settings), str(model)
         checkpoint, name = find_checkpoint(model, settings)
         return checkpoint, name or checkpoint.folder.resolve().name
