@@ -62,7 +62,7 @@ class LoadOptions:
     allows. `no_kv_offload`: keys and values lie in the host's memory, and attention of the decoder
     runs there. `fit`: which of all that is done is chosen, by predicted memory. `kernels` is a
     folder of programs that `mtmd warmup --save` compiled for the GPU, None for that which
-    MTMD_KERNELS names, if any.
+    MTMD_KERNELS names, if any and where the device is a GPU.
     """
 
     device: str = "auto"

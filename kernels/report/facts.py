@@ -323,15 +323,29 @@ class SpeculationFacts:
 
 
 @dataclass(frozen=True)
+class GivenPrograms:
+    """So many `programs` of a folder that was given, saved for `model`, of which so many `used` are
+    among those that are foreseen.
+    """
+
+    folder: str
+    model: str
+    programs: int
+    used: int
+
+
+@dataclass(frozen=True)
 class ProgramFacts:
     """GPU programs made ready for `target`: so many that batches and pictures of foreseen sizes
     need, of which so many were compiled now. `compile_ms` of all of them, one after another.
+    `given`: those that were to be taken from a folder.
     """
 
     target: str
     needed: int
     compiled: int
     compile_ms: float
+    given: GivenPrograms | None = None
 
 
 @dataclass(frozen=True)

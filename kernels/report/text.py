@@ -189,6 +189,13 @@ def _programs(report: WarmupFacts) -> Iterator[str]:
         f"GPU programs for {facts.target}: {facts.needed} foreseen, {facts.compiled} compiled now"
         + (f" ({facts.compile_ms / 1e3:.1f} s of compiling)" if facts.compiled else "")
     )
+    if (given := facts.given) is not None:
+        yield f"    {given.used} of them among the {given.programs} of {given.folder}"
+        if not given.used:
+            yield (
+                f"WARNING: {given.folder}: of its {given.programs} programs, of {given.model}, "
+                "none is of use to this model"
+            )
     yield ""
 
 

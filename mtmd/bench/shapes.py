@@ -80,7 +80,7 @@ def shape_names() -> list[str]:
 
 def read_shape(shape: str) -> tuple[str, Settings, Settings]:
     """A name for people, the configuration and the image processor's settings."""
-    if not isinstance(shape, str):
+    if not isinstance(shape, str) or not shape:
         refuse("random_weights", shape, "a config.json, or a name")
     known = _table()
     if shape in known:

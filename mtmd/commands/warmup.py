@@ -92,10 +92,10 @@ def run(args: argparse.Namespace) -> int:
 
         print("\n".join(shape_names()))
         return 0
-    if args.target:
+    if args.target is not None:
         return _predict(args)
     for name in ("memory", "random_weights", "weights", "parallel", "save", "no_compile"):
-        if getattr(args, name):
+        if getattr(args, name) not in (None, False):
             option = "--" + name.replace("_", "-")
             raise OptionError(f"{option} is for a GPU that is not here; give it with --target")
     del args.parallel  # `load` keeps its own default
@@ -123,7 +123,8 @@ def _predict(args: argparse.Namespace) -> int:
             "target: found beside tp, split or fit, and is one device; `mtmd fit` predicts several"
         )
     given = {name: getattr(args, name) for name in PREDICTED}
-    if args.save and (len(names) > 1 or args.no_compile or args.memory or args.strict):
+    saves = args.save is not None
+    if saves and (len(names) > 1 or args.no_compile or args.memory is not None or args.strict):
         raise OptionError(
             "--save: expected one --target, and none of --memory, --strict and --no-compile, which "
             "are for predictions"
@@ -131,7 +132,7 @@ def _predict(args: argparse.Namespace) -> int:
     # Of a device that is here; `predict` refuses them.
     given |= {n: getattr(args, n) for n in DEVICE}
     chosen = {name: value for name, value in given.items() if value not in (None, "auto", [])}
-    if args.save:
+    if saves:
         return _save(args, names[0], chosen)
     reports = [
         predict(

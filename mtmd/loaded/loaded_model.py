@@ -17,7 +17,7 @@ from mtmd.clip.encoder import Encoder
 from mtmd.clip.image.isolated import start as start_picture_workers
 from mtmd.clip.token_budget import Budget
 from mtmd.clip.warmup import encoder_placement
-from mtmd.config import AnswerOptions, LoadOptions, kernels_from_environment, launcher, options
+from mtmd.config import AnswerOptions, LoadOptions, launcher, options
 from mtmd.kernels.backends import Backend, backends_for, several_backends
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import ModelError, OptionError
@@ -39,7 +39,7 @@ from mtmd.loaded.fitting.layouts import Layout, are_ranks, devices_of, make_grap
 from mtmd.loaded.fitting.needed_memory import CACHE_BYTES, lazy_memories
 from mtmd.loaded.fitting.needed_memory import limits as memory_limits
 from mtmd.loaded.memory_admission import Admission
-from mtmd.loaded.programs import use_saved
+from mtmd.loaded.programs import saved_programs
 
 if TYPE_CHECKING:  # torch.distributed takes its time to load
     from mtmd.kernels.parallel.distributed import DistributedGroup
@@ -76,8 +76,7 @@ class LoadedModel:
             device = f"cuda:{group.rank}"
         find = several_backends if chosen.fit or chosen.split == "layer" else backends_for
         self.backends = list(backends) if backends else find(device, chosen.refuse)
-        if not backends and (kernels := chosen.kernels or kernels_from_environment()):
-            use_saved(kernels, self.backends[0])
+        self.programs = None if backends else saved_programs(chosen.kernels, self.backends[0])
         if not self.backends[0].blocks:
             self.checkpoint = checkpoint = checkpoint.without_blocks()
         self.dtype = choose_dtype(chosen.dtype, self.backends[0], checkpoint.weight_bytes)

@@ -39,7 +39,7 @@ def warmup_report(
     checks: list[Check] = []
     programs = None
     if check:
-        programs = make_programs(encoder, runner, loaded.limits, progress)
+        programs = make_programs(encoder, runner, loaded.limits, progress, loaded.programs)
         with loaded.checked_together(), ahead():
             checks = run_checks(loaded)
     placements = loaded.placements  # after the checks, which may bring shapes of their own
