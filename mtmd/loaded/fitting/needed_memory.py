@@ -197,25 +197,24 @@ def longest_that_fits(
     `CHUNK` tokens, of `FINE` ones where not even one such step fits, or `most`; 0 where there is
     none. `own`: a context that is worth being tried first.
     """
-    end = most
-    for step in (CHUNK, FINE):
-        first = -(-least // step)
-        count = -(-end // step) - first + 1
+    first = -(-least // CHUNK) * CHUNK
+    return _in_steps(CHUNK, slack, most, own, least) or _in_steps(
+        FINE, slack, min(most, first), own, least
+    )
 
-        def context(number: int, step: int = step, first: int = first, end: int = end) -> int:
-            return min((first + number - 1) * step, end)
 
-        found = 0
-        if count > 0:
-            found = most_that_fit(
-                lambda number, context=context: slack(context(number)),
-                count,
-                max(own // step - first + 1, 1),
-            )
-        if found:
-            return context(found)
-        end = min(most, first * step)
-    return 0
+def _in_steps(step: int, slack: Callable[[int], int], most: int, own: int, least: int) -> int:
+    first = -(-least // step)
+    count = -(-most // step) - first + 1
+
+    def context(number: int) -> int:
+        return min((first + number - 1) * step, most)
+
+    if count < 1:
+        return 0
+    start = max(own // step - first + 1, 1)
+    found = most_that_fit(lambda number: slack(context(number)), count, start)
+    return context(found) if found else 0
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import json, logging, os, sys
 from pathlib import Path
 from types import SimpleNamespace
 import torch, triton
+from triton.backends.nvidia.compiler import get_ptxas_version
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 from mtmd.inspect import save_kernels as saving
@@ -114,6 +115,7 @@ out["late"] = launch()[:2]
 out["refused"] = []
 for setting in ({"DISABLE_LLVM_OPT": "1"}, {"TRITON_MOCK_PTX_VERSION": "another"}):
     os.environ.update(setting)
+    get_ptxas_version.cache_clear()  # of this process
     try:
         saved.read_saved(kept, "cuda:90")
     except saved.OptionError as error:
