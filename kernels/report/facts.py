@@ -225,10 +225,14 @@ class LayoutFacts:
 
 @dataclass(frozen=True)
 class FitFacts:
-    """The layouts that were looked at, in order of preference, and which of them was `chosen`."""
+    """The layouts that were looked at, in order of preference, and which of them was `chosen`.
+    `one_cache`: memories in which the cache of one answer of several is counted, as others wait
+    for room there.
+    """
 
     layouts: tuple[LayoutFacts, ...]
     chosen: str | None
+    one_cache: tuple[str, ...] = ()
 
     @property
     def cache_on_host(self) -> bool:

@@ -155,6 +155,9 @@ def _fit(report: WarmupFacts) -> Iterator[str]:
     if report.fit is None:
         return
     yield f"fit: {report.fit.chosen}"
+    if report.fit.one_cache:
+        spaces = ", ".join(report.fit.one_cache)
+        yield f"  of caches on {spaces} that of one answer is counted, others wait for room"
     for layout in report.fit.layouts:
         if layout.reason is not None:
             yield f"  refused: {layout.name}: {layout.reason}"

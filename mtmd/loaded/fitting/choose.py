@@ -312,7 +312,9 @@ def choose(ways: Ways) -> tuple[Way, FitFacts]:
     for way in ways.each():
         tried.append(way)
         if way.fits:
-            return way, FitFacts((*(t.facts() for t in tried), *ways.refused), way.name)
+            layouts = (*(t.facts() for t in tried), *ways.refused)
+            one_cache = tuple(ways.lazy) if ways.chosen.parallel > 1 else ()
+            return way, FitFacts(layouts, way.name, one_cache)
     raise DeviceMemoryError(nothing_fits(ways, tried))
 
 

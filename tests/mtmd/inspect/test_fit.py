@@ -110,10 +110,11 @@ def test_what_is_told_of_this_machine_is_what_fit_takes(monkeypatch: pytest.Monk
     free_memory.look_again()
     told = fit()
     with Model(open_checkpoint(DEMO_MODEL), LoadOptions(fit=True)) as model:
-        taken = model.loaded.fit
+        taken, report = model.loaded.fit, str(model.warmup_report)
     free_memory.look_again()
     assert taken is not None and taken.chosen == told.chosen == "on cpu alone"
     assert taken.layouts[0].memories == told.layouts[0].memories
+    assert "of caches on cpu that of one answer is counted, others wait for room" in report
     given = fit(host_memory="50MiB")
     assert not given.fits, "a given amount is one to keep: every cache counts"
     assert [d.counted for d in (*told.devices, *given.devices)] == [1, 4]
